@@ -23,7 +23,7 @@ from tensorgrad.operands import tensor_of
 from tensorgrad.ops.diagonals import cross, trace, vecdot
 from tensorgrad.ops.diagonals import diagonal as _diagonal
 from tensorgrad.ops.einsum import outer, tensordot
-from tensorgrad.ops.elementwise import abs, not_equal
+from tensorgrad.ops.elementwise import abs, not_equal, where
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.reduce import max, min, sum
 from tensorgrad.ops.reduce import norm as _norm
@@ -400,6 +400,8 @@ def multi_dot(matrices: Any) -> Tensor:
 def vector_norm(x: Any, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:
     """Return sum(|x|^ord)^(1/ord), max(|x|) for inf, min(|x|) for -inf, the nonzeros for 0.
 
+    The gradient at 0 is 0.
+
     Args:
         x: any shape.
         axis: the axes to reduce; None for all.
@@ -419,8 +421,21 @@ def vector_norm(x: Any, axis: Axis = None, keepdims: bool = False, ord: float = 
     elif ord == 0:
         y = sum(not_equal(x, 0), axis, keepdims)
     else:
-        y = sum(abs(x) ** float(ord), axis, keepdims) ** (1 / float(ord))
+        y = _root(sum(_powers(abs(x), float(ord)), axis, keepdims), float(ord))
     return astype(y, dtype, copy=False)
+
+
+def _powers(x: Tensor, order: float) -> Tensor:
+    """Return x^order of magnitudes, whose gradient at 0 is 0."""
+    zero = x.data == 0
+    return where(zero, 0.0 if order > 0 else math.inf, where(zero, 1.0, x) ** order)
+
+
+def _root(x: Tensor, order: float) -> Tensor:
+    """Return x^(1 / order) of sums, whose gradient at 0 and infinity is 0."""
+    zero, infinite = x.data == 0, namespace(x.data).isinf(x.data)
+    ends = where(zero, *((0.0, math.inf) if order > 0 else (math.inf, 0.0)))
+    return where(zero | infinite, ends, where(zero | infinite, 1.0, x) ** (1 / order))
 
 
 def matrix_norm(x: Any, keepdims: bool = False, ord: Order = "fro") -> Tensor:

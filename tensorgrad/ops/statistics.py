@@ -17,7 +17,7 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array, namespace, same_device, widened
 from tensorgrad.checks import axis_index, axis_tuple, check_integer
 from tensorgrad.dtypes import compute_dtype, float64, int64, is_float
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.elementwise import equal, isnan, not_equal, where
 from tensorgrad.ops.indexing import take_along_axis
@@ -53,6 +53,7 @@ def quantile(
 
     Raises:
         ArgumentError: a fraction is outside 0 to 1, or there is no such method.
+        GradError: q requires a gradient, which there is none of.
         ShapeError: there are no elements to reduce, or q has several axes.
     """
     return _quantile("quantile", x, q, axis, method, keepdims, skip_nan=False)
@@ -98,6 +99,8 @@ def _quantile(
 ) -> Tensor:
     x = tensor_of(op, "x", x)
     axes = axis_tuple(op, axis, x.ndim)
+    if isinstance(q, Tensor) and q.requires_grad:
+        raise GradError(f"{op}: q requires a gradient, expected numbers, or detach()")
     fractions = np.asarray(q.numpy() if isinstance(q, Tensor) else q, float64)
     if fractions.ndim > 1:
         raise ShapeError(f"{op}: q has shape {fractions.shape}, expected one axis at most")
@@ -329,7 +332,7 @@ def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
 
     Args:
         x: one axis or more.
-        n: how often, from 0.
+        n: how often, from 0, for which x is returned as it is.
         axis: the axis to subtract along.
         prepend, append: what to join to x first, a tensor or one number.
 
@@ -339,6 +342,8 @@ def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     given = tensor_of("diff", "x", x)
     check_integer("diff", "n", n, 0)
     axis = axis_index("diff", axis, given.ndim)
+    if not n:
+        return given
     parts = [given]
     if prepend is not None:
         parts.insert(0, _edge(prepend, given, axis))

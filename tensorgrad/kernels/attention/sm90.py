@@ -144,7 +144,7 @@ def _backward_ordered(
         (*results, sums, *maps, plan.struct, plan.teams, pitch, *strides),
         _SHARED,
     )
-    blind = q.shape[2] - k.shape[2]  # causal: these first queries see no key
+    blind = q.shape[2] - k.shape[2]  # causal: how many first queries see no key
     if blind > 0 and not geometry.even:
         dq[:, :, :blind] = 0
 

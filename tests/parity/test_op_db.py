@@ -1,0 +1,384 @@
+"""Every differentiable op in PyTorch's own test table that the library has: values and gradients.
+
+An entry of the table is an op with samples of its arguments. It is served where the library has it
+under PyTorch's name, or under NumPy's in one call, and does most of its samples; the others must
+be refused. A sample that gives another value or gradient fails the test.
+
+    PYTHONPATH=.:FOLDER_OF_PYTORCH python -m tests.parity.test_op_db [SAMPLES [NAME ...]]
+
+prints the entries that are not served, and why.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensorgrad as tg
+from tensorgrad import Tensor, nn
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("expecttest", reason="PyTorch's table of ops needs expecttest")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.common_methods_invocations import op_db
+
+F, linalg = nn.functional, tg.linalg
+SAMPLES = 4  # of an entry
+SERVED = 250  # entries at least
+Function = Callable[..., Any]
+
+
+def _sum_of_axes(f: Function) -> Function:
+    """Return variance or deviation with PyTorch's divisor, n - 1, and its positional flag."""
+
+    def call(x: Any, axis: Any = None, unbiased: bool = True, keepdims: bool = False,
+             correction: Any = None) -> Any:  # fmt: skip
+        if isinstance(axis, bool):
+            axis, unbiased = None, axis
+        ddof = int(unbiased) if correction is None else correction
+        return f(x, axis, ddof=ddof, keepdims=keepdims)
+
+    return call
+
+
+def _matrix_norm(x: Any, ord: Any = "fro", axis: Any = (-2, -1), keepdims: bool = False) -> Any:
+    return linalg.norm(x, ord, axis, keepdims)
+
+
+def _norm(x: Any, p: Any = "fro", axis: Any = None, keepdims: bool = False) -> Any:
+    if p in ("fro", "nuc"):
+        return linalg.norm(x, p, axis, keepdims)
+    return tg.norm(x, axis, p, keepdims)
+
+
+def _solve(a: Any, b: Any) -> Any:
+    if b.ndim == a.ndim - 1 and b.ndim > 1:
+        raise TypeError("solve: a batch of vectors, which NumPy takes for a matrix")
+    return linalg.solve(a, b)
+
+
+def _svd(x: Any, full_matrices: bool = True) -> Any:
+    if full_matrices and x.shape[-1] != x.shape[-2]:
+        raise TypeError("svd: any basis of the rest is right")
+    return linalg.svd(x, full_matrices)
+
+
+def _cross_entropy(x: Any, target: Any, **options: Any) -> Any:
+    return F.cross_entropy(x, target, axis=min(1, x.ndim - 1), **options)
+
+
+def _nll_loss(x: Any, target: Any, **options: Any) -> Any:
+    return F.nll_loss(x, target, axis=min(1, x.ndim - 1), **options)
+
+
+def _attention(q: Any, k: Any, v: Any, attn_mask: Any = None, is_causal: bool = False,
+               dropout_p: float = 0.0, scale: Any = None) -> Any:  # fmt: skip
+    if dropout_p or (is_causal and q.shape[-2] != k.shape[-2]):
+        raise TypeError("attention: random, and the last query sees the last key")
+    return tg.attention(q, k, v, attn_mask, is_causal, scale)
+
+
+def _pad(x: Any, widths: Any, value: float = 0.0) -> Any:
+    pairs = [tuple(widths[i : i + 2]) for i in range(0, len(widths), 2)][::-1]
+    return tg.pad(x, [(0, 0)] * (x.ndim - len(pairs)) + pairs, "constant", value)
+
+
+def _split(x: Any, sizes: Any, axis: int = 0) -> Any:
+    if isinstance(sizes, int):
+        return tg.split(x, list(range(sizes, x.shape[axis], sizes)), axis)
+    return tg.split(x, list(itertools.accumulate(sizes))[:-1], axis)
+
+
+def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> Any:
+    if len(shape) > 1:
+        raise TypeError("layer_norm: takes one axis")
+    return F.layer_norm(x, weight, bias, eps)
+
+
+def _rms_norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
+    if len(shape) > 1:
+        raise TypeError("rms_norm: takes one axis")
+    return F.rms_norm(x, weight, np.finfo("float64").eps if eps is None else eps)
+
+
+def _divide(a: Any, b: Any, rounding_mode: str) -> Any:
+    if rounding_mode != "floor":
+        raise TypeError("divide: no such mode")
+    return tg.floor_divide(a, b)
+
+
+# PyTorch's name: one call of ours. Without a line an op has the same name in both.
+CALLS: dict[str, Function] = {
+    "__rdiv__": lambda x, other: tg.divide(other, x),
+    "__rpow__": lambda x, other: tg.power(other, x),
+    "__rsub__": lambda x, other: tg.subtract(other, x),
+    "alias_copy": tg.positive,
+    "broadcast_tensors": tg.broadcast_arrays,
+    "cat": lambda xs, axis=0: tg.concatenate(xs, axis),
+    "bmm": tg.matmul,
+    "clamp": lambda x, min=None, max=None: tg.clip(x, min, max),
+    "clamp_max": tg.minimum,
+    "clamp_min": tg.maximum,
+    "conj_physical": tg.conj,
+    "constant_pad_nd": _pad,
+    "cov": lambda x, correction=1, fweights=None, aweights=None: _no_weights(
+        fweights, aweights, tg.cov(x, ddof=correction)),
+    "diagonal_copy": tg.diagonal,
+    "div/floor_rounding": _divide,
+    "div/no_rounding_mode": tg.divide,
+    "einsum": lambda xs, subscripts: tg.einsum(subscripts, *xs),
+    "expand": lambda x, *shape: tg.broadcast_to(x, _whole_shape(x, shape)),
+    "expand_copy": lambda x, *shape: tg.broadcast_to(x, _whole_shape(x, shape)),
+    "expand_as": lambda x, other: tg.broadcast_to(x, other.shape),
+    "float_power": tg.power,
+    "index_select": lambda x, axis, index: tg.take(x, index, axis),
+    "linalg.matrix_norm": _matrix_norm,
+    "linalg.solve": _solve,
+    "linalg.svd": _svd,
+    "linalg.vander": lambda x, N=None: tg.vander(x, N, increasing=True),
+    "max/binary": tg.maximum,
+    "min/binary": tg.minimum,
+    "meshgrid/list_of_tensors": lambda xs, indexing="ij": tg.meshgrid(*xs, indexing=indexing),
+    "mm": tg.matmul,
+    "movedim": tg.moveaxis,
+    "msort": lambda x: tg.sort(x, 0),
+    "mul": tg.multiply,
+    "mv": tg.matmul,
+    "nanquantile": lambda x, q, axis=None, keepdims=False, interpolation="linear": tg.nanquantile(
+        x, q, axis, interpolation, keepdims),
+    "narrow": lambda x, axis, start, length: x[_place(x, axis, slice(start, start + length))],
+    "narrow_copy": lambda x, axis, start, length: x[_place(x, axis, slice(start, start + length))],
+    "neg": tg.negative,
+    "nn.functional.cross_entropy": _cross_entropy,
+    "nn.functional.layer_norm": _layer_norm,
+    "nn.functional.nll_loss": _nll_loss,
+    "nn.functional.pad/constant": lambda x, widths, mode="constant", value=0.0: _pad(
+        x, widths, value or 0.0),
+    "nn.functional.rms_norm": _rms_norm,
+    "nn.functional.scaled_dot_product_attention": _attention,
+    "norm": _norm,
+    "permute_copy": tg.permute_dims,
+    "pinverse": linalg.pinv,
+    "pow": tg.power,
+    "qr": linalg.qr,
+    "quantile": lambda x, q, axis=None, keepdims=False, interpolation="linear": tg.quantile(
+        x, q, axis, interpolation, keepdims),
+    "repeat_interleave": lambda x, repeats, axis=None: tg.repeat(x, repeats, axis),
+    "repeat": tg.tile,
+    "reshape_as": lambda x, other: tg.reshape(x, other.shape),
+    "resolve_conj": tg.positive,
+    "resolve_neg": tg.positive,
+    "rsub": lambda x, other: tg.subtract(other, x),
+    "select": lambda x, axis, index: tg.take(x, index, axis),
+    "sgn": tg.sign,
+    "split": _split,
+    "split/list_args": _split,
+    "split_with_sizes": _split,
+    "split_with_sizes_copy": _split,
+    "squeeze_copy": tg.squeeze,
+    "std": _sum_of_axes(tg.std),
+    "sub": tg.subtract,
+    "t": tg.transpose,
+    "t_copy": tg.transpose,
+    "take_along_dim": lambda x, index, axis=None: tg.take_along_axis(x, index, axis),
+    "tensor_split": lambda x, cuts, axis=0: tg.array_split(x, _cuts(cuts), axis),
+    "tensordot": lambda x, y, axis=2: tg.tensordot(x, y, axis),
+    "transpose": tg.swapaxes,
+    "transpose_copy": tg.swapaxes,
+    "trapz": tg.trapezoid,
+    "unbind": tg.unstack,
+    "unbind_copy": tg.unstack,
+    "unflatten": lambda x, axis, sizes: tg.reshape(x, _unflattened(x, axis, sizes)),
+    "unsafe_split": _split,
+    "unsqueeze": tg.expand_dims,
+    "unsqueeze_copy": tg.expand_dims,
+    "var": _sum_of_axes(tg.var),
+    "view_as": lambda x, other: tg.reshape(x, other.shape),
+    "view_copy": lambda x, *shape: tg.reshape(x, *shape),
+    "where": lambda x, condition, other: tg.where(condition, x, other),
+}  # fmt: skip
+# Names that mean another thing in NumPy, random numbers, and what no float64 result shows.
+OTHERS = {
+    "max/reduction_with_dim", "min/reduction_with_dim", "median", "nanmedian", "sort",
+    "nextafter", "bfloat16", "half", "float", "nn.functional.dropout", "svd", "linalg.inv_ex",
+    "fill",
+    "linalg.pinv/singular", "nn.functional.linear_cross_entropy/chunked", "to",
+    "nn.functional.linear_cross_entropy/chunked_none", "nn.functional.linear_cross_entropy",
+}  # fmt: skip
+KEYWORDS = {"dim": "axis", "keepdim": "keepdims", "dims": "axis"}
+
+
+def _no_weights(fweights: Any, aweights: Any, result: Any) -> Any:
+    if fweights is not None or aweights is not None:
+        raise TypeError("cov: takes no weights")
+    return result
+
+
+def _whole_shape(x: Any, shape: Any) -> Any:
+    shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    lengths = (1,) * (len(shape) - x.ndim) + tuple(x.shape)
+    return tuple(n if n != -1 else known for n, known in zip(shape, lengths, strict=True))
+
+
+def _place(x: Any, axis: int, key: Any) -> Any:
+    return (slice(None),) * (axis % x.ndim) + (key,)
+
+
+def _cuts(cuts: Any) -> Any:
+    return cuts.numpy().tolist() if isinstance(cuts, Tensor) else cuts
+
+
+def _unflattened(x: Any, axis: int, sizes: Any) -> Any:
+    axis %= x.ndim
+    return (*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
+
+
+def name_of(op: Any) -> str:
+    """Return the name of an entry."""
+    return str(op.name) + (f"/{op.variant_test_name}" if op.variant_test_name else "")
+
+
+def function_of(op: Any) -> Function | None:
+    """Return the library's function for an entry."""
+    name = name_of(op)
+    if name in OTHERS:
+        return None
+    if name in CALLS or op.name in CALLS:
+        return CALLS.get(name) or CALLS[op.name]
+    *module, last = op.name.split(".")
+    place: Any = {"linalg": linalg, "nn.functional": F, "": tg}.get(".".join(module))
+    found = getattr(place, last, None)
+    if found is None and place is tg:
+        found = getattr(Tensor, last, None)
+        found = found.fget if isinstance(found, property) else found
+    return found if callable(found) and not inspect.isclass(found) else None
+
+
+def converted(value: Any, leaves: dict[int, tuple[Any, Tensor]]) -> Any:
+    """Return arguments of ours for those of PyTorch; tensors are collected."""
+    if isinstance(value, torch.Tensor):
+        if id(value) not in leaves:
+            array = value.detach().numpy().copy()
+            leaves[id(value)] = value, Tensor(array, requires_grad=bool(value.requires_grad))
+        return leaves[id(value)][1]
+    if isinstance(value, (list, tuple)):
+        items = [converted(each, leaves) for each in value]
+        return items if isinstance(value, list) else tuple(items)
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+
+
+def flat(values: Any) -> Iterator[Any]:
+    """Yield nested results."""
+    if isinstance(values, (list, tuple)):
+        for each in values:
+            yield from flat(each)
+    else:
+        yield values
+
+
+def outcome(op: Any, f: Function, sample: Any) -> tuple[str, str]:
+    """Return "right", "refused" or "wrong" for a sample, and why."""
+    leaves: dict[int, tuple[Any, Tensor]] = {}
+    args = [converted(each, leaves) for each in (sample.input, *sample.args)]
+    options = {k: v for k, v in sample.kwargs.items() if k != "memory_format"}
+    options = {KEYWORDS.get(k, k): converted(v, leaves) for k, v in options.items()}
+    theirs = list(flat(op(sample.input, *sample.args, **sample.kwargs)))
+    if any(each.is_complex() for each in theirs):
+        return "refused", "complex"
+    try:
+        ours = [Tensor(np.asarray(x)) if not isinstance(x, Tensor) else x
+                for x in flat(f(*args, **options))]  # fmt: skip
+    except Exception as error:
+        return "refused", f"{type(error).__name__}: {error}"
+    if [y.shape for y in ours] != [tuple(y.shape) for y in theirs]:
+        return "wrong", f"shapes {[y.shape for y in ours]}"
+    loss, their_loss, rng = (
+        Tensor(0.0),
+        torch.zeros((), dtype=torch.float64),
+        np.random.default_rng(0),
+    )
+    for y, expected in zip(ours, theirs, strict=True):
+        values, right = y.numpy().astype("float64"), expected.detach().numpy().astype("float64")
+        if not np.allclose(values, right, 1e-6, 1e-8, equal_nan=True):
+            return "wrong", f"value {abs(values - right).max()}"
+        if expected.requires_grad:
+            dy = rng.standard_normal(y.shape)
+            loss, their_loss = (
+                loss + (y * dy).sum(),
+                their_loss + (expected * torch.tensor(dy)).sum(),
+            )
+    pairs = [(x, mine) for x, mine in leaves.values() if x.requires_grad]
+    if not their_loss.requires_grad or not pairs:
+        return "right", ""
+    grads = torch.autograd.grad(their_loss, [x for x, _ in pairs], allow_unused=True)
+    if loss.requires_grad:
+        try:
+            loss.backward()
+        except tg.errors.GradError as error:
+            return "refused", str(error)
+    for (x, mine), grad in zip(pairs, grads, strict=True):
+        found = np.zeros(x.shape) if mine.grad is None else np.asarray(mine.grad)
+        right = np.zeros(x.shape) if grad is None else grad.numpy(force=True)
+        if not np.allclose(found, right, 1e-5, 1e-7, equal_nan=True):
+            return "wrong", f"gradient {abs(found - right).max()}"
+    return "right", ""
+
+
+def entries(samples: int) -> Iterator[tuple[str, Counter[str], dict[str, str]]]:
+    """Yield name, outcomes and reasons of each differentiable entry that has a function."""
+    for op in op_db:
+        if not op.supports_autograd or torch.float64 not in op.dtypes:
+            continue
+        f = function_of(op)
+        if f is None:
+            continue
+        torch.manual_seed(0)
+        counts: Counter[str] = Counter()
+        reasons: dict[str, str] = {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = list(op.sample_inputs("cpu", torch.float64, requires_grad=True))
+            for sample in found[:: -(-len(found) // samples)]:  # evenly spread
+                kind, why = outcome(op, f, sample)
+                counts[kind] += 1
+                reasons.setdefault(kind, why)
+        yield name_of(op), counts, reasons
+
+
+def is_served(counts: Counter[str]) -> bool:
+    """Whether most samples are right, and none is wrong."""
+    return counts["right"] > 0 and not counts["wrong"] and counts["refused"] <= counts["right"]
+
+
+def test_values_and_gradients_are_pytorchs() -> None:
+    found = list(entries(SAMPLES))
+    assert {name: reasons["wrong"] for name, counts, reasons in found if counts["wrong"]} == {}
+    assert sum(is_served(counts) for _, counts, _ in found) >= SERVED
+
+
+def main() -> None:
+    """Print the entries that are not served, and the number of those that are."""
+    samples = int(sys.argv[1]) if len(sys.argv) > 1 else SAMPLES
+    served = wrong = 0
+    for name, counts, reasons in entries(samples):
+        if sys.argv[2:] and name not in sys.argv[2:]:
+            continue
+        served += is_served(counts)
+        wrong += counts["wrong"] > 0
+        if not is_served(counts):
+            why = {kind: text[:200] for kind, text in reasons.items() if text}
+            print(name, dict(counts), why)
+    print(f"{served} served, {wrong} wrong")
+
+
+if __name__ == "__main__":
+    main()
