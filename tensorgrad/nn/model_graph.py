@@ -53,7 +53,7 @@ def draw(model: Module, inputs: Sequence[Any]) -> ModelGraph:
     """Return the graph of `model(*inputs)`."""
     if not inputs:
         raise ArgumentError("graph: inputs has length 0, expected what the model is called with")
-    recorder = _Recorder(model)
+    recorder = _GraphRecorder(model)
     before, ranges.active = ranges.active, recorder
     try:
         model(*inputs)
@@ -62,7 +62,7 @@ def draw(model: Module, inputs: Sequence[Any]) -> ModelGraph:
     return ModelGraph("\n".join(["digraph {", *recorder.nodes, *recorder.edges, "}", ""]))
 
 
-class _Recorder:
+class _GraphRecorder:
     """Write clusters, nodes and edges; an observer as in ranges.py."""
 
     def __init__(self, model: Module) -> None:
