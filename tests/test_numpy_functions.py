@@ -287,3 +287,12 @@ def test_cupys_arrays_and_functions() -> None:
 def test_the_operations_are_the_librarys() -> None:
     for name in numpy_functions._UFUNCS | set(numpy_functions._POSITIONAL):
         assert name in tensorgrad.__all__
+
+
+@pytest.mark.parametrize("word", ["dim", "keepdim"])
+def test_words_of_pytorch_for_an_axis_are_refused_by_name(word: str) -> None:
+    x = tensorgrad.zeros((2, 3))
+    reductions: list[Callable[..., Any]] = [tensorgrad.sum, x.sum, x.mean, tensorgrad.max]
+    for function in reductions:
+        with pytest.raises(TypeError, match=rf"{function.__name__}\(\) .* argument '{word}'"):
+            function(**{word: 1}) if hasattr(function, "__self__") else function(x, **{word: 1})

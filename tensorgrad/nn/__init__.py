@@ -23,6 +23,7 @@ from tensorgrad.nn.loss import (
     MSELoss,
     NLLLoss,
 )
+from tensorgrad.nn.model_graph import ModelGraph
 from tensorgrad.nn.module import Module, Parameter, evaluating
 from tensorgrad.nn.norm import GroupNorm, LayerNorm, RMSNorm
 from tensorgrad.nn.shape import Flatten, Identity
@@ -49,6 +50,7 @@ __all__ = [
     "LeakyReLU",
     "Linear",
     "MSELoss",
+    "ModelGraph",
     "Module",
     "ModuleDict",
     "ModuleList",

@@ -39,6 +39,7 @@ from tensorgrad.checks import check_function
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
 from tensorgrad.engine import assign, mode
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
+from tensorgrad.nn.model_graph import ModelGraph, draw
 from tensorgrad.nn.summary import Summary, summarize
 from tensorgrad.tensor import Tensor
 
@@ -333,6 +334,23 @@ class Module:
         """
         with evaluating(self):
             return summarize(self, inputs)
+
+    def graph(self, *inputs: Any) -> ModelGraph:
+        """Return the layers and ops of a call as Graphviz text.
+
+            model.graph(tg.zeros((1, 8))).save("model.dot")
+
+        Args:
+            inputs: what the model is called with, once, without dropout and gradients.
+
+        Returns:
+            The graph; see `ModelGraph`.
+
+        Raises:
+            ArgumentError: there are no inputs.
+        """
+        with evaluating(self):
+            return draw(self, inputs)
 
     def extra_repr(self) -> str:
         """Return the settings that `repr` shows in the brackets."""

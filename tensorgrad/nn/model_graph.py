@@ -1,0 +1,132 @@
+"""`Module.graph`: the layers and ops of a forward pass as Graphviz text.
+
+Tests: tests/nn/test_model_graph.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tensorgrad import ranges
+from tensorgrad.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from tensorgrad.nn.module import Module
+
+
+class ModelGraph:
+    """The graph of a forward pass; a notebook shows it as a picture where Graphviz is installed.
+
+    Attributes:
+        dot: Graphviz text. Calls of layers are clusters, ops are boxes with the shape and dtype of
+            their result, parameters and other inputs are ellipses.
+    """
+
+    def __init__(self, dot: str) -> None:
+        self.dot = dot
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the text to a file, for `dot -Tsvg model.dot -o model.svg`."""
+        Path(path).write_text(self.dot, encoding="utf-8")
+
+    def __repr__(self) -> str:
+        return self.dot
+
+    def _repr_svg_(self) -> str | None:
+        """Return the picture; None without the program `dot`: a notebook then shows the text."""
+        program = shutil.which("dot")
+        if program is None:
+            return None
+        command = [program, "-Tsvg"]
+        drawn = subprocess.run(command, input=self.dot.encode(), capture_output=True, check=True)
+        return drawn.stdout.decode()
+
+
+def draw(model: Module, inputs: Sequence[Any]) -> ModelGraph:
+    """Return the graph of `model(*inputs)`."""
+    if not inputs:
+        raise ArgumentError("graph: inputs has length 0, expected what the model is called with")
+    recorder = _GraphRecorder(model)
+    before, ranges.active = ranges.active, recorder
+    try:
+        model(*inputs)
+    finally:
+        ranges.active = before
+    return ModelGraph("\n".join(["digraph {", *recorder.nodes, *recorder.edges, "}", ""]))
+
+
+class _GraphRecorder:
+    """Write clusters, nodes and edges; an observer as in ranges.py."""
+
+    def __init__(self, model: Module) -> None:
+        self.nodes = ["node [shape=box]"]
+        self.edges: list[str] = []
+        self._layers = {id(module): name for name, module in model.named_modules()}
+        self._parameters = {id(each.data): name for name, each in model.named_parameters()}
+        self._sources: dict[int, str] = {}  # id of an array: its node
+        self._kept: list[Any] = []  # the arrays, so that no id is used twice
+        self._count = 0
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return nullcontext()
+
+    def layer(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return `module.forward(*args, **kwargs)`, its ops in a cluster."""
+        title = f"{self._layers.get(id(module), '')} {type(module).__name__}".strip()
+        self._count += 1
+        self.nodes.append(f"subgraph cluster_{self._count} {{ label={json.dumps(title)}")
+        try:
+            return module.forward(*args, **kwargs)
+        finally:
+            self.nodes.append("}")
+
+    def enter(self, op: str) -> None:
+        """Do nothing."""
+
+    def op(
+        self, name: str, output: Any, inputs: Sequence[Any], node: Any, saved: tuple[Any, ...]
+    ) -> None:
+        """Add an op, and an edge from each input."""
+        arrays = [each.data for each in inputs if each is not None]
+        sources = [self._sources.get(id(each)) or self._leaf(each) for each in arrays]
+        target = self._node(name, output[0] if isinstance(output, tuple) else output, "box")
+        self.edges += [f"{source} -> {target}" for source in sources]
+        if isinstance(output, tuple):
+            self.further_outputs(output[1:])
+
+    def further_outputs(self, outputs: Sequence[Any]) -> None:
+        """Let the op noted last be the source of these arrays too."""
+        for each in outputs:
+            self._keep(each, f"n{self._count}")
+
+    def backward(self, node: Any, dy: Any, saved: tuple[Any, ...], needs: Sequence[Any]) -> Any:
+        """Return `node.backward(dy, saved, needs)`."""
+        return node.backward(dy, saved, needs)
+
+    def transfer(self, call: str, nbytes: int) -> Callable[[], None]:
+        """Return a function that does nothing."""
+        return lambda: None
+
+    def _leaf(self, array: Any) -> str:
+        """Add a parameter or another array that no op has computed."""
+        return self._node(self._parameters.get(id(array), "input"), array, "ellipse")
+
+    def _node(self, name: str, array: Any, shape: str) -> str:
+        self._count += 1
+        node = f"n{self._count}"
+        label = json.dumps(f"{name}\n{array.shape} {array.dtype}")
+        self.nodes.append(f"{node} [label={label}, shape={shape}]")
+        self._keep(array, node)
+        return node
+
+    def _keep(self, array: Any, node: str) -> None:
+        self._sources[id(array)] = node
+        self._kept.append(array)
