@@ -1,6 +1,6 @@
 """A NumPy-style array library with automatic differentiation, on NumPy and CuPy.
 
-Public are the names in `__all__`, these submodules: autograd, backend, data, dtypes, errors,
+Public are the names in `__all__`, these submodules: autograd, backend, data, dtypes, errors, fft,
 graph, kernels, linalg, models, nn, ops, optim, parallel, random, train and weights, and what each
 of them lists in its `__all__`. `data`, `models`, `parallel`, `train` and `weights` have to be
 imported.
@@ -13,7 +13,7 @@ from tensorgrad.tensor import Tensor  # before the ops: they import it, and it i
 from pathlib import Path
 
 from tensorgrad import array_api as _array_api
-from tensorgrad import graph, linalg, nn, optim, random
+from tensorgrad import fft, graph, linalg, nn, optim, random
 from tensorgrad.amp import autocast
 from tensorgrad.array_api import *
 from tensorgrad.array_api import __array_api_version__ as __array_api_version__
@@ -25,6 +25,7 @@ from tensorgrad.ops import aliases as _aliases
 from tensorgrad.ops import attention as _attention
 from tensorgrad.ops import attention_unfused as _attention_unfused
 from tensorgrad.ops import close as _close
+from tensorgrad.ops import complex as _complex
 from tensorgrad.ops import creation as _creation
 from tensorgrad.ops import cross_entropy as _cross_entropy
 from tensorgrad.ops import diagonals as _diagonals
@@ -48,6 +49,7 @@ from tensorgrad.ops.aliases import *
 from tensorgrad.ops.attention import *
 from tensorgrad.ops.attention_unfused import *
 from tensorgrad.ops.close import *
+from tensorgrad.ops.complex import *
 from tensorgrad.ops.creation import *
 from tensorgrad.ops.cross_entropy import *
 from tensorgrad.ops.diagonals import *
@@ -81,6 +83,7 @@ __all__ = [
     "Tensor",
     "autocast",
     "checkpoint",
+    "fft",
     "from_dlpack",
     "grad",
     "gradcheck",
@@ -105,6 +108,7 @@ __all__ += _stacking.__all__
 __all__ += _statistics.__all__
 __all__ += _attention.__all__
 __all__ += _attention_unfused.__all__
+__all__ += _complex.__all__
 __all__ += _creation.__all__
 __all__ += _cross_entropy.__all__
 __all__ += _dropout.__all__

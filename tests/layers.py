@@ -19,7 +19,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("arrays", "philox", "engine", "tensor", "operands", "autograd", "amp", "random"),
         *("recompute", "gradcheck", "interop", "graph", "display", "saving", "array_api"),
     ),
-    "ops: what an op is": ("ops", "linalg"),
+    "ops: what an op is": ("ops", "linalg", "fft"),
     "layers and optimizers": ("nn", "optim"),
     "data and models": ("data", "models"),
     "training on one or many ranks": ("train", "parallel"),

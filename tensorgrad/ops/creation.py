@@ -44,7 +44,6 @@ __all__ = [
     "full_like",
     "geomspace",
     "identity",
-    "imag",
     "indices",
     "linspace",
     "logspace",
@@ -188,11 +187,6 @@ def ones_like(
 ) -> Tensor:
     """Return ones with the shape, dtype and device of x."""
     return full_like(x, 1, dtype, requires_grad, device)
-
-
-def imag(x: Any) -> Tensor:
-    """Return the imaginary part: zeros, as all numbers are real."""
-    return zeros_like(x)
 
 
 def empty_like(

@@ -22,7 +22,7 @@ from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
 from tensorgrad.checks import along, array_of, axis_tuple, check_indices
-from tensorgrad.dtypes import compute_dtype, is_float
+from tensorgrad.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
 from tensorgrad.kernels.indexing import add_rows_cuda
@@ -148,7 +148,8 @@ def assign_result(
             f"{symbol}: the result has shape {y.shape}, expected {x.shape} as the tensor; "
             f"write {plain}"
         )
-    if not (is_float(x.dtype) or np.can_cast(y.dtype, x.dtype, "same_kind")):
+    rounded = is_float(x.dtype) and not is_complex(y.dtype)
+    if not (rounded or np.can_cast(y.dtype, x.dtype, "same_kind")):
         raise DtypeError(
             f"{symbol}: the result has dtype {y.dtype}, which {x.dtype} of the tensor does not "
             f"take; write {plain}"
