@@ -25,7 +25,6 @@ from tensorgrad.ops import aliases as _aliases
 from tensorgrad.ops import attention as _attention
 from tensorgrad.ops import attention_unfused as _attention_unfused
 from tensorgrad.ops import close as _close
-from tensorgrad.ops import complex as _complex
 from tensorgrad.ops import creation as _creation
 from tensorgrad.ops import cross_entropy as _cross_entropy
 from tensorgrad.ops import diagonals as _diagonals
@@ -49,7 +48,6 @@ from tensorgrad.ops.aliases import *
 from tensorgrad.ops.attention import *
 from tensorgrad.ops.attention_unfused import *
 from tensorgrad.ops.close import *
-from tensorgrad.ops.complex import *
 from tensorgrad.ops.creation import *
 from tensorgrad.ops.cross_entropy import *
 from tensorgrad.ops.diagonals import *
@@ -108,7 +106,6 @@ __all__ += _stacking.__all__
 __all__ += _statistics.__all__
 __all__ += _attention.__all__
 __all__ += _attention_unfused.__all__
-__all__ += _complex.__all__
 __all__ += _creation.__all__
 __all__ += _cross_entropy.__all__
 __all__ += _dropout.__all__

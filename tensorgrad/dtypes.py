@@ -2,8 +2,8 @@
 
 Promotion follows NumPy: `result_type` decides, a Python scalar takes the dtype of the array
 beside it. Only creation differs: values without a dtype (`zeros(3)`, `tensor([1.0])`) become
-float32, not float64. Complex numbers have no gradients and no kernels of ours: NumPy and CuPy compute
-with them.
+float32, not float64. Complex numbers have no gradients and no kernels of ours: NumPy and CuPy
+compute with them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ complex64 = np.dtype("complex64")
 SCALARS = frozenset((bool, int, float, complex))  # the types of Python's numbers
 FLOATS = (float64, float32, float16, bfloat16)
 INTEGERS = (int64, int32, int16, int8, uint64, uint32, uint16, uint8)
+ALL = (*FLOATS, *INTEGERS, bool_)  # of real numbers; kernels take these
 COMPLEX = (complex128, complex64)
-ALL = (*FLOATS, *INTEGERS, bool_, *COMPLEX)
-_BY_NAME = {str(dtype): dtype for dtype in ALL}
+_BY_NAME = {str(dtype): dtype for dtype in (*ALL, *COMPLEX)}
 _C_NAMES = {
     float64: "double",
     float32: "float",
@@ -74,14 +74,14 @@ def as_dtype(dtype: DtypeLike) -> Dtype:
         found = np.dtype(dtype)
     except TypeError as error:
         raise DtypeError(f"dtype: got {dtype!r}, expected one of {', '.join(_BY_NAME)}") from error
-    if found not in ALL:
+    if not is_known(found):
         raise DtypeError(f"dtype: got {found}, expected one of {', '.join(_BY_NAME)}")
     return found
 
 
 def is_known(dtype: Dtype) -> bool:
     """Whether the library computes with this dtype: numbers and bool, nothing else."""
-    return dtype in ALL
+    return dtype in _C_NAMES or dtype in COMPLEX
 
 
 def is_float(dtype: Dtype) -> bool:

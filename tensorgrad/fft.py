@@ -1,13 +1,13 @@
 """Discrete Fourier transforms under NumPy's and the array API standard's names.
 
-NumPy and CuPy compute them: float32 becomes complex64, float64 and integers complex128, 16-bit floats
-are converted to float32. Transforms of one axis take `n`, the length to cut it or pad it with zeros
-to, and those of several take `s`, a length for each of `axes` (default: all, or the last ones where s
-is given). `norm` says which direction divides by the length, "ortho" both by its root.
+NumPy and CuPy compute them: float32 becomes complex64, float64 and integers complex128, 16-bit
+floats are converted to float32. Transforms of one axis take `n`, the length to cut it or to pad it
+with zeros to, and those of several take `s`, a length for each of `axes` (default: all, or the last
+ones where s is given). `norm` says which direction divides by the length, "ortho" both by its root.
 
 There are no gradients, as complex numbers carry none. Every transform raises GradError where x
 requires a gradient, ArgumentError where x lacks an axis or an option is none of these, and those of
-real numbers raise DtypeError for complex ones. Tests: tests/test_complex.py.
+real numbers raise DtypeError for complex ones. Tests: tests/ops/test_complex.py.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from tensorgrad.backend import namespace, namespace_on, widened
 from tensorgrad.checks import axis_index, axis_tuple, check_integer
 from tensorgrad.dtypes import DtypeLike, as_dtype, float32, is_complex, is_float
 from tensorgrad.errors import ArgumentError, DtypeError
-from tensorgrad.operands import tensor_of
-from tensorgrad.ops.complex import constant
+from tensorgrad.operands import constant_of, tensor_of
 from tensorgrad.ops.shape import roll
 from tensorgrad.tensor import Axis, Tensor
 
@@ -112,10 +111,10 @@ def ifftshift(x: Any, axes: Axis = None) -> Tensor:
 
 
 def _real(op: str, x: Any) -> Tensor:
-    x = tensor_of(op, "x", x)
-    if is_complex(x.dtype):
-        raise DtypeError(f"{op}: x has dtype {x.dtype}, expected real numbers")
-    return x
+    tensor = tensor_of(op, "x", x)
+    if is_complex(tensor.dtype):
+        raise DtypeError(f"{op}: x has dtype {tensor.dtype}, expected real numbers")
+    return tensor
 
 
 def _line(op: str, x: Any, n: int | None, axis: int, norm: str) -> Tensor:
@@ -138,13 +137,11 @@ def _lines(op: str, x: Any, s: Lengths, axes: Axis, norm: str) -> Tensor:
 def _computed(op: str, x: Tensor, lengths: Any, axes: Any, norm: str) -> Tensor:
     if norm not in ("backward", "ortho", "forward"):
         raise ArgumentError(f"{op}: norm is {norm!r}, expected 'backward', 'ortho' or 'forward'")
-    array = widened(constant(op, x))
+    array = widened(constant_of(op, "x", x))
     return Tensor(getattr(namespace(array).fft, op)(array, lengths, axes, norm))
 
 
-def _frequencies(
-    op: str, n: int, d: float, dtype: DtypeLike | None, device: str | None
-) -> Tensor:
+def _frequencies(op: str, n: int, d: float, dtype: DtypeLike | None, device: str | None) -> Tensor:
     check_integer(op, "n", n, 1)
     target = float32 if dtype is None else as_dtype(dtype)
     if not is_float(target):

@@ -1,9 +1,10 @@
 """Linear algebra with gradients, under NumPy's and the array API standard's names.
 
 Matrices are the last two axes, those before them a batch that broadcasts. Computed in float32,
-float64, complex64 or complex128; 16-bit floats are converted and the result rounded, integers become
-float64. Complex numbers have no gradients; for them x^T below is the conjugate transpose. cuSOLVER's
-functions wait for the GPU, so no CUDA graph can capture them. Tests: tests/test_linalg.py.
+float64, complex64 or complex128; 16-bit floats are converted and the result rounded, integers
+become float64. Complex matrices have no gradients; for them ^T below is the conjugate transpose,
+and symmetric means equal to it. cuSOLVER's functions wait for the GPU, so no CUDA graph can capture
+them. Tests: tests/test_linalg.py.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, namespace, same_device
 from tensorgrad.checks import axis_tuple
-from tensorgrad.dtypes import compute_dtype, float64, is_complex, is_float
+from tensorgrad.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.operands import tensor_of
-from tensorgrad.ops.complex import conj
-from tensorgrad.ops.diagonals import cross, trace, vecdot
+from tensorgrad.ops.diagonals import cross, vecdot
 from tensorgrad.ops.diagonals import diagonal as _diagonal
+from tensorgrad.ops.diagonals import trace as _trace
 from tensorgrad.ops.einsum import outer, tensordot
-from tensorgrad.ops.elementwise import abs, not_equal
+from tensorgrad.ops.elementwise import abs, conj, not_equal
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.reduce import max, min, sum
 from tensorgrad.ops.reduce import norm as _norm
@@ -75,6 +76,11 @@ class SVDResult(NamedTuple):
 def diagonal(x: Any, offset: int = 0) -> Tensor:
     """Return the diagonals of the matrices; see `tensorgrad.diagonal`."""
     return _diagonal(x, offset, -2, -1)
+
+
+def trace(x: Any, offset: int = 0, dtype: DtypeLike | None = None) -> Tensor:
+    """Return the sums of the diagonals of the matrices; see `tensorgrad.trace`."""
+    return _trace(x, offset, -2, -1, dtype)
 
 
 def inv(x: Any) -> Tensor:
@@ -319,13 +325,13 @@ def svdvals(x: Any) -> Tensor:
     return svd(x, full_matrices=False).S
 
 
-def pinv(x: Any, rtol: float | None = None) -> Tensor:
+def pinv(x: Any, rtol: Any = None) -> Tensor:
     """Return the Moore-Penrose pseudo-inverses of matrices.
 
     Args:
         x: (..., M, N). The gradient is that of constant rank.
-        rtol: singular values up to this fraction of the largest count as 0; by default
-            max(M, N) times the spacing of the dtype at 1.
+        rtol: singular values up to this fraction of the largest count as 0, a number or (...,);
+            by default max(M, N) times the spacing of the dtype at 1.
 
     Returns:
         (..., N, M).
@@ -346,16 +352,19 @@ def _pinv_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (left @ dyt @ y @ yt + yt @ y @ dyt @ right - yt @ dy @ yt,)
 
 
-def matrix_rank(x: Any, rtol: float | None = None) -> Tensor:
+def matrix_rank(x: Any, rtol: Any = None) -> Tensor:
     """Return how many singular values count as more than 0, int64, (...,); see `pinv`."""
     x, _ = _matrices("matrix_rank", x)
     values = svdvals(x.detach())
     largest = max(values, -1, True) if values.shape[-1] else 0.0
-    return sum(values > largest * _cutoff(x, rtol), -1)
+    cut = largest * expand_dims(tensor_of("matrix_rank", "rtol", _cutoff(x, rtol)), -1)
+    return sum(values > cut, -1)
 
 
-def _cutoff(x: Tensor, rtol: float | None) -> float:
-    return float(np.finfo(x.dtype).eps) * float(np.max(x.shape[-2:])) if rtol is None else rtol
+def _cutoff(x: Tensor, rtol: Any) -> Any:
+    if rtol is None:
+        return float(np.finfo(x.dtype).eps) * float(np.max(x.shape[-2:]))
+    return rtol.data if isinstance(rtol, Tensor) else rtol
 
 
 def cond(x: Any, p: Order = None) -> Tensor:

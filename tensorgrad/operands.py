@@ -21,9 +21,9 @@ from tensorgrad.dtypes import (
     is_float,
     is_known,
 )
+from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.tensor import Tensor
-
 
 # Python's numbers, and what NumPy makes of them
 _DEFAULTS: dict[Any, Dtype] = {
@@ -83,6 +83,20 @@ def leaves_of(value: Any) -> Iterator[Any]:
             yield from leaves_of(item)
     else:
         yield value
+
+
+def constant_of(op: str, name: str, tensor: Tensor) -> Array:
+    """Return the array of an operand of an op without a gradient.
+
+    Raises:
+        GradError: the operand requires a gradient, which would be lost.
+    """
+    if tensor.requires_grad and mode.grad_enabled:
+        raise GradError(
+            f"{op}: {name} requires a gradient, expected one that does not: complex numbers carry "
+            "none; use detach()"
+        )
+    return tensor.data
 
 
 def data_of(tensor: Tensor | None) -> Any:

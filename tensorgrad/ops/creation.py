@@ -400,6 +400,7 @@ def _triangle(op: str, x: Any, k: int, lower: bool) -> Tensor:
 
 def _below(xp: Any, shape: tuple[int, ...], k: int) -> Array:
     """Return where a matrix lies on or below its k-th diagonal."""
+    k = min(max(k, -shape[0]), shape[1])  # int64 holds it, and no farther one has elements
     return xp.arange(shape[1]) <= xp.arange(shape[0])[:, None] + k
 
 

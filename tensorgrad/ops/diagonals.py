@@ -13,9 +13,8 @@ from tensorgrad.checks import axis_index, check_integer
 from tensorgrad.dtypes import DtypeLike, as_dtype, float32, is_complex
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import tensor_of
-from tensorgrad.ops.complex import conj
 from tensorgrad.ops.einsum import dot, tensordot
-from tensorgrad.ops.elementwise import multiply, power
+from tensorgrad.ops.elementwise import conj, multiply, power
 from tensorgrad.ops.indexing import getitem
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.reduce import sum

@@ -24,7 +24,14 @@ from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same
 from tensorgrad.checks import along, array_of, axis_tuple, check_indices
 from tensorgrad.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
+from tensorgrad.errors import (
+    ArgumentError,
+    DtypeError,
+    GradError,
+    IndexShapeError,
+    OutOfRangeError,
+    ShapeError,
+)
 from tensorgrad.kernels.indexing import add_rows_cuda
 from tensorgrad.operands import integer_array, tensor_of
 from tensorgrad.tensor import Axis, Tensor
@@ -417,7 +424,7 @@ def _explained(op: str, shape: Shape, key: Any, error: Exception) -> Exception:
             return DtypeError(f"{op}: the index has dtype {part.dtype}, expected integers or bool")
     used = sum([_axes_used(part) for part in parts])
     if used > len(shape):
-        return ShapeError(
+        return IndexShapeError(
             f"{op}: the index has {used} axes, expected at most {len(shape)} (x is {shape})"
         )
     axis = 0
@@ -427,7 +434,7 @@ def _explained(op: str, shape: Shape, key: Any, error: Exception) -> Exception:
         axis += count
         if is_array(part) and part.dtype.kind == "b":
             if part.shape != own:
-                return ShapeError(
+                return IndexShapeError(
                     f"{op}: the mask has shape {part.shape}, expected {own} (x is {shape})"
                 )
         elif count == 1 and part is not ... and not isinstance(part, slice):
