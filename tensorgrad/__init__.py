@@ -1,6 +1,6 @@
 """A NumPy-style array library with automatic differentiation, on NumPy and CuPy.
 
-Public are the names in `__all__`, these submodules: autograd, backend, data, dtypes, errors,
+Public are the names in `__all__`, these submodules: autograd, backend, data, dtypes, errors, fft,
 graph, kernels, linalg, models, nn, ops, optim, parallel, random, testing, train and weights, and
 what each of them lists in its `__all__`. `data`, `models`, `parallel`, `testing`, `train` and
 `weights` have to be imported.
@@ -13,7 +13,7 @@ from tensorgrad.tensor import Tensor  # before the ops: they import it, and it i
 from pathlib import Path
 
 from tensorgrad import array_api as _array_api
-from tensorgrad import einops_backend, graph, linalg, nn, optim, random
+from tensorgrad import einops_backend, fft, graph, linalg, nn, optim, random
 from tensorgrad.amp import autocast
 from tensorgrad.array_api import *
 from tensorgrad.array_api import __array_api_version__ as __array_api_version__
@@ -85,6 +85,7 @@ __all__ = [
     "autocast",
     "checkpoint",
     "cuda_kernel",
+    "fft",
     "from_dlpack",
     "grad",
     "gradcheck",

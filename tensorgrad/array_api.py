@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from tensorgrad import backend, dtypes
-from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float32, int64, is_float
+from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float32, int64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.tensor import Tensor
 
@@ -20,6 +20,8 @@ __all__ = [
     "bfloat16",
     "bool",
     "can_cast",
+    "complex64",
+    "complex128",
     "e",
     "finfo",
     "float16",
@@ -47,6 +49,7 @@ __all__ = [
 __array_api_version__ = "2024.12"
 
 bool = dtypes.bool_
+complex64, complex128 = dtypes.complex64, dtypes.complex128
 bfloat16, float16, float64 = dtypes.bfloat16, dtypes.float16, dtypes.float64
 int8, int16, int32 = dtypes.int8, dtypes.int16, dtypes.int32
 long = int64  # PyTorch's name
@@ -58,10 +61,11 @@ _KINDS: dict[str, tuple[Dtype, ...]] = {
     "signed integer": (int8, int16, int32, int64),
     "unsigned integer": (uint8, uint16, uint32, uint64),
     "real floating": (float32, float64),
-    "complex floating": (),
+    "complex floating": (complex64, complex128),
 }
 _KINDS["integral"] = _KINDS["signed integer"] + _KINDS["unsigned integer"]
 _KINDS["numeric"] = _KINDS["integral"] + _KINDS["real floating"]
+_KINDS["numeric"] += _KINDS["complex floating"]
 
 
 class FloatLimits(NamedTuple):
@@ -90,12 +94,13 @@ class IntegerLimits(NamedTuple):
 
 
 def finfo(dtype: DtypeLike | Tensor) -> FloatLimits:
-    """Return the limits of a float dtype, or that of a tensor.
+    """Return the limits of a float dtype, or that of a tensor; of complex ones that of a part.
 
     Raises:
         DtypeError: it is not a float.
     """
     kind = _dtype_of("finfo", dtype)
+    kind = np.empty(0, kind).real.dtype if is_complex(kind) else kind
     if not is_float(kind):
         raise DtypeError(f"finfo: got dtype {kind}, expected a float")
     limits: Any = ml_dtypes.finfo(kind)  # type: ignore[no-untyped-call]
@@ -190,8 +195,9 @@ class NamespaceInfo:
         return ["cpu", *[f"cuda:{i}" for i in range(backend.gpu_count())]]
 
     def default_dtypes(self, *, device: str | None = None) -> dict[str, Dtype]:
-        """Return the dtypes of values without one; there are no complex ones."""
-        return {"real floating": float32, "integral": int64, "indexing": int64}
+        """Return the dtypes of values without one."""
+        floats = {"real floating": float32, "complex floating": complex64}
+        return {**floats, "integral": int64, "indexing": int64}
 
     def dtypes(self, *, device: str | None = None, kind: Any = None) -> dict[str, Dtype]:
         """Return the standard's dtypes of a kind (see `isdtype`) by name."""

@@ -11,14 +11,23 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape, widened
-from tensorgrad.dtypes import Dtype, compute_dtype, int64, is_float, uint64
+from tensorgrad.dtypes import Dtype, compute_dtype, int64, is_complex, is_float, uint64
+from tensorgrad.errors import DtypeError
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
 from tensorgrad.kernels.reduce import reduce_cuda
 
 
 def converted(array: Array, dtype: Dtype) -> Array:
-    """Return a new array of the same values as `dtype`."""
+    """Return a new array of the same values as `dtype`.
+
+    Raises:
+        DtypeError: complex numbers as real ones.
+    """
+    if is_complex(array.dtype) and dtype.kind not in "cb":
+        raise DtypeError(
+            f"astype: x has dtype {array.dtype}, expected real numbers for {dtype}; take real(x)"
+        )
     on_gpu = not backend.is_numpy(array) and backend.is_array(array)  # `fuse` traces symbols
     wide = _wide(array.dtype, dtype) if on_gpu else None
     if wide is None:
@@ -62,6 +71,8 @@ def sum_array(
     if type(x) is np.ndarray:
         y = np.add.reduce(widened(x), axes, None, None, keepdims)  # type: ignore[call-overload]
         return np.asarray(y) if y.dtype is dtype else np.asarray(y, dtype)
+    if is_complex(x.dtype):
+        return x.sum(axes, dtype, keepdims=keepdims)
     if x.size:
         y = reduce_cuda("Sum", x, axes, dtype, 0)
     else:
@@ -83,7 +94,7 @@ def sum_to_shape(dy: Array, shape: Shape) -> Array:
 
 def sum_dtype(dtype: Dtype) -> Dtype:
     """Return the dtype of a sum: integers become 64 bits wide, as in NumPy."""
-    if is_float(dtype):
+    if is_float(dtype) or is_complex(dtype):
         return dtype
     return uint64 if dtype.kind == "u" else int64
 

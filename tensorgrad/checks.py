@@ -25,7 +25,7 @@ def axis_index(op: str, axis: Any, ndim: int, name: str = "axis") -> int:
         raise ArgumentError(f"{op}: {name} is {axis!r}, expected an integer") from error
     if not -ndim <= index < ndim:
         expected = f"{-ndim} to {ndim - 1}" if ndim else "none: it has no axes"
-        raise ArgumentError(f"{op}: {name} is {index}, expected {expected}")
+        raise OutOfRangeError(f"{op}: {name} is {index}, expected {expected}")
     return index % ndim
 
 

@@ -2,7 +2,8 @@
 
 Promotion follows NumPy: `result_type` decides, a Python scalar takes the dtype of the array
 beside it. Only creation differs: values without a dtype (`zeros(3)`, `tensor([1.0])`) become
-float32, not float64.
+float32, not float64. Complex numbers have no gradients and no kernels of ours: NumPy and CuPy
+compute with them.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import numpy as np
 from tensorgrad.errors import DtypeError
 
 __all__ = [
-    "ALL", "FLOATS", "INTEGERS", "SCALARS", "Dtype", "DtypeLike", "as_dtype", "bfloat16", "bool_",
-    "c_name", "compute_dtype", "float16", "float32", "float64", "int8", "int16", "int32", "int64",
-    "is_float", "uint8", "uint16", "uint32", "uint64",
+    "ALL", "COMPLEX", "FLOATS", "INTEGERS", "SCALARS", "Dtype", "DtypeLike", "as_dtype", "bfloat16",
+    "bool_", "c_name", "complex64", "complex128", "compute_dtype", "float16", "float32", "float64",
+    "int8", "int16", "int32", "int64", "is_complex", "is_float", "uint8", "uint16", "uint32",
+    "uint64",
 ]  # fmt: skip
 
 Dtype = np.dtype
@@ -34,12 +36,15 @@ uint32 = np.dtype("uint32")
 uint16 = np.dtype("uint16")
 uint8 = np.dtype("uint8")
 bool_ = np.dtype("bool")
+complex128 = np.dtype("complex128")
+complex64 = np.dtype("complex64")
 
-SCALARS = frozenset((bool, int, float))  # the types of Python's numbers
+SCALARS = frozenset((bool, int, float, complex))  # the types of Python's numbers
 FLOATS = (float64, float32, float16, bfloat16)
 INTEGERS = (int64, int32, int16, int8, uint64, uint32, uint16, uint8)
-ALL = (*FLOATS, *INTEGERS, bool_)
-_BY_NAME = {str(dtype): dtype for dtype in ALL}
+ALL = (*FLOATS, *INTEGERS, bool_)  # of real numbers; kernels take these
+COMPLEX = (complex128, complex64)
+_BY_NAME = {str(dtype): dtype for dtype in (*ALL, *COMPLEX)}
 _C_NAMES = {
     float64: "double",
     float32: "float",
@@ -69,19 +74,24 @@ def as_dtype(dtype: DtypeLike) -> Dtype:
         found = np.dtype(dtype)
     except TypeError as error:
         raise DtypeError(f"dtype: got {dtype!r}, expected one of {', '.join(_BY_NAME)}") from error
-    if found not in _C_NAMES:
+    if not is_known(found):
         raise DtypeError(f"dtype: got {found}, expected one of {', '.join(_BY_NAME)}")
     return found
 
 
 def is_known(dtype: Dtype) -> bool:
-    """Whether the library computes with this dtype: real numbers and bool, nothing else."""
-    return dtype in _C_NAMES
+    """Whether the library computes with this dtype: numbers and bool, nothing else."""
+    return dtype in _C_NAMES or dtype in COMPLEX
 
 
 def is_float(dtype: Dtype) -> bool:
     """Whether values of this dtype can carry a gradient."""
     return dtype.kind == "f" or dtype is bfloat16 or dtype == bfloat16
+
+
+def is_complex(dtype: Dtype) -> bool:
+    """Whether values of this dtype are complex numbers, which carry no gradient."""
+    return dtype.kind == "c"
 
 
 def compute_dtype(dtype: Dtype) -> Dtype:
@@ -90,5 +100,11 @@ def compute_dtype(dtype: Dtype) -> Dtype:
 
 
 def c_name(dtype: Dtype) -> str:
-    """Return the CUDA C++ type of one element."""
+    """Return the CUDA C++ type of one element.
+
+    Raises:
+        DtypeError: kernels do not compute with complex numbers.
+    """
+    if is_complex(dtype):
+        raise DtypeError(f"kernel: got dtype {dtype}, expected real numbers")
     return _C_NAMES[dtype]

@@ -24,7 +24,7 @@ from tensorgrad.accumulation import into, is_first, settle
 from tensorgrad.arrays import added, cast, converted, sum_to_shape
 from tensorgrad.backend import Array, Shape, add_into, byte_bounds, is_array, namespace, same_device
 from tensorgrad.checks import array_of
-from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.dtypes import Dtype, compute_dtype, is_complex
 from tensorgrad.errors import DtypeError, GradError, ShapeError
 
 if TYPE_CHECKING:
@@ -409,9 +409,17 @@ def _fit(dx: Array, target: Edge, more: bool) -> Array:
     A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too; an
     output keeps it for the node that adds up what its outputs get. Where more follow, their sum is
     cast.
+
+    Raises:
+        GradError: the gradient is complex, or the input is.
     """
     if isinstance(dx, np.generic):
         dx = np.asarray(dx)  # NumPy turns 0-d results into scalars
+    if is_complex(dx.dtype) is not is_complex(target.dtype):
+        raise GradError(
+            f"backward: the gradient of an input of {target.dtype} has dtype {dx.dtype}, expected "
+            "real numbers: complex ones carry no gradient; use detach()"
+        )
     if dx.shape != target.shape:
         dx = sum_to_shape(dx, target.shape)
     return cast(dx, target.dtype) if type(target) is Node and not more else dx

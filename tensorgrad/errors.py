@@ -16,6 +16,7 @@ __all__ = [
     "DtypeError",
     "GradError",
     "GraphError",
+    "IndexShapeError",
     "KernelError",
     "OutOfRangeError",
     "ShapeError",
@@ -33,11 +34,15 @@ class ArgumentError(TensorgradError, ValueError):
 
 
 class OutOfRangeError(ArgumentError, IndexError):
-    """An index is outside its axis."""
+    """An index is outside its axis, or an array lacks an axis."""
 
 
 class ShapeError(TensorgradError, ValueError):
     """Shapes do not fit together."""
+
+
+class IndexShapeError(ShapeError, IndexError):
+    """An index has more axes than the array, or is a mask of another shape."""
 
 
 class DtypeError(TensorgradError, TypeError):

@@ -28,7 +28,6 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_function
-from tensorgrad.dtypes import is_float
 from tensorgrad.engine import mode, replaced
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.tensor import Tensor
@@ -192,7 +191,7 @@ def _torch_op() -> Any:
 def _leaf(tensor: Any, wanted: bool) -> Tensor:
     """Return a tensor of ours on the memory of PyTorch's."""
     array = dlpack.from_dlpack(tensor.detach())
-    return Tensor(array, requires_grad=wanted and is_float(array.dtype))
+    return Tensor(array, requires_grad=wanted)
 
 
 def _backward_from(outputs: Sequence[Tensor], dys: Sequence[Array | None]) -> None:

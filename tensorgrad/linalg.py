@@ -1,8 +1,10 @@
 """Linear algebra with gradients, under NumPy's and the array API standard's names.
 
-Matrices are the last two axes, those before them a batch that broadcasts. Computed in float32 or
-float64; 16-bit floats are converted and the result rounded, integers become float64. cuSOLVER's
-functions wait for the GPU, so no CUDA graph can capture them. Tests: tests/test_linalg.py.
+Matrices are the last two axes, those before them a batch that broadcasts. Computed in float32,
+float64, complex64 or complex128; 16-bit floats are converted and the result rounded, integers
+become float64. Complex matrices have no gradients; for them ^T below is the conjugate transpose,
+and symmetric means equal to it. cuSOLVER's functions wait for the GPU, so no CUDA graph can capture
+them. Tests: tests/test_linalg.py.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, namespace, same_device
 from tensorgrad.checks import axis_tuple
-from tensorgrad.dtypes import compute_dtype, float64, is_float
+from tensorgrad.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.operands import tensor_of
-from tensorgrad.ops.diagonals import cross, trace, vecdot
+from tensorgrad.ops.diagonals import cross, vecdot
 from tensorgrad.ops.diagonals import diagonal as _diagonal
+from tensorgrad.ops.diagonals import trace as _trace
 from tensorgrad.ops.einsum import outer, tensordot
-from tensorgrad.ops.elementwise import abs, not_equal, where
+from tensorgrad.ops.elementwise import abs, conj, not_equal, where
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.reduce import max, min, sum
 from tensorgrad.ops.reduce import norm as _norm
@@ -75,6 +78,11 @@ def diagonal(x: Any, offset: int = 0) -> Tensor:
     return _diagonal(x, offset, -2, -1)
 
 
+def trace(x: Any, offset: int = 0, dtype: DtypeLike | None = None) -> Tensor:
+    """Return the sums of the diagonals of the matrices; see `tensorgrad.trace`."""
+    return _trace(x, offset, -2, -1, dtype)
+
+
 def inv(x: Any) -> Tensor:
     """Return the inverse of square matrices.
 
@@ -87,7 +95,7 @@ def inv(x: Any) -> Tensor:
     """
     x, dtype = _square("inv", x)
     y = _computed("inv", namespace(x.data).linalg.inv, x.data)
-    return astype(record("inv", y, (x,), _inv_backward, (y,)), dtype, copy=False)
+    return _rounded(record("inv", y, (x,), _inv_backward, (y,)), dtype)
 
 
 def _inv_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -117,7 +125,7 @@ def solve(a: Any, b: Any) -> Tensor:
     a, columns = (astype(t, compute_dtype(dtype), copy=False) for t in (a, columns))
     y = _computed("solve", _solve, a.data, columns.data)
     x = record("solve", y, (a, columns), _solve_backward, (a.data, y))
-    return astype(squeeze(x, -1) if vector else x, dtype, copy=False)
+    return _rounded(squeeze(x, -1) if vector else x, dtype)
 
 
 def _solve(a: Array, b: Array) -> Array:
@@ -142,7 +150,7 @@ def det(x: Any) -> Tensor:
     x, dtype = _square("det", x)
     xp = namespace(x.data)
     y = xp.asarray(xp.linalg.det(x.data))
-    return astype(record("det", y, (x,), _det_backward, (x.data, y)), dtype, copy=False)
+    return _rounded(record("det", y, (x,), _det_backward, (x.data, y)), dtype)
 
 
 def _det_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -161,7 +169,7 @@ def slogdet(x: Any) -> SlogdetResult:
     xp = namespace(x.data)
     sign, value = xp.linalg.slogdet(x.data)
     y = record("slogdet", xp.asarray(value), (x,), _slogdet_backward, (x.data,))
-    return SlogdetResult(Tensor(xp.asarray(sign, dtype)), astype(y, dtype, copy=False))
+    return SlogdetResult(Tensor(xp.asarray(sign, dtype)), _rounded(y, dtype))
 
 
 def _slogdet_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -184,8 +192,10 @@ def cholesky(x: Any, upper: bool = False) -> Tensor:
     """
     x, dtype = _square("cholesky", x)
     y = _computed("cholesky", namespace(x.data).linalg.cholesky, x.data)
-    factor = astype(record("cholesky", y, (x,), _cholesky_backward, (y,)), dtype, copy=False)
-    return matrix_transpose(factor) if upper else factor
+    factor = _rounded(record("cholesky", y, (x,), _cholesky_backward, (y,)), dtype)
+    if not upper:
+        return factor
+    return matrix_transpose(conj(factor) if is_complex(x.dtype) else factor)
 
 
 def _cholesky_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -211,7 +221,7 @@ def eigh(x: Any) -> EighResult:
     x, dtype = _square("eigh", x)
     found = tuple(namespace(x.data).linalg.eigh(x.data))
     values, vectors = record("eigh", found, (x,), _eigh_backward, found)
-    return EighResult(astype(values, dtype, copy=False), astype(vectors, dtype, copy=False))
+    return EighResult(_rounded(values, dtype), _rounded(vectors, dtype))
 
 
 def _eigh_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
@@ -248,7 +258,7 @@ def qr(x: Any, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
     x, dtype = _matrices("qr", x)
     found = tuple(namespace(x.data).linalg.qr(x.data, mode))
     q, r = record("qr", found, (x,), _qr_backward, found)
-    return QRResult(astype(q, dtype, copy=False), astype(r, dtype, copy=False))
+    return QRResult(_rounded(q, dtype), _rounded(r, dtype))
 
 
 def _qr_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
@@ -283,7 +293,7 @@ def svd(x: Any, full_matrices: bool = True) -> SVDResult:
     x, dtype = _matrices("svd", x)
     found = tuple(namespace(x.data).linalg.svd(x.data, full_matrices))
     results = record("svd", found, (x,), _svd_backward, found)
-    u, s, vh = (astype(part, dtype, copy=False) for part in results)
+    u, s, vh = (_rounded(part, dtype) for part in results)
     return SVDResult(u, s, vh)
 
 
@@ -315,13 +325,13 @@ def svdvals(x: Any) -> Tensor:
     return svd(x, full_matrices=False).S
 
 
-def pinv(x: Any, rtol: float | None = None) -> Tensor:
+def pinv(x: Any, rtol: Any = None) -> Tensor:
     """Return the Moore-Penrose pseudo-inverses of matrices.
 
     Args:
         x: (..., M, N). The gradient is that of constant rank.
-        rtol: singular values up to this fraction of the largest count as 0; by default
-            max(M, N) times the spacing of the dtype at 1.
+        rtol: singular values up to this fraction of the largest count as 0, a number or (...,);
+            by default max(M, N) times the spacing of the dtype at 1.
 
     Returns:
         (..., N, M).
@@ -331,7 +341,7 @@ def pinv(x: Any, rtol: float | None = None) -> Tensor:
     x, dtype = _matrices("pinv", x)
     cut = _cutoff(x, rtol)
     y = namespace(x.data).linalg.pinv(x.data, cut)
-    return astype(record("pinv", y, (x,), _pinv_backward, (x.data, y)), dtype, copy=False)
+    return _rounded(record("pinv", y, (x,), _pinv_backward, (x.data, y)), dtype)
 
 
 def _pinv_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -342,16 +352,19 @@ def _pinv_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (left @ dyt @ y @ yt + yt @ y @ dyt @ right - yt @ dy @ yt,)
 
 
-def matrix_rank(x: Any, rtol: float | None = None) -> Tensor:
+def matrix_rank(x: Any, rtol: Any = None) -> Tensor:
     """Return how many singular values count as more than 0, int64, (...,); see `pinv`."""
     x, _ = _matrices("matrix_rank", x)
     values = svdvals(x.detach())
     largest = max(values, -1, True) if values.shape[-1] else 0.0
-    return sum(values > largest * _cutoff(x, rtol), -1)
+    cut = largest * expand_dims(tensor_of("matrix_rank", "rtol", _cutoff(x, rtol)), -1)
+    return sum(values > cut, -1)
 
 
-def _cutoff(x: Tensor, rtol: float | None) -> float:
-    return float(np.finfo(x.dtype).eps) * float(np.max(x.shape[-2:])) if rtol is None else rtol
+def _cutoff(x: Tensor, rtol: Any) -> Any:
+    if rtol is None:
+        return float(np.finfo(x.dtype).eps) * float(np.max(x.shape[-2:]))
+    return rtol.data if isinstance(rtol, Tensor) else rtol
 
 
 def cond(x: Any, p: Order = None) -> Tensor:
@@ -413,6 +426,7 @@ def vector_norm(x: Any, axis: Axis = None, keepdims: bool = False, ord: float = 
     """
     if not isinstance(ord, (int, float, np.number)):
         raise ArgumentError(f"norm: ord is {ord!r}, expected a number for vectors")
+    x = _magnitudes("norm", x)
     if ord in (1, 2, math.inf):
         return _norm(x, axis, ord, keepdims)
     x, dtype = _floats("norm", "x", x)
@@ -422,7 +436,7 @@ def vector_norm(x: Any, axis: Axis = None, keepdims: bool = False, ord: float = 
         y = sum(not_equal(x, 0), axis, keepdims)
     else:
         y = _root(sum(_powers(abs(x), float(ord)), axis, keepdims), float(ord))
-    return astype(y, dtype, copy=False)
+    return _rounded(y, dtype)
 
 
 def _powers(x: Tensor, order: float) -> Tensor:
@@ -454,7 +468,7 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Order = "fro") -> Tensor:
     x, dtype = _matrices("norm", x)
     y: Tensor
     if ord in ("fro", None):
-        y = _norm(x, (-2, -1), 2, keepdims)
+        y = _norm(_magnitudes("norm", x), (-2, -1), 2, keepdims)
     elif ord in ("nuc", 2, -2):
         function: Any = {"nuc": sum, 2: max, -2: min}[ord]
         y = function(svdvals(x), -1)
@@ -468,7 +482,7 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Order = "fro") -> Tensor:
         raise ArgumentError(
             f"norm: ord is {ord!r}, expected 'fro', 'nuc', 1, -1, 2, -2, inf or -inf for matrices"
         )
-    return astype(y, dtype, copy=False)
+    return _rounded(y, dtype)
 
 
 def norm(x: Any, ord: Order = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -496,10 +510,15 @@ def norm(x: Any, ord: Order = None, axis: Axis = None, keepdims: bool = False) -
 
 
 def _floats(op: str, name: str, x: Any) -> tuple[Tensor, Any]:
-    """Return x in float32 or float64, and the dtype of the result."""
+    """Return x in float32, float64 or a complex dtype, and the dtype of the result."""
     x = tensor_of(op, name, x)
-    dtype = x.dtype if is_float(x.dtype) else float64
+    dtype = x.dtype if is_float(x.dtype) or is_complex(x.dtype) else float64
     return astype(x, compute_dtype(dtype), copy=False), dtype
+
+
+def _rounded(y: Tensor, dtype: Any) -> Tensor:
+    """Return a result as `dtype`; one of complex numbers, which may be real, as it is."""
+    return y if is_complex(dtype) else astype(y, dtype, copy=False)
 
 
 def _matrices(op: str, x: Any) -> tuple[Tensor, Any]:
@@ -508,6 +527,12 @@ def _matrices(op: str, x: Any) -> tuple[Tensor, Any]:
     if x.ndim < 2:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected two axes or more")
     return x, dtype
+
+
+def _magnitudes(op: str, x: Any) -> Tensor:
+    """Return |x| of complex numbers, real ones as they are."""
+    x = tensor_of(op, "x", x)
+    return abs(x) if is_complex(x.dtype) else x
 
 
 def _square(op: str, x: Any) -> tuple[Tensor, Any]:

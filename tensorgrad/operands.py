@@ -10,9 +10,25 @@ import numpy as np
 from tensorgrad import backend, ranges
 from tensorgrad.backend import Array
 from tensorgrad.checks import array_of
-from tensorgrad.dtypes import DtypeLike, as_dtype, float32, float64, is_float, is_known
+from tensorgrad.dtypes import (
+    Dtype,
+    DtypeLike,
+    as_dtype,
+    complex64,
+    complex128,
+    float32,
+    float64,
+    is_float,
+    is_known,
+)
+from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.tensor import Tensor
+
+# Python's numbers, and what NumPy makes of them
+_DEFAULTS: dict[Any, Dtype] = {
+    float: float32, complex: complex64, float64: float32, complex128: complex64
+}  # fmt: skip
 
 
 def tensor_of(op: str, name: str, value: Any) -> Tensor:
@@ -23,11 +39,11 @@ def tensor_of(op: str, name: str, value: Any) -> Tensor:
         return value
     if backend.is_array(value):
         if not is_known(value.dtype):
-            raise DtypeError(f"{op}: {name} has dtype {value.dtype}, expected real numbers")
+            raise DtypeError(f"{op}: {name} has dtype {value.dtype}, expected numbers")
         # without a subclass of NumPy's, which would pass for CuPy's
         return Tensor(np.asarray(value) if isinstance(value, np.ndarray) else value)
-    if isinstance(value, (bool, int, float, np.generic)):
-        return Tensor(np.asarray(value, float32 if type(value) is float else None))
+    if isinstance(value, (bool, int, float, complex, np.generic)):
+        return Tensor(np.asarray(value, _DEFAULTS.get(type(value))))
     if isinstance(value, (list, tuple)):
         return Tensor(values_of(op, value))
     raise DtypeError(
@@ -54,8 +70,8 @@ def values_of(op: str, value: Any, dtype: DtypeLike | None = None) -> Array:
             if isinstance(value, (list, tuple)) and "inhomogeneous" in str(error):
                 raise ShapeError(f"{op}: value is {value!r:.80}, expected equal lengths") from error
             raise ArgumentError(f"{op}: value does not fit the dtype: {error}") from error
-        if dtype is None and value.dtype == float64 and not owns_dtype:
-            value = value.astype(float32)
+        if dtype is None and not owns_dtype:
+            value = value.astype(_DEFAULTS.get(value.dtype, value.dtype), copy=False)
     as_dtype(value.dtype)
     return value
 
@@ -67,6 +83,20 @@ def leaves_of(value: Any) -> Iterator[Any]:
             yield from leaves_of(item)
     else:
         yield value
+
+
+def constant_of(op: str, name: str, tensor: Tensor) -> Array:
+    """Return the array of an operand of an op without a gradient.
+
+    Raises:
+        GradError: the operand requires a gradient, which would be lost.
+    """
+    if tensor.requires_grad and mode.grad_enabled:
+        raise GradError(
+            f"{op}: {name} requires a gradient, expected one that does not: complex numbers carry "
+            "none; use detach()"
+        )
+    return tensor.data
 
 
 def data_of(tensor: Tensor | None) -> Any:

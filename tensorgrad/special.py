@@ -57,7 +57,7 @@ def where(c: Any, a: Any, b: Any) -> Any:
 
 def rint(x: Any) -> Any:
     """Return the nearest integer, of integers themselves."""
-    return +x if np.asarray(x).dtype.kind in "iu" else np.rint(x)
+    return +x if getattr(x, "dtype", np.dtype(type(x))).kind in "iu" else np.rint(x)
 
 
 def erf(x: Values) -> Values:

@@ -20,7 +20,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *("recompute", "function", "cuda_kernel", "gradcheck", "testing", "interop", "graph"),
         *("display", "saving", "array_api", "einops_backend"),
     ),
-    "ops: what an op is": ("ops", "linalg"),
+    "ops: what an op is": ("ops", "linalg", "fft"),
     "layers and optimizers": ("nn", "optim"),
     "data and models": ("data", "models"),
     "training on one or many ranks": ("train", "parallel"),

@@ -183,10 +183,10 @@ def test_an_op_that_writes_into_an_input_or_takes_anything_is_noticed() -> None:
         x.data[...] = 0
         return x
 
-    def as_it_is(x: Any) -> Tensor:
-        return x if isinstance(x, Tensor) else Tensor(x)
+    def magnitude_of_complex(x: Any) -> Tensor:
+        return x if isinstance(x, Tensor) else Tensor(abs(x))
 
     with pytest.raises(AssertionError, match="changed an input"):
         check(Case(writes, [(3,)], lambda x: x * 0, gradient=False))
-    with pytest.raises(AssertionError, match="takes complex numbers for input 0"):
-        check(Case(as_it_is, [(3,)], lambda x: x, gradient=False))
+    with pytest.raises(AssertionError, match="of complex input 0"):
+        check(Case(magnitude_of_complex, [(3,)], lambda x: x, gradient=False))

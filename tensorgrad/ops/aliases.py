@@ -25,11 +25,11 @@ from tensorgrad.ops.elementwise import (
     arctan,
     arctan2,
     arctanh,
+    conj,
     deg2rad,
     divide,
     invert,
     left_shift,
-    positive,
     power,
     rad2deg,
     remainder,
@@ -46,8 +46,8 @@ from tensorgrad.tensor import Tensor
 __all__ = [
     "absolute", "acos", "acosh", "amax", "amin", "around", "array", "asin", "asinh", "atan",
     "atan2", "atanh", "bitwise_invert", "bitwise_left_shift", "bitwise_not",
-    "bitwise_right_shift", "concat", "conj", "conjugate", "degrees", "fix", "mod",
-    "permute_dims", "pow", "radians", "real", "rint", "true_divide",
+    "bitwise_right_shift", "concat", "conjugate", "degrees", "fix", "mod", "permute_dims", "pow",
+    "radians", "rint", "true_divide",
 ]  # fmt: skip
 
 absolute = abs
@@ -59,7 +59,7 @@ array = tensor
 bitwise_invert = bitwise_not = invert
 bitwise_left_shift, bitwise_right_shift = left_shift, right_shift
 concat, permute_dims = concatenate, transpose
-conj = conjugate = real = positive  # of real numbers
+conjugate = conj
 degrees, radians = rad2deg, deg2rad
 fix = trunc
 mod, pow, true_divide = remainder, power, divide

@@ -44,7 +44,6 @@ __all__ = [
     "full_like",
     "geomspace",
     "identity",
-    "imag",
     "indices",
     "linspace",
     "logspace",
@@ -188,11 +187,6 @@ def ones_like(
 ) -> Tensor:
     """Return ones with the shape, dtype and device of x."""
     return full_like(x, 1, dtype, requires_grad, device)
-
-
-def imag(x: Any) -> Tensor:
-    """Return the imaginary part: zeros, as all numbers are real."""
-    return zeros_like(x)
 
 
 def empty_like(
@@ -406,6 +400,7 @@ def _triangle(op: str, x: Any, k: int, lower: bool) -> Tensor:
 
 def _below(xp: Any, shape: tuple[int, ...], k: int) -> Array:
     """Return where a matrix lies on or below its k-th diagonal."""
+    k = min(max(k, -shape[0]), shape[1])  # int64 holds it, and no farther one has elements
     return xp.arange(shape[1]) <= xp.arange(shape[0])[:, None] + k
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from tensorgrad.backend import namespace, namespace_on
 from tensorgrad.checks import axis_index, check_integer
-from tensorgrad.dtypes import DtypeLike, as_dtype, float32
+from tensorgrad.dtypes import DtypeLike, as_dtype, float32, is_complex
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.einsum import dot, tensordot
-from tensorgrad.ops.elementwise import multiply, power
+from tensorgrad.ops.elementwise import conj, multiply, power
 from tensorgrad.ops.indexing import getitem
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.reduce import sum
@@ -123,21 +123,21 @@ def inner(a: Any, b: Any) -> Tensor:
 
 
 def vdot(a: Any, b: Any) -> Tensor:
-    """Return the sum of the products of the flattened a and b.
+    """Return the sum of the products of the flattened a and b; complex a is conjugated.
 
     Raises:
         ShapeError: they differ in size.
     """
-    return dot(ravel(a), ravel(b))
+    return dot(ravel(_conjugated("vdot", a)), ravel(b))
 
 
 def vecdot(a: Any, b: Any, axis: int = -1) -> Tensor:
-    """Return the sums of products along an axis; the others broadcast.
+    """Return the sums of products along an axis; the others broadcast. Complex a is conjugated.
 
     Raises:
         ShapeError: the axes differ in length, or the others do not broadcast.
     """
-    a, b = tensor_of("vecdot", "a", a), tensor_of("vecdot", "b", b)
+    a, b = _conjugated("vecdot", a), tensor_of("vecdot", "b", b)
     a = moveaxis(a, axis_index("vecdot", axis, a.ndim), -1)
     b = moveaxis(b, axis_index("vecdot", axis, b.ndim), -1)
     if a.shape[-1] != b.shape[-1]:
@@ -145,6 +145,11 @@ def vecdot(a: Any, b: Any, axis: int = -1) -> Tensor:
             f"vecdot: b has length {b.shape[-1]} along the axis, expected {a.shape[-1]} as a"
         )
     return squeeze(matmul(expand_dims(a, -2), expand_dims(b, -1)), (-1, -2))
+
+
+def _conjugated(op: str, a: Any) -> Tensor:
+    a = tensor_of(op, "a", a)
+    return conj(a) if is_complex(a.dtype) else a
 
 
 def matvec(a: Any, b: Any) -> Tensor:

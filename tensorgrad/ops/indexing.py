@@ -22,9 +22,16 @@ from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
 from tensorgrad.checks import along, array_of, axis_tuple, check_indices
-from tensorgrad.dtypes import compute_dtype, is_float
+from tensorgrad.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, DtypeError, GradError, OutOfRangeError, ShapeError
+from tensorgrad.errors import (
+    ArgumentError,
+    DtypeError,
+    GradError,
+    IndexShapeError,
+    OutOfRangeError,
+    ShapeError,
+)
 from tensorgrad.kernels.indexing import add_rows_cuda
 from tensorgrad.operands import integer_array, tensor_of
 from tensorgrad.tensor import Axis, Tensor
@@ -148,7 +155,8 @@ def assign_result(
             f"{symbol}: the result has shape {y.shape}, expected {x.shape} as the tensor; "
             f"write {plain}"
         )
-    if not (is_float(x.dtype) or np.can_cast(y.dtype, x.dtype, "same_kind")):
+    rounded = is_float(x.dtype) and not is_complex(y.dtype)
+    if not (rounded or np.can_cast(y.dtype, x.dtype, "same_kind")):
         raise DtypeError(
             f"{symbol}: the result has dtype {y.dtype}, which {x.dtype} of the tensor does not "
             f"take; write {plain}"
@@ -416,7 +424,7 @@ def _explained(op: str, shape: Shape, key: Any, error: Exception) -> Exception:
             return DtypeError(f"{op}: the index has dtype {part.dtype}, expected integers or bool")
     used = sum([_axes_used(part) for part in parts])
     if used > len(shape):
-        return ShapeError(
+        return IndexShapeError(
             f"{op}: the index has {used} axes, expected at most {len(shape)} (x is {shape})"
         )
     axis = 0
@@ -426,7 +434,7 @@ def _explained(op: str, shape: Shape, key: Any, error: Exception) -> Exception:
         axis += count
         if is_array(part) and part.dtype.kind == "b":
             if part.shape != own:
-                return ShapeError(
+                return IndexShapeError(
                     f"{op}: the mask has shape {part.shape}, expected {own} (x is {shape})"
                 )
         elif count == 1 and part is not ... and not isinstance(part, slice):

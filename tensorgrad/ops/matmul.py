@@ -14,9 +14,9 @@ import numpy as np
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.autograd import record
-from tensorgrad.backend import Array, is_numpy, same_device, widened
+from tensorgrad.backend import Array, is_numpy, namespace, same_device, widened
 from tensorgrad.checks import promoted
-from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.dtypes import Dtype, compute_dtype, is_complex
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import matmul as matmul_cuda
@@ -103,6 +103,8 @@ def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Arra
     if b.ndim == 2 and a.ndim > 2:
         return product(flat(a), b, dtype, kernel).reshape(*a.shape[:-1], b.shape[-1])
     if not is_numpy(a):
+        if is_complex(dtype):
+            return namespace(a).matmul(a, b).astype(dtype, copy=False)
         return matmul_cuda.product(a, b, dtype, kernel)
     if kernel is not None:
         raise ArgumentError(f"matmul: kernel is {kernel!r}, expected None for arrays on the CPU")

@@ -20,8 +20,17 @@ from tensorgrad.arrays import cast, keep_axes, sum_array, sum_dtype
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, widened
 from tensorgrad.checks import along, axis_index, axis_tuple, check_number
-from tensorgrad.dtypes import Dtype, DtypeLike, bool_, compute_dtype, float64, int64, is_float
-from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.dtypes import (
+    Dtype,
+    DtypeLike,
+    bool_,
+    compute_dtype,
+    float64,
+    int64,
+    is_complex,
+    is_float,
+)
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.elementwise.row import Row
@@ -73,7 +82,7 @@ def mean(
     if dtype is not None:
         return astype(mean(astype(x, dtype, copy=False), axis, keepdims), dtype, copy=False)
     x, axes = _operand("mean", x, axis)
-    array, count = _as_float(x.data), _count(x.data.shape, axes)
+    array, count = _as_float("mean", x.data, True), _count(x.data.shape, axes)
     y = _reduce("Mean", array, axes, keepdims, array.dtype, count)
     return record("mean", y, (x,), _mean_backward, (array.shape, axes, count))
 
@@ -106,7 +115,7 @@ def var(
         x = x if dtype is None else astype(x, dtype, copy=False)
         return var(x, axis, ddof if correction is None else correction, keepdims)
     x, axes = _operand("var", x, axis)
-    array = _as_float(x.data)
+    array = _as_float("var", x.data)
     y = cast(_variance(array, axes, ddof, keepdims), array.dtype)
     return record("var", y, (x,), _var_backward, (array, axes, ddof))
 
@@ -133,7 +142,7 @@ def std(
         x = x if dtype is None else astype(x, dtype, copy=False)
         return std(x, axis, ddof if correction is None else correction, keepdims)
     x, axes = _operand("std", x, axis)
-    array = _as_float(x.data)
+    array = _as_float("std", x.data)
     wide = backend.namespace(array).sqrt(_variance(array, axes, ddof, keepdims))
     y = cast(wide, array.dtype)
     return record("std", y, (x,), _std_backward, (array, wide, axes, ddof))
@@ -261,7 +270,7 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     The gradient is softmax(x), NaN at what makes the result infinite: an inf, or all that is -inf.
     """
     x, axes = _operand("logsumexp", x, axis)
-    array = _as_float(x.data)
+    array = _as_float("logsumexp", x.data)
     wide = _reduce("LogSumExp", array, axes, keepdims, compute_dtype(array.dtype))
     y = cast(wide, array.dtype)
     return record("logsumexp", y, (x,), _logsumexp_backward, (array, wide, axes))
@@ -286,7 +295,7 @@ def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> T
     if not isinstance(ord, (int, float, np.number)) or ord not in _NORMS:
         raise ArgumentError(f"norm: ord is {ord!r}, expected 1, 2 or inf")
     x, axes = _operand("norm", x, axis)
-    array = _as_float(x.data)
+    array = _as_float("norm", x.data)
     wide = _reduce(_NORMS[ord], array, axes, keepdims, compute_dtype(array.dtype))
     y = cast(wide, array.dtype)
     return record("norm", y, (x,), _norm_backward, (array, wide, axes, ord))
@@ -433,6 +442,8 @@ def _reduce(
     if type(x) is np.ndarray and x.size:
         y = _NUMPY[op](widened(x), axes, keepdims, parameter)
         return cast(y if type(y) is np.ndarray else np.asarray(y), dtype)
+    if op in _COMPLEX and is_complex(x.dtype):
+        return getattr(backend.namespace(x), _COMPLEX[op])(x, axes, keepdims=keepdims)
     y = (reduce_cuda if x.size else _reduce_empty)(op, x, axes, dtype, parameter)
     return keep_axes(y, x.shape, axes) if keepdims else y
 
@@ -445,6 +456,7 @@ def _reduce_empty(op: str, x: Array, axes: Axes, dtype: Dtype, parameter: float)
     return backend.namespace(x).full(shape, _OF_NOTHING.get(op, 0), dtype)
 
 
+_COMPLEX = {"Mean": "mean", "Prod": "prod", "Any": "any", "All": "all"}
 _OF_NOTHING = {
     "Prod": 1, "Mean": math.nan, "Var": math.nan, "LogSumExp": -math.inf, "Any": False,
     "All": True, "NormOne": 0, "NormTwo": 0, "NormMax": 0,
@@ -475,15 +487,21 @@ def _cumsum_array(x: Array, axis: int) -> Array:
     if type(x) is np.ndarray:
         y = np.cumsum(widened(x), axis)
         return cast(y, dtype)
-    return cumsum_cuda(x, axis, dtype)
+    return x.cumsum(axis) if is_complex(dtype) else cumsum_cuda(x, axis, dtype)
 
 
 def _cumprod_array(x: Array, axis: int) -> Array:
     return cast(backend.namespace(x).cumprod(widened(x), axis), sum_dtype(x.dtype))
 
 
-def _as_float(x: Array) -> Array:
-    return x if is_float(x.dtype) else x.astype(float64)
+def _as_float(op: str, x: Array, or_complex: bool = False) -> Array:
+    if is_float(x.dtype):
+        return x
+    if not is_complex(x.dtype):
+        return x.astype(float64)
+    if not or_complex:
+        raise DtypeError(f"{op}: x has dtype {x.dtype}, expected real numbers")
+    return x
 
 
 def _count(shape: Shape, axes: Axes) -> int:

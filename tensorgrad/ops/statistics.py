@@ -16,7 +16,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, namespace, same_device, widened
 from tensorgrad.checks import axis_index, axis_tuple, check_integer
-from tensorgrad.dtypes import compute_dtype, float64, int64, is_float
+from tensorgrad.dtypes import compute_dtype, float64, int64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.elementwise import equal, isnan, not_equal, where
@@ -391,7 +391,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
         minlength: the least length of the result, which otherwise ends with the largest integer.
 
     Raises:
-        DtypeError: x does not hold integers.
+        DtypeError: x does not hold integers, or the weights are complex.
         ArgumentError: an integer is negative.
         ShapeError: x does not have one axis, or the weights have another shape.
     """
@@ -410,6 +410,8 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
     same_device("bincount", ("x", "weights"), (x.data, weights.data))
     if weights.shape != x.shape:
         raise ShapeError(f"bincount: weights has shape {weights.shape}, expected {x.shape}")
+    if is_complex(weights.dtype):
+        raise DtypeError(f"bincount: weights has dtype {weights.dtype}, expected real numbers")
     y = xp.bincount(places, widened(weights.data), minlength)
     return record("bincount", y.astype(float64), (weights,), _bincount_backward, (places,))
 

@@ -8,7 +8,8 @@ are computed in float32 and rounded once. `x`, `a`, `b` may be tensors, arrays o
 Gradients at kinks: abs and sign give 0 at 0, clip passes the gradient at its bounds, maximum and
 minimum split it equally where the operands are equal and pass it to both beside NaN. Ops without a
 gradient (comparisons, rounding, sign, bits) return tensors that no gradient flows through.
-Tests: tests/ops/test_elementwise.py.
+Complex operands carry no gradient; NumPy and CuPy compute with them.
+Tests: tests/ops/test_elementwise.py and tests/ops/test_complex.py.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import Any, overload
 
 from ml_dtypes import finfo
 
-from tensorgrad.dtypes import compute_dtype, float32, is_float
+from tensorgrad.backend import namespace
+from tensorgrad.dtypes import compute_dtype, float32, is_complex, is_float
 from tensorgrad.errors import DtypeError
-from tensorgrad.operands import tensor_of
+from tensorgrad.operands import constant_of, tensor_of
 from tensorgrad.ops.elementwise.row import Row, binary, unary
 from tensorgrad.ops.indexing import nonzero
 from tensorgrad.tensor import Tensor
@@ -41,6 +43,7 @@ __all__ = [
     "cbrt",
     "ceil",
     "clip",
+    "conj",
     "copysign",
     "cos",
     "cosh",
@@ -61,6 +64,7 @@ __all__ = [
     "greater_equal",
     "heaviside",
     "hypot",
+    "imag",
     "invert",
     "isfinite",
     "isinf",
@@ -87,6 +91,7 @@ __all__ = [
     "positive",
     "power",
     "rad2deg",
+    "real",
     "reciprocal",
     "remainder",
     "right_shift",
@@ -417,6 +422,38 @@ def nextafter(a: Any, b: Any) -> Tensor:
         if compute_dtype(dtype) != dtype:
             raise DtypeError(f"nextafter: {name} has dtype {dtype}, expected float32 or float64")
     return NEXTAFTER(a, b)
+
+
+def real(x: Any) -> Tensor:
+    """Return the real part: a view of complex x, a copy of real x through which gradients flow.
+
+    Raises:
+        GradError: complex x requires a gradient.
+    """
+    x = tensor_of("real", "x", x)
+    return Tensor(constant_of("real", "x", x).real) if is_complex(x.dtype) else positive(x)
+
+
+def imag(x: Any) -> Tensor:
+    """Return the imaginary part: a view of complex x, zeros for real x.
+
+    Raises:
+        GradError: complex x requires a gradient.
+    """
+    x = tensor_of("imag", "x", x)
+    if is_complex(x.dtype):
+        return Tensor(constant_of("imag", "x", x).imag)
+    return Tensor(namespace(x.data).zeros_like(x.data))
+
+
+def conj(x: Any) -> Tensor:
+    """Return the complex conjugate; of real x a copy through which gradients flow.
+
+    Raises:
+        GradError: complex x requires a gradient.
+    """
+    x = tensor_of("conj", "x", x)
+    return Tensor(constant_of("conj", "x", x).conj()) if is_complex(x.dtype) else positive(x)
 
 
 SINC = Row(

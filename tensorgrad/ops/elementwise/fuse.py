@@ -91,6 +91,8 @@ def _row(
         if kind is None:
             raise DtypeError(f"{trace.name}: {name} is not a tensor, array or number; "
                              "expected one, or a constant given by keyword")  # fmt: skip
+        if np.dtype(kind).kind == "c":
+            raise DtypeError(f"{trace.name}: {name} is complex, expected real numbers")
     for name, value in constants.items():
         if isinstance(value, Tensor) or not _is_hashable(value):
             raise ArgumentError(

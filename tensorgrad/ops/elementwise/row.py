@@ -230,6 +230,8 @@ class Row:
         try:
             dtype, compute = self._types[tuple(kinds)]
         except KeyError:
+            if any([np.dtype(kind).kind == "c" for kind in kinds]):
+                return self._value(*arrays)  # NumPy's functions hand complex arrays to CuPy
             dtype = self._dtype or _result_dtype(self._value, self._leading, *kinds)
             compute = self._compute or _compute_type(dtype, arrays)
             self._types[tuple(kinds)] = dtype, compute
@@ -349,8 +351,8 @@ def _constant(op: str, operand: Any) -> Any:
     if type(operand) in SCALARS:
         return _Constant(operand)
     if isinstance(operand, np.generic) or backend.is_array(operand):
-        if operand.dtype.kind in "cO":  # NumPy would compute with complex numbers and objects
-            raise DtypeError(f"{op}: got an array of {operand.dtype}, expected real numbers")
+        if operand.dtype.kind == "O":  # NumPy would compute with objects
+            raise DtypeError(f"{op}: got an array of {operand.dtype}, expected numbers")
         if isinstance(operand, np.ndarray):
             operand = np.asarray(operand)  # without its subclass, which would pass for CuPy's
         return _Constant(operand)
