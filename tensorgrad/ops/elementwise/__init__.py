@@ -431,7 +431,9 @@ def real(x: Any) -> Tensor:
         GradError: complex x requires a gradient.
     """
     x = tensor_of("real", "x", x)
-    return Tensor(constant_of("real", "x", x).real) if is_complex(x.dtype) else positive(x)
+    if is_complex(x.dtype):
+        return Tensor(constant_of("real", "x", x).real)
+    return Tensor(x.data.copy()) if x.dtype.kind == "b" else positive(x)
 
 
 def imag(x: Any) -> Tensor:
@@ -447,13 +449,15 @@ def imag(x: Any) -> Tensor:
 
 
 def conj(x: Any) -> Tensor:
-    """Return the complex conjugate; of real x a copy through which gradients flow.
+    """Return the complex conjugate; of real x a copy through which gradients flow, of bool int8.
 
     Raises:
         GradError: complex x requires a gradient.
     """
     x = tensor_of("conj", "x", x)
-    return Tensor(constant_of("conj", "x", x).conj()) if is_complex(x.dtype) else positive(x)
+    if is_complex(x.dtype):
+        return Tensor(namespace(x.data).asarray(constant_of("conj", "x", x).conj()))
+    return Tensor(x.data.astype("int8")) if x.dtype.kind == "b" else positive(x)
 
 
 SINC = Row(
