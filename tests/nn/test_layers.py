@@ -224,5 +224,5 @@ def test_initializers_name_what_does_not_fit() -> None:
 def test_functional_is_the_ops() -> None:
     for name in nn.functional.__all__:
         function = getattr(nn.functional, name)
-        home = nn.loss if function.__module__ == nn.loss.__name__ else tg
-        assert getattr(home, name) is function
+        homes = {module.__name__: module for module in (nn.loss, nn.pointwise)}
+        assert getattr(homes.get(function.__module__, tg), name) is function
