@@ -165,7 +165,7 @@ signbit = unary("signbit", "whether x is negative or -0.0", "sign_bit(x)")
 isnan = unary("isnan", "whether x is NaN", "is_nan(x)")
 isinf = unary("isinf", "whether x is +inf or -inf", "is_inf(x)")
 isfinite = unary("isfinite", "whether x is neither NaN nor infinite", "is_finite(x)")
-logical_not = unary("logical_not", "whether x is 0 or False", "logical_not(x)")
+logical_not = unary("logical_not", "whether x is 0 or False", "x == 0")
 
 add = binary("add", "a + b", "a + b", "dy", "dy")
 subtract = binary("subtract", "a - b", "a - b", "dy", "-dy")

@@ -188,7 +188,10 @@ class Row:
             computed = [backend.empty(dy.shape, dtype, like=dy) for dtype in dtypes]
             if computed:
                 compute = self._compute or compute_dtype(dy.dtype)
-                launch(gradients.formula, arrays, computed, compute)
+                try:
+                    launch(gradients.formula, arrays, computed, compute)
+                except DtypeError:  # complex numbers: the engine names the input that gets them
+                    computed = list(gradients.function(*arrays))
         return [None if p is None else dy if p < 0 else computed[p] for p in gradients.indices]
 
     def _gradients_of(self, needs: tuple[bool, ...]) -> _Gradients:
