@@ -81,6 +81,7 @@ def forward(
         overlap.launch(
             kernel, grid, block, arguments, shared,
             early=(weight, bias), writes=(y, None if total is x else total, mean, rstd),
+            starts_next_at_once=True,
         )  # fmt: skip
     return y, total, mean, rstd
 

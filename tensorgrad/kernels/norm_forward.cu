@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(LANES > 0 ? 128 : 512,
     const C inverse_width = C(1) / C(width), inverse_count = C(1) / max(count, C(1));
     // Wait for the kernel before.
     if (overlaps) {
-        wait_for_previous_kernel();
         start_next_kernel();
+        wait_for_previous_kernel();
     }
     fetch();
 

@@ -11,8 +11,13 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
-// Let the next kernel start once all blocks have called this or have ended. It is called after
-// `wait_for_previous_kernel`, so that no more than two kernels overlap.
+// Bring the 128 bytes around an address into the L2 cache, without waiting for them.
+__device__ inline void prefetch_to_l2(const void* address) {
+    asm volatile("prefetch.global.L2 [%0];" :: "l"(__cvta_generic_to_global(address)) : "memory");
+}
+
+// Let the next kernel start once all blocks have called this or have ended. Called before
+// `wait_for_previous_kernel`, it lets three kernels overlap; the launch says so then.
 __device__ inline void start_next_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

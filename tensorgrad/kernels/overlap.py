@@ -11,10 +11,12 @@ setting up of their barriers in this way, but only in graphs. The rules, for whi
 the functions:
 
 - A kernel waits before it reads or writes memory that other kernels write, except for the arrays
-  `early`, which it may read at once, such as weights. They are compared with what the kernel before
-  writes, and where these are the same memory, the launch is an ordinary one.
-- A kernel lets the next one start only after it has waited itself. So when a kernel starts, all but
-  the one before it have ended.
+  `early`, which it may read at once, such as weights. They are compared with what the kernels that
+  may still run write, and where these are the same memory, the launch is an ordinary one.
+- A kernel lets the next one start after it has waited itself. So when a kernel starts, all but the
+  one before it have ended. Small kernels, which leave multiprocessors idle, let it start at once:
+  the next one copies its weights while the one before the small kernel still runs. They say so by
+  `starts_next_at_once`; what was written before them counts as still being written.
 - Only arrays in `early` are declared `const __restrict__`: the compiler takes them for constant,
   and may load them before the wait.
 - Memory that a kernel reads early is written by kernels that are launched here, or by those that
@@ -48,7 +50,7 @@ _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
 _FIRST_DRIVER = 12030  # that captures such launches
 
 _lock = threading.Lock()
-# By device and stream: the memory that the latest kernel that was launched here writes.
+# By device and stream: the memory that kernels write of which the next may not see the end.
 _written: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
 
@@ -77,6 +79,7 @@ def launch(
     *,
     early: Sequence[Array | None] = (),
     writes: Sequence[Array | None] = (),
+    starts_next_at_once: bool = False,
 ) -> None:
     """Launch a kernel on the current stream, so that it may start before the one before it ends.
 
@@ -87,6 +90,7 @@ def launch(
         shared: bytes of dynamic shared memory.
         early: what it reads before it waits.
         writes: what it writes, if it lets the next kernel start early.
+        starts_next_at_once: whether it lets the next kernel start before it has waited itself.
     """
     cuda = backend.cupy.cuda
     device, stream = cuda.runtime.getDevice(), cuda.get_current_stream().ptr
@@ -98,12 +102,14 @@ def launch(
             for begin, end in (backend.byte_bounds(array) for array in early if array is not None)
             for begin_written, end_written in before
         )
-        if safe and _is_supported(device):
+        overlaps = safe and _is_supported(device)
+        if overlaps:
             _launch(kernel, grid, block, arguments, shared, stream)
         else:
             kernel(grid, block, tuple(arguments), shared)
         if ranges:
-            _written[device, stream] = ranges
+            kept = before if overlaps and starts_next_at_once else []
+            _written[device, stream] = kept + ranges
 
 
 def launch_in_graph(

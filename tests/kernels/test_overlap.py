@@ -49,10 +49,34 @@ def test_what_the_kernel_before_writes_is_not_read_early(launches: list[str]) ->
     assert launch(writes=[other]) == "plain"
     assert launch() == "overlapped"
     assert launch(writes=[weight[::2]]) == "overlapped"
+    assert launch(writes=[y], starts_next_at_once=True) == "plain"  # all before it have ended
+    assert launch(writes=[weight]) == "overlapped"
+    assert launch(writes=[weight]) == "plain"
     backend.cupy.cuda.get_current_stream().ptr = 8
     assert launch() == "overlapped"
     backend.cupy.cuda.get_current_stream().ptr = 7
     assert launch() == "plain"
+
+
+def test_kernels_that_start_the_next_at_once_pass_on_what_was_written(launches: list[str]) -> None:
+    memory = on_gpu(np.zeros(100, np.float32))
+    weight, other, y = memory[:40], memory[40:60], memory[60:]
+
+    def launch(reads: Any, writes: Any, starts_next_at_once: bool = False) -> str:
+        overlap.launch(
+            lambda *_: launches.append("plain"), (1,), (32,), (), early=[reads], writes=[writes],
+            starts_next_at_once=starts_next_at_once,
+        )  # fmt: skip
+        return launches[-1]
+
+    assert launch(other, weight) == "overlapped"
+    assert launch(other, y, starts_next_at_once=True) == "overlapped"
+    assert launch(other, y, starts_next_at_once=True) == "overlapped"
+    assert launch(weight, other) == "plain"  # the first may still write it
+    assert launch(weight, other) == "overlapped"
+    assert launch(weight, weight, starts_next_at_once=True) == "overlapped"
+    assert launch(other, y) == "plain"  # what came before that one
+    assert launch(weight, other) == "overlapped"
 
 
 def test_arguments_are_laid_out_as_the_driver_takes_them() -> None:

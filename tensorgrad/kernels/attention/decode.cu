@@ -219,7 +219,6 @@ decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
     __shared__ __align__(16) T queries[MOST][WIDTH];
     __shared__ __align__(16) float outputs[WARPS][MOST][WIDTH];
     __shared__ SoftmaxPartial sums[WARPS][MOST];
-    wait_for_previous_kernel();
     start_next_kernel();
     const KeySplit<MOST> own(p, lengths, STEP);
     if (blockIdx.x >= own.active) return;
@@ -257,15 +256,22 @@ decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
                 }
             }
     };
-    // Load the first tile; rotate the queries and append to the cache.
+    // Load the first tile and bring the second into L2, both before the wait where the block appends
+    // nothing there; rotate the queries and append to the cache.
     int first = own.from + warp * TILE;
-    const bool early = first + TILE <= own.place;   // the block appends nothing there
+    const bool early = first + TILE <= own.place;
+    if (lane < TILE && first + STEP + lane < own.to)
+        for (int e = 0; e < p.width; e += 64) {
+            prefetch_to_l2(keys + ((first + STEP + lane) * p.key_at.key + e));
+            prefetch_to_l2(values + ((first + STEP + lane) * p.value_at.key + e));
+        }
     #pragma unroll 1
     for (int turn = 0; turn < 2; ++turn) {
         if (early == (turn == 0)) {
             load_keys(first);
             load_values(first);
         } else {
+            wait_for_previous_kernel();
             load_queries(queries, keys, values, qkv, cosines, sines, p, own);
             asm volatile("barrier.sync 0;" ::: "memory");
         }
@@ -383,8 +389,8 @@ decode_attention_plain(T* y, T* keys, T* values, const T* qkv, float* parts,
     __shared__ float outputs[WARPS][MOST][WIDTH];
     __shared__ SoftmaxPartial sums[WARPS][MOST];
     const int own_groups = THREADS / lanes, step = own_groups * TOGETHER;
-    wait_for_previous_kernel();
     start_next_kernel();
+    wait_for_previous_kernel();
     const KeySplit<MOST> own(p, lengths, step);
     if (blockIdx.x >= own.active) return;
     keys += own.sequence * p.key_at.sequence + own.group * p.key_at.head;

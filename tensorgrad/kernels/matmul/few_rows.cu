@@ -21,42 +21,10 @@
 // instantiate: matmul_few_rows<{__half | __nv_bfloat16}, 32, {2 | 4}, {8 | 16}>
 constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
 #include "ampere.cuh"
-#include "elementwise.cuh"
 #include "fragment.cuh"
+#include "matmul/few_rows.cuh"
 #include "overlap.cuh"
 #include "reduce.cuh"
-
-// The epilogue of a sum: bias (columns), GELU (tanh), gate and residual (rows, columns); a null
-// pointer does nothing. With `wide` the result goes there, not rounded to T.
-template <typename T>
-struct FewRowsEpilogue {
-    T* y;
-    float* wide;
-    const T* bias;
-    const T* gate;
-    const T* residual;
-    int gelu, columns;
-
-    struct Operands {   // of one element of y
-        float shift, open, residual;
-    };
-
-    __device__ Operands load(int row, int column) const {
-        const long long place = row * (long long)columns + column;
-        return {bias == nullptr ? 0 : to_compute(bias[column]),
-                gate == nullptr ? 0 : to_compute(gate[place]),
-                residual == nullptr ? 0 : to_compute(residual[place])};
-    }
-    __device__ void store(float sum, int row, int column, const Operands& of) const {
-        const long long place = row * (long long)columns + column;
-        sum += of.shift;
-        if (gelu) sum = gelu_tanh(sum);
-        if (gate != nullptr) sum *= of.open * sigmoid(of.open);
-        sum += of.residual;
-        if (wide != nullptr) wide[place] = sum;
-        else y[place] = from_compute<T>(sum);
-    }
-};
 
 // A block: 8 * BANDS rows of weight, which are columns of y, by all rows of x, at most ROWS: 8, 16
 // or 32. Its warps take 32 terms in turn (split-K), and their sums are added in order. Operands are

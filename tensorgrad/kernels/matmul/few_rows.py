@@ -14,6 +14,7 @@ from tensorgrad.kernels.structs import NULL, pointer
 
 MOST_ROWS = 32
 _PROCESSORS = 132  # of an H200; results do not depend on the chip
+_MOST_STAGED = 226 * 1024  # bytes a block
 
 
 def refusal(p: MatmulProblem) -> str | None:
@@ -51,17 +52,46 @@ def multiply(p: MatmulProblem) -> None:
         )  # fmt: skip
         return
     rows = max(8, power_of_two(p.rows))
-    # Few columns are divided among more blocks; many rows are read by fewer.
-    bands = 2
-    if rows == MOST_ROWS and p.columns >= 4096:
-        bands = 4
-    elif rows < MOST_ROWS and p.columns <= 8 * _PROCESSORS:
-        bands = 1
-    few = p.columns <= 16 * _PROCESSORS
-    warps = 16 if p.width >= 2048 or (few and p.width >= 1024) else 8
-    kernel = load(file, f"matmul_few_rows<{name}, {rows}, {bands}, {warps}>")
-    blocks, shared = -(-p.columns // (8 * bands)), 32 * rows * bands * warps
+    warps = 16 if p.width >= 2048 else 8
+    if _is_staged(p):
+        file, kernel = "matmul/few_rows_sm90.cu", f"matmul_few_rows_staged<{name}, {warps}>"
+        arguments, columns, shared = (*arguments, np.int32(_pitch(p.width))), 16, _staged(p.width)
+    else:
+        # Few columns are divided among more blocks; many rows are read by fewer.
+        few, bands = p.columns <= 16 * _PROCESSORS, 2
+        if rows == MOST_ROWS and p.columns >= 4096:
+            bands = 4
+        elif rows < MOST_ROWS and p.columns <= 8 * _PROCESSORS:
+            bands = 1
+        warps = 16 if few and p.width >= 1024 else warps
+        kernel = f"matmul_few_rows<{name}, {rows}, {bands}, {warps}>"
+        columns, shared = 8 * bands, 32 * rows * bands * warps
     overlap.launch(
-        kernel, (blocks,), (32 * warps,), arguments, shared,
+        load(file, kernel), (-(-p.columns // columns),), (32 * warps,), arguments, shared,
         early=(weight, p.bias), writes=(p.y,),
     )  # fmt: skip
+
+
+def _is_staged(p: MatmulProblem) -> bool:
+    """Whether weights had better be staged in shared memory, as measured on an H200.
+
+    They are of several megabytes in long rows, and so few that all blocks run at once.
+    """
+    at_once = _PROCESSORS * min(_MOST_STAGED // _staged(p.width), 4)
+    return (
+        p.rows <= 8
+        and p.width >= 1280
+        and p.width * p.columns >= 3_000_000
+        and p.columns <= 16 * at_once
+        and capability(p.y.device.id) >= 90
+    )
+
+
+def _pitch(width: int) -> int:
+    """Return the bytes from one row of staged weights to the next."""
+    return -(-2 * width // 128) * 128 + 64
+
+
+def _staged(width: int) -> int:
+    """Return the bytes of shared memory for staged weights, 16 rows of them."""
+    return 16 * _pitch(width)
