@@ -256,8 +256,8 @@ decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
                 }
             }
     };
-    // Load the first tile and bring the second into L2, both before the wait where the block appends
-    // nothing there; rotate the queries and append to the cache.
+    // Load the first tile, before the wait where the block appends nothing there, and bring the
+    // second into L2; rotate the queries and append to the cache.
     int first = own.from + warp * TILE;
     const bool early = first + TILE <= own.place;
     if (lane < TILE && first + STEP + lane < own.to)

@@ -71,7 +71,8 @@ def forward(
         arguments = (*arguments, np.int32(split.lanes), np.int32(aligned))
     overlap.launch(
         load(_FILE, kernel), (split.splits, split.across, batch), (_THREADS,), arguments,
-        early=(*(angles or ()), lengths, keys, values), writes=(y, keys, values), starts_next_at_once=True,
+        early=(*(angles or ()), lengths, keys, values), writes=(y, keys, values),
+        starts_next_at_once=True,
     )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
 // Products of up to 8 rows of x on Hopper: y = x W^T, with W staged in shared memory.
 //
-// A block copies all its rows of W by TMA as soon as it runs, while the kernels before still compute
-// x. What is left after the wait is x, from L2, and the product itself. It is worth it for weights
-// of megabytes; smaller ones fit into the registers of few_rows.cu, which has the rest: operands,
-// their order, the epilogue. Launched by kernels/matmul/few_rows.py.
+// A block copies all its rows of W by TMA as soon as it runs, while the kernels before still
+// compute x. What is left after the wait is x, from L2, and the product itself. It is worth it for
+// weights of megabytes; of smaller ones the registers of few_rows.cu hold as much. Operands, their
+// order and the epilogue are as there. Launched by kernels/matmul/few_rows.py.
 //
 // Phases: start the copy of the weights; wait for the kernel before; load and multiply, each warp
 // its part of the terms; add up the warps; epilogue.
@@ -20,11 +20,11 @@ constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
 constexpr int ROWS = 8, BANDS = 2, COLUMNS = 8 * BANDS;   // of y, in a block
 constexpr int AHEAD = 6;   // pieces of x that a warp has under way
 
-// A block: 16 rows of weight, which are columns of y, by all rows of x, at most 8. Its warps take 32
-// terms in turn (split-K), and their sums are added in order. width is a multiple of 8. Shared
+// A block: 16 rows of weight, which are columns of y, by all rows of x, at most 8. Its warps take
+// 32 terms in turn (split-K), and their sums are added in order. width is a multiple of 8. Shared
 // memory: the rows of weight, each at `pitch` bytes from the one before: 64 beyond a multiple of
-// 128, so that a quarter of a warp, which loads 64 bytes of two rows, meets all banks once. The sums
-// of the warps take it over, 512 bytes a warp.
+// 128, so that a quarter of a warp, which loads 64 bytes of two rows, meets all banks once. The
+// sums of the warps take it over, 512 bytes a warp.
 //
 // Only weight and bias are constant, and weights are copied before the wait: see overlap.py.
 template <typename T, int WARPS>
@@ -77,7 +77,7 @@ matmul_few_rows_staged(T* y, float* wide, const T* x, const T* __restrict__ weig
         #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
             if (start + i * STEP >= width) break;   // alike for all threads of a warp
-            Words w[BANDS] = {};   // beyond the row is no number
+            Words w[BANDS] = {};   // not what lies between two rows
             if (place + i * STEP < width) {
                 #pragma unroll
                 for (int j = 0; j < BANDS; ++j)
