@@ -26,7 +26,6 @@ from tensorgrad.interop import from_dlpack
 from tensorgrad.ops import aliases as _aliases
 from tensorgrad.ops import attention as _attention
 from tensorgrad.ops import attention_unfused as _attention_unfused
-from tensorgrad.ops import close as _close
 from tensorgrad.ops import creation as _creation
 from tensorgrad.ops import cross_entropy as _cross_entropy
 from tensorgrad.ops import diagonals as _diagonals
@@ -41,6 +40,7 @@ from tensorgrad.ops import matmul as _matmul
 from tensorgrad.ops import norm as _norm
 from tensorgrad.ops import reduce as _reduce
 from tensorgrad.ops import rotary as _rotary
+from tensorgrad.ops import scatter as _scatter
 from tensorgrad.ops import shape as _shape
 from tensorgrad.ops import softmax as _softmax
 from tensorgrad.ops import sorting as _sorting
@@ -49,7 +49,6 @@ from tensorgrad.ops import statistics as _statistics
 from tensorgrad.ops.aliases import *
 from tensorgrad.ops.attention import *
 from tensorgrad.ops.attention_unfused import *
-from tensorgrad.ops.close import *
 from tensorgrad.ops.creation import *
 from tensorgrad.ops.cross_entropy import *
 from tensorgrad.ops.diagonals import *
@@ -68,6 +67,7 @@ from tensorgrad.ops.matmul import *
 from tensorgrad.ops.norm import *
 from tensorgrad.ops.reduce import *
 from tensorgrad.ops.rotary import *
+from tensorgrad.ops.scatter import *
 from tensorgrad.ops.shape import *
 from tensorgrad.ops.softmax import *
 from tensorgrad.ops.sorting import *
@@ -104,7 +104,6 @@ __all__ = [
 __all__ += _activation.__all__
 __all__ += _array_api.__all__
 __all__ += _aliases.__all__
-__all__ += _close.__all__
 __all__ += _diagonals.__all__
 __all__ += _stacking.__all__
 __all__ += _statistics.__all__
@@ -124,6 +123,7 @@ __all__ += _matmul.__all__
 __all__ += _rotary.__all__
 __all__ += _norm.__all__
 __all__ += _reduce.__all__
+__all__ += _scatter.__all__
 __all__ += _shape.__all__
 __all__ += _softmax.__all__
 __all__ += _sorting.__all__

@@ -569,6 +569,18 @@ class Tensor:
         """Return the elements at `index` along an axis; see `tensorgrad.take_along_axis`."""
         return aliases.gather(self, axis, index)
 
+    def scatter(self, axis: int, index: Any, src: Any) -> Tensor:
+        """Return a copy with `src` at `index` along an axis; see `tensorgrad.scatter`."""
+        return scatter.scatter(self, axis, index, src)
+
+    def scatter_add(self, axis: int, index: Any, src: Any) -> Tensor:
+        """Return a copy with `src` added at `index`; see `tensorgrad.scatter_add`."""
+        return scatter.scatter_add(self, axis, index, src)
+
+    def index_add(self, axis: int, index: Any, source: Any, alpha: float = 1) -> Tensor:
+        """Return a copy with `source` added to slices; see `tensorgrad.index_add`."""
+        return scatter.index_add(self, axis, index, source, alpha)
+
     def permute(self, *axes: Any) -> Tensor:
         """Return the axes in another order, `transpose`."""
         return self.transpose(*axes)
@@ -608,6 +620,7 @@ from tensorgrad.ops import (  # noqa: E402
     matmul,
     numpy_functions,
     reduce,
+    scatter,
     shape,
     sorting,
     stacking,

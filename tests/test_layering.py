@@ -29,7 +29,7 @@ NAMES = [source.module for source in library()]
 # The one import that goes up: the methods of Tensor call the ops.
 CALLED = (
     "aliases", "diagonals", "einsum", "elementwise", "indexing", "matmul", "numpy_functions",
-    "reduce", "shape", "sorting", "stacking",
+    "reduce", "scatter", "shape", "sorting", "stacking",
 )  # fmt: skip
 UPWARD = {("tensorgrad.tensor", f"tensorgrad.ops.{name}") for name in CALLED}
 

@@ -61,11 +61,11 @@ def getitem(x: Any, key: Any) -> Tensor:
     x = tensor_of("getitem", "x", x)
     basic = _is_basic(key)
     if not basic:
-        key = _plain_key("getitem", key, x.data)
+        key = plain_key("getitem", key, x.data)
     try:
         y = x.data[key]
     except (IndexError, ValueError, TypeError) as error:
-        raise _explained("getitem", x.data.shape, key, error) from error
+        raise explained("getitem", x.data.shape, key, error) from error
     if basic:
         return record("getitem", y, (x,), _view_backward, (key, x.data.shape))
     arrays = key if isinstance(key, tuple) else (key,)  # saved one by one: assignment is noticed
@@ -106,7 +106,7 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
         ArgumentError: the memory is read-only.
         ShapeError, OutOfRangeError, DtypeError: as in `getitem`, or the value does not broadcast.
     """
-    key = _plain_key("assignment", key, x.data)
+    key = plain_key("assignment", key, x.data)
     _check_gradients(
         "assignment", x, value, "use where() or concatenate(), or assign value.detach()"
     )
@@ -121,7 +121,7 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
     except OverflowError as error:
         raise ArgumentError(f"assignment: the value is {value}, expected {x.dtype}") from error
     except (IndexError, ValueError, TypeError) as error:
-        raise _explained("assignment", x.data.shape, key, error) from error
+        raise explained("assignment", x.data.shape, key, error) from error
 
 
 def assign_result(
@@ -191,7 +191,7 @@ def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
     """
     x = tensor_of("take", "x", x)
     data = x.data
-    rows = _index_array("take", indices, data)
+    rows = index_array("take", indices, data)
     data, axis = along("take", data, axis)
     try:
         y = data.take(rows, axis)
@@ -224,7 +224,7 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
     """
     x = tensor_of("take_along_axis", "x", x)
     data = x.data
-    rows = _index_array("take_along_axis", indices, data)
+    rows = index_array("take_along_axis", indices, data)
     data, axis = along("take_along_axis", data, axis)
     if rows.ndim != data.ndim:
         raise ShapeError(
@@ -275,7 +275,7 @@ def put_along_axis(x: Tensor, indices: Any, values: Any, axis: int | None = -1) 
     """
     if not isinstance(x, Tensor):
         raise DtypeError(f"put_along_axis: x is a {type(x).__name__}, expected a tensor to change")
-    rows = _index_array("put_along_axis", indices, x.data)
+    rows = index_array("put_along_axis", indices, x.data)
     _, place = along("put_along_axis", x.data, axis)
     if rows.ndim != (1 if axis is None else x.ndim):
         expected = 1 if axis is None else x.ndim
@@ -365,7 +365,7 @@ def _add_elements_back(shape: Shape, key: tuple[Any, ...], dy: Array) -> Array:
     return _add_back((size,), elements, dy).reshape(shape)
 
 
-def _plain_key(op: str, key: Any, like: Array) -> Any:
+def plain_key(op: str, key: Any, like: Array) -> Any:
     """Return an index with arrays on the device of `like` for its sequences and tensors."""
     if isinstance(key, tuple):
         return tuple([_plain_part(op, part, like) for part in key])
@@ -404,7 +404,7 @@ def _is_basic(key: Any) -> bool:
     return _BASIC.issuperset(map(type, key)) if type(key) is tuple else type(key) in _BASIC
 
 
-def _index_array(op: str, indices: Any, like: Array) -> Array:
+def index_array(op: str, indices: Any, like: Array) -> Array:
     """Return indices as an integer array on the device of the array they index."""
     return _plain_part(op, integer_array(op, "indices", indices), like)
 
@@ -416,7 +416,7 @@ def _check_range(op: str, indices: Array, axis: int, size: int) -> None:
     check_indices(op, "indices", indices, outside, expected)
 
 
-def _explained(op: str, shape: Shape, key: Any, error: Exception) -> Exception:
+def explained(op: str, shape: Shape, key: Any, error: Exception) -> Exception:
     """Return an error that names the part of the key and the axis that it does not fit."""
     parts = list(key) if isinstance(key, tuple) else [key]
     for part in parts:

@@ -1,10 +1,10 @@
-"""Sorting, unique elements and sets. Tests: tests/ops/test_sorting.py and tests/ops/test_sets.py.
+"""Sorting, unique elements, sets, and whether arrays are equal.
 
 Equal elements keep their order, ascending and descending, and NaN counts as larger than any
 number; so both devices agree on every index. Sorted values are taken by index, and their
 gradient goes back to where each came from. Unique elements and sets have no gradients; how many
 there are depends on the values, so on the GPU the host waits for them, and no CUDA graph can
-capture these functions.
+capture these functions. Tests: tests/ops/test_sorting.py, test_sets.py and test_close.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from tensorgrad.checks import along, axis_index, check_integer, promoted
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.indexing import take, take_along_axis
+from tensorgrad.ops.stacking import broadcast_shapes
 from tensorgrad.tensor import Tensor
 
 __all__ = [
-    "argsort", "intersect1d", "isin", "searchsorted", "setdiff1d", "setxor1d", "sort", "topk",
-    "union1d", "unique", "unique_all", "unique_counts", "unique_inverse", "unique_values",
+    "allclose", "argsort", "array_equal", "array_equiv", "intersect1d", "isclose", "isin",
+    "searchsorted", "setdiff1d", "setxor1d", "sort", "topk", "union1d", "unique", "unique_all",
+    "unique_counts", "unique_inverse", "unique_values",
 ]  # fmt: skip
 
 
@@ -238,3 +240,50 @@ def _pair(op: str, name: str, other: str, a: Any, b: Any) -> tuple[Array, Array]
     arrays = tensor_of(op, name, a).data, tensor_of(op, other, b).data
     same_device(op, (name, other), arrays)
     return widened(arrays[0]), widened(arrays[1])
+
+
+def isclose(
+    a: Any, b: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> Tensor:
+    """Return whether |a - b| <= atol + rtol |b|, elementwise; infinities are close to themselves.
+
+    Args:
+        a, b: tensors, arrays, numbers or lists that broadcast.
+        rtol, atol: the relative and the absolute tolerance.
+        equal_nan: whether NaN is close to NaN.
+    """
+    first, second = tensor_of("isclose", "a", a).data, tensor_of("isclose", "b", b).data
+    same_device("isclose", ("a", "b"), (first, second))
+    broadcast_shapes(first.shape, second.shape)
+    xp = namespace(first)
+    return Tensor(xp.asarray(xp.isclose(widened(first), widened(second), rtol, atol, equal_nan)))
+
+
+def allclose(
+    a: Any, b: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> bool:
+    """Return whether all elements are close; see `isclose`. The host waits for the answer."""
+    return bool(isclose(a, b, rtol, atol, equal_nan).data.all())
+
+
+def array_equal(a: Any, b: Any, equal_nan: bool = False) -> bool:
+    """Return whether a and b have one shape and equal elements. The host waits for the answer."""
+    first, second = tensor_of("array_equal", "a", a).data, tensor_of("array_equal", "b", b).data
+    same_device("array_equal", ("a", "b"), (first, second))
+    if first.shape != second.shape:
+        return False
+    alike = first == second
+    if equal_nan:
+        alike = alike | ((first != first) & (second != second))
+    return bool(alike.all())
+
+
+def array_equiv(a: Any, b: Any) -> bool:
+    """Return whether a and b broadcast to one shape and have equal elements there."""
+    first, second = tensor_of("array_equiv", "a", a).data, tensor_of("array_equiv", "b", b).data
+    same_device("array_equiv", ("a", "b"), (first, second))
+    try:
+        broadcast_shapes(first.shape, second.shape)
+    except ShapeError:
+        return False
+    return bool((first == second).all())

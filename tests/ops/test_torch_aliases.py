@@ -25,6 +25,18 @@ ALIASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
     "unsqueeze": (lambda x: x.unsqueeze(1), lambda x: tg.expand_dims(x, 1)),
     "masked_fill": (lambda x: x.masked_fill(MASK, -2), lambda x: tg.where(MASK, -2.0, x)),
     "gather": (lambda x: x.gather(1, INDEX), lambda x: tg.take_along_axis(x[:2], INDEX, 1)),
+    "scatter": (
+        lambda x: x.scatter(1, INDEX[:, :1], 2),
+        lambda x: tg.scatter(x, 1, INDEX[:, :1], 2),
+    ),
+    "scatter_add": (
+        lambda x: x[0].scatter_add(0, INDEX[0], x[1, :1].reshape(1, 5).repeat(6, 0)),
+        lambda x: tg.scatter_add(x[0], 0, INDEX[0], tg.repeat(x[1, :1], 6, 0)),
+    ),
+    "index_add": (
+        lambda x: x.index_add(1, [0, 0], x[:, :2], 3),
+        lambda x: tg.index_add(x, 1, [0, 0], x[:, :2] * 3),
+    ),
     "clone": (lambda x: x.clone(), lambda x: x * 1),
     "float": (lambda x: x.double().float(), lambda x: x * 1),
     "double": (lambda x: x.double(), lambda x: x.astype("float64")),

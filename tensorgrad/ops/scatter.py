@@ -1,0 +1,236 @@
+"""Copies of an array with some elements replaced or added to, with gradients.
+
+NumPy assigns in place, x[key] = value, which no gradient flows through. These return a copy, under
+PyTorch's names; `index_put` is the general one and all others are a key for it. Gradients flow to x
+and to the values. Keys are checked as in indexing. Tests: tests/ops/test_scatter.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorgrad.accumulation import Gradients, Needs, Saved
+from tensorgrad.arrays import cast, sum_to_shape
+from tensorgrad.autograd import record
+from tensorgrad.backend import Array, Shape, namespace, same_device
+from tensorgrad.checks import axis_index
+from tensorgrad.dtypes import compute_dtype, is_complex, is_float
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.operands import tensor_of
+from tensorgrad.ops.indexing import add_rows, explained, index_array, plain_key
+from tensorgrad.ops.shape import broadcast_to, moveaxis
+from tensorgrad.tensor import Tensor
+
+__all__ = [
+    "diagonal_scatter", "index_add", "index_copy", "index_fill", "index_put", "scatter",
+    "scatter_add", "select_scatter", "slice_scatter",
+]  # fmt: skip
+
+
+def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Tensor:
+    """Return a copy of x with y[indices] = values, or y[indices] += values for each index.
+
+    Args:
+        x: any shape and dtype.
+        indices: all that x may be indexed with; arrays may be tensors.
+        values: broadcasts to x[indices]; cast to the dtype of x.
+        accumulate: add to what is there. An element that occurs repeatedly gets all its values;
+            without, it gets one of them, on the CPU the last.
+
+    Returns:
+        In the shape and dtype of x. 16-bit floats are added up in float32 and rounded once.
+
+    Raises:
+        ShapeError: the values do not broadcast to x[indices], or the indices do not fit x.
+        OutOfRangeError: an index lies outside its axis (not checked on the GPU for arrays).
+        DtypeError: an index is neither an integer, bool, slice, None nor `...`.
+        DeviceError: the operands are on two devices.
+    """
+    return _put("index_put", x, indices, values, accumulate)
+
+
+def scatter(x: Any, axis: int, index: Any, src: Any) -> Tensor:
+    """Return a copy of x with y[index[i][j]][j] = src[i][j] for axis 0, and so for the others.
+
+    Args:
+        x: any shape and dtype.
+        axis: the axis that `index` counts along.
+        index: integers; as many axes as x, none longer than that of x, but for `axis`.
+        src: a number, or an array at least as long as `index` along each axis.
+
+    Raises:
+        As `index_put`; ShapeError where index or src does not fit.
+    """
+    return _scatter("scatter", x, axis, index, src, False)
+
+
+def scatter_add(x: Any, axis: int, index: Any, src: Any) -> Tensor:
+    """Return a copy of x with src added at `index`; arguments and errors are those of `scatter`."""
+    return _scatter("scatter_add", x, axis, index, src, True)
+
+
+def index_add(x: Any, axis: int, index: Any, source: Any, alpha: float = 1) -> Tensor:
+    """Return a copy of x with alpha * source[i] added to slice index[i] along an axis.
+
+    Args:
+        x: any shape and dtype.
+        axis: the axis that `index` counts along.
+        index: (N,) integers, or one.
+        source: broadcasts to x with N slices along the axis.
+        alpha: a factor.
+
+    Raises:
+        As `index_put`.
+    """
+    source = tensor_of("index_add", "source", source)
+    source = source if alpha == 1 else source * alpha
+    return _put("index_add", x, _slices("index_add", x, axis, index), source, True)
+
+
+def index_copy(x: Any, axis: int, index: Any, source: Any) -> Tensor:
+    """Return a copy of x with slice index[i] replaced by source[i]; see `index_add`."""
+    return _put("index_copy", x, _slices("index_copy", x, axis, index), source, False)
+
+
+def index_fill(x: Any, axis: int, index: Any, value: Any) -> Tensor:
+    """Return a copy of x with a number in the slices `index` along an axis; see `index_add`."""
+    value = tensor_of("index_fill", "value", value)
+    if value.ndim:
+        raise ShapeError(f"index_fill: value has shape {value.shape}, expected ()")
+    return _put("index_fill", x, _slices("index_fill", x, axis, index), value, False)
+
+
+def select_scatter(x: Any, src: Any, axis: int, index: int) -> Tensor:
+    """Return a copy of x with the slice at one index along an axis replaced by src."""
+    return _put("select_scatter", x, _slices("select_scatter", x, axis, index), src, False)
+
+
+def slice_scatter(
+    x: Any, src: Any, axis: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """Return a copy of x with slices `start:end:step` along an axis replaced by src."""
+    key = _slices("slice_scatter", x, axis, slice(start, end, step))
+    return _put("slice_scatter", x, key, src, False)
+
+
+def diagonal_scatter(x: Any, src: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+    """Return a copy of x with a diagonal, as of `diagonal`, replaced by src.
+
+    Raises:
+        ArgumentError: the two axes are one.
+        ShapeError: src does not broadcast to the diagonal.
+    """
+    op = "diagonal_scatter"
+    x, src = tensor_of(op, "x", x), tensor_of(op, "src", src)
+    first, second = axis_index(op, axis1, x.ndim), axis_index(op, axis2, x.ndim)
+    if first == second:
+        raise ArgumentError(f"{op}: axis2 is {axis2}, expected another axis than axis1")
+    rows, columns = max(0, -offset), max(0, offset)
+    length = max(0, min(x.shape[first] - rows, x.shape[second] - columns))
+    y, xp = moveaxis(x, (first, second), (0, 1)), namespace(x.data)
+    _check_fits(op, "src has", src.shape, (*y.shape[2:], length))
+    src = moveaxis(broadcast_to(src, (*y.shape[2:], length)), -1, 0)
+    key = xp.arange(length) + rows, xp.arange(length) + columns
+    return moveaxis(_put(op, y, key, src, False), (0, 1), (first, second))
+
+
+def _scatter(op: str, x: Any, axis: int, index: Any, src: Any, add: bool) -> Tensor:
+    """Put src, cropped to the shape of the index, at the index along an axis."""
+    x, src = tensor_of(op, "x", x), tensor_of(op, "src", src)
+    axis = axis_index(op, axis, x.ndim)
+    rows = index_array(op, index, x.data)
+    fits = rows.ndim == x.ndim and all(
+        n <= most for place, (n, most) in enumerate(zip(rows.shape, x.shape, strict=True))
+        if place != axis
+    )  # fmt: skip
+    if not fits:
+        raise ShapeError(
+            f"{op}: index has shape {rows.shape}, expected at most {x.shape} but for axis {axis}"
+        )
+    if src.ndim:
+        if src.ndim != rows.ndim or any(a < b for a, b in zip(src.shape, rows.shape, strict=True)):
+            raise ShapeError(f"{op}: src has shape {src.shape}, expected at least {rows.shape}")
+        if src.shape != rows.shape:
+            src = src[tuple([slice(n) for n in rows.shape])]
+    xp = namespace(rows)
+    key = [
+        xp.arange(n).reshape([-1 if j == i else 1 for j in range(rows.ndim)])
+        for i, n in enumerate(rows.shape)
+    ]
+    key[axis] = rows
+    return _put(op, x, tuple(key), src, add)
+
+
+def _slices(op: str, x: Any, axis: int, part: Any) -> tuple[Any, ...]:
+    """Return the key of slices along an axis."""
+    x = tensor_of(op, "x", x)
+    if not isinstance(part, slice | int):
+        part = index_array(op, part, x.data)
+        if part.ndim > 1:
+            raise ShapeError(f"{op}: index has shape {part.shape}, expected (N,) or ()")
+    return (slice(None),) * axis_index(op, axis, x.ndim) + (part,)
+
+
+def _put(op: str, x: Any, key: Any, values: Any, add: bool) -> Tensor:
+    """Compute `index_put`, and record it under the name of the op."""
+    x, values = tensor_of(op, "x", x), tensor_of(op, "values", values)
+    array, given = x.data, values.data
+    key = plain_key(op, key, array)
+    same_device(op, ("x", "values"), (array, given))
+    if is_complex(given.dtype) and not is_complex(array.dtype):
+        raise DtypeError(f"{op}: values have dtype {given.dtype}, expected real numbers as x has")
+    try:
+        shape = array[key].shape
+    except (IndexError, ValueError, TypeError) as error:
+        raise explained(op, array.shape, key, error) from error
+    _check_fits(op, "values have", given.shape, shape)
+    xp = namespace(array)
+    if add:
+        y = _added(array, key, xp.broadcast_to(given, shape))
+    else:
+        y = array.copy()
+        y[key] = cast(given, array.dtype)
+    parts = key if isinstance(key, tuple) else (key,)
+    return record(op, y, (x, values), _put_backward, (given.shape, add, *parts))
+
+
+def _check_fits(op: str, what: str, given: Shape, shape: Shape) -> None:
+    """Raise ShapeError unless a shape broadcasts to another."""
+    try:
+        fits = np.broadcast_shapes(given, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ShapeError(f"{op}: {what} shape {given}, expected one that broadcasts to {shape}")
+
+
+def _added(array: Array, key: Any, values: Array) -> Array:
+    """Return a copy of an array with values added at a key, repeatedly where it repeats."""
+    xp = namespace(array)
+    if not is_float(array.dtype) or is_complex(array.dtype):
+        y = array.copy()
+        xp.add.at(y, key, cast(values, array.dtype))
+        return y
+    wide = compute_dtype(array.dtype)
+    total = array.astype(wide, order="C")  # a copy, as add_rows wants it
+    if values.size:
+        elements = xp.arange(array.size).reshape(array.shape)[key]
+        add_rows(total.reshape(-1, 1), elements.reshape(-1), values.reshape(-1, 1))
+    return total.astype(array.dtype, copy=False)
+
+
+def _put_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    shape, add, *parts = saved
+    key = tuple(parts)
+    dx = dvalues = None
+    if needs[0]:
+        dx = dy
+        if not add:
+            dx = dy.copy()
+            dx[key] = 0
+    if needs[1]:
+        own = namespace(dy).asarray(dy[key])  # 0-d results come as scalars
+        dvalues = own if own.shape == shape else sum_to_shape(own, shape)
+    return dx, dvalues
