@@ -10,7 +10,7 @@ them. Tests: tests/test_linalg.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -37,8 +37,8 @@ from tensorgrad.tensor import Axis, Tensor
 __all__ = [
     "cholesky", "cond", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv", "matmul",
     "matrix_norm", "matrix_power", "matrix_rank", "matrix_transpose", "multi_dot", "norm", "outer",
-    "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace", "vecdot",
-    "vector_norm",
+    "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "tensorinv", "tensorsolve",
+    "trace", "vecdot", "vector_norm",
 ]  # fmt: skip
 
 Order = float | Literal["fro", "nuc"] | None
@@ -141,6 +141,52 @@ def _solve_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return -(db @ _transposed(x)) if needs[0] else None, db
 
 
+def tensorinv(x: Any, ind: int = 2) -> Tensor:
+    """Return the inverse of x as a map: tensordot(y, x, ind) is the identity.
+
+    Args:
+        x: lengths of the first `ind` axes and of the others have equal products.
+        ind: above 0.
+
+    Returns:
+        The last axes of x, then its first.
+
+    Raises:
+        ArgumentError: ind is below 1, or the map is singular.
+        ShapeError: the products differ.
+    """
+    x = tensor_of("tensorinv", "x", x)
+    if not 0 < ind <= x.ndim:
+        raise ArgumentError(f"tensorinv: ind is {ind}, expected 1 to {x.ndim}")
+    rows, columns = math.prod(x.shape[:ind]), math.prod(x.shape[ind:])
+    if rows != columns:
+        raise ShapeError(f"tensorinv: x has shape {x.shape}, expected the product of the first "
+                         f"{ind} lengths to be that of the others")  # fmt: skip
+    return reshape(inv(reshape(x, (rows, columns))), x.shape[ind:] + x.shape[:ind])
+
+
+def tensorsolve(a: Any, b: Any, axes: Sequence[int] | None = None) -> Tensor:
+    """Return x with tensordot(a, x, x.ndim) = b.
+
+    Args:
+        a: b.shape, then the shape of x, which has as many elements as b.
+        b: any shape.
+        axes: axes of a that are moved to the end first.
+
+    Raises:
+        ShapeError: a does not fit b.
+        ArgumentError: a is singular.
+    """
+    a, b = tensor_of("tensorsolve", "a", a), tensor_of("tensorsolve", "b", b)
+    if axes is not None:
+        a = moveaxis(a, tuple(axes), tuple(range(a.ndim - len(axes), a.ndim)))
+    own = a.shape[b.ndim :]
+    if math.prod(own) != b.size or a.size != b.size**2:
+        raise ShapeError(f"tensorsolve: a has shape {a.shape}, expected that of b, {b.shape}, and "
+                         f"as many elements again")  # fmt: skip
+    return reshape(solve(reshape(a, (b.size, b.size)), reshape(b, (b.size,))), own)
+
+
 def det(x: Any) -> Tensor:
     """Return the determinants of square matrices, (...,); the gradient needs an inverse.
 
@@ -208,17 +254,23 @@ def _cholesky_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return ((dx + _transposed(dx)) / 2,)
 
 
-def eigh(x: Any) -> EighResult:
+def eigh(x: Any, UPLO: Literal["L", "U"] = "L") -> EighResult:
     """Return eigenvalues (..., N) and eigenvectors (..., N, N) of symmetric matrices.
 
     Args:
-        x: (..., N, N); only the lower triangle is read. The gradient is symmetric; that of
+        x: (..., N, N). The gradient is symmetric; that of
             eigenvectors needs different eigenvalues, and a loss that ignores their signs.
+        UPLO: which triangle is read, the lower or the upper.
 
     Raises:
         ShapeError: the matrices are not square.
+        ArgumentError: another UPLO.
     """
+    if UPLO not in ("L", "U"):
+        raise ArgumentError(f"eigh: UPLO is {UPLO!r}, expected 'L' or 'U'")
     x, dtype = _square("eigh", x)
+    if UPLO == "U":
+        x = matrix_transpose(conj(x) if is_complex(x.dtype) else x)
     found = tuple(namespace(x.data).linalg.eigh(x.data))
     values, vectors = record("eigh", found, (x,), _eigh_backward, found)
     return EighResult(_rounded(values, dtype), _rounded(vectors, dtype))
@@ -236,9 +288,9 @@ def _eigh_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
     return ((dx + _transposed(dx)) / 2,)
 
 
-def eigvalsh(x: Any) -> Tensor:
+def eigvalsh(x: Any, UPLO: Literal["L", "U"] = "L") -> Tensor:
     """Return the eigenvalues of symmetric matrices, ascending; see `eigh`."""
-    return eigh(x).eigenvalues
+    return eigh(x, UPLO).eigenvalues
 
 
 def qr(x: Any, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:

@@ -581,6 +581,10 @@ class Tensor:
         """Return a copy with `source` added to slices; see `tensorgrad.index_add`."""
         return scatter.index_add(self, axis, index, source, alpha)
 
+    def unfold(self, axis: int, size: int, step: int = 1) -> Tensor:
+        """Return the windows of an axis on a new last axis."""
+        return aliases.unfold(self, axis, size, step)
+
     def permute(self, *axes: Any) -> Tensor:
         """Return the axes in another order, `transpose`."""
         return self.transpose(*axes)

@@ -15,6 +15,7 @@ Values = np.ndarray[Any, Any]
 RNG = np.random.default_rng(5)
 SQUARE, TALL, WIDE = (RNG.standard_normal(shape) for shape in [(2, 3, 3), (4, 3), (3, 4)])
 FLAT = RNG.standard_normal((2, 3, 4))
+SIX = RNG.standard_normal((6, 6)) + 3 * np.eye(6)
 POSITIVE = SQUARE @ SQUARE.swapaxes(-1, -2) + np.eye(3)
 
 # (name, our function, NumPy's, input); signs of vectors are free, so absolute values are compared
@@ -27,6 +28,16 @@ CALLS: list[tuple[str, Callable[..., Any], Callable[..., Any], Values]] = [
      lambda x: np.linalg.cholesky(x).swapaxes(-1, -2), POSITIVE),
     ("eigh", lambda x: list(map(abs, linalg.eigh(x))),
      lambda x: list(map(abs, np.linalg.eigh(x))), POSITIVE),
+    ("eigh-upper", lambda x: list(map(abs, linalg.eigh(x, "U"))),
+     lambda x: list(map(abs, np.linalg.eigh(x, "U"))), POSITIVE),
+    ("tensorinv", lambda x: linalg.tensorinv(x.reshape(3, 2, 6)),
+     lambda x: np.linalg.tensorinv(x.reshape(3, 2, 6)), SIX),
+    ("tensorinv-1", lambda x: linalg.tensorinv(x.reshape(6, 2, 3), 1),
+     lambda x: np.linalg.tensorinv(x.reshape(6, 2, 3), 1), SIX),
+    ("tensorsolve", lambda x: linalg.tensorsolve(x.reshape(3, 2, 6), x[:3, :2]),
+     lambda x: np.linalg.tensorsolve(x.reshape(3, 2, 6), x[:3, :2]), SIX),
+    ("tensorsolve-axes", lambda x: linalg.tensorsolve(x.reshape(3, 6, 2), x[:3, :2], (1,)),
+     lambda x: np.linalg.tensorsolve(x.reshape(3, 6, 2), x[:3, :2], (1,)), SIX),
     ("eigvalsh", linalg.eigvalsh, np.linalg.eigvalsh, POSITIVE),
     *((f"qr-{x.shape}", linalg.qr, np.linalg.qr, x) for x in (SQUARE, TALL)),
     *((f"svd-{x.shape}", lambda x: list(map(abs, linalg.svd(x, False))),
@@ -125,3 +136,25 @@ def test_errors_name_argument_and_expectation() -> None:
 
 def test_all_names_are_there() -> None:
     assert [name for name in linalg.__all__ if not callable(getattr(linalg, name))] == []
+
+
+def test_tensor_equations_and_triangles_are_refused() -> None:
+    x = Tensor(np.ones((2, 3, 4)))
+    calls: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: linalg.tensorinv(x), ShapeError, r"tensorinv: x has shape \(2, 3, 4\), expected"),
+        (lambda: linalg.tensorinv(x, 0), ArgumentError, "tensorinv: ind is 0, expected 1 to 3"),
+        (lambda: linalg.tensorsolve(x, x[0]), ShapeError, "tensorsolve: a has shape"),
+        (lambda: linalg.eigh(x[:, :2, :2], "X"), ArgumentError,  # type: ignore[arg-type]
+         "eigh: UPLO is 'X', expected 'L' or 'U'"),
+    ]  # fmt: skip
+    for call, error, message in calls:
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_eigh_reads_one_triangle() -> None:
+    x = np.array([[2.0, 7.0], [1.0, 3.0]])
+    for triangle, other in (("L", 1.0), ("U", 7.0)):
+        symmetric = np.array([[2.0, other], [other, 3.0]])
+        found = linalg.eigvalsh(x, triangle)  # type: ignore[arg-type]
+        np.testing.assert_allclose(found.numpy(), np.linalg.eigvalsh(symmetric))

@@ -10,24 +10,27 @@ from __future__ import annotations
 from typing import Any
 
 from tensorgrad.checks import axis_index, check_number
+from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.linalg import vector_norm
 from tensorgrad.nn.loss import huber_loss
 from tensorgrad.operands import float_tensor, tensor_of
 from tensorgrad.ops.cross_entropy import reduced
-from tensorgrad.ops.elementwise import abs, exp, expm1, log, maximum, minimum, tanh, where
+from tensorgrad.ops.elementwise import abs, exp, expm1, log, maximum, minimum, sqrt, tanh, where
 from tensorgrad.ops.elementwise.activation import elu, leaky_relu, relu, sigmoid, softplus
 from tensorgrad.ops.reduce import norm, sum
-from tensorgrad.ops.shape import reshape
+from tensorgrad.ops.shape import astype, expand_dims, reshape
 from tensorgrad.ops.softmax import softmax
 from tensorgrad.ops.stacking import broadcast_arrays
 from tensorgrad.tensor import Tensor
 
 __all__ = [
-    "binary_cross_entropy", "celu", "cosine_similarity", "glu", "hardshrink", "hardsigmoid",
-    "hardswish", "hardtanh", "hinge_embedding_loss", "logsigmoid", "margin_ranking_loss", "mish",
-    "normalize", "pairwise_distance", "poisson_nll_loss", "prelu", "relu6", "selu",
-    "smooth_l1_loss", "soft_margin_loss", "softmin", "softshrink", "softsign", "tanhshrink",
-    "threshold", "triplet_margin_loss",
+    "binary_cross_entropy", "cdist", "celu", "cosine_embedding_loss", "cosine_similarity",
+    "gaussian_nll_loss", "glu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh",
+    "hinge_embedding_loss", "logsigmoid", "margin_ranking_loss", "mish", "normalize",
+    "pairwise_distance", "poisson_nll_loss", "prelu", "relu6", "selu", "smooth_l1_loss",
+    "soft_margin_loss", "softmin", "softshrink", "softsign", "tanhshrink", "threshold",
+    "triplet_margin_loss",
 ]  # fmt: skip
 
 
@@ -150,8 +153,9 @@ def glu(x: Any, axis: int = -1) -> Tensor:
     return y
 
 
-def softmin(x: Any, axis: int = -1) -> Tensor:
-    """Return `softmax(-x, axis)`."""
+def softmin(x: Any, axis: int = -1, dtype: DtypeLike | None = None) -> Tensor:
+    """Return `softmax(-x, axis)`, of x in a dtype if one is given."""
+    x = x if dtype is None else astype(x, dtype, copy=False)
     return softmax(-float_tensor("softmin", "x", x), axis)
 
 
@@ -175,6 +179,24 @@ def pairwise_distance(
     """Return the norms of order 1, 2 or inf of x - y + eps along the last axis."""
     x, y = float_tensor("pairwise_distance", "x", x), float_tensor("pairwise_distance", "y", y)
     return norm(x - y + eps, -1, p, keepdims)
+
+
+def cdist(x: Any, y: Any, p: float = 2.0) -> Tensor:
+    """Return the distances of all rows of x from all rows of y, (..., M, N); 0 has gradient 0.
+
+    Args:
+        x: (..., M, C).
+        y: (..., N, C).
+        p: the order of the norm of a difference: see `linalg.vector_norm`.
+
+    Raises:
+        ShapeError: they have no rows, or rows of different lengths.
+    """
+    x, y = float_tensor("cdist", "x", x), float_tensor("cdist", "y", y)
+    if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-1]:
+        raise ShapeError(f"cdist: y has shape {y.shape}, expected rows as long as those of x, "
+                         f"{x.shape}")  # fmt: skip
+    return vector_norm(expand_dims(x, -2) - expand_dims(y, -3), -1, ord=p)
 
 
 def smooth_l1_loss(x: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
@@ -246,6 +268,56 @@ def binary_cross_entropy(
     logs = [maximum(log(each), -100.0) for each in (x, 1.0 - x)]
     losses = -(target * logs[0] + (1.0 - target) * logs[1])
     return reduced("binary_cross_entropy", losses if weight is None else losses * weight, reduction)
+
+
+def gaussian_nll_loss(
+    x: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """Return the negative log-likelihood of targets under normal distributions of mean x.
+
+    Args:
+        x: any shape.
+        target: the shape of x.
+        var: the variances, not below 0: the shape of x, without its last axis or with length 1
+            there, or one number.
+        full: whether to add log(2 pi) / 2.
+        eps: the least variance; below it the gradient passes as if it were not.
+        reduction: as for `mse_loss`.
+
+    Raises:
+        ShapeError: var has another shape.
+    """
+    op = "gaussian_nll_loss"
+    x, target = _both(op, x, target)
+    var = float_tensor(op, "var", var)
+    if var.shape == x.shape[:-1] and var.shape != x.shape:
+        var = expand_dims(var, -1)
+    if var.ndim and var.shape not in (x.shape, (*x.shape[:-1], 1)):
+        raise ShapeError(f"{op}: var has shape {var.shape}, expected {x.shape} as x")
+    var = var + maximum(eps - var.detach(), 0.0)
+    difference = x - target
+    losses = 0.5 * (log(var) + difference * difference / var)
+    return reduced(op, losses + 0.9189385332046727 if full else losses, reduction)
+
+
+def cosine_embedding_loss(
+    x: Any, y: Any, target: Any, margin: float = 0.0, reduction: str = "mean"
+) -> Tensor:
+    """Return 1 - cos(x, y) where the target is 1, and max(0, cos(x, y) - margin) where it is -1.
+
+    Args:
+        x, y: (N, C) or (C,).
+        target: (N,) or (), of 1 and -1.
+        margin: from -1 to 1.
+        reduction: as for `mse_loss`.
+    """
+    op = "cosine_embedding_loss"
+    x, y = _both(op, x, y, "y")
+    target = tensor_of(op, "target", target)
+    cosine = sum(x * y, -1) / sqrt((sum(x * x, -1) + 1e-12) * (sum(y * y, -1) + 1e-12))
+    losses = where(target.data == 1, 1.0 - cosine, 0.0)
+    losses = losses + where(target.data == -1, maximum(cosine - margin, 0.0), 0.0)
+    return reduced(op, losses, reduction)
 
 
 def triplet_margin_loss(

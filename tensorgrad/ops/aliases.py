@@ -38,7 +38,7 @@ from tensorgrad.ops.elementwise import (
     trunc,
     where,
 )
-from tensorgrad.ops.indexing import take_along_axis
+from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.reduce import max, min
 from tensorgrad.ops.shape import concatenate, transpose
 from tensorgrad.tensor import Tensor
@@ -141,6 +141,31 @@ def gather(x: Tensor, axis: int, index: Any) -> Tensor:
     if lengths != limits:
         x = x[tuple([slice(None if p == axis else n) for p, n in enumerate(index.shape)])]
     return take_along_axis(x, index, axis)
+
+
+def unfold(x: Tensor, axis: int, size: int, step: int = 1) -> Tensor:
+    """Return the windows of an axis: x[i * step : i * step + size] for each i, on a new last axis.
+
+    Args:
+        x: any shape and dtype.
+        axis: the axis to take windows of; it becomes the axis of their numbers.
+        size: elements of a window.
+        step: from the first of a window to that of the next.
+
+    Raises:
+        ArgumentError: the axis is shorter than a window, or step is less than 1.
+    """
+    axis = axis_index("unfold", axis, x.ndim) if x.ndim else 0
+    length = x.shape[axis] if x.ndim else 1
+    if not 0 <= size <= length:
+        raise ArgumentError(f"unfold: size is {size}, expected 0 to {length}, the length")
+    if step < 1:
+        raise ArgumentError(f"unfold: step is {step}, expected 1 or more")
+    y = x if x.ndim else shape.reshape(x, (1,))
+    starts = backend.namespace(x.data).arange(0, length - size + 1, step)
+    places = starts[:, None] + backend.namespace(x.data).arange(size)
+    windows = shape.moveaxis(take(y, places, axis), axis + 1, -1)
+    return windows if x.ndim else windows[0]
 
 
 def view(x: Tensor, *lengths: Any) -> Tensor:

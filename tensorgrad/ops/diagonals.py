@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tensorgrad.backend import namespace, namespace_on
 from tensorgrad.checks import axis_index, check_integer
 from tensorgrad.dtypes import DtypeLike, as_dtype, float32, is_complex
@@ -18,12 +20,13 @@ from tensorgrad.ops.elementwise import conj, multiply, power
 from tensorgrad.ops.indexing import getitem
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.reduce import sum
+from tensorgrad.ops.scatter import diagonal_scatter
 from tensorgrad.ops.shape import concatenate, expand_dims, moveaxis, pad, ravel, reshape, squeeze
 from tensorgrad.tensor import Tensor
 
 __all__ = [
-    "cross", "diag", "diagflat", "diagonal", "inner", "kron", "matvec", "trace", "tri",
-    "tril_indices", "triu_indices", "vander", "vdot", "vecdot", "vecmat",
+    "block_diag", "cross", "diag", "diag_embed", "diagflat", "diagonal", "inner", "kron", "matvec",
+    "trace", "tri", "tril_indices", "triu_indices", "vander", "vdot", "vecdot", "vecmat",
 ]  # fmt: skip
 
 
@@ -79,6 +82,59 @@ def diag(x: Any, k: int = 0) -> Tensor:
     rows = pad(expand_dims(x, 1), ((0, 0), (0, n)))  # row i begins with x[i]
     square = reshape(ravel(rows)[: n * n], (n, n))
     return pad(square, ((max(-k, 0), max(k, 0)), (max(k, 0), max(-k, 0))))
+
+
+def diag_embed(x: Any, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Tensor:
+    """Return zeros with the last axis of x on a diagonal of two new axes: see `diagonal`.
+
+    Args:
+        x: (..., N).
+        offset: which diagonal; above the main one where it is positive.
+        axis1, axis2: the two axes in the result.
+
+    Returns:
+        One axis more than x has; the two axes have length N + |offset|.
+
+    Raises:
+        ShapeError: x has no axes.
+        ArgumentError: the two axes are one.
+    """
+    x = tensor_of("diag_embed", "x", x)
+    if not x.ndim:
+        raise ShapeError("diag_embed: x has shape (), expected an axis or more")
+    first = axis_index("diag_embed", axis1, x.ndim + 1)
+    second = axis_index("diag_embed", axis2, x.ndim + 1)
+    if first == second:
+        raise ArgumentError(f"diag_embed: axis2 is {axis2}, expected another axis than axis1")
+    length = x.shape[-1] + int(np.abs(offset))
+    zeros = Tensor(namespace(x.data).zeros((*x.shape[:-1], length, length), x.dtype))
+    return moveaxis(diagonal_scatter(zeros, x, offset, -2, -1), (-2, -1), (first, second))
+
+
+def block_diag(*matrices: Any) -> Tensor:
+    """Return matrices along the diagonal of one, zeros elsewhere.
+
+    Args:
+        matrices: (M, N) each; vectors count as rows, numbers as (1, 1).
+
+    Raises:
+        ShapeError: one has more than two axes.
+    """
+    blocks = [tensor_of("block_diag", f"matrices[{i}]", each) for i, each in enumerate(matrices)]
+    for i, block in enumerate(blocks):
+        if block.ndim > 2:
+            raise ShapeError(
+                f"block_diag: matrices[{i}] has shape {block.shape}, expected two axes at most"
+            )
+    blocks = [reshape(each, (1,) * (2 - each.ndim) + each.shape) for each in blocks]
+    if not blocks:
+        return Tensor(np.zeros((1, 0), "float32"))
+    total, before, rows = int(np.sum([each.shape[1] for each in blocks])), 0, []
+    for block in blocks:
+        after = total - before - block.shape[1]
+        rows.append(pad(block, [(0, 0), (before, after)]))
+        before += block.shape[1]
+    return concatenate(rows, 0)
 
 
 def diagflat(x: Any, k: int = 0) -> Tensor:

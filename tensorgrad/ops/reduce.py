@@ -1,7 +1,8 @@
 """Sums, means, extrema, norms and other reductions. Kernels: kernels/reduce.cu.
 
 Names and meanings are NumPy's. `axis` is None for all axes, an int or a tuple of ints; `keepdims`
-keeps the reduced axes with length 1. 16-bit floats accumulate in float32 and are rounded once.
+keeps the reduced axes with length 1. `where` is None or bools that broadcast to x: elements that
+are False do not count. 16-bit floats accumulate in float32 and are rounded once.
 Sums and products of integers and bool are 64 bits wide, their means and other statistics float64.
 x may be a tensor or an array. Every function raises ArgumentError where x has no such axis.
 Tests: tests/ops/test_reduce.py.
@@ -9,7 +10,9 @@ Tests: tests/ops/test_reduce.py.
 
 from __future__ import annotations
 
+import builtins
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,8 +36,10 @@ from tensorgrad.dtypes import (
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
 from tensorgrad.operands import tensor_of
+from tensorgrad.ops.elementwise import sqrt
+from tensorgrad.ops.elementwise import where as choose
 from tensorgrad.ops.elementwise.row import Row
-from tensorgrad.ops.shape import astype, pad
+from tensorgrad.ops.shape import astype, pad, squeeze
 from tensorgrad.tensor import Axis, Tensor
 
 __all__ = [
@@ -61,9 +66,15 @@ Axes = tuple[int, ...]
 
 
 def sum(
-    x: Any, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
+    x: Any,
+    axis: Axis = None,
+    keepdims: bool = False,
+    dtype: DtypeLike | None = None,
+    where: Any = None,
 ) -> Tensor:
     """Return the sum; 0 for no elements."""
+    if where is not None:
+        return sum(_counted("sum", x, where, 0), axis, keepdims, dtype)
     if dtype is not None:
         return astype(sum(astype(x, dtype, copy=False), axis, keepdims), dtype, copy=False)
     x, axes = _operand("sum", x, axis)
@@ -76,11 +87,18 @@ def _sum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def mean(
-    x: Any, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
+    x: Any,
+    axis: Axis = None,
+    keepdims: bool = False,
+    dtype: DtypeLike | None = None,
+    where: Any = None,
 ) -> Tensor:
     """Return the mean, sum(x) / n; NaN for no elements."""
     if dtype is not None:
-        return astype(mean(astype(x, dtype, copy=False), axis, keepdims), dtype, copy=False)
+        x = astype(x, dtype, copy=False)
+        return astype(mean(x, axis, keepdims, where=where), dtype, copy=False)
+    if where is not None:
+        return _mean_where(_wide("mean", x), where, axis, keepdims, tensor_of("mean", "x", x).dtype)
     x, axes = _operand("mean", x, axis)
     array, count = _as_float("mean", x.data, True), _count(x.data.shape, axes)
     y = _reduce("Mean", array, axes, keepdims, array.dtype, count)
@@ -100,6 +118,7 @@ def var(
     keepdims: bool = False,
     dtype: DtypeLike | None = None,
     correction: float | None = None,
+    where: Any = None,
 ) -> Tensor:
     """Return the variance, sum((x - mean(x))^2) / (n - ddof).
 
@@ -110,10 +129,14 @@ def var(
         keepdims: whether the reduced axes stay with length 1.
         dtype: to convert x to first.
         correction: another name for ddof, as in the array API standard.
+        where: the elements that count.
     """
     if dtype is not None or correction is not None:
         x = x if dtype is None else astype(x, dtype, copy=False)
-        return var(x, axis, ddof if correction is None else correction, keepdims)
+        ddof = ddof if correction is None else correction
+        return var(x, axis, ddof, keepdims, where=where)
+    if where is not None:
+        return _var_where(x, where, axis, ddof, keepdims)
     x, axes = _operand("var", x, axis)
     array = _as_float("var", x.data)
     y = cast(_variance(array, axes, ddof, keepdims), array.dtype)
@@ -136,11 +159,15 @@ def std(
     keepdims: bool = False,
     dtype: DtypeLike | None = None,
     correction: float | None = None,
+    where: Any = None,
 ) -> Tensor:
     """Return the standard deviation, the square root of `var`; its gradient is 0 where it is 0."""
     if dtype is not None or correction is not None:
         x = x if dtype is None else astype(x, dtype, copy=False)
-        return std(x, axis, ddof if correction is None else correction, keepdims)
+        ddof = ddof if correction is None else correction
+        return std(x, axis, ddof, keepdims, where=where)
+    if where is not None:
+        return _std_where(x, where, axis, ddof, keepdims)
     x, axes = _operand("std", x, axis)
     array = _as_float("std", x.data)
     wide = backend.namespace(array).sqrt(_variance(array, axes, ddof, keepdims))
@@ -162,21 +189,53 @@ def _std_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (STD_GRADIENT(dy, x, _mean_array(x, axes), y, divisor).data,)
 
 
-def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def max(
+    x: Any,
+    axis: Axis = None,
+    keepdims: bool = False,
+    initial: float | None = None,
+    where: Any = None,
+) -> Tensor:
     """Return the maximum; NaN if there is one. The gradient is split equally among equal maxima.
 
+    Args:
+        x: any shape.
+        axis: the axes to reduce.
+        keepdims: whether the reduced axes stay with length 1.
+        initial: a number that counts as another element. `where` needs it.
+        where: the elements that count.
+
     Raises:
-        ShapeError: there are no elements to reduce.
+        ShapeError: there are no elements to reduce, and no `initial`.
+        ArgumentError: `where` without `initial`.
     """
+    if initial is not None or where is not None:
+        return _extremum_where("max", max, x, axis, keepdims, initial, where)
     return _extremum("max", "Max", x, axis, keepdims)
 
 
-def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def min(
+    x: Any,
+    axis: Axis = None,
+    keepdims: bool = False,
+    initial: float | None = None,
+    where: Any = None,
+) -> Tensor:
     """Return the minimum; NaN if there is one. The gradient is split equally among equal minima.
 
+    Args:
+        x: any shape.
+        axis: the axes to reduce.
+        keepdims: whether the reduced axes stay with length 1.
+        initial: a number that counts as another element. `where` needs it.
+        where: the elements that count.
+
     Raises:
-        ShapeError: there are no elements to reduce.
+        ShapeError: there are no elements to reduce, and no `initial`.
+        ArgumentError: `where` without `initial`.
     """
+    if initial is not None or where is not None:
+        return _extremum_where("min", min, x, axis, keepdims, initial, where)
     return _extremum("min", "Min", x, axis, keepdims)
 
 
@@ -198,9 +257,15 @@ def _extremum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def prod(
-    x: Any, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
+    x: Any,
+    axis: Axis = None,
+    keepdims: bool = False,
+    dtype: DtypeLike | None = None,
+    where: Any = None,
 ) -> Tensor:
     """Return the product; 1 for no elements. The gradient is exact where factors are 0."""
+    if where is not None:
+        return prod(_counted("prod", x, where, 1), axis, keepdims, dtype)
     if dtype is not None:
         return astype(prod(astype(x, dtype, copy=False), axis, keepdims), dtype, copy=False)
     x, axes = _operand("prod", x, axis)
@@ -252,14 +317,16 @@ def _arg(name: str, op: str, x: Any, axis: int | None, keepdims: bool) -> Tensor
     return Tensor(_reduce(op, x.data, axes, keepdims, int64))
 
 
-def any(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def any(x: Any, axis: Axis = None, keepdims: bool = False, where: Any = None) -> Tensor:
     """Return whether any element is true (not 0), bool; False for no elements."""
+    x = x if where is None else _counted("any", x, where, 0)
     x, axes = _operand("any", x, axis)
     return Tensor(_reduce("Any", x.data, axes, keepdims, bool_))
 
 
-def all(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def all(x: Any, axis: Axis = None, keepdims: bool = False, where: Any = None) -> Tensor:
     """Return whether all elements are true (not 0), bool; True for no elements."""
+    x = x if where is None else _counted("all", x, where, 1)
     x, axes = _operand("all", x, axis)
     return Tensor(_reduce("All", x.data, axes, keepdims, bool_))
 
@@ -419,6 +486,89 @@ def _cumulative(
     if include_initial:
         y = pad(y, [(int(i == axis), 0) for i in range(y.ndim)], constant_values=initial)
     return y
+
+
+def _counted(op: str, x: Any, where: Any, otherwise: float) -> Tensor:
+    """Return x with a number in the place of elements that do not count.
+
+    Raises:
+        DtypeError: `where` does not hold bools.
+        ShapeError: it does not broadcast to x.
+    """
+    x, where = tensor_of(op, "x", x), tensor_of(op, "where", where)
+    if where.dtype != bool_:
+        raise DtypeError(f"{op}: where has dtype {where.dtype}, expected bool")
+    along_x = x.shape[x.ndim - where.ndim :] if where.ndim <= x.ndim else ()
+    if where.ndim > x.ndim or not builtins.all(
+        n in (1, most) for n, most in zip(where.shape, along_x, strict=True)
+    ):
+        raise ShapeError(
+            f"{op}: where has shape {where.shape}, expected one that broadcasts to {x.shape}"
+        )
+    return choose(where, x, x.dtype.type(otherwise))
+
+
+def _count_where(op: str, x: Tensor, where: Any, axis: Axis) -> Tensor:
+    """Return how many elements count, in the dtype of x; reduced axes are kept."""
+    ones = Tensor(backend.namespace(x.data).ones(x.shape, x.dtype))
+    return sum(_counted(op, ones, where, 0), axis, True)
+
+
+def _wide(op: str, x: Any) -> Tensor:
+    """Return x to compute with in several steps: as a float of 32 bits or more."""
+    x = tensor_of(op, "x", x)
+    _as_float(op, x.data[:0] if x.ndim else x.data, True)  # refuses what has no mean
+    return astype(x, compute_dtype(x.dtype) if is_float(x.dtype) else float64, copy=False)
+
+
+def _mean_where(wide: Tensor, where: Any, axis: Axis, keepdims: bool, dtype: Dtype) -> Tensor:
+    """Return the mean of what counts, rounded to the dtype that x had."""
+    y = sum(wide, axis, True, where=where) / _count_where("mean", wide, where, axis)
+    y = y if keepdims else squeeze(y, axis_tuple("mean", axis, wide.ndim))
+    return astype(y, dtype, copy=False) if is_float(dtype) else y
+
+
+def _var_where(x: Any, where: Any, axis: Axis, ddof: float, keepdims: bool) -> Tensor:
+    """Return the variance of what counts."""
+    wide, dtype = _wide("var", x), tensor_of("var", "x", x).dtype
+    count = _count_where("var", wide, where, axis)
+    centered = wide - sum(wide, axis, True, where=where) / count
+    divisor = choose(count > ddof, count - ddof, 0.0)
+    y = sum(centered * centered, axis, True, where=where) / divisor
+    y = y if keepdims else squeeze(y, axis_tuple("var", axis, wide.ndim))
+    return astype(y, dtype, copy=False) if is_float(dtype) else y
+
+
+def _std_where(x: Any, where: Any, axis: Axis, ddof: float, keepdims: bool) -> Tensor:
+    """Return the standard deviation of what counts; its gradient is 0 where it is 0."""
+    dtype = tensor_of("std", "x", x).dtype
+    y = _var_where(_wide("std", x), where, axis, ddof, keepdims)
+    flat = y.data == 0
+    y = choose(flat, 0.0, sqrt(choose(flat, 1.0, y)))
+    return astype(y, dtype, copy=False) if is_float(dtype) else y
+
+
+def _extremum_where(
+    op: str,
+    reduce: Callable[..., Tensor],
+    x: Any,
+    axis: Axis,
+    keepdims: bool,
+    initial: float | None,
+    where: Any,
+) -> Tensor:
+    """Return the extremum of a number and of what counts."""
+    if initial is None:
+        raise ArgumentError(f"{op}: initial is None, expected a number with `where`")
+    check_number(op, "initial", initial)
+    x = tensor_of(op, "x", x)
+    if where is not None:
+        x = _counted(op, x, where, initial)
+    axes = axis_tuple(op, axis, x.ndim)
+    if not axes:  # each element alone
+        x, axes, axis, keepdims = x[None], (0,), 0, False
+    lengths = [(0, int(place == axes[0])) for place in range(x.ndim)]
+    return reduce(pad(x, lengths, "constant", initial), axis, keepdims)
 
 
 def _operand(op: str, x: Any, axis: Axis) -> tuple[Tensor, Axes]:

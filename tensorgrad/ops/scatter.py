@@ -14,7 +14,7 @@ import numpy as np
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.arrays import cast, sum_to_shape
 from tensorgrad.autograd import record
-from tensorgrad.backend import Array, Shape, namespace, same_device
+from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
 from tensorgrad.checks import axis_index
 from tensorgrad.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
@@ -37,7 +37,7 @@ def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Te
         indices: all that x may be indexed with; arrays may be tensors.
         values: broadcasts to x[indices]; cast to the dtype of x.
         accumulate: add to what is there. An element that occurs repeatedly gets all its values;
-            without, it gets one of them, on the CPU the last.
+            without, it gets the last of them.
 
     Returns:
         In the shape and dtype of x. 16-bit floats are added up in float32 and rounded once.
@@ -190,8 +190,7 @@ def _put(op: str, x: Any, key: Any, values: Any, add: bool) -> Tensor:
     if add:
         y = _added(array, key, xp.broadcast_to(given, shape))
     else:
-        y = array.copy()
-        y[key] = cast(given, array.dtype)
+        y = _replaced(array, key, xp.broadcast_to(cast(given, array.dtype), shape))
     parts = key if isinstance(key, tuple) else (key,)
     return record(op, y, (x, values), _put_backward, (given.shape, add, *parts))
 
@@ -204,6 +203,44 @@ def _check_fits(op: str, what: str, given: Shape, shape: Shape) -> None:
         fits = False
     if not fits:
         raise ShapeError(f"{op}: {what} shape {given}, expected one that broadcasts to {shape}")
+
+
+def _replaced(array: Array, key: Any, values: Array) -> Array:
+    """Return a copy of an array with values at a key, the last one where it repeats."""
+    if is_numpy(array) or not _may_repeat(key):
+        y = array.copy()
+        y[key] = values
+        return y
+    _, owners = _owners(array.shape, key, array)
+    if not owners.size or not values.size:
+        return array.copy()
+    xp = namespace(array)
+    owners = owners.reshape(array.shape)
+    return xp.where(owners < 0, array, values.reshape(-1)[xp.maximum(owners, 0)])
+
+
+def _may_repeat(key: Any) -> bool:
+    """Whether a key may name an element several times: it has an array of integers."""
+    parts = key if isinstance(key, tuple) else (key,)
+    return any(is_array(part) and part.dtype.kind in "iu" for part in parts)
+
+
+def _owners(shape: Shape, key: Any, like: Array) -> tuple[Array, Array]:
+    """Return the elements that a key names, and for each element the last place that names it.
+
+    Elements are numbers in C order, places too, -1 for none. All on the device of `like`.
+    """
+    xp = namespace(like)
+    size = int(np.prod(shape))
+    elements = xp.arange(size).reshape(shape)[key].reshape(-1)
+    if is_numpy(like):
+        owners = np.full(size, -1)
+        owners[elements] = np.arange(elements.size)
+        return elements, owners
+    places = xp.arange(1, elements.size + 1, dtype=np.uint64)
+    found = xp.zeros(size, np.uint64)
+    xp.maximum.at(found, elements, places)  # an order that does not depend on the threads
+    return elements, found.astype(np.int64) - 1
 
 
 def _added(array: Array, key: Any, values: Array) -> Array:
@@ -231,6 +268,11 @@ def _put_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
             dx = dy.copy()
             dx[key] = 0
     if needs[1]:
-        own = namespace(dy).asarray(dy[key])  # 0-d results come as scalars
+        xp = namespace(dy)
+        own = xp.asarray(dy[key])  # 0-d results come as scalars
+        if not add and own.size and _may_repeat(key):
+            elements, owners = _owners(dy.shape, key, dy)
+            kept = owners[elements] == xp.arange(elements.size)
+            own = own * kept.reshape(own.shape).astype(own.dtype)
         dvalues = own if own.shape == shape else sum_to_shape(own, shape)
     return dx, dvalues

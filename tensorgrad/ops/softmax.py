@@ -16,17 +16,24 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
 from tensorgrad.checks import axis_index, broadcast, check_number
+from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.softmax import backward as _backward_cuda
 from tensorgrad.kernels.softmax import forward as _forward_cuda
 from tensorgrad.operands import float_tensor, mask_operand
+from tensorgrad.ops.shape import astype
 from tensorgrad.tensor import Tensor
 
 __all__ = ["log_softmax", "softmax"]
 
 
 def softmax(
-    x: Any, axis: int = -1, scale: float | None = None, mask: Any = None, causal: bool = False
+    x: Any,
+    axis: int = -1,
+    scale: float | None = None,
+    mask: Any = None,
+    causal: bool = False,
+    dtype: DtypeLike | None = None,
 ) -> Tensor:
     """Return numbers that are positive and sum to 1 along an axis; 0 where a mask excludes.
 
@@ -39,6 +46,7 @@ def softmax(
         mask: broadcastable to x; bool, False where x is excluded, or float, added. Views with
             strides are read in place, so a mask of padding costs no memory of the size of x.
         causal: x is (..., Tq, Tk) and query i attends to the keys up to i + Tk - Tq.
+        dtype: to convert x to first.
 
     Returns:
         The shape and dtype of x; 0 where all of an axis is masked.
@@ -51,7 +59,7 @@ def softmax(
         GradError: mask requires a gradient.
     """
     op = "softmax"
-    x = float_tensor(op, "x", x)
+    x = float_tensor(op, "x", x if dtype is None else astype(x, dtype, copy=False))
     axis = axis_index(op, axis, x.ndim)
     if causal and x.ndim < 2:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected (..., Tq, Tk) for causal")
@@ -64,7 +72,7 @@ def softmax(
     return _run(op, x, axis, 1.0 if scale is None else float(scale), mask, causal)
 
 
-def log_softmax(x: Any, axis: int = -1) -> Tensor:
+def log_softmax(x: Any, axis: int = -1, dtype: DtypeLike | None = None) -> Tensor:
     """Return the logarithm of `softmax`, accurate where that is close to 0.
 
     y_i = x_i - log(sum_j exp(x_j))
@@ -72,6 +80,7 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
     Args:
         x: any shape with at least one axis, any float dtype.
         axis: where the sum runs.
+        dtype: to convert x to first.
 
     Returns:
         The shape and dtype of x.
@@ -80,7 +89,7 @@ def log_softmax(x: Any, axis: int = -1) -> Tensor:
         DtypeError: x is not a float.
         ArgumentError: x has no such axis.
     """
-    x = float_tensor("log_softmax", "x", x)
+    x = float_tensor("log_softmax", "x", x if dtype is None else astype(x, dtype, copy=False))
     axis = axis_index("log_softmax", axis, x.ndim)
     return _run("log_softmax", x, axis, logarithm=True)
 

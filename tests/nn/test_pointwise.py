@@ -22,6 +22,10 @@ def distance(x: Any, y: Any) -> Any:
     return np.sqrt(((x - y + 1e-6) ** 2).sum(-1))
 
 
+def cosine(x: Any, y: Any) -> Any:
+    return (x * y).sum(-1) / np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
+
+
 def softplus(x: Any) -> Any:
     return np.logaddexp(0, x)
 
@@ -54,6 +58,15 @@ CALLS: list[tuple[Callable[..., Tensor], Callable[..., Any], tuple[Any, ...]]] =
     (F.cosine_similarity, lambda x, y: (x * y).sum(1) / np.sqrt(
         (x * x).sum(1) * (y * y).sum(1)), (X, Y)),
     (F.pairwise_distance, distance, (X, Y)),
+    (F.cdist, lambda x, y: np.sqrt(((x[:, None] - y) ** 2).sum(-1)), (X, Y[:2])),
+    (lambda x, y: F.cdist(x, y, 1.0), lambda x, y: abs(x[:, None] - y).sum(-1), (X, Y)),
+    (lambda x, v: F.gaussian_nll_loss(x, Y, v), lambda x, v: (
+        0.5 * (np.log(v) + (x - Y) ** 2 / v)).mean(), (X, P)),
+    (lambda x, v: F.gaussian_nll_loss(x, Y, v, True, reduction="none"), lambda x, v: 0.5 * (
+        np.log(v[:, None]) + (x - Y) ** 2 / v[:, None] + np.log(2 * np.pi)), (X, P[:, 0].copy())),
+    (lambda x, y: F.cosine_embedding_loss(x, y, np.array([1, -1, -1]), -0.5, "none"),
+     lambda x, y: np.where([True, False, False], 1 - cosine(x, y),
+                           np.maximum(0, cosine(x, y) + 0.5)), (X, Y)),
     (F.smooth_l1_loss, lambda x, y: np.where(
         abs(x - y) < 1, (x - y) ** 2 / 2, abs(x - y) - 0.5).mean(), (X, Y)),
     (F.soft_margin_loss, lambda x, y: softplus(-x * y).mean(), (X, SIGNS)),

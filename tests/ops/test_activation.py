@@ -23,6 +23,7 @@ FUNCTIONS: list[tuple[Callable[..., Tensor], Callable[[Any], Any]]] = [
     (tg.sigmoid, lambda x: 1 / (1 + np.exp(-x))),
     (tg.silu, lambda x: x / (1 + np.exp(-x))),
     (tg.softplus, lambda x: np.log1p(np.exp(x))),
+    (lambda x: tg.softplus(x, 2.0), lambda x: np.log1p(np.exp(2 * x)) / 2),
     (tg.leaky_relu, lambda x: np.where(x < 0, 0.01 * x, x)),
     (tg.elu, lambda x: np.where(x < 0, np.expm1(x), x)),
     (tg.gelu, lambda x: x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),

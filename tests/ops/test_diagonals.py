@@ -47,6 +47,14 @@ CASES = [
     Case(tg.kron, [(2, 3), (3, 2)], np.kron, terms=6, gradients=Ulps(2, "row")),
     Case(tg.kron, [(2,), (2, 2)], np.kron, terms=6, gradients=Ulps(2, "row")),
     Case(tg.cross, [(4, 3), (4, 3)], np.cross, values=Ulps(4, "row"), terms=4),
+    Case(tg.diag_embed, [(2, 3)], lambda x: x[..., None] * np.eye(3), name="diag_embed"),
+    Case(lambda x: tg.diag_embed(x, -2, 0, 2), [(2, 3)],
+         lambda x: np.stack([np.diag(row, -2) for row in x], 1), name="diag_embed"),
+    Case(lambda x: tg.diag_embed(x, 1), [(0,)], lambda x: np.zeros((1, 1)), name="diag_embed"),
+    Case(tg.block_diag, [(2, 1), (3,), ()],
+         lambda a, b, c: np.block([[a, np.zeros((2, 4))],
+                                   [np.zeros((1, 1)), b[None], np.zeros((1, 1))],
+                                   [np.zeros((1, 4)), c.reshape(1, 1)]])),
     of_one("vander", (4,), 3),
     of_one("vander", (4,), increasing=True),
 ]  # fmt: skip
@@ -59,6 +67,12 @@ def test_against_numpy(case: Case) -> None:
 
 def test_errors_name_argument_and_expectation() -> None:
     x = Tensor(np.ones((2, 3)))
+    with pytest.raises(ArgumentError, match="diag_embed: axis2 is 0, expected another axis"):
+        tg.diag_embed(x, 0, 0, 0)
+    with pytest.raises(ShapeError, match=r"diag_embed: x has shape \(\), expected an axis"):
+        tg.diag_embed(1.0)
+    with pytest.raises(ShapeError, match=r"block_diag: matrices\[1\] has shape \(1, 2, 3\)"):
+        tg.block_diag(x, x[None])
     with pytest.raises(ShapeError, match=r"diagonal: x has shape \(3,\), expected two axes"):
         tg.diagonal(x[0])
     with pytest.raises(ArgumentError, match="diagonal: axis2 is -2, expected another axis"):

@@ -90,6 +90,15 @@ FURTHER_MAPS: list[tuple[Any, Any, tuple[float, float], bool]] = [
     (tg.nan_to_num, np.nan_to_num, ANY, True),
     (tg.trunc, np.trunc, ANY, False),
     (tg.signbit, np.signbit, ANY, False),
+    (tg.angle, np.angle, POSITIVE, True),
+]
+# Not NumPy's.
+SPECIAL_MAPS: list[tuple[Any, Any, tuple[float, float], bool]] = [
+    (tg.erfc, np.vectorize(math.erfc, otypes=[float]), ANY, True),
+    (tg.ndtr, np.vectorize(lambda x: math.erfc(-x / 2**0.5) / 2, otypes=[float]), ANY, True),
+    (tg.entr, lambda x: -x * np.log(x), (0.5, 0.9), True),
+    (tg.frac, lambda x: x - np.trunc(x), (0.1, 0.9), True),
+    (tg.logit, lambda x: np.log(x / (1 - x)), (0.6, 0.9), True),
 ]
 FURTHER_ZIPS: list[tuple[Any, Any, tuple[float, float], bool]] = [
     (tg.fmax, np.fmax, ANY, True),
@@ -100,6 +109,8 @@ FURTHER_ZIPS: list[tuple[Any, Any, tuple[float, float], bool]] = [
     (tg.hypot, np.hypot, POSITIVE, True),
     (tg.logaddexp, np.logaddexp, POSITIVE, True),
     (tg.xlogy, lambda a, b: a * np.log(b), (1.5, 3.0), True),
+    (tg.logaddexp2, np.logaddexp2, POSITIVE, True),
+    (tg.xlog1py, lambda a, b: a * np.log1p(b), (1.5, 3.0), True),
     (tg.copysign, np.copysign, ANY, True),
     (tg.heaviside, np.heaviside, ANY, False),
 ]
@@ -132,7 +143,11 @@ CASES = [
         for f, ref, domain, g in ZIPS
         for p in PAIRS
     ),
-    *(mapped(f, s, ref, domain, g) for f, ref, domain, g in FURTHER_MAPS for s in LENGTHS),
+    *(
+        mapped(f, s, ref, domain, g)
+        for f, ref, domain, g in (*FURTHER_MAPS, *SPECIAL_MAPS)
+        for s in LENGTHS
+    ),
     *(
         Case(f, [s, s], ref, domain, gradient=g)
         for f, ref, domain, g in FURTHER_ZIPS
@@ -170,6 +185,20 @@ CASES = [
         )
         for c in (True, False)
         for p in PAIRS
+    ),
+    *sized(
+        tg.lerp,
+        lambda n: [(2, n), (n,), ()],
+        lambda a, b, w: a + w * (b - a),
+        gradients=SUMMED,
+        terms=2050,
+        values=Ulps(2, "terms"),
+        magnitudes=lambda a, b, w, dy: [
+            abs(a) + abs(w) * (abs(a) + abs(b)),
+            abs(dy) * (1 + abs(w)),
+            (abs(dy) * abs(w)).sum(0),
+            (abs(dy) * (abs(a) + abs(b))).sum(),
+        ],
     ),
     *sized(tg.clip, lambda n: [(4, n), (n,), (4, 1)], np.clip, gradients=SUMMED, terms=1025),
     Case(lambda x: tg.clip(x, -0.5, 0.5), [(4, 7)], lambda x: np.clip(x, -0.5, 0.5), name="clip"),
@@ -545,3 +574,20 @@ def test_kernels_compare_numbers_that_a_dtype_lacks() -> None:
     for number in (-1, 300, True):
         compute = _compute_type(np.dtype("bool"), [np.zeros(3, np.uint8), number])
         assert compute.type(number) == number
+
+
+@np.errstate(all="ignore")
+def test_special_functions_at_the_ends() -> None:
+    ends = np.array([0.0, 1.0, -1.0, np.nan, np.inf])
+    np.testing.assert_array_equal(tg.entr(ends).numpy(), [0, 0, -np.inf, np.nan, -np.inf])
+    np.testing.assert_array_equal(tg.logit(ends[:4]).numpy(), [-np.inf, np.inf, np.nan, np.nan])
+    np.testing.assert_allclose(tg.logit(ends[:2], eps=0.25).numpy(), [-np.log(3), np.log(3)])
+    np.testing.assert_array_equal(tg.xlog1py([0.0, 0.0, 2.0], [-1.0, np.nan, -1.0]).numpy(),
+                                  [0, np.nan, -np.inf])  # fmt: skip
+    np.testing.assert_array_equal(tg.erfc([-np.inf, 0.0, np.inf]).numpy(), [2, 1, 0])
+    assert 0 < float(tg.erfc(np.float64(26.0))) < 1e-290  # 1 - erf(26) is 0
+    big = np.array([1e4, -np.inf, np.inf])
+    np.testing.assert_array_equal(tg.logaddexp2(big, big).numpy(), [10001, -np.inf, np.inf])
+    np.testing.assert_array_equal(tg.angle(np.array([-1.0, 0, 2, np.nan])).numpy(),
+                                  [np.pi, 0, 0, np.nan])  # fmt: skip
+    np.testing.assert_allclose(tg.angle([1j, -1 - 1j], deg=True).numpy(), [90, -135])

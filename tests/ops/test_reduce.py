@@ -88,6 +88,25 @@ CASES = [
     if not (isinstance(axis, tuple) and op in (tg.argmax, tg.argmin))
     and not ("ddof" in options and shape == (3, 1))
 ]
+CHOSEN = np.arange(12).reshape(3, 4) % 3 != 1
+PARTIAL: list[tuple[str, dict[str, Any]]] = [
+    ("sum", {}), ("mean", {}), ("mean", {"keepdims": True}), ("prod", {}), ("var", {"ddof": 1}),
+    ("std", {}), ("any", {}), ("all", {"keepdims": True}), ("max", {"initial": 0.25}),
+    ("min", {"initial": 0.25}),
+]  # fmt: skip
+
+
+def partial_case(name: str, options: dict[str, Any], axis: Any) -> Case:
+    return Case(
+        lambda x: getattr(tg, name)(x, axis, where=CHOSEN, **options),
+        [(2, 3, 4)],
+        lambda x: getattr(np, name)(x, axis=axis, where=CHOSEN[None] & (x == x), **options),
+        values=Ulps(4, "row"), axis=None, terms=24, gradient=name not in ("any", "all"),
+        dtypes=(float64, float32), captured=False, name=f"{name}-where",
+    )  # fmt: skip
+
+
+CASES += [partial_case(*row, axis) for row in PARTIAL for axis in (None, 1, (0, 2))]
 CASES += [case(*row, (3, 4), 1, keepdims=True) for row in OPS]
 CASES += [case(*row, (3, n), 1) for row in OPS for n in SIZES[2:]]
 CASES += [case(*row, (0, 3), 1) for row in OPS]  # no rows; for empty rows see below
@@ -419,3 +438,28 @@ def test_views_that_are_not_aligned() -> None:
         assert tg.argmax(Tensor(x[start:])).item() == part.argmax()
         table = tg.max(Tensor(x[start : start + 10_000].reshape(100, 100)), 0).numpy()
         np.testing.assert_array_equal(table, base[start : start + 10_000].reshape(100, 100).max(0))
+
+
+def test_where_and_initial() -> None:
+    x, none = np.array([[1.0, 2], [3, 4]]), np.zeros((2, 2), bool)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        assert np.isnan(tg.mean(x, where=none).numpy())
+        assert np.isnan(tg.var(x, where=none).numpy())
+    assert float(tg.sum(x, where=none)) == 0
+    assert float(tg.max(x, initial=9.0)) == 9
+    assert float(tg.max(5, initial=9.0)) == 9
+    np.testing.assert_array_equal(tg.min(x, (), initial=2.0).numpy(), np.minimum(x, 2))
+    np.testing.assert_array_equal(tg.max(x[:0], 0, initial=-1.0).numpy(), [-1, -1])
+    assert tg.mean(x.astype("float16"), where=~none).dtype == np.float16
+    assert tg.mean(x.astype(int), where=~none).dtype == np.float64
+    assert float(tg.sum(x.astype("int8"), where=[True, False])) == 4
+    calls: list[tuple[Any, Any, str]] = [
+        (lambda: tg.max(x, where=none), ArgumentError, "max: initial is None, expected a number"),
+        (lambda: tg.sum(x, where=x), DtypeError, "sum: where has dtype float64, expected bool"),
+        (lambda: tg.std(x, where=none[None]), ShapeError,
+         r"where has shape \(1, 2, 2\), expected one that broadcasts to \(2, 2\)"),
+        (lambda: tg.prod(x, where=[True] * 3), ShapeError, "prod: where has shape"),
+    ]  # fmt: skip
+    for call, error, message in calls:
+        with pytest.raises(error, match=message):
+            call()

@@ -126,6 +126,9 @@ def reference_of(name: str) -> Callable[[Any, Any], Any]:
 
 CASES = [
     put(ROWS, (3, 4), (3, 4)),
+    put(REPEATED, (3, 4), (4, 4)),
+    put((REPEATED, REPEATED), (3, 3), (4,)),
+    put(REPEATED, (3,), ()),
     put((ROWS[:2], np.array([1, 3])), (3, 4), (2,)),
     put((slice(None), [1, 0, 3]), (3, 4), (1,)),
     put(MASK, (3, 4), (6,)),

@@ -185,3 +185,17 @@ def test_arguments_that_do_not_fit() -> None:
         tg.softmax(x, 0, causal=True)
     with pytest.raises(ShapeError, match=r"x has shape \(3,\), expected \(..., Tq, Tk\)"):
         tg.softmax(Tensor(np.ones(3)), causal=True)
+
+
+def test_a_dtype_is_computed_in_and_returned() -> None:
+    x = Tensor(np.array([[1.0, 2.0, 4.0]], "float16"), requires_grad=True)
+    for op in (tg.softmax, tg.log_softmax, tg.nn.functional.softmin):
+        y = op(x, -1, dtype="float64")
+        assert y.dtype == np.float64
+        sign = -1.0 if op is tg.nn.functional.softmin else 1.0
+        expected = softmax(sign * x.numpy().astype("float64"))
+        expected = np.log(expected) if op is tg.log_softmax else expected
+        np.testing.assert_allclose(y.numpy(), expected, 1e-12)
+        y[0, 0].backward()
+        assert x.grad is not None
+        assert x.grad.dtype == np.float16

@@ -37,6 +37,8 @@ ALIASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
         lambda x: x.index_add(1, [0, 0], x[:, :2], 3),
         lambda x: tg.index_add(x, 1, [0, 0], x[:, :2] * 3),
     ),
+    "unfold": (lambda x: x.unfold(1, 2, 2), lambda x: x.reshape(3, 2, 2, 5).transpose(0, 1, 3, 2)),
+    "unfold-1": (lambda x: x.unfold(-1, 2, 3), lambda x: tg.stack([x[..., :2], x[..., 3:]], 2)),
     "clone": (lambda x: x.clone(), lambda x: x * 1),
     "float": (lambda x: x.double().float(), lambda x: x * 1),
     "double": (lambda x: x.double(), lambda x: x.astype("float64")),

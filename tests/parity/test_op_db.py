@@ -33,7 +33,7 @@ with warnings.catch_warnings():
 
 F, linalg = nn.functional, tg.linalg
 SAMPLES = 4  # of an entry
-SERVED = 250  # entries at least
+SERVED = 305  # entries at least
 Function = Callable[..., Any]
 
 
@@ -88,8 +88,34 @@ def _attention(q: Any, k: Any, v: Any, attn_mask: Any = None, is_causal: bool = 
 
 
 def _pad(x: Any, widths: Any, value: float = 0.0) -> Any:
+    return tg.pad(x, _widths(x, widths), "constant", value)
+
+
+def _widths(x: Any, widths: Any) -> Any:
     pairs = [tuple(widths[i : i + 2]) for i in range(0, len(widths), 2)][::-1]
-    return tg.pad(x, [(0, 0)] * (x.ndim - len(pairs)) + pairs, "constant", value)
+    return [(0, 0)] * (x.ndim - len(pairs)) + pairs
+
+
+def _masked(f: Function) -> Function:
+    def call(x: Any, axis: Any = None, keepdims: bool = False, mask: Any = None) -> Any:
+        return f(x, axis, keepdims, where=mask)
+
+    return call
+
+
+def _masked_variance(f: Function) -> Function:
+    def call(x: Any, axis: Any = None, unbiased: bool = True, keepdims: bool = False,
+             mask: Any = None, correction: Any = None) -> Any:  # fmt: skip
+        return f(x, axis, int(unbiased) if correction is None else correction, keepdims, where=mask)
+
+    return call
+
+
+def _masked_extremum(f: Function, initial: float) -> Function:
+    def call(x: Any, axis: Any = None, keepdims: bool = False, mask: Any = None) -> Any:
+        return f(x, axis, keepdims, initial, mask)
+
+    return call
 
 
 def _split(x: Any, sizes: Any, axis: int = 0) -> Any:
@@ -125,6 +151,10 @@ CALLS: dict[str, Function] = {
     "broadcast_tensors": tg.broadcast_arrays,
     "cat": lambda xs, axis=0: tg.concatenate(xs, axis),
     "bmm": tg.matmul,
+    "cdist": lambda x, y, p=2.0, compute_mode=None: F.cdist(x, y, p),
+    "chunk": lambda x, parts, axis=0: _split(x, max(1, -(-x.shape[axis] // parts)), axis),
+    "cholesky": linalg.cholesky,
+    "contiguous": tg.copy,
     "clamp": lambda x, min=None, max=None: tg.clip(x, min, max),
     "clamp_max": tg.minimum,
     "clamp_min": tg.maximum,
@@ -140,11 +170,23 @@ CALLS: dict[str, Function] = {
     "expand_copy": lambda x, *shape: tg.broadcast_to(x, _whole_shape(x, shape)),
     "expand_as": lambda x, other: tg.broadcast_to(x, other.shape),
     "float_power": tg.power,
+    "fft.fftshift": lambda x, axis=None: tg.fft.fftshift(x, axis),
+    "fft.ifftshift": lambda x, axis=None: tg.fft.ifftshift(x, axis),
+    "H": tg.transpose,
+    "mH": tg.matrix_transpose,
     "index_select": lambda x, axis, index: tg.take(x, index, axis),
     "linalg.matrix_norm": _matrix_norm,
     "linalg.solve": _solve,
     "linalg.svd": _svd,
+    "linalg.tensorsolve": lambda a, b, axis=None: linalg.tensorsolve(a, b, axis),
     "linalg.vander": lambda x, N=None: tg.vander(x, N, increasing=True),
+    "masked.amax": _masked_extremum(tg.max, -np.inf),
+    "masked.amin": _masked_extremum(tg.min, np.inf),
+    "masked.mean": _masked(tg.mean),
+    "masked.prod": _masked(tg.prod),
+    "masked.std": _masked_variance(tg.std),
+    "masked.sum": _masked(tg.sum),
+    "masked.var": _masked_variance(tg.var),
     "max/binary": tg.maximum,
     "min/binary": tg.minimum,
     "meshgrid/list_of_tensors": lambda xs, indexing="ij": tg.meshgrid(*xs, indexing=indexing),
@@ -161,6 +203,10 @@ CALLS: dict[str, Function] = {
     "nn.functional.cross_entropy": _cross_entropy,
     "nn.functional.layer_norm": _layer_norm,
     "nn.functional.nll_loss": _nll_loss,
+    "nn.functional.pad/circular": lambda x, widths, mode: tg.pad(x, _widths(x, widths), "wrap"),
+    "nn.functional.pad/reflect": lambda x, widths, mode: tg.pad(x, _widths(x, widths), "reflect"),
+    "nn.functional.pad/replicate": lambda x, widths, mode: tg.pad(x, _widths(x, widths), "edge"),
+    "nn.functional.softplus": lambda x, beta=1.0, threshold=20.0: F.softplus(x, beta, threshold),
     "nn.functional.pad/constant": lambda x, widths, mode="constant", value=0.0: _pad(
         x, widths, value or 0.0),
     "nn.functional.rms_norm": _rms_norm,
@@ -180,6 +226,11 @@ CALLS: dict[str, Function] = {
     "rsub": lambda x, other: tg.subtract(other, x),
     "select": lambda x, axis, index: tg.take(x, index, axis),
     "sgn": tg.sign,
+    "slice": lambda x, axis=0, start=None, end=None, step=1: x[
+        _place(x, axis, slice(start, end, step))],
+    "special.entr": tg.entr,
+    "special.ndtr": tg.ndtr,
+    "special.xlog1py": tg.xlog1py,
     "split": _split,
     "split/list_args": _split,
     "split_with_sizes": _split,
@@ -198,6 +249,8 @@ CALLS: dict[str, Function] = {
     "unbind": tg.unstack,
     "unbind_copy": tg.unstack,
     "unflatten": lambda x, axis, sizes: tg.reshape(x, _unflattened(x, axis, sizes)),
+    "unfold_copy": Tensor.unfold,
+    "unsafe_chunk": lambda x, parts, axis=0: _split(x, max(1, -(-x.shape[axis] // parts)), axis),
     "unsafe_split": _split,
     "unsqueeze": tg.expand_dims,
     "unsqueeze_copy": tg.expand_dims,
@@ -209,8 +262,8 @@ CALLS: dict[str, Function] = {
 # Names that mean another thing in NumPy, random numbers, and what no float64 result shows.
 OTHERS = {
     "max/reduction_with_dim", "min/reduction_with_dim", "median", "nanmedian", "sort",
-    "nextafter", "bfloat16", "half", "float", "nn.functional.dropout", "svd", "linalg.inv_ex",
-    "fill",
+    "nextafter", "bfloat16", "half", "float", "nn.functional.dropout", "svd", "linalg.eigh",
+    "linalg.inv_ex", "fill",
     "linalg.pinv/singular", "nn.functional.linear_cross_entropy/chunked", "to",
     "nn.functional.linear_cross_entropy/chunked_none", "nn.functional.linear_cross_entropy",
 }  # fmt: skip

@@ -30,6 +30,7 @@ from tensorgrad.tensor import Tensor
 __all__ = [
     "abs",
     "add",
+    "angle",
     "arccos",
     "arccosh",
     "arcsin",
@@ -50,8 +51,10 @@ __all__ = [
     "deg2rad",
     "divide",
     "divmod",
+    "entr",
     "equal",
     "erf",
+    "erfc",
     "exp",
     "exp2",
     "expm1",
@@ -60,6 +63,7 @@ __all__ = [
     "fmax",
     "fmin",
     "fmod",
+    "frac",
     "greater",
     "greater_equal",
     "heaviside",
@@ -70,6 +74,7 @@ __all__ = [
     "isinf",
     "isnan",
     "left_shift",
+    "lerp",
     "less",
     "less_equal",
     "log",
@@ -77,14 +82,17 @@ __all__ = [
     "log2",
     "log10",
     "logaddexp",
+    "logaddexp2",
     "logical_and",
     "logical_not",
     "logical_or",
     "logical_xor",
+    "logit",
     "maximum",
     "minimum",
     "multiply",
     "nan_to_num",
+    "ndtr",
     "negative",
     "nextafter",
     "not_equal",
@@ -109,6 +117,7 @@ __all__ = [
     "tanh",
     "trunc",
     "where",
+    "xlog1py",
     "xlogy",
 ]  # fmt: skip
 
@@ -151,6 +160,25 @@ erf = unary(
     "erf(x)",
     "dy * 1.1283791670955126 * exp(-x * x)",
 )
+erfc = unary(
+    "erfc",
+    "1 - erf(x), accurate where that is near 0",
+    "2 * normal_cdf(-1.4142135623730951 * x)",
+    "dy * -1.1283791670955126 * exp(-x * x)",
+)
+ndtr = unary(
+    "ndtr",
+    "the probability that a normal variable is below x",
+    "normal_cdf(x)",
+    "dy * normal_pdf(x)",
+)
+entr = unary(
+    "entr",
+    "-x log(x), a term of the entropy: 0 where x is 0, -inf where it is negative",
+    "where(x < 0, -inf, -x * log(where(x <= 0, 1, x)))",
+    "where(x < 0, nan, -dy * (1 + log(where(x < 0, 1, x))))",
+)
+frac = unary("frac", "x - trunc(x), with the sign of x", "x - round_toward_zero(x)", "dy")
 sign = unary("sign", "-1, 0 or 1; without a gradient", "sign(x)")
 floor = unary(
     "floor", "the largest integer <= x, in the dtype of x; without a gradient", "round_down(x)"
@@ -238,6 +266,20 @@ logaddexp = binary(
     "logaddexp(a, b)",
     "dy * sigmoid(a - b)",
     "dy * sigmoid(b - a)",
+)
+logaddexp2 = binary(
+    "logaddexp2",
+    "log2(2**a + 2**b) without overflow",
+    "logaddexp(a * 0.6931471805599453, b * 0.6931471805599453) * 1.4426950408889634",
+    "dy * sigmoid((a - b) * 0.6931471805599453)",
+    "dy * sigmoid((b - a) * 0.6931471805599453)",
+)
+xlog1py = binary(
+    "xlog1py",
+    "a * log1p(b), 0 where a is 0 and b is not NaN",
+    "a * log1p(where(logical_and(a == 0, logical_not(is_nan(b))), 0, b))",
+    "dy * log1p(where(logical_and(a == 0, b == -1), 0, b))",
+    "dy * a / where(a == 0, 1, 1 + b)",
 )
 xlogy = binary(
     "xlogy",
@@ -471,3 +513,48 @@ SINC = Row(
 def sinc(x: Any) -> Tensor:
     """Return sin(pi x) / (pi x), 1 at 0."""
     return SINC(x)
+
+
+LOGIT = Row("logit", "x", "log(x) - log1p(-x)", "dy / (x * (1 - x))")
+
+
+def logit(x: Any, eps: float | None = None) -> Tensor:
+    """Return log(x / (1 - x)), the inverse of `sigmoid`; infinite at 0 and 1, NaN beyond.
+
+    Args:
+        x: any shape.
+        eps: x is clipped to eps to 1 - eps first.
+    """
+    return LOGIT(x if eps is None else clip(x, eps, 1 - eps))
+
+
+LERP = Row(
+    "lerp", "a b weight", "a + weight * (b - a)", "dy * (1 - weight)", "dy * weight", "dy * (b - a)"
+)
+
+
+def lerp(a: Any, b: Any, weight: Any) -> Tensor:
+    """Return a + weight * (b - a), elementwise: a where the weight is 0, b where it is 1.
+
+    Args:
+        a, b, weight: tensors, arrays or numbers that broadcast.
+    """
+    return LERP(a, b, weight)
+
+
+ANGLE = Row("angle", "x", "atan2(where(is_nan(x), x, 0), x)", "0 * dy")
+
+
+def angle(x: Any, deg: bool = False) -> Tensor:
+    """Return the angle of complex numbers; of real ones pi where x < 0, else 0.
+
+    Args:
+        x: any shape.
+        deg: in degrees instead of radians.
+
+    Raises:
+        GradError: complex x requires a gradient.
+    """
+    x = tensor_of("angle", "x", x)
+    y = arctan2(imag(x), real(x)) if is_complex(x.dtype) else ANGLE(x)
+    return rad2deg(y) if deg else y

@@ -6,8 +6,10 @@ Tests: tests/ops/test_activation.py.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from tensorgrad.checks import check_number
 from tensorgrad.errors import ArgumentError
 from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.elementwise.row import Row, unary
@@ -24,7 +26,35 @@ relu = unary(
     "where(y <= 0, 0, dy)",
 )
 sigmoid = unary("sigmoid", "1 / (1 + exp(-x))", "sigmoid(x)", "dy * y * (1 - y)")
-softplus = unary("softplus", "log(1 + exp(x))", "softplus(x)", "dy * sigmoid(x)")
+SOFTPLUS = Row("softplus", "x", "softplus(x)", "dy * sigmoid(x)")
+SCALED_SOFTPLUS = Row(
+    "softplus",
+    "x beta threshold",
+    "where(beta * x > threshold, x, softplus(beta * x) / beta)",
+    "where(beta * x > threshold, dy, dy * sigmoid(beta * x))",
+    "",  # beta and threshold are numbers
+    "",
+)
+
+
+def softplus(x: Any, beta: float = 1.0, threshold: float = math.inf) -> Tensor:
+    """Return log(1 + exp(beta * x)) / beta.
+
+    Args:
+        x: any shape.
+        beta: a number above 0.
+        threshold: x itself is returned where beta * x is above this; never by default. PyTorch has
+            20, where the difference is 2e-9.
+    """
+    if beta == 1 and threshold == math.inf:
+        return SOFTPLUS(x)
+    check_number("softplus", "beta", beta)
+    check_number("softplus", "threshold", threshold)
+    if not beta > 0:
+        raise ArgumentError(f"softplus: beta is {beta}, expected more than 0")
+    return SCALED_SOFTPLUS(x, float(beta), float(threshold))
+
+
 SILU = Row("silu", "x", "x * sigmoid(x)", "dy * silu_derivative(x)")
 
 
