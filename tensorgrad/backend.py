@@ -177,6 +177,8 @@ def to_device(array: Array, device: str) -> Array:
     if index is None:
         return array if is_numpy(array) else cupy.asnumpy(array)
     if is_numpy(array):
+        if array.ndim == 0:  # CuPy would make +0 of -0
+            return cupy.asarray(array.reshape(1)).reshape(())
         return cupy.asarray(array)
     return array if array.device.id == index else array.copy()  # which is on the current GPU
 

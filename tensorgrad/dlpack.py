@@ -63,11 +63,23 @@ def to_dlpack(array: Array, **kwargs: Any) -> Any:
         if kwargs.get("copy") is False:
             raise BufferError("dlpack: the tensor has negative strides, expected copy=None or True")
         array = array.copy()
-    if not backend.is_numpy(array) or array.dtype != bfloat16:
+    if not backend.is_numpy(array):
+        return _cuda_capsule(array, **kwargs)
+    if array.dtype != bfloat16:
         return array.__dlpack__(**kwargs)
     capsule = array.view(np.uint16).__dlpack__(**kwargs)
     _type_code(capsule).value = _BFLOAT
     return capsule
+
+
+def _cuda_capsule(array: Array, **kwargs: Any) -> Any:
+    """Return a capsule of memory on a GPU; CuPy itself copies to the CPU only."""
+    to_cpu = kwargs.get("dl_device") is not None and int(kwargs["dl_device"][0]) == _CPU
+    if to_cpu and kwargs.get("copy") is False:
+        raise BufferError("dlpack: the tensor is on a GPU, expected copy=None or True for the CPU")
+    if kwargs.get("copy") and not to_cpu:
+        array, kwargs = array.copy(), {**kwargs, "copy": None}
+    return array.__dlpack__(**kwargs)
 
 
 class _AsIntegers:

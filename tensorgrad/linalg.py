@@ -409,8 +409,10 @@ def matrix_rank(x: Any, rtol: Any = None) -> Tensor:
     x, _ = _matrices("matrix_rank", x)
     values = svdvals(x.detach())
     largest = max(values, -1, True) if values.shape[-1] else 0.0
-    cut = largest * expand_dims(tensor_of("matrix_rank", "rtol", _cutoff(x, rtol)), -1)
-    return sum(values > cut, -1)
+    cut = _cutoff(x, rtol)
+    if not isinstance(cut, float):  # one for each matrix
+        cut = expand_dims(tensor_of("matrix_rank", "rtol", cut), -1)
+    return sum(values > largest * cut, -1)
 
 
 def _cutoff(x: Tensor, rtol: Any) -> Any:

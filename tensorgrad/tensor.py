@@ -208,7 +208,7 @@ class Tensor:
         return complex(self.item())
 
     def __index__(self) -> int:
-        return self.data.__index__()  # type: ignore[no-any-return]
+        return backend.to_numpy(self.data).__index__()
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self.data)))

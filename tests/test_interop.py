@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, from_dlpack, interop, nn
+from tensorgrad import Tensor, backend, from_dlpack, interop, nn
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
 
 bfloat16 = tensorgrad.dtypes.bfloat16
@@ -259,3 +259,13 @@ def test_torch_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ArgumentError, match="as_torch_function: PyTorch is not installed; run"):
         interop.as_torch_function(abs)
+
+
+def test_copies_through_dlpack(device: str) -> None:
+    x = Tensor(backend.to_device(np.arange(3.0), device))
+    assert x.__dlpack__(copy=True) is not None
+    y = np.from_dlpack(x, device="cpu")  # type: ignore[arg-type]
+    np.testing.assert_array_equal(y, x.numpy())
+    if device != "cpu":
+        with pytest.raises(BufferError, match="dlpack: the tensor is on a GPU, expected copy=None"):
+            x.__dlpack__(copy=False, dl_device=(1, 0))

@@ -158,3 +158,11 @@ def test_eigh_reads_one_triangle() -> None:
         symmetric = np.array([[2.0, other], [other, 3.0]])
         found = linalg.eigvalsh(x, triangle)  # type: ignore[arg-type]
         np.testing.assert_allclose(found.numpy(), np.linalg.eigvalsh(symmetric))
+
+
+def test_ranks(device: str) -> None:
+    x = Tensor(backend.to_device(np.stack([np.eye(3), np.diag([1, 1e-3, 0])]), device))
+    assert linalg.matrix_rank(x).numpy().tolist() == [3, 2]
+    assert linalg.matrix_rank(x, 0.1).numpy().tolist() == [3, 1]
+    each = Tensor(backend.to_device(np.array([2.0, 1e-4]), device))
+    assert linalg.matrix_rank(x, each).numpy().tolist() == [0, 2]

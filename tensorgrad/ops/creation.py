@@ -24,6 +24,7 @@ from tensorgrad.dtypes import (
     float32,
     float64,
     int64,
+    is_float,
     uint64,
 )
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
@@ -172,6 +173,8 @@ def full(
         raise ShapeError(f"full: fill_value has shape {fill.shape}, expected one number")
     target = fill.dtype if dtype is None else as_dtype(dtype)
     data = namespace_on(device or "cpu").full(lengths, fill.item(), compute_dtype(target))
+    if is_float(target) and fill == 0 and np.signbit(fill):
+        data = -abs(data)  # CuPy fills with +0
     return Tensor(data.astype(target, copy=False), requires_grad)
 
 

@@ -261,3 +261,22 @@ def test_ranges_have_numpys_values(dtype: str, device: str) -> None:
     assert tg.arange(2**63, 2**63 + 3, dtype="uint64", device=device).tolist() == [
         2**63, 2**63 + 1, 2**63 + 2,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_minus_zero_keeps_its_sign(device: str, dtype: str) -> None:
+    for x in (
+        tg.asarray(-0.0, dtype, device),
+        tg.tensor(-0.0, dtype, device),
+        tg.tensor([-0.0], dtype, device),
+        tg.full((2, 3), -0.0, dtype, device),
+        Tensor(np.array(-0.0)).to(device, dtype),
+    ):
+        assert np.signbit(x.numpy().astype("float64")).all()
+    assert not np.signbit(tg.full((2,), 0.0, dtype, device).numpy().astype("float64")).any()
+
+
+def test_a_single_integer_indexes_a_list(device: str) -> None:
+    assert [3, 5, 7][tg.asarray(2, device=device)] == 7
+    with pytest.raises(TypeError, match="integer"):
+        [3, 5, 7][tg.asarray(2.0, device=device)]

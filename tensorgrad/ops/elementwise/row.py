@@ -190,7 +190,8 @@ class Row:
                 compute = self._compute or compute_dtype(dy.dtype)
                 try:
                     launch(gradients.formula, arrays, computed, compute)
-                except DtypeError:  # complex numbers: the engine names the input that gets them
+                except (DtypeError, AttributeError):
+                    # Complex arrays or numbers: the engine names the input that would get them.
                     computed = list(gradients.function(*arrays))
         return [None if p is None else dy if p < 0 else computed[p] for p in gradients.indices]
 
