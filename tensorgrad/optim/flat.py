@@ -205,7 +205,7 @@ class FlatParameters:
         )
 
     def gather(self, number: int, part: Array) -> Array:
-        """Return what ranks have of a segment as one array, 1-D; here they have all of it.
+        """Return what the ranks have of a segment as one array, 1-D: here `part` itself.
 
         Args:
             number: of the segment.
