@@ -209,11 +209,12 @@ def pieces_of(
         return replace(box, name=f"{kind}/{box.name}")
 
     held = []
-    for name, values, place, data in optimizer.flat.owned():
+    for name, values, _, data in optimizer.flat.owned():
         span, shape = (values.start, values.stop), optimizer.flat.slots[name].shape
         held.append((ArrayPiece(named("model", name, shape), *span), data))
-        for kind, buffer in optimizer.state.items():
-            held.append((ArrayPiece(named(f"optimizer/{kind}", name, shape), *span), buffer[place]))
+    for kind, name, shape, values, array in optimizer.held():
+        placement = named(f"optimizer/{kind}", name, shape)
+        held.append((ArrayPiece(placement, values.start, values.stop), array))
     for name, tensor in model.state_dict().items():
         trained = name in optimizer.flat.slots
         if trained and tensor.size:
@@ -223,7 +224,8 @@ def pieces_of(
         held.append((named("model", name, tensor.shape).piece, tensor.data.reshape(-1)))
         if trained:  # empty, so it has no range of the flat buffers
             for kind, buffer in optimizer.state.items():
-                held.append((named(f"optimizer/{kind}", name, tensor.shape).piece, buffer[:0]))
+                if kind not in optimizer.slots:
+                    held.append((named(f"optimizer/{kind}", name, tensor.shape).piece, buffer[:0]))
     return held
 
 

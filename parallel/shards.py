@@ -21,8 +21,10 @@ from collections.abc import Mapping
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.errors import ArgumentError
 from tensorgrad.optim import FlatParameters
 from tensorgrad.optim.flat import ALIGNMENT, NamedParameters, Piece, zeros
+from tensorgrad.parallel.comm.collectives import Comm
 
 SLOTS = 2
 
@@ -36,6 +38,7 @@ class ShardedParameters(FlatParameters):
         stage: what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters.
         groups: the segment of each parameter. For stages 2 and 3: its unit, a number from 0, or
             None for the root.
+        comm: the ranks, for optimizers that gather or add what is sharded; None: there is none.
 
     Attributes:
         units: for each unit its segment; empty in stage 1.
@@ -50,7 +53,9 @@ class ShardedParameters(FlatParameters):
         ranks: int,
         stage: int,
         groups: Mapping[str, int | None],
+        comm: Comm | None = None,
     ) -> None:
+        self._comm = comm
         self.rank, self.ranks, self.stage = rank, ranks, stage
         self._groups = groups
         self.units: list[int] = []
@@ -62,6 +67,21 @@ class ShardedParameters(FlatParameters):
         """Return this rank's shard of a whole segment."""
         size = whole.size // self.ranks
         return whole[self.rank * size : (self.rank + 1) * size]
+
+    def gather(self, number: int, part: Array) -> Array:
+        """Return what ranks have of a segment as one array, 1-D, from the shard of each."""
+        whole = backend.empty((self.segments[number].size,), part.dtype, like=part)
+        self._ranks().all_gather(part, whole)
+        return whole
+
+    def add_shards(self, array: Array) -> None:
+        """Add, in place, the arrays of ranks that update other shards."""
+        self._ranks().all_reduce(array)
+
+    def _ranks(self) -> Comm:
+        if self._comm is None:
+            raise ArgumentError("ShardedParameters: comm is None, expected the ranks to gather")
+        return self._comm
 
     def zero_grad(self) -> None:
         """Set all gradients to 0, except in slots, which are 0 whenever they are free."""

@@ -270,11 +270,17 @@ class TensorParallel(NestedRanks):
         """Shard the model, and return the optimizer of this rank's part.
 
         Raises:
-            ArgumentError, CommError: see `tensor_parallel`.
+            ArgumentError, CommError: see `tensor_parallel`. Also where the optimizer updates whole
+                matrices, of which ranks have parts: Muon and Adafactor.
         """
         self.parts = tensor_parallel(model, self._comm, self._sequence)
         self._placements = self.parts.placements
         optimizer = self._inner.prepare(model, make_optimizer)
+        if optimizer.matrices and self._comm.size > 1:
+            raise ArgumentError(
+                f"TensorParallel: the optimizer is {type(optimizer).__name__}, which updates whole "
+                "matrices, expected one that updates element by element, such as AdamW"
+            )
         self._terms = _JoinedGradients(optimizer.flat, self.parts.summed)
         if self._comm.rank > 0:
             self._copies = _JoinedGradients(optimizer.flat, self.parts.replicated)

@@ -75,7 +75,9 @@ class Zero(DataParallel):
         if self.stage > 1:
             modules, groups = find_units(model, parameters)
             vars(model)["captures"] = False  # Python decides when to gather parameters
-        flat = ShardedParameters(parameters.items(), self.rank, self.ranks, self.stage, groups)
+        flat = ShardedParameters(
+            parameters.items(), self.rank, self.ranks, self.stage, groups, self._comm
+        )
         self._sharded = flat
         if self.stage == 1:
             self._buckets = Buckets(flat.segments, parameters, self._scatter)

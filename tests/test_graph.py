@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,87 @@ def test_replays_give_the_bits_of_eager_steps(dtype: str, parts: int) -> None:
         if captured:
             assert step.graphs == 1
         found.append((losses, training.state(), random.get_state()))
+    assert found[0] == found[1]
+
+
+def muon_and_adamw(model: GPT2) -> list[optim.Optimizer]:
+    """Return Muon for the matrices of the blocks, AdamW for the rest."""
+    pairs = list(model.named_parameters())
+    inside = {name for name, p in pairs if name.startswith("blocks.") and p.ndim == 2}
+    return [
+        optim.Muon([pair for pair in pairs if pair[0] in inside], 1e-2),
+        optim.AdamW([pair for pair in pairs if pair[0] not in inside], 1e-2),
+    ]
+
+
+def grouped(make: Any) -> Callable[[GPT2], list[optim.Optimizer]]:
+    """Return an optimizer of two groups, the second with options of its own."""
+
+    def groups(model: GPT2) -> list[optim.Optimizer]:
+        pairs = list(model.named_parameters())
+        inside = [pair for pair in pairs if pair[0].startswith("blocks.")]
+        rest = [pair for pair in pairs if not pair[0].startswith("blocks.")]
+        second = {"params": rest, "lr": 1e-3, "weight_decay": 0.0}
+        return [make([{"params": inside}, second], lr=1e-2, weight_decay=0.1)]
+
+    return groups
+
+
+OPTIMIZERS: dict[str, Callable[[GPT2], list[optim.Optimizer]]] = {
+    "lion": lambda model: [optim.Lion(model.named_parameters(), 1e-3, weight_decay=0.1)],
+    "adafactor": lambda model: [optim.Adafactor(model.named_parameters(), weight_decay=0.1)],
+    "muon": muon_and_adamw,
+    "adamw in groups": grouped(optim.AdamW),
+    "lion in groups": grouped(optim.Lion),
+    "adafactor in groups": grouped(optim.Adafactor),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_optimizers_schedules_and_averages_give_the_bits_of_eager_steps(
+    kind: str, dtype: str
+) -> None:
+    """The average is updated in the captured step; schedules step between replays."""
+    found = []
+    for captured in (False, True):
+        random.seed(3)
+        with nn.init.on("cuda"):
+            model = GPT2(TINY).to("cuda", dtype)
+        optimizers = OPTIMIZERS[kind](model)
+        schedulers = [
+            optim.Scheduler(each, optim.schedule.cosine, steps=10, warmup=3) for each in optimizers
+        ]
+        averages = [optim.WeightAverage(each, 0.9) for each in optimizers]
+
+        def take(
+            x: Any, y: Any, model: Any = model, all_of: Any = optimizers, averages: Any = averages
+        ) -> Any:
+            for optimizer in all_of:
+                optimizer.zero_grad()
+            loss = model(Tensor(x), Tensor(y))
+            loss.backward()
+            norms = [optimizer.step(1.0) for optimizer in all_of]
+            for average in averages:
+                average.update()
+            return loss.data, *norms
+
+        step: Any = graph.capture(take) if captured else take
+        results = []
+        for x, y in batches(8):
+            if not captured:
+                x, y = map(backend.cupy.asarray, (x, y))
+            results.append([float(each) for each in step(x, y)])
+            for scheduler in schedulers:
+                scheduler.step()
+        if captured:
+            assert step.graphs == 1
+        assert all(optimizer.numbers()["step"] == 8 for optimizer in optimizers)
+        arrays = [each for o in optimizers for each in (o.flat.data, o.hyper, *o.state.values())]
+        arrays += [array for average in averages for array in average.state_dict().values()]
+        bits = [backend.to_numpy(each).tobytes() for each in arrays]
+        found.append((results, bits, random.get_state()))
     assert found[0] == found[1]
 
 

@@ -1,6 +1,7 @@
 """Optimizers over flat buffers, gradient clipping, learning-rate schedules and loss scaling."""
 
 from tensorgrad.optim import lr_scheduler, schedule
+from tensorgrad.optim.adafactor import Adafactor
 from tensorgrad.optim.adamw import Adam, AdamW
 from tensorgrad.optim.average import WeightAverage
 from tensorgrad.optim.clip import clip_grad_norm, grad_norm
@@ -15,6 +16,7 @@ from tensorgrad.optim.sgd import SGD
 
 __all__ = [
     "SGD",
+    "Adafactor",
     "Adam",
     "AdamW",
     "FlatParameters",

@@ -15,7 +15,7 @@ Tests: tests/optim/test_flat.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tensorgrad import backend
@@ -78,6 +78,10 @@ class Piece(NamedTuple):
     def state(self) -> slice:
         """Its slice of the optimizer's state buffers."""
         return slice(self.offset, self.offset + self.data.size)
+
+    def grad_of(self, part: Owned) -> Array:
+        """Return the gradients of a part of it."""
+        return self.grad[part.state.start - self.offset : part.state.stop - self.offset]
 
 
 class Owned(NamedTuple):
@@ -181,22 +185,40 @@ class FlatParameters:
 
     def owned(self) -> Iterator[Owned]:
         """Yield the part of each parameter in each piece, in the order of the layout."""
-        for piece in self.pieces:
-            for name, slot in self.slots.items():
-                begin = max(slot.offset, piece.begin)
-                end = min(slot.piece.stop, piece.begin + piece.data.size)
-                if begin < end:
-                    place = slice(begin - piece.begin, end - piece.begin)
-                    yield Owned(
-                        name,
-                        slice(begin - slot.offset, end - slot.offset),
-                        slice(piece.offset + place.start, piece.offset + place.stop),
-                        piece.data[place],
-                    )
+        for segment, piece in zip(self.segments, self.pieces, strict=True):
+            for name in segment.names:
+                part = self.owned_part(name, piece)
+                if part.data.size:
+                    yield part
+
+    def owned_part(self, name: str, piece: Piece) -> Owned:
+        """Return the part of a parameter in the piece of its segment; it may be empty."""
+        slot = self.slots[name]
+        begin = max(slot.offset, piece.begin)
+        end = max(begin, min(slot.piece.stop, piece.begin + piece.data.size))
+        place = slice(begin - piece.begin, end - piece.begin)
+        return Owned(
+            name,
+            slice(begin - slot.offset, end - slot.offset),
+            slice(piece.offset + place.start, piece.offset + place.stop),
+            piece.data[place],
+        )
+
+    def gather(self, number: int, part: Array) -> Array:
+        """Return what the ranks have of a segment as one array, 1-D: here `part` itself.
+
+        Args:
+            number: of the segment.
+            part: what this rank has, as long as its piece.
+        """
+        return part
+
+    def add_shards(self, array: Array) -> None:
+        """Add, in place, the arrays of ranks that update other shards; here there are none."""
 
     def views(self, buffer: Array) -> dict[str, Array]:
         """Cut a flat buffer (of parameters, gradients or optimizer state) into named views."""
-        return {name: buffer[slot.piece].reshape(slot.shape) for name, slot in self.slots.items()}
+        return cut(buffer, self.slots)
 
     def zero_grad(self) -> None:
         """Set all gradients to 0; in a CUDA graph, backward overwrites them instead."""
@@ -251,6 +273,21 @@ class FlatParameters:
             grad_view[...] = parameter.grad
         parameter.data, parameter.grad = view, grad_view
         self._parts.append((name, parameter, view, grad_view))
+
+
+def cut(buffer: Array, slots: Mapping[str, Slot]) -> dict[str, Array]:
+    """Cut a flat buffer into named views."""
+    return {name: buffer[slot.piece].reshape(slot.shape) for name, slot in slots.items()}
+
+
+def slots_of(shapes: Mapping[str, Shape]) -> dict[str, Slot]:
+    """Return a slot for each shape, one after the other, aligned."""
+    slots: dict[str, Slot] = {}
+    end = 0
+    for name, shape in shapes.items():
+        slots[name] = slot = Slot(end, shape)
+        end = _round_up(slot.piece.stop, ALIGNMENT)
+    return slots
 
 
 def zeros(length: int, dtype: Dtype, like: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from tensorgrad.backend import Array
 from tensorgrad.checks import check_integer, check_range
 from tensorgrad.errors import ArgumentError
 from tensorgrad.ops.matmul import product
-from tensorgrad.optim.flat import FlatParameters
+from tensorgrad.optim.clip import sum_of_squares
+from tensorgrad.optim.flat import FlatParameters, Owned, Piece, Segment
 from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import DECAY, FACTOR, LR, STEPS, Optimizer
 
@@ -29,6 +30,11 @@ class Muon(Optimizer):
     Embeddings, heads, biases and norm weights need another optimizer, such as AdamW, for the rest
     of the parameters. The matrices are updated one after another, in float32.
 
+    Where ranks shard parameters, the momentum is sharded too. A step gathers u of one segment after
+    another (of a bucket in stage 1 of `Zero`, of a block in stages 2 and 3), 4 bytes a parameter in
+    all, into memory of the size of a segment. A rank orthogonalizes the matrices that have elements
+    in its shard: those that are cut between ranks are orthogonalized by each of these.
+
     Args:
         parameters: tensors with two axes, pairs (name, tensor), groups or flat parameters; see
             `Optimizer`.
@@ -41,13 +47,13 @@ class Muon(Optimizer):
             columns)), so that updates are as large as AdamW's and its lr and weight_decay fit.
 
     Raises:
-        ArgumentError: an option is outside its range, a parameter is not a matrix, or they are
-            sharded.
+        ArgumentError: an option is outside its range, or a parameter is not a matrix.
 
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; match_adamw: Liu et al.
         2025, arXiv:2502.16982, eq. 4.
     """
 
+    matrices = True
     _decoupled = True
 
     def __init__(
@@ -69,50 +75,55 @@ class Muon(Optimizer):
                     f"Muon: {name} has shape {slot.shape}, expected a matrix; give the others to "
                     "another optimizer"
                 )
-        if not self.flat.whole:
-            raise ArgumentError("Muon: the parameters are sharded, expected whole ones")
         self.momentum, self.nesterov, self.iterations = momentum, nesterov, iterations
         self.match_adamw = match_adamw
 
     @np.errstate(all="ignore")  # inf and NaN reach the parameters, as in the other optimizers
     def _update_all(self) -> None:
         """Update each matrix by array operations, which run alike on the CPU and in CUDA graphs."""
-        data, grads = self.flat.views(self.flat.data), self.flat.views(self.flat.grad)
-        states = {name: self.flat.views(buffer) for name, buffer in self.state.items()}
-        for group, (hyper, decay, pieces) in zip(self.groups, self._parts(), strict=True):
-            taken = hyper[FACTOR] != 0  # read on the device: 0 skips the step
-            hyper[STEPS : STEPS + 1] += taken
+        for hyper, decay, _ in self._parts():
+            hyper[STEPS : STEPS + 1] += hyper[FACTOR] != 0
             hyper[DECAY : DECAY + 1] = 1 - hyper[LR] * decay
-            decayed = pieces[0].begin + pieces[0].decayed
-            for name in group.names:
-                decays = self.flat.slots[name].offset < decayed
-                masters = states.get("master")
-                self._update_matrix(
-                    hyper, taken, decays, data[name], grads[name], states["m"][name],
-                    None if masters is None else masters[name],
-                )  # fmt: skip
+        for hyper, _, number, segment, piece in self._segments():
+            if self.flat.whole:  # one matrix after another, which takes less memory
+                for part in self._owned(segment, piece):
+                    u = self._direction(hyper, piece.grad_of(part), self.state["m"][part.state])
+                    self._update(hyper, part, u, segment)
+                continue
+            shard = self._direction(hyper, piece.grad, self.state["m"][piece.state])
+            whole = self.flat.gather(number, shard)
+            for part in self._owned(segment, piece):
+                place = self.flat.slots[part.name].piece
+                u = whole[place.start - segment.begin : place.stop - segment.begin]
+                self._update(hyper, part, u, segment)
 
-    def _update_matrix(
-        self, hyper: Array, taken: Any, decays: bool, data: Array, grad: Array, m: Array,
-        master: Array | None,
-    ) -> None:  # fmt: skip
+    def _owned(self, segment: Segment, piece: Piece) -> Iterator[Owned]:
+        """Yield this rank's parts of the matrices of a segment."""
+        parts = (self.flat.owned_part(name, piece) for name in segment.names)
+        return (part for part in parts if part.data.size)
+
+    def _direction(self, hyper: Array, grad: Array, m: Array) -> Array:
+        """Update the momentum, unless the step is skipped; return what is orthogonalized."""
         xp, wide = backend.namespace(m), m.dtype
+        taken = hyper[FACTOR] != 0  # read on the device: 0 skips the step
         g = xp.where(taken, grad * hyper[FACTOR].astype(wide), 0)
         mean = m + (g - m) * wide.type(1 - self.momentum)
-        u = g + (mean - g) * wide.type(self.momentum) if self.nesterov else mean
-        rows, columns = data.shape
-        scale = 0.2 * math.sqrt(max(rows, columns)) if self.match_adamw else math.sqrt(
-            max(1, rows / max(columns, 1))
-        )  # fmt: skip
-        p = data
-        if master is not None:  # 16-bit parameters that were assigned to take the master over
-            p = xp.where(master.astype(data.dtype) == data, master, data.astype(wide))
-        step = orthogonalized(u, self.iterations) * (hyper[LR] * scale).astype(wide)
-        new = (p * hyper[DECAY].astype(wide) if decays else p) - step
         m[...] = xp.where(taken, mean, m)
-        if master is not None:
-            master[...] = xp.where(taken, new, master)
-        data[...] = xp.where(taken, new.astype(data.dtype, copy=False), data)
+        return g + (mean - g) * wide.type(self.momentum) if self.nesterov else mean
+
+    def _update(self, hyper: Array, part: Owned, u: Array, segment: Segment) -> None:
+        """Update this rank's part of a matrix; u is of the whole matrix."""
+        slot, wide = self.flat.slots[part.name], u.dtype
+        rows, columns = slot.shape
+        scale = 0.2 * math.sqrt(max(rows, columns)) if self.match_adamw else math.sqrt(
+            max(1, rows / columns)
+        )  # fmt: skip
+        update = orthogonalized(u.reshape(slot.shape), self.iterations)
+        step = update.reshape(-1)[part.values] * (hyper[LR] * scale).astype(wide)
+        p = self._values(part)
+        decays = slot.offset < segment.decayed
+        new = (p * hyper[DECAY].astype(wide) if decays else p) - step
+        self._assign(part, new, hyper[FACTOR] != 0)
 
 
 def orthogonalized(matrix: Array, iterations: int = 5) -> Array:
@@ -130,7 +141,8 @@ def orthogonalized(matrix: Array, iterations: int = 5) -> Array:
         return orthogonalized(matrix.T, iterations).T
     dtype = matrix.dtype
     xp = backend.namespace(matrix)
-    x = matrix / (xp.sqrt((matrix * matrix).sum()) + dtype.type(1e-7))
+    norm = xp.sqrt(sum_of_squares(matrix.ravel(order="K"))).astype(dtype)
+    x = matrix / (norm + dtype.type(1e-7))
     a, b, c = (dtype.type(each) for each in _COEFFICIENTS)
     for _ in range(iterations):
         square = product(x, x.T, dtype)

@@ -12,20 +12,20 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tensorgrad import backend, engine, ranges
 from tensorgrad.accumulation import settle
-from tensorgrad.backend import Array
+from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import check_range
 from tensorgrad.dtypes import compute_dtype, float64
 from tensorgrad.errors import ArgumentError, CheckpointError, GraphError
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.kernels.optim import Update
 from tensorgrad.optim.clip import ReduceNorm, check_max_norm, clip_factor, total_of_squares
-from tensorgrad.optim.flat import FlatParameters, Piece, zeros
+from tensorgrad.optim.flat import FlatParameters, Owned, Piece, Segment, Slot, cut, slots_of, zeros
 from tensorgrad.optim.groups import Parameters, read_groups
 from tensorgrad.tensor import Tensor
 
@@ -39,11 +39,29 @@ LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN, _END = range(8)
 Kernels = tuple[str, tuple[float, ...], str, tuple[float, ...]]
 
 
+class HeldState(NamedTuple):
+    """What this rank has of the state of one parameter.
+
+    Attributes:
+        kind, name: of the state and of the parameter.
+        shape: of the whole state of the parameter.
+        values: the elements that this rank has, in C order.
+        array: these elements, 1-D, a view of the state.
+    """
+
+    kind: str
+    name: str
+    shape: Shape
+    values: slice
+    array: Array
+
+
 class Optimizer:
-    """Base of SGD, Adam, AdamW, Lion and Muon.
+    """Base of SGD, Adam, AdamW, Lion, Muon and Adafactor.
 
     A subclass names its state buffers and defines `_prepare_numpy`, `_update_numpy` and `_kernels`,
-    for updates element by element, or `_update_all`.
+    for updates element by element, or `_update_all`. State of other shapes than the parameters' is
+    added by `_add_state`.
 
     Args:
         parameters: flat parameters, or what to build them from: `model.parameters()`,
@@ -56,7 +74,11 @@ class Optimizer:
 
     Attributes:
         flat: the parameters and their gradients.
-        state: name -> buffer, with `flat.pieces` one after the other.
+        state: name -> buffer, with `flat.pieces` one after the other; those in `slots` differ.
+        slots: name -> (parameter -> place in the buffer), of states with shapes of their own. Ranks
+            that shard parameters have all of such a state, the same on all of them.
+        matrices: whether the update of an element depends on all of its matrix, so that tensor
+            parallelism, whose ranks have parts of matrices, would change it.
         groups: the parameter groups.
         hyper: the scalars of a step of each group, float64, on the device of the parameters.
 
@@ -64,6 +86,7 @@ class Optimizer:
         ArgumentError: `lr` or `weight_decay` is negative or not finite; see also FlatParameters.
     """
 
+    matrices = False
     _decoupled = False  # weight decay scales the parameters; otherwise it adds to the gradient
 
     def __init__(
@@ -84,6 +107,7 @@ class Optimizer:
         self.lr, self.weight_decay = lr, weight_decay
         length = sum(piece.data.size for piece in parameters.pieces)
         self.state: dict[str, Array] = {}
+        self.slots: dict[str, Mapping[str, Slot]] = {}
         if parameters.dtype != wide:
             self.state["master"] = backend.empty((length,), wide, like)
             for piece in parameters.pieces:
@@ -173,8 +197,9 @@ class Optimizer:
         """Return the state by parameter name, for a checkpoint.
 
         Returns:
-            "<state>/<parameter>" -> array with the shape of the parameter, a view of the state;
-            "step" (the number of steps not skipped) and "lr" as Python numbers.
+            "<state>/<parameter>" -> array, a view of the state, with the shape of the parameter
+            unless the optimizer says otherwise; "step" (the number of steps not skipped) and "lr"
+            as Python numbers.
 
         Raises:
             ArgumentError: the state is sharded.
@@ -186,7 +211,7 @@ class Optimizer:
             )
         found: dict[str, Any] = self.numbers()
         for kind, buffer in self.state.items():
-            views = self.flat.views(buffer)
+            views = cut(buffer, self.slots.get(kind, self.flat.slots))
             found.update({f"{kind}/{name}": view for name, view in views.items()})
         return found
 
@@ -206,7 +231,7 @@ class Optimizer:
         shapes = {
             f"{kind}/{name}": slot.shape
             for kind in self.state
-            for name, slot in self.flat.slots.items()
+            for name, slot in self.slots.get(kind, self.flat.slots).items()
         }
         wide = compute_dtype(self.flat.dtype)
         missing = [name for name in ("step", "lr", *shapes) if name not in state]
@@ -226,10 +251,21 @@ class Optimizer:
                     f"and {wide}"
                 )
         self.load_numbers(state)
-        for owned in self.flat.owned():
-            for kind, buffer in self.state.items():
-                values = state[f"{kind}/{owned.name}"].reshape(-1)[owned.values]
-                buffer[owned.state] = backend.asarray_like(values, buffer)
+        for held in self.held():
+            values = state[f"{held.kind}/{held.name}"].reshape(-1)[held.values]
+            held.array[...] = backend.asarray_like(values, held.array)
+
+    def held(self) -> Iterator[HeldState]:
+        """Yield what this rank has of the state of each parameter that has elements."""
+        for kind, buffer in self.state.items():
+            if kind in self.slots:
+                for name, slot in self.slots[kind].items():
+                    whole = slice(0, slot.piece.stop - slot.offset)
+                    yield HeldState(kind, name, slot.shape, whole, buffer[slot.piece])
+                continue
+            for part in self.flat.owned():
+                shape = self.flat.slots[part.name].shape
+                yield HeldState(kind, part.name, shape, part.values, buffer[part.state])
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers of the state: "step" and "lr", as in `state_dict`."""
@@ -262,6 +298,42 @@ class Optimizer:
             pieces = self.flat.pieces if len(self.groups) == 1 else self.flat.pieces[number:][:1]
             decay = self.weight_decay if group.weight_decay is None else group.weight_decay
             yield self.hyper[number * _END : (number + 1) * _END], decay, pieces
+
+    def _segments(self) -> Iterator[tuple[Array, float, int, Segment, Piece]]:
+        """Yield the scalars, the weight decay, the number, names and piece of each segment."""
+        number = 0
+        for hyper, decay, pieces in self._parts():
+            for piece in pieces:
+                yield hyper, decay, number, self.flat.segments[number], piece
+                number += 1
+
+    def _add_state(self, kind: str, shapes: Mapping[str, Shape]) -> None:
+        """Add a state of zeros with the shapes given by the name of the parameter, if there are."""
+        if shapes:
+            self.slots[kind] = slots = slots_of(shapes)
+            like = self.flat.pieces[0].data
+            length = max(slot.piece.stop for slot in slots.values())
+            self.state[kind] = zeros(length, compute_dtype(self.flat.dtype), like)
+
+    def _values(self, part: Owned) -> Array:
+        """Return parameters in the compute dtype: of 16 bits the master copy, where it is current.
+
+        Where 16-bit parameters are not the rounded master copy, they were assigned to.
+        """
+        if "master" not in self.state:
+            return part.data
+        master = self.state["master"][part.state]
+        return backend.namespace(master).where(
+            master.astype(part.data.dtype) == part.data, master, part.data.astype(master.dtype)
+        )
+
+    def _assign(self, part: Owned, values: Array, taken: Any) -> None:
+        """Write parameters and their master copy, unless `taken`, on the device, is false."""
+        xp = backend.namespace(part.data)
+        if "master" in self.state:
+            master = self.state["master"][part.state]
+            master[...] = xp.where(taken, values, master)
+        part.data[...] = xp.where(taken, values.astype(part.data.dtype, copy=False), part.data)
 
     def _update_all(self) -> None:
         """Update all parameters by their gradients times FACTOR, unless that is 0."""

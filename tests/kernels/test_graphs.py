@@ -23,7 +23,19 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "nesterov": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "adam": lambda p: optim.Adam(p, lr=0.1, weight_decay=0.1),
     "adamw": lambda p: optim.AdamW(p, lr=0.1, weight_decay=0.1),
+    "lion": lambda p: optim.Lion(p, lr=0.1, weight_decay=0.1),
+    "muon": lambda p: optim.Muon(p, lr=0.1, weight_decay=0.1),
+    "adafactor": lambda p: optim.Adafactor(p, lr=0.1, weight_decay=0.1),
+    "groups": lambda p: optim.AdamW(in_groups(p), lr=0.1, weight_decay=0.1),
+    "adafactor in groups": lambda p: optim.Adafactor(in_groups(p), lr=0.1, weight_decay=0.1),
 }
+MATRICES = {name: shape for name, shape in toy.SHAPES.items() if len(shape) == 2}
+
+
+def in_groups(parameters: Any) -> list[dict[str, Any]]:
+    """Return the parameters in two groups, the second with options of its own."""
+    pairs = list(parameters)
+    return [{"params": pairs[:2]}, {"params": pairs[2:], "lr": 0.05, "weight_decay": 0.3}]
 
 
 def everything(optimizer: optim.Optimizer) -> list[Any]:
@@ -37,7 +49,8 @@ def test_optimizer_steps(kind: str, dtype: Any, options: str) -> None:
     """Gradients, learning rate and loss scale change between launches; one step overflows."""
 
     def prepare() -> tuple[Any, optim.Optimizer, Callable[[], Any], Any]:
-        tensors = toy.parameters(dtype, "cuda")
+        shapes = MATRICES if kind == "muon" else toy.SHAPES
+        tensors = toy.parameters(dtype, "cuda", shapes=shapes)
         optimizer = OPTIMIZERS[kind](tensors.items())
         scaler = optim.LossScaler(scale=8.0, interval=2) if options == "scaled" else None
         limit = None if options == "plain" else 0.5

@@ -19,7 +19,7 @@ from tensorgrad import backend, checkpoint, nn, parallel, random
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CommError
 from tensorgrad.models.language_model import LanguageModel
-from tensorgrad.optim import AdamW
+from tensorgrad.optim import Adafactor, AdamW
 from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
 from tensorgrad.parallel.checkpoint import pieces_of
 from tensorgrad.parallel.placement import ArrayPiece, Placement
@@ -258,6 +258,12 @@ def check_layers_of_others(comm: Comm) -> None:
         assert type(model.tokens) is nn.Embedding
 
 
+def check_optimizers_of_whole_matrices(comm: Comm) -> None:
+    ranks = mesh_ranks(comm, make_mesh(comm.size, comm.rank, tp=comm.size))
+    with pytest.raises(ArgumentError, match="optimizer is Adafactor, which updates whole matrices"):
+        ranks.prepare(small_gpt2(heads=4), Adafactor)
+
+
 def check_options(comm: Comm) -> None:
     """Options are checked on every mesh, even where an axis of one rank ignores them."""
     for axis in ("dp", "pp", "tp"):
@@ -294,6 +300,7 @@ def main() -> None:
         most = 1e-12 if number == len(MODELS) else 1e-6
         compare(f"model {number}, {sizes}, {options}", run, expected[number], most)
     check_options(comm)
+    check_optimizers_of_whole_matrices(comm)
     if comm.size == 4:
         check_overflow(comm)
         check_shared_parameters(comm)

@@ -5,6 +5,7 @@ mpirun -n 4 python tests/parallel/strategies.py FOLDER cpu
 
 from __future__ import annotations
 
+import math
 import sys
 import zlib
 from collections.abc import Callable, Sequence
@@ -71,6 +72,23 @@ class Extended(GPT2):
 
 def adamw(parameters: Any) -> Optimizer:
     return optim.AdamW(parameters, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+
+
+def adafactor(parameters: Any) -> Optimizer:
+    return optim.Adafactor(parameters, lr=1e-2, weight_decay=0.1)
+
+
+def muon(parameters: Any) -> Optimizer:
+    return optim.Muon(parameters, lr=1e-2)
+
+
+class Matrices(GPT2):
+    """A GPT-2 of which only the matrices are trained."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__(config)
+        for parameter in self.parameters():
+            parameter.requires_grad = parameter.ndim == 2
 
 
 def batch(step: int, config: GPT2Config) -> tuple[Array, Array]:
@@ -185,14 +203,22 @@ def check_without_clipping_every_bit_is_equal(comm: Comm, folder: Path) -> None:
     """
     if Here.device != "cpu" and comm.size > 2:
         return
-    naive = train(STRATEGIES["naive"](comm), clip=None, steps=3)
+    has_equal_bits(comm)
+    has_equal_bits(comm, make=muon, kind=Matrices)
+    has_equal_bits(comm, make=muon, kind=Matrices, dtype="bfloat16")
+
+
+def has_equal_bits(comm: Comm, **options: Any) -> None:
+    """Check that all strategies give the bits of the naive one."""
+    naive = train(STRATEGIES["naive"](comm), clip=None, steps=3, **options)
     expected = {name: p.numpy() for name, p in naive.model.named_parameters()}
     for strategy, make in STRATEGIES.items():
-        run = train(make(comm), clip=None, steps=3)
+        run = train(make(comm), clip=None, steps=3, **options)
         for name, values, _, data in run.optimizer.flat.owned():
             bits = expected[name].reshape(-1)[values].tobytes()
             assert backend.to_numpy(data).tobytes() == bits, f"{strategy}: {name}"
-    same(naive, train(OneProcess(), clip=None, steps=3))
+    tolerance = 2e-2 if options.get("dtype") else 1e-5 if options else 1e-6
+    same(naive, train(OneProcess(), clip=None, steps=3, **options), tolerance)
 
 
 def check_captured_steps(comm: Comm, folder: Path) -> None:
@@ -288,23 +314,76 @@ def check_other_optimizers(comm: Comm, folder: Path) -> None:
         same(train(STRATEGIES[name](comm), make=momentum, steps=4), alone)
 
 
+def check_adafactor(comm: Comm, folder: Path) -> None:
+    """All ranks keep the same state, whatever they update."""
+    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 2e-3)):
+        alone = train(OneProcess(), make=adafactor, steps=5, dtype=dtype)
+        for name in OVERLAPPING:
+            run = train(STRATEGIES[name](comm), make=adafactor, steps=5, dtype=dtype)
+            same(run, alone, tolerance)
+            kinds = [kind for kind in run.optimizer.state if kind != "master"]
+            assert kinds == ["row", "column", "v"]
+            for kind in kinds:
+                state = backend.to_numpy(run.optimizer.state[kind])
+                crc = zlib.crc32(state.tobytes())
+                assert run.ranks.sum([crc]) == [crc * comm.size], f"{name}: {kind}"
+                if dtype == "float32":
+                    expected = backend.to_numpy(alone.optimizer.state[kind])
+                    found = optim.flat.cut(state, run.optimizer.slots[kind])
+                    for each, value in optim.flat.cut(
+                        expected, alone.optimizer.slots[kind]
+                    ).items():
+                        np.testing.assert_allclose(found[each], value, rtol=1e-3, atol=1e-12)
+
+
+def check_muon(comm: Comm, folder: Path) -> None:
+    """Momentum is sharded; matrices that are cut between ranks are gathered.
+
+    Small singular values of a gradient, which 16 bits round, become about 1 as well.
+    """
+    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 2e-2)):
+        alone = train(OneProcess(), kind=Matrices, make=muon, steps=5, dtype=dtype)
+        assert alone.losses[-1] < alone.losses[0]
+        for name in OVERLAPPING:
+            run = train(STRATEGIES[name](comm), kind=Matrices, make=muon, steps=5, dtype=dtype)
+            same(run, alone, tolerance)
+            flat = run.optimizer.flat
+            if name != "overlap":
+                assert run.optimizer.state["m"].size * comm.size == flat.size
+                cut = [
+                    part.name
+                    for part in flat.owned()
+                    if part.data.size < math.prod(flat.slots[part.name].shape)
+                ]
+                assert comm.size == 1 or cut, "no matrix is cut between ranks"
+
+
 def check_steps_that_are_not_finite_are_skipped_by_all(comm: Comm, folder: Path) -> None:
     for name in OVERLAPPING:
-        ranks = STRATEGIES[name](comm)
-        run = train(ranks, steps=1)
-        before = [data.copy() for *_, data in run.optimizer.flat.owned()]
-        run.optimizer.zero_grad()
+        skips_a_step(STRATEGIES[name](comm), name)
+    for name in ("zero 1", "zero 3"):
+        skips_a_step(STRATEGIES[name](comm), name, make=adafactor)
+        skips_a_step(STRATEGIES[name](comm), name, make=muon, kind=Matrices)
 
-        def loss(x: Array, y: Array, run: Run = run) -> Tensor:
-            found: Tensor = run.model(x, y)
-            return found * (np.nan if run.ranks.rank == run.ranks.ranks - 1 else 1.0)
 
-        ranks.compute_gradients(loss, parts_of(batch(1, ODD), ranks, 1))
-        norm = run.optimizer.step(1.0, None, ranks.reduce_norm)
-        assert norm is not None
-        assert not np.isfinite(float(norm)), name
-        after = [data for *_, data in run.optimizer.flat.owned()]
-        assert all(bool((a == b).all()) for a, b in zip(before, after, strict=True)), name
+def skips_a_step(ranks: Ranks, name: str, **options: Any) -> None:
+    """Check that a step whose loss is NaN on the last rank changes nothing."""
+    run = train(ranks, steps=1, **options)
+    before = [data.copy() for *_, data in run.optimizer.flat.owned()]
+    before += [array.copy() for array in run.optimizer.state.values()]
+    run.optimizer.zero_grad()
+
+    def loss(x: Array, y: Array, run: Run = run) -> Tensor:
+        found: Tensor = run.model(x, y)
+        return found * (np.nan if run.ranks.rank == run.ranks.ranks - 1 else 1.0)
+
+    ranks.compute_gradients(loss, parts_of(batch(1, ODD), ranks, 1))
+    norm = run.optimizer.step(1.0, None, ranks.reduce_norm)
+    assert norm is not None
+    assert not np.isfinite(float(norm)), name
+    after = [data for *_, data in run.optimizer.flat.owned()]
+    after += run.optimizer.state.values()
+    assert all(bool((a == b).all()) for a, b in zip(before, after, strict=True)), name
 
 
 def check_evaluation_with_other_numbers_of_batches(comm: Comm, folder: Path) -> None:
@@ -371,11 +450,17 @@ def check_a_run_resumes_on_other_ranks(comm: Comm, folder: Path) -> None:
     half = comm.size // 2
     groups = [range(half), range(half, comm.size)]
     fewer = comm.split(groups[comm.rank >= half])
-    alone = make_trainer(folder / f"alone-{comm.rank}", steps=12, micro_batches=4)
-    alone.run()
-    expected = {name: p.data for name, p in alone.model.named_parameters()}
-    for chain in (("zero 3", "zero 1", "overlap"), ("flat", "zero 3", "zero 2")):
-        place = folder / "-".join(chain).replace(" ", "")
+    for chain, make in (
+        (("zero 3", "zero 1", "overlap"), adamw),
+        (("flat", "zero 3", "zero 2"), adamw),
+        (("zero 3", "flat", "zero 1"), adafactor),
+    ):
+        place = folder / "-".join((make.__name__, *chain)).replace(" ", "")
+        alone = make_trainer(
+            place / f"alone-{comm.rank}", steps=12, micro_batches=4, make_optimizer=make
+        )
+        alone.run()
+        expected = {name: p.data for name, p in alone.model.named_parameters()}
         for strategy, group, stop_after in zip(
             chain, (comm, fewer, comm), (3, 5, None), strict=True
         ):
@@ -383,8 +468,9 @@ def check_a_run_resumes_on_other_ranks(comm: Comm, folder: Path) -> None:
                 ranks = STRATEGIES[strategy](group)
                 parts = 4 // group.size
                 trainer = make_trainer(
-                    place, ranks, steps=12, micro_batches=parts, stop_after=stop_after
-                )
+                    place / "ranks", ranks, steps=12, micro_batches=parts, stop_after=stop_after,
+                    make_optimizer=make,
+                )  # fmt: skip
                 assert trainer.resume() == (strategy != chain[0])
                 trainer.run()
             comm.barrier()
@@ -471,6 +557,8 @@ def checks(ranks: int) -> list[Check]:
 
 ON_ANY_NUMBER = (
     check_every_mode_equals_one_process,
+    check_adafactor,
+    check_muon,
     check_without_clipping_every_bit_is_equal,
     check_dropout_depends_on_the_cut_of_the_batch_alone,
     check_evaluation_with_other_numbers_of_batches,

@@ -13,6 +13,7 @@ from tests.optim import toy
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 SHAPES = {name: shape for name, shape in toy.SHAPES.items() if name != "empty"}
+SHAPES["experts"] = 3, 5, 7
 STEPS = 12
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.1}),
@@ -24,6 +25,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Adam", {}),
     ("Adam", {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-4}),
     ("Adam", {"lr": 0.01, "weight_decay": 0.1}),
+    ("Adafactor", {}),
+    ("Adafactor", {"lr": 0.05, "weight_decay": 0.1, "beta2_decay": -0.5}),
+    ("Adafactor", {"lr": 0.1, "eps": (1e-4, 0.5), "d": 2.0}),
     ("AdamW", {}),
     ("AdamW", {"lr": 0.01, "betas": (0.9, 0.95), "weight_decay": 0.1}),
     ("AdamW", {"lr": 0.01, "betas": (0.0, 0.5), "eps": 0.01, "weight_decay": 0.0}),

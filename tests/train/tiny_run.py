@@ -22,7 +22,7 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import command_line
 from tensorgrad.train.loop import Trainer, mean_loss
-from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.ranks import MakeOptimizer, OneProcess, Ranks
 from tensorgrad.train.settings import TrainSettings
 
 MODEL = GPT2Config(vocab_size=32, context=8, layers=1, heads=2, width=16, dropout=0.1)
@@ -53,9 +53,10 @@ def make_trainer(
     model_config: GPT2Config = MODEL,
     belongs_to: Mapping[str, Mapping[str, Any]] | None = None,
     model_device: str = "cpu",
+    make_optimizer: MakeOptimizer | None = None,
     **options: Any,
 ) -> Trainer:
-    """Return a trainer at step 0; options are those of TrainSettings."""
+    """Return a trainer at step 0; options are those of TrainSettings, whose optimizer is AdamW."""
     settings = TrainSettings(**{**SMALL, **options})
     random.seed(settings.seed)
     model = GPT2(model_config).to(model_device, settings.parameter_dtype)
@@ -76,7 +77,7 @@ def make_trainer(
 
     return Trainer(
         model,
-        (ranks or OneProcess()).prepare(model, settings.optimizer),
+        (ranks or OneProcess()).prepare(model, make_optimizer or settings.optimizer),
         loss,
         train.iterate,
         settings.learning_rate,
