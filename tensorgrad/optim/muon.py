@@ -141,7 +141,8 @@ def orthogonalized(matrix: Array, iterations: int = 5) -> Array:
         return orthogonalized(matrix.T, iterations).T
     dtype = matrix.dtype
     xp = backend.namespace(matrix)
-    norm = xp.sqrt(sum_of_squares(matrix.ravel(order="K"))).astype(dtype)
+    in_order = matrix if matrix.flags.c_contiguous else matrix.T  # of which reshape is a view
+    norm = xp.sqrt(sum_of_squares(in_order.reshape(-1))).astype(dtype)
     x = matrix / (norm + dtype.type(1e-7))
     a, b, c = (dtype.type(each) for each in _COEFFICIENTS)
     for _ in range(iterations):
