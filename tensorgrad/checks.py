@@ -161,3 +161,8 @@ def probability(op: str, name: str, value: Any) -> float:
     if not 0 <= value < 1:
         raise ArgumentError(f"{op}: {name} is {value}, expected 0 <= {name} < 1")
     return float(value)
+
+
+def renamed_dim(op: str, dim: Any) -> ArgumentError:
+    """Return the error for the argument `dim`, which PyTorch has where NumPy has `axis`."""
+    return ArgumentError(f"{op}: got dim={dim!r:.80}, expected axis={dim!r:.80}")

@@ -15,6 +15,7 @@ import numpy as np
 
 from tensorgrad import backend, dlpack, engine
 from tensorgrad.backend import Array, Shape
+from tensorgrad.checks import renamed_dim
 from tensorgrad.dtypes import Dtype, DtypeLike, bfloat16, float16, float32, float64, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError
 
@@ -401,53 +402,98 @@ class Tensor:
         return elementwise.clip(self, min, max)
 
     def sum(
-        self, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
+        self,
+        axis: Axis = None,
+        keepdims: bool = False,
+        dtype: DtypeLike | None = None,
+        *,
+        dim: None = None,
     ) -> Tensor:
         """Return the sum; see `tensorgrad.sum`."""
+        if dim is not None:
+            raise renamed_dim("sum", dim)
         return reduce.sum(self, axis, keepdims, dtype)
 
     def mean(
-        self, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
+        self,
+        axis: Axis = None,
+        keepdims: bool = False,
+        dtype: DtypeLike | None = None,
+        *,
+        dim: None = None,
     ) -> Tensor:
         """Return the mean; see `tensorgrad.mean`."""
+        if dim is not None:
+            raise renamed_dim("mean", dim)
         return reduce.mean(self, axis, keepdims, dtype)
 
-    def var(self, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Tensor:
+    def var(
+        self, axis: Axis = None, ddof: int = 0, keepdims: bool = False, *, dim: None = None
+    ) -> Tensor:
         """Return the variance; see `tensorgrad.var`."""
+        if dim is not None:
+            raise renamed_dim("var", dim)
         return reduce.var(self, axis, ddof, keepdims)
 
-    def std(self, axis: Axis = None, ddof: int = 0, keepdims: bool = False) -> Tensor:
+    def std(
+        self, axis: Axis = None, ddof: int = 0, keepdims: bool = False, *, dim: None = None
+    ) -> Tensor:
         """Return the standard deviation; see `tensorgrad.std`."""
+        if dim is not None:
+            raise renamed_dim("std", dim)
         return reduce.std(self, axis, ddof, keepdims)
 
-    def max(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    def max(self, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
         """Return the maximum; see `tensorgrad.max`."""
+        if dim is not None:
+            raise renamed_dim("max", dim)
         return reduce.max(self, axis, keepdims)
 
-    def min(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    def min(self, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
         """Return the minimum; see `tensorgrad.min`."""
+        if dim is not None:
+            raise renamed_dim("min", dim)
         return reduce.min(self, axis, keepdims)
 
     def prod(
-        self, axis: Axis = None, keepdims: bool = False, dtype: DtypeLike | None = None
+        self,
+        axis: Axis = None,
+        keepdims: bool = False,
+        dtype: DtypeLike | None = None,
+        *,
+        dim: None = None,
     ) -> Tensor:
         """Return the product; see `tensorgrad.prod`."""
+        if dim is not None:
+            raise renamed_dim("prod", dim)
         return reduce.prod(self, axis, keepdims, dtype)
 
-    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    def argmax(
+        self, axis: int | None = None, keepdims: bool = False, *, dim: None = None
+    ) -> Tensor:
         """Return the index of the maximum; see `tensorgrad.argmax`."""
+        if dim is not None:
+            raise renamed_dim("argmax", dim)
         return reduce.argmax(self, axis, keepdims)
 
-    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    def argmin(
+        self, axis: int | None = None, keepdims: bool = False, *, dim: None = None
+    ) -> Tensor:
         """Return the index of the minimum; see `tensorgrad.argmin`."""
+        if dim is not None:
+            raise renamed_dim("argmin", dim)
         return reduce.argmin(self, axis, keepdims)
 
-    def any(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    def any(self, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
         """Return whether any element is true; see `tensorgrad.any`."""
+        if dim is not None:
+            raise renamed_dim("any", dim)
         return reduce.any(self, axis, keepdims)
 
-    def all(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    def all(self, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
         """Return whether all elements are true; see `tensorgrad.all`."""
+        if dim is not None:
+            raise renamed_dim("all", dim)
         return reduce.all(self, axis, keepdims)
 
     def reshape(self, *lengths: Any) -> Tensor:
@@ -466,20 +512,28 @@ class Tensor:
         """Return the tensor with two axes exchanged."""
         return shape.swapaxes(self, axis1, axis2)
 
-    def repeat(self, repeats: Any, axis: int | None = None) -> Tensor:
+    def repeat(self, repeats: Any, axis: int | None = None, *, dim: None = None) -> Tensor:
         """Return each element, or slice along an axis, several times; see `tensorgrad.repeat`."""
+        if dim is not None:
+            raise renamed_dim("repeat", dim)
         return shape.repeat(self, repeats, axis)
 
-    def take(self, indices: Any, axis: int | None = None) -> Tensor:
+    def take(self, indices: Any, axis: int | None = None, *, dim: None = None) -> Tensor:
         """Return the slices at `indices` along an axis; see `tensorgrad.take`."""
+        if dim is not None:
+            raise renamed_dim("take", dim)
         return indexing.take(self, indices, axis)
 
-    def sort(self, axis: int = -1) -> None:
+    def sort(self, axis: int = -1, *, dim: None = None) -> None:
         """Sort the memory of the tensor along an axis, as in NumPy; see `tensorgrad.sort`."""
+        if dim is not None:
+            raise renamed_dim("sort", dim)
         indexing.assign(self, ..., sorting.sort(self.detach(), axis))
 
-    def argsort(self, axis: int | None = -1) -> Tensor:
+    def argsort(self, axis: int | None = -1, *, dim: None = None) -> Tensor:
         """Return the indices that sort along an axis; see `tensorgrad.argsort`."""
+        if dim is not None:
+            raise renamed_dim("argsort", dim)
         return sorting.argsort(self, axis)
 
     def copy(self) -> Tensor:
@@ -502,12 +556,16 @@ class Tensor:
         """Return the sum of products; see `tensorgrad.dot`."""
         return einsum.dot(self, other)
 
-    def cumsum(self, axis: int | None = None) -> Tensor:
+    def cumsum(self, axis: int | None = None, *, dim: None = None) -> Tensor:
         """Return the running sums; see `tensorgrad.cumsum`."""
+        if dim is not None:
+            raise renamed_dim("cumsum", dim)
         return reduce.cumsum(self, axis)
 
-    def cumprod(self, axis: int | None = None) -> Tensor:
+    def cumprod(self, axis: int | None = None, *, dim: None = None) -> Tensor:
         """Return the running products; see `tensorgrad.cumprod`."""
+        if dim is not None:
+            raise renamed_dim("cumprod", dim)
         return reduce.cumprod(self, axis)
 
     def nonzero(self) -> tuple[Tensor, ...]:
@@ -526,8 +584,10 @@ class Tensor:
         """Return the sum of a diagonal; see `tensorgrad.trace`."""
         return diagonals.trace(self, offset, axis1, axis2)
 
-    def squeeze(self, axis: Axis = None) -> Tensor:
+    def squeeze(self, axis: Axis = None, *, dim: None = None) -> Tensor:
         """Return the tensor without axes of length 1."""
+        if dim is not None:
+            raise renamed_dim("squeeze", dim)
         return shape.squeeze(self, axis)
 
     # PyTorch's names, last: `float` would hide the type. See ops/aliases.py.
@@ -565,8 +625,10 @@ class Tensor:
         """Return the tensor with `value` where the mask is True."""
         return aliases.masked_fill(self, mask, value)
 
-    def gather(self, axis: int, index: Any) -> Tensor:
+    def gather(self, axis: int, index: Any, *, dim: None = None) -> Tensor:
         """Return the elements at `index` along an axis; see `tensorgrad.take_along_axis`."""
+        if dim is not None:
+            raise renamed_dim("gather", dim)
         return aliases.gather(self, axis, index)
 
     def scatter(self, axis: int, index: Any, src: Any) -> Tensor:
@@ -593,8 +655,10 @@ class Tensor:
         """Return the elements in another shape, `reshape`."""
         return aliases.view(self, *lengths)
 
-    def unsqueeze(self, axis: int) -> Tensor:
+    def unsqueeze(self, axis: int, *, dim: None = None) -> Tensor:
         """Return the tensor with a new axis of length 1, `tensorgrad.expand_dims`."""
+        if dim is not None:
+            raise renamed_dim("unsqueeze", dim)
         return shape.expand_dims(self, axis)
 
     def half(self) -> Tensor:

@@ -21,7 +21,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated_view
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
-from tensorgrad.checks import along, array_of, axis_tuple, check_indices
+from tensorgrad.checks import along, array_of, axis_tuple, check_indices, renamed_dim
 from tensorgrad.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import (
@@ -177,7 +177,7 @@ def _check_writeable(op: str, x: Tensor) -> None:
         raise ArgumentError(f"{op}: the tensor's memory is read-only; assign to a copy")
 
 
-def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
+def take(x: Any, indices: Any, axis: int | None = None, *, dim: None = None) -> Tensor:
     """Return the slices of x at `indices` along an axis; axis None takes from the flattened x.
 
     Args:
@@ -189,6 +189,8 @@ def take(x: Any, indices: Any, axis: int | None = None) -> Tensor:
         OutOfRangeError: an index lies outside the axis (not checked on the GPU).
         DtypeError: the indices are not integers.
     """
+    if dim is not None:
+        raise renamed_dim("take", dim)
     x = tensor_of("take", "x", x)
     data = x.data
     rows = index_array("take", indices, data)
@@ -209,7 +211,7 @@ def _take_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dx.swapaxes(0, 1).reshape(own),)
 
 
-def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
+def take_along_axis(x: Any, indices: Any, axis: int | None = -1, *, dim: None = None) -> Tensor:
     """Return x[..., indices[..., j, ...], ...]: each line along the axis has its own indices.
 
     Args:
@@ -222,6 +224,8 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1) -> Tensor:
         ShapeError: the indices do not fit the shape of x.
         DtypeError: the indices are not integers.
     """
+    if dim is not None:
+        raise renamed_dim("take_along_axis", dim)
     x = tensor_of("take_along_axis", "x", x)
     data = x.data
     rows = index_array("take_along_axis", indices, data)

@@ -22,7 +22,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.arrays import cast, keep_axes, sum_array, sum_dtype
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, widened
-from tensorgrad.checks import along, axis_index, axis_tuple, check_number
+from tensorgrad.checks import along, axis_index, axis_tuple, check_number, renamed_dim
 from tensorgrad.dtypes import (
     Dtype,
     DtypeLike,
@@ -71,8 +71,12 @@ def sum(
     keepdims: bool = False,
     dtype: DtypeLike | None = None,
     where: Any = None,
+    *,
+    dim: None = None,
 ) -> Tensor:
     """Return the sum; 0 for no elements."""
+    if dim is not None:
+        raise renamed_dim("sum", dim)
     if where is not None:
         return sum(_counted("sum", x, where, 0), axis, keepdims, dtype)
     if dtype is not None:
@@ -92,8 +96,12 @@ def mean(
     keepdims: bool = False,
     dtype: DtypeLike | None = None,
     where: Any = None,
+    *,
+    dim: None = None,
 ) -> Tensor:
     """Return the mean, sum(x) / n; NaN for no elements."""
+    if dim is not None:
+        raise renamed_dim("mean", dim)
     if dtype is not None:
         x = astype(x, dtype, copy=False)
         return astype(mean(x, axis, keepdims, where=where), dtype, copy=False)
@@ -119,6 +127,8 @@ def var(
     dtype: DtypeLike | None = None,
     correction: float | None = None,
     where: Any = None,
+    *,
+    dim: None = None,
 ) -> Tensor:
     """Return the variance, sum((x - mean(x))^2) / (n - ddof).
 
@@ -131,6 +141,8 @@ def var(
         correction: another name for ddof, as in the array API standard.
         where: the elements that count.
     """
+    if dim is not None:
+        raise renamed_dim("var", dim)
     if dtype is not None or correction is not None:
         x = x if dtype is None else astype(x, dtype, copy=False)
         ddof = ddof if correction is None else correction
@@ -160,8 +172,12 @@ def std(
     dtype: DtypeLike | None = None,
     correction: float | None = None,
     where: Any = None,
+    *,
+    dim: None = None,
 ) -> Tensor:
     """Return the standard deviation, the square root of `var`; its gradient is 0 where it is 0."""
+    if dim is not None:
+        raise renamed_dim("std", dim)
     if dtype is not None or correction is not None:
         x = x if dtype is None else astype(x, dtype, copy=False)
         ddof = ddof if correction is None else correction
@@ -195,6 +211,8 @@ def max(
     keepdims: bool = False,
     initial: float | None = None,
     where: Any = None,
+    *,
+    dim: None = None,
 ) -> Tensor:
     """Return the maximum; NaN if there is one. The gradient is split equally among equal maxima.
 
@@ -209,6 +227,8 @@ def max(
         ShapeError: there are no elements to reduce, and no `initial`.
         ArgumentError: `where` without `initial`.
     """
+    if dim is not None:
+        raise renamed_dim("max", dim)
     if initial is not None or where is not None:
         return _extremum_where("max", max, x, axis, keepdims, initial, where)
     return _extremum("max", "Max", x, axis, keepdims)
@@ -220,6 +240,8 @@ def min(
     keepdims: bool = False,
     initial: float | None = None,
     where: Any = None,
+    *,
+    dim: None = None,
 ) -> Tensor:
     """Return the minimum; NaN if there is one. The gradient is split equally among equal minima.
 
@@ -234,6 +256,8 @@ def min(
         ShapeError: there are no elements to reduce, and no `initial`.
         ArgumentError: `where` without `initial`.
     """
+    if dim is not None:
+        raise renamed_dim("min", dim)
     if initial is not None or where is not None:
         return _extremum_where("min", min, x, axis, keepdims, initial, where)
     return _extremum("min", "Min", x, axis, keepdims)
@@ -262,8 +286,12 @@ def prod(
     keepdims: bool = False,
     dtype: DtypeLike | None = None,
     where: Any = None,
+    *,
+    dim: None = None,
 ) -> Tensor:
     """Return the product; 1 for no elements. The gradient is exact where factors are 0."""
+    if dim is not None:
+        raise renamed_dim("prod", dim)
     if where is not None:
         return prod(_counted("prod", x, where, 1), axis, keepdims, dtype)
     if dtype is not None:
@@ -292,21 +320,25 @@ def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (PROD_GRADIENT(keep_axes(dy, x.shape, axes), x, product, zeros).data,)
 
 
-def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def argmax(x: Any, axis: int | None = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
     """Return the index of the first maximum or NaN, int64; into the flattened x without an axis.
 
     Raises:
         ShapeError: there are no elements to reduce.
     """
+    if dim is not None:
+        raise renamed_dim("argmax", dim)
     return _arg("argmax", "ArgMax", x, axis, keepdims)
 
 
-def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def argmin(x: Any, axis: int | None = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
     """Return the index of the first minimum or NaN, int64; into the flattened x without an axis.
 
     Raises:
         ShapeError: there are no elements to reduce.
     """
+    if dim is not None:
+        raise renamed_dim("argmin", dim)
     return _arg("argmin", "ArgMin", x, axis, keepdims)
 
 
@@ -317,25 +349,35 @@ def _arg(name: str, op: str, x: Any, axis: int | None, keepdims: bool) -> Tensor
     return Tensor(_reduce(op, x.data, axes, keepdims, int64))
 
 
-def any(x: Any, axis: Axis = None, keepdims: bool = False, where: Any = None) -> Tensor:
+def any(
+    x: Any, axis: Axis = None, keepdims: bool = False, where: Any = None, *, dim: None = None
+) -> Tensor:
     """Return whether any element is true (not 0), bool; False for no elements."""
+    if dim is not None:
+        raise renamed_dim("any", dim)
     x = x if where is None else _counted("any", x, where, 0)
     x, axes = _operand("any", x, axis)
     return Tensor(_reduce("Any", x.data, axes, keepdims, bool_))
 
 
-def all(x: Any, axis: Axis = None, keepdims: bool = False, where: Any = None) -> Tensor:
+def all(
+    x: Any, axis: Axis = None, keepdims: bool = False, where: Any = None, *, dim: None = None
+) -> Tensor:
     """Return whether all elements are true (not 0), bool; True for no elements."""
+    if dim is not None:
+        raise renamed_dim("all", dim)
     x = x if where is None else _counted("all", x, where, 1)
     x, axes = _operand("all", x, axis)
     return Tensor(_reduce("All", x.data, axes, keepdims, bool_))
 
 
-def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
     """Return log(sum(exp(x))) without overflow; -inf for no elements.
 
     The gradient is softmax(x), NaN at what makes the result infinite: an inf, or all that is -inf.
     """
+    if dim is not None:
+        raise renamed_dim("logsumexp", dim)
     x, axes = _operand("logsumexp", x, axis)
     array = _as_float("logsumexp", x.data)
     wide = _reduce("LogSumExp", array, axes, keepdims, compute_dtype(array.dtype))
@@ -351,7 +393,9 @@ def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (LOGSUMEXP_GRADIENT(keep_axes(dy, x.shape, axes), x, keep_axes(y, x.shape, axes)).data,)
 
 
-def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> Tensor:
+def norm(
+    x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False, *, dim: None = None
+) -> Tensor:
     """Return the norm of x as a vector; 0 for no elements.
 
     ord 1: sum(|x|); ord 2: sqrt(sum(x^2)); ord inf: max(|x|). The gradient at 0 is 0.
@@ -359,6 +403,8 @@ def norm(x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False) -> T
     Raises:
         ArgumentError: ord is none of these.
     """
+    if dim is not None:
+        raise renamed_dim("norm", dim)
     if not isinstance(ord, (int, float, np.number)) or ord not in _NORMS:
         raise ArgumentError(f"norm: ord is {ord!r}, expected 1, 2 or inf")
     x, axes = _operand("norm", x, axis)
@@ -389,7 +435,9 @@ def _norm_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (NORM_MAX_GRADIENT(ties, dy, x, count).data,)
 
 
-def cumsum(x: Any, axis: int | None = None, dtype: DtypeLike | None = None) -> Tensor:
+def cumsum(
+    x: Any, axis: int | None = None, dtype: DtypeLike | None = None, *, dim: None = None
+) -> Tensor:
     """Return the running sums along an axis, y[i] = x[0] + ... + x[i].
 
     Args:
@@ -400,6 +448,8 @@ def cumsum(x: Any, axis: int | None = None, dtype: DtypeLike | None = None) -> T
     Returns:
         The shape of x (one axis without `axis`); sums of integers in 64 bits.
     """
+    if dim is not None:
+        raise renamed_dim("cumsum", dim)
     if dtype is not None:
         return astype(cumsum(astype(x, dtype, copy=False), axis), dtype, copy=False)
     x = tensor_of("cumsum", "x", x)
@@ -418,11 +468,15 @@ def _cumsum_from_end(x: Array, axis: int) -> Array:
     return flip(_cumsum_array(flip(x, axis), axis), axis)
 
 
-def cumprod(x: Any, axis: int | None = None, dtype: DtypeLike | None = None) -> Tensor:
+def cumprod(
+    x: Any, axis: int | None = None, dtype: DtypeLike | None = None, *, dim: None = None
+) -> Tensor:
     """Return the running products along an axis; arguments and result are those of `cumsum`.
 
     The gradient is exact where factors are 0.
     """
+    if dim is not None:
+        raise renamed_dim("cumprod", dim)
     if dtype is not None:
         return astype(cumprod(astype(x, dtype, copy=False), axis), dtype, copy=False)
     x = tensor_of("cumprod", "x", x)

@@ -19,7 +19,15 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.arrays import converted
 from tensorgrad.autograd import record, stand_in
 from tensorgrad.backend import Array, namespace
-from tensorgrad.checks import array_of, axis_index, axis_tuple, broadcast, promoted, shape_of
+from tensorgrad.checks import (
+    array_of,
+    axis_index,
+    axis_tuple,
+    broadcast,
+    promoted,
+    renamed_dim,
+    shape_of,
+)
 from tensorgrad.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import tensor_of, tensors_of
@@ -207,12 +215,14 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     return record("moveaxis", x.data.transpose(order), (x,), _transpose_backward, (order,))
 
 
-def expand_dims(x: Any, axis: int | Sequence[int]) -> Tensor:
+def expand_dims(x: Any, axis: int | Sequence[int], *, dim: None = None) -> Tensor:
     """Return a view with axes of length 1 inserted, so that they stand at `axis` in the result.
 
     Raises:
         ArgumentError: the result has no such axis, or one is named twice.
     """
+    if dim is not None:
+        raise renamed_dim("expand_dims", dim)
     x = tensor_of("expand_dims", "x", x)
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
     axes = axis_tuple("expand_dims", axis, x.data.ndim + count)
@@ -221,12 +231,14 @@ def expand_dims(x: Any, axis: int | Sequence[int]) -> Tensor:
     return record("expand_dims", x.data.reshape(shape), (x,), _reshape_backward, (x.data.shape,))
 
 
-def squeeze(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
+def squeeze(x: Any, axis: int | Sequence[int] | None = None, *, dim: None = None) -> Tensor:
     """Return a view without the axes of length 1, all of them or those named.
 
     Raises:
         ShapeError: a named axis is longer.
     """
+    if dim is not None:
+        raise renamed_dim("squeeze", dim)
     x = tensor_of("squeeze", "x", x)
     shape = x.data.shape
     if axis is None:
@@ -256,13 +268,15 @@ def _broadcast_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy,)
 
 
-def concatenate(tensors: Sequence[Any], axis: int | None = 0) -> Tensor:
+def concatenate(tensors: Sequence[Any], axis: int | None = 0, *, dim: None = None) -> Tensor:
     """Join tensors along an existing axis; with axis None they are flattened first.
 
     Raises:
         ShapeError: shapes differ in another axis than this one.
         DtypeError: NumPy has no common dtype for them.
     """
+    if dim is not None:
+        raise renamed_dim("concatenate", dim)
     parts = tensors_of("concatenate", tensors)
     if axis is None:
         parts, axis = [ravel(part) for part in parts], 0
@@ -297,13 +311,15 @@ def _concatenate_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     ]
 
 
-def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
+def stack(tensors: Sequence[Any], axis: int = 0, *, dim: None = None) -> Tensor:
     """Join tensors of one shape along a new axis, which stands at `axis` in the result.
 
     Raises:
         ShapeError: the shapes differ.
         DtypeError: NumPy has no common dtype for them.
     """
+    if dim is not None:
+        raise renamed_dim("stack", dim)
     parts = tensors_of("stack", tensors)
     shape = parts[0].data.shape
     for i, part in enumerate(parts):
@@ -313,7 +329,9 @@ def stack(tensors: Sequence[Any], axis: int = 0) -> Tensor:
     return _join("stack", [expand_dims(part, axis) for part in parts], axis)
 
 
-def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+def split(
+    x: Any, indices_or_sections: int | Sequence[int], axis: int = 0, *, dim: None = None
+) -> list[Tensor]:
     """Cut x along an axis; returns views.
 
     Args:
@@ -324,6 +342,8 @@ def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> li
     Raises:
         ArgumentError: the axis does not divide into that many equal parts.
     """
+    if dim is not None:
+        raise renamed_dim("split", dim)
     x = tensor_of("split", "x", x)
     axis = axis_index("split", axis, x.data.ndim)
     length = x.data.shape[axis]
@@ -347,7 +367,7 @@ def split(x: Any, indices_or_sections: int | Sequence[int], axis: int = 0) -> li
     return [x[(*before, piece)] for piece in pieces]
 
 
-def repeat(x: Any, repeats: Any, axis: int | None = None) -> Tensor:
+def repeat(x: Any, repeats: Any, axis: int | None = None, *, dim: None = None) -> Tensor:
     """Repeat each element (axis None: of the flattened x) or each slice along an axis.
 
     Args:
@@ -359,6 +379,8 @@ def repeat(x: Any, repeats: Any, axis: int | None = None) -> Tensor:
         ArgumentError: a number is negative.
         ShapeError: the sequence has another length than the axis.
     """
+    if dim is not None:
+        raise renamed_dim("repeat", dim)
     x = tensor_of("repeat", "x", x)
     if axis is None:
         x, axis = ravel(x), 0
@@ -406,8 +428,10 @@ def _tile_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (copies.sum(every_other, dtype=compute_dtype(dy.dtype)).reshape(own),)
 
 
-def flip(x: Any, axis: int | Sequence[int] | None = None) -> Tensor:
+def flip(x: Any, axis: int | Sequence[int] | None = None, *, dim: None = None) -> Tensor:
     """Return a view with the order of elements reversed along an axis, several or all."""
+    if dim is not None:
+        raise renamed_dim("flip", dim)
     x = tensor_of("flip", "x", x)
     axes = axis_tuple("flip", axis, x.data.ndim)
     key = (*[slice(None, None, -1 if i in axes else 1) for i in range(x.data.ndim)], ...)
@@ -418,7 +442,9 @@ def _slice_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy[saved],)
 
 
-def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None) -> Tensor:
+def roll(
+    x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None, *, dim: None = None
+) -> Tensor:
     """Move elements along an axis; those that leave at one end come back at the other.
 
     Args:
@@ -429,6 +455,8 @@ def roll(x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = 
     Raises:
         ArgumentError: shift and axis are sequences of different length.
     """
+    if dim is not None:
+        raise renamed_dim("roll", dim)
     x = tensor_of("roll", "x", x)
     several = isinstance(shift, (tuple, list)) or (isinstance(shift, np.ndarray) and shift.ndim)
     given: Any = shift if several else (shift,)

@@ -15,7 +15,7 @@ from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
-from tensorgrad.checks import axis_index, broadcast, check_number
+from tensorgrad.checks import axis_index, broadcast, check_number, renamed_dim
 from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.softmax import backward as _backward_cuda
@@ -34,6 +34,8 @@ def softmax(
     mask: Any = None,
     causal: bool = False,
     dtype: DtypeLike | None = None,
+    *,
+    dim: None = None,
 ) -> Tensor:
     """Return numbers that are positive and sum to 1 along an axis; 0 where a mask excludes.
 
@@ -58,6 +60,8 @@ def softmax(
         DeviceError: the arguments are on different devices.
         GradError: mask requires a gradient.
     """
+    if dim is not None:
+        raise renamed_dim("softmax", dim)
     op = "softmax"
     x = float_tensor(op, "x", x if dtype is None else astype(x, dtype, copy=False))
     axis = axis_index(op, axis, x.ndim)
@@ -72,7 +76,9 @@ def softmax(
     return _run(op, x, axis, 1.0 if scale is None else float(scale), mask, causal)
 
 
-def log_softmax(x: Any, axis: int = -1, dtype: DtypeLike | None = None) -> Tensor:
+def log_softmax(
+    x: Any, axis: int = -1, dtype: DtypeLike | None = None, *, dim: None = None
+) -> Tensor:
     """Return the logarithm of `softmax`, accurate where that is close to 0.
 
     y_i = x_i - log(sum_j exp(x_j))
@@ -89,6 +95,8 @@ def log_softmax(x: Any, axis: int = -1, dtype: DtypeLike | None = None) -> Tenso
         DtypeError: x is not a float.
         ArgumentError: x has no such axis.
     """
+    if dim is not None:
+        raise renamed_dim("log_softmax", dim)
     x = float_tensor("log_softmax", "x", x if dtype is None else astype(x, dtype, copy=False))
     axis = axis_index("log_softmax", axis, x.ndim)
     return _run("log_softmax", x, axis, logarithm=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from tensorgrad.backend import Array, namespace, same_device, widened
-from tensorgrad.checks import along, axis_index, check_integer, promoted
+from tensorgrad.checks import along, axis_index, check_integer, promoted, renamed_dim
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.indexing import take, take_along_axis
@@ -26,7 +26,14 @@ __all__ = [
 ]  # fmt: skip
 
 
-def sort(x: Any, axis: int | None = -1, descending: bool = False, stable: bool = True) -> Tensor:
+def sort(
+    x: Any,
+    axis: int | None = -1,
+    descending: bool = False,
+    stable: bool = True,
+    *,
+    dim: None = None,
+) -> Tensor:
     """Return the elements in ascending (or descending) order along an axis.
 
     Args:
@@ -38,17 +45,30 @@ def sort(x: Any, axis: int | None = -1, descending: bool = False, stable: bool =
     Raises:
         ArgumentError: x has no such axis.
     """
+    if dim is not None:
+        raise renamed_dim("sort", dim)
     x = tensor_of("sort", "x", x)
     order = _order("sort", x.data, axis, descending)
     return take_along_axis(x, order, axis)
 
 
-def argsort(x: Any, axis: int | None = -1, descending: bool = False, stable: bool = True) -> Tensor:
+def argsort(
+    x: Any,
+    axis: int | None = -1,
+    descending: bool = False,
+    stable: bool = True,
+    *,
+    dim: None = None,
+) -> Tensor:
     """Return the indices that sort x along an axis; arguments and errors are those of `sort`."""
+    if dim is not None:
+        raise renamed_dim("argsort", dim)
     return Tensor(_order("argsort", tensor_of("argsort", "x", x).data, axis, descending))
 
 
-def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+def topk(
+    x: Any, k: int, axis: int = -1, largest: bool = True, *, dim: None = None
+) -> tuple[Tensor, Tensor]:
     """Return the k largest (or smallest) elements along an axis, the extreme first.
 
     Args:
@@ -63,6 +83,8 @@ def topk(x: Any, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, 
     Raises:
         ArgumentError: k is out of its range or x has no such axis.
     """
+    if dim is not None:
+        raise renamed_dim("topk", dim)
     x = tensor_of("topk", "x", x)
     axis = axis_index("topk", axis, x.ndim)
     check_integer("topk", "k", k)
@@ -152,6 +174,8 @@ def unique(
     return_counts: bool = False,
     axis: int | None = None,
     equal_nan: bool = True,
+    *,
+    dim: None = None,
 ) -> Any:
     """Return the different elements of x, or its different slices along an axis, in order.
 
@@ -166,6 +190,8 @@ def unique(
     Returns:
         A tensor, or a tuple of it and what was asked for, in this order.
     """
+    if dim is not None:
+        raise renamed_dim("unique", dim)
     x = tensor_of("unique", "x", x)
     if axis is not None:
         axis = axis_index("unique", axis, x.ndim)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tensorgrad.checks import axis_index, shape_of
+from tensorgrad.checks import axis_index, renamed_dim, shape_of
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import tensor_of, tensors_of
 from tensorgrad.ops.shape import (
@@ -96,8 +96,10 @@ def dsplit(x: Any, indices_or_sections: Cuts) -> list[Tensor]:
     return split(x, indices_or_sections, 2)
 
 
-def unstack(x: Any, axis: int = 0) -> tuple[Tensor, ...]:
+def unstack(x: Any, axis: int = 0, *, dim: None = None) -> tuple[Tensor, ...]:
     """Return the slices of x along an axis, which they lack."""
+    if dim is not None:
+        raise renamed_dim("unstack", dim)
     x = tensor_of("unstack", "x", x)
     axis = axis_index("unstack", axis, x.ndim)
     before = (slice(None),) * axis

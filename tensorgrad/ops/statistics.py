@@ -15,7 +15,7 @@ from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, namespace, same_device, widened
-from tensorgrad.checks import axis_index, axis_tuple, check_integer
+from tensorgrad.checks import axis_index, axis_tuple, check_integer, renamed_dim
 from tensorgrad.dtypes import compute_dtype, float64, int64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.operands import tensor_of
@@ -37,7 +37,13 @@ QuantileMethod = Literal["linear", "lower", "higher", "nearest", "midpoint"]
 
 
 def quantile(
-    x: Any, q: Any, axis: Axis = None, method: QuantileMethod = "linear", keepdims: bool = False
+    x: Any,
+    q: Any,
+    axis: Axis = None,
+    method: QuantileMethod = "linear",
+    keepdims: bool = False,
+    *,
+    dim: None = None,
 ) -> Tensor:
     """Return the numbers below which the fractions q of the elements lie; NaN if there is one.
 
@@ -56,6 +62,8 @@ def quantile(
         GradError: q requires a gradient, which there is none of.
         ShapeError: there are no elements to reduce, or q has several axes.
     """
+    if dim is not None:
+        raise renamed_dim("quantile", dim)
     return _quantile("quantile", x, q, axis, method, keepdims, skip_nan=False)
 
 
@@ -66,8 +74,10 @@ def percentile(
     return quantile(x, _hundredths(q), axis, method, keepdims)
 
 
-def median(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def median(x: Any, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
     """Return the element in the middle, or the mean of the two there: `quantile` of 0.5."""
+    if dim is not None:
+        raise renamed_dim("median", dim)
     return _quantile("median", x, 0.5, axis, "midpoint", keepdims, skip_nan=False)
 
 
@@ -327,7 +337,9 @@ def _variables(given: Any, rowvar: bool) -> Tensor:
     return x if rowvar else x.T
 
 
-def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
+def diff(
+    x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None, *, dim: None = None
+) -> Tensor:
     """Return the differences of neighbours along an axis, n times; of bool, whether they differ.
 
     Args:
@@ -339,6 +351,8 @@ def diff(x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     Raises:
         ArgumentError: n is negative, or x has no such axis.
     """
+    if dim is not None:
+        raise renamed_dim("diff", dim)
     given = tensor_of("diff", "x", x)
     check_integer("diff", "n", n, 0)
     axis = axis_index("diff", axis, given.ndim)

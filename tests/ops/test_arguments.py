@@ -88,3 +88,35 @@ def test_a_loss_of_features_without_width() -> None:
     loss.backward()
     assert loss.item() == pytest.approx(np.log(5))
     assert (x.grad.shape, weight.grad.shape) == ((2, 0), (5, 0))  # type: ignore[union-attr]
+
+
+DIM: list[Callable[[Tensor], Any]] = [
+    *(lambda x, f=name: getattr(tg, f)(x, dim=1)
+      for name in ("sum", "mean", "var", "std", "max", "min", "prod", "any", "all", "argmax",
+                   "argmin", "cumsum", "cumprod", "logsumexp", "norm", "softmax", "log_softmax",
+                   "squeeze", "flip", "sort", "argsort", "median", "diff", "unstack", "unique")),
+    *(lambda x, f=name: getattr(x, f)(dim=1)
+      for name in ("sum", "mean", "var", "std", "max", "min", "prod", "any", "all", "argmax",
+                   "argmin", "cumsum", "cumprod", "squeeze", "sort", "argsort")),
+    lambda x: tg.concatenate([x, x], dim=1),
+    lambda x: tg.stack([x, x], dim=1),
+    lambda x: tg.split(x, 2, dim=1),
+    lambda x: tg.repeat(x, 2, dim=1),
+    lambda x: tg.roll(x, 1, dim=1),
+    lambda x: tg.take(x, [0], dim=1),
+    lambda x: tg.topk(x, 1, dim=1),
+    lambda x: tg.quantile(x, 0.5, dim=1),
+    lambda x: tg.nn.functional.softmax(x, dim=1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", DIM)
+def test_dim_is_named_axis(call: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(ArgumentError, match=r"^\w+: got dim=1, expected axis=1$"):
+        call(Tensor(np.ones((2, 2))))
+
+
+@pytest.mark.parametrize("name", ["gather", "unsqueeze"])
+def test_where_an_axis_is_needed_its_name_is_said(name: str) -> None:
+    with pytest.raises(TypeError, match="axis"):
+        getattr(Tensor(np.ones((2, 2))), name)(dim=1)
