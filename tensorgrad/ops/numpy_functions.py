@@ -61,7 +61,7 @@ _POSITIONAL = {
     "dstack": 1, "flatnonzero": 1, "fliplr": 1, "flipud": 1, "hstack": 1, "inner": 2, "kron": 2,
     "median": 2, "nan_to_num": 1, "nanmax": 2, "nanmean": 2, "nanmedian": 2, "nanmin": 2,
     "nanprod": 2, "nanstd": 2, "nansum": 2, "nanvar": 2, "percentile": 3, "ptp": 2, "quantile": 3,
-    "rot90": 3, "sinc": 1, "trace": 4, "trapezoid": 4, "vdot": 2, "vstack": 1,
+    "rot90": 3, "sinc": 1, "trace": 4, "trapezoid": 4, "unique": 1, "vdot": 2, "vstack": 1,
     "transpose": 2, "tril": 2, "triu": 2, "var": 2, "where": 3, "zeros_like": 2,
 }  # fmt: skip
 _SYNONYMS = {"amax": "max", "amin": "min", "around": "round"}

@@ -120,3 +120,46 @@ print(json.dumps([[type(y).__name__ for y in results], *[y.tolist() for y in res
     assert kinds == ["Tensor", "Tensor"]
     np.testing.assert_allclose(sums, np.log(np.exp(x).sum(1)))
     np.testing.assert_allclose(scores, (x - x.mean(0)) / x.std(0))
+
+
+def test_scikit_learn() -> None:
+    """Estimators and metrics on tensors give what they give on NumPy's arrays."""
+    pytest.importorskip("sklearn")
+    script = """
+import json
+import numpy as np, sklearn, tensorgrad as tg
+from sklearn import decomposition, discriminant_analysis, linear_model, metrics, mixture
+from sklearn import preprocessing
+sklearn.set_config(array_api_dispatch=True)
+rng = np.random.default_rng(0)
+X, noise = rng.standard_normal((40, 5)), rng.random(40)
+labels, values = (X[:, 0] > 0).astype("int64"), X @ np.arange(5.0)
+found = {}
+def compare(name, call):
+    ours, theirs = call(tg.asarray), call(lambda array: array)
+    kind = type(ours).__name__
+    ours = ours.numpy() if isinstance(ours, tg.Tensor) else np.asarray(ours)
+    found[name] = [kind, bool(np.allclose(abs(ours), abs(np.asarray(theirs)), 1e-6, 1e-8))]
+for name in ("accuracy_score", "f1_score", "roc_auc_score"):
+    compare(name, lambda c: getattr(metrics, name)(c(labels), c((noise < 0.7) ^ labels)))
+for name in ("mean_squared_error", "r2_score"):
+    compare(name, lambda c: getattr(metrics, name)(c(values), c(values + noise)))
+for name in ("cosine_similarity", "euclidean_distances", "rbf_kernel"):
+    compare(name, lambda c: getattr(metrics.pairwise, name)(c(X), c(X + 1)))
+for name in ("StandardScaler", "MinMaxScaler", "PolynomialFeatures"):
+    compare(name, lambda c: getattr(preprocessing, name)().fit_transform(c(X)))
+compare("PCA", lambda c: decomposition.PCA(3, svd_solver="full").fit_transform(c(X)))
+compare("Ridge", lambda c: linear_model.Ridge(solver="svd").fit(c(X), c(values)).predict(c(X)))
+compare("LDA", lambda c: discriminant_analysis.LinearDiscriminantAnalysis().fit(
+    c(X), c(labels)).predict_proba(c(X)))
+compare("GaussianMixture", lambda c: mixture.GaussianMixture(
+    2, init_params="random_from_data", random_state=0).fit(c(X)).predict_proba(c(X)))
+print(json.dumps(found))
+"""
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        check=True, capture_output=True, text=True, env={**os.environ, "SCIPY_ARRAY_API": "1"},
+    )  # fmt: skip
+    found = json.loads(result.stdout)
+    assert {name for name, (_, alike) in found.items() if not alike} == set()
+    assert {found[name][0] for name in ("PCA", "LDA", "Ridge", "GaussianMixture")} == {"Tensor"}
