@@ -36,7 +36,7 @@ from tensorgrad.dtypes import (
     uint64,
 )
 from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, DtypeError, GraphError
+from tensorgrad.errors import ArgumentError, DtypeError, GraphError, ShapeError
 from tensorgrad.kernels.random import Key
 from tensorgrad.operands import float_tensor, tensor_of
 from tensorgrad.tensor import Tensor
@@ -45,14 +45,19 @@ __all__ = [
     "Generator",
     "bernoulli",
     "categorical",
+    "choice",
     "default",
+    "default_rng",
     "get_state",
     "integers",
     "next_key",
     "normal",
     "permutation",
+    "permuted",
+    "random",
     "seed",
     "set_state",
+    "standard_normal",
     "uniform",
 ]
 
@@ -185,6 +190,18 @@ class Generator:
         philox.fill_uniform(y, self.next_key(), low, high)
         return Tensor(y)
 
+    def random(
+        self, size: Shapes | None = None, dtype: DtypeLike = float32, device: str = "cpu"
+    ) -> Tensor:
+        """Return numbers from the uniform distribution over [0, 1); see `uniform`."""
+        return self.uniform(0.0, 1.0, size, dtype, device)
+
+    def standard_normal(
+        self, size: Shapes | None = None, dtype: DtypeLike = float32, device: str = "cpu"
+    ) -> Tensor:
+        """Return numbers from the normal distribution of mean 0 and variance 1; see `normal`."""
+        return self.normal(0.0, 1.0, size, dtype, device)
+
     def integers(
         self,
         low: int,
@@ -275,6 +292,106 @@ class Generator:
         order = backend.namespace(words).argsort(words, kind="stable")
         return Tensor(order.astype(int64, copy=False))
 
+    def permuted(self, x: Any, axis: int | None = None) -> Tensor:
+        """Return the elements along an axis in random order, each row in one of its own.
+
+        Args:
+            x: a tensor or array with at least one axis, any dtype; it stays on its device.
+            axis: the axis along which elements move; None: all elements move anywhere.
+
+        Returns:
+            The shape and dtype of x.
+
+        Raises:
+            ArgumentError: x has no axes, or not this one.
+        """
+        tensor = tensor_of("permuted", "x", x)
+        if tensor.ndim == 0:
+            raise ArgumentError("permuted: x has no axes, expected at least one")
+        if axis is None:
+            return self.permutation(tensor.ravel()).reshape(tensor.shape)
+        axis = axis_index("permuted", axis, tensor.ndim)
+        words = backend.empty(tensor.shape, uint64, tensor.data)
+        philox.fill_words(words, self.next_key())
+        order = backend.namespace(words).argsort(words, axis=axis, kind="stable")
+        return tensor.gather(axis, Tensor(order.astype(int64, copy=False)))
+
+    def choice(
+        self,
+        a: Any,
+        size: Shapes | None = None,
+        replace: bool = True,
+        p: Any = None,
+        axis: int = 0,
+        device: str = "cpu",
+    ) -> Tensor:
+        """Return random slices of an array, or integers from [0, a).
+
+        Args:
+            a: how many integers, or a tensor or array, which stays on its device.
+            size: the shape of the choices; default (), one.
+            replace: whether a slice may be chosen again.
+            p: (N,), the probability of each of the N slices; default: all are equally likely.
+                Divided by their sum.
+            axis: the axis of a whose slices are chosen.
+            device: where integers are placed: "cpu", "cuda" or "cuda:N".
+
+        Returns:
+            int64 of the shape `size`, or a with `size` in the place of the axis.
+
+        Raises:
+            ArgumentError: there is nothing to choose from, or without `replace` too little; on the
+                CPU also where p holds a negative number or NaN.
+            ShapeError: p does not have N elements.
+            DtypeError: a is neither an integer, a tensor nor an array.
+        """
+        shape = () if size is None else shape_of("choice", size, "size")
+        wanted = math.prod(shape)
+        if isinstance(a, Tensor) or backend.is_array(a):
+            tensor = tensor_of("choice", "a", a)
+            if tensor.ndim == 0:
+                raise ArgumentError("choice: a has no axes, expected at least one")
+            axis = axis_index("choice", axis, tensor.ndim)
+            index = self.choice(tensor.shape[axis], shape, replace, p, device=tensor.device)
+            return tensor.take(index, axis)
+        if not isinstance(a, (int, np.integer)):
+            raise DtypeError(f"choice: a is a {type(a).__name__}, expected an integer, tensor or "
+                             "array")  # fmt: skip
+        if a < 1 and wanted:
+            raise ArgumentError(f"choice: a has {a} slices, expected at least one to choose from")
+        if not replace and wanted > a:
+            raise ArgumentError(f"choice: size is {size} without replace, expected at most {a}")
+        if p is not None:
+            return self._weighted_choice(int(a), shape, replace, p, device)
+        if replace:
+            return self.integers(0, max(1, int(a)), shape, device=device)
+        return self.permutation(int(a), device=device)[:wanted].reshape(shape)
+
+    def _weighted_choice(
+        self, count: int, shape: tuple[int, ...], replace: bool, p: Any, device: str
+    ) -> Tensor:
+        """Return integers from [0, count) with probabilities: by inversion, or the Gumbel trick."""
+        weights = backend.to_device(tensor_of("choice", "p", p).data, device).astype("float64")
+        if weights.shape != (count,):
+            raise ShapeError(f"choice: p has shape {weights.shape}, expected ({count},)")
+        wanted, xp = math.prod(shape), backend.namespace(weights)
+        if backend.is_numpy(weights):
+            if not (weights >= 0).all() or not 0 < weights.sum() < math.inf:
+                raise ArgumentError(
+                    f"choice: p sums to {weights.sum()}, expected numbers >= 0 of a finite sum"
+                )
+            if not replace and wanted > (weights > 0).sum():
+                raise ArgumentError(f"choice: p has {(weights > 0).sum()} numbers above 0, "
+                                    f"expected {wanted} without replace")  # fmt: skip
+        if not replace:
+            with np.errstate(divide="ignore"):
+                noisy = philox.add_gumbel(xp.log(weights), self.next_key())
+            return Tensor(xp.argsort(-noisy, kind="stable")[:wanted].reshape(shape))
+        sums = xp.cumsum(weights)
+        places = self.uniform(0.0, 1.0, shape, "float64", device).data * sums[-1]
+        index = xp.searchsorted(sums, places.reshape(-1), side="right").reshape(shape)
+        return Tensor(xp.minimum(index, count - 1).astype(int64, copy=False))
+
     def categorical(self, logits: Any, axis: int = -1) -> Tensor:
         """Return indices along an axis, each with probability softmax(logits) (int64).
 
@@ -294,6 +411,20 @@ class Generator:
         axis = axis_index("categorical", axis, tensor.ndim)
         array = backend.contiguous(tensor.data)
         return Tensor(philox.add_gumbel(array, self.next_key())).argmax(axis)
+
+
+def default_rng(seed: int = 0) -> Generator:
+    """Return a generator of its own state, which draws nothing from the default one.
+
+        rng = tensorgrad.random.default_rng(0)
+        x = rng.standard_normal((2, 3))
+
+    Unlike NumPy, no seed is seed 0: programs give equal numbers unless they ask for others.
+
+    Raises:
+        ArgumentError: seed is outside 0 to 2^64 - 1.
+    """
+    return Generator(seed)
 
 
 def seed(seed: int) -> None:
@@ -333,4 +464,6 @@ def _float_dtype(op: str, dtype: DtypeLike) -> Dtype:
 default = Generator()
 get_state, set_state, next_key = default.get_state, default.set_state, default.next_key
 normal, uniform, integers = default.normal, default.uniform, default.integers
+random, standard_normal, permuted = default.random, default.standard_normal, default.permuted
 bernoulli, permutation, categorical = default.bernoulli, default.permutation, default.categorical
+choice = default.choice

@@ -63,7 +63,7 @@ FUNCTIONS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("nansum", (1,), {}), ("nanvar", (1,), {"ddof": 1}),
     ("percentile", (30, 1), {}), ("ptp", (1,), {}), ("quantile", (0.3,), {"axis": 0}),
     ("rot90", (1,), {}), ("sinc", (), {}), ("trace", (), {}), ("trapezoid", (), {}),
-    ("vdot", (Y,), {}),
+    ("unique", (), {}), ("vdot", (Y,), {}),
 ]  # fmt: skip
 WITH_TENSORS_INSIDE: dict[str, Callable[[Any], Any]] = {
     "concatenate": lambda x: np.concatenate([x, x * 2, Y], 1),

@@ -400,3 +400,78 @@ def test_the_count_of_draws_starts_again_after_the_largest() -> None:
     assert generator.get_state()["draw"] == 0
     np.testing.assert_array_equal(generator.normal(size=4).numpy(), first)
     assert (first != last).all()
+
+
+def test_default_rng_has_a_state_of_its_own() -> None:
+    before = random.get_state()
+    rng = random.default_rng(5)
+    first = rng.standard_normal((2, 3)).numpy()
+    np.testing.assert_array_equal(first, Generator(5).normal(size=(2, 3)).numpy())
+    np.testing.assert_array_equal(
+        Generator(5).random(7, "float64").numpy(), Generator(5).uniform(size=7, dtype="float64")
+    )
+    assert random.get_state() == before
+    with pytest.raises(ArgumentError, match=r"random: seed is -1, expected an integer from 0"):
+        random.default_rng(-1)
+
+
+def test_permuted_moves_the_elements_of_each_row_on_their_own() -> None:
+    x = np.arange(3000.0).reshape(3, 1000)
+    y = Generator(3).permuted(x.T, 0).numpy().T
+    np.testing.assert_array_equal(np.sort(y, 1), x)
+    assert (np.argsort(y[0]) != np.argsort(y[1])).any()
+    anywhere = Generator(3).permuted(x).numpy()
+    np.testing.assert_array_equal(np.sort(anywhere, None), x.ravel())
+    assert (np.sort(anywhere, 1) != x).any()
+    assert Generator(3).permuted(np.empty((0, 3)), 1).shape == (0, 3)
+    leaf = Tensor(x, requires_grad=True)
+    Generator(3).permuted(leaf, 1).sum().backward()
+    np.testing.assert_array_equal(leaf.grad, np.ones_like(x))
+    with pytest.raises(ArgumentError, match="permuted: x has no axes"):
+        Generator(3).permuted(np.array(1.0))
+    with pytest.raises(ArgumentError, match="permuted: axis is 2, expected -2 to 1"):
+        Generator(3).permuted(x, 2)
+
+
+def test_choices(device: str) -> None:
+    index = Generator(1).choice(5, (100, 20), device=device).numpy()
+    assert index.dtype == np.int64
+    assert set(index.ravel()) == set(range(5))
+    once = Generator(1).choice(9, (3, 2), replace=False, device=device).numpy()
+    assert once.shape == (3, 2)
+    assert len(set(once.ravel())) == 6
+    x = Tensor(backend.to_device(np.arange(12.0).reshape(3, 4), device))
+    rows = Generator(2).choice(x, 5).numpy()
+    assert rows.shape == (5, 4)
+    assert {row[0] for row in rows} <= {0, 4, 8}
+    columns = Generator(2).choice(x, (2, 2), axis=1).numpy()
+    assert columns.shape == (3, 2, 2)
+    assert Generator(2).choice(3, device=device).shape == ()
+    assert Generator(2).choice(0, 0, device=device).shape == (0,)
+
+
+def test_choices_by_probability(device: str) -> None:
+    p = np.array([1.0, 0, 3, 6])
+    index = Generator(1).choice(4, 40000, p=p, device=device).numpy()
+    np.testing.assert_allclose(np.bincount(index, minlength=4) / 40000, p / 10, atol=0.01)
+    orders = [Generator(n).choice(4, 2, False, p, device=device).numpy() for n in range(2000)]
+    assert all(a != b and 1 not in (a, b) for a, b in orders)
+    first = np.bincount([order[0] for order in orders], minlength=4) / 2000
+    np.testing.assert_allclose(first, p / 10, atol=0.04)
+
+
+def test_choices_that_are_refused() -> None:
+    generator = Generator(1)
+    calls: list[tuple[Any, Any, str]] = [
+        (lambda: generator.choice(0), ArgumentError, "choice: a has 0 slices, expected at least"),
+        (lambda: generator.choice(3, 4, replace=False), ArgumentError, "size is 4 without replace"),
+        (lambda: generator.choice(3, p=[0.5, 0.5]), ShapeError, r"p has shape \(2,\), expected"),
+        (lambda: generator.choice(2, p=[-1.0, 2]), ArgumentError, "expected numbers >= 0 of a fin"),
+        (lambda: generator.choice(2, p=[0.0, 0]), ArgumentError, "choice: p sums to 0.0, expected"),
+        (lambda: generator.choice(2, 2, False, [1.0, 0]), ArgumentError, "p has 1 numbers above 0"),
+        (lambda: generator.choice("ab"), DtypeError, "choice: a is a str, expected an integer"),
+        (lambda: generator.choice(np.array(3)), ArgumentError, "choice: a has no axes, expected"),
+    ]
+    for call, error, message in calls:
+        with pytest.raises(error, match=message):
+            call()
