@@ -98,15 +98,15 @@ DIM: list[Callable[[Tensor], Any]] = [
     *(lambda x, f=name: getattr(x, f)(dim=1)
       for name in ("sum", "mean", "var", "std", "max", "min", "prod", "any", "all", "argmax",
                    "argmin", "cumsum", "cumprod", "squeeze", "sort", "argsort")),
-    lambda x: tg.concatenate([x, x], dim=1),
-    lambda x: tg.stack([x, x], dim=1),
-    lambda x: tg.split(x, 2, dim=1),
-    lambda x: tg.repeat(x, 2, dim=1),
-    lambda x: tg.roll(x, 1, dim=1),
-    lambda x: tg.take(x, [0], dim=1),
-    lambda x: tg.topk(x, 1, dim=1),
-    lambda x: tg.quantile(x, 0.5, dim=1),
-    lambda x: tg.nn.functional.softmax(x, dim=1),
+    lambda x: anything.concatenate([x, x], dim=1),
+    lambda x: anything.stack([x, x], dim=1),
+    lambda x: anything.split(x, 2, dim=1),
+    lambda x: anything.repeat(x, 2, dim=1),
+    lambda x: anything.roll(x, 1, dim=1),
+    lambda x: anything.take(x, [0], dim=1),
+    lambda x: anything.topk(x, 1, dim=1),
+    lambda x: anything.quantile(x, 0.5, dim=1),
+    lambda x: anything.nn.functional.softmax(x, dim=1),
 ]  # fmt: skip
 
 
