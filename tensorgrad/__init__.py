@@ -11,6 +11,7 @@ from tensorgrad.tensor import Tensor  # before the ops: they import it, and it i
 
 # isort: split
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tensorgrad import array_api as _array_api
 from tensorgrad import einops_backend, fft, graph, linalg, nn, optim, random
@@ -23,6 +24,7 @@ from tensorgrad.cuda_kernel import cuda_kernel
 from tensorgrad.function import Function
 from tensorgrad.gradcheck import gradcheck
 from tensorgrad.interop import from_dlpack
+from tensorgrad.omitted import missing as _missing
 from tensorgrad.ops import aliases as _aliases
 from tensorgrad.ops import attention as _attention
 from tensorgrad.ops import attention_unfused as _attention_unfused
@@ -127,6 +129,12 @@ __all__ += _scatter.__all__
 __all__ += _shape.__all__
 __all__ += _softmax.__all__
 __all__ += _sorting.__all__
+
+if not TYPE_CHECKING:  # to a type checker every name would exist
+
+    def __getattr__(name: str) -> Any:
+        raise _missing(__name__, name)
+
 
 einops_backend.register()
 

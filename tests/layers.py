@@ -12,7 +12,17 @@ from tests.source_tree import ROOT, examples, library
 LAYERS: dict[str, tuple[str, ...]] = {
     "ground: devices, types, files": (
         *("errors", "interrupt", "dtypes", "backend", "files", "readers", "command"),
-        *("ranges", "checks", "accumulation", "special", "dlpack", "weights", "gpu", "callers"),
+        *(
+            "ranges",
+            "checks",
+            "omitted",
+            "accumulation",
+            "special",
+            "dlpack",
+            "weights",
+            "gpu",
+            "callers",
+        ),
     ),
     "kernels: how an op runs on a GPU": ("kernels",),
     "tensors and differentiation": (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
+import pytest
 
 import tensorgrad as tg
 from tests.source_tree import ROOT
@@ -29,3 +31,23 @@ def test_every_name_of_numpy_is_here_or_omitted_with_a_reason() -> None:
 def test_most_names_are_available() -> None:
     functions = {name for name in NAMES if not isinstance(getattr(np, name), type)}
     assert len(available() & functions) >= 0.6 * len(functions)
+
+
+@pytest.mark.parametrize("module", [tg, tg.nn, tg.nn.functional])
+def test_errors_say_what_is_omitted_on_purpose(module: Any) -> None:
+    with pytest.raises(
+        AttributeError, match="no attribute 'Conv1d': convolutions, pooling and rec"
+    ):
+        _ = module.Conv1d
+    with pytest.raises(AttributeError, match=r"no attribute '_pool'$"):
+        _ = module._pool
+    assert not hasattr(module, "LSTM")
+    assert module.softmax if module is not tg.nn else module.Linear
+
+
+def test_omitted_names_of_numpy_say_so() -> None:
+    module: Any = tg
+    with pytest.raises(AttributeError, match="'poly1d': this function of NumPy is omitted on purp"):
+        _ = module.poly1d
+    with pytest.raises(AttributeError, match=r"module 'tensorgrad' has no attribute 'sums'$"):
+        _ = module.sums

@@ -1,5 +1,7 @@
 """Neural-network layers, and the base class to write them with."""
 
+from typing import TYPE_CHECKING, Any
+
 from tensorgrad.nn import functional, init
 from tensorgrad.nn.activation import ELU, GELU, LeakyReLU, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from tensorgrad.nn.attention import (
@@ -29,6 +31,7 @@ from tensorgrad.nn.norm import GroupNorm, LayerNorm, RMSNorm
 from tensorgrad.nn.shape import Flatten, Identity
 from tensorgrad.nn.summary import Summary
 from tensorgrad.nn.transformer import FeedForward, SwiGLU, TransformerBlock
+from tensorgrad.omitted import missing as _missing
 
 __all__ = [
     "ATTENTION_KERNELS",
@@ -74,3 +77,8 @@ __all__ = [
     "init",
     "use_attention",
 ]
+
+if not TYPE_CHECKING:  # to a type checker every name would exist
+
+    def __getattr__(name: str) -> Any:
+        raise _missing(__name__, name)

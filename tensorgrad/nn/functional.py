@@ -1,5 +1,7 @@
 """Functions of neural networks, under PyTorch's name for the module."""
 
+from typing import TYPE_CHECKING, Any
+
 from tensorgrad.nn.loss import (
     binary_cross_entropy_with_logits,
     huber_loss,
@@ -38,6 +40,7 @@ from tensorgrad.nn.pointwise import (
     threshold,
     triplet_margin_loss,
 )
+from tensorgrad.omitted import missing as _missing
 from tensorgrad.ops.attention import attention, attention_packed, attention_varlen
 from tensorgrad.ops.creation import one_hot
 from tensorgrad.ops.cross_entropy import cross_entropy, nll_loss
@@ -121,3 +124,8 @@ __all__ = [
     "threshold",
     "triplet_margin_loss",
 ]
+
+if not TYPE_CHECKING:  # to a type checker every name would exist
+
+    def __getattr__(name: str) -> Any:
+        raise _missing(__name__, name)
