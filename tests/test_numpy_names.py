@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
+from tensorgrad.omitted import _OF_NUMPY
 from tests.source_tree import ROOT
 
 PAGE = (ROOT / "docs" / "guides" / "omitted.md").read_text(encoding="utf-8")
@@ -51,3 +52,14 @@ def test_omitted_names_of_numpy_say_so() -> None:
         _ = module.poly1d
     with pytest.raises(AttributeError, match=r"module 'tensorgrad' has no attribute 'sums'$"):
         _ = module.sums
+
+
+def test_names_of_pytorch_lead_to_those_of_numpy() -> None:
+    module: Any = tg
+    with pytest.raises(AttributeError, match="no attribute 'cat': it is named as in NumPy, concat"):
+        _ = module.cat
+    for theirs, ours in _OF_NUMPY.items():
+        assert not hasattr(tg, theirs)
+        place: Any = tg
+        for part in [] if ours[:2] in ("x.", "x[", "is") else ours.split("."):
+            place = getattr(place, part)
