@@ -198,7 +198,8 @@ def test_reductions_take_where_and_initial() -> None:
     t = Tensor(np.arange(4.0), requires_grad=True)
     chosen = np.array([True, False, True, True])
     assert float(np.max(t, where=chosen, initial=0.5)) == 3
-    np.mean(t, where=chosen).backward()
+    mean: Any = np.mean(t, where=chosen)
+    mean.backward()
     assert t.grad is not None
     np.testing.assert_allclose(t.grad, chosen / 3)
 
