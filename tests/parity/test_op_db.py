@@ -259,7 +259,8 @@ CALLS: dict[str, Function] = {
     "view_copy": lambda x, *shape: tg.reshape(x, *shape),
     "where": lambda x, condition, other: tg.where(condition, x, other),
 }  # fmt: skip
-# Names that mean another thing in NumPy, random numbers, and what no float64 result shows.
+# Names that mean another thing in NumPy, random numbers, and what no float64 result shows. Vectors
+# of svd and eigh are right with either sign, so values differ; tests/test_linalg.py compares them.
 OTHERS = {
     "max/reduction_with_dim", "min/reduction_with_dim", "median", "nanmedian", "sort",
     "nextafter", "bfloat16", "half", "float", "nn.functional.dropout", "svd", "linalg.eigh",
