@@ -48,6 +48,7 @@ __all__ = ["launch", "launch_in_graph"]
 Sizes = tuple[int, ...]  # of a grid or a block, up to three
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
 _FIRST_DRIVER = 12030  # that captures such launches
+_MOST_WRITTEN = 16  # ranges that are remembered: what calls norms alone would add some in each call
 
 _lock = threading.Lock()
 # By device and stream: the memory that kernels write of which the next may not see the end.
@@ -97,7 +98,7 @@ def launch(
     ranges = [backend.byte_bounds(array) for array in writes if array is not None]
     with _lock:
         before = _written.get((device, stream), [])
-        safe = not any(
+        safe = len(before) < _MOST_WRITTEN and not any(
             begin < end_written and begin_written < end
             for begin, end in (backend.byte_bounds(array) for array in early if array is not None)
             for begin_written, end_written in before

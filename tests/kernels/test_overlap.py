@@ -79,6 +79,17 @@ def test_kernels_that_start_the_next_at_once_pass_on_what_was_written(launches: 
     assert launch(weight, other) == "overlapped"
 
 
+def test_a_chain_of_kernels_that_start_the_next_at_once_is_cut(launches: list[str]) -> None:
+    y = on_gpu(np.zeros(8, np.float32))
+    for _ in range(200):
+        overlap.launch(
+            lambda *_: launches.append("plain"), (1,), (32,), (), writes=[y, y[:4]],
+            starts_next_at_once=True,
+        )  # fmt: skip
+        assert all(len(written) <= 20 for written in overlap._written.values())
+    assert launches.count("overlapped") > launches.count("plain") > 0
+
+
 def test_arguments_are_laid_out_as_the_driver_takes_them() -> None:
     array = on_gpu(np.zeros(3, np.float32))
     strides = CacheStrides(1, 2, 3)
