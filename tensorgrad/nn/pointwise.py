@@ -314,6 +314,8 @@ def cosine_embedding_loss(
     op = "cosine_embedding_loss"
     x, y = _both(op, x, y, "y")
     target = tensor_of(op, "target", target)
+    if target.shape != x.shape[:-1]:
+        raise ShapeError(f"{op}: target has shape {target.shape}, expected {x.shape[:-1]}")
     cosine = sum(x * y, -1) / sqrt((sum(x * x, -1) + 1e-12) * (sum(y * y, -1) + 1e-12))
     losses = where(target.data == 1, 1.0 - cosine, 0.0)
     losses = losses + where(target.data == -1, maximum(cosine - margin, 0.0), 0.0)

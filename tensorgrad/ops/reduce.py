@@ -106,7 +106,7 @@ def mean(
         x = astype(x, dtype, copy=False)
         return astype(mean(x, axis, keepdims, where=where), dtype, copy=False)
     if where is not None:
-        return _mean_where(_wide("mean", x), where, axis, keepdims, tensor_of("mean", "x", x).dtype)
+        return _mean_where(x, where, axis, keepdims)
     x, axes = _operand("mean", x, axis)
     array, count = _as_float("mean", x.data, True), _count(x.data.shape, axes)
     y = _reduce("Mean", array, axes, keepdims, array.dtype, count)
@@ -562,44 +562,54 @@ def _counted(op: str, x: Any, where: Any, otherwise: float) -> Tensor:
     return choose(where, x, x.dtype.type(otherwise))
 
 
+def _widened(op: str, x: Any, or_complex: bool = False) -> tuple[Tensor, Dtype]:
+    """Return x to compute with in several steps, and the dtype of the result."""
+    x = tensor_of(op, "x", x)
+    dtype = _as_float(op, x.data.reshape(-1)[:0], or_complex).dtype
+    return astype(x, compute_dtype(dtype), copy=False), dtype
+
+
 def _count_where(op: str, x: Tensor, where: Any, axis: Axis) -> Tensor:
     """Return how many elements count, in the dtype of x; reduced axes are kept."""
     ones = Tensor(backend.namespace(x.data).ones(x.shape, x.dtype))
     return sum(_counted(op, ones, where, 0), axis, True)
 
 
-def _wide(op: str, x: Any) -> Tensor:
-    """Return x to compute with in several steps: as a float of 32 bits or more."""
-    x = tensor_of(op, "x", x)
-    _as_float(op, x.data[:0] if x.ndim else x.data, True)  # refuses what has no mean
-    return astype(x, compute_dtype(x.dtype) if is_float(x.dtype) else float64, copy=False)
+def _finished(op: str, y: Tensor, axis: Axis, keepdims: bool, dtype: Dtype) -> Tensor:
+    """Return a result whose reduced axes were kept, rounded."""
+    y = y if keepdims else squeeze(y, axis_tuple(op, axis, y.ndim))
+    return astype(y, dtype, copy=False)
 
 
-def _mean_where(wide: Tensor, where: Any, axis: Axis, keepdims: bool, dtype: Dtype) -> Tensor:
-    """Return the mean of what counts, rounded to the dtype that x had."""
-    y = sum(wide, axis, True, where=where) / _count_where("mean", wide, where, axis)
-    y = y if keepdims else squeeze(y, axis_tuple("mean", axis, wide.ndim))
-    return astype(y, dtype, copy=False) if is_float(dtype) else y
+def _mean_where(x: Any, where: Any, axis: Axis, keepdims: bool) -> Tensor:
+    """Return the mean of what counts."""
+    wide, dtype = _widened("mean", x, or_complex=True)
+    total = sum(_counted("mean", wide, where, 0), axis, True)
+    mean = total / _count_where("mean", wide, where, axis)
+    return _finished("mean", mean, axis, keepdims, dtype)
+
+
+def _variance_where(op: str, x: Tensor, where: Any, axis: Axis, ddof: float) -> Tensor:
+    """Return the variance of what counts; reduced axes are kept."""
+    count = _count_where(op, x, where, axis)
+    centered = x - sum(_counted(op, x, where, 0), axis, True) / count
+    total = sum(_counted(op, centered * centered, where, 0), axis, True)
+    return total / choose(count > ddof, count - ddof, 0.0)
 
 
 def _var_where(x: Any, where: Any, axis: Axis, ddof: float, keepdims: bool) -> Tensor:
     """Return the variance of what counts."""
-    wide, dtype = _wide("var", x), tensor_of("var", "x", x).dtype
-    count = _count_where("var", wide, where, axis)
-    centered = wide - sum(wide, axis, True, where=where) / count
-    divisor = choose(count > ddof, count - ddof, 0.0)
-    y = sum(centered * centered, axis, True, where=where) / divisor
-    y = y if keepdims else squeeze(y, axis_tuple("var", axis, wide.ndim))
-    return astype(y, dtype, copy=False) if is_float(dtype) else y
+    wide, dtype = _widened("var", x)
+    return _finished("var", _variance_where("var", wide, where, axis, ddof), axis, keepdims, dtype)
 
 
 def _std_where(x: Any, where: Any, axis: Axis, ddof: float, keepdims: bool) -> Tensor:
     """Return the standard deviation of what counts; its gradient is 0 where it is 0."""
-    dtype = tensor_of("std", "x", x).dtype
-    y = _var_where(_wide("std", x), where, axis, ddof, keepdims)
-    flat = y.data == 0
-    y = choose(flat, 0.0, sqrt(choose(flat, 1.0, y)))
-    return astype(y, dtype, copy=False) if is_float(dtype) else y
+    wide, dtype = _widened("std", x)
+    y = _variance_where("std", wide, where, axis, ddof)
+    zero = y.data == 0
+    y = choose(zero, 0.0, sqrt(choose(zero, 1.0, y)))
+    return _finished("std", y, axis, keepdims, dtype)
 
 
 def _extremum_where(

@@ -102,7 +102,7 @@ def partial_case(name: str, options: dict[str, Any], axis: Any) -> Case:
         [(2, 3, 4)],
         lambda x: getattr(np, name)(x, axis=axis, where=CHOSEN[None] & (x == x), **options),
         values=Ulps(4, "row"), axis=None, terms=24, gradient=name not in ("any", "all"),
-        dtypes=(float64, float32), captured=False, name=f"{name}-where",
+        captured=False, name=f"{name}-where",
     )  # fmt: skip
 
 
@@ -453,9 +453,12 @@ def test_where_and_initial() -> None:
     assert tg.mean(x.astype("float16"), where=~none).dtype == np.float16
     assert tg.mean(x.astype(int), where=~none).dtype == np.float64
     assert float(tg.sum(x.astype("int8"), where=[True, False])) == 4
+    np.testing.assert_array_equal(tg.mean(x * 1j, where=x > 2).numpy(), 3.5j)
     calls: list[tuple[Any, Any, str]] = [
         (lambda: tg.max(x, where=none), ArgumentError, "max: initial is None, expected a number"),
         (lambda: tg.sum(x, where=x), DtypeError, "sum: where has dtype float64, expected bool"),
+        (lambda: tg.mean(x, where=x), DtypeError, "mean: where has dtype float64, expected bool"),
+        (lambda: tg.var(x * 1j, where=none), DtypeError, "var: x has dtype complex128, expected"),
         (lambda: tg.std(x, where=none[None]), ShapeError,
          r"where has shape \(1, 2, 2\), expected one that broadcasts to \(2, 2\)"),
         (lambda: tg.prod(x, where=[True] * 3), ShapeError, "prod: where has shape"),
