@@ -7,6 +7,7 @@ as a matrix product can, does so and returns None; any other returns its gradien
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +46,35 @@ def settle() -> None:
 def forget() -> None:
     """Take gradients as they are again: the graph whose step they belong to has failed."""
     _unwritten.clear()
+
+
+# By id: gradients whose kernels have added up their rows beside, and these sums in parts.
+_row_sums: dict[int, tuple[weakref.ref[Any], Array]] = {}
+
+
+def keep_row_sums(gradient: Array, parts: Array) -> None:
+    """Keep the sum over all axes of a gradient but the last, for the backward that wants it.
+
+    It is the gradient of a bias, which a linear layer would else read the whole gradient for. It is
+    kept as long as the gradient lives, which nobody modifies on its way through the graph.
+
+    Args:
+        gradient: (..., C), on the GPU.
+        parts: (N, C), N > 0, rows contiguous, of the compute type; its rows add up to the sum.
+    """
+    key = id(gradient)
+    _row_sums[key] = weakref.ref(gradient, lambda _: forget_row_sums(key)), parts
+
+
+def row_sums_of(gradient: Array) -> Array | None:
+    """Return the parts that `keep_row_sums` was given, or None."""
+    found = _row_sums.get(id(gradient))
+    return None if found is None else found[1]
+
+
+def forget_row_sums(key: int) -> None:
+    """Forget those of the gradient with this id: it is gone, or somebody may modify it now."""
+    _row_sums.pop(key, None)
 
 
 class Into(int):  # equal to True, also as a part of a key

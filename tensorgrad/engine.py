@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from tensorgrad import ranges
-from tensorgrad.accumulation import into, is_first, settle
+from tensorgrad.accumulation import forget_row_sums, into, is_first, settle
 from tensorgrad.arrays import added, cast, converted, sum_to_shape
 from tensorgrad.backend import Array, Shape, add_into, byte_bounds, is_array, namespace, same_device
 from tensorgrad.checks import array_of
@@ -278,6 +278,7 @@ def _walk(
             if type(edge) is Output and edge not in ends:
                 _collect(edge, dy, waiting, sums, ready)
             else:
+                forget_row_sums(id(dy))
                 deliver(edge, dy, False)
             continue
         edges = edge.edges
@@ -350,6 +351,7 @@ def _walk(
                 leaf: Any = target
                 first = leaf.grad is None and leaf not in waiting  # else it is added or copied
                 own = first and _is_own(dx, (dy, *found, *saved))
+                forget_row_sums(id(dx))  # who holds it now may modify it
                 deliver(leaf, dx, own)
         found, saved, dx = (), (), None  # so that memory falls before the next backward runs
 

@@ -13,21 +13,23 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import accumulated, kernel_total
+from tensorgrad.accumulation import accumulated, keep_row_sums, kernel_total
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, compute_dtype
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.capturing import is_capturing
-from tensorgrad.kernels.device import resident_blocks
+from tensorgrad.kernels.device import resident_blocks, shared_memory_per_block
 from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.reduce import sum_parts_into
 from tensorgrad.kernels.rows import aligned, held, looped
 from tensorgrad.kernels.structs import number, pointer
 
 _FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"
-_STAGES = 2  # as in the kernel
 _FEW_ROWS = 32  # or fewer, as in a graph: launched to overlap with the kernels around them
 _SHAPES = ((3, 32), (4, 64), (4, 128))  # vectors a thread, threads a row: known to the compiler
-_BLOCKS = 264  # at most in backward; each writes one partial row of dweight and dbias
+# At most in backward, of 128 threads and of more; an H200 holds as many. Each writes partial rows.
+_BLOCKS, _LARGE_BLOCKS = 396, 132
+_STAGES, _LARGE_STAGES = 3, 2  # as in the kernel
 _COLUMN_CHUNKS = 128  # of the rows, where dweight and dbias have a kernel of their own
 
 
@@ -137,43 +139,73 @@ def backward(
     weight = _computable(weight, x)
     arrays = (dy, pointer(dsum), x, *_given(weight, x), pointer(mean), rstd)
     sizes = (number("i8", rows), number("i4", width))
-    types = c_name(x.dtype)
-    layout, partials = None, None
+    launch, partials = None, None
     if dx is not None and aligned(width, x, dy, dsum, dx, weight):
-        layout = held(width * x.itemsize, (1, 2), lanes=512, threads=512, most=512)
-    if layout is not None:  # all gradients in one pass
-        blocks = min(_BLOCKS, *layout.grid(rows))
-        if any(needs[1:]):
-            partials = backend.empty((blocks, 2, width), rstd.dtype, like=x)
-        shared = _STAGES * layout.vectors * 2 * 16 * layout.threads * layout.groups
-        kernel = load(_BACKWARD, f"norm_backward_rows<{types}, {layout.vectors}>")
-        kernel((blocks,), layout.block, (dx, pointer(partials), *arrays, *sizes), shared)
+        launch = _backward_rows(x.dtype, rows, width, x.device.id, is_capturing())
+    if launch is not None:  # all gradients in one pass
+        kernel, grid, block, overlaps, shared = launch
+        partials = backend.empty((*grid, 3, width), rstd.dtype, like=x)
+        overlap.launch_in_graph(
+            kernel, grid, block, (dx, partials, *arrays, *sizes, overlaps), shared,
+            writes=(dx, partials),
+        )  # fmt: skip
+        keep_row_sums(dx, partials[:, 2])
     else:
         if dx is not None:
             loop = looped(width)
-            kernel = load(_BACKWARD, f"norm_backward_loop<{types}>")
+            kernel = load(_BACKWARD, f"norm_backward_loop<{c_name(x.dtype)}>")
             kernel(loop.grid(rows), loop.block, (dx, *arrays, *sizes))
         if any(needs[1:]):
             partials = _columns(dy, x, mean, rstd)
     if partials is None:
         return dx, None, None
-    return dx, _parameter(partials, 0, needs[1]), _parameter(partials, 1, needs[2])
+    return dx, *_parameters(partials, needs[1:])
 
 
-def _parameter(partials: Array, index: int, need: Any) -> Array | None:
-    """Return the sums of dweight's partial rows (index 0) or dbias's (1); None once added."""
-    if not need:
+@lru_cache(maxsize=4096)
+def _backward_rows(
+    dtype: Dtype, rows: int, width: int, device: int, captured: bool
+) -> tuple[Any, ...] | None:
+    """Return kernel, grid, block, whether it overlaps, and bytes of shared memory.
+
+    None for rows that are too long. Cached: the launch is the same from step to step.
+    """
+    row_bytes = width * dtype.itemsize
+    layout = held(row_bytes, (1, 2, 3, 4), lanes=32, threads=128, most=128)
+    threads, blocks, stages = 128, _BLOCKS, _STAGES
+    if layout is None:
+        layout = held(row_bytes, (2,), lanes=512, threads=512, most=512)
+        threads, blocks, stages = 512, _LARGE_BLOCKS, _LARGE_STAGES
+    if layout is None:
         return None
-    count, _, width = partials.shape
-    total, first = kernel_total(need, partials.dtype)
-    out = backend.empty((width,), partials.dtype, like=partials) if total is None else total
-    load(_BACKWARD, f"norm_backward_parameters<{c_name(out.dtype)}>")(
-        (-(-width // 32),),
-        (32, 32),
-        (out, partials, number("i4", index * width), number("i4", width), number("i4", count),
-         number("i4", 2 * width), number("?", total is not None and not first)),
-    )  # fmt: skip
-    return accumulated(out, need) if total is None else None
+    shared = stages * 3 * layout.vectors * 16 * layout.threads * layout.groups
+    if shared > shared_memory_per_block(device):
+        return None
+    kernel = load(_BACKWARD, f"norm_backward_rows<{c_name(dtype)}, {layout.vectors}, {threads}>")
+    grid = (min(blocks, *layout.grid(rows)),)
+    return kernel, grid, layout.block, number("?", captured), shared
+
+
+def _parameters(partials: Array, needs: Sequence[Any]) -> tuple[Array | None, Array | None]:
+    """Return dweight and dbias, sums of partial rows (N, 2 or 3, C); None once added."""
+    width = partials.shape[2]
+    rows = partials.reshape(len(partials), -1)
+    found: list[Array | None] = [None, None]
+    totals = []
+    for index, need in enumerate(needs):
+        if need:
+            total, first = kernel_total(need, partials.dtype)
+            if total is None:
+                found[index] = total = backend.empty((width,), partials.dtype, like=partials)
+                first = True
+            totals.append((total, not first))
+    if totals:
+        sum_parts_into(totals, rows if needs[0] else rows[:, width:])
+    dweight, dbias = [
+        None if each is None else accumulated(each, need)
+        for each, need in zip(found, needs, strict=True)
+    ]
+    return dweight, dbias
 
 
 def _columns(dy: Array, x: Array, mean: Array | None, rstd: Array) -> Array:

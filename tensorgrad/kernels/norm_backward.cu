@@ -1,15 +1,18 @@
 // layer_norm and rms_norm backward (see norm.cuh). Where x + residual was normalised and its sum is
 // used too, the gradient of the sum is added, and dx is the gradient of both summands.
 //
-//   norm_backward_rows        x and dy are read once, dx is written once; sums for dweight and
-//                             dbias stay in registers for all rows of a block: one partial row
-//   norm_backward_loop        any width and alignment: dx alone, x and dy are read twice
-//   norm_backward_columns     any width and alignment: the partial rows, x and dy are read again
-//   norm_backward_parameters  adds up the partial rows, in order
+//   norm_backward_rows     x and dy are read once, dx is written once; sums for dweight and dbias,
+//                          and over rows of dx, stay in registers for all rows of a block: one
+//                          partial row
+//   norm_backward_loop     any width and alignment: dx alone, x and dy are read twice
+//   norm_backward_columns  any width and alignment: the partial rows, x and dy are read again
+//
+// sum_parts in reduce.cu adds up the partial rows. The sum over rows of dx is the gradient of a
+// bias that was added to x, or to what was added to it.
 //
 // norm_backward_rows moves 3 * sizeof(T) bytes an element (4 with the gradient of a sum) and wants
-// rows of whole, aligned 16-byte vectors. All results but dweight and dbias, which may be added to
-// a gradient that is there, are written with =. Launched by kernels/norm.py.
+// rows of whole, aligned 16-byte vectors. All results are written with =. Launched by
+// kernels/norm.py.
 //
 // The naive kernel, a thread for row r (dweight and dbias: a thread for column j, over all r):
 //
@@ -24,118 +27,115 @@
 //       dx[r][j] = rstd[r] * (dy[r][j] * weight[j] - sum / width
 //                             - (x[r][j] - mean[r]) * rstd[r] * dot / width) + dsum[r][j];
 //
-// Phases of norm_backward_rows, for each row: wait for it and start loading another; sums of the
-// row; dx. At the end: the partial row of dweight and dbias.
+// Phases of norm_backward_rows: start loading rows, load the weights. For each row: wait for it;
+// sums of the row; dx; start loading another. At the end: the partial rows.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
-// instantiate: norm_backward_rows<{TYPE}, {1 | 2}>
+// where: SHAPE = 1, 128 | 2, 128 | 3, 128 | 4, 128 | 2, 512
+// instantiate: norm_backward_rows<{TYPE}, {SHAPE}>
 // instantiate: {norm_backward_loop | norm_backward_columns}<{TYPE}>
-// instantiate: norm_backward_parameters<{double | float}>
 #include "norm.cuh"
+#include "overlap.cuh"
 
-constexpr int STAGES = 2;   // of the pipeline: rows in flight for each group
+// Rows in flight for each group, while it works on one.
+template <int THREADS> constexpr int AHEAD = THREADS == 128 ? 2 : 1;
 
 // With dx_hat = dy * weight and x_hat = (x - mean) * rstd:
 // dx = rstd * (dx_hat - mean(dx_hat) - x_hat * mean(dx_hat * x_hat)); rms_norm lacks the second
-// term. partials: (gridDim.x, 2, width), dweight and then dbias of the block's rows; null: not
-// wanted. Shared memory: STAGES * VECTORS * 32 bytes a thread.
-template <typename T, int VECTORS>
-__global__ void __launch_bounds__(512, VECTORS == 1 && sizeof(T) < 8 ? 2 : 1)
-norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const T* __restrict__ dy,
-                   const T* __restrict__ dsum, const T* __restrict__ x,
-                   const void* __restrict__ weight, bool weight_wide,
-                   const Compute<T>* __restrict__ mean_in, const Compute<T>* __restrict__ rstd_in,
-                   long long rows, int width) {
+// term. partials: (gridDim.x, 3, width), dweight, dbias and the sums over rows of dx as it is
+// stored, each of the block's rows; null: not wanted. THREADS: at most, of a block. Shared memory:
+// (AHEAD + 1) * 3 * VECTORS * 16 bytes a thread. overlaps: with the next kernel, see overlap.py.
+template <typename T, int VECTORS, int THREADS>
+__global__ void __launch_bounds__(THREADS, THREADS == 128 && sizeof(T) < 8 ? 3 : 1)
+norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, const T* x,
+                   const void* weight, bool weight_wide, const Compute<T>* mean_in,
+                   const Compute<T>* rstd_in, long long rows, int width, bool overlaps) {
     using C = Compute<T>;
-    constexpr int WIDTH = VECTOR<T>;
+    constexpr int WIDTH = VECTOR<T>, STAGES = AHEAD<THREADS> + 1;
     __shared__ Pair<C> sums[64];
     extern __shared__ __align__(16) unsigned char memory[];
     GroupReducer<Pair<C>> group(sums);
     const long long step = gridDim.x * (long long)blockDim.y;
-    const int vectors = width / WIDTH;
-    // Load the weights.
-    C weights[VECTORS][WIDTH], dweight[VECTORS][WIDTH] = {}, dbias[VECTORS][WIDTH] = {};
-    #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-        const int v = threadIdx.x + i * blockDim.x;
-        #pragma unroll
-        for (C& value : weights[i]) value = 1;
-        if (weight == nullptr || v >= vectors) continue;
-        if (weight_wide) load_wide<T>(weights[i], weight, v * WIDTH, 1);
-        else unpack<T>(load_words(static_cast<const T*>(weight) + v * WIDTH), weights[i]);
-    }
+    const int vectors = width / WIDTH, threads = blockDim.x * blockDim.y;
+    wait_for_previous_kernel();
+    if (overlaps) start_next_kernel();
 
     // Each thread loads its part of the next rows into stages of its own: no barrier.
-    Words* stages = reinterpret_cast<Words*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
-    const int threads = blockDim.x * blockDim.y;
+    Words* own = reinterpret_cast<Words*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
+    const auto part = [&](int slot, int i, int array) -> Words& {   // of x, dy and dsum
+        return own[((slot * VECTORS + i) * 3 + array) * threads];
+    };
     C means[STAGES], rstds[STAGES];
-    // beyond the last row, zeros, which add nothing
-    const auto fetch = [&](long long row, int slot) {
-        const bool inside = row < rows;
+    const auto fetch = [&](long long row, int slot) {   // beyond the last row, zeros: they add none
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             const int v = threadIdx.x + i * blockDim.x;
+            const bool inside = row < rows && v < vectors;
             const long long place = row * width + v * WIDTH;
-            cp_async(stages + ((slot * VECTORS + i) * 2 + 0) * threads, x + place,
-                     inside && v < vectors);
-            cp_async(stages + ((slot * VECTORS + i) * 2 + 1) * threads, dy + place,
-                     inside && v < vectors);
+            cp_async(&part(slot, i, 0), x + place, inside);
+            cp_async(&part(slot, i, 1), dy + place, inside);
+            if (dsum != nullptr) cp_async(&part(slot, i, 2), dsum + place, inside);
         }
         cp_async_commit();
-        means[STAGES - 1] = inside && mean_in != nullptr ? mean_in[row] : C(0);
-        rstds[STAGES - 1] = inside ? rstd_in[row] : C(0);
-    };
-    #pragma unroll
-    for (int i = 0; i < STAGES; ++i) {
-        if (i > 0) {
-            #pragma unroll
-            for (int j = 1; j < STAGES; ++j) {
-                means[j - 1] = means[j];
-                rstds[j - 1] = rstds[j];
-            }
-        }
-        fetch(group_row() + i * step, i);
-    }
-    const C inverse_width = C(1) / C(width);
-    int slot = 0;
-    for (long long base = blockIdx.x * (long long)blockDim.y; base < rows; base += step) {
-        // Wait for a row and start loading another.
-        const long long row = base + threadIdx.y;
-        cp_async_wait<STAGES - 1>();
-        Words xs[VECTORS], dys[VECTORS];
-        #pragma unroll
-        for (int i = 0; i < VECTORS; ++i) {
-            xs[i] = stages[((slot * VECTORS + i) * 2 + 0) * threads];
-            dys[i] = stages[((slot * VECTORS + i) * 2 + 1) * threads];
-        }
-        Words others[VECTORS] = {};
-        if (dsum != nullptr) load_row(others, dsum + row * width, row < rows ? vectors : 0);
-        const C mean = means[0], rstd = rstds[0];
         #pragma unroll
         for (int j = 1; j < STAGES; ++j) {
             means[j - 1] = means[j];
             rstds[j - 1] = rstds[j];
         }
-        fetch(row + STAGES * step, slot);
-        slot = slot + 1 < STAGES ? slot + 1 : 0;
+        means[STAGES - 1] = row < rows && mean_in != nullptr ? mean_in[row] : C(0);
+        rstds[STAGES - 1] = row < rows ? rstd_in[row] : C(0);
+    };
+    #pragma unroll
+    for (int i = 0; i < STAGES; ++i) fetch(group_row() + i * step, i);
+    // Load the weights.
+    Words packed[VECTORS];
+    if (!weight_wide || sizeof(T) == sizeof(C)) {
+        #pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            const int v = threadIdx.x + i * blockDim.x;
+            C ones[WIDTH];
+            #pragma unroll
+            for (C& value : ones) value = 1;
+            packed[i] = pack<T>(ones);
+            if (weight != nullptr && v < vectors)
+                packed[i] = load_words(static_cast<const T*>(weight) + v * WIDTH);
+        }
+    }
+    const auto weights_of = [&](int i, C (&to)[WIDTH]) {
+        const int v = threadIdx.x + i * blockDim.x;
+        if (!weight_wide || sizeof(T) == sizeof(C)) {
+            unpack<T>(packed[i], to);
+            keep_packed<T>(packed[i]);
+        } else if (v < vectors) {
+            load_wide<T>(to, weight, v * WIDTH, 1);
+        }
+    };
+
+    C dweight[VECTORS][WIDTH] = {}, dbias[VECTORS][WIDTH] = {}, dx_sums[VECTORS][WIDTH] = {};
+    const C inverse_width = C(1) / C(width);
+    int slot = 0;
+    for (long long base = blockIdx.x * (long long)blockDim.y; base < rows; base += step) {
+        // Wait for a row.
+        const long long row = base + threadIdx.y;
+        cp_async_wait<STAGES - 1>();
+        const C mean = means[0], rstd = rstds[0];
 
         // Sums of the row.
-        C values[WIDTH], gradients[WIDTH];
         Pair<C> sum = {0, 0};
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            unpack<T>(xs[i], values);
-            unpack<T>(dys[i], gradients);
+            C values[WIDTH], gradients[WIDTH], weights[WIDTH] = {};
+            unpack<T>(part(slot, i, 0), values);
+            unpack<T>(part(slot, i, 1), gradients);
+            weights_of(i, weights);
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
-                const C x_hat = (values[j] - mean) * rstd, dx_hat = gradients[j] * weights[i][j];
+                const C x_hat = (values[j] - mean) * rstd, dx_hat = gradients[j] * weights[j];
                 sum.first += dx_hat;
                 sum.second += dx_hat * x_hat;
                 dweight[i][j] += gradients[j] * x_hat;
                 dbias[i][j] += gradients[j];
             }
-            keep_packed<T>(xs[i]);
-            keep_packed<T>(dys[i]);
         }
         sum = group.sum(sum);
         // dx.
@@ -145,37 +145,50 @@ norm_backward_rows(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
         for (int i = 0; i < VECTORS; ++i) {
             const int v = threadIdx.x + i * blockDim.x;
             if (v >= vectors || row >= rows) continue;
-            unpack<T>(xs[i], values);
-            unpack<T>(dys[i], gradients);
+            C values[WIDTH], gradients[WIDTH], weights[WIDTH] = {};
+            unpack<T>(part(slot, i, 0), values);
+            unpack<T>(part(slot, i, 1), gradients);
+            weights_of(i, weights);
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
                 const C x_hat = (values[j] - mean) * rstd;
-                values[j] = rstd * (gradients[j] * weights[i][j] - shift - x_hat * projection);
+                values[j] = rstd * (gradients[j] * weights[j] - shift - x_hat * projection);
             }
-            unpack<T>(others[i], gradients);
+            if (dsum != nullptr) {
+                unpack<T>(part(slot, i, 2), gradients);
+                #pragma unroll
+                for (int j = 0; j < WIDTH; ++j) values[j] += gradients[j];
+            }
+            const Words rounded = pack<T>(values);
+            store_words(dx + row * width + v * WIDTH, rounded);
+            unpack<T>(rounded, values);
             #pragma unroll
-            for (int j = 0; j < WIDTH; ++j) values[j] += gradients[j];
-            store_values(dx + row * width + v * WIDTH, values);
+            for (int j = 0; j < WIDTH; ++j) dx_sums[i][j] += values[j];
         }
+        // Start loading another row.
+        fetch(row + STAGES * step, slot);
+        slot = slot + 1 < STAGES ? slot + 1 : 0;
     }
     if (partials == nullptr) return;
 
-    // The partial row of dweight and dbias.
+    // The partial rows.
     cp_async_wait<0>();   // the stages are used again
     __syncthreads();
-    partials += blockIdx.x * 2ll * width;
+    partials += blockIdx.x * 3ll * width;
     C* sums_of_groups = reinterpret_cast<C*>(memory);
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
         const int v = threadIdx.x + i * blockDim.x;
         if (v >= vectors) continue;
-        store_all<WIDTH>(sums_of_groups + threadIdx.y * 2 * width + v * WIDTH, dweight[i]);
-        store_all<WIDTH>(sums_of_groups + threadIdx.y * 2 * width + width + v * WIDTH, dbias[i]);
+        C* to = sums_of_groups + threadIdx.y * 3 * width + v * WIDTH;
+        store_all<WIDTH>(to, dweight[i]);
+        store_all<WIDTH>(to + width, dbias[i]);
+        store_all<WIDTH>(to + 2 * width, dx_sums[i]);
     }
     __syncthreads();
-    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < 2 * width; i += threads) {
+    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < 3 * width; i += threads) {
         C total = 0;
-        for (int g = 0; g < blockDim.y; ++g) total += sums_of_groups[g * 2 * width + i];
+        for (int g = 0; g < blockDim.y; ++g) total += sums_of_groups[g * 3 * width + i];
         partials[i] = total;
     }
 }
@@ -263,25 +276,4 @@ norm_backward_columns(Compute<T>* __restrict__ partials, const T* __restrict__ d
     for (int i = 1; i < 8; ++i) sum = sum + sums[i][threadIdx.x];
     partials[blockIdx.y * 2ll * width + column] = sum.first;
     partials[(blockIdx.y * 2ll + 1) * width + column] = sum.second;
-}
-
-// out: (columns,), dweight, dbias or one behind the other; begin: where they are in a partial row
-// of `width`. partials: (count, width). Written with +=, or with = unless `adds`. 32 x 32 threads.
-template <typename C>
-__global__ void __launch_bounds__(1024)
-norm_backward_parameters(C* __restrict__ out, const C* __restrict__ partials, int begin,
-                         int columns, int count, int width, bool adds) {
-    __shared__ C sums[32][33];
-    const int column = blockIdx.x * 32 + threadIdx.x;
-    C sum = 0;
-    if (column < columns) {
-        #pragma unroll 8
-        for (int i = threadIdx.y; i < count; i += 32)
-            sum += partials[i * (long long)width + begin + column];
-    }
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    sum = warp_sum(sums[threadIdx.x][threadIdx.y]);   // warp y now holds the sums of one column
-    const int own = blockIdx.x * 32 + threadIdx.y;
-    if (threadIdx.x == 0 && own < columns) out[own] = adds ? out[own] + sum : sum;
 }

@@ -7,6 +7,7 @@
 //   reduce_rows_block     inner == 1, long rows: one block a row, or a chunk of a row
 //   reduce_columns        inner > 1: threads side by side along inner, and down the axis
 //   scan_rows             running sums of rows
+//   sum_parts             sums over rows that another kernel has added up in parts
 // Where there are too few results to fill the GPU, the axis is cut into `splits` chunks: a first
 // launch with First<Op> writes one accumulator a chunk, a second with Last<Op> combines these. The
 // order of all additions follows from the shape alone; no atomics.
@@ -36,7 +37,9 @@
 //     reduce_rows_block}<SumOfSquares<{float | double}>>
 // instantiate: reduce_rows_block<{First | Last}<SumOfSquares<{float | double}>>>
 // instantiate: scan_rows<{{SUM} | First<Last<{SUM}>>}>
+// instantiate: sum_parts<{float | double}>
 #include "async.cuh"
+#include "overlap.cuh"
 #include "reduce_ops.cuh"
 
 constexpr int UNROLL = 4;   // independent loads in flight for each thread
@@ -146,6 +149,34 @@ reduce_rows_block(typename Op::Out* __restrict__ y, const typename Op::In* __res
     absorb_row<Op>(acc, x + row * length + begin, count, threadIdx.x, 256, begin);
     acc = block_reduce(acc, Op::identity(), [](Acc a, Acc b) { return Op::combine(a, b); });
     if (threadIdx.x == 0) y[blockIdx.x] = Op::finish(acc, parameter);
+}
+
+// first, second: (columns,) each, written with =, or with += where that is said. parts: (count,
+// pitch), of which a row begins with a part of first, then one of second. overlaps: with the next
+// kernel. A block has 32 x 32 threads and 32 columns, of second where blockIdx.y is 1.
+template <typename C>
+__global__ void __launch_bounds__(1024)
+sum_parts(C* first, bool add_first, C* second, bool add_second, const C* parts, int columns,
+          int count, long long pitch, bool overlaps) {
+    __shared__ C sums[32][33];
+    wait_for_previous_kernel();
+    if (overlaps) start_next_kernel();
+    // Sums of a thread.
+    const int column = blockIdx.x * 32 + threadIdx.x;
+    parts += blockIdx.y * columns + column;
+    C sum = 0;
+    if (column < columns) {
+        #pragma unroll 8
+        for (int i = threadIdx.y; i < count; i += 32) sum += parts[i * pitch];
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    // Sums of columns: warp y has column y.
+    sum = warp_sum(sums[threadIdx.x][threadIdx.y]);
+    const int own = blockIdx.x * 32 + threadIdx.y;
+    if (threadIdx.x > 0 || own >= columns) return;
+    C& out = (blockIdx.y ? second : first)[own];
+    out = (blockIdx.y ? add_second : add_first) ? out + sum : sum;
 }
 
 // y: (outer, splits, inner). x: (outer, length, inner), its axis cut into splits chunks.

@@ -9,6 +9,7 @@ that read whole vectors of them. Long axes are cut into chunks, whose results a 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bool_, c_name, compute_dtype, int32, int64, is_float, uint64
+from tensorgrad.kernels import overlap
+from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.rows import power_of_two
 from tensorgrad.kernels.structs import NULL, number
@@ -75,6 +78,27 @@ def sum_rows_into(total: Array, x: Array, add: bool) -> None:
         backend.add_into(total, reduce_cuda("Sum", x, (0,), total.dtype))
     else:
         total[...] = reduce_cuda("Sum", x, (0,), total.dtype)
+
+
+def sum_parts_into(totals: Sequence[tuple[Array, bool]], parts: Array) -> None:
+    """Add up rows of partial sums that a kernel has written beside its results.
+
+    Args:
+        totals: one or two arrays (C,), contiguous, of the dtype of `parts`; for each whether to
+            add to what is there.
+        parts: (N, C or more), N > 0, float32 or float64, rows contiguous: those of the first
+            array, then those of the second.
+    """
+    (first, add_first), (second, add_second) = totals[0], totals[-1]
+    columns, pitch = number("i4", first.size), parts.strides[0] // parts.itemsize
+    overlap.launch_in_graph(
+        load("reduce.cu", f"sum_parts<{c_name(parts.dtype)}>"),
+        (-(-first.size // 32), len(totals)),
+        (32, 32),
+        (first, number("?", add_first), second, number("?", add_second), parts, columns,
+         number("i4", len(parts)), number("i8", pitch), number("?", is_capturing())),
+        writes=(first, second),
+    )  # fmt: skip
 
 
 def cumsum_cuda(x: Array, axis: int, dtype: Dtype) -> Array:

@@ -129,6 +129,13 @@ class BackwardTeams(Struct):
     _fields_ = _fields(c_int, "size rotate")
 
 
+class RowSums(Struct):
+    """Where sums over rows of gradients go."""
+
+    sources = ("attention/sm90.cuh",)
+    _fields_ = (("first", c_void_p), ("pitch", c_int))
+
+
 class AttentionSm90Extras(Struct):
     """Mask, dropout and sequences of unequal length."""
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from tensorgrad import backend, random
-from tensorgrad.accumulation import Gradients, Needs, Saved
+from tensorgrad.accumulation import Gradients, Needs, Saved, keep_row_sums
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
@@ -269,7 +269,7 @@ def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape = (batch, length, (heads + 2 * kv_heads) * width)
     dqkv = backend.empty(shape, _gradient_dtype(q), like=q)
     dy = dy.reshape(batch, length, heads, width).swapaxes(1, 2)
-    _write_gradients(dy, saved, _unpack(dqkv, heads, kv_heads))
+    _write_gradients(dy, saved, _unpack(dqkv, heads, kv_heads), dqkv)
     return (dqkv,)
 
 
@@ -302,12 +302,19 @@ def _forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Saved]:
     return y, (*arrays, y, logsumexp, options, options.bias)
 
 
-def _write_gradients(dy: Array, saved: Saved, gradients: Any) -> None:
+def _write_gradients(dy: Array, saved: Saved, gradients: Any, packed: Array | None = None) -> None:
+    """Write the gradients, and keep the sums over rows of the array that they are all parts of."""
     q, k, v, y, logsumexp, options, _ = saved
     if y.size and k.size:
         arrays = q, k, v
-        backward = _implementation(arrays, options).backward
-        backward(dy, arrays, y, logsumexp, options, gradients)
+        kernels = _implementation(arrays, options)
+        kept: dict[str, Array] = {}
+        if packed is not None and kernels is attention_sm90:
+            row_sums = attention_sm90.row_sums_for(arrays, options)
+            if row_sums is not None:
+                kept["row_sums"] = row_sums
+                keep_row_sums(packed, row_sums)
+        kernels.backward(dy, arrays, y, logsumexp, options, gradients, **kept)
     else:
         for gradient in gradients:
             gradient[...] = 0

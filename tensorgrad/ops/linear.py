@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated, kernel_total
+from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated, kernel_total, row_sums_of
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
@@ -23,7 +23,7 @@ from tensorgrad.engine import mode
 from tensorgrad.errors import DtypeError, ShapeError
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
-from tensorgrad.kernels.reduce import sum_rows_into
+from tensorgrad.kernels.reduce import sum_parts_into, sum_rows_into
 from tensorgrad.operands import data_of, float_operand, tensor_of
 from tensorgrad.ops.elementwise.activation import gelu, swiglu
 from tensorgrad.ops.elementwise.row import Row
@@ -77,7 +77,7 @@ def _linear_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     dtype = promoted("linear", ("dy", "weight"), (rows, weight))
     dx = product(rows, weight, dtype, kernel).reshape(x.shape) if needs[0] else None
     dweight = _weight_gradient(rows, flat(x), needs[1], kernel)
-    return dx, dweight, _bias_gradient(rows, needs[2]), dy
+    return dx, dweight, _bias_gradient(dy, needs[2], row_sums_of(dy)), dy
 
 
 def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh") -> Tensor:
@@ -167,7 +167,8 @@ def feed_forward(
 def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, up, down, kept, h, is_derivative, kernel = saved
     rows = flat(dy)
-    ddown, ddown_bias = _weight_gradient(rows, h, needs[3], kernel), _bias_gradient(rows, needs[4])
+    ddown = _weight_gradient(rows, h, needs[3], kernel)
+    ddown_bias = _bias_gradient(dy, needs[4], row_sums_of(dy))
     dx = dup = dup_bias = None
     if any(needs[:3]):
         sums = None
@@ -178,7 +179,7 @@ def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
             matmul_cuda.run(problem(rows, down, dpre, gelu_of=kept), kernel)
         dx = product(dpre, up, dpre.dtype, kernel).reshape(x.shape) if needs[0] else None
         dup = _weight_gradient(dpre, flat(x), needs[1], kernel)
-        dup_bias = _bias_gradient(dpre if sums is None else sums, needs[2])
+        dup_bias = _bias_gradient(dpre, needs[2], sums)
     return dx, dup, dup_bias, ddown, ddown_bias, dy
 
 
@@ -424,13 +425,23 @@ def _weight_gradient(dy: Array, x: Array, need: Any, kernel: str | None = None) 
     return None
 
 
-def _bias_gradient(dy: Array, need: Any) -> Array | None:
-    """Return the sum of the rows of dy where it is needed; None once it is added."""
+def _bias_gradient(dy: Array, need: Any, parts: Array | None = None) -> Array | None:
+    """Return the sum of the rows of dy where it is needed; None once it is added.
+
+    Args:
+        dy: (..., C).
+        need: of the bias.
+        parts: (N, C), sums of some rows each, if there are any.
+    """
     if not need:
         return None
     wide = compute_dtype(dy.dtype)
     total, first = kernel_total(need, wide) if dy.size else (None, False)
+    if parts is not None:
+        out = backend.empty(parts.shape[1:], wide, like=parts) if total is None else total
+        sum_parts_into([(out, total is not None and not first)], parts)
+        return accumulated(out, need) if total is None else None
     if total is None:
-        return accumulated(sum_array(dy, (0,), dtype=wide), need)
-    sum_rows_into(total, dy, add=not first)
+        return accumulated(sum_array(flat(dy), (0,), dtype=wide), need)
+    sum_rows_into(total, flat(dy), add=not first)
     return None

@@ -7,6 +7,17 @@
 // What the launch gives each block, less what it takes to align the tiles.
 constexpr int TILE_BYTES = 226 * 1024 - 1024;
 
+// Hides a value from the compiler, which would else compute before the loops what is the same in
+// all steps, and has no registers for it.
+__device__ inline unsigned long long opaque(unsigned long long x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
+__device__ inline int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Store row h of a thread, scaled. The lanes of a quad exchange words until each has 8 neighbouring
 // columns: 16-byte stores, of the first `width` columns.
 template <typename T, int N>
@@ -31,6 +42,48 @@ __device__ inline void store_row(T* row, const Fragment<1, N>& x, int h, float s
             *reinterpret_cast<uint4*>(row + j * 8 + lane * 8) = make_uint4(w[0], w[1], w[2], w[3]);
     }
 }
+
+// Of a sum over the lanes with the same lane % 4, half for lanes without the bit `offset`, half for
+// those with it: each sends the half that it does not keep.
+template <int COUNT> __device__ inline void fold_lanes(float* x, int lane, int offset) {
+    const bool upper = lane & offset;
+    #pragma unroll
+    for (int i = 0; i < COUNT / 2; ++i) {
+        const float sent = upper ? x[i] : x[i + COUNT / 2], kept = upper ? x[i + COUNT / 2] : x[i];
+        x[i] = kept + __shfl_xor_sync(0xffffffff, sent, offset);
+    }
+}
+
+// Where sums over rows of gradients go, 16 rows of a sequence each: (batch * parts, pitch). A null
+// address: they are not wanted.
+struct RowSums {
+    float* first;
+    int pitch;
+
+    // Those of a warp's 16 rows from `row` on, scaled; `column`: of the first of its N columns.
+    template <int N>
+    __device__ void store(const Fragment<1, N>& x, float scale, int batch, int length, int row,
+                          int column) const {
+        if (first == nullptr || row >= length) return;
+        const int part = batch * ((length + 15) / 16) + row / 16;
+        const int lane = opaque(int(threadIdx.x)) % 32;
+        float* to = first + (long long)part * pitch + column + (lane / 16 * 2 + lane / 8 % 2) * 8
+                  + lane % 4 * 2;
+        #pragma unroll
+        for (int c = 0; c < N; c += 32) {
+            float sums[8];
+            #pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int own = c + i / 2 * 8 + i % 2;
+                sums[i] = x.at(0, own) + x.at(1, own);
+            }
+            fold_lanes<8>(sums, lane, 16);
+            fold_lanes<4>(sums, lane, 8);
+            fold_lanes<2>(sums, lane, 4);
+            to[c + lane / 4 % 2] = sums[0] * scale;
+        }
+    }
+};
 
 // The strides of an array (batch, head, row, D), in elements.
 struct Strides {

@@ -30,6 +30,7 @@ from tensorgrad.kernels.structs import (
     AttentionSm90Arguments,
     AttentionSm90Extras,
     BackwardTeams,
+    RowSums,
     Strides,
     address,
     by_value,
@@ -60,6 +61,7 @@ _QUERIES_TILES: tuple[_Tiles, _Tiles] = (
 # Of the kernel with ordered sums: queries of a tile by head width; a block has 128 keys.
 _ORDERED_TILES = {64: 128, 128: 64}
 _ORDERED_KEYS, _PARTS, _PART = 128, 2, 4096
+_SUMMED_WIDTH = 64  # of heads for which backward sums up rows of the gradients
 _STREAMED = 32 * 2**20  # bytes that stay in the L2 cache
 _BOTH_GRADIENTS = (128, 64)  # the widest heads of which registers hold both dk and dv
 
@@ -94,32 +96,60 @@ def backward(
     logsumexp: Array,
     options: AttentionOptions,
     gradients: Arrays,
+    row_sums: Array | None = None,
 ) -> None:
-    """Write the gradients, of the dtype of q; dk and dv have equal strides."""
+    """Write the gradients, of the dtype of q; dk and dv have equal strides.
+
+    Args:
+        row_sums: from `row_sums_for`; written, too.
+    """
     q, k, v = [_readable(array) for array in arrays]
     dy = _readable(dy.astype(q.dtype, copy=False))
     dq, dk, dv = gradients
     geometry = _geometry(q, k, options)
     if geometry.ordered is not None:
-        _backward_ordered(geometry, (q, k, v), y, dy, logsumexp, gradients)
+        _backward_ordered(geometry, (q, k, v), y, dy, logsumexp, gradients, row_sums)
         return
     sums = backend.empty((*q.shape[:2], 2, geometry.pitch), float32, like=q)
     kernel, grid, block, columns, struct = geometry.backward_rows
     extras, numbers = _extras(options, q.shape[2], columns), geometry.numbers
     kernel(grid, block, (sums, y, dy, logsumexp, struct, extras, *numbers, _strides(dy)))
-    for results, rows, others, launches in (
-        ((dk, dv), (_boxes(k), _boxes(v)), (q, dy), geometry.backward_keys),
-        ((dq, dq), (_boxes(q), _boxes(dy)), (k, v), geometry.backward_queries),
+    dq_sums, *others_sums = _row_sums(row_sums, q.shape[1], k.shape[1])
+    for results, rows, others, launches, sums_of_rows in (
+        ((dk, dv), (_boxes(k), _boxes(v)), (q, dy), geometry.backward_keys, others_sums),
+        ((dq, dq), (_boxes(q), _boxes(dy)), (k, v), geometry.backward_queries, (dq_sums, dq_sums)),
     ):
         for kernel, grid, block, columns, struct in launches:
             maps = (*rows, *(_boxes(other, columns) for other in others))
-            last = (struct, extras, numbers[2], _strides(results[0]))
+            last = (struct, extras, numbers[2], _strides(results[0]), *sums_of_rows)
             kernel(grid, block, (*results, sums, *maps, *last), _SHARED)
 
 
+def row_sums_for(arrays: Arrays, options: AttentionOptions) -> Array | None:
+    """Return an array (N, (H + 2 Hkv) D), float32, for the sums over rows of dq, dk and dv.
+
+    Its rows add up to them. None where the kernels do not sum up.
+    """
+    q, k, _ = arrays
+    batch, heads, length, width = q.shape
+    if width != _SUMMED_WIDTH or k.shape[2] != length or _geometry(q, k, options).extras:
+        return None
+    columns = (heads + 2 * k.shape[1]) * width
+    return backend.empty((batch * -(-length // 16), columns), float32, like=q)
+
+
+def _row_sums(array: Array | None, heads: int, kv_heads: int) -> list[Any]:
+    """Return the structs RowSums of dq, dk and dv."""
+    if array is None:
+        return 3 * [by_value(RowSums(0, 0))]
+    starts = (0, heads * _SUMMED_WIDTH, (heads + kv_heads) * _SUMMED_WIDTH)
+    return [by_value(RowSums(array.data.ptr + 4 * start, array.shape[1])) for start in starts]
+
+
 def _backward_ordered(
-    geometry: _Geometry, arrays: Arrays, y: Array, dy: Array, logsumexp: Array, gradients: Arrays
-) -> None:
+    geometry: _Geometry, arrays: Arrays, y: Array, dy: Array, logsumexp: Array, gradients: Arrays,
+    row_sums: Array | None,
+) -> None:  # fmt: skip
     """Write the gradients with one kernel, which adds the parts of dq in a fixed order."""
     plan = geometry.ordered
     assert plan is not None
@@ -138,10 +168,11 @@ def _backward_ordered(
     )
     maps = (_boxes(k), _boxes(v), _boxes(q, plan.rows), _boxes(dy, plan.rows))
     results, strides = (dq, dk, dv, dq_sums, turns), (_strides(dq), _strides(dk))
+    rows_of_sums = _row_sums(row_sums, q.shape[1], k.shape[1])[0]
     plan.kernel(
         (plan.grid,),
         (3 * _WARPGROUP,),
-        (*results, sums, *maps, plan.struct, plan.teams, pitch, *strides),
+        (*results, sums, *maps, plan.struct, plan.teams, pitch, *strides, rows_of_sums),
         _SHARED,
     )
     blind = q.shape[2] - k.shape[2]  # causal: how many first queries see no key
