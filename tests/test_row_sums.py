@@ -128,9 +128,8 @@ def test_norms_add_up_the_rows_of_their_gradient(
 ) -> None:
     rng = np.random.default_rng(rows + width)
     x, weight = on_gpu(rng, 1, rows, 16, dtype=dtype), on_gpu(rng, width, 16, dtype=dtype)
-    bias, scale, residual = (
-        on_gpu(rng, *s, dtype=dtype) for s in ((width,), (width,), (1, rows, width))
-    )
+    bias, scale = on_gpu(rng, width, dtype=dtype), on_gpu(rng, width, dtype=dtype)
+    residual = on_gpu(rng, 1, rows, width, dtype=dtype).detach()
     itemsize = np.dtype(dtype).itemsize
     is_kept = width * itemsize % 16 == 0 and width * itemsize <= 16384
 

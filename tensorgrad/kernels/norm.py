@@ -27,6 +27,7 @@ from tensorgrad.kernels.structs import number, pointer
 _FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"
 _FEW_ROWS = 32  # or fewer, as in a graph: launched to overlap with the kernels around them
 _SHAPES = ((3, 32), (4, 64), (4, 128))  # vectors a thread, threads a row: known to the compiler
+_BACKWARD_SHAPES = ((2, 32), (3, 32), (4, 64), (2, 512))  # as _SHAPES
 # At most in backward, of 128 threads and of more; an H200 holds as many. Each writes partial rows.
 _BLOCKS, _LARGE_BLOCKS = 396, 132
 _STAGES, _LARGE_STAGES = 3, 2  # as in the kernel
@@ -172,16 +173,19 @@ def _backward_rows(
     """
     row_bytes = width * dtype.itemsize
     layout = held(row_bytes, (1, 2, 3, 4), lanes=32, threads=128, most=128)
-    threads, blocks, stages = 128, _BLOCKS, _STAGES
+    blocks, stages = _BLOCKS, _STAGES
     if layout is None:
         layout = held(row_bytes, (2,), lanes=512, threads=512, most=512)
-        threads, blocks, stages = 512, _LARGE_BLOCKS, _LARGE_STAGES
+        blocks, stages = _LARGE_BLOCKS, _LARGE_STAGES
     if layout is None:
         return None
+    lanes = 512 if stages == _LARGE_STAGES else layout.threads
+    if (layout.vectors, lanes) not in _BACKWARD_SHAPES:
+        lanes = 0
     shared = stages * 3 * layout.vectors * 16 * layout.threads * layout.groups
     if shared > shared_memory_per_block(device):
         return None
-    kernel = load(_BACKWARD, f"norm_backward_rows<{c_name(dtype)}, {layout.vectors}, {threads}>")
+    kernel = load(_BACKWARD, f"norm_backward_rows<{c_name(dtype)}, {layout.vectors}, {lanes}>")
     grid = (min(blocks, *layout.grid(rows)),)
     return kernel, grid, layout.block, number("?", captured), shared
 

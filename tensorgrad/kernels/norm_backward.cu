@@ -31,143 +31,161 @@
 // sums of the row; dx; start loading another. At the end: the partial rows.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
-// where: SHAPE = 1, 128 | 2, 128 | 3, 128 | 4, 128 | 2, 512
+// where: SHAPE = 1, 0 | 2, 32 | 3, 32 | 4, 64 | 4, 0 | 2, 512
 // instantiate: norm_backward_rows<{TYPE}, {SHAPE}>
 // instantiate: {norm_backward_loop | norm_backward_columns}<{TYPE}>
 #include "norm.cuh"
 #include "overlap.cuh"
 
-// Rows in flight for each group, while it works on one.
-template <int THREADS> constexpr int AHEAD = THREADS == 128 ? 2 : 1;
+constexpr int STAGES = 3;   // rows of a group: one that it works on, others in flight
+
+// The threads of a block at most: 128, or 512 for long rows, which have 2 vectors a thread.
+template <int LANES> constexpr int THREADS = LANES == 512 ? 512 : 128;
+
+// The sum of x over the `lanes` threads of a row, in each of them. Of more than 32, whole warps;
+// sums: 2 x 16 of them, used in turn: so one barrier a call is enough.
+template <typename A>
+__device__ inline A row_sum(A x, A (*sums)[16], int lanes, int& turn) {
+    x = warp_sum(x, min(lanes, 32));
+    if (lanes <= 32) return x;
+    const int warps = lanes / 32;
+    A* own = sums[turn] + threadIdx.y * warps;
+    turn ^= 1;
+    if (threadIdx.x % 32 == 0) own[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = own[0];
+    for (int i = 1; i < warps; ++i) x = x + own[i];
+    return x;
+}
 
 // With dx_hat = dy * weight and x_hat = (x - mean) * rstd:
 // dx = rstd * (dx_hat - mean(dx_hat) - x_hat * mean(dx_hat * x_hat)); rms_norm lacks the second
-// term. partials: (gridDim.x, 3, width), dweight, dbias and the sums over rows of dx as it is
-// stored, each of the block's rows; null: not wanted. THREADS: at most, of a block. Shared memory:
-// (AHEAD + 1) * 3 * VECTORS * 16 bytes a thread. overlaps: with the next kernel, see overlap.py.
-template <typename T, int VECTORS, int THREADS>
-__global__ void __launch_bounds__(THREADS, THREADS == 128 && sizeof(T) < 8 ? 3 : 1)
+// term. partials: (gridDim.x, 3, width), dweight, dbias and the sums over rows of dx, each of the
+// block's rows. LANES: threads a row; 0 or 512 where only blockDim says. Shared memory: STAGES, for
+// long rows 2, times 3 * VECTORS * 16 bytes a thread. overlaps: with the next kernel, see overlap.py.
+template <typename T, int VECTORS, int LANES>
+__global__ void __launch_bounds__(THREADS<LANES>, LANES < 512 && sizeof(T) < 8 ? 3 : 1)
 norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, const T* x,
                    const void* weight, bool weight_wide, const Compute<T>* mean_in,
                    const Compute<T>* rstd_in, long long rows, int width, bool overlaps) {
     using C = Compute<T>;
-    constexpr int WIDTH = VECTOR<T>, STAGES = AHEAD<THREADS> + 1;
-    __shared__ Pair<C> sums[64];
+    constexpr int WIDTH = VECTOR<T>, DEPTH = LANES == 512 ? STAGES - 1 : STAGES;
+    __shared__ Pair<C> sums[2][16];
     extern __shared__ __align__(16) unsigned char memory[];
-    GroupReducer<Pair<C>> group(sums);
-    const long long step = gridDim.x * (long long)blockDim.y;
-    const int vectors = width / WIDTH, threads = blockDim.x * blockDim.y;
+    const int lanes = LANES > 0 && LANES < 512 ? LANES : blockDim.x,
+              threads = LANES > 0 && LANES < 512 ? 128 : blockDim.x * blockDim.y;
+    const int vectors = width / WIDTH, groups = threads / lanes, step = gridDim.x * groups;
     wait_for_previous_kernel();
     if (overlaps) start_next_kernel();
 
     // Each thread loads its part of the next rows into stages of its own: no barrier.
-    Words* own = reinterpret_cast<Words*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
+    Words* own = reinterpret_cast<Words*>(memory) + threadIdx.y * lanes + threadIdx.x;
     const auto part = [&](int slot, int i, int array) -> Words& {   // of x, dy and dsum
         return own[((slot * VECTORS + i) * 3 + array) * threads];
     };
-    C means[STAGES], rstds[STAGES];
-    const auto fetch = [&](long long row, int slot) {   // beyond the last row, zeros: they add none
+    long long row = blockIdx.x * (long long)groups + threadIdx.y, next = row;
+    long long here = row * width + threadIdx.x * WIDTH, ahead = here;
+    C means[DEPTH], rstds[DEPTH];
+    const auto fetch = [&](int slot) {   // beyond the last row, zeros, which add nothing
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            const int v = threadIdx.x + i * blockDim.x;
-            const bool inside = row < rows && v < vectors;
-            const long long place = row * width + v * WIDTH;
+            const bool inside = next < rows && threadIdx.x + i * lanes < vectors;
+            const long long place = ahead + i * lanes * WIDTH;
             cp_async(&part(slot, i, 0), x + place, inside);
             cp_async(&part(slot, i, 1), dy + place, inside);
             if (dsum != nullptr) cp_async(&part(slot, i, 2), dsum + place, inside);
         }
         cp_async_commit();
         #pragma unroll
-        for (int j = 1; j < STAGES; ++j) {
+        for (int j = 1; j < DEPTH; ++j) {
             means[j - 1] = means[j];
             rstds[j - 1] = rstds[j];
         }
-        means[STAGES - 1] = row < rows && mean_in != nullptr ? mean_in[row] : C(0);
-        rstds[STAGES - 1] = row < rows ? rstd_in[row] : C(0);
+        means[DEPTH - 1] = next < rows && mean_in != nullptr ? mean_in[next] : C(0);
+        rstds[DEPTH - 1] = next < rows ? rstd_in[next] : C(0);
+        next += step;
+        ahead += step * (long long)width;
     };
     #pragma unroll
-    for (int i = 0; i < STAGES; ++i) fetch(group_row() + i * step, i);
-    // Load the weights.
+    for (int i = 0; i < DEPTH; ++i) fetch(i);
+    // Load the weights; 4 vectors of 16 bits, for which there are no registers, each time anew.
+    constexpr bool HOLDS = VECTORS < 4 || sizeof(T) > 2;
+    const auto weights_at = [&](int i) {
+        const int v = min(threadIdx.x + i * lanes, vectors - 1);
+        return load_words_cached(static_cast<const T*>(weight) + v * WIDTH);
+    };
+    const bool is_wide = weight_wide && sizeof(T) < sizeof(C);
     Words packed[VECTORS];
-    if (!weight_wide || sizeof(T) == sizeof(C)) {
-        #pragma unroll
-        for (int i = 0; i < VECTORS; ++i) {
-            const int v = threadIdx.x + i * blockDim.x;
-            C ones[WIDTH];
-            #pragma unroll
-            for (C& value : ones) value = 1;
-            packed[i] = pack<T>(ones);
-            if (weight != nullptr && v < vectors)
-                packed[i] = load_words(static_cast<const T*>(weight) + v * WIDTH);
-        }
-    }
+    #pragma unroll
+    for (int i = 0; i < VECTORS; ++i)
+        if (HOLDS && weight != nullptr && !is_wide) packed[i] = weights_at(i);
     const auto weights_of = [&](int i, C (&to)[WIDTH]) {
-        const int v = threadIdx.x + i * blockDim.x;
-        if (!weight_wide || sizeof(T) == sizeof(C)) {
+        if (weight == nullptr) {
+            #pragma unroll
+            for (C& value : to) value = 1;
+        } else if (is_wide) {
+            load_wide<T>(to, weight, min(threadIdx.x + i * lanes, vectors - 1) * WIDTH, 1);
+        } else {
+            if (!HOLDS) packed[i] = weights_at(i);
             unpack<T>(packed[i], to);
             keep_packed<T>(packed[i]);
-        } else if (v < vectors) {
-            load_wide<T>(to, weight, v * WIDTH, 1);
         }
     };
 
     C dweight[VECTORS][WIDTH] = {}, dbias[VECTORS][WIDTH] = {}, dx_sums[VECTORS][WIDTH] = {};
     const C inverse_width = C(1) / C(width);
-    int slot = 0;
-    for (long long base = blockIdx.x * (long long)blockDim.y; base < rows; base += step) {
+    int slot = 0, turn = 0;
+    while (row - threadIdx.y < rows) {
         // Wait for a row.
-        const long long row = base + threadIdx.y;
-        cp_async_wait<STAGES - 1>();
+        cp_async_wait<DEPTH - 1>();
         const C mean = means[0], rstd = rstds[0];
 
-        // Sums of the row.
+        // Sums of the row: of dx_hat, and of dx_hat * (x - mean).
         Pair<C> sum = {0, 0};
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            C values[WIDTH], gradients[WIDTH], weights[WIDTH] = {};
+            C values[WIDTH], gradients[WIDTH], weights[WIDTH];
             unpack<T>(part(slot, i, 0), values);
             unpack<T>(part(slot, i, 1), gradients);
             weights_of(i, weights);
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j) {
-                const C x_hat = (values[j] - mean) * rstd, dx_hat = gradients[j] * weights[j];
-                sum.first += dx_hat;
-                sum.second += dx_hat * x_hat;
-                dweight[i][j] += gradients[j] * x_hat;
+                const C product = gradients[j] * (values[j] - mean);
+                sum.first += gradients[j] * weights[j];
+                sum.second += product * weights[j];
+                dweight[i][j] += product * rstd;
                 dbias[i][j] += gradients[j];
             }
         }
-        sum = group.sum(sum);
+        sum = row_sum(sum, sums, lanes, turn);
         // dx.
-        const C shift = mean_in != nullptr ? sum.first * inverse_width : C(0),
-                projection = sum.second * inverse_width;
+        const C shift = mean_in != nullptr ? -rstd * sum.first * inverse_width : C(0),
+                projection = -rstd * rstd * rstd * sum.second * inverse_width;
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
-            const int v = threadIdx.x + i * blockDim.x;
-            if (v >= vectors || row >= rows) continue;
-            C values[WIDTH], gradients[WIDTH], weights[WIDTH] = {};
+            if (row >= rows || threadIdx.x + i * lanes >= vectors) continue;
+            C values[WIDTH], gradients[WIDTH], weights[WIDTH];
             unpack<T>(part(slot, i, 0), values);
             unpack<T>(part(slot, i, 1), gradients);
             weights_of(i, weights);
             #pragma unroll
-            for (int j = 0; j < WIDTH; ++j) {
-                const C x_hat = (values[j] - mean) * rstd;
-                values[j] = rstd * (gradients[j] * weights[j] - shift - x_hat * projection);
-            }
+            for (int j = 0; j < WIDTH; ++j)
+                values[j] = rstd * (gradients[j] * weights[j])
+                          + ((values[j] - mean) * projection + shift);
             if (dsum != nullptr) {
                 unpack<T>(part(slot, i, 2), gradients);
                 #pragma unroll
                 for (int j = 0; j < WIDTH; ++j) values[j] += gradients[j];
             }
-            const Words rounded = pack<T>(values);
-            store_words(dx + row * width + v * WIDTH, rounded);
-            unpack<T>(rounded, values);
+            store_values(dx + here + i * lanes * WIDTH, values);
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j) dx_sums[i][j] += values[j];
         }
         // Start loading another row.
-        fetch(row + STAGES * step, slot);
-        slot = slot + 1 < STAGES ? slot + 1 : 0;
+        fetch(slot);
+        slot = slot + 1 < DEPTH ? slot + 1 : 0;
+        row += step;
+        here += step * (long long)width;
     }
     if (partials == nullptr) return;
 
@@ -178,7 +196,7 @@ norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, cons
     C* sums_of_groups = reinterpret_cast<C*>(memory);
     #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-        const int v = threadIdx.x + i * blockDim.x;
+        const int v = threadIdx.x + i * lanes;
         if (v >= vectors) continue;
         C* to = sums_of_groups + threadIdx.y * 3 * width + v * WIDTH;
         store_all<WIDTH>(to, dweight[i]);
@@ -186,9 +204,9 @@ norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, cons
         store_all<WIDTH>(to + 2 * width, dx_sums[i]);
     }
     __syncthreads();
-    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < 3 * width; i += threads) {
+    for (int i = threadIdx.y * lanes + threadIdx.x; i < 3 * width; i += threads) {
         C total = 0;
-        for (int g = 0; g < blockDim.y; ++g) total += sums_of_groups[g * 3 * width + i];
+        for (int g = 0; g < groups; ++g) total += sums_of_groups[g * 3 * width + i];
         partials[i] = total;
     }
 }

@@ -67,6 +67,7 @@ struct RowSums {
         if (first == nullptr || row >= length) return;
         const int part = batch * ((length + 15) / 16) + row / 16;
         const int lane = opaque(int(threadIdx.x)) % 32;
+        const bool above = row + x.row_of(0, lane) < length, below = row + x.row_of(1, lane) < length;
         float* to = first + (long long)part * pitch + column + (lane / 16 * 2 + lane / 8 % 2) * 8
                   + lane % 4 * 2;
         #pragma unroll
@@ -75,7 +76,7 @@ struct RowSums {
             #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const int own = c + i / 2 * 8 + i % 2;
-                sums[i] = x.at(0, own) + x.at(1, own);
+                sums[i] = (above ? x.at(0, own) : 0) + (below ? x.at(1, own) : 0);
             }
             fold_lanes<8>(sums, lane, 16);
             fold_lanes<4>(sums, lane, 8);
