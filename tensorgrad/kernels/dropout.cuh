@@ -1,8 +1,8 @@
 // The keep mask of dropout, and access to the elements that a warp takes.
 //
 // A Philox block of 256 bits decides over 16 elements. A warp draws 32 blocks, one a thread, and
-// moves their 512 elements in vectors of N, neighbours in neighbouring threads; the bits of a vector
-// come from the thread that drew them by a shuffle.
+// moves their 512 elements in vectors of N, neighbours in neighbouring threads; the bits of a
+// vector come from the thread that drew them by a shuffle.
 #pragma once
 #include "philox.cuh"
 #include "types.cuh"
@@ -27,8 +27,8 @@ __device__ inline void store_within(T* p, long long i, long long size, const Vec
         if (i + j < size) p[i + j] = v.values[j];
 }
 
-// The keep mask of the LANES elements of a Philox block, a bit each: an element is kept where its 16
-// random bits, in the upper half of a word, are <= limit.
+// The keep mask of the LANES elements of a Philox block, a bit each: an element is kept where its
+// 16 random bits, in the upper half of a word, are <= limit.
 __device__ inline unsigned int keep_bits(Word seed, Word draw, Word stream, Word block,
                                          unsigned int limit) {
     const Bits bits = philox(seed, draw, stream, block);

@@ -1,7 +1,8 @@
 // Dropout of SwiGLU: y = keep * scale * round(silu(gate) * up), which `gated_linear` ends with.
 //
-// swiglu_dropout: 3 * sizeof(T) bytes an element; written with =. The product is rounded to T before
-//   it is scaled, so that bits are those of the generated kernel of `swiglu` and of dropout.cu.
+// swiglu_dropout: 3 * sizeof(T) bytes an element; written with =. The product is rounded to T
+//   before it is scaled, so that bits are those of the generated kernel of `swiglu` and of
+//   dropout.cu.
 // swiglu_dropout_backward: 5 * sizeof(T) bytes an element; dgate and dup are written with =. The
 //   keep mask is drawn again, and keep * scale * dy is rounded to T first.
 // Arrays are aligned to 16 bytes. A warp takes 512 elements; see dropout.cuh.

@@ -79,7 +79,7 @@ class SwiGLU(Module):
             weights, biases = zip(gate.affine(), up.affine(), strict=True)
             fused = offers(self.dropout, "drops")
             p = self.dropout.p if fused and self.dropout.drops else 0.0
-            hidden = gated_linear(x, *weights, *biases, p)
+            hidden = gated_linear(x, *weights, *biases, dropout=p)
             if not fused:
                 hidden = self.dropout(hidden)
         else:

@@ -185,7 +185,7 @@ def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def gated_linear(
-    x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any = None, dropout: float = 0.0
+    x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any = None, *, dropout: float = 0.0
 ) -> Tensor:
     """Return y = dropout(swiglu(x G^T + b, x U^T + c)): a linear layer with a gate.
 
