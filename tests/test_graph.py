@@ -183,6 +183,29 @@ def test_the_generator_counts_on() -> None:
 
 
 @pytest.mark.gpu
+def test_dropout_inside_a_layer_draws_new_numbers_at_each_replay() -> None:
+    random.seed(0)
+    layer = nn.SwiGLU(24, hidden=40, dropout=0.4).to("cuda")
+    x = backend.cupy.ones((40, 24), "float32")
+
+    def step(x: Any) -> tuple[Any, Any]:
+        for parameter in layer.parameters():
+            parameter.grad = None
+        y = layer(Tensor(x))
+        y.sum().backward()
+        return y.data, layer.up.weight.grad
+
+    found: list[list[bytes]] = []
+    for function in (step, graph.capture(step)):
+        random.seed(5)
+        found.append([])
+        for _ in range(4):
+            found[-1] += [backend.to_numpy(each).tobytes() for each in function(x)]
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 8
+
+
+@pytest.mark.gpu
 def test_one_graph_for_each_shape_up_to_a_number(caplog: pytest.LogCaptureFixture) -> None:
     step = graph.capture(lambda x, factor: Tensor(x) * factor, most=3)
     for _ in range(3):

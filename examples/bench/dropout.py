@@ -1,4 +1,4 @@
-"""Dropout, alone and with the residual add, on 64M elements: rows for kernels.py."""
+"""Dropout, alone, with the residual add and of SwiGLU, on 64M elements: rows for kernels.py."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from examples.bench.timing import Job, Jobs
 from tensorgrad import Tensor
 from tensorgrad.bench.timing import random_array
 from tensorgrad.dtypes import Dtype, bfloat16, float32
+from tensorgrad.ops.dropout import swiglu_dropout
 
 SHAPE = (16384, 4096)
 P = 0.1
@@ -36,6 +37,14 @@ def _dropout(torch: Any, dtype: Dtype) -> Jobs:
               lambda _: tg.dropout_add(x, residual, P), theirs[1])  # fmt: skip
     yield Job("bias + dropout + residual", size, 3 * once,
               lambda _: tg.dropout_add(x, residual, P, bias), theirs[2])  # fmt: skip
+    gate, up = leaf, Tensor(residual.data, requires_grad=True)
+    inner = swiglu_dropout(gate, up, P).node
+    assert inner is not None
+    of_both, kept = inner.backward, inner.saved or ()
+    yield Job("swiglu + dropout", size, 3 * once, lambda _: swiglu_dropout(gate, up, P))
+    yield Job(
+        "swiglu + dropout backward", size, 5 * once, lambda _: of_both(dy, kept, (True, True))
+    )
 
 
 def _peers(torch: Any, dtype: str, count: int) -> dict[str, Any]:

@@ -1,13 +1,9 @@
 // Dropout, with the residual add behind it or without: y = residual + keep * scale * (x + bias).
 //
 // dropout: x and bias are of type X, y and the residual of Y. sizeof(X) + sizeof(Y) bytes an
-// element,
-//   sizeof(Y) more with a residual; written with =. The keep mask is not stored: backward draws the
-//   same
-//   bits again, with x = dy, X and Y exchanged, and neither bias nor residual.
-//   A Philox block of 256 bits decides over 16 elements. A warp draws 32 blocks, one a thread, and
-//   moves their 512 elements in vectors of N, neighbours in neighbouring threads; the bits of a
-//   vector come from the thread that drew them by a shuffle.
+//   element, sizeof(Y) more with a residual; written with =. The keep mask is not stored: backward
+//   draws the same bits again, with x = dy, X and Y exchanged, and neither bias nor residual.
+//   A warp takes 512 elements; see dropout.cuh.
 // N makes 16 bytes of the smaller type, and is 1 where an array is not aligned to N elements or the
 // width no multiple of it.
 //
@@ -27,28 +23,7 @@
 // instantiate: dropout<{__half, __half | __nv_bfloat16, __nv_bfloat16}, {1 | 8}>
 // instantiate: dropout<float, {NARROW}, {1 | 8}>
 // instantiate: dropout<{NARROW}, float, {1 | 8}>
-#include "philox.cuh"
-#include "types.cuh"
-
-constexpr int LANES = 16;   // elements that a Philox block decides over
-
-// Elements i to i + N; of the last elements as many as there are.
-template <bool WHOLE, int N, typename T>
-__device__ inline Vec<T, N> load_within(const T* p, long long i, long long size) {
-    if (WHOLE || i + N <= size) return load<N>(p + i);
-    Vec<T, N> v = {};
-    #pragma unroll
-    for (int j = 0; j < N; ++j)
-        if (i + j < size) v.values[j] = p[i + j];
-    return v;
-}
-template <bool WHOLE, int N, typename T>
-__device__ inline void store_within(T* p, long long i, long long size, const Vec<T, N>& v) {
-    if (WHOLE || i + N <= size) return store(p + i, v);
-    #pragma unroll
-    for (int j = 0; j < N; ++j)
-        if (i + j < size) p[i + j] = v.values[j];
-}
+#include "dropout.cuh"
 
 // The 32 * LANES elements of a warp; WHOLE where all of them exist.
 template <bool WHOLE, typename X, typename Y, int N>
@@ -70,19 +45,12 @@ __device__ inline void drop(Y* y, const X* x, const X* bias, const Y* residual, 
             rest[k] = load_within<WHOLE, N>(residual, start + (k * 32 + thread) * N, size);
 
     // Draw the keep mask of 16 elements.
-    const Bits bits = philox(seed, draw, stream, start / LANES + thread);
-    unsigned int kept = 0;   // lane i is kept where its 16 bits, in the upper half, are <= limit
-    #pragma unroll
-    for (int i = 0; i < LANES; ++i) {
-        const unsigned int half = bits.values[i / 4] >> i % 4 / 2 * 32;
-        if ((i % 2 == 0 ? half << 16 : half) <= limit) kept |= 1u << i;
-    }
+    const unsigned int kept = keep_bits(seed, draw, stream, start / LANES + thread, limit);
     // Exchange masks; bias, mask, residual and store.
     #pragma unroll
     for (int k = 0; k < VECTORS; ++k) {
         const int vector = k * 32 + thread;
-        const unsigned int keep =
-            __shfl_sync(0xffffffffu, kept, vector / VECTORS) >> vector % VECTORS * N;
+        const unsigned int keep = keep_of_vector<N>(kept, vector);
         const long long i = start + vector * N;
         C values[N];
         #pragma unroll

@@ -115,19 +115,20 @@ template <typename C> __device__ inline C power(C a, C b) {   // integers
     return result;
 }
 
-template <typename C> __device__ inline C sigmoid(C x) {   // exp may be inf: 1 / inf is right
-    if constexpr (ROUGH) return fast_reciprocal(1.f + fast_exp2(-LOG2_E * x));
+template <bool FAST = ROUGH, typename C>
+__device__ inline C sigmoid(C x) {   // exp may be inf: 1 / inf is right
+    if constexpr (FAST) return fast_reciprocal(1.f + fast_exp2(-LOG2_E * x));
     else return C(1) / (C(1) + exp(-x));
 }
 template <typename C>
 __device__ inline C softplus(C x) { return maximum(x, C(0)) + log1p(exp(-absolute(x))); }
 
 // sigmoid(x) and sigmoid(-x); 1 - sigmoid(x) would lose its last digits, which 16 bits do not have.
-template <typename C> struct Sigmoids {
+template <typename C, bool FAST = ROUGH> struct Sigmoids {
     C at, rest;
     __device__ explicit Sigmoids(C x) {
-        if constexpr (ROUGH) {
-            at = sigmoid(x);
+        if constexpr (FAST) {
+            at = sigmoid<FAST>(x);
             rest = C(1) - at;
         } else {
             const C small = exp(-absolute(x)), large = C(1) / (C(1) + small);   // of the two
@@ -136,12 +137,19 @@ template <typename C> struct Sigmoids {
         }
     }
 };
-// Beyond +-800 it is 0 and 1 in double too, and inf * 0 would be NaN.
-template <typename C> __device__ inline C silu_derivative(C x) {
-    const C bound = minimum(maximum(x, C(-800)), C(800));
-    const Sigmoids<C> s(bound);
-    return s.at * (C(1) + bound * s.rest);
-}
+// x * sigmoid(x) and its derivative, which beyond +-800 is 0 and 1 in double too: inf * 0 would be
+// NaN. One fast sigmoid does for both: the bound changes no bits of it.
+template <typename C, bool FAST = ROUGH> struct Silu {
+    C value, derivative;
+    __device__ explicit Silu(C x) {
+        const C bound = minimum(maximum(x, C(-800)), C(800));
+        const Sigmoids<C, FAST> s(bound);
+        value = x * (FAST ? s.at : sigmoid<FAST>(x));
+        derivative = s.at * (C(1) + bound * s.rest);
+    }
+};
+template <typename C>
+__device__ inline C silu_derivative(C x) { return Silu<C>(x).derivative; }
 
 // (1 + tanh(u)) / 2 is sigmoid(2 u), which loses no digits where tanh is close to -1.
 template <typename C> __device__ inline C gelu_tanh_cdf(C x) {

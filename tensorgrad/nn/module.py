@@ -16,6 +16,7 @@ with the ops around it, as the layers of this package do, if it also offers
                used by `add_norm` in norm.py
     a linear   affine() -> (weight, bias or None), where forward(x) is x weight^T + bias;
     layer      used by `FeedForward` and `SwiGLU`
+    a dropout  drops and p: whether forward(x) is dropout(x, p) now, and not x; used by `SwiGLU`
     a branch   forward(x, residual=None) -> forward(x) + residual; used by `add_branch`
 
 A subclass of such a layer is fused as its base is, unless it overrides `forward` alone.

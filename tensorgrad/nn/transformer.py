@@ -77,10 +77,14 @@ class SwiGLU(Module):
         if offers(gate, "affine") and offers(up, "affine"):
             check_input(self, gate.weight, x=x)
             weights, biases = zip(gate.affine(), up.affine(), strict=True)
-            hidden = gated_linear(x, *weights, *biases)
+            fused = offers(self.dropout, "drops")
+            p = self.dropout.p if fused and self.dropout.drops else 0.0
+            hidden = gated_linear(x, *weights, *biases, dropout=p)
+            if not fused:
+                hidden = self.dropout(hidden)
         else:
-            hidden = swiglu(gate(x), up(x))
-        return add_branch(self.down, self.dropout(hidden), residual)
+            hidden = self.dropout(swiglu(gate(x), up(x)))
+        return add_branch(self.down, hidden, residual)
 
     @staticmethod
     def default_hidden(width: int) -> int:

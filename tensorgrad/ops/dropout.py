@@ -1,6 +1,7 @@
-"""Dropout, alone and fused with a bias and a residual add. Kernel: kernels/dropout.cu.
+"""Dropout, alone, with a bias and a residual add, and of SwiGLU.
 
-No mask is saved: backward generates the same random bits again. Tests: tests/ops/test_dropout.py.
+Kernels: kernels/dropout.cu and swiglu_dropout.cu. No mask is saved: backward generates the same
+random bits again. Tests: tests/ops/test_dropout.py.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from tensorgrad.backend import Array
 from tensorgrad.checks import check_shape, probability
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import ShapeError
-from tensorgrad.kernels.dropout import forward as _forward_cuda
+from tensorgrad.kernels import dropout as dropout_cuda
 from tensorgrad.kernels.random import Key
 from tensorgrad.operands import data_of, float_tensor
 from tensorgrad.ops.elementwise import add
+from tensorgrad.ops.elementwise.activation import swiglu
 from tensorgrad.tensor import Tensor
 
 __all__ = ["dropout", "dropout_add"]
@@ -103,6 +105,32 @@ def dropout_add(
     return record(op, y, (x, residual, bias), _add_backward, (mask,))
 
 
+def swiglu_dropout(gate: Tensor, up: Tensor, p: float) -> Tensor:
+    """Return dropout(swiglu(gate, up), p) as one op with the bits of the two; for `gated_linear`.
+
+    On the GPU it is one kernel forward and one backward, for arguments of one dtype.
+
+    Args:
+        gate: a float tensor that requires a gradient, as up does.
+        up: the shape of gate.
+        p: above 0 and below 1.
+
+    Returns:
+        The shape of gate, in the dtype that both promote to.
+    """
+    op = "swiglu_dropout"
+    a, b = float_tensor(op, "gate", gate).data, float_tensor(op, "up", up).data
+    key, keep = random.next_key(), 1 - p
+    if type(a) is not np.ndarray and a.dtype == b.dtype:
+        mask = _KeepMask(key, keep, a.dtype)
+        y = dropout_cuda.swiglu(a, b, key, keep)
+        return record(op, y, (gate, up), _swiglu_backward, (a, b, mask))
+    hidden = swiglu(gate, up)
+    mask = _KeepMask(key, keep, hidden.dtype)
+    y = _forward(hidden.data, mask, mask.dtype)
+    return record(op, y, (gate, up), _unfused_swiglu_backward, (mask, hidden.node))
+
+
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     (mask,) = saved
     return (_forward(dy, mask, mask.dtype),)
@@ -114,6 +142,17 @@ def _add_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return dx, dy, dx  # the walk sums the gradient of the bias
 
 
+def _swiglu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    gate, up, mask = saved
+    return dropout_cuda.swiglu_backward(dy, gate, up, mask.key, mask.keep)
+
+
+def _unfused_swiglu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    mask, hidden = saved
+    gradients: Gradients = hidden.backward(_forward(dy, mask, mask.dtype), hidden.saved, needs)
+    return gradients
+
+
 def _forward(
     x: Array,
     mask: _KeepMask,
@@ -122,7 +161,7 @@ def _forward(
     bias: Array | None = None,
 ) -> Array:
     """Return residual + mask / keep * (x + bias), rounded to `dtype` once."""
-    forward = _forward_numpy if type(x) is np.ndarray else _forward_cuda
+    forward = _forward_numpy if type(x) is np.ndarray else dropout_cuda.forward
     return forward(x, mask.key, mask.keep, dtype, residual, bias)
 
 

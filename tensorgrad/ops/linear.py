@@ -17,7 +17,7 @@ from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, contiguous, is_numpy, same_device
-from tensorgrad.checks import check_shape, promoted
+from tensorgrad.checks import check_shape, probability, promoted
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, compute_dtype, float32, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import DtypeError, ShapeError
@@ -25,6 +25,8 @@ from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import sum_parts_into, sum_rows_into
 from tensorgrad.operands import data_of, float_operand, tensor_of
+from tensorgrad.ops.dropout import dropout as drop
+from tensorgrad.ops.dropout import swiglu_dropout
 from tensorgrad.ops.elementwise.activation import gelu, swiglu
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.matmul import flat, product
@@ -183,10 +185,14 @@ def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return dx, dup, dup_bias, ddown, ddown_bias, dy
 
 
-def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any = None) -> Tensor:
-    """Return y = swiglu(x G^T + b, x U^T + c): a linear layer with a gate.
+def gated_linear(
+    x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any = None, *, dropout: float = 0.0
+) -> Tensor:
+    """Return y = dropout(swiglu(x G^T + b, x U^T + c)): a linear layer with a gate.
 
-    Backward computes one gradient of x: the second product adds to the result of the first.
+    Backward computes one gradient of x: the second product adds to the result of the first. Values
+    and gradients have the bits of `dropout` after `gated_linear` without it. On the GPU dropout is
+    part of the kernels of SwiGLU.
 
     Args:
         x: (..., in), any float dtype.
@@ -194,14 +200,18 @@ def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any
         up: U, (hidden, in).
         gate_bias: b, (hidden,) or None.
         up_bias: c, (hidden,) or None.
+        dropout: probability with which an element is set to 0; the others grow by
+            1 / (1 - dropout). Applied whenever it is above 0, with the random numbers of `dropout`.
 
     Returns:
         (..., hidden), in the dtype that x and the weights promote to.
 
     Raises:
+        ArgumentError: dropout outside [0, 1).
         ShapeError: gate and up differ in shape, or do not fit x or their biases.
         DtypeError, DeviceError: as `linear`, which it names.
     """
+    p = probability("gated_linear", "dropout", dropout)
     matrices = {"x": x, "gate": gate, "up": up}
     biases = {"gate_bias": gate_bias, "up_bias": up_bias}
     inputs = x, gate, gate_bias, up, up_bias = _tensors(
@@ -218,11 +228,11 @@ def gated_linear(x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any
         few = _few_rows(flat(a), w, b, gate=flat(opened.data))
         if few is not None:
             y = few.reshape(opened.shape)
-            return record("gated_linear", y, inputs, _gated_linear_backward, ())
+            return drop(record("gated_linear", y, inputs, _gated_linear_backward, ()), p)
     both = opened, linear(x_alone, up_alone, up_bias_alone)
     for each in both:
         each.requires_grad = True  # so that swiglu keeps what its backward needs
-    y = swiglu(*both)
+    y = swiglu_dropout(*both, p) if p else swiglu(*both)
     arrays = (x.data, gate.data, up.data)
     saved = (*arrays, y.node, product_kernel(*arrays))
     return record("gated_linear", y.data, inputs, _gated_linear_backward, saved)

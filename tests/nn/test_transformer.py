@@ -52,6 +52,30 @@ def test_dropout_of_what_is_inside(kind: Any) -> None:
     np.testing.assert_allclose(dropped[kept], whole[kept] / 0.6, rtol=1e-5)
 
 
+class OwnDropout(nn.Dropout):
+    """What a user may make of dropout."""
+
+    def forward(self, x: Any) -> Tensor:
+        return super().forward(x) * 1
+
+
+def test_dropout_is_part_of_swiglu_unless_it_is_a_layer_of_ones_own() -> None:
+    layer, x = nn.SwiGLU(24, hidden=40, dropout=0.4), tensor(2, 3, 24)
+    found = []
+    for dropout in (layer.dropout, OwnDropout(0.4)):
+        layer.dropout = dropout
+        tg.random.seed(1)
+        found.append(layer(x))
+    assert "dropout" not in recorded(found[0])
+    assert "dropout" in recorded(found[1])
+    np.testing.assert_array_equal(found[0].numpy(), found[1].numpy())
+    whole = layer.down(tg.gated_linear(x, layer.gate.weight, layer.up.weight))
+    state = tg.random.get_state()
+    layer.dropout = nn.Dropout(0.4)
+    np.testing.assert_array_equal(layer.eval()(x).numpy(), whole.numpy())
+    assert tg.random.get_state() == state
+
+
 class Doubled(nn.LayerNorm):
     """What a user may make of a norm."""
 

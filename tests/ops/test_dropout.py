@@ -12,6 +12,7 @@ from tensorgrad import Tensor, backend, philox, random
 from tensorgrad.dtypes import bfloat16, bool_
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.kernels.random import advance
+from tensorgrad.ops.dropout import swiglu_dropout
 from tensorgrad.testing import SIZES, Case, Ulps, check
 
 SHAPES: list[tuple[int, ...]] = [(), (7,), (33, 31), (600, 257), *((3, n) for n in SIZES)]
@@ -142,6 +143,49 @@ def test_a_float32_residual_widens_the_result(
     assert dx.dtype == dtype
     np.testing.assert_array_equal(dx, (dy * kept).astype(dtype))
     np.testing.assert_array_equal(dresidual, dy)
+
+
+@pytest.mark.parametrize("shape", [(1,), (7, 73), (33, 64), (600, 257), (0, 4)])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, bfloat16])
+@pytest.mark.parametrize("layout", ["plain", "transposed", "not aligned"])
+def test_dropout_of_swiglu_has_the_bits_of_both(
+    layout: str, dtype: Any, shape: tuple[int, ...], device: str
+) -> None:
+    def laid_out(array: Any) -> Any:
+        if layout == "transposed":
+            return backend.to_device(np.ascontiguousarray(array.T), device).T
+        if layout == "not aligned":
+            flat = np.concatenate([array.ravel()[:1], array.ravel()])  # of an element more
+            return backend.to_device(flat, device)[len(flat) - array.size :].reshape(shape)
+        return backend.to_device(array, device)
+
+    rng = np.random.default_rng(0)
+    gate, up, dy = (laid_out((3 * rng.standard_normal(shape)).astype(dtype)) for _ in range(3))
+    found: list[list[bytes]] = []
+    for fused in (True, False):
+        random.seed(5)
+        inputs = Tensor(gate, requires_grad=True), Tensor(up, requires_grad=True)
+        y = swiglu_dropout(*inputs, 0.3) if fused else tg.dropout(tg.swiglu(*inputs), 0.3)
+        y.backward(dy)
+        found.append([backend.to_numpy(a).tobytes() for a in (y.data, *(t.grad for t in inputs))])
+    assert found[0] == found[1]
+    random.seed(5)
+    kept = backend.to_numpy(keep_mask(shape, 0.3, like=y.data))
+    np.testing.assert_array_equal(y.numpy() != 0, kept)
+
+
+def test_dropout_of_swiglu_promotes(device: str) -> None:
+    rng = np.random.default_rng(0)
+    arrays = rng.standard_normal((8, 9)).astype("float16"), rng.standard_normal((8, 9), "float32")
+    found = []
+    for fused in (True, False):
+        random.seed(5)
+        gate, up = [Tensor(backend.to_device(a, device), requires_grad=True) for a in arrays]
+        y = swiglu_dropout(gate, up, 0.3) if fused else tg.dropout(tg.swiglu(gate, up), 0.3)
+        assert y.dtype == np.float32
+        y.sum().backward()
+        found.append([backend.to_numpy(a).tobytes() for a in (y.data, gate.grad, up.grad)])
+    assert found[0] == found[1]
 
 
 def test_dropout_add_promotes() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 import tensorgrad
 import tensorgrad as tg
-from tensorgrad import Tensor, amp, backend, no_grad
+from tensorgrad import Tensor, amp, backend, no_grad, philox, random
 from tensorgrad.autograd import on_grad_ready
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.testing import SIZES, Case, Ulps, check
@@ -38,6 +40,24 @@ def feed_forward(x: Any, up: Any, b: Any, down: Any, c: Any, residual: Any = 0) 
 def gated_linear(x: Any, gate: Any, up: Any, b: Any = 0, c: Any = 0) -> Any:
     opened = linear(x, gate, b)
     return opened / (1 + np.exp(-opened)) * linear(x, up, c)
+
+
+def keep_scale(shape: tuple[int, ...]) -> Any:
+    """Return what the first dropout after `random.seed(5)` multiplies with; p is 0.3."""
+    random.seed(5)
+    keep = np.empty(shape, bool)
+    philox.fill_keep(keep, random.next_key(), 0.7)
+    return keep / 0.7
+
+
+def dropped_gated_linear(*arrays: Any) -> Any:
+    y = gated_linear(*arrays)
+    return y * keep_scale(y.shape)
+
+
+def seeded_gated_linear(*tensors: Tensor) -> Tensor:
+    random.seed(5)
+    return tg.gated_linear(*tensors, dropout=0.3)
 
 
 def with_residual(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
@@ -101,6 +121,13 @@ class Terms:
         two, dup, dc = products(abs(dy) * s, x, up)
         return [s * u, one + two, dgate, dup, *[db, dc][: len(biases)]]
 
+    @staticmethod
+    def dropped_gated_linear(*arrays: Any) -> list[Any]:
+        *inputs, dy = arrays
+        scale = keep_scale(dy.shape)
+        y, *gradients = Terms.gated_linear(*inputs, dy * scale)
+        return [y * scale, *gradients]
+
 
 def of_gelu(h: Any, size: Any) -> tuple[Any, Any]:
     """Return what errors of gelu(h) and of its derivative are relative to; `size` is that of h.
@@ -159,6 +186,7 @@ for rows, n in zip(ROWS, (5, 65, 5, 136, 264), strict=True):
         fused(tg.linear_gelu, [rows, (n, k), (n,)], linear_gelu, n),
         fused(tg.feed_forward, [rows, (n, k), (n,), (k, n), (k,), rows], feed_forward, n),
         fused(tg.gated_linear, [rows, (n, k), (n, k), (n,), (n,)], gated_linear, n),
+        fused(seeded_gated_linear, [rows, (n, k), (n, k), (n,), (n,)], dropped_gated_linear, n),
     ]  # fmt: skip
 for size in SIZES:
     for m, n, k in ((size, 5, 7), (3, size, 7), (3, 5, size)):
@@ -266,6 +294,50 @@ def test_a_gated_pair_is_the_two_layers_it_is_made_of() -> None:
         assert tg.gated_linear(*narrow).dtype == bfloat16
 
 
+@pytest.mark.parametrize("sizes", [(3, 8, 40), (40, 24, 264), (33, 7, 65), (0, 8, 16)])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", bfloat16], ids=str)
+def test_dropout_of_a_gated_pair_has_the_bits_of_dropout_after_it(
+    dtype: Any, sizes: tuple[int, int, int], device: str
+) -> None:
+    rows, width, hidden = sizes
+    rng = np.random.default_rng(0)
+    shapes = (rows, width), (hidden, width), (hidden, width), (hidden,), (hidden,), (rows, hidden)
+    *arrays, dy = [
+        backend.to_device(rng.standard_normal(shape).astype(dtype), device) for shape in shapes
+    ]
+    found: list[list[bytes]] = []
+    for fused in (True, False):
+        inputs = [Tensor(array, True) for array in arrays]
+        values = []
+        for context in (nullcontext(), no_grad()):
+            random.seed(6)
+            with context:
+                y = tg.gated_linear(*inputs, dropout=0.4 if fused else 0.0)
+                values.append(y if fused else tg.dropout(y, 0.4))
+            assert random.get_state()["draw"] == 1
+        values[0].backward(dy)
+        found.append([y.numpy().tobytes() for y in values])
+        found[-1] += [backend.to_numpy(each.grad).tobytes() for each in inputs]
+        assert rows == 0 or 0.2 < (values[0].numpy() == 0).mean() < 0.6
+    assert found[0] == found[1]
+
+
+def test_recomputed_dropout_of_a_gated_pair_is_the_same(device: str) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [
+        backend.to_device(rng.standard_normal(shape).astype("float32"), device)
+        for shape in ((40, 24), (72, 24), (72, 24))
+    ]
+    found = []
+    for recomputed in (True, False):
+        random.seed(6)
+        inputs = [Tensor(array, True) for array in arrays]
+        op = partial(tg.gated_linear, dropout=0.4)
+        (tg.checkpoint(op) if recomputed else op)(*inputs).sum().backward()
+        found.append([backend.to_numpy(each.grad).tobytes() for each in inputs])
+    assert found[0] == found[1]
+
+
 def test_weight_gradients_are_added_to_wide_ones_and_hooks_see_the_sum() -> None:
     rng = np.random.default_rng(0)
     x, w = Tensor(rng.standard_normal((5, 4))), Tensor(rng.standard_normal((3, 4)), True)
@@ -315,6 +387,10 @@ def test_gradients_of_biases_are_added_to_what_is_there(
          "linear_gelu: weight has dtype int64, expected a float"),
         (lambda: tg.feed_forward(X, X, None, X, None), ShapeError,
          r"linear: weight has shape \(2, 3\), expected \(out, 2\)"),
+        (lambda: tg.gated_linear(X, X, X, dropout=1.0), ArgumentError,
+         r"gated_linear: dropout is 1\.0, expected 0 <= dropout < 1"),
+        (lambda: tg.gated_linear(X, X, X, dropout="a"),  # type: ignore[arg-type]  # a user may
+         ArgumentError, "gated_linear: dropout is 'a', expected a number"),
         (lambda: tg.gated_linear(None, X, X), DtypeError, "gated_linear: x is a NoneType"),
         (lambda: tg.gated_linear(X, X, np.ones((4, 3))), ShapeError,
          r"gated_linear: up has shape \(4, 3\), expected \(2, 3\) as gate has"),
