@@ -62,7 +62,7 @@ __device__ inline A row_sum(A x, A (*sums)[16], int lanes, int& turn) {
 // dx = rstd * (dx_hat - mean(dx_hat) - x_hat * mean(dx_hat * x_hat)); rms_norm lacks the second
 // term. partials: (gridDim.x, 3, width), dweight, dbias and the sums over rows of dx, each of the
 // block's rows. LANES: threads a row; 0 or 512 where only blockDim says. Shared memory: STAGES, for
-// long rows 2, times 3 * VECTORS * 16 bytes a thread. overlaps: with the next kernel, see overlap.py.
+// long rows 2, times 3 * VECTORS * 16 bytes a thread. overlaps: with the next kernel (overlap.py).
 template <typename T, int VECTORS, int LANES>
 __global__ void __launch_bounds__(THREADS<LANES>, LANES < 512 && sizeof(T) < 8 ? 3 : 1)
 norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, const T* x,
