@@ -21,16 +21,13 @@ from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.device import resident_blocks, shared_memory_per_block
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.reduce import sum_parts_into
-from tensorgrad.kernels.rows import aligned, held, looped
+from tensorgrad.kernels.rows import aligned, held, looped, power_of_two
 from tensorgrad.kernels.structs import number, pointer
 
 _FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"
 _FEW_ROWS = 32  # or fewer, as in a graph: launched to overlap with the kernels around them
 _SHAPES = ((3, 32), (4, 64), (4, 128))  # vectors a thread, threads a row: known to the compiler
-_BACKWARD_SHAPES = ((2, 32), (3, 32), (4, 64), (2, 512))  # as _SHAPES
-# At most in backward, of 128 threads and of more; an H200 holds as many. Each writes partial rows.
-_BLOCKS, _LARGE_BLOCKS = 396, 132
-_STAGES, _LARGE_STAGES = 3, 2  # as in the kernel
+_PROCESSORS = 132  # of an H200, for which backward has blocks; each writes partial rows
 _COLUMN_CHUNKS = 128  # of the rows, where dweight and dbias have a kernel of their own
 
 
@@ -172,20 +169,19 @@ def _backward_rows(
     None for rows that are too long. Cached: the launch is the same from step to step.
     """
     row_bytes = width * dtype.itemsize
-    layout = held(row_bytes, (1, 2, 3, 4), lanes=32, threads=128, most=128)
-    blocks, stages = _BLOCKS, _STAGES
+    layout = held(row_bytes, (1, 2, 3), lanes=32, threads=128, most=32)
     if layout is None:
-        layout = held(row_bytes, (2,), lanes=512, threads=512, most=512)
-        blocks, stages = _LARGE_BLOCKS, _LARGE_STAGES
+        layout = held(row_bytes, (2,), lanes=512, threads=128, most=512)
     if layout is None:
         return None
-    lanes = 512 if stages == _LARGE_STAGES else layout.threads
-    if (layout.vectors, lanes) not in _BACKWARD_SHAPES:
-        lanes = 0
-    shared = stages * 3 * layout.vectors * 16 * layout.threads * layout.groups
+    threads = max(128, power_of_two(layout.threads))
+    lanes = layout.threads if layout.vectors > 1 and layout.threads == 32 else 0
+    shared = (2 if threads == 512 else 3) * 3 * layout.vectors * 16 * layout.threads * layout.groups
     if shared > shared_memory_per_block(device):
         return None
-    kernel = load(_BACKWARD, f"norm_backward_rows<{c_name(dtype)}, {layout.vectors}, {lanes}>")
+    sizes = f"{layout.vectors}, {threads}, {lanes}"
+    kernel = load(_BACKWARD, f"norm_backward_rows<{c_name(dtype)}, {sizes}>")
+    blocks = _PROCESSORS * (3 if layout.vectors == 3 else 512 // threads)
     grid = (min(blocks, *layout.grid(rows)),)
     return kernel, grid, layout.block, number("?", captured), shared
 

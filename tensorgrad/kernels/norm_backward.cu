@@ -31,19 +31,21 @@
 // sums of the row; dx; start loading another. At the end: the partial rows.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
-// where: SHAPE = 1, 0 | 2, 32 | 3, 32 | 4, 64 | 4, 0 | 2, 512
+// where: SHAPE = 1, 128, 0 | 2, 128, 32 | 3, 128, 32 | 2, 128, 0 | 2, 256, 0 | 2, 512, 0
 // instantiate: norm_backward_rows<{TYPE}, {SHAPE}>
 // instantiate: {norm_backward_loop | norm_backward_columns}<{TYPE}>
 #include "norm.cuh"
 #include "overlap.cuh"
 
-constexpr int STAGES = 3;   // rows of a group: one that it works on, others in flight
+// Rows of a group in shared memory: one that it works on, the others in flight.
+template <int THREADS> constexpr int STAGES = THREADS == 512 ? 2 : 3;
 
-// The threads of a block at most: 128, or 512 for long rows, which have 2 vectors a thread.
-template <int LANES> constexpr int THREADS = LANES == 512 ? 512 : 128;
+// Blocks of a multiprocessor: as many as leave each thread the registers it needs.
+template <typename T, int VECTORS, int THREADS>
+constexpr int BACKWARD_BLOCKS = sizeof(T) == 8 ? 1 : (VECTORS == 3 ? 3 : 4) * 128 / THREADS;
 
-// The sum of x over the `lanes` threads of a row, in each of them. Of more than 32, whole warps;
-// sums: 2 x 16 of them, used in turn: so one barrier a call is enough.
+// The sum of x over the `lanes` threads of a row, in each of them; up to 32, or whole warps. sums:
+// of all warps of the block, used in turn: so one barrier a call is enough.
 template <typename A>
 __device__ inline A row_sum(A x, A (*sums)[16], int lanes, int& turn) {
     x = warp_sum(x, min(lanes, 32));
@@ -52,7 +54,7 @@ __device__ inline A row_sum(A x, A (*sums)[16], int lanes, int& turn) {
     A* own = sums[turn] + threadIdx.y * warps;
     turn ^= 1;
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32] = x;
-    __syncthreads();
+    asm volatile("bar.sync %0, %1;" :: "r"(1 + threadIdx.y), "r"(lanes) : "memory");   // of the row
     x = own[0];
     for (int i = 1; i < warps; ++i) x = x + own[i];
     return x;
@@ -61,19 +63,20 @@ __device__ inline A row_sum(A x, A (*sums)[16], int lanes, int& turn) {
 // With dx_hat = dy * weight and x_hat = (x - mean) * rstd:
 // dx = rstd * (dx_hat - mean(dx_hat) - x_hat * mean(dx_hat * x_hat)); rms_norm lacks the second
 // term. partials: (gridDim.x, 3, width), dweight, dbias and the sums over rows of dx, each of the
-// block's rows. LANES: threads a row; 0 or 512 where only blockDim says. Shared memory: STAGES, for
-// long rows 2, times 3 * VECTORS * 16 bytes a thread. overlaps: with the next kernel (overlap.py).
-template <typename T, int VECTORS, int LANES>
-__global__ void __launch_bounds__(THREADS<LANES>, LANES < 512 && sizeof(T) < 8 ? 3 : 1)
+// block's rows. THREADS: of a block, at most. LANES: threads a row; 0 where only blockDim says.
+// Shared memory: STAGES * 3 * VECTORS * 16 bytes a thread. overlaps: with the next kernel (see
+// overlap.py).
+template <typename T, int VECTORS, int THREADS, int LANES>
+__global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<T, VECTORS, THREADS>)
 norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, const T* x,
                    const void* weight, bool weight_wide, const Compute<T>* mean_in,
                    const Compute<T>* rstd_in, long long rows, int width, bool overlaps) {
     using C = Compute<T>;
-    constexpr int WIDTH = VECTOR<T>, DEPTH = LANES == 512 ? STAGES - 1 : STAGES;
+    constexpr int WIDTH = VECTOR<T>, DEPTH = STAGES<THREADS>;
     __shared__ Pair<C> sums[2][16];
     extern __shared__ __align__(16) unsigned char memory[];
-    const int lanes = LANES > 0 && LANES < 512 ? LANES : blockDim.x,
-              threads = LANES > 0 && LANES < 512 ? 128 : blockDim.x * blockDim.y;
+    const int lanes = LANES > 0 ? LANES : blockDim.x,
+              threads = LANES > 0 ? THREADS : blockDim.x * blockDim.y;
     const int vectors = width / WIDTH, groups = threads / lanes, step = gridDim.x * groups;
     wait_for_previous_kernel();
     if (overlaps) start_next_kernel();
@@ -108,27 +111,25 @@ norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, cons
     };
     #pragma unroll
     for (int i = 0; i < DEPTH; ++i) fetch(i);
-    // Load the weights; 4 vectors of 16 bits, for which there are no registers, each time anew.
-    constexpr bool HOLDS = VECTORS < 4 || sizeof(T) > 2;
-    const auto weights_at = [&](int i) {
-        const int v = min(threadIdx.x + i * lanes, vectors - 1);
-        return load_words_cached(static_cast<const T*>(weight) + v * WIDTH);
-    };
-    const bool is_wide = weight_wide && sizeof(T) < sizeof(C);
+    // Load the weights.
+    const bool is_packed = !weight_wide || sizeof(T) == sizeof(C);
     Words packed[VECTORS];
     #pragma unroll
-    for (int i = 0; i < VECTORS; ++i)
-        if (HOLDS && weight != nullptr && !is_wide) packed[i] = weights_at(i);
+    for (int i = 0; i < VECTORS; ++i) {
+        const int v = threadIdx.x + i * lanes;
+        C ones[WIDTH];
+        #pragma unroll
+        for (C& value : ones) value = 1;
+        packed[i] = pack<T>(ones);
+        if (is_packed && weight != nullptr && v < vectors)
+            packed[i] = load_words(static_cast<const T*>(weight) + v * WIDTH);
+    }
     const auto weights_of = [&](int i, C (&to)[WIDTH]) {
-        if (weight == nullptr) {
-            #pragma unroll
-            for (C& value : to) value = 1;
-        } else if (is_wide) {
-            load_wide<T>(to, weight, min(threadIdx.x + i * lanes, vectors - 1) * WIDTH, 1);
-        } else {
-            if (!HOLDS) packed[i] = weights_at(i);
+        if (is_packed) {
             unpack<T>(packed[i], to);
             keep_packed<T>(packed[i]);
+        } else {
+            load_wide<T>(to, weight, min(threadIdx.x + i * lanes, vectors - 1) * WIDTH, 1);
         }
     };
 

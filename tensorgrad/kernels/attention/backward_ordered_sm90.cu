@@ -77,6 +77,17 @@ struct KeyBlock {
     }
 };
 
+// Hides a value from the compiler, which would else compute before the loops what is the same in
+// all steps, and has no registers for it.
+__device__ inline unsigned long long opaque(unsigned long long x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
+__device__ inline int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Call f for each block of keys of this block of threads.
 template <int N, typename F>
 __device__ inline void for_key_blocks(const AttentionSm90Arguments& p, const BackwardTeams& teams,
@@ -186,8 +197,7 @@ __device__ inline void write_parts(OrderedBarriers& barriers, int group, unsigne
 
 // dq_sums: (batch * heads, tiles, GROUPS, PART). turns: (batch * heads, tiles, GROUPS), how many
 // blocks have added; 0 before. sums: see attention_backward_rows. strides: of dk and dv. Tiles of
-// dq that see no key are not written. row_sums: of dq; those of dk and dv follow in each row. Heads
-// of 64 alone: with 128 there are no registers left.
+// dq that see no key are not written.
 template <typename T, int D, int N>
 __global__ void __launch_bounds__(WARPGROUP * (GROUPS + 1), 1)
 attention_backward_ordered(T* __restrict__ dq, T* __restrict__ dk, T* __restrict__ dv,
@@ -199,8 +209,7 @@ attention_backward_ordered(T* __restrict__ dq, T* __restrict__ dk, T* __restrict
                            const __grid_constant__ AttentionSm90Arguments p,
                            const __grid_constant__ BackwardTeams teams, int pitch,
                            const __grid_constant__ Strides dq_strides,
-                           const __grid_constant__ Strides strides,
-                           const __grid_constant__ RowSums row_sums) {
+                           const __grid_constant__ Strides strides) {
     static_assert(D * N == 64 * 128, "parts of dq");
     constexpr int HALVES = D / 64;   // 64 columns each
     constexpr int A_BYTES = 64 * HALVES * SWIZZLE, B_BYTES = N * HALVES * SWIZZLE;
@@ -394,9 +403,6 @@ attention_backward_ordered(T* __restrict__ dq, T* __restrict__ dk, T* __restrict
             for (int h = 0; h < 2; ++h)
                 store_row(to + 8 * h * dq_strides.row, part, h, p.scale,
                           row + 8 * h < p.queries ? p.width - column : 0);
-            if constexpr (D == 64)
-                row_sums.store(part, p.scale, tile.head / p.heads, p.queries,
-                               tile.tile * N + warp_row, tile.head % p.heads * D);
         };
 
         for_key_blocks<N>(p, teams, [&](const KeyBlock& of) {
@@ -509,11 +515,6 @@ attention_backward_ordered(T* __restrict__ dq, T* __restrict__ dk, T* __restrict
                 const int width = t < p.keys ? p.width : 0;
                 store_row(dk + to, sum_k, h, p.scale, width);
                 store_row(dv + to, sum_v, h, 1.0f, width);
-            }
-            if constexpr (D == 64) {
-                const int first = row + warp * 16, column = (p.heads + pair % p.kv_heads) * D;
-                row_sums.store(sum_k, p.scale, batch, p.keys, first, column);
-                row_sums.store(sum_v, 1, batch, p.keys, first, column + p.kv_heads * D);
             }
         });
     }

@@ -53,7 +53,7 @@ __device__ inline int sums_start(const Sequence& of, int batch, int n) {
 // The statistics that backward needs of each query, (heads_total, 2, pitch): its log-sum-exp, times
 // `unit`, and delta = dy . y. Past the last query of a sequence, up to the next multiple of
 // `columns`, they are such that weights and gradients become 0. y: (batch, queries, heads, width).
-// dy: strides in elements. LANES lanes a row.
+// dy: strides in elements. LANES lanes a row, of HEADS heads: more loads under way.
 template <typename T>
 __global__ void __launch_bounds__(256)
 attention_backward_rows(float* __restrict__ sums, const T* __restrict__ y, const T* __restrict__ dy,
@@ -62,33 +62,49 @@ attention_backward_rows(float* __restrict__ sums, const T* __restrict__ y, const
                         const __grid_constant__ AttentionSm90Extras extras, int batches,
                         int columns, int pitch, float unit,
                         const __grid_constant__ Strides dy_strides) {
-    constexpr int LANES = 8;
+    constexpr int LANES = 8, HEADS = 4;
     const int padded = (p.queries + columns - 1) / columns * columns;   // of the longest sequence
-    // A block has 32 rows of a head, the next block those of the next head.
-    const int place = blockIdx.x / p.heads * 32, lane = threadIdx.x % LANES;
-    const int h = blockIdx.x % p.heads, t = place % padded + threadIdx.x / LANES;
+    const int groups = (p.heads + HEADS - 1) / HEADS;   // of heads, which lie side by side
+    // A block has 32 rows of a group, the next block those of the next group.
+    const int place = blockIdx.x / groups * 32, lane = threadIdx.x % LANES;
+    const int first_head = blockIdx.x % groups * HEADS, t = place % padded + threadIdx.x / LANES;
     const int b = place / padded;
     const Sequence of = b < batches ? sequence_of<true>(p, extras, b) : Sequence{0, 0, 0, 0, 0};
     const bool inside = t < of.queries;
-    float sum = 0;
+    y += (((long long)of.batch * p.queries + of.first_query + t) * p.heads + first_head) * p.width;
+    dy += of.batch * dy_strides.batch + first_head * dy_strides.head
+        + (of.first_query + t) * dy_strides.row;
+    float deltas[HEADS] = {};
     for (int d = lane * 8; inside && d < p.width; d += LANES * 8) {
-        const long long place = (long long)of.batch * p.queries + of.first_query + t;
-        const Vec<T> one = load<8>(y + (place * p.heads + h) * p.width + d);
-        const Vec<T> two = load<8>(dy + of.batch * dy_strides.batch + h * dy_strides.head
-                                   + (of.first_query + t) * dy_strides.row + d);
+        Vec<T> one[HEADS], two[HEADS];
         #pragma unroll
-        for (int i = 0; i < 8; ++i) sum += float(one.values[i]) * float(two.values[i]);
+        for (int h = 0; h < HEADS; ++h) {
+            const bool there = first_head + h < p.heads;
+            one[h] = there ? load<8>(y + h * p.width + d) : Vec<T>{};
+            two[h] = there ? load<8>(dy + h * dy_strides.head + d) : Vec<T>{};
+        }
+        #pragma unroll
+        for (int h = 0; h < HEADS; ++h)
+            #pragma unroll
+            for (int i = 0; i < 8; ++i)
+                deltas[h] += float(one[h].values[i]) * float(two[h].values[i]);
     }
+    float delta = 0;   // of head first_head + lane
     #pragma unroll
-    for (int offset = LANES / 2; offset > 0; offset /= 2)
-        sum += __shfl_xor_sync(0xffffffff, sum, offset);
-    if (lane == 0 && t < (of.queries + columns - 1) / columns * columns) {
-        const long long head = (long long)of.batch * p.heads + h;
+    for (int h = 0; h < HEADS; ++h) {
+        #pragma unroll
+        for (int offset = LANES / 2; offset > 0; offset /= 2)
+            deltas[h] += __shfl_xor_sync(0xffffffff, deltas[h], offset);
+        if (lane == h) delta = deltas[h];
+    }
+    const bool is_head = lane < HEADS && first_head + lane < p.heads;
+    if (is_head && t < (of.queries + columns - 1) / columns * columns) {
+        const long long head = (long long)of.batch * p.heads + first_head + lane;
         const int first = extras.query_starts == nullptr ? 0 : sums_start(of, b, columns);
         float* to = sums + 2 * head * pitch + first + t;
         to[0] = inside ? logsumexp[head * extras.length + of.first_query + t] * unit
                        : infinity<float>();
-        to[pitch] = sum;
+        to[pitch] = delta;
     }
 }
 

@@ -7,17 +7,6 @@
 // What the launch gives each block, less what it takes to align the tiles.
 constexpr int TILE_BYTES = 226 * 1024 - 1024;
 
-// Hides a value from the compiler, which would else compute before the loops what is the same in
-// all steps, and has no registers for it.
-__device__ inline unsigned long long opaque(unsigned long long x) {
-    asm volatile("" : "+l"(x));
-    return x;
-}
-__device__ inline int opaque(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 // Store row h of a thread, scaled. The lanes of a quad exchange words until each has 8 neighbouring
 // columns: 16-byte stores, of the first `width` columns.
 template <typename T, int N>
@@ -66,7 +55,7 @@ struct RowSums {
                           int column) const {
         if (first == nullptr || row >= length) return;
         const int part = batch * ((length + 15) / 16) + row / 16;
-        const int lane = opaque(int(threadIdx.x)) % 32;
+        const int lane = threadIdx.x % 32;
         const bool above = row + x.row_of(0, lane) < length, below = row + x.row_of(1, lane) < length;
         float* to = first + (long long)part * pitch + column + (lane / 16 * 2 + lane / 8 % 2) * 8
                   + lane % 4 * 2;

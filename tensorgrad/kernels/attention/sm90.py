@@ -61,6 +61,7 @@ _QUERIES_TILES: tuple[_Tiles, _Tiles] = (
 # Of the kernel with ordered sums: queries of a tile by head width; a block has 128 keys.
 _ORDERED_TILES = {64: 128, 128: 64}
 _ORDERED_KEYS, _PARTS, _PART = 128, 2, 4096
+_HEADS = 4  # of a block of attention_backward_rows
 _SUMMED_WIDTH = 64  # of heads for which backward sums up rows of the gradients
 _STREAMED = 32 * 2**20  # bytes that stay in the L2 cache
 _BOTH_GRADIENTS = (128, 64)  # the widest heads of which registers hold both dk and dv
@@ -108,7 +109,7 @@ def backward(
     dq, dk, dv = gradients
     geometry = _geometry(q, k, options)
     if geometry.ordered is not None:
-        _backward_ordered(geometry, (q, k, v), y, dy, logsumexp, gradients, row_sums)
+        _backward_ordered(geometry, (q, k, v), y, dy, logsumexp, gradients)
         return
     sums = backend.empty((*q.shape[:2], 2, geometry.pitch), float32, like=q)
     kernel, grid, block, columns, struct = geometry.backward_rows
@@ -132,7 +133,8 @@ def row_sums_for(arrays: Arrays, options: AttentionOptions) -> Array | None:
     """
     q, k, _ = arrays
     batch, heads, length, width = q.shape
-    if width != _SUMMED_WIDTH or k.shape[2] != length or _geometry(q, k, options).extras:
+    geometry = _geometry(q, k, options)
+    if width != _SUMMED_WIDTH or k.shape[2] != length or geometry.extras or geometry.ordered:
         return None
     columns = (heads + 2 * k.shape[1]) * width
     return backend.empty((batch * -(-length // 16), columns), float32, like=q)
@@ -147,9 +149,8 @@ def _row_sums(array: Array | None, heads: int, kv_heads: int) -> list[Any]:
 
 
 def _backward_ordered(
-    geometry: _Geometry, arrays: Arrays, y: Array, dy: Array, logsumexp: Array, gradients: Arrays,
-    row_sums: Array | None,
-) -> None:  # fmt: skip
+    geometry: _Geometry, arrays: Arrays, y: Array, dy: Array, logsumexp: Array, gradients: Arrays
+) -> None:
     """Write the gradients with one kernel, which adds the parts of dq in a fixed order."""
     plan = geometry.ordered
     assert plan is not None
@@ -162,17 +163,16 @@ def _backward_ordered(
 
     rest = (number("i4", len(q)), rows, pitch, number("f4", 1 / math.log(2)), _strides(dy))
     load(_BACKWARD, f"attention_backward_rows<{name}>")(
-        (q.shape[0] * q.shape[1] * plan.pitch // 32,),
+        (len(q) * -(-q.shape[1] // _HEADS) * plan.pitch // 32,),
         (256,),
         (sums, y, dy, logsumexp, plan.struct, _no_extras(q.shape[2], plan.rows), *rest),
     )
     maps = (_boxes(k), _boxes(v), _boxes(q, plan.rows), _boxes(dy, plan.rows))
     results, strides = (dq, dk, dv, dq_sums, turns), (_strides(dq), _strides(dk))
-    rows_of_sums = _row_sums(row_sums, q.shape[1], k.shape[1])[0]
     plan.kernel(
         (plan.grid,),
         (3 * _WARPGROUP,),
-        (*results, sums, *maps, plan.struct, plan.teams, pitch, *strides, rows_of_sums),
+        (*results, sums, *maps, plan.struct, plan.teams, pitch, *strides),
         _SHARED,
     )
     blind = q.shape[2] - k.shape[2]  # causal: how many first queries see no key
@@ -258,7 +258,7 @@ class _Geometry:
     def backward_rows(self) -> _TileLaunch:
         """The kernel for the statistics of each query, padded to tiles of `backward_keys`."""
         kernel = load(_BACKWARD, f"attention_backward_rows<{c_name(self.dtype)}>")
-        blocks = -(-self.batch * self.heads * self.padded * 8 // 256)
+        blocks = self.batch * -(-self.heads // _HEADS) * -(-self.padded // 32)
         return _TileLaunch(kernel, (blocks,), (256,), self._tiles(_KEYS_TILES)[2], self._struct())
 
     @cached_property
