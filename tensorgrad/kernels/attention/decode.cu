@@ -257,13 +257,14 @@ decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
             }
     };
     // Load the first tile, before the wait where the block appends nothing there, and bring the
-    // second into L2; rotate the queries and append to the cache.
+    // second into L2, or else the first; rotate the queries and append to the cache.
     int first = own.from + warp * TILE;
     const bool early = first + TILE <= own.place;
-    if (lane < TILE && first + STEP + lane < own.to)
+    const int later = first + lane + (early ? STEP : 0);
+    if (lane < TILE && later < own.to)
         for (int e = 0; e < p.width; e += 64) {
-            prefetch_to_l2(keys + ((first + STEP + lane) * p.key_at.key + e));
-            prefetch_to_l2(values + ((first + STEP + lane) * p.value_at.key + e));
+            prefetch_to_l2(keys + (later * p.key_at.key + e));
+            prefetch_to_l2(values + (later * p.value_at.key + e));
         }
     #pragma unroll 1
     for (int turn = 0; turn < 2; ++turn) {
