@@ -11,6 +11,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor, backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import DtypeError, ShapeError
+from tensorgrad.kernels.attention import decode
 from tensorgrad.ops.decode import attend
 
 TOLERANCES = {"float64": 1e-12, "float32": 2e-5, "float16": 5e-3, "bfloat16": 4e-2}
@@ -102,7 +103,31 @@ def test_long_caches_are_split_and_joined(
     width: int, heads: tuple[int, int], window: int | None
 ) -> None:
     for dtype in ("float32", bfloat16):
-        compare(inputs((3, *heads, width, 1111), dtype, "cuda"), window=window)
+        for steps in (1000, 1111):  # by 8 warps and by 4
+            compare(inputs((3, *heads, width, steps), dtype, "cuda"), window=window)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", bfloat16], ids=str)
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("heads", [2, 200])  # by 8 warps and by 4
+def test_the_newest_key_may_be_anywhere_in_a_tile(heads: int, width: int, dtype: Any) -> None:
+    given = inputs((1, heads, heads, width, 300), dtype, "cuda")
+    for length in (0, 1, 15, 16, 31, 32, 63, 64, 127, 128, 129, 255, 256, 257, 299):
+        given["lengths"][...] = length
+        for name in ("keys", "values"):
+            values = np.random.default_rng(length).standard_normal(given[name].shape)
+            values[:, :, length:] = np.nan
+            given[name] = backend.to_device(values.astype(dtype), "cuda")
+        compare(given)
+
+
+def test_few_heads_and_short_caches_take_more_warps() -> None:
+    def warps(batch: int, heads: int, seen: int, plain: bool = False) -> int:
+        return decode._split(batch, heads, heads, seen, 64, plain).warps
+
+    assert warps(1, 25, 512) == warps(4, 25, 1024) == 8
+    assert warps(1, 25, 1025) == warps(6, 25, 512) == warps(1, 25, 512, plain=True) == 4
 
 
 def test_views_with_strides_are_read_and_written_in_place(device: str) -> None:

@@ -27,14 +27,13 @@
 // flash-decoding does).
 //
 // where: FLOAT = float | __half | __nv_bfloat16
-// instantiate: decode_attention<{__half | __nv_bfloat16}, {1 | 2}>
+// instantiate: decode_attention<{__half | __nv_bfloat16}, {1 | 2}, {4 | 8}>
 // instantiate: decode_attention_plain<{FLOAT}>
 #include "ampere.cuh"
 #include "exp.cuh"
 #include "overlap.cuh"
 #include "reduce.cuh"
 
-constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr int LEAST = 3;   // steps of a split: fewer cost less than merging it
 constexpr float LOWEST = -3e38f;   // finite, so that no difference of two is NaN
 
@@ -86,7 +85,7 @@ __device__ inline T rotated(const T* head, int i, const DecodeAttentionArguments
 
 // The block's queries, rotated, zeros where there are none. The block that has the newest position
 // appends its key and value to the cache, of which keys and values are the block's.
-template <typename T, int MOST, int WIDTH>
+template <int THREADS, typename T, int MOST, int WIDTH>
 __device__ inline void load_queries(T (&queries)[MOST][WIDTH], T* keys, T* values, const T* qkv,
                                     const float* cosines, const float* sines,
                                     const DecodeAttentionArguments& p, const KeySplit<MOST>& own) {
@@ -119,11 +118,12 @@ struct SoftmaxPartial {
 // Merge the warps: `outputs`, their sums of weighted values, and `sums`. Then, where there are
 // several splits, merge these: parts, (sequences, heads, splits, width), and part_softmax. N
 // elements at a time. arrived: 0 for each (y, z) of the grid, and 0 after.
-template <int N, typename T, int MOST, int WIDTH>
+template <int N, typename T, int WARPS, int MOST, int WIDTH>
 __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_softmax,
                                     unsigned* arrived, const float (&outputs)[WARPS][MOST][WIDTH],
                                     const SoftmaxPartial (&sums)[WARPS][MOST],
                                     const DecodeAttentionArguments& p, const KeySplit<MOST>& own) {
+    constexpr int THREADS = 32 * WARPS;
     __shared__ bool last;
     const int splits = gridDim.x, across = p.width / N, items = own.count * across;
     const long long first = own.sequence * (long long)p.heads + own.head;
@@ -208,9 +208,10 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
 // TILE keys in turn. Thread t of quad g has query head g, and of 8 keys it loads 8 neighbouring
 // elements of key g, from 8 t on, and so on: the order of both operands of the scores. Of 4 keys it
 // has 8 neighbouring elements of the values, from 8 g on: mma then gives 8 neighbouring elements of
-// the results of heads 2 t and 2 t + 1.
-template <typename T, int CHUNKS>
-__global__ void __launch_bounds__(THREADS, 3)
+// the results of heads 2 t and 2 t + 1. Eight warps are for short caches, of which they take twice
+// as many keys at a time, and for grids that leave each block a multiprocessor of its own.
+template <typename T, int CHUNKS, int WARPS>
+__global__ void __launch_bounds__(32 * WARPS, WARPS == 4 ? 3 : 1)
 decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
                  SoftmaxPartial* part_softmax, unsigned* arrived, const int* lengths,
                  const float* __restrict__ cosines, const float* __restrict__ sines,
@@ -273,7 +274,7 @@ decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
             load_values(first);
         } else {
             wait_for_previous_kernel();
-            load_queries(queries, keys, values, qkv, cosines, sines, p, own);
+            load_queries<32 * WARPS>(queries, keys, values, qkv, cosines, sines, p, own);
             asm volatile("barrier.sync 0;" ::: "memory");
         }
     }
@@ -363,6 +364,7 @@ decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
 
 constexpr int PART = 8;       // elements of a head that a thread holds
 constexpr int TOGETHER = 4;   // keys that it loads at a time
+constexpr int WARPS = 4, THREADS = 32 * WARPS;
 
 // PART elements, of which `count` exist; in as few accesses as `aligned` allows.
 template <typename T>
@@ -397,7 +399,7 @@ decode_attention_plain(T* y, T* keys, T* values, const T* qkv, float* parts,
     keys += own.sequence * p.key_at.sequence + own.group * p.key_at.head;
     values += own.sequence * p.value_at.sequence + own.group * p.value_at.head;
     // Rotate the queries and append to the cache.
-    load_queries(queries, keys, values, qkv, cosines, sines, p, own);
+    load_queries<THREADS>(queries, keys, values, qkv, cosines, sines, p, own);
     __syncthreads();   // what a block has written to memory, its own threads read
 
     const int place = threadIdx.x / lanes, element = threadIdx.x % lanes * PART;

@@ -18,7 +18,8 @@ from tensorgrad.kernels.rows import power_of_two
 from tensorgrad.kernels.structs import NULL, DecodeAttentionArguments, by_value
 
 _FILE = "attention/decode.cu"
-_PART, _TOGETHER, _THREADS, _LEAST = 8, 4, 128, 3  # as in the kernels
+_PART, _TOGETHER, _THREADS, _LEAST = 8, 4, 128, 3  # as in the kernels; threads of four warps
+_SHORT = 1024  # keys: of caches that eight warps take
 _PROCESSORS = 132  # of an H200; results do not depend on the chip
 
 
@@ -65,23 +66,27 @@ def forward(
         y, keys, values, qkv, parts, sums, arrived, lengths, cosines, sines, by_value(sizes),
     )  # fmt: skip
     name = c_name(qkv.dtype)
-    kernel = f"decode_attention<{name}, {-(-width // 64)}>"
+    kernel = f"decode_attention<{name}, {-(-width // 64)}, {split.warps}>"
     if plain:
         kernel = f"decode_attention_plain<{name}>"
         arguments = (*arguments, np.int32(split.lanes), np.int32(aligned))
     overlap.launch(
-        load(_FILE, kernel), (split.splits, split.across, batch), (_THREADS,), arguments,
+        load(_FILE, kernel), (split.splits, split.across, batch), (32 * split.warps,), arguments,
         early=(*(angles or ()), lengths, keys, values), writes=(y, keys, values),
         starts_next_at_once=True,
     )  # fmt: skip
 
 
 class _GridOfSplits(NamedTuple):
-    """How attention is split among blocks (split-K): the grid, and threads that share a key."""
+    """How attention is split among blocks (split-K).
+
+    The grid, threads that share a key in the plain kernel, and warps of a block.
+    """
 
     splits: int
     across: int
     lanes: int
+    warps: int
 
 
 @lru_cache(maxsize=1024)
@@ -95,8 +100,11 @@ def _split(
     if plain:
         most, step, busy = 4, _THREADS // lanes * _TOGETHER, 3
     across = kv_heads * -(-heads // kv_heads // most)
+    warps = 4
+    if not plain and seen <= _SHORT and batch * across <= _PROCESSORS:
+        warps, step, busy = 8, 2 * step, 1
     splits = _splits(batch * across, -(-seen // (_LEAST * step)), _PROCESSORS * busy)
-    return _GridOfSplits(splits, across, lanes)
+    return _GridOfSplits(splits, across, lanes, warps)
 
 
 def _splits(pairs: int, most: int, blocks: int) -> int:
