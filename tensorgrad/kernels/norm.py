@@ -169,7 +169,7 @@ def _backward_rows(
     None for rows that are too long. Cached: the launch is the same from step to step.
     """
     row_bytes = width * dtype.itemsize
-    layout = held(row_bytes, (1, 2, 3), lanes=32, threads=128, most=32)
+    layout = held(row_bytes, (1, 2, 3, 4, 5), lanes=32, threads=128, most=32)
     if layout is None:
         layout = held(row_bytes, (2,), lanes=512, threads=128, most=512)
     if layout is None:
@@ -181,7 +181,7 @@ def _backward_rows(
         return None
     sizes = f"{layout.vectors}, {threads}, {lanes}"
     kernel = load(_BACKWARD, f"norm_backward_rows<{c_name(dtype)}, {sizes}>")
-    blocks = _PROCESSORS * (3 if layout.vectors == 3 else 512 // threads)
+    blocks = _PROCESSORS * ({3: 3, 4: 2, 5: 2}.get(layout.vectors, 4) * 128 // threads)
     grid = (min(blocks, *layout.grid(rows)),)
     return kernel, grid, layout.block, number("?", captured), shared
 

@@ -31,7 +31,7 @@
 // sums of the row; dx; start loading another. At the end: the partial rows.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
-// where: SHAPE = 1, 128, 0 | 2, 128, 32 | 3, 128, 32 | 2, 128, 0 | 2, 256, 0 | 2, 512, 0
+// where: SHAPE = 1, 128, 0 | {2 | 3 | 4 | 5}, 128, 32 | 2, {128 | 256 | 512}, 0
 // instantiate: norm_backward_rows<{TYPE}, {SHAPE}>
 // instantiate: {norm_backward_loop | norm_backward_columns}<{TYPE}>
 #include "norm.cuh"
@@ -42,7 +42,8 @@ template <int THREADS> constexpr int STAGES = THREADS == 512 ? 2 : 3;
 
 // Blocks of a multiprocessor: as many as leave each thread the registers it needs.
 template <typename T, int VECTORS, int THREADS>
-constexpr int BACKWARD_BLOCKS = sizeof(T) == 8 ? 1 : (VECTORS == 3 ? 3 : 4) * 128 / THREADS;
+constexpr int BACKWARD_BLOCKS =
+    sizeof(T) == 8 ? 1 : (VECTORS > 3 ? 2 : VECTORS == 3 ? 3 : 4) * 128 / THREADS;
 
 // The sum of x over the `lanes` threads of a row, in each of them; up to 32, or whole warps. sums:
 // of all warps of the block, used in turn: so one barrier a call is enough.

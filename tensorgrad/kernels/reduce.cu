@@ -153,32 +153,28 @@ reduce_rows_block(typename Op::Out* __restrict__ y, const typename Op::In* __res
 
 // first, second: (columns,) each, written with =, or with += where that is said. parts: (count,
 // pitch), of which a row begins with a part of first, then one of second. overlaps: with the next
-// kernel. A block has 8 x 128 threads and 8 columns, of second where blockIdx.y is 1: few, so that
-// many blocks share what is read.
+// kernel. A block has 32 x 32 threads and 32 columns, of second where blockIdx.y is 1.
 template <typename C>
 __global__ void __launch_bounds__(1024)
 sum_parts(C* first, bool add_first, C* second, bool add_second, const C* parts, int columns,
           int count, long long pitch, bool overlaps) {
-    __shared__ C sums[8][129];
+    __shared__ C sums[32][33];
     wait_for_previous_kernel();
     if (overlaps) start_next_kernel();
     // Sums of a thread.
-    const int column = blockIdx.x * 8 + threadIdx.x;
+    const int column = blockIdx.x * 32 + threadIdx.x;
     parts += blockIdx.y * columns + column;
     C sum = 0;
     if (column < columns) {
-        #pragma unroll 4
-        for (int i = threadIdx.y; i < count; i += 128) sum += parts[i * pitch];
+        #pragma unroll 8
+        for (int i = threadIdx.y; i < count; i += 32) sum += parts[i * pitch];
     }
-    sums[threadIdx.x][threadIdx.y] = sum;
+    sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
-    // Sums of columns, one a warp.
-    const int warp = threadIdx.y / 4, lane = threadIdx.y % 4 * 8 + threadIdx.x;
-    const int own = blockIdx.x * 8 + warp;
-    if (warp >= 8 || own >= columns) return;
-    const C* of = sums[warp] + lane;
-    sum = warp_sum((of[0] + of[32]) + (of[64] + of[96]));
-    if (lane > 0) return;
+    // Sums of columns: warp y has column y.
+    sum = warp_sum(sums[threadIdx.x][threadIdx.y]);
+    const int own = blockIdx.x * 32 + threadIdx.y;
+    if (threadIdx.x > 0 || own >= columns) return;
     C& out = (blockIdx.y ? second : first)[own];
     out = (blockIdx.y ? add_second : add_first) ? out + sum : sum;
 }

@@ -93,8 +93,8 @@ def sum_parts_into(totals: Sequence[tuple[Array, bool]], parts: Array) -> None:
     columns, pitch = number("i4", first.size), parts.strides[0] // parts.itemsize
     overlap.launch_in_graph(
         load("reduce.cu", f"sum_parts<{c_name(parts.dtype)}>"),
-        (-(-first.size // 8), len(totals)),
-        (8, 128),
+        (-(-first.size // 32), len(totals)),
+        (32, 32),
         (first, number("?", add_first), second, number("?", add_second), parts, columns,
          number("i4", len(parts)), number("i8", pitch), number("?", is_capturing())),
         writes=(first, second),

@@ -56,7 +56,8 @@ struct RowSums {
         if (first == nullptr || row >= length) return;
         const int part = batch * ((length + 15) / 16) + row / 16;
         const int lane = threadIdx.x % 32;
-        const bool above = row + x.row_of(0, lane) < length, below = row + x.row_of(1, lane) < length;
+        const bool above = row + x.row_of(0, lane) < length,
+                   below = row + x.row_of(1, lane) < length;
         float* to = first + (long long)part * pitch + column + (lane / 16 * 2 + lane / 8 % 2) * 8
                   + lane % 4 * 2;
         #pragma unroll
