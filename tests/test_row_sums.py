@@ -67,7 +67,7 @@ def test_a_gradient_that_a_leaf_holds_has_none() -> None:
     x = Tensor(np.ones((2, 3)), requires_grad=True)
     summed(x).sum().backward()
     assert x.grad is not None
-    assert row_sums_of(x.grad) is None  # the user may modify it, and go on from it
+    assert row_sums_of(x.grad) is None  # the user may modify it before another backward
 
 
 def test_a_gradient_that_a_function_returns_has_none() -> None:
@@ -131,7 +131,7 @@ def test_norms_add_up_the_rows_of_their_gradient(
     bias, scale = on_gpu(rng, width, dtype=dtype), on_gpu(rng, width, dtype=dtype)
     residual = on_gpu(rng, 1, rows, width, dtype=dtype).detach()
     itemsize = np.dtype(dtype).itemsize
-    is_kept = width * itemsize % 16 == 0 and width * itemsize <= 16384
+    is_kept = width * itemsize % 16 == 0 and width * itemsize <= 4096
 
     def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         added, normed = tg.add_layer_norm(tg.linear(x, weight, bias), residual, scale)

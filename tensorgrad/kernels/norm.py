@@ -21,13 +21,15 @@ from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.device import resident_blocks, shared_memory_per_block
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.reduce import sum_parts_into
-from tensorgrad.kernels.rows import aligned, held, looped, power_of_two
+from tensorgrad.kernels.rows import aligned, held, looped
 from tensorgrad.kernels.structs import number, pointer
 
 _FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"
 _FEW_ROWS = 32  # or fewer, as in a graph: launched to overlap with the kernels around them
 _SHAPES = ((3, 32), (4, 64), (4, 128))  # vectors a thread, threads a row: known to the compiler
 _PROCESSORS = 132  # of an H200, for which backward has blocks; each writes partial rows
+_STAGES, _LONG_STAGES = 3, 2  # as in the kernels
+_WITH_DX = 3  # sums of a partial row with those of dx; else 2
 _COLUMN_CHUNKS = 128  # of the rows, where dweight and dbias have a kernel of their own
 
 
@@ -139,15 +141,19 @@ def backward(
     sizes = (number("i8", rows), number("i4", width))
     launch, partials = None, None
     if dx is not None and aligned(width, x, dy, dsum, dx, weight):
-        launch = _backward_rows(x.dtype, rows, width, x.device.id, is_capturing())
+        launch = _backward_rows(x.dtype, rows, width, x.device.id)
     if launch is not None:  # all gradients in one pass
-        kernel, grid, block, overlaps, shared = launch
-        partials = backend.empty((*grid, 3, width), rstd.dtype, like=x)
-        overlap.launch_in_graph(
-            kernel, grid, block, (dx, partials, *arrays, *sizes, overlaps), shared,
-            writes=(dx, partials),
-        )  # fmt: skip
-        keep_row_sums(dx, partials[:, 2])
+        kernel, grid, block, shared, sums = launch
+        partials = backend.empty((*grid, sums, width), rstd.dtype, like=x)
+        arguments = (dx, partials, *arrays, *sizes)
+        if sums == _WITH_DX:
+            overlap.launch_in_graph(
+                kernel, grid, block, (*arguments, number("?", is_capturing())), shared,
+                writes=(dx, partials),
+            )  # fmt: skip
+            keep_row_sums(dx, partials[:, 2])
+        else:
+            kernel(grid, block, arguments, shared)
     else:
         if dx is not None:
             loop = looped(width)
@@ -161,29 +167,31 @@ def backward(
 
 
 @lru_cache(maxsize=4096)
-def _backward_rows(
-    dtype: Dtype, rows: int, width: int, device: int, captured: bool
-) -> tuple[Any, ...] | None:
-    """Return kernel, grid, block, whether it overlaps, and bytes of shared memory.
+def _backward_rows(dtype: Dtype, rows: int, width: int, device: int) -> tuple[Any, ...] | None:
+    """Return kernel, grid, block, bytes of shared memory, and how many sums partial rows have.
 
     None for rows that are too long. Cached: the launch is the same from step to step.
     """
     row_bytes = width * dtype.itemsize
     layout = held(row_bytes, (1, 2, 3, 4, 5), lanes=32, threads=128, most=32)
     if layout is None:
-        layout = held(row_bytes, (2,), lanes=512, threads=128, most=512)
-    if layout is None:
-        return None
-    threads = max(128, power_of_two(layout.threads))
-    lanes = layout.threads if layout.vectors > 1 and layout.threads == 32 else 0
-    shared = (2 if threads == 512 else 3) * 3 * layout.vectors * 16 * layout.threads * layout.groups
+        layout = held(row_bytes, (2,), lanes=128, threads=128, most=128)
+    if layout is not None:
+        lanes = 32 if layout.vectors > 1 and layout.threads == 32 else 0
+        name = f"norm_backward_rows<{c_name(dtype)}, {layout.vectors}, {lanes}>"
+        blocks = _PROCESSORS * {3: 3, 4: 2, 5: 2}.get(layout.vectors, 4)
+        staged, sums = _STAGES * 3, _WITH_DX
+    else:
+        layout = held(row_bytes, (1, 2), lanes=512, threads=512, most=512)
+        if layout is None:
+            return None
+        name = f"norm_backward_long<{c_name(dtype)}, {layout.vectors}>"
+        blocks, staged, sums = _PROCESSORS * 2, _LONG_STAGES * 2, 2
+    shared = staged * layout.vectors * 16 * layout.threads * layout.groups
     if shared > shared_memory_per_block(device):
         return None
-    sizes = f"{layout.vectors}, {threads}, {lanes}"
-    kernel = load(_BACKWARD, f"norm_backward_rows<{c_name(dtype)}, {sizes}>")
-    blocks = _PROCESSORS * ({3: 3, 4: 2, 5: 2}.get(layout.vectors, 4) * 128 // threads)
     grid = (min(blocks, *layout.grid(rows)),)
-    return kernel, grid, layout.block, number("?", captured), shared
+    return load(_BACKWARD, name), grid, layout.block, shared, sums
 
 
 def _parameters(partials: Array, needs: Sequence[Any]) -> tuple[Array | None, Array | None]:

@@ -4,14 +4,15 @@
 //   norm_backward_rows     x and dy are read once, dx is written once; sums for dweight and dbias,
 //                          and over rows of dx, stay in registers for all rows of a block: one
 //                          partial row
+//   norm_backward_long     the same of longer rows, without the sums of dx
 //   norm_backward_loop     any width and alignment: dx alone, x and dy are read twice
 //   norm_backward_columns  any width and alignment: the partial rows, x and dy are read again
 //
 // sum_parts in reduce.cu adds up the partial rows. The sum over rows of dx is the gradient of a
 // bias that was added to x, or to what was added to it.
 //
-// norm_backward_rows moves 3 * sizeof(T) bytes an element (4 with the gradient of a sum) and wants
-// rows of whole, aligned 16-byte vectors. All results are written with =. Launched by
+// These two move 3 * sizeof(T) bytes an element (4 with the gradient of a sum) and want rows of
+// whole, aligned 16-byte vectors. All results are written with =. Launched by
 // kernels/norm.py.
 //
 // The naive kernel, a thread for row r (dweight and dbias: a thread for column j, over all r):
@@ -31,19 +32,19 @@
 // sums of the row; dx; start loading another. At the end: the partial rows.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
-// where: SHAPE = 1, 128, 0 | {2 | 3 | 4 | 5}, 128, 32 | 2, {128 | 256 | 512}, 0
+// where: SHAPE = 1, 0 | {2 | 3 | 4 | 5}, 32 | 2, 0
 // instantiate: norm_backward_rows<{TYPE}, {SHAPE}>
+// instantiate: norm_backward_long<{TYPE}, {1 | 2}>
 // instantiate: {norm_backward_loop | norm_backward_columns}<{TYPE}>
 #include "norm.cuh"
 #include "overlap.cuh"
 
-// Rows of a group in shared memory: one that it works on, the others in flight.
-template <int THREADS> constexpr int STAGES = THREADS == 512 ? 2 : 3;
+// Threads of a block, and rows of a group in shared memory: one that it works on, others in flight.
+constexpr int THREADS = 128, STAGES = 3;
 
 // Blocks of a multiprocessor: as many as leave each thread the registers it needs.
-template <typename T, int VECTORS, int THREADS>
-constexpr int BACKWARD_BLOCKS =
-    sizeof(T) == 8 ? 1 : (VECTORS > 3 ? 2 : VECTORS == 3 ? 3 : 4) * 128 / THREADS;
+template <typename T, int VECTORS>
+constexpr int BACKWARD_BLOCKS = sizeof(T) == 8 ? 1 : VECTORS > 3 ? 2 : VECTORS == 3 ? 3 : 4;
 
 // The sum of x over the `lanes` threads of a row, in each of them; up to 32, or whole warps. sums:
 // of all warps of the block, used in turn: so one barrier a call is enough.
@@ -64,16 +65,15 @@ __device__ inline A row_sum(A x, A (*sums)[16], int lanes, int& turn) {
 // With dx_hat = dy * weight and x_hat = (x - mean) * rstd:
 // dx = rstd * (dx_hat - mean(dx_hat) - x_hat * mean(dx_hat * x_hat)); rms_norm lacks the second
 // term. partials: (gridDim.x, 3, width), dweight, dbias and the sums over rows of dx, each of the
-// block's rows. THREADS: of a block, at most. LANES: threads a row; 0 where only blockDim says.
-// Shared memory: STAGES * 3 * VECTORS * 16 bytes a thread. overlaps: with the next kernel (see
-// overlap.py).
-template <typename T, int VECTORS, int THREADS, int LANES>
-__global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<T, VECTORS, THREADS>)
+// block's rows. LANES: threads a row; 0 where only blockDim says. Shared memory: STAGES * 3 *
+// VECTORS * 16 bytes a thread. overlaps: with the next kernel (overlap.py).
+template <typename T, int VECTORS, int LANES>
+__global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<T, VECTORS>)
 norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, const T* x,
                    const void* weight, bool weight_wide, const Compute<T>* mean_in,
                    const Compute<T>* rstd_in, long long rows, int width, bool overlaps) {
     using C = Compute<T>;
-    constexpr int WIDTH = VECTOR<T>, DEPTH = STAGES<THREADS>;
+    constexpr int WIDTH = VECTOR<T>;
     __shared__ Pair<C> sums[2][16];
     extern __shared__ __align__(16) unsigned char memory[];
     const int lanes = LANES > 0 ? LANES : blockDim.x,
@@ -89,7 +89,7 @@ norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, cons
     };
     long long row = blockIdx.x * (long long)groups + threadIdx.y, next = row;
     long long here = row * width + threadIdx.x * WIDTH, ahead = here;
-    C means[DEPTH], rstds[DEPTH];
+    C means[STAGES], rstds[STAGES];
     const auto fetch = [&](int slot) {   // beyond the last row, zeros, which add nothing
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
@@ -101,17 +101,17 @@ norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, cons
         }
         cp_async_commit();
         #pragma unroll
-        for (int j = 1; j < DEPTH; ++j) {
+        for (int j = 1; j < STAGES; ++j) {
             means[j - 1] = means[j];
             rstds[j - 1] = rstds[j];
         }
-        means[DEPTH - 1] = next < rows && mean_in != nullptr ? mean_in[next] : C(0);
-        rstds[DEPTH - 1] = next < rows ? rstd_in[next] : C(0);
+        means[STAGES - 1] = next < rows && mean_in != nullptr ? mean_in[next] : C(0);
+        rstds[STAGES - 1] = next < rows ? rstd_in[next] : C(0);
         next += step;
         ahead += step * (long long)width;
     };
     #pragma unroll
-    for (int i = 0; i < DEPTH; ++i) fetch(i);
+    for (int i = 0; i < STAGES; ++i) fetch(i);
     // Load the weights.
     const bool is_packed = !weight_wide || sizeof(T) == sizeof(C);
     Words packed[VECTORS];
@@ -139,7 +139,7 @@ norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, cons
     int slot = 0, turn = 0;
     while (row - threadIdx.y < rows) {
         // Wait for a row.
-        cp_async_wait<DEPTH - 1>();
+        cp_async_wait<STAGES - 1>();
         const C mean = means[0], rstd = rstds[0];
 
         // Sums of the row: of dx_hat, and of dx_hat * (x - mean).
@@ -185,7 +185,7 @@ norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, cons
         }
         // Start loading another row.
         fetch(slot);
-        slot = slot + 1 < DEPTH ? slot + 1 : 0;
+        slot = slot + 1 < STAGES ? slot + 1 : 0;
         row += step;
         here += step * (long long)width;
     }
@@ -209,6 +209,151 @@ norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, cons
     for (int i = threadIdx.y * lanes + threadIdx.x; i < 3 * width; i += threads) {
         C total = 0;
         for (int g = 0; g < groups; ++g) total += sums_of_groups[g * 3 * width + i];
+        partials[i] = total;
+    }
+}
+
+// Long rows, which leave no registers for the sums of dx, in up to 512 threads of VECTORS vectors.
+// partials: (gridDim.x, 2, width). Shared memory: LONG_STAGES * VECTORS * 32 bytes a thread.
+constexpr int LONG_STAGES = 2;
+
+template <typename T, int VECTORS>
+__global__ void __launch_bounds__(512, VECTORS == 1 && sizeof(T) < 8 ? 2 : 1)
+norm_backward_long(T* __restrict__ dx, Compute<T>* __restrict__ partials, const T* __restrict__ dy,
+                   const T* __restrict__ dsum, const T* __restrict__ x,
+                   const void* __restrict__ weight, bool weight_wide,
+                   const Compute<T>* __restrict__ mean_in, const Compute<T>* __restrict__ rstd_in,
+                   long long rows, int width) {
+    using C = Compute<T>;
+    constexpr int WIDTH = VECTOR<T>;
+    __shared__ Pair<C> sums[64];
+    extern __shared__ __align__(16) unsigned char memory[];
+    GroupReducer<Pair<C>> group(sums);
+    const long long step = gridDim.x * (long long)blockDim.y;
+    const int vectors = width / WIDTH;
+    // Load the weights.
+    C weights[VECTORS][WIDTH], dweight[VECTORS][WIDTH] = {}, dbias[VECTORS][WIDTH] = {};
+    #pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+        const int v = threadIdx.x + i * blockDim.x;
+        #pragma unroll
+        for (C& value : weights[i]) value = 1;
+        if (weight == nullptr || v >= vectors) continue;
+        if (weight_wide) load_wide<T>(weights[i], weight, v * WIDTH, 1);
+        else unpack<T>(load_words(static_cast<const T*>(weight) + v * WIDTH), weights[i]);
+    }
+
+    // Each thread loads its part of the next rows into stages of its own: no barrier.
+    Words* stages = reinterpret_cast<Words*>(memory) + threadIdx.y * blockDim.x + threadIdx.x;
+    const int threads = blockDim.x * blockDim.y;
+    C means[LONG_STAGES], rstds[LONG_STAGES];
+    // beyond the last row, zeros, which add nothing
+    const auto fetch = [&](long long row, int slot) {
+        const bool inside = row < rows;
+        #pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            const int v = threadIdx.x + i * blockDim.x;
+            const long long place = row * width + v * WIDTH;
+            cp_async(stages + ((slot * VECTORS + i) * 2 + 0) * threads, x + place,
+                     inside && v < vectors);
+            cp_async(stages + ((slot * VECTORS + i) * 2 + 1) * threads, dy + place,
+                     inside && v < vectors);
+        }
+        cp_async_commit();
+        means[LONG_STAGES - 1] = inside && mean_in != nullptr ? mean_in[row] : C(0);
+        rstds[LONG_STAGES - 1] = inside ? rstd_in[row] : C(0);
+    };
+    #pragma unroll
+    for (int i = 0; i < LONG_STAGES; ++i) {
+        if (i > 0) {
+            #pragma unroll
+            for (int j = 1; j < LONG_STAGES; ++j) {
+                means[j - 1] = means[j];
+                rstds[j - 1] = rstds[j];
+            }
+        }
+        fetch(group_row() + i * step, i);
+    }
+    const C inverse_width = C(1) / C(width);
+    int slot = 0;
+    for (long long base = blockIdx.x * (long long)blockDim.y; base < rows; base += step) {
+        // Wait for a row and start loading another.
+        const long long row = base + threadIdx.y;
+        cp_async_wait<LONG_STAGES - 1>();
+        Words xs[VECTORS], dys[VECTORS];
+        #pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            xs[i] = stages[((slot * VECTORS + i) * 2 + 0) * threads];
+            dys[i] = stages[((slot * VECTORS + i) * 2 + 1) * threads];
+        }
+        Words others[VECTORS] = {};
+        if (dsum != nullptr) load_row(others, dsum + row * width, row < rows ? vectors : 0);
+        const C mean = means[0], rstd = rstds[0];
+        #pragma unroll
+        for (int j = 1; j < LONG_STAGES; ++j) {
+            means[j - 1] = means[j];
+            rstds[j - 1] = rstds[j];
+        }
+        fetch(row + LONG_STAGES * step, slot);
+        slot = slot + 1 < LONG_STAGES ? slot + 1 : 0;
+
+        // Sums of the row.
+        C values[WIDTH], gradients[WIDTH];
+        Pair<C> sum = {0, 0};
+        #pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            unpack<T>(xs[i], values);
+            unpack<T>(dys[i], gradients);
+            #pragma unroll
+            for (int j = 0; j < WIDTH; ++j) {
+                const C x_hat = (values[j] - mean) * rstd, dx_hat = gradients[j] * weights[i][j];
+                sum.first += dx_hat;
+                sum.second += dx_hat * x_hat;
+                dweight[i][j] += gradients[j] * x_hat;
+                dbias[i][j] += gradients[j];
+            }
+            keep_packed<T>(xs[i]);
+            keep_packed<T>(dys[i]);
+        }
+        sum = group.sum(sum);
+        // dx.
+        const C shift = mean_in != nullptr ? sum.first * inverse_width : C(0),
+                projection = sum.second * inverse_width;
+        #pragma unroll
+        for (int i = 0; i < VECTORS; ++i) {
+            const int v = threadIdx.x + i * blockDim.x;
+            if (v >= vectors || row >= rows) continue;
+            unpack<T>(xs[i], values);
+            unpack<T>(dys[i], gradients);
+            #pragma unroll
+            for (int j = 0; j < WIDTH; ++j) {
+                const C x_hat = (values[j] - mean) * rstd;
+                values[j] = rstd * (gradients[j] * weights[i][j] - shift - x_hat * projection);
+            }
+            unpack<T>(others[i], gradients);
+            #pragma unroll
+            for (int j = 0; j < WIDTH; ++j) values[j] += gradients[j];
+            store_values(dx + row * width + v * WIDTH, values);
+        }
+    }
+    if (partials == nullptr) return;
+
+    // The partial row of dweight and dbias.
+    cp_async_wait<0>();   // the stages are used again
+    __syncthreads();
+    partials += blockIdx.x * 2ll * width;
+    C* sums_of_groups = reinterpret_cast<C*>(memory);
+    #pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+        const int v = threadIdx.x + i * blockDim.x;
+        if (v >= vectors) continue;
+        store_all<WIDTH>(sums_of_groups + threadIdx.y * 2 * width + v * WIDTH, dweight[i]);
+        store_all<WIDTH>(sums_of_groups + threadIdx.y * 2 * width + width + v * WIDTH, dbias[i]);
+    }
+    __syncthreads();
+    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < 2 * width; i += threads) {
+        C total = 0;
+        for (int g = 0; g < blockDim.y; ++g) total += sums_of_groups[g * 2 * width + i];
         partials[i] = total;
     }
 }
