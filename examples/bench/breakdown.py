@@ -14,8 +14,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from tensorgrad.bench.steps import Step, StepSettings
-from tensorgrad.dtypes import as_dtype
-from tensorgrad.kernels.matmul import TF32
 from tensorgrad.profile import Profiler
 from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
 from tensorgrad.profile.recording import Range, Recording
@@ -122,19 +120,15 @@ def kind_of(span: TimeSpan, around: Range | None) -> str:
     if op in _PRODUCT_OPS:
         if span.name == op or _PRODUCT_KERNELS.search(name):
             return f"matrix products, {direction}"
-        if direction == "backward" and "reduce_" in name:
+        if direction == "backward" and re.search("reduce_|sum_parts", name):
             return _BIAS
     return "elementwise"
 
 
 def _floor(op: Range, kind: str, ceilings: Ceilings) -> float:
     """Return the least seconds of the kernels of one kind that an op launches."""
-    if kind == _BIAS:  # reads dy, and the feed-forward block dy of its hidden layer, 4 C wide, too
-        dtype = as_dtype("float32" if op.dtype == TF32 else op.dtype)
-        size = math.prod(op.shapes[0]) * dtype.itemsize
-        return (5 if op.name == "feed_forward" else 1) * size / ceilings.bandwidth
     if op.name in _PRODUCT_OPS and not kind.startswith("matrix products"):
-        return 0.0  # its bytes are those of the products
+        return 0.0  # of biases: other kernels may have added up the rows
     peak = ceilings.flops.get(op.dtype, math.inf)
     return max(op.flops / peak, op.nbytes / ceilings.bandwidth)
 
