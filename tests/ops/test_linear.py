@@ -188,6 +188,10 @@ for rows, n in zip(ROWS, (5, 65, 5, 136, 264), strict=True):
         fused(tg.gated_linear, [rows, (n, k), (n, k), (n,), (n,)], gated_linear, n),
         fused(seeded_gated_linear, [rows, (n, k), (n, k), (n,), (n,)], dropped_gated_linear, n),
     ]  # fmt: skip
+for m, n, k in ((31, 5, 1), (1, 33, 2)):  # of few terms, whose bounds are close
+    CASES.append(
+        fused(seeded_gated_linear, [(m, k), (n, k), (n, k), (n,), (n,)], dropped_gated_linear, n)
+    )
 for size in SIZES:
     for m, n, k in ((size, 5, 7), (3, size, 7), (3, 5, size)):
         CASES += [
