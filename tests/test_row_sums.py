@@ -12,11 +12,12 @@ import tensorgrad as tg
 from tensorgrad import Tensor, accumulation, backend
 from tensorgrad.accumulation import keep_row_sums, row_sums_of
 from tensorgrad.autograd import record
-from tensorgrad.dtypes import FLOATS, bfloat16, float16, is_float
+from tensorgrad.dtypes import FLOATS, bfloat16, float16
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import sm90 as attention_sm90
 from tensorgrad.kernels.device import capability
 from tensorgrad.ops import linear as linear_ops
+from tests.poisoned import poison_memory
 
 Found = list[Any]  # what the linear layers were given
 
@@ -191,19 +192,6 @@ def other_geometry() -> Iterator[None]:
     attention_sm90._geometry_of.cache_clear()
 
 
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let new memory hold NaN."""
-    empty = backend.empty
-
-    def poisoned(*arguments: Any, **options: Any) -> Any:
-        array = empty(*arguments, **options)
-        if is_float(array.dtype):
-            array.reshape(-1).view("u1").fill(255)
-        return array
-
-    monkeypatch.setattr(backend, "empty", poisoned)
-
-
 @pytest.mark.gpu
 @pytest.mark.usefixtures("other_geometry")
 @pytest.mark.parametrize("options", [{"causal": True}, {}, {"window": 40}], ids=str)
@@ -215,7 +203,7 @@ def test_attention_adds_up_the_rows_of_its_gradients(
     if capability(0) != 90:
         pytest.skip("needs a GPU of compute capability 9.0")
     batch, length, heads, kv_heads, width, is_kept = shape
-    poison(monkeypatch)
+    poison_memory(monkeypatch)
     monkeypatch.setattr(attention_short, "supports", lambda *_: False)
     monkeypatch.setattr(attention_sm90._Geometry, "ordered", None)  # which adds up no rows
     rng = np.random.default_rng(length)

@@ -10,9 +10,10 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor, backend, random
-from tensorgrad.dtypes import bfloat16, is_float
+from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels.attention import sm90 as attention_sm90
 from tensorgrad.kernels.attention.options import AttentionOptions
+from tests.poisoned import poison_memory
 
 pytestmark = pytest.mark.gpu
 
@@ -57,16 +58,8 @@ def dense(width: int, heads: int, kv_heads: int, tq: int, tk: int, dtype: Any) -
 
 def force_ordered(monkeypatch: pytest.MonkeyPatch, team: int) -> None:
     """Use the ordered kernel with teams of this size, in memory full of NaN."""
-    empty = backend.empty
-
-    def poisoned(*arguments: Any, **options: Any) -> Any:
-        array = empty(*arguments, **options)
-        if is_float(array.dtype):
-            array.reshape(-1).view("u1").fill(255)
-        return array
-
     attention_sm90._geometry_of.cache_clear()
-    monkeypatch.setattr(backend, "empty", poisoned)
+    poison_memory(monkeypatch)
     monkeypatch.setattr(attention_sm90, "_best_team", lambda *_: (team, 0.0))
     monkeypatch.setattr(attention_sm90._Geometry, "backward_keys", None)  # not the other kernels
 
