@@ -131,7 +131,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     for module in (engine, amp):
         monkeypatch.setattr(module, "converted", lambda array, dtype: array.astype(dtype))
     monkeypatch.setattr(matmul_cuda, "run", run)
-    monkeypatch.setattr(matmul_cuda, "keeps_derivative", lambda p: False)
+    monkeypatch.setattr(matmul_cuda, "derivative_for", lambda p: None)
     monkeypatch.setattr(amp, "has_tf32", lambda device: True)
     return found
 

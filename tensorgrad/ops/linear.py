@@ -104,19 +104,18 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
     kernel = product_kernel(a, w)
     few = approximate == "tanh" and kernel is None
     y = _few_rows(flat(a), w, added, gelu=True) if few else None
-    kept, is_derivative = None, False
+    kept = None
     if y is None:
         if approximate != "tanh" or not _is_fused((a, w), (added,), kernel):
             return gelu(linear(x, weight, bias), approximate)
-        y, kept, is_derivative = _activated(flat(a), w, added, inputs, kernel)
+        y, kept, _ = _activated(flat(a), w, added, inputs, kernel, False)
     y = y.reshape(*a.shape[:-1], len(w))
-    saved = (a, w, kept, is_derivative, kernel)
-    return record("linear_gelu", y, inputs, _linear_gelu_backward, saved)
+    return record("linear_gelu", y, inputs, _linear_gelu_backward, (a, w, kept, kernel))
 
 
 def _linear_gelu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, weight, kept, is_derivative, kernel = saved
-    dpre = (_TIMES_DERIVATIVE if is_derivative else _GELU_BACKWARD)(flat(dy), kept).data
+    x, weight, operand, kernel = saved
+    dpre = _GELU_BACKWARD(flat(dy), operand).data
     return _linear_backward(dpre, (x, weight, kernel), needs)
 
 
@@ -160,7 +159,7 @@ def feed_forward(
     if approximate != "tanh" or not fused or not _fit(*shapes) or not mode.grad_enabled:
         hidden = linear_gelu(x, up, up_bias, approximate)
         return linear(hidden, down, down_bias, residual=residual)
-    h, kept, is_derivative = _activated(flat(a), u, b, inputs, kernel)
+    h, kept, is_derivative = _activated(flat(a), u, b, inputs, kernel, True)
     y = _affine(h, d, c, r, a.dtype, kernel).reshape(*a.shape[:-1], len(d))
     saved = (a, u, d, kept, h, is_derivative, kernel)
     return record(op, y, inputs, _feed_forward_backward, saved)
@@ -175,7 +174,7 @@ def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     if any(needs[:3]):
         sums = None
         if is_derivative:
-            dpre, sums = matmul_cuda.scaled(rows, down, kept)
+            dpre, sums = matmul_cuda.times_derivative(rows, down, kept)
         else:
             dpre = backend.empty_like(kept)
             matmul_cuda.run(problem(rows, down, dpre, gelu_of=kept), kernel)
@@ -279,7 +278,6 @@ def _tensors(
 
 
 _GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_derivative(x)")
-_TIMES_DERIVATIVE = Row("linear_gelu_derivative", "dy derivative", "dy * derivative")
 
 
 def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> list[Tensor | None]:
@@ -385,17 +383,24 @@ def _activated(
     bias: Array | None,
     tensors: Sequence[Tensor | None],
     kernel: str | None,
+    derivative: bool,
 ) -> tuple[Array, Array | None, bool]:
     """Return gelu(x W^T + b) and, if any of the tensors needs a gradient, what backward needs.
 
-    That is x W^T + b or, where the kernel can, GELU's derivative there; and whether it is.
+    That is x W^T + b or, with `derivative` and where the kernel can, the derivative of GELU there
+    in 8 bits; and whether it is.
     """
     y = backend.empty((len(rows), len(weight)), rows.dtype, like=rows)
     p = problem(rows, weight.T, y, bias=None if bias is None else contiguous(bias), gelu=True)
     kept, is_derivative = None, False
     if mode.grad_enabled and any(t is not None and t.requires_grad for t in tensors):
-        kept, is_derivative = backend.empty_like(y), matmul_cuda.keeps_derivative(p)
-        p = p._replace(derivative=kept) if is_derivative else p._replace(before_gelu=kept)
+        kept = matmul_cuda.derivative_for(p) if derivative else None
+        is_derivative = kept is not None
+        if is_derivative:
+            p = p._replace(derivative=kept)
+        else:
+            kept = backend.empty_like(y)
+            p = p._replace(before_gelu=kept)
     matmul_cuda.run(p, kernel)
     return y, kept, is_derivative
 

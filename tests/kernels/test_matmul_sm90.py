@@ -159,11 +159,15 @@ def test_what_follows(dtype: str, tiling: Tiling) -> None:
             assert_close(run(p, tiling), sums + bias, width)
             p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, residual=residual_gpu)
             assert_close(run(p, tiling), sums + bias + residual, width)
-            derivative = new()
-            p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, derivative=derivative)
+            kept = matmul_sm90.derivative_for(rows, columns, x_gpu)
+            p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, derivative=kept)
             assert_close(run(p, tiling), gelu_tanh(sums + bias), width)
             rounded = (sums + bias).astype(dtype).astype("float64")
-            assert_close(derivative, gelu_tanh_derivative(rounded), width)
+            found = backend.to_numpy(matmul_sm90.derivative_values(kept, rows, columns))
+            # half a step, and one of the operand's last digits
+            bound = 0.0026 + 1.2 * abs(rounded) * float(np.finfo(found.dtype).eps)
+            bound = bound + abs(rounded) * 2.0 ** (-10 if dtype == "float16" else -7)
+            assert (abs(found - gelu_tanh_derivative(rounded)) <= bound).all()
             p = problem(x_gpu, w_gpu, new(), bias=bias_gpu, gelu=True)
             assert_close(run(p, tiling), gelu_tanh(sums + bias), width)
             wide = backend.cupy.zeros((rows, columns), "float32")
@@ -173,12 +177,14 @@ def test_what_follows(dtype: str, tiling: Tiling) -> None:
         assert_close(run(problem(x_gpu, w_gpu, new(), residual=residual_gpu), tiling),
                      sums + residual, width)  # fmt: skip
         v, v_gpu = draw(rng, (width, columns), dtype)
-        p = problem(x_gpu, v_gpu, new(), scale=residual_gpu)
-        assert_close(run(p, tiling), x @ v * residual, width)
+        kept[...] = backend.cupy.asarray(rng.integers(0, 256, kept.shape))
+        scale = backend.to_numpy(matmul_sm90.derivative_values(kept, rows, columns))
+        p = problem(x_gpu, v_gpu, new(), scale=kept)
+        assert_close(run(p, tiling), x @ v * scale, width)
         row_sums = matmul_sm90.row_sums_for(p)
         row_sums.fill(np.nan)
         y = run(p._replace(row_sums=row_sums), tiling)
-        assert_close(y, x @ v * residual, width)
+        assert_close(y, x @ v * scale, width)
         total = backend.to_numpy(row_sums).astype("float64").sum(0)
         expected = backend.to_numpy(y).astype("float64")
         np.testing.assert_allclose(total, expected.sum(0), 1e-6, 1e-6 * abs(expected).sum(0).max())
@@ -201,7 +207,7 @@ def test_the_slope_of_gelu_far_from_zero(dtype: str, kernel: str) -> None:
         a, w = (backend.cupy.zeros((264, 8), dtype) for _ in "aw")
         a[:, 0], w[:, 0] = pre[0], 1
         pre = backend.cupy.repeat(a[:, :1], 264, 1)
-        found = backend.cupy.full_like(pre, np.nan)
+        found = matmul_sm90.derivative_for(264, 264, pre)
         p = problem(a, w.T, backend.cupy.empty_like(pre), derivative=found)
     else:
         p = problem(a, b, found, gelu_of=pre)
@@ -210,6 +216,8 @@ def test_the_slope_of_gelu_far_from_zero(dtype: str, kernel: str) -> None:
     matmul_cuda.run(p, kernel)
     expected = gelu_tanh_derivative(backend.to_numpy(pre).astype("float64"))
     bound = 2.0**-9 if dtype == "float16" else 2.0**-6
+    if kernel == "wgmma":
+        found, bound = matmul_sm90.derivative_values(found, 264, 264), 0.0026
     np.testing.assert_allclose(backend.to_numpy(found).astype("float64"), expected, 0, bound)
 
 
@@ -225,7 +233,9 @@ def test_what_is_refused() -> None:
         "results": problem(half, half.T[:, :63], y[:, :63].copy()),
         "to add to": problem(half, half.T, y, add=True),
         "derivative of GELU": problem(half, half.T, y, gelu_of=y),
-        "gradient for a scale": problem(half, half.T, y, scale=y),
+        "gradient for a scale": problem(
+            half, half.T, y, scale=matmul_sm90.derivative_for(64, 64, y)
+        ),
     }
     for words, p in refused.items():
         with pytest.raises(ArgumentError, match=words):

@@ -129,9 +129,14 @@ def _rounded(p: MatmulProblem) -> MatmulProblem:
     return p._replace(tf32=True)
 
 
-def keeps_derivative(p: MatmulProblem) -> bool:
-    """Whether a product with GELU had better keep the derivative of GELU than its operand."""
-    return matmul_sm90.is_fast(p._replace(gelu=False, derivative=p.y))
+def derivative_for(p: MatmulProblem) -> Array | None:
+    """Return an array in which a product with GELU had better keep its derivative, 8 bits each.
+
+    None where it had better keep the operand of GELU.
+    """
+    if not matmul_sm90.is_fast(p._replace(gelu=False, derivative=p.y)):
+        return None
+    return matmul_sm90.derivative_for(p.rows, p.columns, p.y)
 
 
 def run_few_rows(p: MatmulProblem) -> bool:
@@ -148,21 +153,22 @@ def run_few_rows(p: MatmulProblem) -> bool:
     return True
 
 
-def scaled(a: Array, b: Array, scale: Array) -> tuple[Array, Array | None]:
-    """Return a b, multiplied with an array, and an array whose rows add up to the sum of its rows.
+def times_derivative(a: Array, b: Array, kept: Array) -> tuple[Array, Array | None]:
+    """Return a b, multiplied with the derivative of GELU, and parts of the sum of its rows.
 
     Args:
         a: (M, K), of 16 bits.
         b: (K, N).
-        scale: (M, N), C order.
+        kept: from `derivative_for`, of a product (M, N).
     Returns:
-        y, (M, N); and (parts, N), float32, or None where no kernel sums them up beside.
+        y, (M, N); and (parts, N), float32, whose rows add up to the sum of y's, or None where no
+        kernel sums them up beside.
     """
-    y = backend.empty_like(scale)
-    p = problem(a, b, y, scale=scale)
+    y = backend.empty((len(a), b.shape[1]), a.dtype, like=a)
+    p = problem(a, b, y, scale=kept)
     if matmul_sm90.refusal(p) is not None:
-        y = product(a, b, scale.dtype)
-        y *= scale
+        y = product(a, b, a.dtype)
+        y *= matmul_sm90.derivative_values(kept, *y.shape).astype(y.dtype)
         return y, None
     row_sums = matmul_sm90.row_sums_for(p)
     run(p._replace(row_sums=row_sums))

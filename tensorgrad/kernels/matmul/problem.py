@@ -42,8 +42,8 @@ class MatmulProblem(NamedTuple):
     residual: Array | None = None  # as y
     gelu: bool = False  # take GELU without storing its input
     gelu_of: Array | None = None  # as y
-    derivative: Array | None = None  # as y; given, it asks for GELU
-    scale: Array | None = None  # as y
+    derivative: Array | None = None  # see `sm90.derivative_for`; given, it asks for GELU
+    scale: Array | None = None  # such a derivative
     gate: Array | None = None  # as y
     row_sums: Array | None = None  # with `scale`: sums of y over rows, in parts; see `sm90`
     tf32: bool = False

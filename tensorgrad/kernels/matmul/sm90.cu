@@ -101,12 +101,17 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
     auto origin_at = [&](int tile) {
         return tile_origin<N, CLUSTER>(p, tile, tile_rows, tile_columns, rank);
     };
-    // Where the derivatives belong that go with the boxes of consumer warp w from `first` on.
-    auto derivative_at = [&](const TileOrigin& origin, int w, int first) -> ArrayPlace {
-        const int row = origin.row + w * 16, column = origin.column + first * 64;
-        T* to = reinterpret_cast<T*>(p.derivative);
-        if (to) to += ((long long)origin.matrix * p.rows + row) * p.columns + column;
-        return {to, p.rows - row, p.columns - column, p.columns};
+    // Where the derivatives are that go with the boxes of consumer warp w from `first` on, or null;
+    // and how many boxes there are from there to the right.
+    const int boxes_across = (p.columns + 63) / 64;
+    auto derivatives_at = [&](const TileOrigin& origin, int w, int first) -> unsigned char* {
+        const int row = origin.row + w * 16;
+        if (!p.derivative || row >= p.rows) return nullptr;
+        const long long box = row / 16 * (long long)boxes_across + origin.column / 64 + first;
+        return reinterpret_cast<unsigned char*>(p.derivative) + box * DERIVATIVE_BOX;
+    };
+    auto boxes_from = [&](const TileOrigin& origin, int first) {
+        return boxes_across - origin.column / 64 - first;
     };
     WorkTile work;
     const int group = uniform(threadIdx.x / WARPGROUP) - 1, thread = threadIdx.x % WARPGROUP;
@@ -153,6 +158,15 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             auto prepare = [&](int w, const TileOrigin& origin) {
                 if (lane > 0) return;
                 if (!beside) { open[w].arrive(); return; }
+                if (EPILOGUE == SCALED) {
+                    const unsigned char* from = derivatives_at(origin, w, 0);
+                    const int count = from ? min(BOXES, boxes_from(origin, 0)) : 0;
+                    open[w].arrive_expect_tx(count * DERIVATIVE_BOX);
+                    for (int c = 0; c < count; ++c)
+                        bulk_load(storage.boxes[w][c], from + c * DERIVATIVE_BOX, DERIVATIVE_BOX,
+                                  open[w]);
+                    return;
+                }
                 open[w].arrive_expect_tx(BOXES * BOX_BYTES);
                 for (int c = 0; c < BOXES; ++c)
                     tma_load(storage.boxes[w][c], beside_map, open[w], origin.column + c * 64,
@@ -193,7 +207,8 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                             filled[w].wait(parity);
                             if (TAKES_GELU) {
                                 gelu_in_boxes<T, BOXES - OWN>(storage.boxes[w] + OWN,
-                                                              derivative_at(origin, w, OWN));
+                                                              derivatives_at(origin, w, OWN),
+                                                              boxes_from(origin, OWN));
                                 fence_proxy_async();
                             }
                             if (EPILOGUE == SCALED && p.row_sums)
@@ -288,8 +303,8 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                     if (EPILOGUE == WIDE) {
                         fill_box_wide(box, own);
                     } else {
-                        if (EPILOGUE == SCALED) combine_box<T, true>(own, box);
-                        else if (EPILOGUE == NARROW && p.residual) combine_box<T, false>(own, box);
+                        if (EPILOGUE == SCALED) multiply_by_derivatives(own, box);
+                        else if (EPILOGUE == NARROW && p.residual) add_box<T>(own, box);
                         fill_box<T>(box, own);
                     }
                 }
@@ -299,7 +314,8 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                 parity ^= 1;
                 if constexpr (OWN > 0) {
                     const TileOrigin origin = origin_at(work.tile);
-                    gelu_in_boxes<T, OWN>(storage.boxes[w], derivative_at(origin, w, 0));
+                    gelu_in_boxes<T, OWN>(storage.boxes[w], derivatives_at(origin, w, 0),
+                                          boxes_from(origin, 0));
                     fence_proxy_async();
                     __syncwarp();
                     if (lane > 0) continue;

@@ -9,14 +9,14 @@ constexpr int BOX_BYTES = 16 * SWIZZLE;   // 16 rows of 128 bytes: of one warp
 // What is done with the sums before they are stored.
 enum Epilogue {
     NARROW,          // y = sums + bias + residual, 16 bits
-    GELU,            // pre = sums + bias, y = gelu(pre), derivative = gelu'(pre)
+    GELU,            // pre = sums + bias, y = gelu(pre), derivative = gelu'(pre), 8 bits
     SHARED_GELU,     // the same, of a part of a tile by the warps that multiply
-    SCALED,          // y = sums * scale, an input; and sums over the rows of y
+    SCALED,          // y = sums * scale, such a derivative; and sums over the rows of y
     WIDE   // y = or += sums + bias, float; or parts of the sums, to be added by matmul_sum
 };
 
 struct MatmulSm90Arguments {
-    // `derivative` is also the scale
+    // `derivative`: boxes of them, (rows / 16, columns / 64, DERIVATIVE_BOX), rounded up; the scale
     unsigned long long bias, residual, derivative, row_sums;   // addresses; 0 where there is none
     int rows, columns, terms;
     // in the batch; 0 where one matrix is the operand of all, else 1
@@ -168,9 +168,8 @@ __device__ inline void fill_box_wide(unsigned char* box, const float* sums) {
             make_float2(sums[2 * i], sums[2 * i + 1]);
     }
 }
-// Add a box to 16 rows and 64 columns of an accumulator, or multiply them with it.
-template <typename T, bool MULTIPLY>
-__device__ inline void combine_box(float* sums, unsigned char* box) {
+// Add a box to 16 rows and 64 columns of an accumulator.
+template <typename T> __device__ inline void add_box(float* sums, unsigned char* box) {
     const int lane = threadIdx.x % 32;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -179,11 +178,50 @@ __device__ inline void combine_box(float* sums, unsigned char* box) {
         #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const float2 other = unpack<T>(words[e]);
-            float &x = sums[8 * i + 2 * e], &y = sums[8 * i + 2 * e + 1];
-            x = MULTIPLY ? x * other.x : x + other.x;
-            y = MULTIPLY ? y * other.y : y + other.y;
+            sums[8 * i + 2 * e] += other.x;
+            sums[8 * i + 2 * e + 1] += other.y;
         }
     }
+}
+
+// Derivatives of GELU, in [-0.13, 1.13], are kept as 200 times them and 27, in 8 bits: 0 and 1 are
+// exact, others are off by 0.0025 at most, about as much as bfloat16 rounds those near 1 (few-bit
+// backward, Novikov et al. 2022, arXiv:2202.00441). They lie in boxes of 16 rows and 64 columns, a
+// row of 8 units of 8 columns, in an order that has the lanes of a warp read from different banks.
+constexpr int DERIVATIVE_BOX = 16 * 64;   // bytes
+constexpr float DERIVATIVE_STEPS = 200, DERIVATIVE_ZERO = 27;
+
+__device__ inline int derivative_unit(int row, int unit) {   // where it begins in its box
+    return row * 64 + (unit ^ row / 2 % 4) * 8;
+}
+// Four derivatives as bytes: the lowest ones of floats whose last bit counts 1.
+__device__ inline unsigned quantized(const float* x) {
+    unsigned bits[4];
+    #pragma unroll
+    for (int i = 0; i < 4; ++i)
+        bits[i] = __float_as_uint(x[i] * DERIVATIVE_STEPS + (0x1p23f + DERIVATIVE_ZERO));
+    return __byte_perm(__byte_perm(bits[0], bits[1], 0x40), __byte_perm(bits[2], bits[3], 0x40),
+                       0x5410);
+}
+// Multiply 16 rows and 64 columns of an accumulator with the derivatives in a box.
+__device__ inline void multiply_by_derivatives(float* sums, const unsigned char* box) {
+    const int lane = threadIdx.x % 32, row = lane / 4;
+    #pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const unsigned two = *reinterpret_cast<const unsigned short*>(
+                box + derivative_unit(row, j) + h * 8 * 64 + lane % 4 * 2);
+            #pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const float shifted = __uint_as_float(
+                    __byte_perm(two, 0x4b000000, e ? 0x7541 : 0x7540));   // 2^23 + the byte
+                sums[4 * j + 2 * h + e] *=
+                    (shifted - (0x1p23f + DERIVATIVE_ZERO)) * (1 / DERIVATIVE_STEPS);
+            }
+        }
+    }
+    __syncwarp();   // the box is written next
 }
 
 // N columns of the bias from `column` on, as float, by a warp.
@@ -211,18 +249,13 @@ template <int N> __device__ inline void add_bias(Fragment<1, N>& sums, const flo
     }
 }
 
-// Where the values of a warp's boxes lie in an array like y, and how many of them exist.
-struct ArrayPlace {
-    void* first;   // or null: they are not stored
-    int rows, columns, pitch;
-};
-
 // gelu(x) = x s, s = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3), of all values in N
 // boxes, and its derivative, by a warp. The derivative takes x beyond 10 as 10: farther out x^3
-// would enlarge the error in the last digit of s, which is the same there.
+// would enlarge the error in the last digit of s, which is the same there. derivatives: the first of
+// `count` boxes of them, side by side; or null.
 template <typename T, int N>
 __device__ inline void gelu_in_boxes(unsigned char (*boxes)[BOX_BYTES],
-                                     const ArrayPlace derivative) {
+                                     unsigned char* derivatives, int count) {
     constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f;
     constexpr int VECTORS = 2, VALUES = 8 * VECTORS;   // at a time
     #pragma unroll 1
@@ -250,20 +283,17 @@ __device__ inline void gelu_in_boxes(unsigned char (*boxes)[BOX_BYTES],
             words[e / 2] = pack<T>(x[e] * s[e], x[e + 1] * s[e + 1]);
         #pragma unroll
         for (int v = 0; v < VECTORS; ++v) at[32 * v] = reinterpret_cast<uint4&>(words[4 * v]);
-        if (!derivative.first) continue;
+        if (!derivatives) continue;
         #pragma unroll
         for (int e = 0; e < VALUES; ++e)
             s[e] += fminf(x[e], 10) * (s[e] - s[e] * s[e]) * (A + 3 * B * fminf(square[e], 100));
         #pragma unroll
-        for (int e = 0; e < VALUES; e += 2) words[e / 2] = pack<T>(s[e], s[e + 1]);
-        #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            const unsigned piece = i + 32 * v, row = piece / 8 % 16,
-                           column = piece / (BOX_BYTES / 16) * 64 + (piece % 8 ^ row % 8) * 8;
-            if (int(row) < derivative.rows && int(column) < derivative.columns)
-                *reinterpret_cast<uint4*>(static_cast<T*>(derivative.first)
-                                          + (long long)row * derivative.pitch + column) =
-                    reinterpret_cast<uint4&>(words[4 * v]);
+            const int piece = i + 32 * v, row = piece / 8 % 16, box = piece / (BOX_BYTES / 16);
+            const int at = box * DERIVATIVE_BOX + derivative_unit(row, piece % 8 ^ row % 8);
+            if (box < count)
+                *reinterpret_cast<uint2*>(derivatives + at) =
+                    make_uint2(quantized(s + 8 * v), quantized(s + 8 * v + 4));
         }
     }
 }
