@@ -16,7 +16,7 @@ enum Epilogue {
 };
 
 struct MatmulSm90Arguments {
-    // `derivative`: boxes of them, (rows / 16, columns / 64, DERIVATIVE_BOX), rounded up; the scale
+    // `derivative`, also as the scale: (rows / 16, columns / 64, DERIVATIVE_BOX), rounded up
     unsigned long long bias, residual, derivative, row_sums;   // addresses; 0 where there is none
     int rows, columns, terms;
     // in the batch; 0 where one matrix is the operand of all, else 1
@@ -251,8 +251,8 @@ template <int N> __device__ inline void add_bias(Fragment<1, N>& sums, const flo
 
 // gelu(x) = x s, s = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3), of all values in N
 // boxes, and its derivative, by a warp. The derivative takes x beyond 10 as 10: farther out x^3
-// would enlarge the error in the last digit of s, which is the same there. derivatives: the first of
-// `count` boxes of them, side by side; or null.
+// would enlarge the error in the last digit of s, which is the same there. derivatives: `count`
+// boxes of them, side by side; or null.
 template <typename T, int N>
 __device__ inline void gelu_in_boxes(unsigned char (*boxes)[BOX_BYTES],
                                      unsigned char* derivatives, int count) {

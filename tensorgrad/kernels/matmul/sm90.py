@@ -125,7 +125,7 @@ def derivative_for(rows: int, columns: int, like: Array) -> Array:
     It holds 200 times the derivative of GELU, and 27: 0 and 1 are exact there, others are off
     by 0.0025 at most; see sm90.cuh. Its shape is (boxes of 16 rows, boxes of 64 columns, 1024).
     """
-    return backend.empty((-(-rows // 16), -(-columns // 64), 1024), np.uint8, like=like)
+    return backend.empty((-(-rows // 16), -(-columns // 64), 1024), np.dtype(np.uint8), like=like)
 
 
 def derivative_values(kept: Array, rows: int, columns: int) -> Array:
