@@ -15,10 +15,6 @@ __device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 
 // An mbarrier. A phase ends when `arrivals` have come and all expected bytes have
 // been written; waiting for parity p returns once the phase of that parity (0, 1, 0, ...) is over.
-#define MBARRIER_WAIT(SCOPE)                                                                      \
-    "{\n.reg .pred over;\n"                                                                       \
-    "again: mbarrier.try_wait.parity" SCOPE ".shared::cta.b64 over, [%0], %1;\n"                  \
-    "@over bra done;\nbra again;\ndone:\n}"
 struct Mbarrier {
     unsigned long long state;
 
@@ -43,16 +39,16 @@ struct Mbarrier {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                      :: "r"(shared_address(this)), "r"(bytes) : "memory");
     }
-    // Waits also for what other blocks of the cluster have written before they arrived.
-    __device__ void wait_cluster(unsigned parity) {
-        asm volatile(MBARRIER_WAIT(".acquire.cluster")
+    // What other blocks of the cluster have stored into the shared memory of this one is there, too:
+    // it has no cache that would be out of date. (.acquire.cluster would invalidate L1, and wait
+    // for all global loads and stores of the warp.)
+    __device__ void wait(unsigned parity) {
+        asm volatile("{\n.reg .pred over;\n"
+                     "again: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"
+                     "@over bra done;\nbra again;\ndone:\n}"
                      :: "r"(shared_address(this)), "r"(parity) : "memory");
     }
-    __device__ void wait(unsigned parity) {
-        asm volatile(MBARRIER_WAIT("") :: "r"(shared_address(this)), "r"(parity) : "memory");
-    }
 };
-#undef MBARRIER_WAIT
 
 // After init and before the first use of barriers, by the thread that called init.
 __device__ inline void fence_mbarrier_init() {

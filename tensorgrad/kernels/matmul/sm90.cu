@@ -45,8 +45,8 @@
 #include "overlap.cuh"
 
 constexpr int PRODUCER_REGISTERS = 88, CONSUMER_REGISTERS = 208;   // of a thread, of 65,536 in all
-// An epilogue warp stores the sums of every third consumer warp.
-constexpr int EPILOGUE_WARPS = 3, CONSUMER_WARPS = 8, CONSUMERS_EACH = 3;
+constexpr int EPILOGUE_WARPS = 3, CONSUMER_WARPS = 8;
+constexpr int UNDER_WAY = 4;   // stores of an epilogue warp, before it opens the first of the boxes
 
 // Shared memory of a block: the stages, boxes for the 16 rows of each consumer warp, its bias.
 template <int N> struct SharedStorage {
@@ -71,6 +71,8 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
     constexpr bool TAKES_GELU = EPILOGUE == GELU || EPILOGUE == SHARED_GELU;
     // The boxes of which a consumer warp takes GELU itself, and stores them.
     constexpr int OWN = EPILOGUE == SHARED_GELU ? 1 : 0;
+    // The other boxes of a consumer warp, and of all: epilogue warps take them in turn.
+    constexpr int OTHERS = BOXES - OWN, ALL_OTHERS = CONSUMER_WARPS * OTHERS;
     extern __shared__ unsigned char raw[];
     Storage& storage = *reinterpret_cast<Storage*>(raw + (-shared_address(raw) & 1023));
     // Of the stages; and of the boxes of a consumer warp: may be filled, were filled.
@@ -84,7 +86,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
             empty[s].init(2 * CLUSTER);   // the consumer warpgroups of all blocks of the cluster
         }
         for (int w = 0; w < CONSUMER_WARPS; ++w) {
-            open[w].init(1);
+            open[w].init(OTHERS);
             filled[w].init(1);
         }
         queue.init(CLUSTER * (EPILOGUE_WARPS + CONSUMER_WARPS) + CLUSTER - 1);
@@ -101,17 +103,12 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
     auto origin_at = [&](int tile) {
         return tile_origin<N, CLUSTER>(p, tile, tile_rows, tile_columns, rank);
     };
-    // Where the derivatives are that go with the boxes of consumer warp w from `first` on, or null;
-    // and how many boxes there are from there to the right.
-    const int boxes_across = (p.columns + 63) / 64;
-    auto derivatives_at = [&](const TileOrigin& origin, int w, int first) -> unsigned char* {
-        const int row = origin.row + w * 16;
-        if (!p.derivative || row >= p.rows) return nullptr;
-        const long long box = row / 16 * (long long)boxes_across + origin.column / 64 + first;
+    // Where the derivatives are that go with box c of consumer warp w, or null.
+    auto derivatives_at = [&](const TileOrigin& origin, int w, int c) -> unsigned char* {
+        const int row = origin.row + w * 16, column = origin.column + c * 64;
+        if (!p.derivative || row >= p.rows || column >= p.columns) return nullptr;
+        const long long box = row / 16 * (long long)((p.columns + 63) / 64) + column / 64;
         return reinterpret_cast<unsigned char*>(p.derivative) + box * DERIVATIVE_BOX;
-    };
-    auto boxes_from = [&](const TileOrigin& origin, int first) {
-        return boxes_across - origin.column / 64 - first;
     };
     WorkTile work;
     const int group = uniform(threadIdx.x / WARPGROUP) - 1, thread = threadIdx.x % WARPGROUP;
@@ -154,28 +151,28 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
         } else {   // epilogue warps
             const bool beside = EPILOGUE == SCALED || (EPILOGUE == NARROW && p.residual);
             unsigned parity = 0;
-            // Open the boxes of warp w for the next tile, with its residual or scale.
-            auto prepare = [&](int w, const TileOrigin& origin) {
-                if (lane > 0) return;
-                if (!beside) { open[w].arrive(); return; }
-                if (EPILOGUE == SCALED) {
-                    const unsigned char* from = derivatives_at(origin, w, 0);
-                    const int count = from ? min(BOXES, boxes_from(origin, 0)) : 0;
-                    open[w].arrive_expect_tx(count * DERIVATIVE_BOX);
-                    for (int c = 0; c < count; ++c)
-                        bulk_load(storage.boxes[w][c], from + c * DERIVATIVE_BOX, DERIVATIVE_BOX,
-                                  open[w]);
-                    return;
+            struct Place { int w, c; };   // consumer warp and box
+            auto place_of = [](int i) -> Place { return {i / OTHERS, OWN + i % OTHERS}; };
+            // Open a box for the next tile, with its residual or derivatives.
+            auto prepare = [&](int i, const TileOrigin& origin) {   // lane 0
+                const auto [w, c] = place_of(i);
+                unsigned char* box = storage.boxes[w][c];
+                if (!beside) {
+                    open[w].arrive();
+                } else if (EPILOGUE == SCALED) {
+                    const unsigned char* from = derivatives_at(origin, w, c);
+                    open[w].arrive_expect_tx(from ? DERIVATIVE_BOX : 0);
+                    if (from) bulk_load(box, from, DERIVATIVE_BOX, open[w]);
+                } else {
+                    open[w].arrive_expect_tx(BOX_BYTES);
+                    tma_load(box, beside_map, open[w], origin.column + c * 64, origin.row + w * 16,
+                             origin.matrix, 0);
                 }
-                open[w].arrive_expect_tx(BOXES * BOX_BYTES);
-                for (int c = 0; c < BOXES; ++c)
-                    tma_load(storage.boxes[w][c], beside_map, open[w], origin.column + c * 64,
-                             origin.row + w * 16, origin.matrix, 0);
             };
             bool more = scheduler.next(work);
-            if (more)
-                for (int w = warp; w < CONSUMER_WARPS; w += EPILOGUE_WARPS)
-                    prepare(w, origin_at(work.tile));
+            if (more && lane == 0)
+                for (int i = warp; i < ALL_OTHERS; i += EPILOGUE_WARPS)
+                    prepare(i, origin_at(work.tile));
             while (more) {
                 const TileOrigin origin = origin_at(work.tile);
                 // Split along K, the parts of sums go to as many results as there are slabs, and
@@ -186,59 +183,62 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                 const TileOrigin next = origin_at(work.tile);
                 #pragma unroll 1
                 for (int turn = 0; turn < PASSES; ++turn) {
-                    auto send = [&](int w) {   // lane 0
-                        for (int c = OWN; c < BOXES; ++c) {
-                            const int x = origin.column + (turn * BOXES + c) * WIDTH,
-                                      row = origin.row + w * 16;
-                            if (EPILOGUE == WIDE && p.add)
-                                tma_reduce_add(y_map, storage.boxes[w][c], x, row, origin.matrix,
-                                               part);
-                            else
-                                tma_store(y_map, storage.boxes[w][c], x, row, origin.matrix, part);
-                        }
+                    const bool opens = more || turn + 1 < PASSES;
+                    auto send = [&](int i) {   // lane 0
+                        const auto [w, c] = place_of(i);
+                        const int column = origin.column + (turn * BOXES + c) * WIDTH,
+                                  row = origin.row + w * 16;
+                        if (EPILOGUE == WIDE && p.add)
+                            tma_reduce_add(y_map, storage.boxes[w][c], column, row, origin.matrix,
+                                           part);
+                        else
+                            tma_store(y_map, storage.boxes[w][c], column, row, origin.matrix,
+                                      part);
+                        tma_store_commit();
                     };
-                    // Wait for sums, take GELU of them or add up their rows, and store them.
-                    // A commit for each w, also where there is none: the waits count them.
-                    float row_sums[8] = {};
-                    #pragma unroll
-                    for (int i = 0; i < CONSUMERS_EACH; ++i) {
-                        const int w = warp + i * EPILOGUE_WARPS;
-                        if (w < CONSUMER_WARPS) {
+                    // Wait for sums, take GELU of them or add up their rows, and store them; open
+                    // their boxes for the next tile. Every OTHERS-th turn has the same columns.
+                    constexpr int TOGETHER = EPILOGUE == SCALED ? OTHERS : 1;
+                    float row_sums[TOGETHER][2] = {};
+                    #pragma unroll 1
+                    for (int first = warp; first < ALL_OTHERS; first += EPILOGUE_WARPS * TOGETHER)
+                        #pragma unroll
+                        for (int k = 0; k < TOGETHER; ++k) {
+                            const int i = first + EPILOGUE_WARPS * k;
+                            if (i >= ALL_OTHERS) break;
+                            const auto [w, c] = place_of(i);
                             filled[w].wait(parity);
                             if (TAKES_GELU) {
-                                gelu_in_boxes<T, BOXES - OWN>(storage.boxes[w] + OWN,
-                                                              derivatives_at(origin, w, OWN),
-                                                              boxes_from(origin, OWN));
+                                gelu_in_box<T>(storage.boxes[w][c], derivatives_at(origin, w, c));
                                 fence_proxy_async();
                             }
                             if (EPILOGUE == SCALED && p.row_sums)
-                                add_rows_of_boxes<T>(row_sums, storage.boxes[w]);
+                                add_rows_of_box<T>(row_sums[k], storage.boxes[w][c]);
+                            __syncwarp();
+                            if (lane > 0) continue;
+                            send(i);
+                            const int stored = i - UNDER_WAY * EPILOGUE_WARPS;
+                            if (stored >= 0 && opens) {
+                                tma_store_wait_read<UNDER_WAY>();
+                                prepare(stored, next);
+                            }
                         }
-                        __syncwarp();
-                        if (lane > 0) continue;
-                        if (w < CONSUMER_WARPS) send(w);
-                        tma_store_commit();
-                    }
-                    if (EPILOGUE == SCALED && p.row_sums) {
-                        const int column = origin.column + lane * 8;
-                        float* to = reinterpret_cast<float*>(p.row_sums) + column
-                                  + (long long)(origin.row / M * EPILOGUE_WARPS + warp) * p.columns;
-                        if (lane / 8 < BOXES && column < p.columns && origin.row < p.rows) {
-                            store(to, Vec<float, 4>{row_sums[0], row_sums[1], row_sums[2],
-                                                    row_sums[3]});
-                            store(to + 4, Vec<float, 4>{row_sums[4], row_sums[5], row_sums[6],
-                                                        row_sums[7]});
+                    if (EPILOGUE == SCALED && p.row_sums)
+                        #pragma unroll
+                        for (int k = 0; k < TOGETHER; ++k) {
+                            const int c = place_of(warp + EPILOGUE_WARPS * k).c,
+                                      column = origin.column + c * 64 + lane * 2;
+                            float* to = reinterpret_cast<float*>(p.row_sums) + column
+                                      + (long long)(origin.row / M * EPILOGUE_WARPS + warp)
+                                            * p.columns;
+                            if (column < p.columns && origin.row < p.rows)
+                                store(to, Vec<float, 2>{row_sums[k][0], row_sums[k][1]});
                         }
-                    }
-                    // Open the boxes for the next tile.
-                    #pragma unroll
-                    for (int i = 0; i < CONSUMERS_EACH; ++i) {
-                        const int w = warp + i * EPILOGUE_WARPS;
-                        if (lane == 0)
-                            i == 0   ? tma_store_wait_read<2>()
-                            : i == 1 ? tma_store_wait_read<1>()
-                                     : tma_store_wait_read<0>();
-                        if (w < CONSUMER_WARPS && (more || turn + 1 < PASSES)) prepare(w, next);
+                    if (lane == 0 && opens) {
+                        tma_store_wait_read<0>();
+                        const int each = (ALL_OTHERS - warp + EPILOGUE_WARPS - 1) / EPILOGUE_WARPS;
+                        for (int k = max(0, each - UNDER_WAY); k < each; ++k)
+                            prepare(warp + k * EPILOGUE_WARPS, next);
                     }
                     parity ^= 1;
                 }
@@ -314,8 +314,8 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                 parity ^= 1;
                 if constexpr (OWN > 0) {
                     const TileOrigin origin = origin_at(work.tile);
-                    gelu_in_boxes<T, OWN>(storage.boxes[w], derivatives_at(origin, w, 0),
-                                          boxes_from(origin, 0));
+                    for (int c = 0; c < OWN; ++c)
+                        gelu_in_box<T>(storage.boxes[w][c], derivatives_at(origin, w, c));
                     fence_proxy_async();
                     __syncwarp();
                     if (lane > 0) continue;

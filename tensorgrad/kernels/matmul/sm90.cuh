@@ -103,7 +103,7 @@ template <int CLUSTER> struct TileScheduler {
 
 private:
     __device__ void receive(WorkTile& work, int slot) {
-        queue.full[slot].wait_cluster(turn++ / ClusterTileQueue::SLOTS % 2);
+        queue.full[slot].wait(turn++ / ClusterTileQueue::SLOTS % 2);
         work = {queue.tiles[slot], 0, steps};
     }
     __device__ void release(int slot) {
@@ -194,14 +194,13 @@ constexpr float DERIVATIVE_STEPS = 200, DERIVATIVE_ZERO = 27;
 __device__ inline int derivative_unit(int row, int unit) {   // where it begins in its box
     return row * 64 + (unit ^ row / 2 % 4) * 8;
 }
-// Four derivatives as bytes: the lowest ones of floats whose last bit counts 1.
-__device__ inline unsigned quantized(const float* x) {
-    unsigned bits[4];
-    #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        bits[i] = __float_as_uint(x[i] * DERIVATIVE_STEPS + (0x1p23f + DERIVATIVE_ZERO));
-    return __byte_perm(__byte_perm(bits[0], bits[1], 0x40), __byte_perm(bits[2], bits[3], 0x40),
-                       0x5410);
+// In the lowest byte, as that of a float whose last bit counts 1.
+__device__ inline unsigned derivative_byte(float x) {
+    return __float_as_uint(x * DERIVATIVE_STEPS + (0x1p23f + DERIVATIVE_ZERO));
+}
+__device__ inline unsigned joined(const unsigned* bytes) {
+    return __byte_perm(__byte_perm(bytes[0], bytes[1], 0x40),
+                       __byte_perm(bytes[2], bytes[3], 0x40), 0x5410);
 }
 // Multiply 16 rows and 64 columns of an accumulator with the derivatives in a box.
 __device__ inline void multiply_by_derivatives(float* sums, const unsigned char* box) {
@@ -249,69 +248,81 @@ template <int N> __device__ inline void add_bias(Fragment<1, N>& sums, const flo
     }
 }
 
-// gelu(x) = x s, s = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3), of all values in N
-// boxes, and its derivative, by a warp. The derivative takes x beyond 10 as 10: farther out x^3
-// would enlarge the error in the last digit of s, which is the same there. derivatives: `count`
-// boxes of them, side by side; or null.
-template <typename T, int N>
-__device__ inline void gelu_in_boxes(unsigned char (*boxes)[BOX_BYTES],
-                                     unsigned char* derivatives, int count) {
-    constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f;
-    constexpr int VECTORS = 2, VALUES = 8 * VECTORS;   // at a time
-    #pragma unroll 1
-    for (unsigned i = threadIdx.x % 32; i < N * BOX_BYTES / 16; i += 32 * VECTORS) {
-        uint4* at = reinterpret_cast<uint4*>(boxes[0]) + i;
-        unsigned words[VALUES / 2];
+// GELU of 8 values: y = x s, s = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
+template <typename T> struct GeluOf8 {
+    static constexpr float A = 2 * 0.7978845608028654f, B = A * 0.044715f;
+    float square[8], s[8], y[8];
+
+    __device__ void load(const uint4* from) {
+        const uint4 words = *from;
         #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) reinterpret_cast<uint4&>(words[4 * v]) = at[32 * v];
-        float x[VALUES], square[VALUES], s[VALUES];
-        #pragma unroll
-        for (int e = 0; e < VALUES; e += 2) {
-            const float2 pair = unpack<T>(words[e / 2]);
-            x[e] = pair.x;
-            x[e + 1] = pair.y;
+        for (int e = 0; e < 8; e += 2) {
+            const float2 pair = unpack<T>(reinterpret_cast<const unsigned*>(&words)[e / 2]);
+            y[e] = pair.x;
+            y[e + 1] = pair.y;
         }
         #pragma unroll
-        for (int e = 0; e < VALUES; ++e) {
-            square[e] = x[e] * x[e];
-            s[e] = fast_exp2(-x[e] * (A * LOG2_E + B * LOG2_E * square[e]));
+        for (int e = 0; e < 8; ++e) {
+            const float x = y[e];
+            square[e] = x * x;
+            s[e] = fast_reciprocal(1 + fast_exp2(-x * (A * LOG2_E + B * LOG2_E * square[e])));
+            y[e] = x * s[e];
         }
+    }
+    __device__ void store(uint4* to) const {
+        unsigned words[4];
         #pragma unroll
-        for (int e = 0; e < VALUES; ++e) s[e] = fast_reciprocal(1 + s[e]);
+        for (int e = 0; e < 8; e += 2) words[e / 2] = pack<T>(y[e], y[e + 1]);
+        *to = reinterpret_cast<uint4&>(words);
+    }
+    // x s (1 - s) 2 du/dx + s, as bytes. Where s is 0 or 1, 0 is multiplied with du/dx, which must
+    // be finite there.
+    __device__ uint2 derivatives() const {
+        unsigned bytes[8];
         #pragma unroll
-        for (int e = 0; e < VALUES; e += 2)
-            words[e / 2] = pack<T>(x[e] * s[e], x[e + 1] * s[e + 1]);
-        #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) at[32 * v] = reinterpret_cast<uint4&>(words[4 * v]);
-        if (!derivatives) continue;
-        #pragma unroll
-        for (int e = 0; e < VALUES; ++e)
-            s[e] += fminf(x[e], 10) * (s[e] - s[e] * s[e]) * (A + 3 * B * fminf(square[e], 100));
-        #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) {
-            const int piece = i + 32 * v, row = piece / 8 % 16, box = piece / (BOX_BYTES / 16);
-            const int at = box * DERIVATIVE_BOX + derivative_unit(row, piece % 8 ^ row % 8);
-            if (box < count)
-                *reinterpret_cast<uint2*>(derivatives + at) =
-                    make_uint2(quantized(s + 8 * v), quantized(s + 8 * v + 4));
+        for (int e = 0; e < 8; ++e) {
+            const float du = 3 * B * fminf(square[e], 1e30f) + A;
+            bytes[e] = derivative_byte((y[e] - y[e] * s[e]) * du + s[e]);
         }
+        return make_uint2(joined(bytes), joined(bytes + 4));
+    }
+};
+
+// A store without a branch, into which the compiler would move what comes before.
+__device__ inline void store_if(bool stored, void* to, uint2 words) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.global.v2.b32 [%1], {%2, %3}; }"
+                 :: "r"(int(stored)), "l"(to), "r"(words.x), "r"(words.y));
+}
+
+// GELU of all values in a box, by a warp, and its derivatives, or null. While the special functions
+// of 8 values are computed, so is the derivative of the 8 before: a warp has a scheduler almost for
+// itself, and nothing else fills its waits.
+template <typename T>
+__device__ inline void gelu_in_box(unsigned char* box, unsigned char* derivatives) {
+    constexpr int STEPS = BOX_BYTES / 512;
+    const int lane = threadIdx.x % 32;
+    uint4* at = reinterpret_cast<uint4*>(box) + lane;
+    GeluOf8<T> values[2];
+    values[0].load(at);
+    #pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        const int row = step * 4 + lane / 8;
+        if (step + 1 < STEPS) values[1 - step % 2].load(at + 32 * (step + 1));
+        values[step % 2].store(at + 32 * step);
+        store_if(derivatives, derivatives + derivative_unit(row, lane % 8 ^ row % 8),
+                 values[step % 2].derivatives());
     }
 }
 
-// Add the 16 rows of boxes, rounded values, to the sums of a lane's 8 columns, by a warp.
-template <typename T, int N>
-__device__ inline void add_rows_of_boxes(float (&sums)[8], unsigned char (&boxes)[N][BOX_BYTES]) {
+// Add the 16 rows of a box, rounded values, to the sums of a lane's two columns, by a warp.
+template <typename T>
+__device__ inline void add_rows_of_box(float (&sums)[2], unsigned char* box) {
     const int lane = threadIdx.x % 32;
-    if (lane / 8 >= N) return;
-    #pragma unroll 4
+    #pragma unroll 8
     for (int row = 0; row < 16; ++row) {
-        unsigned char* piece = piece_at(boxes[lane / 8], row, lane % 8);
-        const uint4 words = *reinterpret_cast<const uint4*>(piece);
-        #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            const float2 pair = unpack<T>(reinterpret_cast<const unsigned*>(&words)[e]);
-            sums[2 * e] += pair.x;
-            sums[2 * e + 1] += pair.y;
-        }
+        const float2 pair = unpack<T>(*reinterpret_cast<const unsigned*>(
+            piece_at(box, row, lane / 4) + lane % 4 * 4));
+        sums[0] += pair.x;
+        sums[1] += pair.y;
     }
 }
