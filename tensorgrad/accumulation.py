@@ -8,11 +8,12 @@ as a matrix product can, does so and returns None; any other returns its gradien
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorgrad.backend import Array, Shape, add_into, is_numpy, namespace
 from tensorgrad.dtypes import Dtype
+from tensorgrad.kernels.capturing import is_capturing
 
 Saved = tuple[Any, ...]  # what an op keeps for its backward function
 Needs = Sequence[Any]  # for each input: False, True or an Into
@@ -33,19 +34,119 @@ def count_as_zeros(arrays: Sequence[Array]) -> None:
 
 
 def is_first(total: Array) -> bool:
-    """Whether a gradient counts as zeros; no longer then: the caller overwrites it."""
-    return bool(_unwritten) and _unwritten.pop(id(total), None) is not None
+    """Whether a gradient counts as zeros; no longer then: the caller overwrites it.
+
+    Whoever adds to a gradient asks first, so what waits to be added to it is added here.
+    """
+    if id(total) in _waiting:
+        add_waiting()
+    if not _unwritten or _unwritten.pop(id(total), None) is None:
+        return False
+    _end_loan(total)
+    return True
+
+
+# By id of a gradient that counts as zeros: a function that copies elsewhere what its memory holds.
+_lent: dict[int, Callable[[], None]] = {}
+
+
+def borrow(total: Array, leave: Callable[[], None]) -> bool:
+    """Borrow the memory of a gradient for a contribution to it that is computed before backward.
+
+    Only while the gradient counts as zeros, and by one at a time. The borrower's backward calls
+    `give_back`. If others add to the gradient before, they overwrite the memory.
+
+    Args:
+        total: see `count_as_zeros`.
+        leave: called before others overwrite it: copies the contribution.
+
+    Returns:
+        Whether it is lent.
+    """
+    if id(total) not in _unwritten or id(total) in _lent:
+        return False
+    _lent[id(total)] = leave
+    return True
+
+
+def give_back(total: Array, need: Any) -> Array | None:
+    """Return a contribution in memory that was borrowed, or None where it is the gradient now.
+
+    Args:
+        total: where the contribution is.
+        need: of the gradient it belongs to.
+    """
+    if _lent.pop(id(total), None) is None:
+        return total  # it was never borrowed, or has left
+    if type(need) is Into and need.array is total and is_first(total):
+        return None
+    return total.copy()
+
+
+def _end_loan(total: Array) -> None:
+    """Have a borrower leave."""
+    leave = _lent.pop(id(total), None)
+    if leave is not None:
+        leave()
+
+
+# By id of the gradient: a contribution that waits, and the function that adds all such ones.
+_waiting: dict[int, tuple[Any, Callable[[list[Any]], None]]] = {}
+_waiting_bytes = 0
+_MOST_WAITING_BYTES = 24 * 2**20  # so that they are still in the L2 cache
+
+
+def wait_to_add(
+    need: Any, contribution: Any, nbytes: int, add: Callable[[list[Any]], None]
+) -> bool:
+    """Let a contribution to a gradient wait for others, so that one kernel adds them all.
+
+    For the many small gradients of biases and norms. They wait in a step that becomes a CUDA
+    graph, and if they go to the gradient of a leaf, until somebody else adds to it or may read it.
+
+    Args:
+        need: of the gradient, see `Into`.
+        contribution: what `add` takes; it holds arrays of `nbytes`.
+        add: adds a list of contributions. It is one function for all that are to be added together.
+
+    Returns:
+        Whether it waits; else the caller adds it.
+    """
+    global _waiting_bytes
+    if not is_capturing() or type(need) is not Into or not need.of_leaf:
+        return False
+    _waiting[id(need.array)] = contribution, add
+    _waiting_bytes += nbytes
+    if _waiting_bytes > _MOST_WAITING_BYTES:
+        add_waiting()
+    return True
+
+
+def add_waiting() -> None:
+    """Add the contributions that wait."""
+    global _waiting_bytes
+    together: dict[Any, list[Any]] = {}
+    for contribution, add in _waiting.values():
+        together.setdefault(add, []).append(contribution)
+    _waiting.clear()
+    _waiting_bytes = 0
+    for add, contributions in together.items():
+        add(contributions)
 
 
 def settle() -> None:
-    """Write the zeros of gradients that nothing was added to."""
+    """Add what waits, and write the zeros of gradients that nothing was added to."""
+    add_waiting()
     while _unwritten:
-        _unwritten.popitem()[1].fill(0)
+        total = _unwritten.popitem()[1]
+        _end_loan(total)
+        total.fill(0)
 
 
 def forget() -> None:
     """Take gradients as they are again: the graph whose step they belong to has failed."""
-    _unwritten.clear()
+    for pending in (_unwritten, _lent, _waiting):
+        pending.clear()
 
 
 # By id: gradients whose kernels have added up their rows beside, and these sums in parts.
@@ -82,15 +183,17 @@ class Into(int):  # equal to True, also as a part of a key
 
     Attributes:
         array: owned by the walk or by a leaf; the shape of the input, maybe of a wider dtype.
+        of_leaf: whether it is a leaf's.
     """
 
     array: Array
+    of_leaf: bool
 
 
-def into(array: Array) -> Into:
+def into(array: Array, of_leaf: bool = False) -> Into:
     """Return the need with this gradient so far."""
     need = Into(True)
-    need.array = array
+    need.array, need.of_leaf = array, of_leaf
     return need
 
 

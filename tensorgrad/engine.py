@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from tensorgrad import ranges
-from tensorgrad.accumulation import forget_row_sums, into, is_first, settle
+from tensorgrad.accumulation import add_waiting, forget_row_sums, into, is_first, settle
 from tensorgrad.arrays import added, cast, converted, sum_to_shape
 from tensorgrad.backend import Array, Shape, add_into, byte_bounds, is_array, namespace, same_device
 from tensorgrad.checks import array_of
@@ -439,7 +439,7 @@ def _need(edge: Any, offered: list[Any]) -> Any:
     if grad is None or grad.dtype != compute_dtype(grad.dtype):
         return True
     offered.append(edge)
-    return into(grad)
+    return into(grad, of_leaf=True)
 
 
 def _is_own(dx: Array | None, others: Sequence[Any]) -> bool:
@@ -473,8 +473,10 @@ def _deliver(leaf: Tensor, dx: Array | None, own: bool) -> None:
                 leaf.grad[...] = dx
             else:
                 add_into(leaf.grad, dx)
-    for hook in leaf.hooks or ():
-        hook(leaf)
+    if leaf.hooks:
+        add_waiting()
+        for hook in leaf.hooks:
+            hook(leaf)
 
 
 _versions = VersionCounter()

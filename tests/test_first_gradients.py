@@ -1,4 +1,7 @@
-"""Gradients that count as zeros are overwritten by what is added first, or get their zeros."""
+"""Gradients that count as zeros are overwritten by what is added first, or get their zeros.
+
+Their memory is lent, and small contributions wait for others.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,17 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, accumulation, backend, graph, nn, optim
-from tensorgrad.accumulation import count_as_zeros, forget, is_first, settle
+from tensorgrad import Tensor, accumulation, autograd, backend, graph, nn, optim
+from tensorgrad.accumulation import (
+    add_waiting,
+    count_as_zeros,
+    forget,
+    into,
+    is_first,
+    settle,
+    wait_to_add,
+)
+from tensorgrad.kernels.capturing import capturing
 
 RNG = np.random.default_rng(3)
 W, X = RNG.standard_normal((4, 3)), RNG.standard_normal((5, 3))
@@ -19,9 +31,9 @@ W, X = RNG.standard_normal((4, 3)), RNG.standard_normal((5, 3))
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     yield
-    left = len(accumulation._unwritten)
+    left = [*accumulation._unwritten, *accumulation._lent, *accumulation._waiting]
     forget()
-    assert left == 0
+    assert not left
 
 
 def leaves() -> Any:
@@ -60,6 +72,117 @@ def test_a_part_of_a_gradient_is_added_to_zeros() -> None:
     count_as_zeros([w.grad])
     w[1:2].sum().backward()
     np.testing.assert_array_equal(w.grad, np.eye(4)[1][:, None] * np.ones(3))
+
+
+TARGETS = np.array([3, 0, 1, 1, 2])
+
+
+def head(w: Tensor) -> Tensor:
+    """Return the loss of a vocabulary of 4, in two chunks."""
+    return tg.linear_cross_entropy(X, w, TARGETS, chunk=3)
+
+
+def head_gradient() -> Any:
+    """Return the gradient of its weight, by the separate ops."""
+    w = Tensor(W, requires_grad=True)
+    tg.cross_entropy(tg.linear(X, w), TARGETS).backward()
+    return w.grad
+
+
+def test_a_head_writes_into_the_gradient_before_backward() -> None:
+    w, expected = leaves()[0], head_gradient()
+    count_as_zeros([w.grad])
+    loss = head(w)
+    np.testing.assert_allclose(w.grad, expected)  # though nobody may read it yet
+    second = head(w)  # finds it lent
+    (2 * loss).backward()
+    np.testing.assert_allclose(w.grad, 2 * expected)
+    second.backward()
+    np.testing.assert_allclose(w.grad, 3 * expected)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_head_with_the_weight_of_an_embedding(order: tuple[int, int]) -> None:
+    w, expected = leaves()[0], head_gradient()
+    count_as_zeros([w.grad])
+    losses = head(w), tg.embedding(w, np.array([1, 1, 3])).sum()
+    (losses[order[0]] + losses[order[1]]).backward()
+    np.testing.assert_allclose(w.grad, expected + np.array([[0], [2], [0], [1]]))
+
+
+def test_a_head_leaves_before_others_write() -> None:
+    w, b, _ = leaves()
+    expected = head_gradient()
+    count_as_zeros([w.grad])
+    loss = head(w)
+    tg.linear(X, w).sum().backward()
+    loss.backward()
+    np.testing.assert_allclose(w.grad, np.ones((5, 4)).T @ X + expected)
+    count_as_zeros([w.grad])
+    loss = head(w)
+    b.sum().backward()  # writes the zeros of w
+    loss.backward()
+    np.testing.assert_allclose(w.grad, expected)
+
+
+def test_a_head_without_backward_leaves_zeros() -> None:
+    w, expected = leaves()[0], head_gradient()
+    count_as_zeros([w.grad])
+    loss = head(w)
+    settle()
+    np.testing.assert_array_equal(w.grad, 0)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    np.testing.assert_allclose(w.grad, 2 * expected)
+
+
+def test_contributions_wait_until_somebody_adds_to_their_gradient() -> None:
+    added: list[list[str]] = []
+    first, second = np.zeros(3), np.zeros(3)
+
+    def wait(array: Any, of_leaf: bool, what: str, nbytes: int = 4) -> bool:
+        return wait_to_add(into(array, of_leaf), what, nbytes, added.append)
+
+    assert not wait(first, True, "in no graph")
+    with capturing():
+        assert not wait(first, False, "the walk reads it")
+        assert not wait_to_add(True, "what is there is unknown", 4, added.append)
+        for _ in range(2):
+            assert wait(first, True, "one")
+            assert wait(second, True, "two")
+            assert not is_first(np.zeros(3))
+            assert not added
+            assert not is_first(second)
+            assert [sorted(each) for each in added] == [["one", "two"]]
+            added.clear()
+        assert wait(first, True, "large", 2**30)
+        assert added.pop() == ["large"]
+        assert wait(first, True, "the end")
+        settle()
+        assert added.pop() == ["the end"]
+        add_waiting()
+        assert wait(first, True, "of a step that fails")
+        forget()
+        settle()
+    assert not added
+
+
+def test_hooks_find_what_has_waited() -> None:
+    b = leaves()[1]
+    b.grad[...] = 0
+    found = []
+
+    def backward(dy: Any, saved: Any, needs: Any) -> Any:
+        def add(totals: list[Any]) -> None:
+            totals[0] += 7
+
+        assert wait_to_add(needs[0], needs[0].array, 8, add)
+        return (None,)
+
+    b.hooks = [lambda leaf: found.append(leaf.grad.copy())]
+    with capturing():
+        autograd.record("op", b.data.copy(), (b,), backward, ()).sum().backward()
+    np.testing.assert_array_equal(found, [[7, 7, 7, 7]])
 
 
 @pytest.mark.gpu

@@ -20,7 +20,7 @@ from tensorgrad.kernels import overlap
 from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.device import resident_blocks, shared_memory_per_block
 from tensorgrad.kernels.loader import load
-from tensorgrad.kernels.reduce import sum_parts_into
+from tensorgrad.kernels.reduce import PartialSum, sum_parts_into
 from tensorgrad.kernels.rows import aligned, held, looped
 from tensorgrad.kernels.structs import number, pointer
 
@@ -199,16 +199,18 @@ def _parameters(partials: Array, needs: Sequence[Any]) -> tuple[Array | None, Ar
     width = partials.shape[2]
     rows = partials.reshape(len(partials), -1)
     found: list[Array | None] = [None, None]
-    totals = []
+    sums = []
     for index, need in enumerate(needs):
         if need:
             total, first = kernel_total(need, partials.dtype)
+            parts = rows[:, index * width : (index + 1) * width]
             if total is None:
-                found[index] = total = backend.empty((width,), partials.dtype, like=partials)
-                first = True
-            totals.append((total, not first))
-    if totals:
-        sum_parts_into(totals, rows if needs[0] else rows[:, width:])
+                found[index] = own = backend.empty((width,), partials.dtype, like=partials)
+                sums.append((PartialSum(own, False, parts), None))
+            else:
+                sums.append((PartialSum(total, not first, parts), need))
+    if sums:
+        sum_parts_into(sums)
     dweight, dbias = [
         None if each is None else accumulated(each, need)
         for each, need in zip(found, needs, strict=True)

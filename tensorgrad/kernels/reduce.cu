@@ -7,7 +7,7 @@
 //   reduce_rows_block     inner == 1, long rows: one block a row, or a chunk of a row
 //   reduce_columns        inner > 1: threads side by side along inner, and down the axis
 //   scan_rows             running sums of rows
-//   sum_parts             sums over rows that another kernel has added up in parts
+//   sum_parts             sums over rows that other kernels have added up in parts
 // Where there are too few results to fill the GPU, the axis is cut into `splits` chunks: a first
 // launch with First<Op> writes one accumulator a chunk, a second with Last<Op> combines these. The
 // order of all additions follows from the shape alone; no atomics.
@@ -151,32 +151,45 @@ reduce_rows_block(typename Op::Out* __restrict__ y, const typename Op::In* __res
     if (threadIdx.x == 0) y[blockIdx.x] = Op::finish(acc, parameter);
 }
 
-// first, second: (columns,) each, written with =, or with += where that is said. parts: (count,
-// pitch), of which a row begins with a part of first, then one of second. overlaps: with the next
-// kernel. A block has 32 x 32 threads and 32 columns, of second where blockIdx.y is 1.
+// Several sums: totals[i], (columns,), gets the sum of the rows of parts[i], (rows, columns) with
+// `pitch` elements from row to row; it is written with +=, where `add` says so, or with =. Blocks
+// from first_block[i] on compute it.
+struct PartialSums {
+    static constexpr int MOST = 48;
+    unsigned long long totals[MOST], parts[MOST];   // addresses
+    int columns[MOST], rows[MOST], pitch[MOST], add[MOST], first_block[MOST];
+    int count;
+    int overlaps;   // with the next kernel, see overlap.py
+};
+
+// A block has 32 x 32 threads and 32 columns.
 template <typename C>
 __global__ void __launch_bounds__(1024)
-sum_parts(C* first, bool add_first, C* second, bool add_second, const C* parts, int columns,
-          int count, long long pitch, bool overlaps) {
+sum_parts(const __grid_constant__ PartialSums p) {
     __shared__ C sums[32][33];
     wait_for_previous_kernel();
-    if (overlaps) start_next_kernel();
+    if (p.overlaps) start_next_kernel();
+    int i = 0;   // the last sum that begins at this block or before
+    for (int step = 32; step > 0; step /= 2)
+        if (i + step < p.count && p.first_block[i + step] <= int(blockIdx.x)) i += step;
+    const int columns = p.columns[i], rows = p.rows[i], block = blockIdx.x - p.first_block[i];
+    const long long pitch = p.pitch[i];
     // Sums of a thread.
-    const int column = blockIdx.x * 32 + threadIdx.x;
-    parts += blockIdx.y * columns + column;
+    const int column = block * 32 + threadIdx.x;
+    const C* parts = reinterpret_cast<const C*>(p.parts[i]) + column;
     C sum = 0;
     if (column < columns) {
         #pragma unroll 8
-        for (int i = threadIdx.y; i < count; i += 32) sum += parts[i * pitch];
+        for (int row = threadIdx.y; row < rows; row += 32) sum += parts[row * pitch];
     }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     // Sums of columns: warp y has column y.
     sum = warp_sum(sums[threadIdx.x][threadIdx.y]);
-    const int own = blockIdx.x * 32 + threadIdx.y;
+    const int own = block * 32 + threadIdx.y;
     if (threadIdx.x > 0 || own >= columns) return;
-    C& out = (blockIdx.y ? second : first)[own];
-    out = (blockIdx.y ? add_second : add_first) ? out + sum : sum;
+    C& total = reinterpret_cast<C*>(p.totals[i])[own];
+    total = p.add[i] ? total + sum : sum;
 }
 
 // y: (outer, splits, inner). x: (outer, length, inner), its axis cut into splits chunks.

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.accumulation import wait_to_add
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bool_, c_name, compute_dtype, int32, int64, is_float, uint64
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.rows import power_of_two
-from tensorgrad.kernels.structs import NULL, number
+from tensorgrad.kernels.structs import NULL, PartialSums, address, by_value, number
 
 _THREADS = 256  # as the kernels' __launch_bounds__
 _BLOCKS = 4096  # below this many blocks the reduced axis is split, if it is long enough
@@ -80,25 +81,49 @@ def sum_rows_into(total: Array, x: Array, add: bool) -> None:
         total[...] = reduce_cuda("Sum", x, (0,), total.dtype)
 
 
-def sum_parts_into(totals: Sequence[tuple[Array, bool]], parts: Array) -> None:
-    """Add up rows of partial sums that a kernel has written beside its results.
+class PartialSum(NamedTuple):
+    """A sum over rows that a kernel has added up in parts, beside its results."""
+
+    total: Array  # (C,), contiguous
+    add: bool  # to what is there
+    parts: Array  # (N, C), N > 0, the dtype of total: float32 or float64; rows contiguous
+
+
+def sum_parts_into(sums: Sequence[tuple[PartialSum, Any]]) -> None:
+    """Add up parts of sums, all of one dtype.
 
     Args:
-        totals: one or two arrays (C,), contiguous, of the dtype of `parts`; for each whether to
-            add to what is there.
-        parts: (N, C or more), N > 0, float32 or float64, rows contiguous: those of the first
-            array, then those of the second.
+        sums: each with the need whose gradient is the total; it may then wait for others, see
+            `wait_to_add`. Or with None.
     """
-    (first, add_first), (second, add_second) = totals[0], totals[-1]
-    columns, pitch = number("i4", first.size), parts.strides[0] // parts.itemsize
-    overlap.launch_in_graph(
-        load("reduce.cu", f"sum_parts<{c_name(parts.dtype)}>"),
-        (-(-first.size // 32), len(totals)),
-        (32, 32),
-        (first, number("?", add_first), second, number("?", add_second), parts, columns,
-         number("i4", len(parts)), number("i8", pitch), number("?", is_capturing())),
-        writes=(first, second),
-    )  # fmt: skip
+    now = []
+    for each, need in sums:
+        nbytes = each.parts.size * each.parts.itemsize
+        if not wait_to_add(need, each, nbytes, _sum_parts):
+            now.append(each)
+    if now:
+        _sum_parts(now)
+
+
+def _sum_parts(sums: Sequence[PartialSum]) -> None:
+    """Add up parts of sums with as few launches as possible."""
+    for start in range(0, len(sums), PartialSums.MOST):
+        table, blocks = PartialSums(overlaps=is_capturing()), 0
+        together = sums[start : start + PartialSums.MOST]
+        table.count = len(together)
+        for i, (total, add, parts) in enumerate(together):
+            table.totals[i], table.parts[i] = address(total), address(parts)
+            table.columns[i], table.rows[i], table.add[i] = total.size, len(parts), add
+            table.pitch[i] = parts.strides[0] // parts.itemsize
+            table.first_block[i] = blocks
+            blocks += -(-total.size // 32)
+        overlap.launch_in_graph(
+            load("reduce.cu", f"sum_parts<{c_name(together[0].total.dtype)}>"),
+            (blocks,),
+            (32, 32),
+            (by_value(table),),
+            writes=[each.total for each in together],
+        )
 
 
 def cumsum_cuda(x: Array, axis: int, dtype: Dtype) -> Array:

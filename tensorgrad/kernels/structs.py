@@ -200,6 +200,18 @@ class MatmulSm90Arguments(Struct):
     )
 
 
+class PartialSums(Struct):
+    """Several sums of rows."""
+
+    sources = ("reduce.cu",)
+    MOST = 48
+    _fields_ = (
+        *_fields(c_uint64 * MOST, "totals parts"),
+        *_fields(c_int * MOST, "columns rows pitch add first_block"),
+        *_fields(c_int, "count overlaps"),
+    )
+
+
 class ScoreArguments(Struct):
     """What softmax is taken of: x * scale + mask."""
 

@@ -23,7 +23,7 @@ from tensorgrad.engine import mode
 from tensorgrad.errors import DtypeError, ShapeError
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
-from tensorgrad.kernels.reduce import sum_parts_into, sum_rows_into
+from tensorgrad.kernels.reduce import PartialSum, sum_parts_into, sum_rows_into
 from tensorgrad.operands import data_of, float_operand, tensor_of
 from tensorgrad.ops.dropout import dropout as drop
 from tensorgrad.ops.dropout import swiglu_dropout
@@ -453,9 +453,12 @@ def _bias_gradient(dy: Array, need: Any, parts: Array | None = None) -> Array | 
     wide = compute_dtype(dy.dtype)
     total, first = kernel_total(need, wide) if dy.size else (None, False)
     if parts is not None:
-        out = backend.empty(parts.shape[1:], wide, like=parts) if total is None else total
-        sum_parts_into([(out, total is not None and not first)], parts)
-        return accumulated(out, need) if total is None else None
+        if total is None:
+            out = backend.empty(parts.shape[1:], wide, like=parts)
+            sum_parts_into([(PartialSum(out, False, parts), None)])
+            return accumulated(out, need)
+        sum_parts_into([(PartialSum(total, not first, parts), need)])
+        return None
     if total is None:
         return accumulated(sum_array(flat(dy), (0,), dtype=wide), need)
     sum_rows_into(total, flat(dy), add=not first)

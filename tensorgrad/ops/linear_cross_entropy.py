@@ -13,12 +13,13 @@ With N rows of width C, a vocabulary V and chunks of n rows, 16 bits: n V * 2 by
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import Gradients, Needs, Saved
+from tensorgrad.accumulation import Gradients, Needs, Saved, borrow, give_back
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.arrays import sum_array
 from tensorgrad.autograd import record
@@ -104,7 +105,14 @@ def linear_cross_entropy(
     early = reduction != "none" and any(wants)
     losses = backend.empty(ids.shape, compute_dtype(dtype), like=ids)
     scale = GradientFactor(None, None if defers(dtype) else count)
-    gradients = _run(loss_of, losses, wants if early else (False,) * 3, scale)
+    gradients: list[Array | None] = []
+
+    def leave() -> None:
+        if gradients and gradients[1] is not None:
+            gradients[1] = gradients[1].copy()
+
+    lent = _borrowed(weight, wants[1] and early, leave)
+    gradients += _run(loss_of, losses, wants if early else (False,) * 3, scale, lent)
     if reduction == "none":
         loss = losses.reshape(targets.shape)
     elif is_numpy(losses):
@@ -186,13 +194,32 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
             cross_entropy_cuda.rescale(gradient, scale)
         elif (factor := _factor(scale, gradient.dtype)) != 1:
             gradient *= factor
+    if gradients[1] is not None:
+        gradients[1] = give_back(gradients[1], needs[1])
     return gradients
 
 
+def _borrowed(weight: Tensor, wanted: bool, leave: Callable[[], None]) -> Array | None:
+    """Return the weight's gradient if dweight may be written there before backward."""
+    if not wanted or weight.node is not None or weight.grad is None:
+        return None
+    grad = weight.grad
+    fits = grad.dtype == compute_dtype(weight.dtype) and grad.flags.c_contiguous
+    return grad if fits and borrow(grad, leave) else None
+
+
 def _run(
-    loss_of: _ChunkedLoss, losses: Array, needs: Needs, scale: GradientFactor
+    loss_of: _ChunkedLoss,
+    losses: Array,
+    needs: Needs,
+    scale: GradientFactor,
+    dweight: Array | None = None,
 ) -> list[Array | None]:
-    """Write the losses and return the gradients that are wanted, times `scale`."""
+    """Write the losses and return the gradients that are wanted, times `scale`.
+
+    Args:
+        dweight: memory for it; None: new memory.
+    """
     dtype, shape = _dtype(loss_of), loss_of.x.shape
     wide = compute_dtype(dtype)
     working = wide if is_numpy(losses) else dtype  # 16 bits are converted once, not each chunk
@@ -200,7 +227,8 @@ def _run(
     weight, bias = loss_of.weight.astype(working, copy=False), loss_of.bias
     kernel = loss_of.kernel
     dx = backend.empty(x.shape, working, like=x) if needs[0] else None
-    dweight = backend.empty(weight.shape, wide, like=x) if needs[1] else None
+    if needs[1] and dweight is None:
+        dweight = backend.empty(weight.shape, wide, like=x)
     dbias = backend.empty(bias.shape, wide, like=x) if bias is not None and needs[2] else None
     for start in range(0, len(x), loss_of.chunk):
         piece = slice(start, start + loss_of.chunk)
