@@ -321,7 +321,7 @@ def test_graphs_of_several_shapes_share_memory(dtype: str) -> None:
         for _ in range(3):
             other(*batches(1, *shape)[0])
         alone.append(other._arena.total_bytes())
-    assert max(alone) <= step._arena.total_bytes() < 0.7 * sum(alone)
+    assert 0.9 * max(alone) <= step._arena.total_bytes() < 0.7 * sum(alone)
 
 
 @pytest.mark.gpu
