@@ -19,35 +19,7 @@
 // instantiate: rotary_turn<double, {1 | 2}>
 // instantiate: rotary_turn<float, {1 | 4}>
 // instantiate: rotary_turn<{__half | __nv_bfloat16}, {1 | 8}>
-#include "types.cuh"
-
-// Rotate the pairs (one[i], two[i]) or, interleaved, the neighbours in one and then two.
-template <bool INTERLEAVED, typename T, int P, typename C, int PART>
-__device__ inline void rotate(Vec<T, P>& one, Vec<T, P>& two,
-                              const Vec<C, PART> (&cosine)[P / PART],
-                              const Vec<C, PART> (&sine)[P / PART], C direction) {
-    T values[2 * P];
-    #pragma unroll
-    for (int i = 0; i < P; ++i) {
-        values[i] = one.values[i];
-        values[P + i] = two.values[i];
-    }
-    #pragma unroll
-    for (int i = 0; i < P; ++i) {
-        T& first = values[INTERLEAVED ? 2 * i : i];
-        T& second = values[INTERLEAVED ? 2 * i + 1 : P + i];
-        const C a = to_compute(first), b = to_compute(second);
-        const C c = cosine[i / PART].values[i % PART],
-                s = direction * sine[i / PART].values[i % PART];
-        first = from_compute<T>(a * c - b * s);
-        second = from_compute<T>(b * c + a * s);
-    }
-    #pragma unroll
-    for (int i = 0; i < P; ++i) {
-        one.values[i] = values[i];
-        two.values[i] = values[P + i];
-    }
-}
+#include "rotary.cuh"
 
 // In one access, which the compiler takes apart where the elements were computed one by one.
 template <typename T, int P> __device__ inline void store_whole(T* p, const Vec<T, P>& v) {

@@ -12,6 +12,7 @@ for 16 bits and TF32 on compute capability 8.0 and later, and `simple` for the r
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -208,12 +209,16 @@ def attention_packed(
         _check_options(op, q.data, scale, dropout, window)
         y = attention_unfused(q, k, v, mask, causal, scale, dropout, window, fused_softmax=True)
         return y.swapaxes(1, 2).reshape(*qkv.shape[:2], heads * y.shape[3])
-    array = qkv.data
-    options = _options(op, _unpack(array, heads, kv_heads), mask, causal, scale, dropout, window)
-    if rotation is not None:
-        overwrite = overwrite and array.flags.c_contiguous
-        array = rotated(_separated(array, parts), rotation, 1, overwrite).reshape(array.shape)
-    y, saved = _forward(_unpack(array, heads, kv_heads), options)
+    arrays = _unpack(qkv.data, heads, kv_heads)
+    options = _options(op, arrays, mask, causal, scale, dropout, window)
+    if rotation is not None and _kernel_rotates(arrays, options, rotation):
+        cos, sin, _, interleaved = rotation
+        options = replace(options, rotation=(cos, sin, interleaved))
+    elif rotation is not None:
+        overwrite = overwrite and qkv.data.flags.c_contiguous
+        array = rotated(_separated(qkv.data, parts), rotation, 1, overwrite)
+        arrays = _unpack(array.reshape(qkv.shape), heads, kv_heads)
+    y, saved = _forward(arrays, options)
     batch, length = qkv.shape[:2]
     y = y.swapaxes(1, 2).reshape(batch, length, heads * y.shape[3])
     return record(op, y, (qkv,), _backward_packed, (*saved, *(rotation or ())))
@@ -291,14 +296,14 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     saved, rotation = saved[:_SAVED], saved[_SAVED:]
-    q, k = saved[:2]
+    q, k, _, _, _, options, _ = saved
     (batch, heads, length, width), kv_heads = q.shape, k.shape[1]
     parts = heads + 2 * kv_heads
     dqkv = backend.empty((batch, length, parts * width), _gradient_dtype(q), like=q)
     dy = dy.reshape(batch, length, heads, width).swapaxes(1, 2)
     # sums over rows are those of what is written, before it is rotated back
     _write_gradients(dy, saved, _unpack(dqkv, heads, kv_heads), None if rotation else dqkv)
-    if rotation:
+    if rotation and options.rotation is None:
         dqkv = dqkv.astype(q.dtype, copy=False)  # as the walk does before backward of `rotary`
         rotated(_separated(dqkv, parts), Rotation(*rotation), -1, in_place=True)
     return (dqkv,)
@@ -398,6 +403,14 @@ def _rotation(
     if not isinstance(angles, tuple) or len(angles) != 2:
         raise ArgumentError(f"{op}: angles is {angles!r:.80}, expected a pair: cosines and sines")
     return rotation_of(op, "qkv", _separated(qkv.data, parts), *angles, heads, interleaved)
+
+
+def _kernel_rotates(arrays: Arrays, options: AttentionOptions, rotation: Rotation) -> bool:
+    """Whether the kernels of attention rotate queries and keys as they load them."""
+    q = arrays[0]
+    if type(q) is np.ndarray or not q.size:
+        return False
+    return attention_short.rotates(arrays, options, rotation.cos, rotation.sin)
 
 
 def _starts(
