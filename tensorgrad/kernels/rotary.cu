@@ -1,10 +1,11 @@
-// Rotary position embedding of q and k, in place beside v in the packed projection: (rows, H, D) of
-// which the first `heads` of the H are rotated and the others copied.
+// Rotary position embedding of q and k beside v in the packed projection: (rows, H, D) of which the
+// first `heads` of the H are rotated. The others are copied, or not touched where y is x.
 //
 // rotary_turn: 2 * sizeof(T) bytes an element; written with =. A thread rotates P pairs in two
 //   accesses of 16 bytes, whether a pair is (i, i + D / 2) or, interleaved, (2 i, 2 i + 1). Cosines
 //   and sines are fp32 (fp64 for double), one for each pair of a row or of a row and head; they
-//   stay in L2.
+//   stay in L2. A thread reads its pairs before it writes them, and no other thread reads them: so
+//   y may be x.
 //   Backward is the rotation by the opposite angle, direction = -1.
 // P is 16 / sizeof(T), and 1 where an array is not aligned or D / 2 no multiple of it.
 //
@@ -18,35 +19,7 @@
 // instantiate: rotary_turn<double, {1 | 2}>
 // instantiate: rotary_turn<float, {1 | 4}>
 // instantiate: rotary_turn<{__half | __nv_bfloat16}, {1 | 8}>
-#include "types.cuh"
-
-// Rotate the pairs (one[i], two[i]) or, interleaved, the neighbours in one and then two.
-template <bool INTERLEAVED, typename T, int P, typename C, int PART>
-__device__ inline void rotate(Vec<T, P>& one, Vec<T, P>& two,
-                              const Vec<C, PART> (&cosine)[P / PART],
-                              const Vec<C, PART> (&sine)[P / PART], C direction) {
-    T values[2 * P];
-    #pragma unroll
-    for (int i = 0; i < P; ++i) {
-        values[i] = one.values[i];
-        values[P + i] = two.values[i];
-    }
-    #pragma unroll
-    for (int i = 0; i < P; ++i) {
-        T& first = values[INTERLEAVED ? 2 * i : i];
-        T& second = values[INTERLEAVED ? 2 * i + 1 : P + i];
-        const C a = to_compute(first), b = to_compute(second);
-        const C c = cosine[i / PART].values[i % PART],
-                s = direction * sine[i / PART].values[i % PART];
-        first = from_compute<T>(a * c - b * s);
-        second = from_compute<T>(b * c + a * s);
-    }
-    #pragma unroll
-    for (int i = 0; i < P; ++i) {
-        one.values[i] = values[i];
-        two.values[i] = values[P + i];
-    }
-}
+#include "rotary.cuh"
 
 // In one access, which the compiler takes apart where the elements were computed one by one.
 template <typename T, int P> __device__ inline void store_whole(T* p, const Vec<T, P>& v) {
@@ -54,13 +27,14 @@ template <typename T, int P> __device__ inline void store_whole(T* p, const Vec<
     else store(p, v);
 }
 
-// Row r takes the angles of row r % angle_rows; angle_heads is 1 or `heads`. Threads: x along the
-// vectors of a row, y along rows.
+// Row r takes the angles of row r % angle_rows; angle_heads is 1 or `heads`. The first `written` of
+// the heads are written. Threads: x along the vectors of a row, y along rows.
 template <typename T, int P>
 __global__ void __launch_bounds__(256)
-rotary_turn(T* __restrict__ y, const T* __restrict__ x, const Compute<T>* __restrict__ cosines,
-            const Compute<T>* __restrict__ sines, long long rows, int all_heads, int half,
-            int heads, long long angle_rows, int angle_heads, int interleaved, int direction) {
+rotary_turn(T* y, const T* x, const Compute<T>* __restrict__ cosines,
+            const Compute<T>* __restrict__ sines, long long rows, int all_heads, int written,
+            int half, int heads, long long angle_rows, int angle_heads, int interleaved,
+            int direction) {
     using C = Compute<T>;
     constexpr int PART = P < VECTOR<C> ? P : VECTOR<C>;   // angles that one access moves
     constexpr int HEADS = 4;   // that share a thread's angles, under way at a time
@@ -68,7 +42,7 @@ rotary_turn(T* __restrict__ y, const T* __restrict__ x, const Compute<T>* __rest
     if (row >= rows) return;
     const long long start = row * all_heads * 2 * half;
     const long long angle_start = row % angle_rows * angle_heads * half;
-    const int vectors = half / P, groups = (all_heads + HEADS - 1) / HEADS;
+    const int vectors = half / P, groups = (written + HEADS - 1) / HEADS;
     for (int slot = threadIdx.x; slot < groups * vectors; slot += blockDim.x) {
         const int group = slot / vectors, pair = slot % vectors * P;
         // Load the halves of the heads.
@@ -76,7 +50,7 @@ rotary_turn(T* __restrict__ y, const T* __restrict__ x, const Compute<T>* __rest
         #pragma unroll
         for (int k = 0; k < HEADS; ++k) {
             const int head = k * groups + group;
-            if (head >= all_heads) break;
+            if (head >= written) break;
             const T* p = x + start + head * 2 * half + (interleaved ? 2 * pair : pair);
             one[k] = load<P>(p);
             two[k] = load<P>(p + (interleaved ? P : half));
@@ -86,7 +60,7 @@ rotary_turn(T* __restrict__ y, const T* __restrict__ x, const Compute<T>* __rest
         #pragma unroll
         for (int k = 0; k < HEADS; ++k) {
             const int head = k * groups + group;
-            if (head >= all_heads) break;
+            if (head >= written) break;
             if (head < heads) {
                 if (k == 0 || angle_heads > 1)
                     #pragma unroll

@@ -27,24 +27,37 @@ def angles(cos: Array, x: Array, heads: int) -> Array:
     return backend.contiguous(cos).astype(compute_dtype(x.dtype), copy=False)
 
 
-def turn(x: Array, cos: Array, sin: Array, direction: int, heads: int, interleaved: bool) -> Array:
-    """Return x with the first heads rotated by `angles`, or back with direction -1."""
+def turn(
+    x: Array,
+    cos: Array,
+    sin: Array,
+    direction: int,
+    heads: int,
+    interleaved: bool,
+    out: Array | None = None,
+) -> Array:
+    """Return x with the first heads rotated by `angles`, or back with direction -1.
+
+    Args:
+        out: None for a new array, or x, contiguous, whose other heads are then not touched.
+    """
     x = backend.contiguous(x)
-    y = backend.empty_like(x)
-    if not x.size:
-        return y
+    y = backend.empty_like(x) if out is None else out
     all_heads, width = x.shape[-2:]
+    written = all_heads if out is None else heads
+    if not x.size or not written:
+        return y
     rows, half = x.size // (all_heads * width), width // 2
     pairs = 16 // x.itemsize
     if half % pairs or any(a.data.ptr % 16 for a in (x, cos, sin)):
         pairs = 1
-    across = min(256, -(-all_heads // _HEADS) * (half // pairs))
+    across = min(256, -(-written // _HEADS) * (half // pairs))
     block = (across, 256 // across)
     load("rotary.cu", f"rotary_turn<{c_name(x.dtype)}, {pairs}>")(
         (-(-rows // block[1]),),
         block,
-        (y, x, cos, sin, number("i8", rows), number("i4", all_heads), number("i4", half),
-         number("i4", heads), number("i8", max(1, cos.shape[0])), number("i4", cos.shape[1]),
-         number("i4", interleaved), number("i4", direction)),
+        (y, x, cos, sin, number("i8", rows), number("i4", all_heads), number("i4", written),
+         number("i4", half), number("i4", heads), number("i8", max(1, cos.shape[0])),
+         number("i4", cos.shape[1]), number("i4", interleaved), number("i4", direction)),
     )  # fmt: skip
     return y

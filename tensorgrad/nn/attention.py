@@ -333,6 +333,8 @@ class MultiHeadAttention(Module):
         qkv: Tensor = self.qkv(x)
         batch, length, width = qkv.shape  # (B, T, (H + 2 kv_heads) D): queries, keys, values
         parts = self.heads + 2 * self.kv_heads
+        # Of Linear's own forward, without hooks, nothing else holds the result; nor does backward.
+        unshared = getattr(self.qkv.forward, "__func__", None) is Linear.forward
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = split(
                 qkv.reshape(batch, length, parts, width // parts),
@@ -340,14 +342,23 @@ class MultiHeadAttention(Module):
                 axis=2,
             )
             qkv = concatenate([self.q_norm(q), self.k_norm(k), v], axis=2).reshape(qkv.shape)
-        if self.rotary is not None and not self._attend_rotates(cache):
+        fused, angles, interleaved = cache is None and self.kernel == "flash", None, False
+        if fused and self.rotary is not None and offers(self.rotary, "table"):
+            cos, sin = self.rotary.table(length, qkv.data)
+            angles, interleaved = (cos[:, None], sin[:, None]), self.rotary.interleaved
+        elif self.rotary is not None and not self._attend_rotates(cache):
             each = qkv.reshape(batch, length, parts, width // parts)  # (B, T, H + 2 kv_heads, D)
             start: Any = 0 if cache is None else cache.length
             if cache is not None and cache.lengths is not None:
                 start = cache.lengths[:, None]
             qkv = self.rotary(each, start, self.heads + self.kv_heads).reshape(qkv.shape)
         dropout = self.dropout if self.training else 0.0
-        if cache is None and self.kernel != "flash":
+        if fused:
+            y = attention_packed(
+                qkv, self.heads, self.kv_heads, mask, self.causal, dropout=dropout,
+                window=self.window, angles=angles, interleaved=interleaved, overwrite=unshared,
+            )  # fmt: skip
+        elif cache is None:
             each = qkv.reshape(batch, length, parts, width // parts)
             q, k, v = self._heads(each)
             y = attention_unfused(
@@ -355,11 +366,6 @@ class MultiHeadAttention(Module):
                 dropout=dropout, window=self.window, fused_softmax=self.kernel == "fused-softmax",
             )  # fmt: skip
             y = y.swapaxes(1, 2).reshape(batch, length, self.heads * y.shape[3])
-        elif cache is None:
-            y = attention_packed(
-                qkv, self.heads, self.kv_heads, mask, self.causal,
-                dropout=dropout, window=self.window,
-            )  # fmt: skip
         elif cache.lengths is not None:
             y = self._attend(qkv, cache)
         else:

@@ -12,6 +12,7 @@ for 16 bits and TF32 on compute capability 8.0 and later, and `simple` for the r
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -39,10 +40,13 @@ from tensorgrad.kernels.attention.options import (
 from tensorgrad.operands import float_tensor, integer_array, mask_operand
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention_unfused import attention_unfused
+from tensorgrad.ops.rotary import Rotation, rotary, rotated, rotation_of
 from tensorgrad.philox import fill_keep
 from tensorgrad.tensor import Tensor
 
 __all__ = ["attention", "attention_packed", "attention_varlen"]
+
+_SAVED = 7  # values that `_forward` keeps for backward
 
 
 @overload
@@ -149,28 +153,40 @@ def attention_packed(
     scale: float | None = None,
     dropout: float = 0.0,
     window: int | None = None,
+    angles: tuple[Any, Any] | None = None,
+    interleaved: bool = False,
+    overwrite: bool = False,
 ) -> Tensor:
     """Return the attention of a sequence to itself, from one projection of it.
 
     The last axis of qkv holds the queries of all heads, then their keys, then their values. They
     are read in place, and their gradients are written into one array of the same layout.
 
+    With angles, queries and keys are first rotated by their positions. Values and gradients have
+    the bits of `rotary` before `attention_packed` without angles; but values are not copied, and
+    gradients are rotated back where they lie.
+
     Args:
         qkv: (B, T, (heads + 2 * kv_heads) * D), any float dtype.
         heads: the number of query heads, H.
         kv_heads: the number of key and value heads; default H. It divides H.
         mask, causal, scale, dropout, window: as in `attention`.
+        angles: cosines and sines of rotary positions, each broadcastable to
+            (B, T, heads + kv_heads, D / 2), such as (T, 1, D / 2); see `rotary`. D is even.
+        interleaved: as in `rotary`.
+        overwrite: allow the rotation to write into the memory of qkv, which saves a copy. Only for
+            an array that nothing reads afterwards, not even backward of another op: no error
+            tells of such a read.
 
     Returns:
         (B, T, H * D), dtype of qkv.
 
     Raises:
-        ShapeError, ArgumentError, DtypeError, DeviceError, GradError: as in `attention`.
+        ShapeError, ArgumentError, DtypeError, DeviceError, GradError: as in `attention` and
+            `rotary`.
     """
     op = "attention_packed"
     qkv = float_tensor(op, "qkv", qkv)
-    if mode.autocast is not None:
-        (qkv,) = cast_operands(qkv)
     kv_heads = heads if kv_heads is None else kv_heads
     _check_heads(op, heads, kv_heads)
     parts = heads + 2 * kv_heads
@@ -179,18 +195,33 @@ def attention_packed(
             f"{op}: qkv has shape {qkv.shape}, expected (B, T, {parts} * D) for {heads} heads "
             f"and {kv_heads} heads of keys and values"
         )
+    given, rotation = qkv, None
+    if mode.autocast is not None:
+        (qkv,) = cast_operands(qkv)
+    if angles is not None:
+        rotation = _rotation(op, given, angles, heads + kv_heads, parts, interleaved)
+        if qkv is not given or _needs_gradient(mask):  # in the dtype of qkv, or as an op of its own
+            each = rotary(_separated(given, parts), *angles, heads + kv_heads, interleaved)
+            (qkv,), rotation = cast_operands(each.reshape(given.shape)), None
     if _needs_gradient(mask):
-        each = qkv.reshape(*qkv.shape[:2], parts, qkv.shape[2] // parts).swapaxes(1, 2)
+        each = _separated(qkv, parts).swapaxes(1, 2)
         q, k, v = each[:, :heads], each[:, heads : heads + kv_heads], each[:, heads + kv_heads :]
         _check_options(op, q.data, scale, dropout, window)
         y = attention_unfused(q, k, v, mask, causal, scale, dropout, window, fused_softmax=True)
         return y.swapaxes(1, 2).reshape(*qkv.shape[:2], heads * y.shape[3])
     arrays = _unpack(qkv.data, heads, kv_heads)
     options = _options(op, arrays, mask, causal, scale, dropout, window)
+    if rotation is not None and _kernel_rotates(arrays, options, rotation):
+        cos, sin, _, interleaved = rotation
+        options = replace(options, rotation=(cos, sin, interleaved))
+    elif rotation is not None:
+        overwrite = overwrite and qkv.data.flags.c_contiguous
+        array = rotated(_separated(qkv.data, parts), rotation, 1, overwrite)
+        arrays = _unpack(array.reshape(qkv.shape), heads, kv_heads)
     y, saved = _forward(arrays, options)
     batch, length = qkv.shape[:2]
     y = y.swapaxes(1, 2).reshape(batch, length, heads * y.shape[3])
-    return record(op, y, (qkv,), _backward_packed, saved)
+    return record(op, y, (qkv,), _backward_packed, (*saved, *(rotation or ())))
 
 
 def attention_varlen(
@@ -264,12 +295,17 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    q, k = saved[:2]
+    saved, rotation = saved[:_SAVED], saved[_SAVED:]
+    q, k, _, _, _, options, _ = saved
     (batch, heads, length, width), kv_heads = q.shape, k.shape[1]
-    shape = (batch, length, (heads + 2 * kv_heads) * width)
-    dqkv = backend.empty(shape, _gradient_dtype(q), like=q)
+    parts = heads + 2 * kv_heads
+    dqkv = backend.empty((batch, length, parts * width), _gradient_dtype(q), like=q)
     dy = dy.reshape(batch, length, heads, width).swapaxes(1, 2)
-    _write_gradients(dy, saved, _unpack(dqkv, heads, kv_heads), dqkv)
+    # sums over rows are those of what is written, before it is rotated back
+    _write_gradients(dy, saved, _unpack(dqkv, heads, kv_heads), None if rotation else dqkv)
+    if rotation and options.rotation is None:
+        dqkv = dqkv.astype(q.dtype, copy=False)  # as the walk does before backward of `rotary`
+        rotated(_separated(dqkv, parts), Rotation(*rotation), -1, in_place=True)
     return (dqkv,)
 
 
@@ -299,7 +335,7 @@ def _forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Saved]:
         y = empty_result(q, q.dtype)
         y[...] = 0
         logsumexp = backend.namespace(q).full(q.shape[:3], np.inf, compute_dtype(q.dtype))
-    return y, (*arrays, y, logsumexp, options, options.bias)
+    return y, (*arrays, y, logsumexp, options, options.bias)  # _SAVED of them
 
 
 def _write_gradients(dy: Array, saved: Saved, gradients: Any, packed: Array | None = None) -> None:
@@ -350,10 +386,31 @@ def _check_heads(op: str, heads: int, kv_heads: int) -> None:
 
 def _unpack(qkv: Array, heads: int, kv_heads: int) -> Arrays:
     """Return views (B, heads, T, D) of the queries, keys and values."""
-    batch, length, channels = qkv.shape
-    parts = heads + 2 * kv_heads
-    each = qkv.reshape(batch, length, parts, channels // parts).swapaxes(1, 2)
+    each = _separated(qkv, heads + 2 * kv_heads).swapaxes(1, 2)
     return each[:, :heads], each[:, heads : heads + kv_heads], each[:, heads + kv_heads :]
+
+
+def _separated(qkv: Any, parts: int) -> Any:
+    """Return a view (B, T, parts, D) of an array or tensor (B, T, parts * D)."""
+    batch, length, channels = qkv.shape
+    return qkv.reshape(batch, length, parts, channels // parts)
+
+
+def _rotation(
+    op: str, qkv: Tensor, angles: Any, heads: int, parts: int, interleaved: bool
+) -> Rotation:
+    """Return how the first heads of qkv are rotated."""
+    if not isinstance(angles, tuple) or len(angles) != 2:
+        raise ArgumentError(f"{op}: angles is {angles!r:.80}, expected a pair: cosines and sines")
+    return rotation_of(op, "qkv", _separated(qkv.data, parts), *angles, heads, interleaved)
+
+
+def _kernel_rotates(arrays: Arrays, options: AttentionOptions, rotation: Rotation) -> bool:
+    """Whether the kernels of attention rotate queries and keys as they load them."""
+    q = arrays[0]
+    if type(q) is np.ndarray or not q.size:
+        return False
+    return attention_short.rotates(arrays, options, rotation.cos, rotation.sin)
 
 
 def _starts(

@@ -6,7 +6,7 @@ Tests: tests/ops/test_rotary.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,12 +45,31 @@ def rotary(
         DeviceError: the arguments are on different devices.
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
     """
-    op = "rotary"
-    x = float_tensor(op, "x", x)
+    x = float_tensor("rotary", "x", x)
+    if x.ndim < 2:
+        raise ShapeError(f"rotary: x has shape {x.shape}, expected (..., H, D), D even")
+    rotation = rotation_of("rotary", "x", x.data, cos, sin, heads, interleaved)
+    y = rotated(x.data, rotation, 1)
+    return record("rotary", y, (x,), _backward, rotation)
+
+
+class Rotation(NamedTuple):
+    """Checked arguments of `rotary`; on the GPU, angles in the layout of the kernel."""
+
+    cos: Array
+    sin: Array
+    heads: int
+    interleaved: bool
+
+
+def rotation_of(
+    op: str, name: str, x: Array, cos: Any, sin: Any, heads: int | None, interleaved: bool
+) -> Rotation:
+    """Return how an op rotates its operand x, (..., H, D), by arguments as of `rotary`."""
     cos, sin = float_tensor(op, "cos", cos), float_tensor(op, "sin", sin)
-    backend.same_device(op, ("x", "cos", "sin"), (x.data, cos.data, sin.data))
-    if x.ndim < 2 or x.shape[-1] % 2:
-        raise ShapeError(f"{op}: x has shape {x.shape}, expected (..., H, D), D even")
+    backend.same_device(op, (name, "cos", "sin"), (x, cos.data, sin.data))
+    if x.shape[-1] % 2:
+        raise ShapeError(f"{op}: {name} has shape {x.shape}, expected (..., H, D), D even")
     if heads is None:
         heads = x.shape[-2]
     else:
@@ -60,39 +79,49 @@ def rotary(
     pairs = (*x.shape[:-2], heads, x.shape[-1] // 2)
     cosines = broadcast(op, "cos", cos.data, pairs)
     sines = broadcast(op, "sin", sin.data, pairs)
-    if type(x.data) is not np.ndarray:
+    if type(x) is not np.ndarray:
         if cos.shape == sin.shape:
             cosines, sines = cos.data, sin.data
-        cosines, sines = (kernel.angles(a, x.data, heads) for a in (cosines, sines))
-    y = _rotated(x.data, cosines, sines, 1, heads, interleaved)
-    return record(op, y, (x,), _backward, (cosines, sines, heads, interleaved))
+        cosines, sines = (kernel.angles(a, x, heads) for a in (cosines, sines))
+    return Rotation(cosines, sines, heads, interleaved)
+
+
+def rotated(x: Array, rotation: Rotation, direction: int, in_place: bool = False) -> Array:
+    """Return x with the first heads rotated by the angles (direction 1) or back (-1).
+
+    Args:
+        in_place: x is contiguous and is overwritten; its other heads are not copied.
+    """
+    turn = _turn_numpy if type(x) is np.ndarray else kernel.turn
+    cos, sin, heads, interleaved = rotation
+    return turn(x, cos, sin, direction, heads, interleaved, x if in_place else None)
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    cos, sin, heads, interleaved = saved
-    return (_rotated(dy, cos, sin, -1, heads, interleaved),)
+    return (rotated(dy, Rotation(*saved), -1),)
 
 
-def _rotated(
-    x: Array, cos: Array, sin: Array, direction: int, heads: int, interleaved: bool
+def _turn_numpy(
+    x: Array,
+    cos: Array,
+    sin: Array,
+    direction: int,
+    heads: int,
+    interleaved: bool,
+    out: Array | None,
 ) -> Array:
-    """Return x with the first heads rotated by the angles (direction 1) or back (-1)."""
-    rotated = _rotated_numpy if type(x) is np.ndarray else kernel.turn
-    return rotated(x, cos, sin, direction, heads, interleaved)
-
-
-def _rotated_numpy(
-    x: Array, cos: Array, sin: Array, direction: int, heads: int, interleaved: bool
-) -> Array:
-    y = backend.empty_like(x)
-    y[..., heads:, :] = x[..., heads:, :]
+    y = out
+    if y is None:
+        y = backend.empty_like(x)
+        y[..., heads:, :] = x[..., heads:, :]
     a, b = _pairs(x[..., :heads, :], interleaved)
     a_out, b_out = _pairs(y[..., :heads, :], interleaved)
 
     def run(piece: slice) -> None:
         one, two, across = widened(a[piece]), widened(b[piece]), direction * sin[piece]
-        a_out[piece] = one * cos[piece] - two * across
+        first = one * cos[piece] - two * across  # may not overwrite `one` yet
         b_out[piece] = two * cos[piece] + one * across
+        a_out[piece] = first
 
     if a.size:
         backend.parallel_blocks(run, len(a), max(1, backend.BLOCK * len(a) // a.size))

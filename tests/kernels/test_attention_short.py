@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend
+from tensorgrad import Tensor, backend, random
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import simple as attention_simple
 from tensorgrad.kernels.attention.options import AttentionOptions
 from tests.kernels.test_attention_sm90 import draw, passes
+from tests.poisoned import poison_memory
 
 pytestmark = pytest.mark.gpu
 
@@ -147,6 +149,40 @@ def test_packed(width: int, chosen: list[str]) -> None:
     heads, steps = 4, 27
     qkv, dy = draw((3, steps, 3 * heads * width), (3, steps, heads * width), dtype=bfloat16)
     compare([qkv, dy], lambda x: tg.attention_packed(x, heads, causal=True), chosen)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [np.float16, bfloat16])
+@pytest.mark.parametrize("steps", [1, 16, 27, 32, 33, 64])
+@pytest.mark.parametrize("width", [8, 24, 32, 40, 64])
+def test_rotation_in_the_kernels_has_the_bits_of_rotation_before(
+    width: int, steps: int, dtype: Any, interleaved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = 3
+    qkv, dy = draw((4, steps, 3 * heads * width), (4, steps, heads * width), dtype=dtype)
+    qkv, dy = (backend.to_device(each, "cuda") for each in (qkv, dy))
+    angles = np.random.default_rng(0).uniform(-9, 9, (steps, 1, width // 2)).astype("float32")
+    cos, sin = (Tensor(f(angles)).to("cuda") for f in (np.cos, np.sin))
+    rotates, asked = attention_short.rotates, []
+
+    def noted(*arguments: Any, inside: bool) -> bool:
+        asked.append(rotates(*arguments))
+        return inside and asked[-1]
+
+    poison_memory(monkeypatch)
+    found = []
+    for inside in (True, False):
+        monkeypatch.setattr(attention_short, "rotates", partial(noted, inside=inside))
+        random.seed(1)
+        x = Tensor(qkv, requires_grad=True)
+        y = tg.attention_packed(
+            x, heads, causal=True, dropout=0.1, angles=(cos, sin), interleaved=interleaved
+        )
+        y.backward(dy)
+        found.append([y.numpy().tobytes(), backend.to_numpy(x.grad).tobytes()])
+        assert np.isfinite(backend.to_numpy(x.grad).astype("float32")).all()
+    assert asked == [True, True]
+    assert found[0] == found[1]
 
 
 def test_any_positive_scale(chosen: list[str]) -> None:

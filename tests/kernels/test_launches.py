@@ -85,7 +85,7 @@ def test_each_gpu_has_kernels_of_its_own(
     monkeypatch.setattr(attention_short, "load", lambda file, kernel: object())
     attention_short._kernel.cache_clear()
     kernels = [
-        attention_short._kernel("attention_short", bfloat16, 32, 64, device)[0]
+        attention_short._kernel("attention_short", bfloat16, 32, 64, False, device)[0]
         for device in (0, 1, 0)
     ]
     attention_short._kernel.cache_clear()

@@ -71,6 +71,30 @@ def test_all_parameters_and_the_input_get_gradients(options: dict[str, Any]) -> 
     np.testing.assert_allclose(np.asarray(x.grad), np.asarray(expected_x.grad), atol=1e-5)
 
 
+class Kept(nn.Linear):
+    """A linear layer that keeps its result."""
+
+    def forward(self, x: Any, residual: Any = None) -> Tensor:
+        self.result = super().forward(x, residual)
+        return self.result
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_queries_and_keys_that_others_hold_are_not_overwritten(norms: bool) -> None:
+    rotary, norm = nn.RotaryEmbedding(8), nn.RMSNorm if norms else None
+    layer, x = nn.MultiHeadAttention(16, 2, rotary=rotary, qk_norm=norm), tensor(2, 5, 16)
+    expected, held = layer(x).numpy(), nn.Linear.forward(layer.qkv, x).numpy()
+    seen = []
+    remove = layer.qkv.register_forward_hook(lambda module, args, y: seen.append(y))
+    np.testing.assert_array_equal(layer(x).numpy(), expected)
+    np.testing.assert_array_equal(seen[0].numpy(), held)
+    remove()
+    keeps = Kept(16, 48)
+    keeps.weight, keeps.bias, layer.qkv = layer.qkv.weight, layer.qkv.bias, keeps
+    np.testing.assert_array_equal(layer(x).numpy(), expected)
+    np.testing.assert_array_equal(keeps.result.numpy(), held)
+
+
 def test_a_causal_step_does_not_see_later_ones() -> None:
     layer, x = nn.MultiHeadAttention(16, 2, causal=True), tensor(1, 6, 16)
     before = layer(x).numpy()

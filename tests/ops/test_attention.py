@@ -16,6 +16,7 @@ from tensorgrad.dtypes import bfloat16, float16
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.ops import attention_numpy
 from tensorgrad.testing import Case, Ulps, check, spacing
+from tests.ops import test_rotary as rotary
 from tests.ops.test_dropout import keep_mask
 
 RNG = np.random.default_rng(11)
@@ -147,6 +148,51 @@ def packed_case(shape: tuple[int, int, int], heads: int, kv_heads: int, **option
     )
 
 
+def rotary_case(
+    shape: tuple[int, int, int], heads: int, kv_heads: int, angles: tuple[int, ...], **options: Any
+) -> Case:
+    """Return a case of packed queries and keys that are rotated, by angles of this shape."""
+    values, parts = RNG.uniform(-9, 9, angles), heads + 2 * kv_heads
+    interleaved = options.pop("interleaved", False)
+
+    @cache
+    def tables(dtype: str, device: str) -> tuple[Tensor, Tensor]:
+        cos, sin = (Tensor(f(values)).astype(dtype).to(device) for f in (np.cos, np.sin))
+        return cos, sin
+
+    def function(qkv: Tensor) -> Tensor:
+        angles = tables(rotary.wide(qkv), qkv.device)
+        return tg.attention_packed(
+            qkv, heads, kv_heads, angles=angles, interleaved=interleaved, **options
+        )
+
+    def turned(qkv: Any) -> Any:
+        each = unpacked(qkv, parts).swapaxes(1, 2)
+        return rotary.reference(each, values, heads + kv_heads, interleaved).reshape(qkv.shape)
+
+    def turned_magnitudes(qkv: Any, dy: Any) -> list[Any]:
+        y, dqkv = packed_magnitudes(turned(qkv), dy, heads, kv_heads, **options)
+        # each element of a pair gets at most the length of both
+        return [y, np.sqrt(dqkv**2 + turned_pairs(dqkv) ** 2)]
+
+    def turned_pairs(dqkv: Any) -> Any:
+        each = unpacked(dqkv, parts).swapaxes(1, 2)
+        width = each.shape[-1]
+        pairs = (*each.shape[:-1], *((width // 2, 2) if interleaved else (2, width // 2)))
+        swapped = np.flip(each.reshape(pairs), -1 if interleaved else -2)
+        return swapped.reshape(dqkv.shape)
+
+    return Case(
+        function,
+        [shape],
+        lambda qkv: packed_reference(turned(qkv), heads, kv_heads, **options),
+        values=Ulps(4, "terms"),  # rotated queries and keys are rounded before the scores
+        magnitudes=turned_magnitudes,
+        terms=shape[1] * 8,
+        name="attention_packed-rotary",
+    )
+
+
 def sequences(
     function: Any, q: Any, arrays: Any, lengths: Any, k_lengths: Any, dropout: float, options: Any
 ) -> list[Any]:
@@ -260,6 +306,12 @@ CASES = [
     packed_case((1, 130, 4 * 128), 2, 1, causal=True),
     packed_case((2, 129, 3 * 12), 3, 3, causal=True),
     packed_case((2, 33, 8 * 4), 4, 2, causal=True, mask=PADDING),
+    rotary_case((2, 5, 3 * 12), 1, 1, (5, 1, 6)),
+    rotary_case((2, 33, 8 * 4), 4, 2, (33, 1, 2), causal=True, interleaved=True),
+    rotary_case((2, 31, 4 * 16), 2, 1, (2, 31, 1, 8), window=7),
+    rotary_case((1, 129, 3 * 64), 1, 1, (129, 1, 32), causal=True),
+    rotary_case((2, 64, 6 * 64), 2, 2, (64, 1, 32), interleaved=True),
+    rotary_case((0, 5, 36), 3, 3, (5, 1, 2)),
     packed_case((0, 5, 36), 3, 3),
     packed_case((2, 0, 36), 3, 3),
 ]
@@ -418,6 +470,116 @@ def test_arguments_that_do_not_fit() -> None:
         tg.attention_packed(tensor(2, 5, 35), 3)
     with pytest.raises(ArgumentError, match="window is 0, expected 1 or more"):
         tg.attention(q, q, q, window=0)
+
+
+def angles_of(length: int, half: int, device: str, heads: int = 1) -> tuple[Tensor, Tensor]:
+    values = np.random.default_rng(1).uniform(-9, 9, (length, heads, half)).astype("float32")
+    cos, sin = (Tensor(f(values)).to(device) for f in (np.cos, np.sin))
+    return cos, sin
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "heads", "kv_heads", "options"),
+    [
+        ((2, 7, 3 * 12), 3, 3, {"causal": True, "interleaved": True}),
+        ((3, 24, 24 * 64), 8, 8, {"dropout": 0.3}),
+        ((3, 61, 6 * 64), 2, 2, {"causal": True, "mask": True}),
+        ((3, 64, 6 * 32), 2, 2, {"interleaved": True}),
+        ((2, 64, 8 * 64), 4, 2, {"causal": True}),
+        ((2, 33, 6 * 64), 2, 2, {"causal": True, "each_head": True}),
+        ((2, 130, 6 * 64), 2, 2, {"causal": True, "mask": True, "dropout": 0.2}),
+        ((2, 300, 6 * 64), 2, 2, {"window": 70, "interleaved": True}),
+        ((1, 1000, 4 * 128), 2, 1, {"causal": True}),
+        ((0, 5, 36), 3, 3, {}),
+        ((2, 0, 36), 3, 3, {}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_rotated_queries_and_keys_have_the_bits_of_rotary_before(
+    shape: Any, heads: int, kv_heads: int, options: dict[str, Any], dtype: str, overwrite: bool,
+    device: str,
+) -> None:  # fmt: skip
+    rng = np.random.default_rng(0)
+    parts, options = heads + 2 * kv_heads, dict(options)
+    interleaved = options.pop("interleaved", False)
+    width = shape[2] // parts
+    if options.get("mask"):
+        mask = rng.random((shape[0], 1, shape[1], shape[1])) > 0.3
+        options["mask"] = Tensor(mask).to(device)
+    each_head = heads + kv_heads if options.pop("each_head", False) else 1
+    angles = angles_of(shape[1], width // 2, device, each_head)
+    qkv, dy = (
+        backend.to_device(
+            rng.standard_normal((*shape[:2], channels)).astype(tg.dtypes.as_dtype(dtype)), device
+        )
+        for channels in (shape[2], heads * width)
+    )
+
+    def run(fused: bool) -> list[bytes]:
+        random.seed(3)
+        x = Tensor(qkv, requires_grad=True)
+        rotated = x * 1  # an array that may be overwritten
+        each: dict[str, Any] = dict(options)
+        if fused:
+            each |= {"angles": angles, "interleaved": interleaved, "overwrite": overwrite}
+        else:
+            separated = rotated.reshape(*shape[:2], parts, width)
+            rotated = tg.rotary(separated, *angles, heads + kv_heads, interleaved).reshape(shape)
+        before = rotated.numpy().tobytes()
+        y = tg.attention_packed(rotated, heads, kv_heads, **each)
+        assert overwrite or not fused or rotated.numpy().tobytes() == before
+        y.backward(dy)
+        assert x.grad is not None
+        return [y.numpy().tobytes(), backend.to_numpy(x.grad).tobytes()]
+
+    assert run(True) == run(False)
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_rotation_beside_a_mask_that_requires_a_gradient_or_autocast(amp: bool) -> None:
+    rng = np.random.default_rng(0)
+    qkv, bias = rng.standard_normal((2, 5, 24)).astype("float32"), np.ones((5, 5), "float32")
+    angles = angles_of(5, 2, "cpu")
+    found = []
+    for fused in (True, False):
+        x, mask = Tensor(qkv, requires_grad=True), Tensor(bias, requires_grad=not amp)
+        rotated, options = x, {"angles": angles, "overwrite": True} if fused else {}
+        if not fused:
+            rotated = tg.rotary(x.reshape(2, 5, 6, 4), *angles, 4).reshape(x.shape)
+        with tg.autocast("bfloat16", enabled=amp):
+            y = tg.attention_packed(rotated, 2, mask=mask, **options)  # type: ignore[arg-type]
+        y.astype("float32").sum().backward()
+        assert y.dtype == ("bfloat16" if amp else "float32")
+        found.append([each.numpy().tobytes() for each in (y, Tensor(x.grad))])
+        np.testing.assert_array_equal(x.data, qkv)
+    assert found[0] == found[1]
+
+
+def test_assigning_to_angles_before_backward_is_noticed() -> None:
+    qkv, angles = Tensor(np.ones((1, 3, 12)), requires_grad=True), angles_of(3, 2, "cpu")
+    y = tg.attention_packed(qkv, 1, angles=angles)
+    angles[1][0] = 1.0
+    with pytest.raises(GradError, match=r"attention_packed needs an array .* assigned to after"):
+        y.backward(np.ones(y.shape))
+
+
+@pytest.mark.parametrize(
+    ("shape", "angles", "error", "message"),
+    [
+        ((2, 5, 36), np.ones(2), ArgumentError, "angles is array.*, expected a pair: cosines and"),
+        ((2, 5, 36), (np.ones(2),), ArgumentError, "angles is .*, expected a pair: cosines and"),
+        ((2, 5, 27), (np.ones(1), np.ones(1)), ShapeError,
+         r"attention_packed: qkv has shape \(2, 5, 9, 3\), expected \(..., H, D\), D even"),
+        ((2, 5, 36), (np.ones(2), np.ones(3)), ShapeError,
+         r"attention_packed: sin has shape \(3,\), .* broadcasts to \(2, 5, 6, 2\)"),
+        ((2, 5, 36), (np.ones(2, int), np.ones(2)), DtypeError, "cos has dtype int64, expected a"),
+    ],
+)  # fmt: skip
+def test_angles_that_do_not_fit(shape: Any, angles: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        tg.attention_packed(Tensor(np.ones(shape)), 3, angles=angles)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

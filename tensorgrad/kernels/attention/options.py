@@ -46,6 +46,9 @@ class AttentionOptions:
         keep: (B, H, Tq, Tk), bool: the keep mask of dropout, on the CPU.
         sequences: where sequences of several lengths lie; None for one of each batch entry.
         tf32: whether products may round float32 to TF32.
+        rotation: how the kernel rotates queries and keys, and gradients back: cosines and sines as
+            of `kernels.rotary.angles`, and whether pairs are interleaved. Only for modules whose
+            `rotates` says so; None where they are rotated before, or not at all.
     """
 
     scale: float
@@ -58,6 +61,7 @@ class AttentionOptions:
     keep: Array | None = None
     sequences: Sequences | None = None
     tf32: bool = False
+    rotation: tuple[Array, Array, bool] | None = None
 
 
 def empty_result(q: Array, dtype: Dtype) -> Array:

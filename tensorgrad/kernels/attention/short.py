@@ -7,6 +7,7 @@ would be mostly empty here.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
@@ -15,6 +16,7 @@ from tensorgrad.kernels.attention.arguments import aligned, option_arguments
 from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, empty_result
 from tensorgrad.kernels.device import capability
 from tensorgrad.kernels.loader import Kernel, load
+from tensorgrad.kernels.structs import NULL, number
 
 _FILE = "attention/short.cu"
 _LONGEST, _WIDEST = 64, 64
@@ -37,17 +39,32 @@ def supports(arrays: Arrays, options: AttentionOptions) -> bool:
     )
 
 
+def rotates(arrays: Arrays, options: AttentionOptions, cos: Array, sin: Array) -> bool:
+    """Whether the kernels are for these arrays and rotate them by these angles.
+
+    Those must be the same for all sequences and heads; see `kernels.rotary.angles`.
+    """
+    q, k, _ = arrays
+    length = q.shape[2]
+    fits = length == k.shape[2] and all(
+        a.shape[:2] == (length, 1) and a.data.ptr % 16 == 0 for a in (cos, sin)
+    )
+    return fits and supports(arrays, options)
+
+
 def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     """Return the result, in the memory order of (B, T, H, D), and the logsumexp."""
     q, k, _ = arrays
     batch, heads, queries, width = q.shape
     y = empty_result(q, q.dtype)
     logsumexp = backend.empty(q.shape[:3], float32, like=q)
+    rotation = options.rotation is not None
     kernel, threads, _ = _kernel(
-        "attention_short", q.dtype, max(queries, k.shape[2]), width, q.device.id
+        "attention_short", q.dtype, max(queries, k.shape[2]), width, rotation, q.device.id
     )
     bias, _, _, sizes, dropout = option_arguments(arrays, y, options)
-    kernel((batch * heads,), (threads,), (y, logsumexp, *arrays, bias, sizes, dropout))
+    last = (bias, *_angles(options), sizes, dropout)
+    kernel((batch * heads,), (threads,), (y, logsumexp, *arrays, *last))
     return y, logsumexp
 
 
@@ -65,20 +82,28 @@ def backward(
     dy = dy.astype(q.dtype, copy=False)
     if not aligned(dy):
         dy = backend.contiguous(dy)
+    length, rotation = max(queries, k.shape[2]), options.rotation is not None
     kernel, threads, shared = _kernel(
-        "attention_short_backward", q.dtype, max(queries, k.shape[2]), width, q.device.id
+        "attention_short_backward", q.dtype, length, width, rotation, q.device.id
     )
     bias, _, _, sizes, dropout = option_arguments(arrays, dy, options, gradients)
-    last = (logsumexp, bias, sizes, dropout)
+    last = (logsumexp, bias, *_angles(options), sizes, dropout)
     kernel((batch * heads,), (threads,), (*gradients, *arrays, dy, *last), shared)
+
+
+def _angles(options: AttentionOptions) -> tuple[Any, ...]:
+    """Return the arguments of a kernel that say how it rotates queries and keys."""
+    cos, sin, interleaved = options.rotation or (NULL, NULL, False)
+    return cos, sin, number("?", interleaved)
 
 
 @lru_cache(maxsize=1024)
 def _kernel(
-    name: str, dtype: Dtype, length: int, width: int, device: int
+    name: str, dtype: Dtype, length: int, width: int, rotation: bool, device: int
 ) -> tuple[Kernel, int, int]:
     """Return a kernel of a device, the threads of a block, and the bytes of backward's tiles."""
     rows, columns = (32 if n <= 32 else 64 for n in (length, width))
     tiles = 4 * rows * (columns + 8) + 2 * rows * (rows + 8)
-    kernel = load(_FILE, f"{name}<{c_name(dtype)}, {columns}, {rows}>")
+    flag = "true" if rotation else "false"
+    kernel = load(_FILE, f"{name}<{c_name(dtype)}, {columns}, {rows}, {flag}>")
     return kernel, 2 * rows, dtype.itemsize * tiles

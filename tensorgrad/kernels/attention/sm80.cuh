@@ -183,11 +183,16 @@ template <typename T> __device__ inline void store_pair(T* to, float first, floa
     else *reinterpret_cast<unsigned*>(to) = pack<T>(first, second);
 }
 
+struct Unchanged {
+    __device__ void operator()() const {}
+};
+
 // A warp writes the first `rows` of its 16 R rows, scaled, by way of its part of a tile, 16 bytes
-// at a time.
-template <int D, int R, int W, typename T>
+// at a time. `change` may change the part before it is written.
+template <int D, int R, int W, typename T, typename F = Unchanged>
 __device__ inline void store_rows(T* to, long long stride, int rows, int width, bool aligned,
-                                  T* tile, const Fragment<R, W>& c, const float (&scale)[2 * R]) {
+                                  T* tile, const Fragment<R, W>& c, const float (&scale)[2 * R],
+                                  F change = {}) {
     constexpr int PIECE = VECTOR<T>, PIECES = W / PIECE;
     const int lane = threadIdx.x % 32;
     __syncwarp();
@@ -198,6 +203,7 @@ __device__ inline void store_rows(T* to, long long stride, int rows, int width, 
             store_pair(tile + c.row_of(h) * PITCH<T, D> + c.column_of(j), c.at(h, j) * scale[h],
                        c.at(h, j + 1) * scale[h]);
     __syncwarp();
+    change();
     #pragma unroll
     for (int i = lane; i < 16 * R * PIECES; i += 32) {
         const int row = i / PIECES, column = i % PIECES * PIECE;
