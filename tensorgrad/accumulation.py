@@ -107,7 +107,7 @@ def wait_to_add(
     Args:
         need: of the gradient, see `Into`.
         contribution: what `add` takes; it holds arrays of `nbytes`.
-        add: adds a list of contributions. It is one function for all that are to be added together.
+        add: adds a list of contributions; one function for all that one kernel can add.
 
     Returns:
         Whether it waits; else the caller adds it.

@@ -11,6 +11,8 @@ models and graphs.
         outputs of both norms     2 C
         q, k, v and their output  4 C / tp
         before and after GELU     8 C / tp
+        where parameters have 16 bits, and tp = 1, the derivative of GELU in place of the former,
+        a byte each
     and in float32 mean and rstd of both norms and a logarithm for each head
 
 Under autocast the inputs of norms are float32, as the parameters are. The graph of each micro-batch
@@ -51,6 +53,11 @@ class Costs:
     def wide(self) -> int:
         """Bytes of a parameter, and of an element of the residual stream and of a norm's output."""
         return 4 if self.autocast else self.item
+
+    @property
+    def gelu_item(self) -> int:
+        """Bytes of what backward needs for GELU of a value, on Hopper."""
+        return 1 if self.item == 2 and self.tp == 1 and not self.autocast else self.item
 
     @property
     def heads(self) -> int:
@@ -110,7 +117,8 @@ class Costs:
         """Return the bytes that a block keeps for backward; see the top of this file."""
         outside = tokens / (self.tp if self.sequence else 1)
         width = self.config.width
-        inside = (2 * width + 4 * self.inner + 2 * self.hidden) * tokens * self.item
+        inside = (2 * width + 4 * self.inner + self.hidden) * tokens * self.item
+        inside += self.hidden * tokens * self.gelu_item
         return 2 * width * outside * self.wide + inside + 4 * (4 * outside + self.heads * tokens)
 
     def weight_copies(self, blocks: int, head: bool) -> float:
