@@ -31,7 +31,7 @@ def test_one_gpu_holds_sixteen_bytes_a_parameter_and_activations() -> None:
     assert found.memory["gradients"] == 4 * COUNT
     assert found.memory["optimizer state"] == 12 * COUNT
     tokens, width = 8 * 1024, 1600
-    each = 14 * width * 2 + 4 * width + 16 + 4 * 25
+    each = 12 * width * 2 + 4 * width + 16 + 4 * 25
     assert found.memory["activations"] == 48 * tokens * each
     assert found.sent == []
     assert found.seconds == found.time["compute"] + found.time["optimizer"]
