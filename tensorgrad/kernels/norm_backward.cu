@@ -189,7 +189,6 @@ norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, cons
         row += step;
         here += step * (long long)width;
     }
-    if (partials == nullptr) return;
 
     // The partial rows.
     cp_async_wait<0>();   // the stages are used again
@@ -336,7 +335,6 @@ norm_backward_long(T* __restrict__ dx, Compute<T>* __restrict__ partials, const 
             store_values(dx + row * width + v * WIDTH, values);
         }
     }
-    if (partials == nullptr) return;
 
     // The partial row of dweight and dbias.
     cp_async_wait<0>();   // the stages are used again
