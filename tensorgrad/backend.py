@@ -188,6 +188,26 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     return array if is_numpy(array) else cupy.asnumpy(array)
 
 
+def to_numpy_later(array: Array) -> Callable[[], np.ndarray[Any, Any]]:
+    """Return a function that waits for a contiguous array, as it is now, and returns it on the CPU.
+
+    What is launched afterwards does not have to end for that.
+    """
+    if is_numpy(array):
+        copied = array.copy()
+        return lambda: copied
+    memory = cupy.cuda.alloc_pinned_memory(array.nbytes)
+    copied = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
+    array.get(out=copied, blocking=False)
+    arrived = cupy.cuda.get_current_stream().record()
+
+    def found() -> np.ndarray[Any, Any]:
+        arrived.synchronize()
+        return copied
+
+    return found
+
+
 def empty(shape: Shape, dtype: Dtype, like: Array) -> Array:
     """Return an uninitialised array on the device of `like`."""
     return namespace(like).empty(shape, dtype)

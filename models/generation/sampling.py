@@ -21,7 +21,7 @@ __all__ = ["generate", "generate_batch", "stream"]
 
 Tokens = np.ndarray[Any, Any]
 _MOST_TOKENS = 2**31 - 1  # of a sequence: the device counts them in 32 bits
-_CHECK_EVERY = 16  # steps between checks whether all sequences have ended
+_CHECK_EVERY = 16  # steps between checks whether all sequences had ended at the check before
 
 
 def generate(
@@ -98,12 +98,15 @@ def generate_batch(
         if not max_new_tokens:
             return [[] for _ in lengths]
         with closing(decoder):
+            earlier = None  # so that the GPU has steps left when the host learns of them
             for number in range(1, max_new_tokens + 1):
                 decoder.step()
-                if number % _CHECK_EVERY == 0 or number == max_new_tokens:
-                    flags = _checked_flags(decoder)
-                    if (flags & STOPPED).all():
+                if number == max_new_tokens:
+                    _check_flags(backend.to_numpy(decoder.state.flags))
+                elif number % _CHECK_EVERY == 0:
+                    if earlier is not None and (_check_flags(earlier()) & STOPPED).all():
                         break
+                    earlier = backend.to_numpy_later(decoder.state.flags)
             found = backend.to_numpy(decoder.state.tokens)
     results = []
     for row, length in zip(found, lengths, strict=True):
@@ -140,7 +143,7 @@ def _steps(decoder: Decoder | Recomputer, count: int) -> Iterator[Tokens]:
         for _ in range(count):
             with evaluating(decoder.model):
                 decoder.step()
-            _checked_flags(decoder)
+            _check_flags(backend.to_numpy(decoder.state.flags))
             yield backend.to_numpy(decoder.state.latest).copy()
 
 
@@ -178,8 +181,8 @@ def _begin(
     return kind(model, tokens, state, how), [len(prompt) for prompt in tokens]
 
 
-def _checked_flags(decoder: Decoder | Recomputer) -> Any:
-    flags = backend.to_numpy(decoder.state.flags)
+def _check_flags(flags: Any) -> Any:
+    """Return the flags of all sequences; raise where logits were not finite."""
     if (flags & BROKEN).any():
         raise ArgumentError("generate: the model's logits are not finite, expected numbers")
     return flags
