@@ -14,6 +14,7 @@ from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.linear import linear as linear_op
 from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy_op
+from tensorgrad.engine import mode, replaced
 from tensorgrad.recompute import checkpoint
 from tensorgrad.tensor import Tensor
 
@@ -36,6 +37,9 @@ class LanguageModel(nn.Module):
         blocks: the transformer blocks.
         norm: after the last block.
         recompute: whether a block saves only its input, and runs again in backward.
+        recompute_norms: whether linear layers of blocks save no output of a norm, which backward
+            computes again from the input of the norm. Results have the same bits. Under autocast,
+            and with tensor parallelism, they save a copy or parts of it all the same.
         captures: whether generation may capture steps into a CUDA graph; False where ranks share
             the model.
         output: Linear(C, V) without bias; None where the head is tied to the token embedding.
@@ -50,6 +54,7 @@ class LanguageModel(nn.Module):
     norm: nn.Module
     output: nn.Linear | None = None
     recompute: bool = False
+    recompute_norms: bool = False
     captures: bool = True
     linear: Callable[..., Tensor] = staticmethod(linear_op)
     linear_cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy_op)
@@ -140,7 +145,11 @@ class LanguageModel(nn.Module):
         block = self.blocks[number]
         if cache is not None:
             return block(x, mask, cache[number])  # type: ignore[no-any-return]
-        return (checkpoint(block) if self.recompute else block)(x, mask)
+        run: Callable[..., Tensor] = checkpoint(block) if self.recompute else block
+        if not self.recompute_norms:
+            return run(x, mask)
+        with replaced(mode, recompute_norms=True):
+            return run(x, mask)
 
     def _run_blocks(self, x: Tensor, cache: Cache | None, mask: Any = None) -> Tensor:
         for number in range(len(self.blocks)):

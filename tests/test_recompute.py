@@ -16,6 +16,7 @@ from tensorgrad.amp import autocast
 from tensorgrad.autograd import record
 from tensorgrad.dtypes import bfloat16, float32
 from tensorgrad.errors import GradError
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
 
 Function = Callable[..., Tensor]
 
@@ -283,3 +284,64 @@ def test_an_argument_that_was_assigned_to_is_refused(which: str) -> None:
 
 def test_it_is_exported() -> None:
     assert tensorgrad.checkpoint is checkpoint
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_outputs_of_norms_computed_again_give_the_same_bits(device: str, dtype: str) -> None:
+    """With each op that saves an operand, and a graph that is walked twice."""
+    found = []
+    for again in (False, True):
+        x, up, down = (
+            normal(*shape, seed=i, device=device, dtype=dtype)
+            for i, shape in enumerate(((5, 16), (24, 16), (16, 24)))
+        )
+        gain, b, c = (
+            normal(n, seed=3 + i, device=device, dtype=dtype) for i, n in enumerate((16, 24, 16))
+        )
+        with engine.replaced(engine.mode, recompute_norms=again):
+            normed = tg.layer_norm(x, gain, c)
+            total, second = tg.add_rms_norm(x, normed, gain)
+            results = [
+                tg.linear(normed, up, b), tg.linear_gelu(second, up, b),
+                tg.feed_forward(second, up, b, down, c, total), tg.gated_linear(second, up, up),
+            ]  # fmt: skip
+        y = tg.concatenate(results, axis=1).sum()
+        y.backward(retain_graph=True)
+        y.backward()
+        bits = [backend.to_numpy(each.data).tobytes() for each in results]
+        found.append(bits + [backend.to_numpy(t.grad).tobytes() for t in (x, up, down, gain, b, c)])
+    assert found[0] == found[1]
+
+
+def test_outputs_of_norms_are_dropped_and_their_inputs_watched() -> None:
+    x, w = normal(5, 16, seed=0), normal(24, 16, seed=1)
+    for again in (False, True):
+        with engine.replaced(engine.mode, recompute_norms=again):
+            normed = tg.layer_norm(x * 2)
+        y, output = tg.linear(normed, w), weakref.ref(normed.data)
+        del normed
+        assert (output() is None) is again
+        y.sum().backward()
+    with engine.replaced(engine.mode, recompute_norms=True):
+        data = Tensor(x.data.copy())
+        y = tg.linear(tg.layer_norm(data), w)
+        with no_grad():
+            data[0] = 7
+    with pytest.raises(GradError, match="assigned"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_model_recomputes_norms(blocks: bool) -> None:
+    tokens = np.random.default_rng(0).integers(0, 40, (2, 16))
+    found = []
+    for again in (False, True):
+        tg.manual_seed(3)
+        model = GPT2(GPT2Config(vocab_size=40, context=16, layers=2, heads=2, width=16))
+        model.recompute, model.recompute_norms = blocks, again
+        loss = model(tokens, tokens)
+        loss.backward()
+        gradients = [backend.to_numpy(p.grad).tobytes() for p in model.parameters()]
+        found.append([loss.numpy().tobytes(), *gradients])
+        assert not engine.mode.recompute_norms
+    assert found[0] == found[1]

@@ -80,7 +80,7 @@ _PARTS = {kind: (f"{kind} ms", f"{kind} floor ms") for kind in parts.KINDS}
 TABLE = Sweep(
     "train_step",
     (
-        *("preset", *_SIZES, "batch", "micro_batches", "recompute", "dtype"),
+        *("preset", *_SIZES, "batch", "micro_batches", "recompute", "recompute_norms", "dtype"),
         *("peer", "breakdown", "seconds", "windows"),
     ),
     (
@@ -92,7 +92,7 @@ TABLE = Sweep(
     ),
     draw=lambda rows: {},
     hidden=(
-        *("layers", "width", "heads", "vocab", "breakdown"),
+        *("layers", "width", "heads", "vocab", "breakdown", "recompute_norms"),
         *(name for pair in _PARTS.values() for name in pair),
     ),
 )
@@ -119,7 +119,7 @@ def settings_of(case: Case) -> StepSettings:
     )
     return StepSettings(
         config, case["batch"], case["dtype"], recompute=case["recompute"],
-        micro_batches=case["micro_batches"],
+        recompute_norms=case["recompute_norms"], micro_batches=case["micro_batches"],
     )  # fmt: skip
 
 
@@ -291,7 +291,8 @@ def cases_of(given: argparse.Namespace) -> list[Case]:
         found += [
             {
                 "preset": preset, **sizes, "batch": batch, "micro_batches": given.micro_batches,
-                "recompute": given.recompute, "dtype": given.dtype, "peer": " ".join(modes),
+                "recompute": given.recompute, "recompute_norms": given.recompute_norms,
+                "dtype": given.dtype, "peer": " ".join(modes),
                 "breakdown": given.breakdown, "seconds": given.seconds, "windows": given.windows,
             }
             for batch in dict.fromkeys(given.batch or BATCHES[preset])
@@ -327,6 +328,7 @@ def options() -> argparse.ArgumentParser:
     add("--dtype", choices=PRECISIONS, default="bfloat16-parameters", help="as in training")
     add("--micro-batches", type=int, default=1, help="parts of a batch (default: 1)")
     add("--recompute", action="store_true", help="compute blocks again in backward")
+    add("--recompute-norms", action="store_true", help="compute outputs of norms again in backward")
     add("--no-peer", action="store_true", help="without PyTorch, which is then not imported")
     add("--peer-modes", nargs="+", choices=MODES, default=MODES[1:],
         help="of PyTorch (default: default reduce-overhead, both compiled; the latter is not "

@@ -46,6 +46,7 @@ class StepSettings:
         hidden: width of the feed-forward layers; default 4 * width.
         attention: one of `nn.ATTENTION_KERNELS`.
         recompute: whether blocks are computed again in backward.
+        recompute_norms: whether the outputs of their norms are.
         micro_batches: parts of a batch, one after the other.
     Raises:
         ArgumentError: an argument is out of its range.
@@ -57,6 +58,7 @@ class StepSettings:
     hidden: int | None = None
     attention: str = "flash"
     recompute: bool = False
+    recompute_norms: bool = False
     micro_batches: int = 1
 
     def __post_init__(self) -> None:
@@ -93,6 +95,7 @@ class StepSettings:
         model.to(device, wide)
         nn.use_attention(model, self.attention)
         model.recompute = self.recompute
+        model.recompute_norms = self.recompute_norms
         return model
 
     def parts(self, device: str, rank: int = 0) -> list[Batch]:

@@ -30,6 +30,7 @@ from tensorgrad.ops.dropout import swiglu_dropout
 from tensorgrad.ops.elementwise.activation import gelu, swiglu
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.matmul import flat, product
+from tensorgrad.ops.norm import NormAgain, operand_to_save, saved_operand
 from tensorgrad.tensor import Tensor
 
 __all__ = ["feed_forward", "gated_linear", "linear", "linear_gelu"]
@@ -70,15 +71,16 @@ def linear(
     kernel = kernel or product_kernel(a, w, residual_data)
     y = _affine(flat(a), w, added, residual_data, _result_dtype(dtype, common), kernel)
     y = y.reshape(*a.shape[:-1], w.shape[0])
-    return record("linear", y, inputs, _linear_backward, (a, w, kernel))
+    kept, of_norm = operand_to_save(a)
+    return record("linear", y, inputs, _linear_backward, (kept, w, kernel, *of_norm))
 
 
 def _linear_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, weight, kernel = saved
+    x, weight, kernel, *_ = saved
     rows = flat(dy)
     dtype = promoted("linear", ("dy", "weight"), (rows, weight))
     dx = product(rows, weight, dtype, kernel).reshape(x.shape) if needs[0] else None
-    dweight = _weight_gradient(rows, flat(x), needs[1], kernel)
+    dweight = _weight_gradient(rows, x, needs[1], kernel)
     return dx, dweight, _bias_gradient(dy, needs[2], row_sums_of(dy)), dy
 
 
@@ -110,11 +112,13 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
             return gelu(linear(x, weight, bias), approximate)
         y, kept, _ = _activated(flat(a), w, added, inputs, kernel, False)
     y = y.reshape(*a.shape[:-1], len(w))
-    return record("linear_gelu", y, inputs, _linear_gelu_backward, (a, w, kept, kernel))
+    x_kept, of_norm = operand_to_save(a)
+    saved = (x_kept, w, kept, kernel, *of_norm)
+    return record("linear_gelu", y, inputs, _linear_gelu_backward, saved)
 
 
 def _linear_gelu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, weight, operand, kernel = saved
+    x, weight, operand, kernel, *_ = saved
     dpre = _GELU_BACKWARD(flat(dy), operand).data
     return _linear_backward(dpre, (x, weight, kernel), needs)
 
@@ -161,12 +165,13 @@ def feed_forward(
         return linear(hidden, down, down_bias, residual=residual)
     h, kept, is_derivative = _activated(flat(a), u, b, inputs, kernel, True)
     y = _affine(h, d, c, r, a.dtype, kernel).reshape(*a.shape[:-1], len(d))
-    saved = (a, u, d, kept, h, is_derivative, kernel)
+    x_kept, of_norm = operand_to_save(a)
+    saved = (x_kept, u, d, kept, h, is_derivative, kernel, *of_norm)
     return record(op, y, inputs, _feed_forward_backward, saved)
 
 
 def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, up, down, kept, h, is_derivative, kernel = saved
+    x, up, down, kept, h, is_derivative, kernel, *_ = saved
     rows = flat(dy)
     ddown = _weight_gradient(rows, h, needs[3], kernel)
     ddown_bias = _bias_gradient(dy, needs[4], row_sums_of(dy))
@@ -179,7 +184,7 @@ def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
             dpre = backend.empty_like(kept)
             matmul_cuda.run(problem(rows, down, dpre, gelu_of=kept), kernel)
         dx = product(dpre, up, dpre.dtype, kernel).reshape(x.shape) if needs[0] else None
-        dup = _weight_gradient(dpre, flat(x), needs[1], kernel)
+        dup = _weight_gradient(dpre, x, needs[1], kernel)
         dup_bias = _bias_gradient(dpre, needs[2], sums)
     return dx, dup, dup_bias, ddown, ddown_bias, dy
 
@@ -233,21 +238,24 @@ def gated_linear(
         each.requires_grad = True  # so that swiglu keeps what its backward needs
     y = swiglu_dropout(*both, p) if p else swiglu(*both)
     arrays = (x.data, gate.data, up.data)
-    saved = (*arrays, y.node, product_kernel(*arrays))
+    kept, of_norm = operand_to_save(x.data)
+    saved = (kept, *arrays[1:], y.node, product_kernel(*arrays), *of_norm)
     return record("gated_linear", y.data, inputs, _gated_linear_backward, saved)
 
 
 def _gated_linear_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, gate, up, inner, kernel = saved
+    x, gate, up, inner, kernel, *_ = saved
+    if needs[1] or needs[3]:
+        x = saved_operand(x)
     dgate, dup = map(flat, inner.backward(dy, inner.saved, (True, True)))
     dx = None
     if needs[0]:
         dx = _sum_of_products((dgate, gate), (dup, up), kernel).reshape(x.shape)
     return (
         dx,
-        _weight_gradient(dgate, flat(x), needs[1], kernel),
+        _weight_gradient(dgate, x, needs[1], kernel),
         _bias_gradient(dgate, needs[2]),
-        _weight_gradient(dup, flat(x), needs[3], kernel),
+        _weight_gradient(dup, x, needs[3], kernel),
         _bias_gradient(dup, needs[4]),
     )
 
@@ -427,10 +435,20 @@ def _fit(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, residual: Any
     )
 
 
-def _weight_gradient(dy: Array, x: Array, need: Any, kernel: str | None = None) -> Array | None:
-    """Return dy^T x where it is needed; None once the product has added it to the gradient."""
+def _weight_gradient(
+    dy: Array, x: Array | NormAgain, need: Any, kernel: str | None = None
+) -> Array | None:
+    """Return dy^T x where it is needed; None once the product has added it to the gradient.
+
+    Args:
+        dy: (N, out).
+        x: (..., in), N rows in all; as saved.
+        need: of the weight.
+        kernel: as for `matmul`.
+    """
     if not need:
         return None
+    x = flat(saved_operand(x))
     wide = compute_dtype(dy.dtype)
     fits = wide is float32 and dy.dtype is x.dtype
     total, first = kernel_total(need, float32) if fits else (None, False)

@@ -7,6 +7,7 @@ numbers a row, and computes the normalised rows again. Tests: tests/ops/test_nor
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_integer, check_range, check_shape, promoted
+from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.norm import backward as _backward_cuda
 from tensorgrad.kernels.norm import forward as _forward_cuda
@@ -182,6 +184,51 @@ def add_rms_norm(
     return _run_added("add_rms_norm", x, residual, weight, None, eps, centre=False)
 
 
+class NormAgain:
+    """The output of a norm, which is computed again where it is needed.
+
+    Attributes:
+        shape: of the output.
+        saved: the arrays it is computed from.
+    """
+
+    __slots__ = ("_arguments", "saved", "shape")
+
+    def __init__(self, x: Array, weight: Array | None, bias: Array | None, *options: Any) -> None:
+        self.shape, self.saved = x.shape, (x, weight, bias)
+        self._arguments = x, None, weight, bias, *options
+
+    def output(self) -> Array:
+        """Return it, with the same bits."""
+        forward = _forward_numpy if type(self._arguments[0]) is np.ndarray else _forward_cuda
+        return forward(*self._arguments)[0]
+
+
+# By id: outputs under `mode.recompute_norms`, and how to compute them again.
+_outputs: dict[int, tuple[weakref.ref[Any], NormAgain]] = {}
+
+
+def operand_to_save(x: Array) -> tuple[Array | NormAgain, tuple[Any, ...]]:
+    """Return what backward needs instead of x, and arrays it depends on, which are saved as well.
+
+    Under `mode.recompute_norms` the output of a norm is dropped: half of what a norm and the linear
+    layer after it keep. Its input is there for the norm's own backward.
+    """
+    again = _outputs.get(id(x))
+    return (x, ()) if again is None else (again[1], again[1].saved)
+
+
+def saved_operand(x: Array | NormAgain) -> Array:
+    """Return the operand that was saved so."""
+    return x.output() if type(x) is NormAgain else x
+
+
+def _note_output(y: Array, again: NormAgain) -> None:
+    """Note how to compute an output again, as long as it lives."""
+    key = id(y)
+    _outputs[key] = weakref.ref(y, lambda _: _outputs.pop(key, None)), again
+
+
 def _run(op: str, x: Any, weight: Any, bias: Any, eps: float, centre: bool) -> Tensor:
     (x, _, *parameters), (_, y), saved = _normalise(op, x, None, weight, bias, eps, centre)
     return record(op, y, (x, *parameters), _backward, saved)
@@ -222,6 +269,8 @@ def _normalise(
     forward = _forward_numpy if type(x.data) is np.ndarray else _forward_cuda
     first, second, scale, shift = [arrays.get(name) for name in order]
     y, total, mean, rstd = forward(first, second, scale, shift, eps, centre)
+    if mode.recompute_norms and mode.grad_enabled:
+        _note_output(y, NormAgain(total, scale, shift, eps, centre))
     return tuple([given.get(name) for name in order]), (total, y), (total, scale, mean, rstd)
 
 

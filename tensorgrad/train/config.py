@@ -49,8 +49,8 @@ GROUPS = {
         *("weight_decay", "beta1", "beta2", "clip", "label_smoothing", "average", "seed", "nan"),
     ),
     "Precision and devices": (
-        *("dtype", "device", "capture", "recompute", "parallel", "bucket_mb", "dp", "pp", "tp"),
-        *("pipeline_schedule", "chunks", "sequence_parallel"),
+        *("dtype", "device", "capture", "recompute", "recompute_norms", "parallel", "bucket_mb"),
+        *("dp", "pp", "tp", "pipeline_schedule", "chunks", "sequence_parallel"),
     ),
 }
 OTHER = "Evaluation and output"

@@ -85,6 +85,9 @@ class GPT2Settings(TrainSettings):
     recompute: bool = option(
         False, "save only the inputs of blocks and compute them again in backward", free=True
     )
+    recompute_norms: bool = option(
+        False, "save no outputs of norms in blocks and compute them again in backward", free=True
+    )
     validation: float = option(0.05, "fraction of the text for validation", low=0, high=1)
     evaluate_every: int = option(200, "steps between evaluations", low=1)
     evaluation_batches: int = option(20, "validation batches of an evaluation", low=1)
@@ -178,6 +181,7 @@ def train(
         model.to(device, settings.parameter_dtype)
         nn.use_attention(model, settings.attention)
         model.recompute = settings.recompute
+        model.recompute_norms = settings.recompute_norms
         trainer = make_trainer(settings, folder, corpus, model, ranks, callbacks)
         if resuming:
             resume_run(trainer)

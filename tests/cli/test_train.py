@@ -71,11 +71,12 @@ def test_an_attention_of_ops_and_recomputed_blocks_train_as_well(
     expected = metrics(tmp_path / "run")
     for name, more in (
         ("recomputed", ["--recompute"]),
+        ("recomputed-norms", ["--recompute-norms"]),
         ("unfused", ["--attention", "unfused"]),
         ("fused-softmax", ["--attention", "fused-softmax"]),
     ):
         assert main(["train", *options, *more, "--out", str(tmp_path / name)]) == 0
-        tolerance = 0 if name == "recomputed" else 1e-5
+        tolerance = 0 if name.startswith("recomputed") else 1e-5
         for record, wanted in zip(metrics(tmp_path / name), expected, strict=True):
             assert record == pytest.approx(wanted, rel=tolerance)
 

@@ -42,7 +42,12 @@ def rows_of(path: str) -> list[dict[str, Any]]:
 def test_rows_have_times_speed_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--preset", "char", "gpt2-124M", "--batch", "2", "4", "--micro-batches", "2"]
     had_torch = "torch" in sys.modules
-    assert train_step.main([*options, *ALONE, "--recompute", "--json", "found.json"]) == 0
+    assert (
+        train_step.main(
+            [*options, *ALONE, "--recompute", "--recompute-norms", "--json", "found.json"]
+        )
+        == 0
+    )
     assert had_torch or "torch" not in sys.modules
     rows = rows_of("found.json")
     assert [(row["preset"], row["batch"]) for row in rows] == [
