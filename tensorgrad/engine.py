@@ -119,10 +119,13 @@ class VersionCounter:
         owner = array
         while getattr(owner, "base", None) is not None and is_array(owner.base):
             owner = owner.base
-        bounds, reference = byte_bounds(array), weakref.ref(owner)
+        begin, end = bounds = byte_bounds(array)
+        reference = weakref.ref(owner)
         with self._lock:
             others = [
-                entry for entry in self.log if entry[2]() is not None and entry[1] != bounds
+                entry
+                for entry in self.log
+                if entry[2]() is not None and not (begin <= entry[1][0] and entry[1][1] <= end)
             ]  # one entry for memory that is assigned to again and again, as optimizers do
             self.log = [*others, (self.current + 1, bounds, reference)]
             self.current += 1

@@ -13,6 +13,7 @@ from tensorgrad import Tensor, backend, dtypes, engine
 from tensorgrad.errors import ArgumentError, CheckpointError, GradError
 from tensorgrad.kernels import loader
 from tensorgrad.kernels import optim as launches
+from tensorgrad.nn import Linear, Sequential
 from tensorgrad.optim import SGD, Adam, AdamW, FlatParameters, Lion, LossScaler, Optimizer
 from tests.optim import toy
 
@@ -195,6 +196,19 @@ def test_a_graph_from_before_the_step_is_not_used_after_it() -> None:
         optimizer.step()
         toy.total(tensor * tensor).backward()
     assert len(engine._versions.log) < 40, "steps pile up in the log"
+
+
+def test_a_step_replaces_what_was_noted_of_each_parameter() -> None:
+    """Else each later step would search what loading a model has noted."""
+    model = Sequential(*(Linear(2, 2) for _ in range(20)))
+    optimizer = SGD(model.named_parameters())
+    model.load_state_dict({name: tensor.data.copy() for name, tensor in model.state_dict().items()})
+    before = len(engine._versions.log)
+    y = model(Tensor(np.ones((1, 2), "float32")))
+    optimizer.step()
+    assert len(engine._versions.log) <= before - 39
+    with pytest.raises(GradError, match="assigned to after"):
+        toy.total(y).backward()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, *HALVES], ids=str)
