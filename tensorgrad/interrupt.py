@@ -6,6 +6,7 @@ raise an exception there, as that of Ctrl-C does.
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 import threading
@@ -19,8 +20,10 @@ INTERRUPTED = 130  # a shell's status for a program ended by Ctrl-C
 
 _IMPORT = opmap["IMPORT_NAME"]  # the bytecode instruction of an import
 
+_signal: Any = importlib.import_module("_signal")  # as `signal`, without slow conversions to enums
+
 _HANDLED = [
-    getattr(signal, name)
+    int(getattr(signal, name))
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2", "SIGBREAK")
     if hasattr(signal, name)  # Windows has only some of them
 ]
@@ -48,15 +51,15 @@ def uninterrupted() -> Iterator[None]:
 
     try:
         for number in _HANDLED:
-            handler = signal.getsignal(number)
+            handler = _signal.getsignal(number)
             if callable(handler):
                 handlers[number] = handler
-                signal.signal(number, note)
+                _signal.signal(number, note)
         yield
     finally:
         ended = True
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            _signal.signal(number, handler)
         for number in received:
             signal.raise_signal(number)
 
