@@ -61,6 +61,26 @@ def replaced(target: object, **values: object) -> Iterator[None]:
             setattr(target, name, value)
 
 
+class Changes:
+    """Whether an attribute of a parameter, or the mode of a module, has been assigned to.
+
+    A captured step depends on them, and compares them again after a note.
+
+    Attributes:
+        latest: another object after each note; unlike with a counter, none is lost between threads.
+    """
+
+    def __init__(self) -> None:
+        self.latest = object()
+
+    def note(self) -> None:
+        """Note an assignment that has taken place."""
+        self.latest = object()
+
+
+changes = Changes()
+
+
 class Node:
     """One recorded op. `saved` is None once a walk has passed and freed it."""
 

@@ -243,27 +243,57 @@ class _UnlikeWarmUp(BaseException):
     """A step takes another way than in its warm-up, so that its kernels may not be compiled."""
 
 
+_Attributes = dict[str, tuple[list[Any], list[Any]]]  # of a name: owners and values
+
+
 class _Guards:
-    """Attributes and the values that they must keep for a replay."""
+    """What a replay needs as it is: attributes of tensors, and the modes of modules.
+
+    Assignments to attributes of parameters and to modes leave a note in `engine.changes`. So these
+    are compared after a new note alone: thousands of objects are seldom in a cache of the CPU.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], Any] = {}
-        self._lists: dict[str, tuple[list[Any], list[Any]]] = {}  # of a name: owners and values
+        self._noted: _Attributes = {}
+        self._others: _Attributes = {}
+        self._modes: list[tuple[weakref.ref[Any], bool]] = []
+        self._gone: list[Any] = []  # modules, which may die before the graph does
+        self._compared_at: object = None
 
-    def add(self, owner: Any, name: str, value: Any) -> None:
+    def add(self, owner: Tensor, name: str, value: Any) -> None:
         """Guard an attribute."""
         if self._known.get((id(owner), name), self) is not value:
             self._known[id(owner), name] = value
-            owners, values = self._lists.setdefault(name, ([], []))
+            attributes = self._noted if owner.notes_changes else self._others
+            owners, values = attributes.setdefault(name, ([], []))
             owners.append(owner)
             values.append(value)
 
+    def add_mode(self, module: Any) -> None:
+        """Guard the mode of a module, and its life."""
+        self._modes.append((weakref.ref(module, self._gone.append), module.training))
+
     def hold(self) -> bool:
-        """Whether all have their values; each call of the step asks for thousands."""
-        return all(
-            all(map(is_, map(attrgetter(name), owners), values))
-            for name, (owners, values) in self._lists.items()
-        )
+        """Whether all are as they were."""
+        latest = engine.changes.latest
+        if self._gone or not _are_kept(self._others):
+            return False
+        if self._compared_at is not latest:
+            for module, training in self._modes:
+                if getattr(module(), "training", None) is not training:
+                    return False
+            if not _are_kept(self._noted):
+                return False
+            self._compared_at = latest
+        return True
+
+
+def _are_kept(attributes: _Attributes) -> bool:
+    return all(
+        all(map(is_, map(attrgetter(name), owners), values))
+        for name, (owners, values) in attributes.items()
+    )
 
 
 class _Watch:
@@ -273,8 +303,7 @@ class _Watch:
         before: what the warm-up of the step has observed.
         arena: of the capture; None in the warm-up.
     Attributes:
-        guards: attributes that a replay needs as they are.
-        modes: modules, which may die before the graph does, and whether each is in training mode.
+        guards: what a replay needs as it is.
         used: the leaves among the operands, by id.
         leaves: those that get a gradient, with the gradient at their first use.
         kept: arrays from outside that the step reads: they live as long as the graph.
@@ -285,7 +314,6 @@ class _Watch:
         self.kept: dict[int, Array] = {}
         self._arena = arena
         self.guards = _Guards()
-        self.modes: list[tuple[weakref.ref[Any], bool]] = []
         self.used: dict[int, Tensor] = {}
         self.leaves: dict[int, tuple[Tensor, Array | None]] = {}
         self.running = ""
@@ -298,14 +326,19 @@ class _Watch:
         return nullcontext()
 
     def layer(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Note a module with its mode and the arrays of its parameters and buffers."""
+        """Note the modes of a module and those in it, and the arrays of parameters and buffers."""
+        if id(module) not in self._modules:
+            for inner in module.modules():  # a fused op reads those that nobody calls
+                self._note(inner)
+        return module.forward(*args, **kwargs)
+
+    def _note(self, module: Any) -> None:
         if id(module) not in self._modules:
             self._modules.add(id(module))
-            self.modes.append((weakref.ref(module), module.training))
+            self.guards.add_mode(module)
             for each in vars(module).values():
                 if isinstance(each, Tensor):
                     self.guards.add(each, "data", each.data)
-        return module.forward(*args, **kwargs)
 
     def enter(self, op: str) -> None:
         """Note the op that begins."""
@@ -396,10 +429,6 @@ class _Variant:
         """Whether a replay would do what the function does now."""
         if self._seeded not in (None, _seeded(random.get_state())):
             return False
-        for module, training in self._watch.modes:
-            found = module()
-            if found is None or found.training is not training:
-                return False
         return self._watch.guards.hold()
 
     def load(self, arguments: list[Any]) -> None:

@@ -9,7 +9,7 @@ import builtins
 import operator
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class Tensor:
     """
 
     __slots__ = ("__weakref__", "data", "grad", "hooks", "node", "requires_grad")
+    notes_changes: ClassVar[bool] = False  # in `engine.changes`, where an attribute is assigned to
 
     def __init__(self, data: Array, requires_grad: bool = False, node: Any = None) -> None:
         if requires_grad and node is None and not is_float(data.dtype):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor, backend, graph, nn, optim, random
-from tensorgrad.engine import mode
+from tensorgrad.engine import mode, replaced
 from tensorgrad.errors import ArgumentError, DeviceError, GraphError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.nn import evaluating
@@ -249,6 +250,115 @@ def test_modes_and_replaced_arrays_get_graphs_of_their_own() -> None:
         layer.weight[...] = 0.5
         assert (step(x).numpy() == model(x).numpy()).all()
     assert step.graphs == 3
+
+
+@pytest.mark.gpu
+def test_the_mode_of_a_layer_inside_a_fused_op_counts() -> None:
+    random.seed(0)
+    block = nn.TransformerBlock(64, 1, dropout=0.5, attention_dropout=0.0).to("cuda")
+    step = graph.capture(block)
+    x = Tensor(backend.cupy.ones((2, 3, 64), "float32"))
+    with tg.no_grad():
+        for _ in range(3):
+            assert (step(x).numpy() != step(x).numpy()).any()
+        for each in block.modules():
+            if isinstance(each, nn.Dropout):
+                each.training = False
+        for _ in range(3):
+            assert (step(x).numpy() == block(x).numpy()).all()
+    assert step.graphs == 2
+
+
+def guards_of(model: nn.Module) -> Any:
+    """Return the guards of a call, with those of gradients."""
+    watch = graph._Watch()
+    watch.layer(model, (Tensor(np.ones((1, 3, 8), "float32")),), {})
+    for parameter in model.parameters():
+        watch.guards.add(parameter, "grad", parameter.grad)
+    return watch.guards
+
+
+def replace_data(block: Any) -> None:
+    block.attention.qkv.weight.data = block.attention.qkv.weight.data.copy()
+
+
+def replace_by_setattr(block: Any) -> None:
+    with replaced(block.norm1.weight, data=block.norm1.weight.data.copy()):
+        pass
+    setattr(block.norm1.weight, "data", block.norm1.weight.data.copy())  # noqa: B010
+
+
+def replace_grad(block: Any) -> None:
+    block.feed_forward.up.bias.grad = np.zeros(32, "float32")
+
+
+def replace_buffer(block: Any) -> None:
+    block.shift.data = block.shift.data.copy()
+
+
+def convert(block: Any) -> None:
+    block.to("float64")
+
+
+def drop_layer(block: Any) -> None:
+    block.norm2 = nn.LayerNorm(8)
+    gc.collect()
+
+
+def evaluate(block: Any) -> None:
+    block.eval()
+
+
+def set_mode(block: Any) -> None:
+    block.attention.training = False
+
+
+def set_mode_of_fused_layer(block: Any) -> None:
+    block.dropout.training = False
+
+
+CHANGES = (
+    replace_data, replace_by_setattr, replace_grad, replace_buffer, convert, drop_layer, evaluate,
+    set_mode, set_mode_of_fused_layer,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_replay_needs_is_guarded(change: Callable[[Any], None]) -> None:
+    block, other = (nn.TransformerBlock(8, 2, dropout=0.1) for _ in range(2))
+    block.register_buffer("shift", Tensor(np.ones(8, "float32")))
+    guards = guards_of(block)
+    assert guards.hold()
+    replace_data(other)
+    other.eval()
+    with evaluating(block):
+        assert not guards.hold()
+        assert not guards.hold()
+    assert guards.hold()
+    next(block.parameters()).data[...] = 2
+    assert guards.hold()
+    change(block)
+    assert not guards.hold()
+    assert not guards.hold()
+
+
+def test_guards_are_compared_after_changes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the host's time of a replay does not grow with the model."""
+    block = nn.TransformerBlock(8, 2)
+    guards = guards_of(block)
+    assert guards.hold()
+    compared: list[int] = []
+
+    def are_kept(attributes: Any) -> bool:
+        compared.append(len(attributes))
+        return True
+
+    monkeypatch.setattr(graph, "_are_kept", are_kept)
+    assert guards.hold()
+    assert compared == [0]  # of other tensors than parameters
+    block.train()
+    assert guards.hold()
+    assert compared == [0, 0, 2]
 
 
 @pytest.mark.gpu

@@ -38,7 +38,7 @@ from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_function
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
-from tensorgrad.engine import assign, mode
+from tensorgrad.engine import assign, changes, mode
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.nn.model_graph import ModelGraph, draw
 from tensorgrad.nn.summary import Summary, summarize
@@ -64,6 +64,14 @@ class Parameter(Tensor):
     """
 
     __slots__ = ()
+    notes_changes = True
+
+    if not TYPE_CHECKING:  # type checkers would let any attribute be set
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Set an attribute, on which captured steps may depend."""
+            super().__setattr__(name, value)
+            changes.note()
 
     def __init__(self, data: Array | Tensor, requires_grad: bool = True) -> None:
         array = data.data if isinstance(data, Tensor) else data
@@ -113,6 +121,8 @@ class Module:
                     f"a {kind.__name__} or None{'' if kind is Module else hint}"
                 )
             super().__setattr__(name, value)
+            if name == "training":
+                changes.note()
 
     def __call__(
         self: _Forward[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
@@ -278,6 +288,7 @@ class Module:
         """Set training mode, or evaluation mode if not `mode`, in all modules; return self."""
         for module in _all_modules(self):
             vars(module)["training"] = mode  # which `__setattr__` would do, in more time
+        changes.note()
         return self
 
     def eval(self) -> Self:
@@ -451,12 +462,14 @@ def evaluating(model: Module) -> Iterator[None]:
     before = [(module, module.training) for module in _all_modules(model)]
     for module, _ in before:
         vars(module)["training"] = False
+    changes.note()
     try:
         with no_grad():
             yield
     finally:
         for module, training in before:
             vars(module)["training"] = training
+        changes.note()
 
 
 def _all_modules(root: Module) -> list[Module]:
