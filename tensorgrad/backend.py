@@ -188,10 +188,17 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     return array if is_numpy(array) else cupy.asnumpy(array)
 
 
-def to_numpy_later(array: Array) -> Callable[[], np.ndarray[Any, Any]]:
-    """Return a function that waits for a contiguous array, as it is now, and returns it on the CPU.
+_copies: list[tuple[Any, Any]] = []  # events, and the memory that is written until then
+_copies_lock = threading.Lock()
 
-    What is launched afterwards does not have to end for that.
+
+def to_numpy_later(array: Array) -> Callable[[], np.ndarray[Any, Any]]:
+    """Submit a copy to the CPU; return a function that waits for it and returns it.
+
+    It does not wait for what is launched afterwards.
+
+    Args:
+        array: contiguous.
     """
     if is_numpy(array):
         copied = array.copy()
@@ -200,6 +207,9 @@ def to_numpy_later(array: Array) -> Callable[[], np.ndarray[Any, Any]]:
     copied = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
     array.get(out=copied, blocking=False)
     arrived = cupy.cuda.get_current_stream().record()
+    with _copies_lock:  # nobody may wait for the copy, as after Ctrl-C
+        _copies[:] = [each for each in _copies if not each[0].done]
+        _copies.append((arrived, memory))
 
     def found() -> np.ndarray[Any, Any]:
         arrived.synchronize()

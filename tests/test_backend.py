@@ -20,6 +20,28 @@ from tensorgrad.optim import AdamW
 from tensorgrad.train.ranks import OneProcess
 
 
+def test_a_copy_has_the_values_of_its_submission(device: str) -> None:
+    array = backend.to_device(np.arange(6).reshape(2, 3), device)
+    found = backend.to_numpy_later(array)
+    array[...] = 0
+    later = backend.to_numpy_later(array)
+    assert found().tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert not later().any()
+    assert type(found()) is np.ndarray
+
+
+@pytest.mark.gpu
+def test_a_copy_that_nobody_waits_for_keeps_its_memory() -> None:
+    """Else what is sent next would be overwritten on its way."""
+    array, size = backend.cupy.ones(64), 1 << 12
+    busy = backend.cupy.ones((size, size))
+    for _ in range(20):
+        busy = busy @ busy * 1e-4  # for milliseconds
+    backend.to_numpy_later(array)
+    sent = [backend.to_device(np.full(64, number), "cuda") for number in range(2, 50)]
+    assert [int(backend.to_numpy(each).sum()) for each in sent] == [64 * n for n in range(2, 50)]
+
+
 @pytest.fixture
 def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let there be three GPUs, of which the first is the current one."""

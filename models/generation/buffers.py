@@ -8,9 +8,10 @@ memory: capturing takes tens of milliseconds, as long as many steps.
 from __future__ import annotations
 
 import logging
-import operator
 import threading
 import weakref
+from itertools import chain, compress
+from operator import attrgetter, call
 from typing import Any
 
 from tensorgrad import backend, graph
@@ -23,6 +24,7 @@ from tensorgrad.tensor import Tensor
 __all__ = ["BatchBuffers", "give_back", "take"]
 
 _MOST_KEPT = 4  # by one model
+_MODE = "training"  # the attribute that `evaluating` sets
 _log = logging.getLogger(__name__)
 _kept: dict[int, list[BatchBuffers]] = {}  # by the id of a model, the latest first
 _lock = threading.Lock()
@@ -53,6 +55,52 @@ class _Replayed:
         self._function(*arguments)
 
 
+class _Parts:
+    """The modules, attributes and arrays of a model, by references that keep none alive.
+
+    Args:
+        model: that graphs are made for.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        modules = list(model.modules())
+        attributes = [each for module in modules for each in vars(module).items()]
+        values = [value for name, value in attributes if name != _MODE]
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        arrays = [tensor.data for tensor in tensors]
+        self._gone: list[Any] = []
+        self._names = [name for name, _ in attributes]
+        self._compared = [name != _MODE for name in self._names]
+        self._modules = [weakref.ref(module) for module in modules]
+        self._tensors = [weakref.ref(tensor) for tensor in tensors]
+        self._values, self._arrays = list(map(id, values)), list(map(id, arrays))
+        self._references = [_reference(each, self._gone) for each in (*values, *arrays)]
+
+    def hold(self) -> bool:
+        """Whether the model has the same ones still.
+
+        Each call of generation asks this of thousands, so the loops over them run in C.
+        """
+        if self._gone:  # it was replaced; and its id may be another's
+            return False
+        attributes = list(map(vars, map(call, self._modules)))
+        if not self._have_names(list(chain.from_iterable(attributes))):
+            return False
+        values = compress(chain.from_iterable(map(dict.values, attributes)), self._compared)
+        arrays = map(attrgetter("data"), map(call, self._tensors))
+        return list(map(id, values)) == self._values and list(map(id, arrays)) == self._arrays
+
+    def _have_names(self, names: list[str]) -> bool:
+        """Whether the attributes have their names still; the first call may add the mode."""
+        if names == self._names:
+            return True
+        compared = [name != _MODE for name in names]
+        if list(compress(names, compared)) != list(compress(self._names, self._compared)):
+            return False
+        self._names, self._compared = names, compared
+        return True
+
+
 class BatchBuffers:
     """The cache and the sequences of a batch, and what works on them.
 
@@ -64,17 +112,21 @@ class BatchBuffers:
         state: of the first batch, on the model's device; taken over.
         steps: capacity of the cache.
         how: the sampling options.
+        parts: of the model, from other buffers, to share where it still holds.
     """
 
-    def __init__(self, model: LanguageModel, state: State, steps: int, how: Sampling) -> None:
+    def __init__(
+        self, model: LanguageModel, state: State, steps: int, how: Sampling, parts: _Parts | None
+    ) -> None:
         self.state = state
         self.cache: Cache = model.new_cache(len(state.latest), steps)
         for cache in self.cache:
             if cache is not None:  # other ranks have this layer
                 cache.lengths = state.lengths
+        if parts is None or not parts.hold():  # as where the cache made a table of rotations
+            parts = _Parts(model)
+        self.parts = parts
         self.key = _key(state, steps, how)
-        weak, self._settings = _parts(model)
-        self._references = [weakref.ref(each) for each in weak]
         self._released: Any = None
         captures = model.captures and model.device != "cpu"
         own = weakref.ref(model)
@@ -85,16 +137,6 @@ class BatchBuffers:
     def is_captured(self) -> bool:
         """Whether steps are a CUDA graph, or will be."""
         return self.step.captured is not None
-
-    def fits(self, model: LanguageModel) -> bool:
-        """Whether the model's modules, settings and arrays are still those of the graph."""
-        weak, settings = _parts(model)
-        return (
-            len(weak) == len(self._references)
-            and len(settings) == len(self._settings)
-            and all(map(operator.is_, map(operator.call, self._references), weak))
-            and all(map(operator.is_, self._settings, settings))
-        )
 
     def load(self, state: State) -> None:
         """Begin other sequences, after what was submitted when the buffers were given back."""
@@ -119,20 +161,22 @@ def take(model: LanguageModel, state: State, steps: int, how: Sampling) -> Batch
     key = _key(state, steps, how)
     with _lock:
         kept = _kept.get(id(model), [])
-        kept[:] = [each for each in kept if each.fits(model)]
+        current = [parts for parts in {each.parts for each in kept} if parts.hold()]
+        kept[:] = [each for each in kept if each.parts in current]
         found = next((each for each in kept if each.key == key), None)
         if found is not None:
             kept.remove(found)
     if found is not None:
         found.load(state)
         return found
+    parts = current[0] if current else None
     try:
-        return BatchBuffers(model, state.on(model.device), steps, how)
+        return BatchBuffers(model, state.on(model.device), steps, how, parts)
     except MemoryError:  # which others may keep for nothing
         with _lock:
             for kept in _kept.values():
                 kept.clear()
-    return BatchBuffers(model, state.on(model.device), steps, how)
+    return BatchBuffers(model, state.on(model.device), steps, how, parts)
 
 
 def give_back(model: LanguageModel, buffers: BatchBuffers) -> None:
@@ -183,19 +227,9 @@ def _key(state: State, steps: int, how: Sampling) -> tuple[Any, ...]:
     return (*shapes, steps, how, casts)
 
 
-def _parts(model: LanguageModel) -> tuple[list[Any], list[Any]]:
-    """Return the attributes of all modules and the arrays of their tensors, in order.
-
-    First those that weak references can refer to, then the others, such as numbers. This takes 1 us
-    a module; it runs in each call.
-    """
-    weak: list[Any] = []
-    others: list[Any] = []
-    for module in model.modules():
-        for name, value in vars(module).items():
-            if name == "training":
-                continue
-            (weak if type(value).__weakrefoffset__ else others).append(value)
-            if isinstance(value, Tensor):
-                weak.append(value.data)
-    return weak, others
+def _reference(value: Any, gone: list[Any]) -> Any:
+    """Return a weak reference, which a list gets once its value is gone, or the value itself."""
+    try:
+        return weakref.ref(value, gone.append)
+    except TypeError:  # a number, a string, a tuple
+        return value

@@ -21,7 +21,7 @@ __all__ = ["generate", "generate_batch", "stream"]
 
 Tokens = np.ndarray[Any, Any]
 _MOST_TOKENS = 2**31 - 1  # of a sequence: the device counts them in 32 bits
-_CHECK_EVERY = 16  # steps between checks whether all sequences had ended at the check before
+_CHECK_EVERY = 8  # steps between checks whether all sequences had ended at the check before
 
 
 def generate(
@@ -98,7 +98,7 @@ def generate_batch(
         if not max_new_tokens:
             return [[] for _ in lengths]
         with closing(decoder):
-            earlier = None  # so that the GPU has steps left when the host learns of them
+            earlier = None  # flags: the GPU still has steps to run when the host reads them
             for number in range(1, max_new_tokens + 1):
                 decoder.step()
                 if number == max_new_tokens:

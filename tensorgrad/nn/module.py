@@ -176,7 +176,7 @@ class Module:
             if id(module) not in seen:
                 seen.add(id(module))
                 yield module
-                children = [each for each in vars(module).values() if _is_module[type(each)]]
+                children = [each for each in vars(module).values() if isinstance(each, Module)]
                 waiting += reversed(children)
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -276,7 +276,7 @@ class Module:
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode, or evaluation mode if not `mode`, in all modules; return self."""
-        for module in self.modules():
+        for module in _all_modules(self):
             vars(module)["training"] = mode  # which `__setattr__` would do, in more time
         return self
 
@@ -445,21 +445,10 @@ class _HookedForward:
         return y
 
 
-class _IsModule(dict[type, bool]):
-    """Whether a class is one of modules; `isinstance` takes four times as long."""
-
-    def __missing__(self, kind: type) -> bool:
-        self[kind] = found = issubclass(kind, Module)
-        return found
-
-
-_is_module = _IsModule()
-
-
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
     """Disable dropout and gradients in the `with` block; restore each module's mode after it."""
-    before = [(module, module.training) for module in model.modules()]
+    before = [(module, module.training) for module in _all_modules(model)]
     for module, _ in before:
         vars(module)["training"] = False
     try:
@@ -468,6 +457,17 @@ def evaluating(model: Module) -> Iterator[None]:
     finally:
         for module, training in before:
             vars(module)["training"] = training
+
+
+def _all_modules(root: Module) -> list[Module]:
+    """Return what `root.modules()` yields, in another order and in a third of the time."""
+    found, seen = [root], {id(root)}
+    for module in found:  # which grows meanwhile
+        for each in vars(module).values():
+            if isinstance(each, Module) and id(each) not in seen:
+                seen.add(id(each))
+                found.append(each)
+    return found
 
 
 def check_input(layer: Module, weight: Tensor, **inputs: Any) -> None:

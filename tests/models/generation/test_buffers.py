@@ -97,6 +97,54 @@ def test_a_changed_model_gets_new_buffers(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("name", ["norm.bias", "blocks.0.attention.scale_by", "blocks.0.dropout"])
+def test_what_is_gone_is_not_taken_for_none(name: str) -> None:
+    model = make()
+    owner, _, attribute = name.rpartition(".")
+    module = dict(model.named_modules())[owner]
+    module.scale_by = lambda: 3  # what a weak reference can refer to
+    first = take(model, state_of(), 16, GREEDY)
+    give_back(model, first)
+    setattr(module, attribute, None)
+    gc.collect()
+    assert take(model, state_of(), 16, GREEDY) is not first
+
+
+@pytest.mark.usefixtures("kept")
+def test_names_of_attributes_count() -> None:
+    model = make()
+    model.norm.one = model.norm.other = None
+    first = take(model, state_of(), 16, GREEDY)
+    for name in ("one", "other"):
+        give_back(model, first)
+        value = vars(model.norm).pop(name)
+        assert take(model, state_of(), 16, GREEDY) is not first
+        vars(model.norm)[f"{name}_moved"] = value
+        first = take(model, state_of(), 16, GREEDY)
+
+
+@pytest.mark.usefixtures("kept")
+def test_all_buffers_of_a_model_are_checked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    hold = buffers_module._Parts.hold
+
+    def counted(parts: Any) -> bool:
+        calls.append(parts)
+        return hold(parts)
+
+    monkeypatch.setattr(buffers_module._Parts, "hold", counted)
+    model = make()
+    first = take(model, state_of(), 16, GREEDY)
+    give_back(model, first)
+    for temperature in (0.5, 1.0, 2.0):
+        give_back(model, take(model, state_of(), 16, Sampling(temperature)))
+    calls.clear()
+    assert take(model, state_of(), 16, GREEDY) is first
+    assert len(calls) == 1
+    assert len(buffers_module._kept[id(model)]) == 3
+
+
+@pytest.mark.usefixtures("kept")
 def test_buffers_die_with_their_model() -> None:
     model = make()
     give_back(model, take(model, state_of(), 16, GREEDY))

@@ -8,6 +8,7 @@ import pytest
 
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.models.generation import generate, generate_batch, stream
+from tensorgrad.models.generation.decoding_loop import Decoder, Recomputer
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
@@ -79,6 +80,33 @@ def test_a_stop_token_ends_its_sequence(model: LanguageModel) -> None:
     accepted: list[Any] = [[stop], {stop}, np.array([stop]), iter([stop])]
     for stops in accepted:
         assert generate_batch(model, prompts, 30, seed=3, stop_tokens=stops) == expected
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_generation_ends_soon_after_the_last_sequence(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch, use_cache: bool
+) -> None:
+    taken: list[Any] = []
+    kind: Any = Decoder if use_cache else Recomputer
+    step = kind.step
+
+    def counted(decoder: Any) -> None:
+        taken.append(decoder)
+        step(decoder)
+
+    monkeypatch.setattr(kind, "step", counted)
+    free = generate_batch(model, [[1, 2], [5, 9]], 60, seed=3, use_cache=use_cache)
+    assert len(taken) == 60
+    taken.clear()
+    stops = range(VOCAB)  # any token
+    found = generate_batch(
+        model, [[1, 2], [5, 9]], 60, seed=3, stop_tokens=stops, use_cache=use_cache
+    )
+    assert found == [[], []]
+    assert 0 < len(taken) <= 16
+    for length in (1, 7, 8, 9, 16, 17):
+        found = generate_batch(model, [[1, 2], [5, 9]], length, seed=3, use_cache=use_cache)
+        assert found == [row[:length] for row in free]
 
 
 def test_nothing_is_added_when_nothing_is_asked_for(model: LanguageModel) -> None:
