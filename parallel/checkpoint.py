@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -139,7 +139,7 @@ class Shards:
         for name in self._names - stored.keys():
             former = name.replace("optimizer/low_bits/", "optimizer/master/", 1)
             if former in stored and stored[former][0].dtype == float32:
-                stored[name] = [LowBits(*part) for part in stored.pop(former)]
+                stored[name] = [LowBits.of(part, name) for part in stored.pop(former)]
         mine = {
             piece.placement.name: _Kind(array.dtype, piece.placement.shape)
             for piece, array in self._held
@@ -186,6 +186,12 @@ class Stored(NamedTuple):
 
 class LowBits(Stored):
     """The low bits of float32 master weights in a file, as former versions wrote them."""
+
+    @classmethod
+    def of(cls, weights: Stored, name: str) -> Self:
+        """Return the low bits of weights as a piece of the given name."""
+        placement = replace(weights.piece.placement, name=name)
+        return cls(weights.piece._replace(placement=placement), weights.name, weights.file)
 
     @property
     def dtype(self) -> Dtype:
