@@ -10,11 +10,11 @@ import numpy as np
 from tensorgrad import nn
 from tensorgrad.checks import array_of
 from tensorgrad.dtypes import DtypeLike, compute_dtype
+from tensorgrad.engine import mode, replaced
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.linear import linear as linear_op
 from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy_op
-from tensorgrad.engine import mode, replaced
 from tensorgrad.recompute import checkpoint
 from tensorgrad.tensor import Tensor
 

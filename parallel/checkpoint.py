@@ -19,17 +19,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import Dtype
+from tensorgrad.dtypes import Dtype, float32, uint16
 from tensorgrad.engine import mark_assigned
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, ShapeError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
+from tensorgrad.optim.master import low_bits_of
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.placement import ArrayPiece, Placement, assign_writers, copies
 from tensorgrad.readers import parse_json
@@ -135,6 +136,10 @@ class Shards:
     ) -> None:
         """Open the files, fill `stored`, and check that they contain all pieces."""
         stored.update(open_pieces(checkpoint, stack))
+        for name in self._names - stored.keys():
+            former = name.replace("optimizer/low_bits/", "optimizer/master/", 1)
+            if former in stored and stored[former][0].dtype == float32:
+                stored[name] = [LowBits.of(part, name) for part in stored.pop(former)]
         mine = {
             piece.placement.name: _Kind(array.dtype, piece.placement.shape)
             for piece, array in self._held
@@ -173,6 +178,30 @@ class Stored(NamedTuple):
     def dtype(self) -> Dtype:
         """The dtype of its elements."""
         return self.file.dtype(self.name)
+
+    def read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """Return elements `start` to `stop` of it, 1-D."""
+        return self.file.read(self.name, start, stop)
+
+
+class LowBits(Stored):
+    """The low bits of float32 master weights in a file, as former versions wrote them."""
+
+    @classmethod
+    def of(cls, weights: Stored, name: str) -> Self:
+        """Return the low bits of weights as a piece of the given name."""
+        placement = replace(weights.piece.placement, name=name)
+        return cls(weights.piece._replace(placement=placement), weights.name, weights.file)
+
+    @property
+    def dtype(self) -> Dtype:
+        """The dtype of its elements."""
+        return uint16
+
+    def read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+        """Return elements `start` to `stop` of it, 1-D."""
+        found: np.ndarray[Any, Any] = low_bits_of(super().read(start, stop))
+        return found
 
 
 def _parts(held: Held, wanted: Sequence[ArrayPiece]) -> list[tuple[ArrayPiece, Array]]:
@@ -368,11 +397,11 @@ def read_piece(target: ArrayPiece, stored: Sequence[Stored]) -> np.ndarray[Any, 
     """Return a piece, 1-D, assembled from stored ones; only the needed elements are read."""
     plan = copies(target, [each.piece for each in stored])  # raises before anything is read
     out = np.empty(target.size, stored[0].dtype)
-    for number, (_, name, file) in enumerate(stored):
+    for number, part in enumerate(stored):
         mine = plan[plan[:, 0] == number]
         if len(mine):
             first, last = int(mine[0, 1]), int(mine[-1, 1] + mine[-1, 3])
-            values = file.read(name, first, last)
+            values = part.read(first, last)
             for _, source, place, length in mine.tolist():
                 out[place : place + length] = values[source - first : source - first + length]
     return out

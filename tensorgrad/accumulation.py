@@ -13,7 +13,6 @@ from typing import Any
 
 from tensorgrad.backend import Array, Shape, add_into, is_numpy, namespace
 from tensorgrad.dtypes import Dtype
-from tensorgrad.kernels.capturing import is_capturing
 
 Saved = tuple[Any, ...]  # what an op keeps for its backward function
 Needs = Sequence[Any]  # for each input: False, True or an Into
@@ -101,8 +100,8 @@ def wait_to_add(
 ) -> bool:
     """Let a contribution to a gradient wait for others, so that one kernel adds them all.
 
-    For the many small gradients of biases and norms. They wait in a step that becomes a CUDA
-    graph, and if they go to the gradient of a leaf, until somebody else adds to it or may read it.
+    For the many small gradients of biases and norms, in a step that becomes a CUDA graph. They
+    wait if they go to the gradient of a leaf, until somebody else adds to it or may read it.
 
     Args:
         need: of the gradient, see `Into`.
@@ -113,7 +112,7 @@ def wait_to_add(
         Whether it waits; else the caller adds it.
     """
     global _waiting_bytes
-    if not is_capturing() or type(need) is not Into or not need.of_leaf:
+    if type(need) is not Into or not need.of_leaf:
         return False
     _waiting[id(need.array)] = contribution, add
     _waiting_bytes += nbytes

@@ -22,7 +22,6 @@ from tensorgrad.accumulation import (
     settle,
     wait_to_add,
 )
-from tensorgrad.kernels.capturing import capturing
 
 RNG = np.random.default_rng(3)
 W, X = RNG.standard_normal((4, 3)), RNG.standard_normal((5, 3))
@@ -143,27 +142,25 @@ def test_contributions_wait_until_somebody_adds_to_their_gradient() -> None:
     def wait(array: Any, of_leaf: bool, what: str, nbytes: int = 4) -> bool:
         return wait_to_add(into(array, of_leaf), what, nbytes, added.append)
 
-    assert not wait(first, True, "in no graph")
-    with capturing():
-        assert not wait(first, False, "the walk reads it")
-        assert not wait_to_add(True, "what is there is unknown", 4, added.append)
-        for _ in range(2):
-            assert wait(first, True, "one")
-            assert wait(second, True, "two")
-            assert not is_first(np.zeros(3))
-            assert not added
-            assert not is_first(second)
-            assert [sorted(each) for each in added] == [["one", "two"]]
-            added.clear()
-        assert wait(first, True, "large", 2**30)
-        assert added.pop() == ["large"]
-        assert wait(first, True, "the end")
-        settle()
-        assert added.pop() == ["the end"]
-        add_waiting()
-        assert wait(first, True, "of a step that fails")
-        forget()
-        settle()
+    assert not wait(first, False, "the walk reads it")
+    assert not wait_to_add(True, "what is there is unknown", 4, added.append)
+    for _ in range(2):
+        assert wait(first, True, "one")
+        assert wait(second, True, "two")
+        assert not is_first(np.zeros(3))
+        assert not added
+        assert not is_first(second)
+        assert [sorted(each) for each in added] == [["one", "two"]]
+        added.clear()
+    assert wait(first, True, "large", 2**30)
+    assert added.pop() == ["large"]
+    assert wait(first, True, "the end")
+    settle()
+    assert added.pop() == ["the end"]
+    add_waiting()
+    assert wait(first, True, "of a step that fails")
+    forget()
+    settle()
     assert not added
 
 
@@ -180,8 +177,7 @@ def test_hooks_find_what_has_waited() -> None:
         return (None,)
 
     b.hooks = [lambda leaf: found.append(leaf.grad.copy())]
-    with capturing():
-        autograd.record("op", b.data.copy(), (b,), backward, ()).sum().backward()
+    autograd.record("op", b.data.copy(), (b,), backward, ()).sum().backward()
     np.testing.assert_array_equal(found, [[7, 7, 7, 7]])
 
 

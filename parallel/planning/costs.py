@@ -11,8 +11,8 @@ models and graphs.
         outputs of both norms     2 C
         q, k, v and their output  4 C / tp
         before and after GELU     8 C / tp
-        where parameters have 16 bits, and tp = 1, the derivative of GELU in place of the former,
-        a byte each
+        large products with tp = 1 and 16-bit parameters keep the derivative of GELU, a byte
+        each, in place of the former; see kernels/matmul/sm90.py
     and in float32 mean and rstd of both norms and a logarithm for each head
 
 Under autocast the inputs of norms are float32, as the parameters are. The graph of each micro-batch
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tensorgrad.errors import ArgumentError
+from tensorgrad.kernels.matmul.sm90 import fills
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.ops.linear_cross_entropy import rows_at_a_time
 
@@ -53,11 +54,6 @@ class Costs:
     def wide(self) -> int:
         """Bytes of a parameter, and of an element of the residual stream and of a norm's output."""
         return 4 if self.autocast else self.item
-
-    @property
-    def gelu_item(self) -> int:
-        """Bytes of what backward needs for GELU of a value, on Hopper."""
-        return 1 if self.item == 2 and self.tp == 1 and not self.autocast else self.item
 
     @property
     def heads(self) -> int:
@@ -118,8 +114,13 @@ class Costs:
         outside = tokens / (self.tp if self.sequence else 1)
         width = self.config.width
         inside = (2 * width + 4 * self.inner + self.hidden) * tokens * self.item
-        inside += self.hidden * tokens * self.gelu_item
+        inside += self.hidden * tokens * self.gelu_item(tokens)
         return 2 * width * outside * self.wide + inside + 4 * (4 * outside + self.heads * tokens)
+
+    def gelu_item(self, tokens: int) -> int:
+        """Return the bytes of what backward needs for GELU of a value, on Hopper."""
+        narrow = self.item == 2 and self.tp == 1 and not self.autocast
+        return 1 if narrow and fills(tokens, self.config.width, self.hidden, 2) else self.item
 
     def weight_copies(self, blocks: int, head: bool) -> float:
         """Return the bytes of the copies of weights that the graph of a micro-batch keeps."""

@@ -19,7 +19,8 @@ from tensorgrad.parallel.planning.costs import Costs, cut_blocks
 from tensorgrad.parallel.schedule import bubble_fraction, check_schedule, max_in_flight
 from tensorgrad.train.settings import DTYPES, has_narrow_products
 
-_WIDE = 4  # of a gradient, a master copy and a moment
+_WIDE = 4  # bytes of a gradient
+_MOVED = 32  # bytes a parameter of a clipped step of AdamW; docs/chapters/optimizer.md
 _SLOTS = 2  # of whole parameters or gradients of blocks (shards.py)
 _SENDS = 4  # activations and gradients in flight between stages
 
@@ -88,11 +89,6 @@ class TrainingJob:
         """The costs of the layers on one rank."""
         item = 2 if has_narrow_products(self.dtype) else 4
         return Costs(self.config, self.mesh.tp, self.sequence, item, self._has_autocast)
-
-    @property
-    def has_master_copy(self) -> bool:
-        """Whether the optimizer has float32 copies of 16-bit parameters."""
-        return self.dtype == "bfloat16-parameters"
 
     @property
     def _has_autocast(self) -> bool:
@@ -248,7 +244,8 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     shared = root + slots + every / mesh.dp  # blocks are sharded, the root is not
     parameters = shared if job.zero == 3 else root + every
     gradients = shared if job.zero >= 2 else root + every
-    state = (2 + job.has_master_copy) * (root + every) / (mesh.dp if job.zero else 1)
+    each = 10 if job.dtype == "bfloat16-parameters" else 8  # two moments, low bits of weights
+    state = each * (root + every) / (mesh.dp if job.zero else 1)
     remembered = max_in_flight(job.schedule, mesh.pp, job.micro_batches, stage, job.chunks)
     if mesh.pp == 1 and job.schedule == "gpipe":
         remembered = 1  # without a pipeline, backward of each micro-batch follows its forward
@@ -265,7 +262,7 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     return {
         "parameters": parameters * costs.wide,
         "gradients": gradients * _WIDE,
-        "optimizer state": state * _WIDE,
+        "optimizer state": state,
         "activations": remembered * kept,
         "tokens, loss and head": at_ends * ends,
         "16-bit copies of weights": copies,
@@ -299,14 +296,13 @@ def estimate(
     layers = sum(each.exposed for each in sent if each.axis == "tp")
     bubble = bubble_fraction(job.schedule, job.mesh.pp, job.micro_batches, job.chunks)
     updated = _held(job, slowest) / (job.mesh.dp if job.zero else 1)
-    moved = 36 if job.has_master_copy else 32  # docs/chapters/optimizer.md
     time = {
         "compute": compute,
         "send within layers": layers,
         "pipeline bubble": (compute + layers) * bubble / (1 - bubble),
         "send between stages": sum(each.exposed for each in sent if each.axis == "pp"),
         "send gradients and parameters": sum(each.exposed for each in sent if each.axis == "dp"),
-        "optimizer": updated * moved / speeds.memory_bandwidth,
+        "optimizer": updated * _MOVED / speeds.memory_bandwidth,
     }
     return Estimate(job, speeds, stage, memories[stage], sent, time)
 

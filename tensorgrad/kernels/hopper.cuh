@@ -39,9 +39,9 @@ struct Mbarrier {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                      :: "r"(shared_address(this)), "r"(bytes) : "memory");
     }
-    // What other blocks of the cluster have stored into the shared memory of this one is there, too:
-    // it has no cache that would be out of date. (.acquire.cluster would invalidate L1, and wait
-    // for all global loads and stores of the warp.)
+    // What other blocks of the cluster have stored into this one's shared memory is there as well:
+    // no cache can be out of date. (.acquire.cluster would invalidate L1, and wait for all global
+    // loads and stores of the warp.)
     __device__ void wait(unsigned parity) {
         asm volatile("{\n.reg .pred over;\n"
                      "again: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n"

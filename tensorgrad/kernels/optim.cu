@@ -1,5 +1,7 @@
 // Optimizer steps over flat buffers. Each element is read and written once: 28 bytes a parameter
-// for Adam in float32 (p, m, v both ways, the gradient in); 16-bit parameters add theirs both ways.
+// for Adam in float32 (p, m, v both ways, the gradient in). With 16-bit parameters p is the float32
+// master weight. A bfloat16 parameter is its high half, and the state has the low half: 28 too.
+// Beside a float16 parameter the state has all of it: 32.
 //
 //   prepare_adam, prepare_sgd, prepare_lion   one thread: the scalars of this step
 //   adam_step<T, DECOUPLED>     Adam; DECOUPLED: AdamW
@@ -59,34 +61,59 @@ __global__ void prepare_lion(double* hyper, double weight_decay) {
     hyper[DECAY] = 1 - hyper[LR] * weight_decay;
 }
 
-// Read the parameters in the compute type, hand them to `update`, and write them back. For 16-bit T
-// they live in `master`, and `data` is that rounded; where it no longer is, it was assigned to, and
-// the master copy takes it over.
+// What the state has of the float32 master weight of a 16-bit parameter: of __half all of it, of
+// __nv_bfloat16 its low 16 bits. See optim/master.py.
+template <typename T> struct MasterType { using type = Compute<T>; };
+template <> struct MasterType<__nv_bfloat16> { using type = unsigned short; };
+template <typename T> using Master = typename MasterType<T>::type;
+
+// The master weight. A parameter that is not `master` rounded was assigned to.
+__device__ inline float join(__half parameter, float master) {
+    return float(__half(master)) == float(parameter) ? master : float(parameter);
+}
+__device__ inline void split(float p, __half& parameter, float& master) {
+    parameter = __half(p);
+    master = p;
+}
+
+// parameter = p rounded to nearest, ties away from zero: p = (parameter << 16) + low, low signed.
+// After an assignment low is of another parameter: p may be half a unit in the last place off, and
+// where it is NaN (0 and -0x8000) the parameter alone counts.
+__device__ inline float join(__nv_bfloat16 parameter, unsigned short low) {
+    const unsigned high = unsigned(__bfloat16_as_ushort(parameter)) << 16;
+    const float p = __uint_as_float(high + short(low));
+    return isnan(p) ? __uint_as_float(high) : p;
+}
+__device__ inline void split(float p, __nv_bfloat16& parameter, unsigned short& low) {
+    const unsigned bits = isnan(p) ? 0x7fc00000u : __float_as_uint(p);
+    parameter = __ushort_as_bfloat16((unsigned short)((bits + 0x8000u) >> 16));
+    low = (unsigned short)bits;
+}
+
+// Read the parameters in the compute type, hand them to `update`, and write them back.
 template <typename T, typename F>
-__device__ inline void update_parameters(T* data, Compute<T>* master, long long i, F update) {
+__device__ inline void update_parameters(T* data, Master<T>* master_all, long long i, F update) {
     using C = Compute<T>;
     constexpr int N = VECTOR<C>;
-    Vec<T, N> rounded = load<N>(data + i);
-    Vec<C> p;
+    Vec<T, N> parameters = load<N>(data + i);
     if constexpr (sizeof(T) == sizeof(C)) {
-        #pragma unroll
-        for (int j = 0; j < N; ++j) p.values[j] = rounded.values[j];
+        update(parameters);
     } else {
-        p = load<N>(master + i);
+        Vec<Master<T>, N> master = load<N>(master_all + i);
+        Vec<C> p;
         #pragma unroll
-        for (int j = 0; j < N; ++j)
-            if (C(T(p.values[j])) != C(rounded.values[j])) p.values[j] = C(rounded.values[j]);
+        for (int j = 0; j < N; ++j) p.values[j] = join(parameters.values[j], master.values[j]);
+        update(p);
+        #pragma unroll
+        for (int j = 0; j < N; ++j) split(p.values[j], parameters.values[j], master.values[j]);
+        store(master_all + i, master);
     }
-    update(p);
-    #pragma unroll
-    for (int j = 0; j < N; ++j) rounded.values[j] = T(p.values[j]);
-    store(data + i, rounded);
-    if constexpr (sizeof(T) != sizeof(C)) store(master + i, p);
+    store(data + i, parameters);
 }
 
 template <typename T, bool DECOUPLED>
 __global__ void __launch_bounds__(256)
-adam_step(T* __restrict__ data, Compute<T>* __restrict__ master, Compute<T>* __restrict__ m_all,
+adam_step(T* __restrict__ data, Master<T>* __restrict__ master, Compute<T>* __restrict__ m_all,
           Compute<T>* __restrict__ v_all, const Compute<T>* __restrict__ grad,
           const double* __restrict__ hyper, long long size, long long decayed, double beta1,
           double beta2, double weight_decay) {
@@ -119,7 +146,7 @@ adam_step(T* __restrict__ data, Compute<T>* __restrict__ master, Compute<T>* __r
 
 template <typename T, int KIND>
 __global__ void __launch_bounds__(256)
-sgd_step(T* __restrict__ data, Compute<T>* __restrict__ master,
+sgd_step(T* __restrict__ data, Master<T>* __restrict__ master,
          Compute<T>* __restrict__ momentum_all, const Compute<T>* __restrict__ grad,
          const double* __restrict__ hyper, long long size, long long decayed, double momentum,
          double weight_decay) {
@@ -152,7 +179,7 @@ sgd_step(T* __restrict__ data, Compute<T>* __restrict__ master,
 
 template <typename T>
 __global__ void __launch_bounds__(256)
-lion_step(T* __restrict__ data, Compute<T>* __restrict__ master, Compute<T>* __restrict__ m_all,
+lion_step(T* __restrict__ data, Master<T>* __restrict__ master, Compute<T>* __restrict__ m_all,
           const Compute<T>* __restrict__ grad, const double* __restrict__ hyper, long long size,
           long long decayed, double beta1, double beta2) {
     using C = Compute<T>;

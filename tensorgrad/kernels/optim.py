@@ -35,7 +35,8 @@ class Update:
 
         Args:
             pieces: of the flat parameters; see optim/flat.py.
-            state: name -> flat buffer; "master" is the float32 copy of 16-bit parameters.
+            state: name -> flat buffer; of float16 parameters "master" has the float32 master
+                weights, of bfloat16 parameters "low_bits" their low 16 bits.
             hyper: the scalars of a step, float64.
             prepare: computes the rest of `hyper` from the options.
             options: of the optimizer.
@@ -62,8 +63,8 @@ class Update:
         self, piece: Any, state: Mapping[str, Array], hyper: Array, scalars: tuple[float, ...]
     ) -> tuple[Any, ...]:
         """Return grid, block and arguments for a piece."""
-        master = state.get("master")
-        buffers = [buffer[piece.state] for name, buffer in state.items() if name != "master"]
+        master = state.get("master", state.get("low_bits"))
+        buffers = [buffer[piece.state] for buffer in state.values() if buffer is not master]
         numbers = [np.int64(piece.data.size), np.int64(piece.decayed), *map(np.float64, scalars)]
         return (
             (-(-piece.grad.nbytes // (_THREADS * 16)),),

@@ -99,7 +99,7 @@ def sum_parts_into(sums: Sequence[tuple[PartialSum, Any]]) -> None:
     now = []
     for each, need in sums:
         nbytes = each.parts.size * each.parts.itemsize
-        if not wait_to_add(need, each, nbytes, _sum_parts):
+        if not (is_capturing() and wait_to_add(need, each, nbytes, _sum_parts)):
             now.append(each)
     if now:
         _sum_parts(now)

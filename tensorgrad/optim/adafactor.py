@@ -121,7 +121,7 @@ class Adafactor(Optimizer):
         xp, wide = backend.namespace(grad), compute_dtype(self.flat.dtype)
         taken = hyper[FACTOR] != 0  # read on the device: 0 skips the step
         g = xp.where(taken, grad * hyper[FACTOR].astype(wide), 0)
-        p = self._values(part)
+        p = self.values(part)
         v = self._second_moment(hyper, part, g, state)
         u = g / xp.sqrt(_at_least(v, self._eps1() ** 2))
         squares = backend.empty((2,), hyper.dtype, hyper)

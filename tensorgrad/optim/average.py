@@ -11,6 +11,7 @@ from tensorgrad.backend import Array
 from tensorgrad.checks import check_between
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.optim.flat import zeros
 from tensorgrad.optim.optimizer import Optimizer
 from tensorgrad.tensor import Tensor
 
@@ -27,7 +28,7 @@ class WeightAverage:
             evaluate(model)
 
     The average begins with the parameters as they are. It is float32, also of 16-bit parameters,
-    whose master copy is averaged; so a captured step may contain `update`.
+    whose master weights are averaged. A captured step may contain `update`.
 
     Args:
         optimizer: not sharded.
@@ -46,12 +47,16 @@ class WeightAverage:
             raise ArgumentError("WeightAverage: the parameters are sharded, expected whole ones")
         self.decay = decay
         self._optimizer, self._flat = optimizer, optimizer.flat
-        self._average: Array = self._values().astype(compute_dtype(self._flat.dtype))
+        wide = compute_dtype(self._flat.dtype)
+        self._average: Array = zeros(self._flat.size, wide, self._flat.data)
+        for piece in self._flat.pieces:
+            self._average[piece.state] = optimizer.values(piece)
 
     def update(self) -> None:
         """Set average = decay * average + (1 - decay) * parameters; call it after each step."""
         self._average *= self.decay
-        self._average += (1 - self.decay) * self._values()
+        for piece in self._flat.pieces:
+            self._average[piece.state] += (1 - self.decay) * self._optimizer.values(piece)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -88,10 +93,6 @@ class WeightAverage:
         for name, view in views.items():
             values = state[name].data if isinstance(state[name], Tensor) else state[name]
             view[...] = backend.asarray_like(values, view)
-
-    def _values(self) -> Array:
-        """Return the parameters, those of 16 bits as their master copy."""
-        return self._optimizer.state.get("master", self._flat.data)
 
     def _assign(self, values: Array) -> None:
         self._flat.data[...] = values.astype(self._flat.dtype, copy=False)

@@ -120,7 +120,7 @@ class Muon(Optimizer):
         )  # fmt: skip
         update = orthogonalized(u.reshape(slot.shape), self.iterations)
         step = update.reshape(-1)[part.values] * (hyper[LR] * scale).astype(wide)
-        p = self._values(part)
+        p = self.values(part)
         decays = slot.offset < segment.decayed
         new = (p * hyper[DECAY].astype(wide) if decays else p) - step
         self._assign(part, new, hyper[FACTOR] != 0)

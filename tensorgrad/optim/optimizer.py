@@ -20,10 +20,11 @@ from tensorgrad import backend, engine, ranges
 from tensorgrad.accumulation import settle
 from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import check_range
-from tensorgrad.dtypes import compute_dtype, float64
+from tensorgrad.dtypes import bfloat16, compute_dtype, float64, uint16
 from tensorgrad.errors import ArgumentError, CheckpointError, GraphError
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.kernels.optim import Update
+from tensorgrad.optim import master
 from tensorgrad.optim.clip import ReduceNorm, check_max_norm, clip_factor, total_of_squares
 from tensorgrad.optim.flat import FlatParameters, Owned, Piece, Segment, Slot, cut, slots_of, zeros
 from tensorgrad.optim.groups import Parameters, read_groups
@@ -69,8 +70,10 @@ class Optimizer:
             differ, "lr" and "weight_decay".
         lr: learning rate.
         weight_decay: for the parameters that `FlatParameters` selects.
-        states: names of the state buffers. 16-bit parameters add "master", a float32 copy that is
-            updated; the parameters are its rounded values.
+        states: names of the state buffers. 16-bit parameters have float32 master weights, which
+            are updated; the parameters are their rounded values. float16 parameters add "master",
+            these weights, and bfloat16 parameters "low_bits", their low 16 bits (see
+            optim/master.py).
 
     Attributes:
         flat: the parameters and their gradients.
@@ -108,7 +111,9 @@ class Optimizer:
         length = sum(piece.data.size for piece in parameters.pieces)
         self.state: dict[str, Array] = {}
         self.slots: dict[str, Mapping[str, Slot]] = {}
-        if parameters.dtype != wide:
+        if parameters.dtype == bfloat16:
+            self.state["low_bits"] = zeros(length, uint16, like)
+        elif parameters.dtype != wide:
             self.state["master"] = backend.empty((length,), wide, like)
             for piece in parameters.pieces:
                 self.state["master"][piece.state] = piece.data
@@ -218,6 +223,9 @@ class Optimizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state from `state_dict`, of arrays or tensors; nothing changes on an error.
 
+        A state of bfloat16 parameters may have float32 "master" instead of "low_bits", as former
+        versions wrote it.
+
         Raises:
             CheckpointError: an entry is missing, unknown, or of another shape or dtype.
         """
@@ -228,27 +236,28 @@ class Optimizer:
             name: value.data if isinstance(value, Tensor) else value
             for name, value in state.items()
         }
-        shapes = {
-            f"{kind}/{name}": slot.shape
-            for kind in self.state
+        if "low_bits" in self.state:
+            state = master.converted(state, self.flat.slots)
+        kinds = {
+            f"{kind}/{name}": (slot.shape, buffer.dtype)
+            for kind, buffer in self.state.items()
             for name, slot in self.slots.get(kind, self.flat.slots).items()
         }
-        wide = compute_dtype(self.flat.dtype)
-        missing = [name for name in ("step", "lr", *shapes) if name not in state]
-        unknown = [name for name in state if name not in shapes and name not in ("step", "lr")]
+        missing = [name for name in ("step", "lr", *kinds) if name not in state]
+        unknown = [name for name in state if name not in kinds and name not in ("step", "lr")]
         if missing or unknown:
             problem = f"lacks {missing[0]}" if missing else f"has an unknown {unknown[0]}"
             raise CheckpointError(
                 f"{op}: state {problem} ({len(missing)} missing, {len(unknown)} unknown), "
-                f"expected the {len(shapes) + 2} entries of this optimizer"
+                f"expected the {len(kinds) + 2} entries of this optimizer"
             )
-        for name, shape in shapes.items():
+        for name, expected in kinds.items():
             array = state[name]
             got = (getattr(array, "shape", None), getattr(array, "dtype", type(array).__name__))
-            if got != (shape, wide):
+            if got != expected:
                 raise CheckpointError(
-                    f"{op}: {name} has shape {got[0]} and dtype {got[1]}, expected {shape} "
-                    f"and {wide}"
+                    f"{op}: {name} has shape {got[0]} and dtype {got[1]}, expected {expected[0]} "
+                    f"and {expected[1]}"
                 )
         self.load_numbers(state)
         for held in self.held():
@@ -315,25 +324,31 @@ class Optimizer:
             length = max(slot.piece.stop for slot in slots.values())
             self.state[kind] = zeros(length, compute_dtype(self.flat.dtype), like)
 
-    def _values(self, part: Owned) -> Array:
-        """Return parameters in the compute dtype: of 16 bits the master copy, where it is current.
+    def values(self, part: Owned | Piece) -> Array:
+        """Return parameters in the dtype that they are updated in: of 16 bits the master weights.
 
-        Where 16-bit parameters are not the rounded master copy, they were assigned to.
+        A float16 parameter that is not the rounded master weight was assigned to: it counts.
         """
+        if "low_bits" in self.state:
+            return master.joined(part.data, self.state["low_bits"][part.state])
         if "master" not in self.state:
             return part.data
-        master = self.state["master"][part.state]
-        return backend.namespace(master).where(
-            master.astype(part.data.dtype) == part.data, master, part.data.astype(master.dtype)
+        wide = self.state["master"][part.state]
+        return backend.namespace(wide).where(
+            wide.astype(part.data.dtype) == part.data, wide, part.data.astype(wide.dtype)
         )
 
     def _assign(self, part: Owned, values: Array, taken: Any) -> None:
-        """Write parameters and their master copy, unless `taken`, on the device, is false."""
-        xp = backend.namespace(part.data)
-        if "master" in self.state:
-            master = self.state["master"][part.state]
-            master[...] = xp.where(taken, values, master)
-        part.data[...] = xp.where(taken, values.astype(part.data.dtype, copy=False), part.data)
+        """Write parameters and their master weights, unless `taken`, on the device, is false."""
+        if "low_bits" in self.state:
+            data, kept = master.halves(values)
+            written = [(part.data, data), (self.state["low_bits"][part.state], kept)]
+        else:
+            written = [(part.data, values.astype(part.data.dtype, copy=False))]
+            if "master" in self.state:
+                written.append((self.state["master"][part.state], values))
+        for array, new in written:
+            array[...] = backend.namespace(array).where(taken, new, array)
 
     def _update_all(self) -> None:
         """Update all parameters by their gradients times FACTOR, unless that is 0."""
@@ -360,10 +375,10 @@ class Optimizer:
                     backend.parallel_blocks(update, end - begin, backend.BLOCK)
 
     def _workspaces(self) -> list[Array]:
-        """Return two arrays of the length of a block for each thread."""
+        """Return arrays of the length of a block for each thread: 2, or 3 with joined halves."""
         longest = max(piece.data.size for piece in self.flat.pieces)
         blocks = -(-longest // backend.BLOCK)
-        shape = 2, min(longest, backend.BLOCK)
+        shape = 3 if "low_bits" in self.state else 2, min(longest, backend.BLOCK)
         wide = compute_dtype(self.flat.dtype)
         return [np.empty(shape, wide) for _ in range(min(blocks, backend.threads()))]
 
@@ -379,12 +394,16 @@ class Optimizer:
         """Update a block, counted from `begin` of a piece, with weight decay `decay`."""
         part = slice(begin + block.start, begin + block.stop)
         workspace = workspaces.pop()
-        t, u = workspace[:, : block.stop - block.start]
+        t, u, *others = workspace[:, : block.stop - block.start]
         states = {name: buffer[piece.state][part] for name, buffer in self.state.items()}
         data, g, factor = piece.data[part], piece.grad[part], float(hyper[FACTOR])
-        p = states.pop("master", data)
-        if p is not data:
-            _take_over(data, p, t, u)
+        p, low = states.pop("master", data), states.pop("low_bits", None)
+        mask = u.view(bool)[: data.size]
+        if low is not None:
+            p = others[0]
+            master.join(data, low, p, t, mask)
+        elif p is not data:
+            master.take_over(data, p, t, mask)
         if factor != 1:
             g = np.multiply(g, factor, out=u)
         if decay > 0 and self._decoupled:
@@ -392,7 +411,9 @@ class Optimizer:
         elif decay > 0:
             g = np.add(g, np.multiply(p, decay, out=t), out=u)
         self._update_numpy(hyper, p, g, *states.values(), t=t, u=u)
-        if p is not data:
+        if low is not None:
+            master.split(p, data, low, t, mask)
+        elif p is not data:
             data[...] = p
         workspaces.append(workspace)
 
@@ -412,13 +433,3 @@ class Optimizer:
     def _kernels(self, weight_decay: float) -> Kernels:
         """Return the kernels of optim.cu that prepare `hyper` and update, each with its scalars."""
         raise NotImplementedError
-
-
-def _take_over(parameters: Array, master: Array, t: Array, u: Array) -> None:
-    """Copy the 16-bit parameters that were assigned to, and differ from the rounded master copy."""
-    rounded = t.view(parameters.dtype)[: parameters.size]
-    np.copyto(rounded, master, casting="unsafe")
-    changed = u.view(bool)[: parameters.size]
-    np.not_equal(rounded.view("uint16"), parameters.view("uint16"), out=changed)
-    if changed.any():
-        np.copyto(master, parameters, casting="unsafe", where=changed)

@@ -13,19 +13,21 @@ from tensorgrad.optim import SGD, WeightAverage
 from tests.optim import toy
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_average_follows_its_formula(dtype: Any, device: str) -> None:
+@pytest.mark.parametrize("several", [False, True], ids=["one group", "several groups"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_average_follows_its_formula(dtype: Any, several: bool, device: str) -> None:
     tensors = toy.parameters(dtype, device)
-    optimizer = SGD(tensors.items(), lr=0.1)
+    groups = [{"params": [each]} for each in tensors.items()] if several else tensors.items()
+    optimizer = SGD(groups, lr=0.1)
     average = WeightAverage(optimizer, decay=0.9)
-    expected = toy.values(tensors)
+    expected = {name: value.astype("float32") for name, value in toy.values(tensors).items()}
     for step in range(3):
         toy.set_gradients(tensors, step)
         optimizer.step()
         average.update()
-        source = optimizer.flat.views(optimizer.state.get("master", optimizer.flat.data))
+        source = optimizer.flat.views(toy.weights(optimizer))
         for name in expected:
-            expected[name] = 0.9 * expected[name] + 0.1 * backend.to_numpy(source[name])
+            expected[name] = 0.9 * expected[name] + 0.1 * source[name]
     for name, value in average.state_dict().items():
         assert value.dtype == np.float32
         np.testing.assert_allclose(backend.to_numpy(value), expected[name], rtol=1e-5, atol=1e-6)

@@ -9,6 +9,9 @@ import numpy as np
 
 from tensorgrad import Tensor, backend
 from tensorgrad.autograd import record
+from tensorgrad.dtypes import bfloat16
+from tensorgrad.optim import Optimizer
+from tensorgrad.optim.master import halves
 
 # odd sizes, a scalar, an empty array, and one that spans several blocks of the NumPy path
 SHAPES = {
@@ -68,6 +71,17 @@ def total(*terms: Tensor) -> Tensor:
 def values(tensors: dict[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
     """Return copies of the values."""
     return {name: np.array(tensor.numpy()) for name, tensor in tensors.items()}
+
+
+def weights(optimizer: Optimizer) -> np.ndarray[Any, Any]:
+    """Return what an optimizer updates, 1-D: of 16-bit parameters the float32 master weights."""
+    pieces = optimizer.flat.pieces
+    return np.concatenate([backend.to_numpy(optimizer.values(piece)) for piece in pieces])
+
+
+def rounded(master: np.ndarray[Any, Any], dtype: Any) -> Any:
+    """Return 16-bit parameters of master weights; bfloat16 is rounded with ties away from zero."""
+    return halves(master)[0] if dtype == bfloat16 else master.astype(dtype)
 
 
 def same_bits(one: Sequence[Any], two: Sequence[Any]) -> bool:

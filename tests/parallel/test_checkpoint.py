@@ -22,6 +22,7 @@ from tensorgrad.errors import ArgumentError, CheckpointError, CommError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.nn import Linear, Parameter
 from tensorgrad.optim import AdamW
+from tensorgrad.optim.master import low_bits_of
 from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel import checkpoint as sharded
 from tensorgrad.parallel.checkpoint import Shards, load_latest, load_pieces, pieces_of, save_pieces
@@ -188,13 +189,32 @@ FULL: Full = {
 }
 
 
-def test_ranks_load_what_one_process_has_saved(tmp_path: Path) -> None:
+def save_in_one_process(full: Full, folder: Path) -> None:
     groups: dict[str, Full] = {"model": {}, "optimizer": {}}
-    for key, array in FULL.items():
+    for key, array in full.items():
         group, _, name = key.partition("/")
         groups[group][name] = array
-    save_checkpoint(tmp_path, 1, groups, STATE)
+    save_checkpoint(folder, 1, groups, STATE)
+
+
+def test_ranks_load_what_one_process_has_saved(tmp_path: Path) -> None:
+    save_in_one_process(FULL, tmp_path)
     load_on(Mesh(2, 1, 2), True, FULL, tmp_path)
+
+
+@pytest.mark.parametrize("one_process", [False, True])
+def test_former_master_weights_of_bfloat16_are_loaded_as_low_bits(
+    tmp_path: Path, one_process: bool
+) -> None:
+    qkv, empty = random_bits((12, 4), np.float32, 3), np.ones((0, 3), "float32")
+    former = {**FULL, "optimizer/master/qkv": qkv, "optimizer/master/empty": empty}
+    if one_process:
+        save_in_one_process(former, tmp_path)
+    else:
+        save_on(Mesh(3), True, former, tmp_path)
+    kept = {"qkv": low_bits_of(qkv), "empty": low_bits_of(empty)}
+    low = {f"optimizer/low_bits/{name}": array for name, array in kept.items()}
+    load_on(Mesh(2, 1, 2), True, {**FULL, **low}, tmp_path)
 
 
 def test_an_empty_parameter_is_one_of_the_model(tmp_path: Path) -> None:

@@ -151,11 +151,11 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
         } else {   // epilogue warps
             const bool beside = EPILOGUE == SCALED || (EPILOGUE == NARROW && p.residual);
             unsigned parity = 0;
-            struct Place { int w, c; };   // consumer warp and box
-            auto place_of = [](int i) -> Place { return {i / OTHERS, OWN + i % OTHERS}; };
+            struct WarpBox { int w, c; };   // consumer warp, and box of it
+            auto box_of = [](int i) -> WarpBox { return {i / OTHERS, OWN + i % OTHERS}; };
             // Open a box for the next tile, with its residual or derivatives.
             auto prepare = [&](int i, const TileOrigin& origin) {   // lane 0
-                const auto [w, c] = place_of(i);
+                const auto [w, c] = box_of(i);
                 unsigned char* box = storage.boxes[w][c];
                 if (!beside) {
                     open[w].arrive();
@@ -185,7 +185,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                 for (int turn = 0; turn < PASSES; ++turn) {
                     const bool opens = more || turn + 1 < PASSES;
                     auto send = [&](int i) {   // lane 0
-                        const auto [w, c] = place_of(i);
+                        const auto [w, c] = box_of(i);
                         const int column = origin.column + (turn * BOXES + c) * WIDTH,
                                   row = origin.row + w * 16;
                         if (EPILOGUE == WIDE && p.add)
@@ -206,7 +206,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                         for (int k = 0; k < TOGETHER; ++k) {
                             const int i = first + EPILOGUE_WARPS * k;
                             if (i >= ALL_OTHERS) break;
-                            const auto [w, c] = place_of(i);
+                            const auto [w, c] = box_of(i);
                             filled[w].wait(parity);
                             if (TAKES_GELU) {
                                 gelu_in_box<T>(storage.boxes[w][c], derivatives_at(origin, w, c));
@@ -226,7 +226,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                     if (EPILOGUE == SCALED && p.row_sums)
                         #pragma unroll
                         for (int k = 0; k < TOGETHER; ++k) {
-                            const int c = place_of(warp + EPILOGUE_WARPS * k).c,
+                            const int c = box_of(warp + EPILOGUE_WARPS * k).c,
                                       column = origin.column + c * 64 + lane * 2;
                             float* to = reinterpret_cast<float*>(p.row_sums) + column
                                       + (long long)(origin.row / M * EPILOGUE_WARPS + warp)

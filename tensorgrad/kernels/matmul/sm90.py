@@ -97,16 +97,24 @@ def is_fast(p: MatmulProblem) -> bool:
     """
     if p.derivative is None and 2.0 * p.rows * p.width * p.columns > _OVERLAP_PAYS:
         return False
-    if p.batch > 1 or p.width < 256 or p.y.itemsize * p.rows * p.columns < 1 << 22:
+    if p.batch > 1 or (p.gelu and p.derivative is None):
         return False
-    if p.gelu and p.derivative is None:
-        return False
-    return refusal(p) is None and _is_busy(*_sizes(p), multiprocessors(p.y.device.id))
+    sizes = p.rows, p.width, p.columns, p.y.itemsize
+    return refusal(p) is None and fills(*sizes, multiprocessors(p.y.device.id))
 
 
 @lru_cache(maxsize=4096)
-def _is_busy(batch: int, rows: int, terms: int, columns: int, processors: int) -> bool:
-    width, cluster, _ = tiling_of(batch, rows, terms, columns, processors, False)
+def fills(rows: int, terms: int, columns: int, item: int, processors: int = 132) -> bool:
+    """Whether a product is so large that tiles of 256 columns occupy most of the GPU.
+
+    Args:
+        rows, terms, columns: of the product.
+        item: bytes of an element of the result.
+        processors: of the GPU; those of an H200 are 132.
+    """
+    if terms < 256 or rows * columns * item < 1 << 22:
+        return False
+    width, cluster, _ = tiling_of(1, rows, terms, columns, processors, False)
     clusters = processors // cluster
     tiles = -(-rows // (_ROWS * cluster)) * -(-columns // width)
     busy = rows * columns / (_ROWS * cluster * width)
