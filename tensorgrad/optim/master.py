@@ -65,7 +65,7 @@ def join(parameters: Array, low: Array, out: Array, widened: Array, mask: Array)
 
 
 def split(values: Array, parameters: Array, low: Array, workspace: Array, mask: Array) -> None:
-    """Write master weights as halves; `workspace` (float32) and `mask` (bool) are for temporaries."""
+    """Write master weights as halves; `workspace` (float32) and `mask` (bool) are workspaces."""
     xp = backend.namespace(values)
     xp.isnan(values, out=mask)
     workspace[...] = values
