@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from tensorgrad.bench.steps import Step, StepSettings
+from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.profile import Profiler
 from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
 from tensorgrad.profile.recording import Range, Recording
@@ -51,18 +52,17 @@ def breakdown(
     recording = profile(step, device)
     dtypes = {each.dtype for each in recording.ranges if each.flops}
     ceilings = measure_ceilings(device, dtypes)
-    return summed(recording, ceilings, own_bytes(settings))
+    return summed(recording, ceilings, own_bytes(settings.config))
 
 
-def own_bytes(settings: StepSettings) -> dict[str, float]:
+def own_bytes(config: GPT2Config) -> dict[str, float]:
     """Return the bytes that a step of AdamW with clipping, and zeroing of the gradients, move.
 
-    AdamW: parameter and two moments both ways, the float32 gradient twice, once for its norm;
-    16-bit parameters have a float32 master copy both ways. See docs/chapters/optimizer.md.
+    AdamW: float32 parameter (or master weight) and two moments both ways, the float32 gradient
+    twice, once for its norm. See docs/chapters/optimizer.md.
     """
-    count = settings.config.parameters
-    each = 36 if settings.precision == "bfloat16-parameters" else 32
-    return {"optimizer": float(each * count), "zeroing": 4.0 * count}
+    count = config.parameters
+    return {"optimizer": 32.0 * count, "zeroing": 4.0 * count}
 
 
 def summed(

@@ -1,7 +1,7 @@
 // Optimizer steps over flat buffers. Each element is read and written once: 28 bytes a parameter
 // for Adam in float32 (p, m, v both ways, the gradient in). With 16-bit parameters p is the float32
 // master weight. A bfloat16 parameter is its high half, and the state has the low half: 28 too.
-// Beside a float16 parameter the state has all of it: 32.
+// Beside a float16 parameter the state has the whole p: 32.
 //
 //   prepare_adam, prepare_sgd, prepare_lion   one thread: the scalars of this step
 //   adam_step<T, DECOUPLED>     Adam; DECOUPLED: AdamW
@@ -61,8 +61,8 @@ __global__ void prepare_lion(double* hyper, double weight_decay) {
     hyper[DECAY] = 1 - hyper[LR] * weight_decay;
 }
 
-// What the state has of the float32 master weight of a 16-bit parameter: of __half all of it, of
-// __nv_bfloat16 its low 16 bits. See optim/master.py.
+// What the state has of the float32 master weight of a 16-bit parameter: beside __half the float32,
+// beside __nv_bfloat16 its low 16 bits. See optim/master.py.
 template <typename T> struct MasterType { using type = Compute<T>; };
 template <> struct MasterType<__nv_bfloat16> { using type = unsigned short; };
 template <typename T> using Master = typename MasterType<T>::type;

@@ -65,15 +65,12 @@ def join(parameters: Array, low: Array, out: Array, widened: Array, mask: Array)
 
 
 def split(values: Array, parameters: Array, low: Array, workspace: Array, mask: Array) -> None:
-    """Write master weights as halves; `workspace` (float32) and `mask` (bool) are for temporaries.
-
-    `values` may be `workspace`.
-    """
+    """Write master weights as halves; `workspace` (float32) and `mask` (bool) are workspaces."""
     xp = backend.namespace(values)
     xp.isnan(values, out=mask)
     workspace[...] = values
-    xp.copyto(workspace, float("nan"), where=mask)
     bits = workspace.view(uint32)
+    xp.copyto(bits, 0x7FC00000, where=mask)  # a GPU's 0x7fffffff would be rounded to -0
     low[...] = bits  # truncated
     bits += 0x8000
     bits >>= 16
