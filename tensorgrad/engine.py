@@ -158,21 +158,26 @@ class VersionCounter:
 
     def check(self, node: Node) -> None:
         """Raise GradError when an array that the node saved was assigned to since."""
+        changed = self.assigned_since(node.version, node.saved or ())
+        if changed is not None:
+            raise GradError(
+                f"backward: {node.name} needs an array of shape {changed.shape} that was "
+                "assigned to after the op ran; assign to a copy instead"
+            )
+
+    def assigned_since(self, version: int, values: Sequence[Any]) -> Array | None:
+        """Return the first of the arrays that was assigned to after a version, or None."""
         recent = [
-            bounds
-            for version, bounds, owner in self.log
-            if version > node.version and owner() is not None
+            bounds for later, bounds, owner in self.log if later > version and owner() is not None
         ]
         if not recent:
-            return
-        for saved in node.saved or ():
-            if is_array(saved) and saved.size:
-                begin, end = byte_bounds(saved)
+            return None
+        for value in values:
+            if is_array(value) and value.size:
+                begin, end = byte_bounds(value)
                 if any(low < end and begin < high for low, high in recent):
-                    raise GradError(
-                        f"backward: {node.name} needs an array of shape {saved.shape} that was "
-                        "assigned to after the op ran; assign to a copy instead"
-                    )
+                    return value
+        return None
 
 
 def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
@@ -245,6 +250,11 @@ def next_version() -> int:
 def latest_version() -> int:
     """Return the current version: it is another one after each assignment."""
     return _versions.current
+
+
+def assigned_since(version: int, arrays: Sequence[Any]) -> bool:
+    """Whether one of the arrays was assigned to after a version, see `latest_version`."""
+    return version != _versions.current and _versions.assigned_since(version, arrays) is not None
 
 
 def edge_of(tensor: Tensor) -> Edge:

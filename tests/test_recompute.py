@@ -331,6 +331,23 @@ def test_outputs_of_norms_are_dropped_and_their_inputs_watched() -> None:
         y.sum().backward()
 
 
+@pytest.mark.parametrize("changed", ["output", "input", "weight"])
+def test_outputs_of_norms_are_saved_where_they_would_be_others(changed: str) -> None:
+    """An assignment between the norm and the op that takes its output."""
+    gradients = []
+    for again in (False, True):
+        x, gain = (Tensor(normal(*shape, seed=3).data) for shape in ((5, 16), (16,)))
+        w = normal(24, 16, seed=1)
+        with engine.replaced(engine.mode, recompute_norms=again):
+            normed = tg.layer_norm(x, gain)
+            with no_grad():
+                {"output": normed, "input": x, "weight": gain}[changed][0] = 7
+            y = tg.linear(normed, w)
+        y.sum().backward()
+        gradients.append(w.grad)
+    np.testing.assert_array_equal(gradients[0], gradients[1])
+
+
 @pytest.mark.parametrize("blocks", [False, True])
 def test_a_model_recomputes_norms(blocks: bool) -> None:
     tokens = np.random.default_rng(0).integers(0, 40, (2, 16))

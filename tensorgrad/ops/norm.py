@@ -18,7 +18,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_integer, check_range, check_shape, promoted
-from tensorgrad.engine import mode
+from tensorgrad.engine import assigned_since, latest_version, mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.norm import backward as _backward_cuda
 from tensorgrad.kernels.norm import forward as _forward_cuda
@@ -190,12 +190,13 @@ class NormAgain:
     Attributes:
         shape: of the output.
         saved: the arrays it is computed from.
+        version: of assignments, when it was computed.
     """
 
-    __slots__ = ("_arguments", "saved", "shape")
+    __slots__ = ("_arguments", "saved", "shape", "version")
 
     def __init__(self, x: Array, weight: Array | None, bias: Array | None, *options: Any) -> None:
-        self.shape, self.saved = x.shape, (x, weight, bias)
+        self.shape, self.saved, self.version = x.shape, (x, weight, bias), latest_version()
         self._arguments = x, None, weight, bias, *options
 
     def output(self) -> Array:
@@ -212,10 +213,13 @@ def operand_to_save(x: Array) -> tuple[Array | NormAgain, tuple[Any, ...]]:
     """Return what backward needs instead of x, and arrays it depends on, which are saved as well.
 
     Under `mode.recompute_norms` the output of a norm is dropped: half of what a norm and the linear
-    layer after it keep. Its input is there for the norm's own backward.
+    layer after it keep. Its input is there for the norm's own backward. An output that was assigned
+    to, or what it was computed from, is saved itself.
     """
-    again = _outputs.get(id(x))
-    return (x, ()) if again is None else (again[1], again[1].saved)
+    found = _outputs.get(id(x))
+    if found is None or assigned_since(found[1].version, (x, *found[1].saved)):
+        return x, ()
+    return found[1], found[1].saved
 
 
 def saved_operand(x: Array | NormAgain) -> Array:
@@ -269,7 +273,8 @@ def _normalise(
     forward = _forward_numpy if type(x.data) is np.ndarray else _forward_cuda
     first, second, scale, shift = [arrays.get(name) for name in order]
     y, total, mean, rstd = forward(first, second, scale, shift, eps, centre)
-    if mode.recompute_norms and mode.grad_enabled:
+    aligned = second is None or type(second) is np.ndarray or second.data.ptr % 16 == 0
+    if mode.recompute_norms and mode.grad_enabled and aligned:  # else by another kernel
         _note_output(y, NormAgain(total, scale, shift, eps, centre))
     return tuple([given.get(name) for name in order]), (total, y), (total, scale, mean, rstd)
 
