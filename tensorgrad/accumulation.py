@@ -144,6 +144,8 @@ def settle() -> None:
 
 def forget() -> None:
     """Take gradients as they are again: the graph whose step they belong to has failed."""
+    global _waiting_bytes
+    _waiting_bytes = 0
     for pending in (_unwritten, _lent, _waiting):
         pending.clear()
 

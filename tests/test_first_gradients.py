@@ -160,6 +160,7 @@ def test_contributions_wait_until_somebody_adds_to_their_gradient() -> None:
     add_waiting()
     assert wait(first, True, "of a step that fails")
     forget()
+    assert accumulation._waiting_bytes == 0
     settle()
     assert not added
 
