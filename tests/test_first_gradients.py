@@ -100,6 +100,17 @@ def test_a_head_writes_into_the_gradient_before_backward() -> None:
     np.testing.assert_allclose(w.grad, 3 * expected)
 
 
+def test_a_head_of_a_wider_dtype_than_its_weight_takes_memory_of_its_own() -> None:
+    w = Tensor(W.astype("float32"), requires_grad=True)
+    w.grad = np.full(W.shape, np.nan, "float32")
+    count_as_zeros([w.grad])
+    loss = tg.linear_cross_entropy(X, w, TARGETS, chunk=3)
+    assert loss.dtype == "float64"
+    assert np.isnan(w.grad).all()
+    loss.backward()
+    np.testing.assert_allclose(w.grad, head_gradient(), 1e-5)
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_head_with_the_weight_of_an_embedding(order: tuple[int, int]) -> None:
     w, expected = leaves()[0], head_gradient()

@@ -111,7 +111,7 @@ def linear_cross_entropy(
         if gradients and gradients[1] is not None:
             gradients[1] = gradients[1].copy()
 
-    lent = _borrowed(weight, wants[1] and early, leave)
+    lent = _borrowed(weight, compute_dtype(dtype), leave) if wants[1] and early else None
     gradients += _run(loss_of, losses, wants if early else (False,) * 3, scale, lent)
     if reduction == "none":
         loss = losses.reshape(targets.shape)
@@ -199,12 +199,12 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return gradients
 
 
-def _borrowed(weight: Tensor, wanted: bool, leave: Callable[[], None]) -> Array | None:
-    """Return the weight's gradient if dweight may be written there before backward."""
-    if not wanted or weight.node is not None or weight.grad is None:
+def _borrowed(weight: Tensor, dtype: Dtype, leave: Callable[[], None]) -> Array | None:
+    """Return the weight's gradient if dweight, of a dtype, may be written there before backward."""
+    if weight.node is not None or weight.grad is None:
         return None
     grad = weight.grad
-    fits = grad.dtype == compute_dtype(weight.dtype) and grad.flags.c_contiguous
+    fits = grad.dtype == dtype and grad.flags.c_contiguous
     return grad if fits and borrow(grad, leave) else None
 
 
