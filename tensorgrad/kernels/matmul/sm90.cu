@@ -11,10 +11,10 @@
 // pipeline of stages in shared memory, from where wgmma reads them; two blocks of a cluster, one
 // below the other, load the columns of b by multicast. Meanwhile the epilogue of the last tile
 // runs: its sums are rounded into shared memory, and epilogue warps take GELU of them, store them
-// by TMA, and load the residual or scale of the next tile. GELU of a value and its derivative take
-// those three warps longer than its products of 768 terms take: for so few, each consumer warp
-// takes GELU of a box. The tile scheduler goes through the tiles in bands of rows, so that what the blocks of
-// the GPU read at one time is in the L2 cache.
+// by TMA, and load the residual or scale of the next tile. GELU of a value and its derivative
+// take those three warps longer than its products of 768 terms take: for so few, each consumer
+// warp takes GELU of a box. The tile scheduler goes through the tiles in bands of rows, so that
+// what the blocks of the GPU read at one time is in the L2 cache.
 //
 // Floor: 2 M N K operations at the 795e12 a second that this chip reaches on random numbers. With
 // N = 256 a step of 64 terms moves 48 kB into shared memory, a third less from the L2 cache, and
