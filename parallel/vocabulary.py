@@ -59,7 +59,7 @@ def vocabulary_parallel_cross_entropy(
         vocab_size: rows of the whole head that are classes; the rows after them are ignored, and
             a rank may have only such rows. None: all.
         chunk: rows of x to process at a time; None: as many as make 64 MB of logits on the CPU,
-            400 MB on a GPU.
+            400 MB on a GPU, or all rows if they make at most twice that.
     Returns:
         A scalar, the same bits on all ranks; float32, float64 for float64 operands.
 
@@ -78,7 +78,8 @@ def vocabulary_parallel_cross_entropy(
         raise ArgumentError(f"{op}: reduction is 'none', expected 'mean' or 'sum'")
     dtype = promoted(op, ("x", "weight"), arrays)
     wide = compute_dtype(dtype)
-    chunk = rows_at_a_time(op, chunk, len(weight.data) * wide.itemsize, is_numpy(targets))
+    row_bytes = len(weight.data) * wide.itemsize
+    chunk = rows_at_a_time(op, chunk, targets.size, row_bytes, is_numpy(targets))
     if is_numpy(targets):
         counted = counted_targets(op, targets, ignore_index, classes)
     else:

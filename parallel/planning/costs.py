@@ -145,7 +145,7 @@ class Costs:
     def chunk(self, tokens: int) -> float:
         """Return the bytes of a chunk of logits."""
         item = 4 if self.tp > 1 else self.item  # a shared head computes in float32
-        rows = rows_at_a_time("plan", None, self.rows * item, on_host=False)
+        rows = rows_at_a_time("plan", None, tokens, self.rows * item, on_host=False)
         return float(min(rows, tokens) * self.rows * item)
 
     def head_work(self, tokens: int) -> float:

@@ -66,7 +66,7 @@ def linear_cross_entropy(
         vocab_size: rows of `weight` that stand for a class; the rows after them are padding for
             alignment and are ignored. None: all.
         chunk: rows that are processed at a time; None: as many as make 64 MB of logits on the CPU,
-            400 MB on a GPU.
+            400 MB on a GPU, or all rows if they make at most twice that.
 
     Returns:
         A scalar, or (...) for "none"; float32, float64 for float64 operands.
@@ -89,7 +89,8 @@ def linear_cross_entropy(
     options = LossOptions(ignore_index, label_smoothing, z_loss)
     check_options(op, options, reduction)
     dtype = promoted(op, ("x", "weight"), arrays[:2])
-    chunk = rows_at_a_time(op, chunk, len(arrays[1]) * dtype.itemsize, is_numpy(targets))
+    row_bytes = len(arrays[1]) * dtype.itemsize
+    chunk = rows_at_a_time(op, chunk, targets.size, row_bytes, is_numpy(targets))
     if is_numpy(targets):
         counted = counted_targets(op, targets, ignore_index, classes)
         count = np.asarray(max(int(counted.sum()), 1), compute_dtype(arrays[1].dtype))
@@ -139,10 +140,15 @@ class _ChunkedLoss(NamedTuple):
     kernel: str | None  # of the products
 
 
-def rows_at_a_time(op: str, chunk: int | None, row_bytes: int, on_host: bool) -> int:
-    """Return the rows of a chunk: as given, or as many as fill the memory for logits."""
+def rows_at_a_time(op: str, chunk: int | None, rows: int, row_bytes: int, on_host: bool) -> int:
+    """Return the rows of a chunk: as given, or as many as fill the memory for logits.
+
+    Where two chunks would do, one does: the second would read and write dweight once more.
+    """
     if chunk is None:
         limit = _CPU_BYTES if on_host else _GPU_BYTES
+        if rows * row_bytes <= 2 * limit:
+            return max(1, rows)
         return max(1, limit // (row_bytes * _ROWS)) * _ROWS
     check_integer(op, "chunk", chunk, 1)
     return chunk

@@ -12,6 +12,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor, backend, no_grad
 from tensorgrad.amp import autocast
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
+from tensorgrad.ops.linear_cross_entropy import rows_at_a_time
 from tensorgrad.testing import SIZES, Case, Ulps, check
 from tests.ops.test_cross_entropy import reference
 
@@ -187,3 +188,16 @@ def test_arguments_that_do_not_fit() -> None:
         tg.linear_cross_entropy(x, weight, targets, z_loss=-1.0)
     with pytest.raises(OutOfRangeError, match=r"targets\[1\] is 6, expected 0 to 4"):
         tg.linear_cross_entropy(x, weight, targets, vocab_size=5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"), [(0, 1), (100, 100), (2048, 2048), (2049, 1024), (10**6, 1024)]
+)
+def test_two_chunks_are_one(rows: int, expected: int) -> None:
+    """64 MiB are 1,024 rows of 64 KiB."""
+    assert rows_at_a_time("op", None, rows, 65536, on_host=True) == expected
+    assert rows_at_a_time("op", 7, rows, 65536, on_host=True) == 7
+
+
+def test_rows_larger_than_a_chunk() -> None:
+    assert rows_at_a_time("op", None, 1000, 2**30, on_host=True) == 128

@@ -35,8 +35,8 @@ _ROWS, _STEP = 128, 64  # rows of a block's tile, and terms of a step over K
 # cuBLASLt is faster by about 5 %. In products of up to this number of operations, 50 us, that our
 # kernels overlap with their neighbours in a graph makes up for it.
 _OVERLAP_PAYS = 32e9
-# With 768 terms sharing saves 36 us of 324, with 1,600 it costs 18 of 262.
-_SHARED_GELU_BELOW = 1024
+# With 768 terms sharing saves 36 us of 324, with 1,024 8 of 246; with 1,600 it costs 18 of 262.
+_SHARED_GELU_UP_TO = 1024
 
 
 class Tiling(NamedTuple):
@@ -211,7 +211,7 @@ def _launch(
     grid = (clusters if split_steps else min(tiles, clusters)) * cluster
     flags = ", ".join("true" if across else "false" for across in layout)
     name = epilogue
-    if epilogue == "GELU" and terms < _SHARED_GELU_BELOW:
+    if epilogue == "GELU" and terms <= _SHARED_GELU_UP_TO:
         name = "SHARED_GELU"
     kernel = load(_FILE, f"matmul<{c_name(dtype)}, {name}, {width}, {cluster}, {flags}>")
     item = 4 if epilogue == "WIDE" else 2
