@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorgrad.backend import Array, Shape, add_into, is_numpy, namespace
-from tensorgrad.dtypes import Dtype
+from tensorgrad.dtypes import Dtype, compute_dtype
 
 Saved = tuple[Any, ...]  # what an op keeps for its backward function
 Needs = Sequence[Any]  # for each input: False, True or an Into
@@ -184,7 +184,7 @@ class Into(int):  # equal to True, also as a part of a key
 
     Attributes:
         array: owned by the walk or by a leaf; the shape of the input, maybe of a wider dtype.
-        of_leaf: whether it is a leaf's.
+        of_leaf: whether it is a leaf's; it may be of 16 bits then, and rounds each contribution.
     """
 
     array: Array
@@ -198,15 +198,21 @@ def into(array: Array, of_leaf: bool = False) -> Into:
     return need
 
 
-def kernel_total(need: Any, dtype: Dtype) -> tuple[Array | None, bool]:
+def kernel_total(need: Any, dtype: Dtype, rounds: bool = False) -> tuple[Array | None, bool]:
     """Return the gradient so far if a kernel can add to it, and whether to overwrite it.
 
-    It is if it is contiguous, on the GPU and of `dtype`.
+    It can if it is contiguous, on the GPU and of `dtype`.
+
+    Args:
+        need: see `Into`.
+        dtype: that the kernel writes.
+        rounds: whether it can round to 16 bits instead.
     """
     if type(need) is not Into:
         return None, False
     total = need.array
-    if total.dtype is dtype and not is_numpy(total) and total.flags.c_contiguous:
+    fits = total.dtype is dtype or (rounds and compute_dtype(total.dtype) is dtype)
+    if fits and not is_numpy(total) and total.flags.c_contiguous:
         return total, is_first(total)
     return None, False
 

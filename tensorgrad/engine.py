@@ -290,12 +290,13 @@ def _walk(
     deliver: Callable[[Any, Array | None, bool], None],
     retain_graph: bool,
     ends: frozenset[Edge] = frozenset(),
-    need: Callable[[Any, list[Any]], Any] = lambda edge, offered: True,
+    need: Callable[[Any, list[Any], Any], Any] = lambda edge, offered, shared: True,
 ) -> None:
     """Visit every node after all its users; hand leaves and `ends` their complete gradients.
 
     deliver: is also told whether nobody else holds the gradient.
     need: returns the need for an edge; one that holds a leaf's gradient notes the leaf in a list.
+        It is also given what has several uses.
     """
     start = edge_of(root)
     waiting = _shared_uses(start, ends)
@@ -323,7 +324,8 @@ def _walk(
             found = [None] * len(edges)
         else:
             needs = [
-                private[e] if e in private else type(e) is Node or need(e, offered) for e in edges
+                private[e] if e in private else type(e) is Node or need(e, offered, waiting)
+                for e in edges
             ]
             if observer is not None:
                 with leaves if offered else nullcontext():
@@ -467,10 +469,13 @@ def _sum(a: Array, b: Array, target: Edge) -> Array:
     return added(a, b, target.dtype if narrow else np.result_type(a, b, target.dtype))
 
 
-def _need(edge: Any, offered: list[Any]) -> Any:
-    """Return the need for an edge, for a leaf with the gradient that loses nothing by additions."""
+def _need(edge: Any, offered: list[Any], shared: Any) -> Any:
+    """Return the need for an edge, for a leaf with its gradient.
+
+    Not with one of 16 bits where more than one op contributes: their sum is rounded once.
+    """
     grad = None if type(edge) in _RECORDED else edge.grad
-    if grad is None or grad.dtype != compute_dtype(grad.dtype):
+    if grad is None or (grad.dtype != compute_dtype(grad.dtype) and edge in shared):
         return True
     offered.append(edge)
     return into(grad, of_leaf=True)

@@ -29,11 +29,18 @@ def batches(count: int, rows: int = 4, length: int = 32) -> list[tuple[Any, Any]
 class Training:
     """A GPT-2 with dropout, accumulation, clipping, and a loss scale for float16."""
 
-    def __init__(self, dtype: str = "float32", parts: int = 2, config: GPT2Config = TINY) -> None:
+    def __init__(
+        self,
+        dtype: str = "float32",
+        parts: int = 2,
+        config: GPT2Config = TINY,
+        grad_dtype: str | None = None,
+    ) -> None:
         random.seed(3)
         with nn.init.on("cuda"):
             self.model = GPT2(config).to("cuda", "float32" if dtype == "float16" else dtype)
-        self.optimizer = optim.AdamW(self.model.named_parameters(), 1e-2)
+        flat = optim.FlatParameters(self.model.named_parameters(), grad_dtype=grad_dtype)
+        self.optimizer = optim.AdamW(flat, 1e-2)
         self.scaler = optim.LossScaler(2.0**14, interval=4) if dtype == "float16" else None
         self.dtype, self.parts = dtype, parts
 
@@ -58,12 +65,17 @@ class Training:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("dtype", "grad_dtype"),
+    [("float32", None), ("bfloat16", None), ("bfloat16", "bfloat16"), ("float16", None)],
+)
 @pytest.mark.parametrize("parts", [1, 2])
-def test_replays_give_the_bits_of_eager_steps(dtype: str, parts: int) -> None:
+def test_replays_give_the_bits_of_eager_steps(
+    dtype: str, grad_dtype: str | None, parts: int
+) -> None:
     found = []
     for captured in (False, True):
-        training = Training(dtype, parts)
+        training = Training(dtype, parts, grad_dtype=grad_dtype)
         step: Any = graph.capture(training.step) if captured else training.step
         losses = []
         for number, (x, y) in enumerate(batches(12)):

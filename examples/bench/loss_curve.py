@@ -191,6 +191,8 @@ def options() -> argparse.ArgumentParser:
         add(f"--{name}", type=int, help="of the model (default: the preset's)")
     add("--vocab", type=int, default=50304, help="tokens of the model (default: 50304)")
     add("--dtype", choices=DTYPES, default=DTYPES[0], help="as in training (default: the first)")
+    add("--grad-dtype", choices=("float32", "bfloat16"), default="float32",
+        help="of ours; bfloat16: with --dtype bfloat16-parameters (default: float32)")  # fmt: skip
     add("--steps", type=int, default=1000, help="(default: 1000)")
     add("--batch", type=int, default=8, help="sequences of a step (default: 8)")
     add("--lr", type=float, default=6e-4, help="peak learning rate (default: 6e-4)")
@@ -215,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ArgumentError(f"--window: got {given.window}, expected 1 to --steps, {given.steps}")
     settings = TrainSettings(
         steps=given.steps, batch=given.batch, lr=given.lr, warmup=given.warmup, dtype=given.dtype,
-        seed=given.seed,
+        grad_dtype=given.grad_dtype, seed=given.seed,
     )  # fmt: skip
     preset = PRESETS[given.preset]
     sizes = {name: getattr(given, name) or getattr(preset, name)

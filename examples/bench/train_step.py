@@ -81,7 +81,7 @@ TABLE = Sweep(
     "train_step",
     (
         *("preset", *_SIZES, "batch", "micro_batches", "recompute", "recompute_norms", "dtype"),
-        *("peer", "breakdown", "seconds", "windows"),
+        *("grad_dtype", "peer", "breakdown", "seconds", "windows"),
     ),
     (
         *("eager_ms", "captured_ms", "host_ms", "first_step_s", "first_captured_s"),
@@ -92,7 +92,7 @@ TABLE = Sweep(
     ),
     draw=lambda rows: {},
     hidden=(
-        *("layers", "width", "heads", "vocab", "breakdown", "recompute_norms"),
+        *("layers", "width", "heads", "vocab", "breakdown", "recompute_norms", "grad_dtype"),
         *(name for pair in _PARTS.values() for name in pair),
     ),
 )
@@ -120,6 +120,7 @@ def settings_of(case: Case) -> StepSettings:
     return StepSettings(
         config, case["batch"], case["dtype"], recompute=case["recompute"],
         recompute_norms=case["recompute_norms"], micro_batches=case["micro_batches"],
+        grad_dtype=case["grad_dtype"],
     )  # fmt: skip
 
 
@@ -133,6 +134,7 @@ class TrainStepBench:
         """Return the results of a row."""
         settings, device = settings_of(case), self._device
         fixed = 18 if case["dtype"] == "bfloat16-parameters" else 16  # bytes: AdamW, gradients
+        fixed -= 2 * (case["grad_dtype"] == "bfloat16")
         check_fits(fixed * settings.config.parameters, device)
         eager = training_step(settings, OneProcess(), device)
         captured = graph.capture(eager, device)  # the same model
@@ -292,7 +294,7 @@ def cases_of(given: argparse.Namespace) -> list[Case]:
             {
                 "preset": preset, **sizes, "batch": batch, "micro_batches": given.micro_batches,
                 "recompute": given.recompute, "recompute_norms": given.recompute_norms,
-                "dtype": given.dtype, "peer": " ".join(modes),
+                "dtype": given.dtype, "grad_dtype": given.grad_dtype, "peer": " ".join(modes),
                 "breakdown": given.breakdown, "seconds": given.seconds, "windows": given.windows,
             }
             for batch in dict.fromkeys(given.batch or BATCHES[preset])
@@ -326,6 +328,8 @@ def options() -> argparse.ArgumentParser:
     add("--preset", nargs="+", choices=tuple(MODELS), help=f"models (default: {', '.join(ROWS)})")
     add("--batch", nargs="+", type=int, help=f"sequences of a step (default: {rows})")
     add("--dtype", choices=PRECISIONS, default="bfloat16-parameters", help="as in training")
+    add("--grad-dtype", choices=("float32", "bfloat16"), default="float32",
+        help="bfloat16: with --dtype bfloat16-parameters")  # fmt: skip
     add("--micro-batches", type=int, default=1, help="parts of a batch (default: 1)")
     add("--recompute", action="store_true", help="compute blocks again in backward")
     add("--recompute-norms", action="store_true", help="compute outputs of norms again in backward")

@@ -15,7 +15,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.bench.pictures import new_figure
-from tensorgrad.bench.steps import RankTimer, StepSettings, adamw, training_step
+from tensorgrad.bench.steps import RankTimer, StepSettings, training_step
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import synchronize
 from tensorgrad.errors import ArgumentError
@@ -130,7 +130,7 @@ class BucketBench:
     def _backward_seconds(self) -> float:
         """Return the time of backward alone: the median of some."""
         model = self._settings.model(self._device)
-        optimizer = adamw(model.named_parameters())
+        optimizer = self._settings.optimizer(model.named_parameters())
         x, y = self._settings.parts(self._device)[0]
         times = []
         for _ in range(4):

@@ -14,7 +14,7 @@ from typing import Any
 from tensorgrad.autograd import no_grad
 from tensorgrad.bench.memory import check_fits, peak_memory
 from tensorgrad.bench.pictures import new_figure, plot_lines
-from tensorgrad.bench.steps import StepSettings, adamw, training_step
+from tensorgrad.bench.steps import StepSettings, training_step
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import synchronize
 from tensorgrad.errors import ArgumentError
@@ -201,7 +201,7 @@ class _Trainee:
 
     def prepare(self) -> None:
         """Make the optimizer."""
-        self._optimizer = adamw(self._model.named_parameters())
+        self._optimizer = self._settings.optimizer(self._model.named_parameters())
 
     def forward_alone(self) -> None:
         """Compute the loss without gradients."""

@@ -27,7 +27,7 @@ from tensorgrad.optim.flat import FlatParameters, NamedParameters
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import Batch, Ranks
-from tensorgrad.train.settings import DTYPES
+from tensorgrad.train.settings import DTYPES, with_gradients_of
 
 PRECISIONS = DTYPES  # of training
 
@@ -48,6 +48,7 @@ class StepSettings:
         recompute: whether blocks are computed again in backward.
         recompute_norms: whether the outputs of their norms are.
         micro_batches: parts of a batch, one after the other.
+        grad_dtype: "float32", or "bfloat16" for "bfloat16-parameters" in one process.
     Raises:
         ArgumentError: an argument is out of its range.
     """
@@ -60,6 +61,7 @@ class StepSettings:
     recompute: bool = False
     recompute_norms: bool = False
     micro_batches: int = 1
+    grad_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -118,10 +120,10 @@ class StepSettings:
         """Return a loss scaler for float16, None for the other precisions."""
         return LossScaler() if self.precision == "float16" else None
 
-
-def adamw(parameters: FlatParameters | NamedParameters) -> AdamW:
-    """Return the optimizer of the benchmarks."""
-    return AdamW(parameters, 6e-4, (0.9, 0.95), weight_decay=0.1)
+    def optimizer(self, parameters: FlatParameters | NamedParameters) -> AdamW:
+        """Return the optimizer."""
+        flat = with_gradients_of(self.grad_dtype, parameters)
+        return AdamW(flat, 6e-4, (0.9, 0.95), weight_decay=0.1)
 
 
 def training_step(
@@ -136,7 +138,7 @@ def training_step(
         captured: whether it is a CUDA graph from the third call on; on a CPU it never is.
     """
     model = settings.model(device)
-    optimizer, scaler = ranks.prepare(model, adamw), settings.scaler()
+    optimizer, scaler = ranks.prepare(model, settings.optimizer), settings.scaler()
     ranks.begin(0, [])
     parts = settings.parts(device, ranks.rank)
 

@@ -202,7 +202,7 @@ def _parameters(partials: Array, needs: Sequence[Any]) -> tuple[Array | None, Ar
     sums = []
     for index, need in enumerate(needs):
         if need:
-            total, first = kernel_total(need, partials.dtype)
+            total, first = kernel_total(need, partials.dtype, rounds=True)
             parts = rows[:, index * width : (index + 1) * width]
             if total is None:
                 found[index] = own = backend.empty((width,), partials.dtype, like=partials)

@@ -4,9 +4,12 @@
 // Beside a float16 parameter the state has the whole p: 32.
 //
 //   prepare_adam, prepare_sgd, prepare_lion   one thread: the scalars of this step
-//   adam_step<T, DECOUPLED>     Adam; DECOUPLED: AdamW
-//   sgd_step<T, KIND>           KIND 0: plain, 1: momentum, 2: Nesterov's momentum
-//   lion_step<T>                Lion; 20 bytes a parameter in float32
+//   adam_step<T, G, DECOUPLED>  Adam; DECOUPLED: AdamW
+//   sgd_step<T, G, KIND>        KIND 0: plain, 1: momentum, 2: Nesterov's momentum
+//   lion_step<T, G>             Lion; 20 bytes a parameter in float32
+//
+// T is the dtype of the parameters, G that of the gradients: the compute type, or bfloat16, which
+// makes 2 bytes a parameter less.
 //
 // `hyper` holds what changes from step to step, in device memory, so that neither a new launch
 // argument nor the host is needed: what the user sets, then what prepare_* derives from it. A
@@ -27,11 +30,12 @@
 //   p[i] -= lr * sign(grad[i] + beta1 * (m[i] - grad[i]));
 //   m[i] = grad[i] + beta2 * (m[i] - grad[i]);
 //
-// where: TYPE = double | float | __half | __nv_bfloat16
+// where: TYPES = double, double | float, float | __half, float | __nv_bfloat16, float |
+//     __nv_bfloat16, __nv_bfloat16
 // instantiate: {prepare_adam | prepare_sgd | prepare_lion}
-// instantiate: adam_step<{TYPE}, {true | false}>
-// instantiate: sgd_step<{TYPE}, {0 | 1 | 2}>
-// instantiate: lion_step<{TYPE}>
+// instantiate: adam_step<{TYPES}, {true | false}>
+// instantiate: sgd_step<{TYPES}, {0 | 1 | 2}>
+// instantiate: lion_step<{TYPES}>
 #include "types.cuh"
 
 enum Hyper { LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN };   // as in optim/optimizer.py
@@ -111,10 +115,10 @@ __device__ inline void update_parameters(T* data, Master<T>* master_all, long lo
     store(data + i, parameters);
 }
 
-template <typename T, bool DECOUPLED>
+template <typename T, typename G, bool DECOUPLED>
 __global__ void __launch_bounds__(256)
 adam_step(T* __restrict__ data, Master<T>* __restrict__ master, Compute<T>* __restrict__ m_all,
-          Compute<T>* __restrict__ v_all, const Compute<T>* __restrict__ grad,
+          Compute<T>* __restrict__ v_all, const G* __restrict__ grad,
           const double* __restrict__ hyper, long long size, long long decayed, double beta1,
           double beta2, double weight_decay) {
     using C = Compute<T>;
@@ -123,7 +127,7 @@ adam_step(T* __restrict__ data, Master<T>* __restrict__ master, Compute<T>* __re
     const double factor = hyper[FACTOR];
     if (i >= size || factor == 0) return;
     // Load.
-    const Vec<C> gradient = load<N>(grad + i);
+    const Vec<G, N> gradient = load<N>(grad + i);
     Vec<C> m = load<N>(m_all + i), v = load<N>(v_all + i);
     const C shrink = DECOUPLED && i < decayed ? C(hyper[DECAY]) : C(1);
     const C decay = !DECOUPLED && i < decayed ? C(weight_decay) : C(0);
@@ -133,7 +137,7 @@ adam_step(T* __restrict__ data, Master<T>* __restrict__ master, Compute<T>* __re
     update_parameters(data, master, i, [&](Vec<C>& p) {
         #pragma unroll
         for (int j = 0; j < N; ++j) {
-            const C g = gradient.values[j] * C(factor) + decay * p.values[j];
+            const C g = C(gradient.values[j]) * C(factor) + decay * p.values[j];
             m.values[j] = keep1 * m.values[j] + (1 - keep1) * g;
             v.values[j] = keep2 * v.values[j] + (1 - keep2) * g * g;
             p.values[j] = p.values[j] * shrink - step * m.values[j] / (sqrt(v.values[j]) + eps);
@@ -144,10 +148,10 @@ adam_step(T* __restrict__ data, Master<T>* __restrict__ master, Compute<T>* __re
     store(v_all + i, v);
 }
 
-template <typename T, int KIND>
+template <typename T, typename G, int KIND>
 __global__ void __launch_bounds__(256)
 sgd_step(T* __restrict__ data, Master<T>* __restrict__ master,
-         Compute<T>* __restrict__ momentum_all, const Compute<T>* __restrict__ grad,
+         Compute<T>* __restrict__ momentum_all, const G* __restrict__ grad,
          const double* __restrict__ hyper, long long size, long long decayed, double momentum,
          double weight_decay) {
     using C = Compute<T>;
@@ -156,7 +160,7 @@ sgd_step(T* __restrict__ data, Master<T>* __restrict__ master,
     const double factor = hyper[FACTOR];
     if (i >= size || factor == 0) return;
     // Load.
-    const Vec<C> gradient = load<N>(grad + i);
+    const Vec<G, N> gradient = load<N>(grad + i);
     Vec<C> m = {};
     if constexpr (KIND > 0) m = load<N>(momentum_all + i);
     const C decay = i < decayed ? C(weight_decay) : C(0), step = C(hyper[SIZE]),
@@ -165,7 +169,7 @@ sgd_step(T* __restrict__ data, Master<T>* __restrict__ master,
     update_parameters(data, master, i, [&](Vec<C>& p) {
         #pragma unroll
         for (int j = 0; j < N; ++j) {
-            const C g = gradient.values[j] * C(factor) + decay * p.values[j];
+            const C g = C(gradient.values[j]) * C(factor) + decay * p.values[j];
             if constexpr (KIND > 0) m.values[j] = C(momentum) * m.values[j] + gain * g;
             const C direction = KIND == 0   ? g
                                 : KIND == 1 ? m.values[j]
@@ -177,10 +181,10 @@ sgd_step(T* __restrict__ data, Master<T>* __restrict__ master,
     if constexpr (KIND > 0) store(momentum_all + i, m);
 }
 
-template <typename T>
+template <typename T, typename G>
 __global__ void __launch_bounds__(256)
 lion_step(T* __restrict__ data, Master<T>* __restrict__ master, Compute<T>* __restrict__ m_all,
-          const Compute<T>* __restrict__ grad, const double* __restrict__ hyper, long long size,
+          const G* __restrict__ grad, const double* __restrict__ hyper, long long size,
           long long decayed, double beta1, double beta2) {
     using C = Compute<T>;
     constexpr int N = VECTOR<C>;
@@ -188,14 +192,14 @@ lion_step(T* __restrict__ data, Master<T>* __restrict__ master, Compute<T>* __re
     const double factor = hyper[FACTOR];
     if (i >= size || factor == 0) return;
     // Load.
-    const Vec<C> gradient = load<N>(grad + i);
+    const Vec<G, N> gradient = load<N>(grad + i);
     Vec<C> m = load<N>(m_all + i);
     const C shrink = i < decayed ? C(hyper[DECAY]) : C(1), step = C(hyper[SIZE]);
     // Update the momentum and the parameters; a NaN stays one.
     update_parameters(data, master, i, [&](Vec<C>& p) {
         #pragma unroll
         for (int j = 0; j < N; ++j) {
-            const C g = gradient.values[j] * C(factor), apart = m.values[j] - g;
+            const C g = C(gradient.values[j]) * C(factor), apart = m.values[j] - g;
             const C u = g + C(beta1) * apart;
             const C sign = u > 0 ? C(1) : u < 0 ? C(-1) : u;
             m.values[j] = g + C(beta2) * apart;

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.backend import Array
+from tensorgrad.dtypes import compute_dtype
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import by_value, pointer
 
@@ -66,8 +67,9 @@ class Update:
         master = state.get("master", state.get("low_bits"))
         buffers = [buffer[piece.state] for buffer in state.values() if buffer is not master]
         numbers = [np.int64(piece.data.size), np.int64(piece.decayed), *map(np.float64, scalars)]
+        vector = 16 // compute_dtype(piece.data.dtype).itemsize
         return (
-            (-(-piece.grad.nbytes // (_THREADS * 16)),),
+            (-(-piece.data.size // (_THREADS * vector)),),
             (_THREADS,),
             (piece.data, pointer(None if master is None else master[piece.state]),
              *(buffers or [pointer(None)]), piece.grad, hyper, *map(by_value, numbers)),

@@ -33,11 +33,10 @@
 // instantiate: reduce_rows_block<{First | Last}<{OP}>>
 // instantiate: reduce_columns<{{OP} | First<{OP}>}, {true | false}>
 // instantiate: reduce_columns<Last<{OP}>, false>
-// instantiate: {reduce_rows_tile | reduce_rows_warp |
-//     reduce_rows_block}<SumOfSquares<{float | double}>>
-// instantiate: reduce_rows_block<{First | Last}<SumOfSquares<{float | double}>>>
+// instantiate: {reduce_rows_tile | reduce_rows_warp | reduce_rows_block}<SumOfSquares<{FLOAT}>>
+// instantiate: reduce_rows_block<{First | Last}<SumOfSquares<{FLOAT}>>>
 // instantiate: scan_rows<{{SUM} | First<Last<{SUM}>>}>
-// instantiate: sum_parts<{float | double}>
+// instantiate: sum_parts<{float, float | float, __half | float, __nv_bfloat16 | double, double}>
 #include "async.cuh"
 #include "overlap.cuh"
 #include "reduce_ops.cuh"
@@ -163,7 +162,7 @@ struct PartialSums {
 };
 
 // A block has 32 x 32 threads and 32 columns.
-template <typename C>
+template <typename C, typename T>
 __global__ void __launch_bounds__(1024)
 sum_parts(const __grid_constant__ PartialSums p) {
     __shared__ C sums[32][33];
@@ -188,8 +187,8 @@ sum_parts(const __grid_constant__ PartialSums p) {
     sum = warp_sum(sums[threadIdx.x][threadIdx.y]);
     const int own = block * 32 + threadIdx.y;
     if (threadIdx.x > 0 || own >= columns) return;
-    C& total = reinterpret_cast<C*>(p.totals[i])[own];
-    total = p.add[i] ? total + sum : sum;
+    T& total = reinterpret_cast<T*>(p.totals[i])[own];
+    total = from_compute<T>(p.add[i] ? to_compute(total) + sum : sum);
 }
 
 // y: (outer, splits, inner). x: (outer, length, inner), its axis cut into splits chunks.

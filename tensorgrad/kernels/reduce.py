@@ -84,13 +84,13 @@ def sum_rows_into(total: Array, x: Array, add: bool) -> None:
 class PartialSum(NamedTuple):
     """A sum over rows that a kernel has added up in parts, beside its results."""
 
-    total: Array  # (C,), contiguous
+    total: Array  # (C,), contiguous; the dtype of parts, or of 16 bits
     add: bool  # to what is there
-    parts: Array  # (N, C), N > 0, the dtype of total: float32 or float64; rows contiguous
+    parts: Array  # (N, C), N > 0, float32 or float64; rows contiguous
 
 
 def sum_parts_into(sums: Sequence[tuple[PartialSum, Any]]) -> None:
-    """Add up parts of sums, all of one dtype.
+    """Add up parts of sums, all parts of one dtype.
 
     Args:
         sums: each with the need whose gradient is the total; it may then wait for others, see
@@ -107,6 +107,13 @@ def sum_parts_into(sums: Sequence[tuple[PartialSum, Any]]) -> None:
 
 def _sum_parts(sums: Sequence[PartialSum]) -> None:
     """Add up parts of sums with as few launches as possible."""
+    for dtype in dict.fromkeys(each.total.dtype for each in sums):
+        _sum_parts_to(dtype, [each for each in sums if each.total.dtype is dtype])
+
+
+def _sum_parts_to(dtype: Dtype, sums: Sequence[PartialSum]) -> None:
+    """Add up parts of sums whose totals are of a dtype."""
+    types = f"{c_name(sums[0].parts.dtype)}, {c_name(dtype)}"
     for start in range(0, len(sums), PartialSums.MOST):
         table, blocks = PartialSums(overlaps=is_capturing()), 0
         together = sums[start : start + PartialSums.MOST]
@@ -118,7 +125,7 @@ def _sum_parts(sums: Sequence[PartialSum]) -> None:
             table.first_block[i] = blocks
             blocks += -(-total.size // 32)
         overlap.launch_in_graph(
-            load("reduce.cu", f"sum_parts<{c_name(together[0].total.dtype)}>"),
+            load("reduce.cu", f"sum_parts<{types}>"),
             (blocks,),
             (32, 32),
             (by_value(table),),

@@ -258,7 +258,9 @@ struct NormTwo : Additive<NormTwo<T>, T, Compute<T>, Compute<T>> {
 // For the norm of all gradients: in double, so that neither their number nor their size matters.
 template <typename T>
 struct SumOfSquares : Additive<SumOfSquares<T>, T, double, double> {
-    __device__ static double lift(T x, long long) { return double(x) * double(x); }
+    __device__ static double lift(T x, long long) {
+        return double(Compute<T>(x)) * double(Compute<T>(x));
+    }
 };
 
 template <typename T>

@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated, kernel_total, row_sums_of
+from tensorgrad.accumulation import (
+    Gradients,
+    Into,
+    Needs,
+    Saved,
+    accumulated,
+    kernel_total,
+    row_sums_of,
+)
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
@@ -449,11 +457,13 @@ def _weight_gradient(
     if not need:
         return None
     x = flat(saved_operand(x))
-    wide = compute_dtype(dy.dtype)
-    fits = wide is float32 and dy.dtype is x.dtype
-    total, first = kernel_total(need, float32) if fits else (None, False)
-    if total is None:
-        return accumulated(product(dy.T, x, wide, kernel), need)
+    dtype = compute_dtype(dy.dtype)
+    fits = dtype is float32 and dy.dtype is x.dtype
+    if fits and type(need) is Into and need.array.dtype is dy.dtype:
+        dtype = dy.dtype  # the gradient so far has 16 bits
+    total, first = kernel_total(need, dtype) if fits else (None, False)
+    if total is None or not (first or dtype is float32):
+        return accumulated(product(dy.T, x, dtype, kernel), need)
     matmul_cuda.run(problem(dy.T, x, total, add=not first), kernel)
     return None
 
@@ -469,7 +479,7 @@ def _bias_gradient(dy: Array, need: Any, parts: Array | None = None) -> Array | 
     if not need:
         return None
     wide = compute_dtype(dy.dtype)
-    total, first = kernel_total(need, wide) if dy.size else (None, False)
+    total, first = kernel_total(need, wide, parts is not None) if dy.size else (None, False)
     if parts is not None:
         if total is None:
             out = backend.empty(parts.shape[1:], wide, like=parts)

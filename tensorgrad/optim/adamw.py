@@ -8,7 +8,6 @@ import numpy as np
 
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
-from tensorgrad.dtypes import c_name
 from tensorgrad.errors import ArgumentError
 from tensorgrad.optim.flat import FlatParameters
 from tensorgrad.optim.groups import Parameters
@@ -81,7 +80,7 @@ class Adam(Optimizer):
         p -= t
 
     def _kernels(self, weight_decay: float) -> Kernels:
-        step = f"adam_step<{c_name(self.flat.dtype)}, {str(self._decoupled).lower()}>"
+        step = f"adam_step<{self._types()}, {str(self._decoupled).lower()}>"
         scalars = (*self.betas, weight_decay)
         return "prepare_adam", (*self.betas, self.eps, weight_decay), step, scalars
 

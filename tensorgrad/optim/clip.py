@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.backend import Array, is_numpy
+from tensorgrad.backend import Array, is_numpy, widened
 from tensorgrad.checks import check_number
 from tensorgrad.dtypes import float64
 from tensorgrad.errors import ArgumentError
@@ -161,10 +161,11 @@ def _squares_numpy(array: Array) -> Array:
     whole = array.size // _ROW
     sums = np.empty(whole + 1)
     rows = array[: whole * _ROW].reshape(whole, _ROW)
-    rest = array[whole * _ROW :]
+    rest = widened(array[whole * _ROW :])
 
     def run(piece: slice) -> None:
-        sums[piece] = np.einsum("ij,ij->i", rows[piece], rows[piece])
+        block = widened(rows[piece])
+        sums[piece] = np.einsum("ij,ij->i", block, block)
 
     with np.errstate(over="ignore", invalid="ignore"):
         backend.parallel_blocks(run, whole, _ROWS)

@@ -6,7 +6,6 @@ import numpy as np
 
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
-from tensorgrad.dtypes import c_name
 from tensorgrad.errors import ArgumentError
 from tensorgrad.optim.flat import FlatParameters
 from tensorgrad.optim.groups import Parameters
@@ -73,4 +72,4 @@ class Lion(Optimizer):
         p -= t
 
     def _kernels(self, weight_decay: float) -> Kernels:
-        return "prepare_lion", (weight_decay,), f"lion_step<{c_name(self.flat.dtype)}>", self.betas
+        return "prepare_lion", (weight_decay,), f"lion_step<{self._types()}>", self.betas

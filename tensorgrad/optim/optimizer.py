@@ -20,7 +20,7 @@ from tensorgrad import backend, engine, ranges
 from tensorgrad.accumulation import settle
 from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import check_range
-from tensorgrad.dtypes import bfloat16, compute_dtype, float64, uint16
+from tensorgrad.dtypes import bfloat16, c_name, compute_dtype, float64, uint16
 from tensorgrad.errors import ArgumentError, CheckpointError, GraphError
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.kernels.optim import Update
@@ -404,6 +404,9 @@ class Optimizer:
             master.join(data, low, p, t, mask)
         elif p is not data:
             master.take_over(data, p, t, mask)
+        if g.dtype != u.dtype:
+            u[...] = g
+            g = u
         if factor != 1:
             g = np.multiply(g, factor, out=u)
         if decay > 0 and self._decoupled:
@@ -429,6 +432,10 @@ class Optimizer:
         `t` and `u` are the only memory for intermediate results: an allocation may fail.
         """
         raise NotImplementedError
+
+    def _types(self) -> str:
+        """Return the C++ types of parameters and gradients, the first arguments of the kernels."""
+        return f"{c_name(self.flat.dtype)}, {c_name(self.flat.grad_dtype)}"
 
     def _kernels(self, weight_decay: float) -> Kernels:
         """Return the kernels of optim.cu that prepare `hyper` and update, each with its scalars."""

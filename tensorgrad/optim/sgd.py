@@ -9,7 +9,6 @@ import numpy as np
 
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
-from tensorgrad.dtypes import c_name
 from tensorgrad.errors import ArgumentError
 from tensorgrad.optim.flat import FlatParameters
 from tensorgrad.optim.groups import Parameters
@@ -82,5 +81,5 @@ class SGD(Optimizer):
 
     def _kernels(self, weight_decay: float) -> Kernels:
         kind = 0 if not self.momentum else 2 if self.nesterov else 1
-        step = f"sgd_step<{c_name(self.flat.dtype)}, {kind}>"
+        step = f"sgd_step<{self._types()}, {kind}>"
         return "prepare_sgd", (self.dampening,), step, (self.momentum, weight_decay)

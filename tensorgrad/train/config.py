@@ -49,7 +49,16 @@ GROUPS = {
         *("weight_decay", "beta1", "beta2", "clip", "label_smoothing", "average", "seed", "nan"),
     ),
     "Precision and devices": (
-        *("dtype", "device", "capture", "recompute", "recompute_norms", "parallel", "bucket_mb"),
+        *(
+            "dtype",
+            "grad_dtype",
+            "device",
+            "capture",
+            "recompute",
+            "recompute_norms",
+            "parallel",
+            "bucket_mb",
+        ),
         *("dp", "pp", "tp", "pipeline_schedule", "chunks", "sequence_parallel"),
     ),
 }

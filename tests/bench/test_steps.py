@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tensorgrad import backend, nn, optim
-from tensorgrad.bench import steps
 from tensorgrad.bench.steps import PRECISIONS, RankTimer, StepSettings, training_step
 from tensorgrad.errors import ArgumentError
 from tensorgrad.graph import Captured
@@ -43,19 +42,22 @@ def test_a_step_is_timed_and_its_memory_measured(precision: str, device: str) ->
     assert timer.seconds(step, 1) > 0
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("precision", "grad_dtype"),
+    [*((each, "float32") for each in PRECISIONS), ("bfloat16-parameters", "bfloat16")],
+)
 def test_captured_steps_train_as_eager_ones(
-    precision: str, device: str, monkeypatch: pytest.MonkeyPatch
+    precision: str, grad_dtype: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[optim.AdamW] = []
 
-    def kept(parameters: Any) -> optim.AdamW:
-        made.append(adamw(parameters))
+    def kept(settings: StepSettings, parameters: Any) -> optim.AdamW:
+        made.append(make(settings, parameters))
         return made[-1]
 
-    adamw = steps.adamw
-    monkeypatch.setattr(steps, "adamw", kept)
-    settings = StepSettings(TINY, 2, precision, micro_batches=2)
+    make = StepSettings.optimizer
+    monkeypatch.setattr(StepSettings, "optimizer", kept)
+    settings = StepSettings(TINY, 2, precision, micro_batches=2, grad_dtype=grad_dtype)
     for captured in (False, True):
         step = training_step(settings, OneProcess(), device, captured)
         for _ in range(4):
@@ -63,6 +65,7 @@ def test_captured_steps_train_as_eager_ones(
         assert isinstance(step, Captured) == captured
         if isinstance(step, Captured):
             assert step.graphs == (device != "cpu")
+    assert all(each.flat.grad_dtype == grad_dtype for each in made)
     eager, replayed = (each.state_dict() for each in made)
     assert eager.keys() == replayed.keys()
     assert eager.pop("step") == replayed.pop("step") == 4

@@ -242,7 +242,7 @@ def test_kinds_and_floors_of_kernels() -> None:
         ("adam_step", 400, 500, 4), ("memset", 500, 510, 5), ("attention_forward", 510, 550, 6),
         ("attention_backward", 550, 650, 7), ("elementwise_multiply", 650, 660, 8),
         ("memcpy", 660, 670, -1), ("nvjet_splitKreduce", 670, 680, 2),
-        ("void sum_parts<float>", 680, 685, 2),
+        ("void sum_parts<float, float>", 680, 685, 2),
     ]  # fmt: skip
     kernels = [Kernel(name, start, end, range=number) for name, start, end, number in launched]
     recording = Recording(ranges, (0, 1000), kernels, device="x", source="cupti")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tensorgrad as tg
 from tensorgrad import Tensor, backend, dtypes
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
 from tensorgrad.optim import SGD, AdamW, FlatParameters
@@ -210,3 +211,50 @@ def test_a_copy_that_would_train_nothing_is_refused(twin: Callable[[Any], Any]) 
     if twin is not copy.copy:
         with pytest.raises(ArgumentError, match="an optimizer cannot be copied or pickled"):
             twin((toy.parameters(), optimizer))
+
+
+def test_bfloat16_gradients_are_rounded_once(device: str) -> None:
+    """Of a parameter that one op uses, and of one that two use."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((40, 16)).astype(dtypes.bfloat16)
+
+    def gradients(grad_dtype: str) -> dict[str, Any]:
+        tensors = toy.parameters(
+            dtypes.bfloat16, device, shapes={"w": (16, 16), "b": (16,), "norm": (16,)}
+        )
+        flat = FlatParameters(tensors.items(), grad_dtype=grad_dtype)
+        assert flat.grad_dtype == grad_dtype
+        hidden = tg.linear(Tensor(backend.to_device(x, device)), tensors["w"], tensors["b"])
+        normed = tg.rms_norm(hidden, tensors["norm"])
+        (normed * normed).sum().backward()
+        return {name: backend.to_numpy(view) for name, view in flat.views(flat.grad).items()}
+
+    wide, narrow = gradients("float32"), gradients("bfloat16")
+    for name, expected in wide.items():
+        assert narrow[name].dtype == dtypes.bfloat16
+        np.testing.assert_array_equal(narrow[name], expected.astype(dtypes.bfloat16), name)
+
+
+def test_bfloat16_gradients_of_two_passes_add_up(device: str) -> None:
+    tensors = toy.parameters(dtypes.bfloat16, device, shapes={"w": (8, 8)})
+    flat = FlatParameters(tensors.items(), grad_dtype=dtypes.bfloat16)
+    x = Tensor(backend.to_device(np.ones((4, 8), dtypes.bfloat16), device))
+    for passes in (1, 2, 3):
+        tg.linear(x, tensors["w"]).sum().backward()
+        assert (backend.to_numpy(flat.views(flat.grad)["w"]) == 4 * passes).all()
+    flat.zero_grad()
+    assert not backend.to_numpy(flat.grad).any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "grad_dtype", "expected"),
+    [
+        ("float32", "bfloat16", "expected float32 as the parameters are float32"),
+        ("float16", "float16", "expected float32 as the parameters are float16"),
+        ("bfloat16", "float64", "expected float32 or bfloat16 as the parameters are bfloat16"),
+    ],
+)
+def test_a_wrong_dtype_of_gradients_is_refused(dtype: str, grad_dtype: str, expected: str) -> None:
+    tensors = toy.parameters(dtypes.as_dtype(dtype))
+    with pytest.raises(DtypeError, match=f"grad_dtype is {grad_dtype}, {expected}"):
+        FlatParameters(tensors.items(), grad_dtype=grad_dtype)

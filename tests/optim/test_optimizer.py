@@ -169,6 +169,35 @@ def test_16_bit_parameters_are_the_rounded_master(make: Make, dtype: Any, device
     assert off.mean() < 1e-3  # Adam makes a whole step of a tiny change of a tiny gradient
 
 
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_bfloat16_gradients_are_updated_with_like_float32_ones_of_equal_values(
+    make: Make, max_norm: float | None, device: str
+) -> None:
+    narrow, wide = (
+        make(FlatParameters(toy.parameters(dtypes.bfloat16, device).items(), grad_dtype=dtype))
+        for dtype in ("bfloat16", "float32")
+    )
+    assert narrow.flat.grad.dtype == dtypes.bfloat16
+    for step in range(3):
+        rounded = toy.gradients(step=step)
+        for optimizer in (narrow, wide):
+            for name, tensor in optimizer.flat.parameters.items():
+                assert tensor.grad is not None
+                values = rounded[name].astype(dtypes.bfloat16)
+                tensor.grad[...] = backend.asarray_like(values, tensor.data)
+        norms = [optimizer.step(max_norm) for optimizer in (narrow, wide)]
+        if max_norm is not None:
+            one, two = (float(backend.to_numpy(norm)) for norm in norms)
+            np.testing.assert_allclose(one, two, rtol=1e-6)
+    if max_norm is not None:  # norms are summed in another order
+        for one, two in zip(everything(narrow), everything(wide), strict=True):
+            a, b = (backend.to_numpy(each).astype(float) for each in (one, two))
+            if one.dtype != dtypes.uint16:
+                np.testing.assert_allclose(a, b, rtol=2.0**-7, atol=1e-6)
+    else:
+        assert toy.same_bits(everything(narrow), everything(wide))
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_16_bit_parameters_that_were_assigned_to_are_taken_over(dtype: Any, device: str) -> None:
     tensors = toy.parameters(dtype, device)
