@@ -62,7 +62,7 @@ def replaced(target: object, **values: object) -> Iterator[None]:
 
 
 class Changes:
-    """Whether an attribute of a parameter, or the mode of a module, has been assigned to.
+    """Whether an attribute of a parameter, or the mode or a member of a module, was assigned to.
 
     A captured step depends on them, and compares them again after a note.
 

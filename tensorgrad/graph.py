@@ -247,17 +247,18 @@ _Attributes = dict[str, tuple[list[Any], list[Any]]]  # of a name: owners and va
 
 
 class _Guards:
-    """What a replay needs as it is: attributes of tensors, and the modes of modules.
+    """What a replay needs as it is: attributes of tensors, and modes and members of modules.
 
-    Assignments to attributes of parameters and to modes leave a note in `engine.changes`. So these
-    are compared after a new note alone: thousands of objects are seldom in a cache of the CPU.
+    Assignments to attributes of parameters, to modes and to members leave a note in
+    `engine.changes`. So these are compared after a new note alone: thousands of objects are seldom
+    in a cache of the CPU.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], Any] = {}
         self._noted: _Attributes = {}
         self._others: _Attributes = {}
-        self._modes: list[tuple[weakref.ref[Any], bool]] = []
+        self._modules: list[tuple[weakref.ref[Any], object]] = []
         self._gone: list[Any] = []  # modules, which may die before the graph does
         self._compared_at: object = None
 
@@ -270,9 +271,9 @@ class _Guards:
             owners.append(owner)
             values.append(value)
 
-    def add_mode(self, module: Any) -> None:
-        """Guard the mode of a module, and its life."""
-        self._modes.append((weakref.ref(module, self._gone.append), module.training))
+    def add_module(self, module: Any) -> None:
+        """Guard the mode and the members of a module, and its life."""
+        self._modules.append((weakref.ref(module, self._gone.append), _state_of(module)))
 
     def hold(self) -> bool:
         """Whether all are as they were."""
@@ -280,13 +281,25 @@ class _Guards:
         if self._gone or not _are_kept(self._others):
             return False
         if self._compared_at is not latest:
-            for module, training in self._modes:
-                if getattr(module(), "training", None) is not training:
-                    return False
+            if any(_state_of(module()) != state for module, state in self._modules):
+                return False
             if not _are_kept(self._noted):
                 return False
             self._compared_at = latest
         return True
+
+
+def _state_of(module: Any) -> object:
+    """Return the mode of a module, and the ids of its parameters, buffers and modules."""
+    if module is None:  # it is gone
+        return None
+    buffers = vars(module).get("_buffers", ())
+    tensors = [
+        id(value)
+        for name, value in vars(module).items()
+        if isinstance(value, Tensor) and (value.notes_changes or name in buffers)
+    ]
+    return module.training, tensors, [id(child) for child in module.children()]
 
 
 def _are_kept(attributes: _Attributes) -> bool:
@@ -335,7 +348,7 @@ class _Watch:
     def _note(self, module: Any) -> None:
         if id(module) not in self._modules:
             self._modules.add(id(module))
-            self.guards.add_mode(module)
+            self.guards.add_module(module)
             for each in vars(module).values():
                 if isinstance(each, Tensor):
                     self.guards.add(each, "data", each.data)

@@ -262,6 +262,16 @@ def test_modes_and_replaced_arrays_get_graphs_of_their_own() -> None:
         layer.weight[...] = 0.5
         assert (step(x).numpy() == model(x).numpy()).all()
     assert step.graphs == 3
+    weight = layer.weight  # lives on
+    layer.weight = nn.Parameter(weight.data + 1)
+    with evaluating(model), tg.no_grad():
+        for _ in range(3):
+            assert (step(x).numpy() == model(x).numpy()).all()
+    model[0] = nn.Linear(8, 8).to("cuda")
+    with evaluating(model), tg.no_grad():
+        for _ in range(3):
+            assert (step(x).numpy() == model(x).numpy()).all()
+    assert step.graphs == 5
 
 
 @pytest.mark.gpu
@@ -317,6 +327,27 @@ def drop_layer(block: Any) -> None:
     gc.collect()
 
 
+old: list[Any] = []
+
+
+def replace_parameter(block: Any) -> None:
+    old.append(block.norm1.weight)  # which lives on
+    block.norm1.weight = nn.Parameter(np.ones(8, "float32"))
+
+
+def replace_layer(block: Any) -> None:
+    old.append(block.norm2)
+    block.norm2 = nn.LayerNorm(8)
+
+
+def replace_by_another_buffer(block: Any) -> None:
+    block.shift = Tensor(np.zeros(8, "float32"))
+
+
+def remove_parameter(block: Any) -> None:
+    block.norm1.bias = None
+
+
 def evaluate(block: Any) -> None:
     block.eval()
 
@@ -330,7 +361,8 @@ def set_mode_of_fused_layer(block: Any) -> None:
 
 
 CHANGES = (
-    replace_data, replace_by_setattr, replace_grad, replace_buffer, convert, drop_layer, evaluate,
+    replace_data, replace_by_setattr, replace_grad, replace_buffer, convert, drop_layer,
+    replace_parameter, replace_layer, replace_by_another_buffer, remove_parameter, evaluate,
     set_mode, set_mode_of_fused_layer,
 )  # fmt: skip
 

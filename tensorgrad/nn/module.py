@@ -113,15 +113,15 @@ class Module:
             Raises:
                 DtypeError: the value is of another kind, and training would no longer see it.
             """
-            kind = None if value is None else self._kind_of(name)
-            if kind is not None and not isinstance(value, kind):
+            kind = self._kind_of(name)
+            if kind is not None and value is not None and not isinstance(value, kind):
                 hint = f"; for values: {name}[...] = value, under no_grad()"
                 raise DtypeError(
                     f"{type(self).__name__}: {name} is set to a {type(value).__name__}, expected "
                     f"a {kind.__name__} or None{'' if kind is Module else hint}"
                 )
             super().__setattr__(name, value)
-            if name == "training":
+            if name == "training" or kind is not None or isinstance(value, Parameter | Module):
                 changes.note()
 
     def __call__(
