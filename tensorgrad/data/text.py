@@ -300,9 +300,11 @@ def _file_documents(path: Path) -> Iterator[str]:
             after_separator = True
         # A long document is yielded in pieces; `rest` may end with a part of a separator.
         while len(rest) > LONGEST_DOCUMENT + len(END_OF_TEXT):
+            if after_separator:  # else the line end would count, and the cut depend on the chunks
+                rest, after_separator = _without_line_end(rest), False
+                continue
             end = _line_end(rest, 0)
-            yield _without_line_end(rest[:end]) if after_separator else rest[:end]
-            after_separator = False
+            yield rest[:end]
             rest = rest[end:]
     yield _without_line_end(rest) if after_separator else rest
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tensorgrad.data import text as module
@@ -58,6 +58,7 @@ def test_the_size_of_what_is_read_at_once_does_not_matter(
 
 
 @given(text=TEXTS, chunk=st.integers(1, 30), longest=st.integers(1, 20))
+@example(f"{END_OF_TEXT}\r\n<<<<<<\n<<{END_OF_TEXT}", 1, 9)
 def test_a_long_document_comes_in_pieces_cut_at_lines(
     folder: Path, text: str, chunk: int, longest: int
 ) -> None:
