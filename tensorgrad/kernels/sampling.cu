@@ -57,13 +57,14 @@ struct OrderedLogits {
     int vocabulary;
     double largest, temperature;
 
-    __device__ float logit(int token) const {
-        float x = logits[token] + 0.f;   // -0 becomes 0
+    __device__ float logit(int token) const { return adjusted(logits[token], token); }
+    __device__ float adjusted(float x, int token) const {
+        x += 0.f;   // -0 becomes 0
         if (seen != nullptr && seen[token]) x = x > 0.f ? x / penalty : x * penalty;
         return x;
     }
-    __device__ Word key(int token) const {
-        const float x = logit(token);
+    __device__ Word key(int token) const { return key_of(logit(token), token); }
+    __device__ Word key_of(float x, int token) const {
         const unsigned bits = __float_as_uint(x);
         const unsigned order = x != x ? 0xffffffffu : bits >> 31 ? ~bits : bits | 0x80000000u;
         return Word(order) << 32 | (0xffffffffu - token);
@@ -122,8 +123,21 @@ sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, u
 
     // The largest logit.
     Word best = 0;
-    for (int token = threadIdx.x; token < vocabulary; token += THREADS)
-        best = max(best, row.key(token));
+    constexpr int AHEAD = 16;   // logits that a thread has under way
+    for (int start = threadIdx.x; start < vocabulary; start += AHEAD * THREADS) {
+        float found[AHEAD];
+        #pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            const int token = start + i * THREADS;
+            if (token < vocabulary) found[i] = row.logits[token];
+        }
+        #pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            const int token = start + i * THREADS;
+            if (token < vocabulary)
+                best = max(best, row.key_of(row.adjusted(found[i], token), token));
+        }
+    }
     best = block_reduce(best, Word(0), [](Word a, Word b) { return b > a ? b : a; });
     int token = int(0xffffffffu - unsigned(best));
     row.largest = row.logit(token);

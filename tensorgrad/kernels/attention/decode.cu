@@ -84,11 +84,13 @@ __device__ inline T rotated(const T* head, int i, const DecodeAttentionArguments
 }
 
 // The block's queries, rotated, zeros where there are none. The block that has the newest position
-// appends its key and value to the cache, of which keys and values are the block's.
+// appends its key and value to the cache, of which keys and values are the block's, and writes them
+// to `newest`, padded with zeros.
 template <int THREADS, typename T, int MOST, int WIDTH>
-__device__ inline void load_queries(T (&queries)[MOST][WIDTH], T* keys, T* values, const T* qkv,
-                                    const float* cosines, const float* sines,
-                                    const DecodeAttentionArguments& p, const KeySplit<MOST>& own) {
+__device__ inline void load_queries(T (&queries)[MOST][WIDTH], T (&newest)[2][WIDTH], T* keys,
+                                    T* values, const T* qkv, const float* cosines,
+                                    const float* sines, const DecodeAttentionArguments& p,
+                                    const KeySplit<MOST>& own) {
     qkv += own.sequence * (long long)(p.heads + 2 * p.kv_heads) * p.width;
     if (cosines != nullptr) {
         cosines += own.place * (long long)(p.width / 2);
@@ -104,9 +106,13 @@ __device__ inline void load_queries(T (&queries)[MOST][WIDTH], T* keys, T* value
     // Append to the cache.
     if (own.to <= own.place) return;
     const T* k = qkv + (p.heads + own.group) * p.width, *v = k + p.kv_heads * p.width;
-    for (int i = threadIdx.x; i < p.width; i += THREADS) {
-        keys[own.place * p.key_at.key + i] = rotated(k, i, p, cosines, sines);
-        values[own.place * p.value_at.key + i] = v[i];
+    for (int i = threadIdx.x; i < WIDTH; i += THREADS) {
+        const bool exists = i < p.width;
+        newest[0][i] = exists ? rotated(k, i, p, cosines, sines) : T(0.f);
+        newest[1][i] = exists ? v[i] : T(0.f);
+        if (!exists) continue;
+        keys[own.place * p.key_at.key + i] = newest[0][i];
+        values[own.place * p.value_at.key + i] = newest[1][i];
     }
 }
 
@@ -211,13 +217,13 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
 // the results of heads 2 t and 2 t + 1. Eight warps are for short caches, of which they take twice
 // as many keys at a time, and for grids that leave each block a multiprocessor of its own.
 template <typename T, int CHUNKS, int WARPS>
-__global__ void __launch_bounds__(32 * WARPS, WARPS == 4 ? 3 : 1)
+__global__ void __launch_bounds__(32 * WARPS, WARPS == 4 ? 3 : CHUNKS == 1 ? 2 : 1)
 decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
                  SoftmaxPartial* part_softmax, unsigned* arrived, const int* lengths,
                  const float* __restrict__ cosines, const float* __restrict__ sines,
                  const __grid_constant__ DecodeAttentionArguments p) {
     constexpr int MOST = 8, WIDTH = 64 * CHUNKS, TILE = 32 / CHUNKS, STEP = WARPS * TILE;
-    __shared__ __align__(16) T queries[MOST][WIDTH];
+    __shared__ __align__(16) T queries[MOST][WIDTH], newest[2][WIDTH];
     __shared__ __align__(16) float outputs[WARPS][MOST][WIDTH];
     __shared__ SoftmaxPartial sums[WARPS][MOST];
     start_next_kernel();
@@ -229,7 +235,7 @@ decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     Words k[TILE / 8][2 * CHUNKS], v[TILE / 16][4][CHUNKS];
     const int key_row = int(p.key_at.key), value_row = int(p.value_at.key);
-    const auto load_keys = [&](int first) {
+    const auto load_keys = [&](int first, int end) {
         asm volatile("" : "+r"(first));   // or the compiler would keep an address for each row
         #pragma unroll
         for (int i = 0; i < TILE / 8; ++i) {
@@ -237,12 +243,12 @@ decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
             #pragma unroll
             for (int c = 0; c < 2 * CHUNKS; ++c) {
                 const int e = 32 * c + 8 * t;
-                load_words_if(key < own.to && e < p.width, k[i][c],
+                load_words_if(key < end && e < p.width, k[i][c],
                               keys + ((long long)key * key_row + e));
             }
         }
     };
-    const auto load_values = [&](int first) {
+    const auto load_values = [&](int first, int end) {
         asm volatile("" : "+r"(first));
         #pragma unroll
         for (int i = 0; i < TILE / 16; ++i)
@@ -252,31 +258,40 @@ decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
                 #pragma unroll
                 for (int c = 0; c < CHUNKS; ++c) {
                     const int e = 64 * c + 8 * g;
-                    load_words_if(key < own.to && e < p.width, v[i][r][c],
+                    load_words_if(key < end && e < p.width, v[i][r][c],
                                   values + ((long long)key * value_row + e));
                 }
             }
     };
-    // Load the first tile, before the wait where the block appends nothing there, and bring the
-    // second into L2, or else the first; rotate the queries and append to the cache.
+    // Before the wait load what the cache has of the first tile, and bring the second into L2.
     int first = own.from + warp * TILE;
-    const bool early = first + TILE <= own.place;
-    const int later = first + lane + (early ? STEP : 0);
-    if (lane < TILE && later < own.to)
+    const int known = min(own.to, own.place), later = first + STEP + lane;
+    load_keys(first, known);
+    load_values(first, known);
+    if (lane < TILE && later < known)
         for (int e = 0; e < p.width; e += 64) {
             prefetch_to_l2(keys + (later * p.key_at.key + e));
             prefetch_to_l2(values + (later * p.value_at.key + e));
         }
-    #pragma unroll 1
-    for (int turn = 0; turn < 2; ++turn) {
-        if (early == (turn == 0)) {
-            load_keys(first);
-            load_values(first);
-        } else {
-            wait_for_previous_kernel();
-            load_queries<32 * WARPS>(queries, keys, values, qkv, cosines, sines, p, own);
-            asm volatile("barrier.sync 0;" ::: "memory");
-        }
+    wait_for_previous_kernel();
+    load_queries<32 * WARPS>(queries, newest, keys, values, qkv, cosines, sines, p, own);
+    __syncthreads();
+    // The newest key and value, where they are of the first tile.
+    if (const int past = own.place - first; known < own.to && past >= 0 && past < TILE) {
+        #pragma unroll
+        for (int i = 0; i < TILE / 8; ++i)
+            #pragma unroll
+            for (int c = 0; c < 2 * CHUNKS; ++c)
+                if (8 * i + g == past)
+                    k[i][c] = load_words_shared(shared_address(&newest[0][32 * c + 8 * t]));
+        #pragma unroll
+        for (int i = 0; i < TILE / 16; ++i)
+            #pragma unroll
+            for (int r = 0; r < 4; ++r)
+                #pragma unroll
+                for (int c = 0; c < CHUNKS; ++c)
+                    if (16 * i + r / 2 * 8 + 2 * t + r % 2 == past)
+                        v[i][r][c] = load_words_shared(shared_address(&newest[1][64 * c + 8 * g]));
     }
     const unsigned query_at = shared_address(&queries[g][8 * t]);
     float row_max = LOWEST, row_sum = 0, out[CHUNKS][4][4] = {};
@@ -296,7 +311,7 @@ decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
             }
         }
         // Load the next keys.
-        load_keys(first + STEP);
+        load_keys(first + STEP, own.to);
 
         // Mask and online softmax.
         float top = row_max;
@@ -344,7 +359,7 @@ decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
                 }
         }
         // Load the next values.
-        load_values(first + STEP);
+        load_values(first + STEP, own.to);
     }
 
     // Merge.
@@ -388,7 +403,7 @@ decode_attention_plain(T* y, T* keys, T* values, const T* qkv, float* parts,
                        const float* __restrict__ cosines, const float* __restrict__ sines,
                        const __grid_constant__ DecodeAttentionArguments p, int lanes, int aligned) {
     constexpr int MOST = 4, WIDTH = 32 * PART;
-    __shared__ T queries[MOST][WIDTH];
+    __shared__ T queries[MOST][WIDTH], newest[2][WIDTH];
     __shared__ float outputs[WARPS][MOST][WIDTH];
     __shared__ SoftmaxPartial sums[WARPS][MOST];
     const int own_groups = THREADS / lanes, step = own_groups * TOGETHER;
@@ -399,7 +414,7 @@ decode_attention_plain(T* y, T* keys, T* values, const T* qkv, float* parts,
     keys += own.sequence * p.key_at.sequence + own.group * p.key_at.head;
     values += own.sequence * p.value_at.sequence + own.group * p.value_at.head;
     // Rotate the queries and append to the cache.
-    load_queries<THREADS>(queries, keys, values, qkv, cosines, sines, p, own);
+    load_queries<THREADS>(queries, newest, keys, values, qkv, cosines, sines, p, own);
     __syncthreads();   // what a block has written to memory, its own threads read
 
     const int place = threadIdx.x / lanes, element = threadIdx.x % lanes * PART;
