@@ -112,40 +112,43 @@ def chain(arrays: dict[str, Any]) -> Any:
         for number in range(12):
             w = arrays["weights"][number % 3]
             x, y = tg.add_layer_norm(x, None, *arrays["norm"])
-            y = tg.linear(y, w[: 3 * 192])  # (rows, 3 * 192)
+            width = x.shape[1]
+            y = tg.linear(y, w[: 3 * width])  # (rows, 3 * width)
             keys, values = arrays["caches"][number]
             mixed = attend(y.data, keys, values, arrays["lengths"], counters=arrays["counters"])
-            x, y = tg.add_rms_norm(x, tg.linear(Tensor(mixed), w[:192]), arrays["norm"][0])
+            x, y = tg.add_rms_norm(x, tg.linear(Tensor(mixed), w[:width]), arrays["norm"][0])
             x = tg.feed_forward(y, w, None, w.T.copy(), None, x)
             x = tg.layer_norm(x, *arrays["norm"])  # keeps what follows finite
             weight = tg.linear(arrays["left"], x)  # (24, rows); x was written just before
-            weight = tg.linear(weight, arrays["middle"])  # (24, 192)
+            weight = tg.linear(weight, arrays["middle"])  # (24, width)
             x = tg.linear(tg.linear(x, weight), arrays["right"])
     return x.data
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", bfloat16], ids=str)
-@pytest.mark.parametrize("rows", [1, 5, 13, 32])
+@pytest.mark.parametrize(
+    ("rows", "heads"), [(1, 3), (5, 3), (13, 3), (32, 3), (1, 25), (2, 25), (8, 25)]
+)
 def test_results_are_those_of_kernels_one_after_the_other(
-    rows: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+    rows: int, heads: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cupy, rng = backend.cupy, np.random.default_rng(rows)
+    cupy, rng, width = backend.cupy, np.random.default_rng(rows), 64 * heads
 
     def draw(*shape: int, scale: float = 1.0) -> Any:
         return cupy.asarray((rng.standard_normal(shape) * scale).astype(dtype))
 
     steps = 150
-    caches = [[draw(rows, 3, steps, 64) for _ in range(2)] for _ in range(12)]
+    caches = [[draw(rows, heads, steps, 64) for _ in range(2)] for _ in range(12)]
     arrays = {
-        "x": draw(rows, 192),
-        "weights": [draw(768, 192, scale=0.07) for _ in range(3)],
-        "norm": (draw(192), draw(192)),
-        "left": draw(24, 192, scale=0.07),
-        "middle": draw(192, rows, scale=rows**-0.5),
-        "right": draw(192, 24, scale=0.2),
+        "x": draw(rows, width),
+        "weights": [draw(4 * width, width, scale=width**-0.5) for _ in range(3)],
+        "norm": (draw(width), draw(width)),
+        "left": draw(24, width, scale=width**-0.5),
+        "middle": draw(width, rows, scale=rows**-0.5),
+        "right": draw(width, 24, scale=0.2),
         "lengths": cupy.asarray(rng.integers(0, steps, rows).astype("int32")),
-        "counters": cupy.zeros(3 * rows, "uint32"),
+        "counters": cupy.zeros(heads * rows, "uint32"),
         "caches": caches,
     }
     before = [[each.copy() for each in cache] for cache in caches]

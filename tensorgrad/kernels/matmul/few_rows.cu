@@ -37,7 +37,7 @@ template <typename T, int ROWS, int BANDS, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS, 16 / WARPS)
 matmul_few_rows(T* y, float* wide, const T* x, const T* __restrict__ weight,
                 const T* __restrict__ bias, const T* gate, const T* residual, int rows, int width,
-                int columns, int gelu) {
+                int columns, int gelu, bool at_once) {
     extern __shared__ __align__(16) unsigned char memory[];
     // Pieces of weights that a warp has under way.
     constexpr int AHEAD = ROWS < 32 ? 4 : BANDS == 2 ? 3 : 2;
@@ -59,6 +59,7 @@ matmul_few_rows(T* y, float* wide, const T* x, const T* __restrict__ weight,
     };
 
     // Load the first weights; wait for the kernel before.
+    if (at_once) start_next_kernel();
     #pragma unroll
     for (int i = 0; i < AHEAD; ++i) load_weights(i);
     wait_for_previous_kernel();

@@ -15,6 +15,7 @@ from tensorgrad.kernels.structs import NULL, pointer
 MOST_ROWS = 32
 _PROCESSORS = 132  # of an H200; results do not depend on the chip
 _MOST_STAGED = 226 * 1024  # bytes a block
+_LARGE = 2_500_000  # weights
 
 
 def refusal(p: MatmulProblem) -> str | None:
@@ -53,12 +54,16 @@ def multiply(p: MatmulProblem) -> None:
         return
     rows = max(8, power_of_two(p.rows))
     warps = 16 if p.width >= 2048 else 8
+    few = p.columns <= 16 * _PROCESSORS
+    # Where few blocks read megabytes, multiprocessors are free to copy the weights of the next such
+    # product.
+    at_once = few and p.width * p.columns >= _LARGE
     if _is_staged(p):
         file, kernel = "matmul/few_rows_sm90.cu", f"matmul_few_rows_staged<{name}, {warps}>"
         arguments, columns, shared = (*arguments, np.int32(_pitch(p.width))), 16, _staged(p.width)
     else:
         # Few columns are divided among more blocks; many rows are read by fewer.
-        few, bands = p.columns <= 16 * _PROCESSORS, 2
+        bands = 2
         if rows == MOST_ROWS and p.columns >= 4096:
             bands = 4
         elif rows < MOST_ROWS and p.columns <= 8 * _PROCESSORS:
@@ -67,8 +72,9 @@ def multiply(p: MatmulProblem) -> None:
         kernel = f"matmul_few_rows<{name}, {rows}, {bands}, {warps}>"
         columns, shared = 8 * bands, 32 * rows * bands * warps
     overlap.launch(
-        load(file, kernel), (-(-p.columns // columns),), (32 * warps,), arguments, shared,
-        early=(weight, p.bias), writes=(p.y,),
+        load(file, kernel), (-(-p.columns // columns),), (32 * warps,),
+        (*arguments, np.bool_(at_once)), shared, early=(weight, p.bias), writes=(p.y,),
+        starts_next_at_once=at_once,
     )  # fmt: skip
 
 

@@ -18,7 +18,12 @@ constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
 #include "reduce.cuh"
 
 constexpr int ROWS = 8, BANDS = 2, COLUMNS = 8 * BANDS;   // of y, in a block
-constexpr int AHEAD = 6;   // pieces of x that a warp has under way
+// Rows of weight that are copied together, and how many such groups are under way: about 5 MB on
+// the whole chip, as many as it needs to be busy. With more, the few loads of the norm or attention
+// that runs meanwhile would wait behind them in the queues of L2.
+constexpr int GROUP = 2, GROUPS = COLUMNS / GROUP, UNDER_WAY = 2;
+// Pieces of x that a warp has under way: all of 1,792 or 6,656 terms, for one latency of L2.
+template <int WARPS> constexpr int AHEAD_OF = WARPS == 8 ? 7 : 13;
 
 // A block: 16 rows of weight, which are columns of y, by all rows of x, at most 8. Its warps take
 // 32 terms in turn (split-K), and their sums are added in order. width is a multiple of 8. Shared
@@ -28,29 +33,43 @@ constexpr int AHEAD = 6;   // pieces of x that a warp has under way
 //
 // Only weight and bias are constant, and weights are copied before the wait: see overlap.py.
 template <typename T, int WARPS>
-__global__ void __launch_bounds__(32 * WARPS, 32 / WARPS)
+__global__ void __launch_bounds__(32 * WARPS, WARPS == 8 ? 4 : 1)
 matmul_few_rows_staged(T* y, float* wide, const T* x, const T* __restrict__ weight,
                        const T* __restrict__ bias, const T* gate, const T* residual, int rows,
-                       int width, int columns, int gelu, int pitch) {
+                       int width, int columns, int gelu, int pitch, bool at_once) {
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ Mbarrier full;
-    constexpr int STEP = 32 * WARPS;   // terms
+    __shared__ Mbarrier full[GROUPS];
+    constexpr int STEP = 32 * WARPS, AHEAD = AHEAD_OF<WARPS>;   // STEP: terms
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * COLUMNS;
 
-    // Start the copy of the weights; wait for the kernel before.
-    if (warp == 0) {
-        const int existing = min(COLUMNS, columns - first), bytes = width * int(sizeof(T));
-        if (lane == 0) {
-            full.init(1);
-            fence_mbarrier_init();
-            full.arrive_expect_tx(existing * bytes);
-        }
+    // Start to copy the weights.
+    if (at_once) start_next_kernel();
+    const auto copy_group = [&](int g) {   // by a warp
+        const int existing = max(0, min(GROUP, columns - first - g * GROUP));
+        const int row = g * GROUP + lane, bytes = width * int(sizeof(T));
+        if (lane == 0) full[g].arrive_expect_tx(existing * bytes);
         __syncwarp();
         if (lane < existing)
-            bulk_load(memory + lane * pitch, weight + (first + lane) * (long long)width, bytes,
-                      full);
+            bulk_load(memory + row * pitch, weight + (first + row) * (long long)width, bytes,
+                      full[g]);
+    };
+    if (warp == 0) {
+        if (lane == 0) {
+            #pragma unroll
+            for (Mbarrier& each : full) each.init(1);
+            fence_mbarrier_init();
+        }
+        __syncwarp();
+        for (int g = 0; g < UNDER_WAY; ++g) copy_group(g);
     }
     __syncthreads();
+    // Copy the rest, a group when one has arrived; wait for the kernel before.
+    if (warp == 0)
+        #pragma unroll 1
+        for (int g = UNDER_WAY; g < GROUPS; ++g) {
+            full[g - UNDER_WAY].wait(0);
+            copy_group(g);
+        }
     wait_for_previous_kernel();
     start_next_kernel();
     // The thread's element of y, of those that have one.
@@ -66,6 +85,10 @@ matmul_few_rows_staged(T* y, float* wide, const T* x, const T* __restrict__ weig
     const bool exists = lane / 4 < rows;
     x += lane / 4 * (long long)width;
     const unsigned weights = shared_address(memory) + lane / 4 * pitch;
+    const auto wait_for_weights = [&] {   // before the last groups were copied, the others had come
+        #pragma unroll 1
+        for (int g = GROUPS - UNDER_WAY; g < GROUPS; ++g) full[g].wait(0);
+    };
     #pragma unroll 1
     for (int start = warp * 32; start < width; start += AHEAD * STEP) {
         const int place = start + lane % 4 * 8;   // of this thread's terms
@@ -73,7 +96,7 @@ matmul_few_rows_staged(T* y, float* wide, const T* x, const T* __restrict__ weig
         #pragma unroll
         for (int i = 0; i < AHEAD; ++i)
             load_words_cached_if(exists && place + i * STEP < width, own[i], x + place + i * STEP);
-        full.wait(0);
+        wait_for_weights();
         #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
             if (start + i * STEP >= width) break;   // alike for all threads of a warp
@@ -94,7 +117,7 @@ matmul_few_rows_staged(T* y, float* wide, const T* x, const T* __restrict__ weig
     }
 
     // Add up the warps; epilogue.
-    full.wait(0);      // also where a warp has no terms
+    wait_for_weights();   // also where a warp has no terms
     __syncthreads();   // the weights have been read
     using Sums = float[ROWS][COLUMNS];
     Sums* shared = reinterpret_cast<Sums*>(memory);
