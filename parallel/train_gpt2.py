@@ -92,6 +92,11 @@ class ParallelSettings(GPT2Settings):
         """
         if self.parallel == "none" and comm.size > 1:
             raise ArgumentError(f"--parallel: got none with {comm.size} ranks, expected one")
+        if self.grad_dtype != "float32" and comm.size > 1:
+            raise ArgumentError(
+                f"--grad-dtype: got {self.grad_dtype} with {comm.size} ranks, expected float32, in "
+                "which they add gradients"
+            )
         mesh = make_mesh(comm.size, comm.rank, dp=self.dp, pp=self.pp, tp=self.tp)
         self._check_batch(mesh)
         zero = ZERO.get(self.parallel, 0)
@@ -139,6 +144,7 @@ def memory_explained(settings: ParallelSettings, ranks: int = 1) -> Iterator[Non
             settings.chunks or (2 if settings.pipeline_schedule == "interleaved" else 1),
             settings.sequence_parallel,
             settings.dtype,
+            settings.grad_dtype,
         )
         memory = backend.total_memory(backend.use_device(settings.device))
         error.add_note(memory_advice(job, memory))

@@ -58,8 +58,8 @@ def vocabulary_parallel_cross_entropy(
         reduction: "mean" or "sum".
         vocab_size: rows of the whole head that are classes; the rows after them are ignored, and
             a rank may have only such rows. None: all.
-        chunk: rows of x to process at a time; None: as many as make 64 MB of logits on the CPU,
-            400 MB on a GPU, or all rows if they make at most twice that.
+        chunk: rows of x to process at a time; None: as in `linear_cross_entropy`, for the logits
+            of this rank.
     Returns:
         A scalar, the same bits on all ranks; float32, float64 for float64 operands.
 

@@ -472,7 +472,8 @@ def _sum(a: Array, b: Array, target: Edge) -> Array:
 def _need(edge: Any, offered: list[Any], shared: Any) -> Any:
     """Return the need for an edge, for a leaf with its gradient.
 
-    Not with one of 16 bits where more than one op contributes: their sum is rounded once.
+    Not with one of 16 bits where more than one op contributes: what they return in float32 is added
+    up in float32 and rounded once.
     """
     grad = None if type(edge) in _RECORDED else edge.grad
     if grad is None or (grad.dtype != compute_dtype(grad.dtype) and edge in shared):

@@ -18,7 +18,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor, autograd, engine
 from tensorgrad.accumulation import Into, accumulated
 from tensorgrad.autograd import record
-from tensorgrad.dtypes import bfloat16
+from tensorgrad.dtypes import as_dtype, bfloat16
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, GradError, ShapeError
 from tests.gpu_array import on_gpu
 
@@ -509,30 +509,37 @@ def test_a_wrong_number_of_gradients_is_an_error_that_names_the_op() -> None:
         y.backward()
 
 
-def test_a_need_holds_the_gradient_so_far_where_sums_lose_nothing() -> None:
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("uses", [1, 2])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_need_holds_the_gradient_so_far_where_it_is_rounded_once(
+    dtype: str, uses: int, given: bool
+) -> None:
+    """Not one of 16 bits with several uses: their sum is rounded once."""
     seen: list[Any] = []
 
     def backward(dy: Any, saved: Any, needs: Any) -> Any:
         seen.extend(needs)
-        need = needs[0]
-        if type(need) is not Into:
+        if type(needs[0]) is not Into:
             return (dy,)
-        need.array += dy
+        needs[0].array += dy
         return (None,)
 
-    for dtype, grad, kind in (
-        ("float32", np.full(2, 5, "float32"), Into),
-        ("float16", np.full(2, 5, "float16"), bool),  # each sum would be rounded
-        ("float32", None, bool),
-    ):
-        x = Tensor(np.ones(2, dtype), requires_grad=True)
-        x.grad, seen[:] = grad, []
-        record("own", x.data * 1, (x,), backward, ()).sum().backward()
-        assert [type(need) for need in seen] == [kind]
-        assert bool(seen[0])
-        assert x.grad is not None
-        assert x.grad.tolist() == [1 if grad is None else 6] * 2
-        assert grad is None or x.grad is grad
+    x = Tensor(np.ones(2, as_dtype(dtype)), requires_grad=True)
+    x.grad = grad = np.full_like(x.data, 5) if given else None
+    y = record("own", x.data, (x,), backward, ())
+    (y if uses == 1 else y + record("own", x.data, (x,), backward, ())).sum().backward()
+    into_leaf = given and (uses == 1 or dtype in ("float32", "float64"))
+    assert len(seen) == uses
+    assert all(bool(need) for need in seen)
+    assert (type(seen[0]) is Into) == into_leaf
+    if type(seen[0]) is Into:
+        assert seen[0].of_leaf
+        assert seen[0].array is grad
+    assert x.grad is not None
+    assert x.grad.dtype == dtype
+    assert x.grad.tolist() == [uses + 5 * given] * 2
+    assert not given or x.grad is grad
 
 
 def test_a_shared_gradient_is_never_added_to() -> None:

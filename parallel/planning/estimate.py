@@ -19,8 +19,9 @@ from tensorgrad.parallel.planning.costs import Costs, cut_blocks
 from tensorgrad.parallel.schedule import bubble_fraction, check_schedule, max_in_flight
 from tensorgrad.train.settings import DTYPES, has_narrow_products
 
-_WIDE = 4  # bytes of a gradient
+_WIDE = 4  # bytes of a gradient, float32
 _MOVED = 32  # bytes a parameter of a clipped step of AdamW; docs/chapters/optimizer.md
+_GRADIENT_READS = 2  # of these: for the norm, and for the update
 _SLOTS = 2  # of whole parameters or gradients of blocks (shards.py)
 _SENDS = 4  # activations and gradients in flight between stages
 
@@ -41,6 +42,7 @@ class TrainingJob:
         sequence: whether tp ranks share the rows between the layers.
         dtype: one of DTYPES of train/settings.py, such as "bfloat16" (autocast) and
             "bfloat16-parameters" (parameters and activations, with a float32 master copy).
+        grad_dtype: of the gradients: "float32", or "bfloat16" for "bfloat16-parameters" on one GPU.
     Raises:
         ArgumentError: sizes are out of range or do not divide; the message has the numbers.
     """
@@ -54,6 +56,7 @@ class TrainingJob:
     chunks: int = 1
     sequence: bool = False
     dtype: str = "bfloat16-parameters"
+    grad_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         """Check that the sizes fit together."""
@@ -66,6 +69,12 @@ class TrainingJob:
         if self.dtype not in DTYPES:
             raise ArgumentError(
                 f"plan: dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}"
+            )
+        narrow = ("bfloat16", "bfloat16-parameters", 1)
+        if self.grad_dtype != "float32" and (self.grad_dtype, self.dtype, mesh.size) != narrow:
+            raise ArgumentError(
+                f"plan: grad_dtype is {self.grad_dtype!r} with dtype {self.dtype} on {mesh.size} "
+                "GPUs, expected float32, or bfloat16 with bfloat16-parameters on one GPU"
             )
         check_schedule("plan", self.schedule, self.chunks)
         if self.batch % (mesh.dp * self.micro_batches):
@@ -89,6 +98,11 @@ class TrainingJob:
         """The costs of the layers on one rank."""
         item = 2 if has_narrow_products(self.dtype) else 4
         return Costs(self.config, self.mesh.tp, self.sequence, item, self._has_autocast)
+
+    @property
+    def grad_item(self) -> int:
+        """Bytes of a gradient."""
+        return 2 if self.grad_dtype == "bfloat16" else _WIDE
 
     @property
     def _has_autocast(self) -> bool:
@@ -261,7 +275,7 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     work = max(costs.block_work(tokens), costs.head_work(tokens) if last else 0.0)
     return {
         "parameters": parameters * costs.wide,
-        "gradients": gradients * _WIDE,
+        "gradients": gradients * job.grad_item,
         "optimizer state": state,
         "activations": remembered * kept,
         "tokens, loss and head": at_ends * ends,
@@ -296,13 +310,14 @@ def estimate(
     layers = sum(each.exposed for each in sent if each.axis == "tp")
     bubble = bubble_fraction(job.schedule, job.mesh.pp, job.micro_batches, job.chunks)
     updated = _held(job, slowest) / (job.mesh.dp if job.zero else 1)
+    moved = _MOVED - _GRADIENT_READS * (_WIDE - job.grad_item)
     time = {
         "compute": compute,
         "send within layers": layers,
         "pipeline bubble": (compute + layers) * bubble / (1 - bubble),
         "send between stages": sum(each.exposed for each in sent if each.axis == "pp"),
         "send gradients and parameters": sum(each.exposed for each in sent if each.axis == "dp"),
-        "optimizer": updated * _MOVED / speeds.memory_bandwidth,
+        "optimizer": updated * moved / speeds.memory_bandwidth,
     }
     return Estimate(job, speeds, stage, memories[stage], sent, time)
 

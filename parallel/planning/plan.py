@@ -42,7 +42,7 @@ def fit(
         job: its mesh and number of micro-batches are ignored.
         memory: bytes of a GPU.
         speeds: see `estimate`.
-        most: the largest number of GPUs to try.
+        most: the largest number of GPUs to try; only one with bfloat16 gradients.
         zero: the stage of ZeRO; None: any.
         reserved: bytes of the memory for what is not estimated.
         bucket: see `estimate`.
@@ -52,6 +52,8 @@ def fit(
     if most < 1:
         raise ArgumentError(f"fit: most is {most} GPUs, expected 1 or more")
     speeds = Speeds() if speeds is None else speeds
+    if job.grad_dtype != "float32":
+        most = 1  # several ranks add gradients in float32
     stages = range(4) if zero is None else (zero,)
     nearest: tuple[float, TrainingJob] | None = None
     meshes = sorted(_meshes(job, speeds, most), key=lambda mesh: mesh.size)
@@ -170,6 +172,7 @@ def to_json(found: Estimate, reserved: float = 0.0) -> dict[str, Any]:
                 "chunks",
                 "sequence",
                 "dtype",
+                "grad_dtype",
             )
         },
         "speeds": asdict(found.speeds),
@@ -197,6 +200,8 @@ def table(name: str, found: Estimate, memory: float | None = None, reserved: flo
     gpus = f"{mesh.size:,} GPU{'s' * (mesh.size > 1)}"
     title = f"{name}, {job.config.parameters / 1e6:,.0f}M parameters, on {gpus}"
     lines = [f"{title}: {describe(job)}, {job.dtype}"]
+    if job.grad_dtype != "float32":
+        lines[0] += f", gradients in {job.grad_dtype}"
     lines += [f"note: {problem}" for problem in job.problems]
     total = found.bytes + reserved
     sizes = {**found.memory, "reserved": reserved, "total": total}

@@ -76,6 +76,7 @@ class MeshOptions:
         bucket_mb: gradients in a bucket; default: as in training.
         dtype: dtype of matrix products, as in training; bfloat16-parameters: of the parameters too,
             with float32 master weights.
+        grad_dtype: dtype of gradients; bfloat16: of bfloat16-parameters on one GPU.
     """
 
     dp: int = 1
@@ -89,6 +90,7 @@ class MeshOptions:
     sequence_parallel: bool = False
     bucket_mb: float | None = None
     dtype: Literal[DTYPES] = "bfloat16-parameters"  # type: ignore[valid-type]
+    grad_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 @Parameter(name="*", group="Speeds of the GPUs")
@@ -168,6 +170,7 @@ def _job(model: ModelOptions, mesh: MeshOptions) -> TrainingJob:
         mesh.chunks,
         mesh.sequence_parallel,
         mesh.dtype,
+        mesh.grad_dtype,
     )
 
 

@@ -36,7 +36,8 @@ from tensorgrad.ops.matmul import flat, product, product_into
 from tensorgrad.tensor import Tensor
 
 __all__ = ["linear_cross_entropy"]
-_CPU_BYTES, _GPU_BYTES = 64 * 2**20, 400 * 2**20  # of the logits of a chunk
+# The most bytes of logits of a chunk, and of all rows that are one chunk.
+_CPU_BYTES, _GPU_BYTES = (64 * 2**20, 128 * 2**20), (340 * 2**20, 800 * 2**20)
 _ROWS = 128  # a chunk is a multiple of this
 
 
@@ -65,8 +66,8 @@ def linear_cross_entropy(
         ignore_index, label_smoothing, reduction, z_loss: as for `cross_entropy`.
         vocab_size: rows of `weight` that stand for a class; the rows after them are padding for
             alignment and are ignored. None: all.
-        chunk: rows that are processed at a time; None: as many as make 64 MB of logits on the CPU,
-            400 MB on a GPU, or all rows if they make at most twice that.
+        chunk: rows that are processed at a time; None: chunks of equal sizes, of up to 64 MiB of
+            logits on the CPU and 340 MiB on a GPU, or all rows if they make at most 128 or 800 MiB.
 
     Returns:
         A scalar, or (...) for "none"; float32, float64 for float64 operands.
@@ -141,17 +142,20 @@ class _ChunkedLoss(NamedTuple):
 
 
 def rows_at_a_time(op: str, chunk: int | None, rows: int, row_bytes: int, on_host: bool) -> int:
-    """Return the rows of a chunk: as given, or as many as fill the memory for logits.
+    """Return the rows of a chunk: as given, or of as few chunks as the memory for logits allows.
 
-    Where two chunks would do, one does: the second would read and write dweight once more.
+    These have equal sizes, up to multiples of 128 rows, which take the least memory. A few rows are
+    one chunk in more memory, as each chunk reads and writes dweight once more.
     """
-    if chunk is None:
-        limit = _CPU_BYTES if on_host else _GPU_BYTES
-        if rows * row_bytes <= 2 * limit:
-            return max(1, rows)
-        return max(1, limit // (row_bytes * _ROWS)) * _ROWS
-    check_integer(op, "chunk", chunk, 1)
-    return chunk
+    if chunk is not None:
+        check_integer(op, "chunk", chunk, 1)
+        return chunk
+    limit, whole = _CPU_BYTES if on_host else _GPU_BYTES
+    if rows * row_bytes <= whole:
+        return max(1, rows)
+    most = max(1, limit // (row_bytes * _ROWS)) * _ROWS
+    chunks = -(-rows // most)
+    return -(-rows // (chunks * _ROWS)) * _ROWS
 
 
 def loss_operands(

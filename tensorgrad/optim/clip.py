@@ -15,7 +15,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, is_numpy, widened
 from tensorgrad.checks import check_number
-from tensorgrad.dtypes import float64
+from tensorgrad.dtypes import c_name, compute_dtype, float64
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels.reduce import reduce_cuda
 from tensorgrad.optim.flat import FlatParameters
@@ -144,14 +144,17 @@ def check_max_norm(op: str, max_norm: float) -> None:
 
 
 def _scale(grad: Array, factor: Array) -> None:
-    """Multiply a gradient in place by a factor on its device, unless it is 0 or 1."""
+    """Multiply a gradient in place by a factor on its device, unless it is 0 or 1.
+
+    Gradients of 16 bits are rounded once: their factor is float32.
+    """
+    wide = compute_dtype(grad.dtype)
     if not is_numpy(grad):
-        _scale_kernel()(factor, grad)
+        _scale_kernel(c_name(wide))(factor, grad)
     elif 0 < factor < 1:
-        number = float(factor)
 
         def run(piece: slice) -> None:
-            grad[piece] *= number
+            np.multiply(grad[piece], factor, out=grad[piece], dtype=wide, casting="unsafe")
 
         backend.parallel_blocks(run, grad.size, _ROW * _ROWS)
 
@@ -188,7 +191,10 @@ def _factor_kernel() -> Any:
 
 
 @cache
-def _scale_kernel() -> Any:
+def _scale_kernel(compute: str) -> Any:
     return backend.cupy.ElementwiseKernel(
-        "float64 factor", "C grad", "if (factor != 0) grad *= C(factor)", "scale_gradient"
+        "float64 factor",
+        "T grad",
+        f"if (factor != 0) grad = T({compute}(grad) * {compute}(factor))",
+        f"scale_gradient_{compute}",
     )

@@ -175,13 +175,13 @@ def with_gradients_of(
     """Return parameters for an optimizer, flat where their gradients are not float32.
 
     Raises:
-        ArgumentError: ranks share them, which add gradients in float32.
+        ArgumentError: data parallel ranks have laid them out, which add gradients in float32.
     """
     if dtype == "float32":
         return parameters
     if isinstance(parameters, FlatParameters):
         raise ArgumentError(
-            f"--grad-dtype: got {dtype} with several ranks, expected float32, in which they add "
-            "gradients"
+            f"--grad-dtype: got {dtype} with data parallel ranks, expected float32, in which they "
+            "add gradients"
         )
     return FlatParameters(parameters, grad_dtype=dtype)

@@ -129,6 +129,7 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         ("--memory 1.2.3GiB", "memory is '1.2.3GiB', expected bytes"),
         ("--fit --memory 1GiB --max-gpus 0", "most is 0 GPUs, expected 1 or more"),
         ("--dp 2 --bucket-mb 0", "bucket is 0.0 bytes, expected more than 0"),
+        ("--dp 2 --grad-dtype bfloat16", "on 2 GPUs, expected float32, or bfloat16 with"),
         ("--tflops -1", "flops is -1000000000000.0, expected a positive"),
     ],
 )
@@ -150,3 +151,5 @@ def test_dtypes_are_those_of_training(capsys: pytest.CaptureFixture[str]) -> Non
     assert found["bfloat16"]["total"] < found["float32"]["total"]
     assert main(["plan", "--batch", "8"]) == 0
     assert capsys.readouterr().out.partition("\n")[0].endswith(", bfloat16-parameters")
+    assert main(["plan", "--batch", "8", "--grad-dtype", "bfloat16"]) == 0
+    assert capsys.readouterr().out.partition("\n")[0].endswith(", gradients in bfloat16")

@@ -127,6 +127,7 @@ def test_weights_have_their_own_sizes(options: list[str], caplog: pytest.LogCapt
         (["train", "--attention", "fast"], 'Choose from: "unfused", "fused-softmax", "flash"'),
         (["trian"], 'Unknown command "trian". Did you mean "train"?'),
         (["train", "--pp", "2"], "pp * tp is 2 * 1, expected a divisor of the 1 ranks"),
+        (["train", "--grad-dtype", "bfloat16"], "got bfloat16 with --dtype float32, expected"),
         (["train", "--bucket-mb", "1", "--parallel", "flat"], "--bucket-mb: got 1.0 with"),
         (["train", "translation", "--micro-batches", "2"], "--micro-batches: got 2, expected none"),
     ],
@@ -149,6 +150,26 @@ def test_a_run_resumes_with_the_command_of_its_task(
     assert main(["train", "translation", "--config", f"{run}/config.json"]) == 1
     assert main(["train", "--resume", run]) == 0
     assert metrics(tmp_path / "run")[-1]["step"] == 4
+
+
+def test_a_run_with_bfloat16_gradients_resumes_to_the_same_bits(
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options += ["--dtype", "bfloat16-parameters", "--micro-batches", "2", "--lr", "0.01"]
+    narrow = [*options, "--grad-dtype", "bfloat16"]
+    assert main(["train", *options]) == 0
+    wide = metrics(tmp_path / "run")
+    assert main(["train", *narrow, "--out", str(tmp_path / "whole")]) == 0
+    expected = metrics(tmp_path / "whole")
+    assert expected != wide
+    for record, wanted in zip(expected, wide, strict=True):
+        assert record == pytest.approx(wanted, rel=1e-2)
+    run = str(tmp_path / "stopped")
+    assert main(["train", *narrow, "--out", run, "--stop-after", "2"]) == 0
+    assert main(["train", "--resume", run, "--grad-dtype", "float32"]) == 1
+    assert "--grad-dtype is 'bfloat16' there, got" in caplog.records[-1].getMessage()
+    assert main(["train", "--resume", run]) == 0
+    assert metrics(tmp_path / "stopped") == expected
 
 
 def test_a_run_that_needs_too_much_memory_names_what_fits(

@@ -191,12 +191,40 @@ def test_arguments_that_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected"), [(0, 1), (100, 100), (2048, 2048), (2049, 1024), (10**6, 1024)]
+    ("rows", "expected"),
+    [(0, 1), (100, 100), (2048, 2048), (2049, 768), (3072, 1024), (3073, 896), (10**6, 1024)],
 )
-def test_two_chunks_are_one(rows: int, expected: int) -> None:
+def test_chunks_are_equal_and_two_are_one(rows: int, expected: int) -> None:
     """64 MiB are 1,024 rows of 64 KiB."""
     assert rows_at_a_time("op", None, rows, 65536, on_host=True) == expected
     assert rows_at_a_time("op", 7, rows, 65536, on_host=True) == 7
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected", "chunks"), [(2, 2048, 1), (8, 8192, 1), (16, 3328, 5), (32, 3328, 10)]
+)
+def test_chunks_on_a_gpu(batch: int, expected: int, chunks: int) -> None:
+    """Of GPT-2 124M in 16 bits: up to 340 MiB are 3,456 rows."""
+    rows = batch * 1024
+    assert rows_at_a_time("op", None, rows, 50304 * 2, on_host=False) == expected
+    assert -(-rows // expected) == chunks
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_equal_chunks_are_as_few_as_the_largest_would_be(on_host: bool) -> None:
+    for rows in range(1, 200_000, 997):
+        for row_bytes in (2, 514, 50304 * 2, 128256 * 4):
+            limit = (64 if on_host else 340) * 2**20
+            chunk = rows_at_a_time("op", None, rows, row_bytes, on_host)
+            count = -(-rows // chunk)
+            if count > 1:
+                most = limit // (row_bytes * 128) * 128
+                assert chunk % 128 == 0
+                assert chunk <= most
+                assert count == -(-rows // most)
+                assert chunk - 128 < rows / count  # no smaller multiple of 128 would do
+            else:
+                assert chunk == rows
 
 
 def test_rows_larger_than_a_chunk() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend
+from tensorgrad import Tensor, backend, dtypes
 from tensorgrad.errors import ArgumentError
 from tensorgrad.optim import FlatParameters, clip_grad_norm, grad_norm
 from tensorgrad.optim.clip import sum_of_squares
@@ -82,6 +82,17 @@ def test_gradients_of_tensors_are_clipped_as_those_of_flat_parameters(device: st
         expected = backend.to_numpy(flat.parameters[name].grad)
         np.testing.assert_allclose(backend.to_numpy(tensor.grad), expected, rtol=1e-6)
     assert float(grad_norm([frozen])) == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float16, dtypes.bfloat16], ids=str)
+def test_16_bit_gradients_are_rounded_once(dtype: Any, device: str) -> None:
+    before = np.random.default_rng(0).standard_normal(10_001).astype(dtype)
+    tensor = Tensor(backend.to_device(np.zeros(10_001, dtype), device))
+    tensor.grad = backend.to_device(before.copy(), device)
+    norm = float(clip_grad_norm([tensor], 3.0))
+    assert norm == pytest.approx(float(np.linalg.norm(before.astype("float64"))), rel=1e-6)
+    scaled = before.astype("float32") * np.float32(3.0 / (norm + 1e-6))
+    np.testing.assert_array_equal(backend.to_numpy(tensor.grad), scaled.astype(dtype))
 
 
 @pytest.mark.parametrize("bad", [None, np.inf, np.nan])

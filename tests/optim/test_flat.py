@@ -213,26 +213,67 @@ def test_a_copy_that_would_train_nothing_is_refused(twin: Callable[[Any], Any]) 
             twin((toy.parameters(), optimizer))
 
 
-def test_bfloat16_gradients_are_rounded_once(device: str) -> None:
-    """Of a parameter that one op uses, and of one that two use."""
-    rng = np.random.default_rng(3)
-    x = rng.standard_normal((40, 16)).astype(dtypes.bfloat16)
+def _tied(x: Any, w: Any, b: Any, table: Any, ids: Any) -> Tensor:
+    return tg.linear_cross_entropy(tg.embedding(table, ids) * b, table, ids, chunk=16)
 
-    def gradients(grad_dtype: str) -> dict[str, Any]:
+
+# x: (40, 16) bfloat16, no parameter; w: (16, 16), b: (16,), table: (24, 16); ids: (40,)
+ONE_PASS: dict[str, Callable[[Any, Any, Any, Any, Any], Tensor]] = {
+    "linear": lambda x, w, b, table, ids: tg.linear(x, w, b),
+    "linear after a norm": lambda x, w, b, table, ids: tg.linear(tg.rms_norm(x, b), w),
+    "rms_norm": lambda x, w, b, table, ids: tg.rms_norm(x, b),
+    "layer_norm": lambda x, w, b, table, ids: tg.layer_norm(x, b, w[3]),
+    "feed_forward": lambda x, w, b, table, ids: tg.feed_forward(x, table, None, table.T, b),
+    "matmul": lambda x, w, b, table, ids: x @ w,
+    "elementwise": lambda x, w, b, table, ids: x * b + tg.exp(w).sum(0),
+    "embedding": lambda x, w, b, table, ids: tg.embedding(table, ids),
+    "positions": lambda x, w, b, table, ids: tg.embedding(table, ids.reshape(4, 10), w, start=5),
+    "positions from starts": lambda x, w, b, table, ids: tg.embedding(
+        table, ids.reshape(4, 10), w, start=ids[:4] % 6
+    ),
+    "view": lambda x, w, b, table, ids: table[3:19:2, 1:],
+    "one element": lambda x, w, b, table, ids: w[2, 3],
+    "rows": lambda x, w, b, table, ids: table[ids],
+    "elements": lambda x, w, b, table, ids: table[ids, ids % 16],
+    "two views": lambda x, w, b, table, ids: table[:5] * table[5:10],
+    "untied head": lambda x, w, b, table, ids: tg.linear_cross_entropy(x * b, table, ids, chunk=16),
+    "tied head": _tied,
+    "recomputed": lambda x, w, b, table, ids: tg.checkpoint(
+        lambda x: tg.linear(tg.linear(x, w, b), w)
+    )(x),
+    "used twice": lambda x, w, b, table, ids: tg.linear(tg.linear(x, w, b), w, b),
+}
+
+
+@pytest.mark.parametrize("case", ONE_PASS)
+def test_bfloat16_gradients_are_rounded_once(case: str, device: str) -> None:
+    """They are the rounded float32 ones, where one op uses a parameter and where several do."""
+    rng = np.random.default_rng(3)
+    x = backend.to_device(rng.standard_normal((40, 16)).astype(dtypes.bfloat16), device)
+    ids = backend.to_device(rng.integers(0, 24, 40), device)
+
+    def gradients(grad_dtype: str, passes: int) -> dict[str, Any]:
         tensors = toy.parameters(
-            dtypes.bfloat16, device, shapes={"w": (16, 16), "b": (16,), "norm": (16,)}
+            dtypes.bfloat16, device, shapes={"w": (16, 16), "b": (16,), "table": (24, 16)}
         )
         flat = FlatParameters(tensors.items(), grad_dtype=grad_dtype)
         assert flat.grad_dtype == grad_dtype
-        hidden = tg.linear(Tensor(backend.to_device(x, device)), tensors["w"], tensors["b"])
-        normed = tg.rms_norm(hidden, tensors["norm"])
-        (normed * normed).sum().backward()
+        for _ in range(passes):
+            y = ONE_PASS[case](Tensor(x), *tensors.values(), ids)
+            (y * y).sum().backward()
         return {name: backend.to_numpy(view) for name, view in flat.views(flat.grad).items()}
 
-    wide, narrow = gradients("float32"), gradients("bfloat16")
+    wide, narrow, twice = (
+        gradients("float32", 1),
+        gradients("bfloat16", 1),
+        gradients("bfloat16", 2),
+    )
     for name, expected in wide.items():
         assert narrow[name].dtype == dtypes.bfloat16
         np.testing.assert_array_equal(narrow[name], expected.astype(dtypes.bfloat16), name)
+        sums = twice[name].astype("float32")
+        np.testing.assert_allclose(sums, 2 * expected, rtol=2.0**-7, err_msg=name)
+    assert any(gradient.any() for gradient in wide.values())
 
 
 def test_bfloat16_gradients_of_two_passes_add_up(device: str) -> None:

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.parallel import Comm, Handle
+from tensorgrad.parallel.train_gpt2 import ParallelSettings
 from tensorgrad.train.ranks import OneProcess
 from tests.parallel import strategies
+from tests.parallel.threads import on_ranks
 from tests.ranks import run_ranks
 
 
@@ -95,3 +98,10 @@ def test_every_step_sends_the_same_memory_in_the_same_order(name: str) -> None:
         assert name == "overlap" or not any(call[-1] for call in sent[:-1]), "waited for"
     else:
         assert early[0] == 0 or name == "one bucket"
+
+
+@pytest.mark.parametrize("mesh", [{}, {"parallel": "zero2"}, {"pp": 2}, {"tp": 2}], ids=str)
+def test_ranks_have_float32_gradients(mesh: dict[str, Any]) -> None:
+    settings = ParallelSettings(dtype="bfloat16-parameters", grad_dtype="bfloat16", **mesh)
+    with pytest.raises(ArgumentError, match="--grad-dtype: got bfloat16 with 2 ranks, expected"):
+        on_ranks(2, settings.ranks)

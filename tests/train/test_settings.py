@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 
+from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError
+from tensorgrad.optim import FlatParameters
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
 from tensorgrad.train.gpt2 import GPT2Settings
 from tensorgrad.train.sentiment import SentimentSettings
 from tensorgrad.train.settings import EpochSettings
 from tensorgrad.train.translation import TranslationSettings
+from tests.optim import toy
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,17 @@ def test_warmup_is_checked_where_steps_are_given() -> None:
 
 def test_sizes_are_the_settings_that_a_config_has_too() -> None:
     assert Settings(width=5).sizes(Sizes) == {"width": 5}
+
+
+def test_bfloat16_gradients_are_of_bfloat16_parameters_in_one_process() -> None:
+    with pytest.raises(ArgumentError, match="--grad-dtype: got bfloat16 with --dtype bfloat16,"):
+        GPT2Settings(dtype="bfloat16", grad_dtype="bfloat16")
+    settings = GPT2Settings(dtype="bfloat16-parameters", grad_dtype="bfloat16")
+    parameters = toy.parameters(bfloat16).items()
+    assert settings.optimizer(parameters).flat.grad_dtype == bfloat16
+    flat = FlatParameters(parameters)  # as data parallel ranks lay them out
+    with pytest.raises(ArgumentError, match="got bfloat16 with data parallel ranks, expected"):
+        settings.optimizer(flat)
 
 
 @pytest.mark.parametrize("kind", [GPT2Settings, SentimentSettings, TranslationSettings])

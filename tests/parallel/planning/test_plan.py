@@ -41,6 +41,21 @@ def test_one_gpu_holds_sixteen_bytes_a_parameter_and_activations() -> None:
     assert estimate(TrainingJob(LARGE, Mesh(), 8, dtype="tf32")).memory == full.memory
 
 
+def test_bfloat16_gradients_take_half_the_memory_and_are_of_one_gpu() -> None:
+    wide = TrainingJob(LARGE, Mesh(), 8)
+    job = replace(wide, grad_dtype="bfloat16")
+    found, before = estimate(job), estimate(wide)
+    assert found.memory == before.memory | {"gradients": 2 * COUNT}
+    assert found.time["optimizer"] == before.time["optimizer"] * 28 / 32
+    assert fit(job, found.bytes, zero=0).job.mesh == Mesh()
+    with pytest.raises(ArgumentError, match="not enough on up to 1, expected"):
+        fit(job, 10 * COUNT)
+    expected = "expected float32, or bfloat16 with bfloat16-parameters on one GPU"
+    for changed in ({"mesh": Mesh(2)}, {"dtype": "bfloat16"}, {"grad_dtype": "float16"}):
+        with pytest.raises(ArgumentError, match=f"plan: grad_dtype is .*, {expected}"):
+            replace(job, **changed)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_autocast_copies_the_weights_of_each_micro_batch_in_flight(dtype: str) -> None:
     matrices = 12 * 1600**2
