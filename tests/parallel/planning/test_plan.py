@@ -53,7 +53,7 @@ def test_bfloat16_gradients_take_half_the_memory_and_are_of_one_gpu() -> None:
     expected = "expected float32, or bfloat16 with bfloat16-parameters on one GPU"
     for changed in ({"mesh": Mesh(2)}, {"dtype": "bfloat16"}, {"grad_dtype": "float16"}):
         with pytest.raises(ArgumentError, match=f"plan: grad_dtype is .*, {expected}"):
-            replace(job, **changed)  # type: ignore[arg-type]
+            replace(job, **changed)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
