@@ -14,8 +14,8 @@ the functions:
   `early`, which it may read at once, such as weights. They are compared with what the kernels that
   may still run write, and where these are the same memory, the launch is an ordinary one.
 - A kernel lets the next one start after it has waited itself. So when a kernel starts, all but the
-  one before it have ended. Small kernels, which leave multiprocessors idle, let it start at once:
-  the next one copies its weights while the one before the small kernel still runs. They say so by
+  one before it have ended. Kernels that leave multiprocessors or shared memory free let it start at
+  once: the next one copies its weights while the one before that kernel still runs. They say so by
   `starts_next_at_once`; what was written before them counts as still being written.
 - Only arrays in `early` are declared `const __restrict__`: the compiler takes them for constant,
   and may load them before the wait.

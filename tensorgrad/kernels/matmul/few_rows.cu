@@ -30,7 +30,8 @@ constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
 // or 32. Its warps take 32 terms in turn (split-K), and their sums are added in order. Operands are
 // loaded in the same order of terms: thread t of four has 8 neighbours, the first 4 for one mma and
 // the others for the next. So what is loaded of weight is an operand as it is. width is a multiple
-// of 8. Shared memory: 4 * ROWS * 8 * BANDS bytes a warp.
+// of 8. at_once: lets the next kernel start before it waits. Shared memory: 4 * ROWS * 8 * BANDS
+// bytes a warp.
 //
 // Only weight and bias are constant, and weights are loaded before the wait: see overlap.py.
 template <typename T, int ROWS, int BANDS, int WARPS>

@@ -16,6 +16,7 @@ MOST_ROWS = 32
 _PROCESSORS = 132  # of an H200; results do not depend on the chip
 _MOST_STAGED = 226 * 1024  # bytes a block
 _LARGE = 2_500_000  # weights
+_WIDE = 2048  # terms, from which on a block has 16 warps
 
 
 def refusal(p: MatmulProblem) -> str | None:
@@ -53,10 +54,10 @@ def multiply(p: MatmulProblem) -> None:
         )  # fmt: skip
         return
     rows = max(8, power_of_two(p.rows))
-    warps = 16 if p.width >= 2048 else 8
+    warps = 16 if p.width >= _WIDE else 8
     few = p.columns <= 16 * _PROCESSORS
-    # Where few blocks read megabytes, multiprocessors are free to copy the weights of the next such
-    # product.
+    # Of megabytes that few blocks read, some multiprocessors read none: they may copy those of the
+    # next product meanwhile.
     at_once = few and p.width * p.columns >= _LARGE
     if _is_staged(p):
         file, kernel = "matmul/few_rows_sm90.cu", f"matmul_few_rows_staged<{name}, {warps}>"
@@ -83,7 +84,8 @@ def _is_staged(p: MatmulProblem) -> bool:
 
     They are of several megabytes in long rows, and so few that all blocks run at once.
     """
-    at_once = _PROCESSORS * min(_MOST_STAGED // _staged(p.width), 4)
+    by_registers = 4 if p.width < _WIDE else 1  # blocks of a multiprocessor
+    at_once = _PROCESSORS * min(_MOST_STAGED // _staged(p.width), by_registers)
     return (
         p.rows <= 8
         and p.width >= 1280

@@ -5,8 +5,8 @@
 // weights of megabytes; of smaller ones the registers of few_rows.cu hold as much. Operands, their
 // order and the epilogue are as there. Launched by kernels/matmul/few_rows.py.
 //
-// Phases: start the copy of the weights; wait for the kernel before; load and multiply, each warp
-// its part of the terms; add up the warps; epilogue.
+// Phases: start to copy the weights; copy the rest, a group when one has arrived; wait for the
+// kernel before; load and multiply, each warp its part of the terms; add up the warps; epilogue.
 //
 // arch: sm_90a
 // instantiate: matmul_few_rows_staged<{__half | __nv_bfloat16}, {8 | 16}>
@@ -19,8 +19,7 @@ constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
 
 constexpr int ROWS = 8, BANDS = 2, COLUMNS = 8 * BANDS;   // of y, in a block
 // Rows of weight that are copied together, and how many such groups are under way: about 5 MB on
-// the whole chip, as many as it needs to be busy. With more, the few loads of the norm or attention
-// that runs meanwhile would wait behind them in the queues of L2.
+// the whole chip, which is enough to keep memory busy.
 constexpr int GROUP = 2, GROUPS = COLUMNS / GROUP, UNDER_WAY = 2;
 // Pieces of x that a warp has under way: all of 1,792 or 6,656 terms, for one latency of L2.
 template <int WARPS> constexpr int AHEAD_OF = WARPS == 8 ? 7 : 13;
@@ -31,7 +30,8 @@ template <int WARPS> constexpr int AHEAD_OF = WARPS == 8 ? 7 : 13;
 // 128, so that a quarter of a warp, which loads 64 bytes of two rows, meets all banks once. The
 // sums of the warps take it over, 512 bytes a warp.
 //
-// Only weight and bias are constant, and weights are copied before the wait: see overlap.py.
+// at_once: lets the next kernel start before it waits. Only weight and bias are constant, and
+// weights are copied before the wait: see overlap.py.
 template <typename T, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS, WARPS == 8 ? 4 : 1)
 matmul_few_rows_staged(T* y, float* wide, const T* x, const T* __restrict__ weight,
@@ -63,13 +63,14 @@ matmul_few_rows_staged(T* y, float* wide, const T* x, const T* __restrict__ weig
         for (int g = 0; g < UNDER_WAY; ++g) copy_group(g);
     }
     __syncthreads();
-    // Copy the rest, a group when one has arrived; wait for the kernel before.
+    // Copy the rest, a group when one has arrived.
     if (warp == 0)
         #pragma unroll 1
         for (int g = UNDER_WAY; g < GROUPS; ++g) {
             full[g - UNDER_WAY].wait(0);
             copy_group(g);
         }
+    // Wait for the kernel before.
     wait_for_previous_kernel();
     start_next_kernel();
     // The thread's element of y, of those that have one.
