@@ -22,9 +22,9 @@
 //   for (int d = 0; d < D; ++d)
 //       for (int j = 0; j < keys; ++j) y[d] += s[j] / row_sum * v[j][d];
 //
-// Phases: wait for the kernel before (see overlap.py); rotate the queries and append to the cache;
-// for each tile of keys scores, online softmax, weighted values; merge warps; merge splits (as
-// flash-decoding does).
+// Phases: load what the cache has of the first tile; wait for the kernel before (see overlap.py);
+// rotate the queries and append to the cache; for each tile of keys scores, online softmax,
+// weighted values; merge warps; merge splits (as flash-decoding does).
 //
 // where: FLOAT = float | __half | __nv_bfloat16
 // instantiate: decode_attention<{__half | __nv_bfloat16}, {1 | 2}, {4 | 8}>
