@@ -298,11 +298,12 @@ def _file_documents(path: Path) -> Iterator[str]:
         for text in finished:
             yield _without_line_end(text) if after_separator else text
             after_separator = True
-        # A long document is yielded in pieces; `rest` may end with a part of a separator.
-        while len(rest) > LONGEST_DOCUMENT + len(END_OF_TEXT):
-            if after_separator:  # else the line end would count, and the cut depend on the chunks
-                rest, after_separator = _without_line_end(rest), False
-                continue
+        # A long document is yielded in pieces; `rest` may end with a part of a separator. The line
+        # end is removed first: as a part of a piece, it would make cuts depend on the chunks.
+        longest = LONGEST_DOCUMENT + len(END_OF_TEXT)
+        if after_separator and len(rest) > longest:
+            rest, after_separator = _without_line_end(rest), False
+        while len(rest) > longest:
             end = _line_end(rest, 0)
             yield rest[:end]
             rest = rest[end:]
