@@ -101,6 +101,42 @@ def test_ops_take_them_where_no_gradient_is_recorded(
         )
 
 
+@pytest.mark.parametrize(
+    ("rows", "width", "columns", "staged", "at_once"),
+    [
+        (1, 768, 3072, False, False),
+        (1, 3072, 768, False, False),
+        (1, 1600, 4800, True, False),
+        (1, 1600, 1600, False, True),
+        (8, 1600, 6400, True, False),
+        (8, 6400, 1600, True, True),
+        (9, 6400, 1600, False, True),
+        (1, 2048, 2112, True, True),
+        (1, 2048, 2128, False, False),  # of 133 blocks of 16 warps only 132 run at once
+        (1, 1600, 50304, False, False),
+    ],
+)
+def test_which_products_are_staged_and_start_the_next_kernel_at_once(
+    rows: int, width: int, columns: int, staged: bool, at_once: bool, monkeypatch: Any
+) -> None:
+    launched: list[Any] = []
+    monkeypatch.setattr(few_rows, "capability", lambda device: 90)
+    monkeypatch.setattr(few_rows, "load", lambda file, kernel: kernel)
+    monkeypatch.setattr(
+        few_rows.overlap,
+        "launch",
+        lambda kernel, grid, block, arguments, shared, **options: launched.append(
+            ("staged" in kernel, arguments[-1], options["starts_next_at_once"])
+        ),
+    )
+    x, w, y = (
+        on_gpu(np.zeros(shape, np.float16))
+        for shape in ((rows, width), (columns, width), (rows, columns))
+    )
+    few_rows.multiply(problem(x, w.T, y))
+    assert launched == [(staged, at_once, at_once)]
+
+
 def test_what_they_do_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_rows, "capability", lambda device: 90)
     x, w = on_gpu(np.zeros((4, 8), np.float32)), on_gpu(np.zeros((6, 8), np.float32))

@@ -85,12 +85,12 @@ def _is_staged(p: MatmulProblem) -> bool:
     They are of several megabytes in long rows, and so few that all blocks run at once.
     """
     by_registers = 4 if p.width < _WIDE else 1  # blocks of a multiprocessor
-    at_once = _PROCESSORS * min(_MOST_STAGED // _staged(p.width), by_registers)
+    resident = _PROCESSORS * min(_MOST_STAGED // _staged(p.width), by_registers)
     return (
         p.rows <= 8
         and p.width >= 1280
         and p.width * p.columns >= 3_000_000
-        and p.columns <= 16 * at_once
+        and p.columns <= 16 * resident
         and capability(p.y.device.id) >= 90
     )
 
