@@ -11,6 +11,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor, backend, no_grad
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels import matmul as matmul_cuda
+from tensorgrad.kernels import overlap
 from tensorgrad.kernels.matmul import few_rows
 from tensorgrad.kernels.matmul.problem import problem
 from tests.gpu_array import on_gpu
@@ -123,7 +124,7 @@ def test_which_products_are_staged_and_start_the_next_kernel_at_once(
     monkeypatch.setattr(few_rows, "capability", lambda device: 90)
     monkeypatch.setattr(few_rows, "load", lambda file, kernel: kernel)
     monkeypatch.setattr(
-        few_rows.overlap,
+        overlap,
         "launch",
         lambda kernel, grid, block, arguments, shared, **options: launched.append(
             ("staged" in kernel, arguments[-1], options["starts_next_at_once"])
