@@ -5,8 +5,8 @@
 // weights of megabytes; of smaller ones the registers of few_rows.cu hold as much. Operands, their
 // order and the epilogue are as there. Launched by kernels/matmul/few_rows.py.
 //
-// Phases: start to copy the weights; copy the rest, a group when one has arrived; wait for the
-// kernel before; load and multiply, each warp its part of the terms; add up the warps; epilogue.
+// Phases: start to copy the weights; wait for the kernel before; load and multiply, each warp its
+// part of the terms; add up the warps; epilogue.
 //
 // arch: sm_90a
 // instantiate: matmul_few_rows_staged<{__half | __nv_bfloat16}, {8 | 16}>
@@ -18,9 +18,6 @@ constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
 #include "reduce.cuh"
 
 constexpr int ROWS = 8, BANDS = 2, COLUMNS = 8 * BANDS;   // of y, in a block
-// Rows of weight that are copied together, and how many such groups are under way: about 5 MB on
-// the whole chip, which is enough to keep memory busy.
-constexpr int GROUP = 2, GROUPS = COLUMNS / GROUP, UNDER_WAY = 2;
 // Pieces of x that a warp has under way: all of 1,792 or 6,656 terms, for one latency of L2.
 template <int WARPS> constexpr int AHEAD_OF = WARPS == 8 ? 7 : 13;
 
@@ -38,38 +35,26 @@ matmul_few_rows_staged(T* y, float* wide, const T* x, const T* __restrict__ weig
                        const T* __restrict__ bias, const T* gate, const T* residual, int rows,
                        int width, int columns, int gelu, int pitch, bool at_once) {
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ Mbarrier full[GROUPS];
+    __shared__ Mbarrier full;   // the weights have arrived
     constexpr int STEP = 32 * WARPS, AHEAD = AHEAD_OF<WARPS>;   // STEP: terms
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * COLUMNS;
 
     // Start to copy the weights.
     if (at_once) start_next_kernel();
-    const auto copy_group = [&](int g) {   // by a warp
-        const int existing = max(0, min(GROUP, columns - first - g * GROUP));
-        const int row = g * GROUP + lane, bytes = width * int(sizeof(T));
-        if (lane == 0) full[g].arrive_expect_tx(existing * bytes);
+    if (warp == 0) {
+        const int existing = min(COLUMNS, columns - first), bytes = width * int(sizeof(T));
+        if (lane == 0) {
+            full.init(1);
+            fence_mbarrier_init();
+            full.arrive_expect_tx(existing * bytes);
+        }
         __syncwarp();
         if (lane < existing)
-            bulk_load(memory + row * pitch, weight + (first + row) * (long long)width, bytes,
-                      full[g]);
-    };
-    if (warp == 0) {
-        if (lane == 0) {
-            #pragma unroll
-            for (Mbarrier& each : full) each.init(1);
-            fence_mbarrier_init();
-        }
-        __syncwarp();
-        for (int g = 0; g < UNDER_WAY; ++g) copy_group(g);
+            bulk_load(memory + lane * pitch, weight + (first + lane) * (long long)width, bytes,
+                      full);
     }
     __syncthreads();
-    // Copy the rest, a group when one has arrived.
-    if (warp == 0)
-        #pragma unroll 1
-        for (int g = UNDER_WAY; g < GROUPS; ++g) {
-            full[g - UNDER_WAY].wait(0);
-            copy_group(g);
-        }
+
     // Wait for the kernel before.
     wait_for_previous_kernel();
     start_next_kernel();
@@ -86,10 +71,6 @@ matmul_few_rows_staged(T* y, float* wide, const T* x, const T* __restrict__ weig
     const bool exists = lane / 4 < rows;
     x += lane / 4 * (long long)width;
     const unsigned weights = shared_address(memory) + lane / 4 * pitch;
-    const auto wait_for_weights = [&] {   // before the last groups were copied, the others had come
-        #pragma unroll 1
-        for (int g = GROUPS - UNDER_WAY; g < GROUPS; ++g) full[g].wait(0);
-    };
     #pragma unroll 1
     for (int start = warp * 32; start < width; start += AHEAD * STEP) {
         const int place = start + lane % 4 * 8;   // of this thread's terms
@@ -97,7 +78,7 @@ matmul_few_rows_staged(T* y, float* wide, const T* x, const T* __restrict__ weig
         #pragma unroll
         for (int i = 0; i < AHEAD; ++i)
             load_words_cached_if(exists && place + i * STEP < width, own[i], x + place + i * STEP);
-        wait_for_weights();
+        full.wait(0);
         #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
             if (start + i * STEP >= width) break;   // alike for all threads of a warp
@@ -118,7 +99,7 @@ matmul_few_rows_staged(T* y, float* wide, const T* x, const T* __restrict__ weig
     }
 
     // Add up the warps; epilogue.
-    wait_for_weights();   // also where a warp has no terms
+    full.wait(0);   // also where a warp has no terms
     __syncthreads();   // the weights have been read
     using Sums = float[ROWS][COLUMNS];
     Sums* shared = reinterpret_cast<Sums*>(memory);
