@@ -67,15 +67,20 @@ class Changes:
     A captured step depends on them, and compares them again after a note.
 
     Attributes:
-        latest: another object after each note; unlike with a counter, none is lost between threads.
+        modes, others: another object after each note about a mode, or about something else; unlike
+            with a counter, none is lost between threads.
     """
 
     def __init__(self) -> None:
-        self.latest = object()
+        self.modes, self.others = object(), object()
+
+    def note_mode(self) -> None:
+        """Note that modes were set."""
+        self.modes = object()
 
     def note(self) -> None:
-        """Note an assignment that has taken place."""
-        self.latest = object()
+        """Note another assignment that has taken place."""
+        self.others = object()
 
 
 changes = Changes()

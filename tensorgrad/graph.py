@@ -250,17 +250,20 @@ class _Guards:
     """What a replay needs as it is: attributes of tensors, and modes and members of modules.
 
     Assignments to attributes of parameters, to modes and to members leave a note in
-    `engine.changes`. So these are compared after a new note alone: thousands of objects are seldom
-    in a cache of the CPU.
+    `engine.changes`. So these are compared after a new note alone, and modes, which each call of
+    generation sets, apart: thousands of objects are seldom in a cache of the CPU.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], Any] = {}
         self._noted: _Attributes = {}
         self._others: _Attributes = {}
-        self._modules: list[tuple[weakref.ref[Any], object]] = []
+        self._modules: list[weakref.ref[Any]] = []
+        self._modes: list[object] = []
+        self._members: list[object] = []
         self._gone: list[Any] = []  # modules, which may die before the graph does
-        self._compared_at: object = None
+        self._compared_modes: object = None  # `engine.changes.modes` at the comparison
+        self._compared_others: object = None
 
     def add(self, owner: Tensor, name: str, value: Any) -> None:
         """Guard an attribute."""
@@ -273,25 +276,36 @@ class _Guards:
 
     def add_module(self, module: Any) -> None:
         """Guard the mode and the members of a module, and its life."""
-        self._modules.append((weakref.ref(module, self._gone.append), _state_of(module)))
+        self._modules.append(weakref.ref(module, self._gone.append))
+        self._modes.append(_mode_of(module))
+        self._members.append(_members_of(module))
 
     def hold(self) -> bool:
         """Whether all are as they were."""
-        latest = engine.changes.latest
+        modes, others = engine.changes.modes, engine.changes.others
         if self._gone or not _are_kept(self._others):
             return False
-        if self._compared_at is not latest:
-            if any(_state_of(module()) != state for module, state in self._modules):
+        if self._compared_modes is not modes:
+            if [_mode_of(module()) for module in self._modules] != self._modes:
+                return False
+            self._compared_modes = modes
+        if self._compared_others is not others:
+            if [_members_of(module()) for module in self._modules] != self._members:
                 return False
             if not _are_kept(self._noted):
                 return False
-            self._compared_at = latest
+            self._compared_others = others
         return True
 
 
-def _state_of(module: Any) -> object:
-    """Return the mode of a module, and the ids of its parameters, buffers and modules."""
-    if module is None:  # it is gone
+def _mode_of(module: Any) -> object:
+    """Return whether a module is in training mode."""
+    return None if module is None else module.training  # None: it is gone
+
+
+def _members_of(module: Any) -> object:
+    """Return the ids of the parameters, buffers and modules of a module."""
+    if module is None:
         return None
     buffers = vars(module).get("_buffers", ())
     tensors = [
@@ -299,7 +313,7 @@ def _state_of(module: Any) -> object:
         for name, value in vars(module).items()
         if isinstance(value, Tensor) and (value.notes_changes or name in buffers)
     ]
-    return module.training, tensors, [id(child) for child in module.children()]
+    return tensors, [id(child) for child in module.children()]
 
 
 def _are_kept(attributes: _Attributes) -> bool:

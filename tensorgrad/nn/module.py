@@ -121,7 +121,9 @@ class Module:
                     f"a {kind.__name__} or None{'' if kind is Module else hint}"
                 )
             super().__setattr__(name, value)
-            if name == "training" or kind is not None or isinstance(value, Parameter | Module):
+            if name == "training":
+                changes.note_mode()
+            elif kind is not None or isinstance(value, Parameter | Module):
                 changes.note()
 
     def __call__(
@@ -288,7 +290,7 @@ class Module:
         """Set training mode, or evaluation mode if not `mode`, in all modules; return self."""
         for module in _all_modules(self):
             vars(module)["training"] = mode  # which `__setattr__` would do, in more time
-        changes.note()
+        changes.note_mode()
         return self
 
     def eval(self) -> Self:
@@ -462,14 +464,14 @@ def evaluating(model: Module) -> Iterator[None]:
     before = [(module, module.training) for module in _all_modules(model)]
     for module, _ in before:
         vars(module)["training"] = False
-    changes.note()
+    changes.note_mode()
     try:
         with no_grad():
             yield
     finally:
         for module, training in before:
             vars(module)["training"] = training
-        changes.note()
+        changes.note_mode()
 
 
 def _all_modules(root: Module) -> list[Module]:

@@ -71,6 +71,7 @@ class State:
     A captured step has their addresses: `load` begins others in the same arrays.
 
     Attributes:
+        memory: (n,), uint8: the others are views of it, so that one copy moves them all.
         tokens: (B, capacity), int64; the first counts[b] of sequence b are known.
         counts: (B,), int32.
         lengths: (B,), int32: number of tokens in the cache; counts - 1 unless some were dropped.
@@ -81,6 +82,7 @@ class State:
         seen: (B, V), uint8: 1 for tokens that occurred; None without a penalty.
     """
 
+    memory: Array
     tokens: Array
     counts: Array
     lengths: Array
@@ -92,17 +94,16 @@ class State:
 
     def on(self, device: str) -> State:
         """Return the state on a device: itself if it is there."""
-        if backend.device_of(self.tokens) == device:
+        if backend.device_of(self.memory) == device:
             return self
-        arrays = [getattr(self, field.name) for field in fields(self)]
-        return State(*(None if a is None else backend.to_device(a, device) for a in arrays))
+        return _state_in(backend.to_device(self.memory, device), _arrays(self))
 
     def load(self, other: State) -> None:
-        """Copy the arrays of a state of the same shapes, on any device."""
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if mine is not None:
-                mine[...] = backend.asarray_like(theirs, mine)
+        """Copy a state of the same shapes, on the CPU or on this device."""
+        if backend.is_numpy(other.memory) and not backend.is_numpy(self.memory):
+            self.memory.set(other.memory, stream=backend.cupy.cuda.get_current_stream())
+        else:
+            self.memory[...] = other.memory
 
 
 def new_state(
@@ -133,10 +134,36 @@ def new_state(
     latest = tokens[np.arange(len(prompts)), counts - 1]
     flags = np.zeros(len(prompts), np.uint8)
     ends = np.array(sorted(stops), np.int64)
-    state = State(
-        tokens, counts, counts - 1, latest, flags, np.array(seeds, np.uint64), ends, seen
-    )  # fmt: skip
+    arrays = tokens, counts, counts - 1, latest, flags, np.array(seeds, np.uint64), ends, seen
+    state = _state_in(np.zeros(sum(map(_room, arrays)), np.uint8), arrays)
+    for mine, array in zip(_arrays(state), arrays, strict=True):
+        if array is not None:
+            mine[...] = array
     return state.on(device)
+
+
+def _state_in(memory: Array, like: Sequence[Any]) -> State:
+    """Return a state in a memory, with the shapes and dtypes of other arrays."""
+    views: list[Any] = []
+    start = 0
+    for each in like:
+        if each is None:
+            views.append(None)
+        else:
+            part = memory[start : start + each.nbytes]
+            views.append(part.view(each.dtype).reshape(each.shape))
+        start += _room(each)
+    return State(memory, *views)
+
+
+def _arrays(state: State) -> list[Any]:
+    """Return the arrays of a state, in the order of its memory."""
+    return [getattr(state, field.name) for field in fields(state)[1:]]
+
+
+def _room(array: Any) -> int:
+    """Return the bytes that an array takes in the memory of a state: a multiple of 16."""
+    return 0 if array is None else -(-array.nbytes // 16) * 16
 
 
 def extend(state: State, logits: Array, how: Sampling) -> None:

@@ -87,13 +87,43 @@ def grow(state: State, logits: Any, how: Sampling) -> list[Any]:
     return [None if a is None else backend.to_numpy(a) for a in vars(state).values()]
 
 
+@pytest.mark.parametrize("vocabulary", [None, 7])
+@pytest.mark.parametrize("stops", [[], [5, 2]])
+def test_a_state_begins_in_the_memory_of_another(
+    vocabulary: int | None, stops: list[int], device: str
+) -> None:
+    def state(prompts: list[list[int]], more: int, seed: int, on: str) -> State:
+        return new_state(prompts, more, [seed, 2**64 - 1, 3], stops, vocabulary, on)
+
+    mine = state([[1, 2, 3], [4], [5]], 1, 9, device)
+    tokens = mine.tokens
+    mine.load(state([[6, 0], [1], [2, 2]], 2, 8, "cpu"))
+    assert mine.tokens is tokens
+    for source in ("cpu", device):
+        mine.load(state([[6, 0], [1], [2, 2]], 2, 8, source))
+        assert tokens.tolist() == [[6, 0, 0, 0], [1, 0, 0, 0], [2, 2, 0, 0]]
+        assert mine.counts.tolist() == [2, 1, 2]
+        assert mine.lengths.tolist() == [1, 0, 1]
+        assert mine.latest.tolist() == [0, 1, 2]
+        assert mine.flags.tolist() == [0, 0, 0]
+        assert mine.seeds.tolist() == [8, 2**64 - 1, 3]
+        assert mine.stops.tolist() == sorted(stops)
+        if vocabulary is None:
+            assert mine.seen is None
+        else:
+            assert mine.seen is not None
+            assert [row.nonzero()[0].tolist() for row in mine.seen] == [[0, 6], [1], [2]]
+        for array in (mine.tokens, mine.counts, mine.flags, mine.seeds):
+            array.fill(1)
+
+
 @pytest.mark.parametrize("how", OPTIONS, ids=str)
 def test_a_step_writes_down_what_it_chose(how: Sampling) -> None:
     rng = np.random.default_rng(1)
     logits = (4 * rng.standard_normal((6, 3, 13))).astype(np.float32)
     logits[3, 1, 11] = 99  # a stop token for sure
     state = state_of(3, "cpu", how, 13)
-    tokens, counts, lengths, latest, flags, *_, seen = grow(state, logits, how)
+    _, tokens, counts, lengths, latest, flags, *_, seen = grow(state, logits, how)
     assert counts.tolist() == [7, 8, 9]
     assert lengths.tolist() == [6, 7, 8]
     for row in range(3):

@@ -36,8 +36,8 @@ def make(kind: str = "gpt2", device: str = "cpu") -> Any:
     return model.to(device)
 
 
-def state_of(prompts: Any = PROMPTS) -> State:
-    return new_state(prompts, 6, range(len(prompts)), [], None, "cpu")
+def state_of(prompts: Any = PROMPTS, more: int = 6) -> State:
+    return new_state(prompts, more, range(len(prompts)), [], None, "cpu")
 
 
 @pytest.fixture
@@ -55,12 +55,11 @@ def test_buffers_have_one_user_at_a_time() -> None:
     one, two = (take(model, state_of(), 16, GREEDY) for _ in range(2))
     assert one is not two
     give_back(model, one)
-    other = state_of([[1, 2], [3]])
+    other = state_of([[1, 2], [3]], 8)
     assert take(model, state_of([[1], [2], [3]]), 16, GREEDY) is not one
     assert take(model, state_of(), 32, GREEDY) is not one
     assert take(model, state_of(), 16, Sampling(1.0)) is not one
     assert take(make(), state_of(), 16, GREEDY) is not one
-    other.tokens = np.pad(other.tokens, ((0, 0), (0, 2)))
     assert take(model, other, 16, GREEDY) is one
     assert (one.state.tokens == other.tokens).all()
     assert one.state.latest.tolist() == [2, 3]
