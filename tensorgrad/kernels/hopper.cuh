@@ -70,8 +70,22 @@ __device__ inline int cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
+__device__ inline void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive;" ::: "memory");
+}
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 __device__ inline void cluster_sync() {
-    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+    cluster_arrive();
+    cluster_wait();
+}
+
+// Write to this address in a block of the cluster; a cluster_sync makes it visible there.
+__device__ inline void store_remote(int block, float& place, float value) {
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "st.shared::cluster.f32 [there], %2;\n"
+                 "}" :: "r"(shared_address(&place)), "r"(block), "f"(value) : "memory");
 }
 
 // st.async: write an int to this address in a block of the cluster; its 4 bytes arrive at the
@@ -101,6 +115,11 @@ template <int N> __device__ inline void setmaxnreg_decrease() {
 struct alignas(64) TensorMap {
     unsigned char bytes[128];
 };
+
+// Bring the map into the cache of TMA, without waiting for it.
+__device__ inline void prefetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
+}
 
 // One thread starts the load of a box at (x, y, z, w), x the contiguous axis; its bytes arrive at
 // the mbarrier. What is outside of the tensor is written as 0 and counted too.
@@ -224,17 +243,18 @@ template <int N> __device__ inline void fence_registers(float (&x)[N]) {
 #define LIST_112 LIST_104 ", %104, %105, %106, %107, %108, %109, %110, %111"
 #define LIST_120 LIST_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define LIST_128 LIST_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
-#define IN_OUT_8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]),                \
+#define IN_OUT_8_AT(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]),             \
     "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define IN_OUT_16_AT(d, i) IN_OUT_8(d, i), IN_OUT_8(d, i + 8)
+#define IN_OUT_8(d) IN_OUT_8_AT(d, 0)
+#define IN_OUT_16_AT(d, i) IN_OUT_8_AT(d, i), IN_OUT_8_AT(d, i + 8)
 #define IN_OUT_16(d) IN_OUT_16_AT(d, 0)
 #define IN_OUT_32(d) IN_OUT_16_AT(d, 0), IN_OUT_16_AT(d, 16)
-#define IN_OUT_40(d) IN_OUT_32(d), IN_OUT_8(d, 32)
-#define IN_OUT_48(d) IN_OUT_40(d), IN_OUT_8(d, 40)
+#define IN_OUT_40(d) IN_OUT_32(d), IN_OUT_8_AT(d, 32)
+#define IN_OUT_48(d) IN_OUT_40(d), IN_OUT_8_AT(d, 40)
 #define IN_OUT_64(d) IN_OUT_48(d), IN_OUT_16_AT(d, 48)
 #define IN_OUT_80(d) IN_OUT_64(d), IN_OUT_16_AT(d, 64)
-#define IN_OUT_88(d) IN_OUT_80(d), IN_OUT_8(d, 80)
-#define IN_OUT_96(d) IN_OUT_88(d), IN_OUT_8(d, 88)
+#define IN_OUT_88(d) IN_OUT_80(d), IN_OUT_8_AT(d, 80)
+#define IN_OUT_96(d) IN_OUT_88(d), IN_OUT_8_AT(d, 88)
 #define IN_OUT_128(d) IN_OUT_96(d), IN_OUT_16_AT(d, 96), IN_OUT_16_AT(d, 112)
 
 // d (+)= a b for 64 rows and N columns, 16 terms of each sum, T in, float out. Of the 64 rows warp
@@ -273,6 +293,7 @@ template <typename T, int N> struct Wgmma;
 #define DEFINE_WGMMA_16_BITS(...)                                                                 \
     DEFINE_WGMMA(__half, "f16", __VA_ARGS__)                                                      \
     DEFINE_WGMMA(__nv_bfloat16, "bf16", __VA_ARGS__)
+DEFINE_WGMMA_16_BITS(16, 8, 8, 9, 10, 11, 12, 13, 14)
 DEFINE_WGMMA_16_BITS(32, 16, 16, 17, 18, 19, 20, 21, 22)
 DEFINE_WGMMA_16_BITS(64, 32, 32, 33, 34, 35, 36, 37, 38)
 DEFINE_WGMMA_16_BITS(80, 40, 40, 41, 42, 43, 44, 45, 46)

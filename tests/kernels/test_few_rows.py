@@ -12,6 +12,7 @@ from tensorgrad import Tensor, backend, no_grad
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels import overlap
+from tensorgrad.kernels.device import capability
 from tensorgrad.kernels.matmul import few_rows
 from tensorgrad.kernels.matmul.problem import problem
 from tests.gpu_array import on_gpu
@@ -102,32 +103,65 @@ def test_ops_take_them_where_no_gradient_is_recorded(
         )
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("split", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows", [9, 16, 31])
+@pytest.mark.parametrize("dtype", ["float16", bfloat16], ids=str)
+def test_clusters_with_any_split_and_number_of_stages(split: int, rows: int, dtype: Any) -> None:
+    if capability(0) < 90:
+        pytest.skip("needs compute capability 9.0")
+    rng = np.random.default_rng(split)
+    for width, columns in ((1096, 200), (520, 63), (2048, 64)):  # of 18, 9 and 32 steps
+        x, x_gpu = draw(rng, (rows, width), dtype)
+        weight, weight_gpu = draw(rng, (columns, width), dtype)
+        expected = x @ weight.T
+        bound = EPSILON["float32"] * (4 + 2 * width**0.5) * (np.abs(x) @ np.abs(weight).T)
+        found = []
+        for stages in (2, 3, 16):
+            y = backend.cupy.full((rows, columns), np.nan, "float32")
+            p = problem(x_gpu, weight_gpu.T, y)
+            for at_once in (False, True):
+                tiling = few_rows.ClusterTiling(split, stages)
+                few_rows.run(p, few_rows.in_clusters(p, tiling, at_once), at_once)
+                found.append(y.tobytes())
+        assert len(set(found)) == 1, "depends on the stages"
+        assert (np.abs(backend.to_numpy(y) - expected) <= bound).all()
+
+
 @pytest.mark.parametrize(
-    ("rows", "width", "columns", "staged", "at_once"),
+    ("rows", "width", "columns", "kernel", "at_once"),
     [
-        (1, 768, 3072, False, False),
-        (1, 3072, 768, False, False),
-        (1, 1600, 4800, True, False),
-        (1, 1600, 1600, False, True),
-        (8, 1600, 6400, True, False),
-        (8, 6400, 1600, True, True),
-        (9, 6400, 1600, False, True),
-        (1, 2048, 2112, True, True),
-        (1, 2048, 2128, False, False),  # of 133 blocks of 16 warps only 132 run at once
-        (1, 1600, 50304, False, False),
+        (1, 768, 3072, "matmul_few_rows<__half, 8, 2, 8>", False),
+        (1, 3072, 768, "matmul_few_rows<__half, 8, 1, 16>", False),
+        (1, 1600, 4800, "matmul_few_rows_staged<__half, 8>", False),
+        (1, 1600, 1600, "matmul_few_rows<__half, 8, 2, 16>", True),
+        (8, 1600, 6400, "matmul_few_rows_staged<__half, 8>", False),
+        (8, 6400, 1600, "matmul_few_rows_staged<__half, 16>", True),
+        (1, 2048, 2112, "matmul_few_rows_staged<__half, 16>", True),
+        # Of 133 blocks of 16 warps only 132 run at once.
+        (1, 2048, 2128, "matmul_few_rows<__half, 8, 2, 16>", False),
+        (1, 1600, 50304, "matmul_few_rows<__half, 8, 2, 8>", False),
+        (9, 6400, 1600, "matmul_few_rows_cluster<__half, 16, 8>", True),
+        (32, 1600, 4800, "matmul_few_rows_cluster<__half, 32, 4>", False),
+        (32, 1600, 12800, "matmul_few_rows_cluster<__half, 32, 2>", False),
+        (17, 768, 50304, "matmul_few_rows_tile<__half, 32>", False),
+        (32, 768, 3072, "matmul_few_rows<__half, 32, 2, 8>", False),
+        (32, 96, 50304, "matmul_few_rows_tile<__half, 32>", False),
+        (32, 100_004, 40, "matmul_few_rows_plain<__half>", False),
     ],
 )
-def test_which_products_are_staged_and_start_the_next_kernel_at_once(
-    rows: int, width: int, columns: int, staged: bool, at_once: bool, monkeypatch: Any
+def test_which_kernel_takes_a_product_and_whether_it_starts_the_next_at_once(
+    rows: int, width: int, columns: int, kernel: str, at_once: bool, monkeypatch: Any
 ) -> None:
     launched: list[Any] = []
     monkeypatch.setattr(few_rows, "capability", lambda device: 90)
     monkeypatch.setattr(few_rows, "load", lambda file, kernel: kernel)
+    monkeypatch.setattr(few_rows, "map_memory", lambda *_: None)
     monkeypatch.setattr(
         overlap,
         "launch",
         lambda kernel, grid, block, arguments, shared, **options: launched.append(
-            ("staged" in kernel, arguments[-1], options["starts_next_at_once"])
+            (kernel, options["starts_next_at_once"], "plain" in kernel or arguments[-1])
         ),
     )
     x, w, y = (
@@ -135,7 +169,33 @@ def test_which_products_are_staged_and_start_the_next_kernel_at_once(
         for shape in ((rows, width), (columns, width), (rows, columns))
     )
     few_rows.multiply(problem(x, w.T, y))
-    assert launched == [(staged, at_once, at_once)]
+    assert [each[:2] for each in launched] == [(kernel, at_once)]
+    assert launched[0][2] == at_once or "plain" in kernel
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "columns", "tiling"),
+    [
+        (32, 1600, 4800, (4, 5)),
+        (32, 1600, 1600, (8, 4)),
+        (32, 1600, 6400, (4, 3)),  # 400 blocks, four a multiprocessor
+        (32, 6400, 1600, (8, 8)),
+        (16, 6400, 1600, (8, 10)),
+        (32, 1600, 50304, (1, 5)),
+        (32, 320, 8192, (4, 2)),
+        (32, 64, 50304, (1, 1)),
+        (32, 1 << 20, 64, (8, 16)),
+    ],
+)
+def test_tilings_of_clusters(rows: int, width: int, columns: int, tiling: Any) -> None:
+    x, w, y = (
+        on_gpu(np.zeros(shape, np.float16)) for shape in ((rows, 1), (columns, 1), (rows, columns))
+    )
+    p = problem(x, w.T, y)._replace(width=width)
+    split, stages = found = few_rows.cluster_tiling(p)
+    assert found == tiling
+    resident = min(4, -(-(-(-columns // 64) * split) // 132))
+    assert stages == 1 or min(3, resident) * (few_rows._cluster_bytes(rows, stages) + 1024) < 228e3
 
 
 def test_what_they_do_not_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,7 +218,7 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
 // as many keys at a time, and for grids that leave each block a multiprocessor of its own; with 128
 // registers, where they do, a block fits beside blocks of the product before it.
 template <typename T, int CHUNKS, int WARPS>
-__global__ void __launch_bounds__(32 * WARPS, WARPS == 4 ? 3 : CHUNKS == 1 ? 2 : 1)
+__global__ void __launch_bounds__(32 * WARPS, CHUNKS == 2 ? (WARPS == 4 ? 3 : 1) : 16 / WARPS)
 decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
                  SoftmaxPartial* part_softmax, unsigned* arrived, const int* lengths,
                  const float* __restrict__ cosines, const float* __restrict__ sines,

@@ -96,7 +96,7 @@ def _split(
     """Return the split for caches of which `seen` keys may be attended to."""
     lanes = power_of_two(max(1, -(-width // _PART)))
     # Query heads of a block, keys that it loads at a time, blocks that fill a multiprocessor.
-    most, step, busy = (8, 128, 3) if width <= 64 else (8, 64, 2)
+    most, step, busy = (8, 128, 4) if width <= 64 else (8, 64, 2)
     if plain:
         most, step, busy = 4, _THREADS // lanes * _TOGETHER, 3
     across = kv_heads * -(-heads // kv_heads // most)
