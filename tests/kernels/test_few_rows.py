@@ -173,6 +173,22 @@ def test_which_kernel_takes_a_product_and_whether_it_starts_the_next_at_once(
     assert launched[0][2] == at_once or "plain" in kernel
 
 
+@pytest.mark.parametrize("rows", [1, 32])
+def test_gpus_other_than_hopper_take_the_kernel_that_runs_on_all(
+    rows: int, monkeypatch: Any
+) -> None:
+    files: list[str] = []
+    monkeypatch.setattr(few_rows, "load", lambda file, kernel: files.append(file))
+    monkeypatch.setattr(overlap, "launch", lambda *_, **__: None)
+    x, w, y = (
+        on_gpu(np.zeros(shape, np.float16)) for shape in ((rows, 1600), (4800, 1600), (rows, 4800))
+    )
+    for found in (80, 89, 100, 120):
+        monkeypatch.setattr(few_rows, "capability", lambda device, found=found: found)
+        few_rows.multiply(problem(x, w.T, y))
+    assert files == 4 * ["matmul/few_rows.cu"]
+
+
 @pytest.mark.parametrize(
     ("rows", "width", "columns", "tiling"),
     [

@@ -57,7 +57,7 @@ def multiply(p: MatmulProblem) -> None:
     at_once = few and large
     if x.itemsize > 2 or p.width % 8 or any(each.data.ptr % 16 for each in (x, weight)):
         launch, at_once = _plain(p), False
-    elif p.rows > 8 and large and capability(p.y.device.id) >= 90:
+    elif p.rows > 8 and large and capability(p.y.device.id) == 90:
         launch = in_clusters(p, cluster_tiling(p), at_once)
     elif _is_staged(p):
         launch = _staged(p, at_once)
@@ -132,7 +132,7 @@ def _staged(p: MatmulProblem, at_once: bool) -> Launch:
 
 
 def in_clusters(p: MatmulProblem, tiling: ClusterTiling, at_once: bool) -> Launch:
-    """Return the launch of the kernel whose clusters divide the terms; the tiling is for tests."""
+    """Return the launch of the kernel with large tiles, whose terms clusters divide."""
     rows = _tile_rows(p)
     maps = (
         _tensor_map(p.a.array.data.ptr, p.rows, p.width, rows),
@@ -178,7 +178,7 @@ def _is_staged(p: MatmulProblem) -> bool:
         and p.width >= 1280
         and p.width * p.columns >= 3_000_000
         and p.columns <= 16 * resident
-        and capability(p.y.device.id) >= 90
+        and capability(p.y.device.id) == 90
     )
 
 
