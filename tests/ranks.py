@@ -20,7 +20,8 @@ def mpirun() -> tuple[str, ...] | None:
     """Return the start of an mpirun command line, or None where there is none.
 
     The one beside this Python comes first: it belongs to the MPI that mpi4py loads from the same
-    environment. Open MPI refuses root and more ranks than cores unless told otherwise.
+    environment. Open MPI refuses root and more ranks than cores unless told otherwise. It binds
+    the ranks of each mpirun to the first cores, which tests that run side by side would share.
     """
     program = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which(
         "mpirun"
@@ -29,7 +30,7 @@ def mpirun() -> tuple[str, ...] | None:
         return None
     version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60)
     if "Open MPI" in version.stdout:
-        return (program, "--allow-run-as-root", "--oversubscribe")
+        return (program, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
     return (program,)
 
 
