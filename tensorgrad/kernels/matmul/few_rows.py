@@ -56,18 +56,21 @@ def multiply(p: MatmulProblem) -> None:
     # next product meanwhile.
     at_once = few and large
     if x.itemsize > 2 or p.width % 8 or any(each.data.ptr % 16 for each in (x, weight)):
-        launch, at_once = _plain(p), False
+        launch = _plain(p)
     elif p.rows > 8 and large and capability(p.y.device.id) == 90:
         launch = in_clusters(p, cluster_tiling(p), at_once)
     elif _is_staged(p):
         launch = _staged(p, at_once)
     else:
         launch = _in_registers(p, few, at_once)
-    run(p, launch, at_once)
+    run(p, launch)
 
 
 class Launch(NamedTuple):
-    """A kernel, its numbers of blocks and threads, its arguments, and bytes of shared memory."""
+    """A kernel, its numbers of blocks and threads, its arguments, and bytes of shared memory.
+
+    at_once: it lets the next kernel start before it waits; its last argument says so too.
+    """
 
     file: str
     kernel: str
@@ -75,20 +78,24 @@ class Launch(NamedTuple):
     threads: int
     arguments: tuple[Any, ...]
     shared: int = 0
+    at_once: bool = False
 
 
 class ClusterTiling(NamedTuple):
-    """Blocks of a cluster, which divide the terms, and stages of each block."""
+    """Blocks of a cluster, which divide the terms, and stages of a block.
+
+    A block with several steps of 64 terms needs two stages or more: it would wait forever for one.
+    """
 
     split: int
     stages: int
 
 
-def run(p: MatmulProblem, launch: Launch, at_once: bool) -> None:
-    """Launch a kernel; `at_once`: it lets the next one start before it waits."""
+def run(p: MatmulProblem, launch: Launch) -> None:
+    """Launch a kernel."""
     overlap.launch(
         load(launch.file, launch.kernel), launch.grid, (launch.threads,), launch.arguments,
-        launch.shared, early=(p.b.array, p.bias), writes=(p.y,), starts_next_at_once=at_once,
+        launch.shared, early=(p.b.array, p.bias), writes=(p.y,), starts_next_at_once=launch.at_once,
     )  # fmt: skip
 
 
@@ -115,6 +122,7 @@ def _in_registers(p: MatmulProblem, few: bool, at_once: bool) -> Launch:
         32 * warps,
         (*_arguments(p), np.bool_(at_once)),
         32 * rows * bands * warps,
+        at_once,
     )
 
 
@@ -128,6 +136,7 @@ def _staged(p: MatmulProblem, at_once: bool) -> Launch:
         32 * warps,
         (*_arguments(p), np.int32(_pitch(p.width)), np.bool_(at_once)),
         _staged_bytes(p.width),
+        at_once,
     )
 
 
@@ -149,6 +158,7 @@ def in_clusters(p: MatmulProblem, tiling: ClusterTiling, at_once: bool) -> Launc
         128,
         (*_arguments(p, maps), np.int32(tiling.stages), np.bool_(at_once)),
         _cluster_bytes(rows, tiling.stages),
+        at_once,
     )
 
 
