@@ -67,20 +67,20 @@ class Changes:
     A captured step depends on them, and compares them again after a note.
 
     Attributes:
-        modes, others: another object after each note about a mode, or about something else; unlike
+        modes, attributes: another object after each note about a mode, or about the others; unlike
             with a counter, none is lost between threads.
     """
 
     def __init__(self) -> None:
-        self.modes, self.others = object(), object()
+        self.modes, self.attributes = object(), object()
 
     def note_mode(self) -> None:
         """Note that modes were set."""
         self.modes = object()
 
     def note(self) -> None:
-        """Note another assignment that has taken place."""
-        self.others = object()
+        """Note an assignment to another attribute that has taken place."""
+        self.attributes = object()
 
 
 changes = Changes()

@@ -263,7 +263,7 @@ class _Guards:
         self._members: list[object] = []
         self._gone: list[Any] = []  # modules, which may die before the graph does
         self._compared_modes: object = None  # `engine.changes.modes` at the comparison
-        self._compared_others: object = None
+        self._compared_attributes: object = None
 
     def add(self, owner: Tensor, name: str, value: Any) -> None:
         """Guard an attribute."""
@@ -282,19 +282,19 @@ class _Guards:
 
     def hold(self) -> bool:
         """Whether all are as they were."""
-        modes, others = engine.changes.modes, engine.changes.others
+        modes, attributes = engine.changes.modes, engine.changes.attributes
         if self._gone or not _are_kept(self._others):
             return False
         if self._compared_modes is not modes:
             if [_mode_of(module()) for module in self._modules] != self._modes:
                 return False
             self._compared_modes = modes
-        if self._compared_others is not others:
+        if self._compared_attributes is not attributes:
             if [_members_of(module()) for module in self._modules] != self._members:
                 return False
             if not _are_kept(self._noted):
                 return False
-            self._compared_others = others
+            self._compared_attributes = attributes
         return True
 
 
