@@ -105,7 +105,7 @@ class BatchBuffers:
     """The cache and the sequences of a batch, and what works on them.
 
     Both functions run under `evaluating` and `no_grad`: `step()` appends a token to each sequence,
-    `read(tokens)` fills the cache with the keys and values of tokens (B, T).
+    `read(count)` fills the cache with the keys and values of the first `count` tokens of each.
 
     Args:
         model: it is not kept alive.
@@ -131,7 +131,7 @@ class BatchBuffers:
         captures = model.captures and model.device != "cpu"
         own = weakref.ref(model)
         self.step = _Replayed("steps", _step(own, self.cache, state, how), model.device, captures)
-        self.read = _Replayed("prompts", _read(own, self.cache), model.device, captures)
+        self.read = _Replayed("prompts", _read(own, self.cache, state), model.device, captures)
 
     @property
     def is_captured(self) -> bool:
@@ -208,14 +208,14 @@ def _step(model: weakref.ref[LanguageModel], cache: Cache, state: State, how: Sa
     return step
 
 
-def _read(model: weakref.ref[LanguageModel], cache: Cache) -> Any:
+def _read(model: weakref.ref[LanguageModel], cache: Cache, state: State) -> Any:
     """Return the function that fills the cache."""
 
-    def read(tokens: Any) -> None:
+    def read(count: int) -> None:
         alive = model()
         assert alive is not None  # who generates has it
         parts: Any = [None if each is None else each.part(slice(None)) for each in cache]
-        alive.next_logits(Tensor(tokens), parts)
+        alive.next_logits(Tensor(state.tokens[:, :count]), parts)
 
     return read
 

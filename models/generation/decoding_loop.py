@@ -78,13 +78,13 @@ class Decoder:
 
     def _read_prompts(self, count: int, steps: int) -> None:
         """Fill the cache with the keys and values of the first `count` tokens of all sequences."""
-        tokens = self.state.tokens
         piece = 16 if count <= 128 else 128
-        replayed = tokens[:, : min(-(-count // piece) * piece, steps)]
-        if count and self.model.device != "cpu" and replayed.size <= _REPLAYED:
-            self._buffers.read(replayed)
+        padded = min(-(-count // piece) * piece, steps)
+        replayed = len(self._counts) * padded <= _REPLAYED
+        if count and self.model.device != "cpu" and replayed:
+            self._buffers.read(padded)
         else:
-            self._read(slice(None), tokens[:, :count])
+            self._read(slice(None), self.state.tokens[:, :count])
 
     def _drop_older_half(self) -> None:
         """Drop the older half of the window of each sequence that fills the context."""

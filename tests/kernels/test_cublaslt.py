@@ -1,0 +1,79 @@
+"""Which of cuBLASLt's proposals a product takes, and what it computes then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorgrad import backend
+from tensorgrad.dtypes import as_dtype, bfloat16, float32
+from tensorgrad.kernels import cublaslt
+from tensorgrad.kernels import matmul as matmul_cuda
+from tensorgrad.kernels.cublaslt import CublasProduct, Matrix
+from tensorgrad.kernels.device import capability
+from tensorgrad.kernels.matmul import cublas
+from tensorgrad.kernels.matmul.problem import problem
+from tests.kernels.test_matmul import assert_close, draw, exact, stored
+
+TILES = [209, 24, 29, 20, 31]  # 192 x 192, 256 x 128, 128 x 160, 128 x 128, 192 x 128
+
+
+def described(terms: int, layout: str, dtype: Any = bfloat16, gelu: str = "") -> CublasProduct:
+    """Return a product of 4096 rows and 2304 columns; layout "nt" is that of x W^T."""
+    left, right = layout[0], layout[1]  # cuBLASLt's a is our b
+    b = Matrix(bfloat16, *((terms, 2304) if right == "t" else (2304, terms)), terms, 1, 0)
+    a = Matrix(bfloat16, *((4096, terms) if left == "t" else (terms, 4096)), terms, 1, 0)
+    d = Matrix(dtype, 2304, 4096, 2304, 1, 0)
+    return CublasProduct(b, a, d, right == "t", left == "t", 256, None, gelu)
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "most"),
+    [("nt", bfloat16, 2048), ("nn", bfloat16, 1024), ("tn", bfloat16, 1024), ("tn", float32, 4096)],
+)
+def test_short_sums_take_small_tiles(layout: str, dtype: Any, most: int) -> None:
+    product = described(most, layout, dtype)
+    assert TILES[cublaslt.preferred(product, TILES)] == 20
+    assert TILES[cublaslt.preferred(product, TILES[:3])] == 29
+    assert TILES[cublaslt.preferred(product, TILES[:2])] == 24
+    assert cublaslt.preferred(product, [209, 31]) == 0
+    assert cublaslt.preferred(described(most + 8, layout, dtype), TILES) == 0
+    assert cublaslt.preferred(described(most, layout, dtype, "gelu"), TILES) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(4224, 520, 1160), (4201, 333, 1151)])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_products_of_short_sums_and_many_tiles(
+    dtype: str, layout: str, sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    choose = cublaslt.preferred
+
+    def noted(product: CublasProduct, tiles: Any) -> int:
+        asked.append(len(tiles))
+        return choose(product, tiles)
+
+    monkeypatch.setattr(cublaslt, "preferred", noted)
+    cublas._plan.cache_clear()
+    rows, terms, columns = sizes
+    rng = np.random.default_rng()
+    (a, a_gpu), (b, b_gpu) = draw(rng, (rows, terms), dtype), draw(rng, (terms, columns), dtype)
+    bias, bias_gpu = draw(rng, (columns,), dtype)
+    a_gpu, b_gpu = stored(a_gpu, layout[0]), stored(b_gpu, layout[1])
+    for out in (as_dtype(dtype), np.dtype(np.float32)):
+        y = backend.cupy.full((rows, columns), np.nan, out)
+        matmul_cuda.run(problem(a_gpu, b_gpu, y), "cublas")
+        assert_close(y, a, b, "cublas", dtype)
+    assert len(asked) == (2 if capability(0) == 90 else 0)
+
+    expected = exact(a, b)[0] + bias.astype(float)
+    y = backend.cupy.full((rows, columns), np.nan, a.dtype)
+    matmul_cuda.run(problem(a_gpu, b_gpu, y, bias=bias_gpu), "cublas")
+    np.testing.assert_allclose(y.get().astype(float), expected, rtol=0.01, atol=0.02)
+    total = backend.cupy.full((rows, columns), 1000, "float32")
+    matmul_cuda.run(problem(a_gpu, b_gpu, total, add=True), "cublas")
+    np.testing.assert_allclose(total.get() - 1000.0, exact(a, b)[0], rtol=0, atol=0.02)
