@@ -179,11 +179,9 @@ def preferred(product: CublasProduct, tiles: Sequence[int]) -> int:
     """Return which proposal to take for a product with tiles for all multiprocessors of Hopper.
 
     The first, but for short sums one with smaller tiles, if there is one. The fewer the terms, the
-    larger the part of the time that storing results takes. With tiles of 128 x 128 the library's
-    kernels compute one tile while they store another, and so take less time and less power: 0.88 to
-    0.98 of what the first proposals took in the forward products of GPT-2s. Up to how many terms
-    this pays was measured on an H200 at its limit of power (docs/chapters/matmul.md), and depends
-    on the layouts and on the type of the result.
+    larger the part of the time that goes to results, which kernels with smaller tiles store while
+    they compute the next tile. The limits were measured on an H200 at its limit of power; see
+    docs/chapters/matmul.md, "Short sums".
 
     Args:
         product: of 16-bit operands.
