@@ -178,10 +178,9 @@ def prepare(product: CublasProduct, device: int) -> CublasPlan:
 def preferred(product: CublasProduct, tiles: Sequence[int]) -> int:
     """Return which proposal to take for a product with tiles for all multiprocessors of Hopper.
 
-    The first, but for short sums one with smaller tiles, if there is one. The fewer the terms, the
-    larger the part of the time that goes to results, which kernels with smaller tiles store while
-    they compute the next tile. The limits were measured on an H200 at its limit of power; see
-    docs/chapters/matmul.md, "Short sums".
+    The first, but for short sums one with other tiles, if there is one: the library's estimates do
+    not hold where the GPU is at its limit of power. Measured on an H200, up to these numbers of
+    terms; see docs/chapters/matmul.md, "Short sums".
 
     Args:
         product: of 16-bit operands.
