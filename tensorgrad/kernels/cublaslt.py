@@ -129,6 +129,25 @@ def prepare(product: CublasProduct, device: int) -> CublasPlan:
     Raises:
         KernelError: the library proposes none.
     """
+    found = proposals(product, device)
+    if _splits(product, device) or capability(device) != 90:
+        return found[0].plan
+    return found[preferred(product, [each.tile for each in found])].plan
+
+
+class Proposal(NamedTuple):
+    """An algorithm that the library proposes, and its tile, as in cublasLtMatmulTile_t."""
+
+    plan: CublasPlan
+    tile: int
+
+
+def proposals(product: CublasProduct, device: int) -> list[Proposal]:
+    """Return what the library proposes on a device, which is the current one; the best first.
+
+    Raises:
+        KernelError: there is nothing.
+    """
     double = product.d.dtype == float64
     library, handle = _library(), _handle(device)
     operation, preference = c_void_p(), c_void_p()
@@ -146,11 +165,7 @@ def prepare(product: CublasProduct, device: int) -> CublasPlan:
         _set(operation, _AUX_STEP, c_int64(product.d.step))
     layouts = _layout(product.a), _layout(product.b), _layout(product.d)
     _check(library.cublasLtMatmulPreferenceCreate(byref(preference)), "create")
-    # Algorithms that split K zero a part of the memory first: for 1558M 300 memsets in a step, and
-    # nothing gained where tiles occupy all multiprocessors. Measured in 16 bits alone.
-    tiles = product.d.batch * product.d.rows * product.d.columns / 128**2
-    splits = product.a.dtype.itemsize > 2 or tiles < 2 * multiprocessors(device)
-    workspace = _WORKSPACE if splits else 0
+    workspace = _WORKSPACE if _splits(product, device) else 0
     wishes: list[tuple[int, Any]] = [
         (_MOST_WORKSPACE, c_uint64(workspace)),
         (_REDUCTIONS, c_int32(_IN_PLACE_OR_WIDE)),
@@ -158,21 +173,32 @@ def prepare(product: CublasProduct, device: int) -> CublasPlan:
     wishes += [(_ALIGNMENT_A + i, c_int32(product.alignment)) for i in range(4)]  # a, b, c, d
     for name, value in wishes:
         _set(preference, name, value, "cublasLtMatmulPreferenceSetAttribute")
-    proposals, found = (_Heuristic * _PROPOSALS)(), c_int()
+    choices, count = (_Heuristic * _PROPOSALS)(), c_int()
     status = library.cublasLtMatmulAlgoGetHeuristic(
-        handle, operation, *layouts, layouts[2], preference, _PROPOSALS, proposals, byref(found)
+        handle, operation, *layouts, layouts[2], preference, _PROPOSALS, choices, byref(count)
     )
     library.cublasLtMatmulPreferenceDestroy(preference)
-    usable = [] if status else [each for each in proposals[: found.value] if not each.state]
+    usable = [] if status else [each for each in choices[: count.value] if not each.state]
     if not usable:
         raise KernelError(f"matmul: cuBLASLt got {product}, expected a product that it can do")
-    fills = not splits and capability(device) == 90
-    choice = usable[preferred(product, [_tile(each) for each in usable]) if fills else 0]
     number = c_double if double else c_float
-    return CublasPlan(
-        handle, operation, *layouts, choice.algorithm, choice.workspace,
-        byref(number(1)), byref(number(0)), threading.Lock(),
-    )  # fmt: skip
+    plan = CublasPlan(
+        handle, operation, *layouts, None, 0, byref(number(1)), byref(number(0)), threading.Lock()
+    )
+    return [
+        Proposal(plan._replace(algorithm=each.algorithm, workspace=each.workspace), _tile(each))
+        for each in usable
+    ]
+
+
+def _splits(product: CublasProduct, device: int) -> bool:
+    """Whether algorithms may divide the terms.
+
+    They zero a part of the memory first: for 1558M 300 memsets in a step, and nothing gained where
+    tiles occupy all multiprocessors. Measured in 16 bits alone.
+    """
+    tiles = product.d.batch * product.d.rows * product.d.columns / 128**2
+    return bool(product.a.dtype.itemsize > 2 or tiles < 2 * multiprocessors(device))
 
 
 def preferred(product: CublasProduct, tiles: Sequence[int]) -> int:

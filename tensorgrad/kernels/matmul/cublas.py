@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import NamedTuple
 
 from tensorgrad import backend
 from tensorgrad.dtypes import Dtype, float64
@@ -56,7 +57,7 @@ def multiply(p: MatmulProblem) -> None:
     if not in_place:
         a, b = _readable(p.a, p.rows, p.width), _readable(p.b, p.width, p.columns)
         p = p._replace(a=a, b=b)
-    _run(plan, p)
+    run(plan, p)
 
 
 def planned(p: MatmulProblem) -> Callable[[MatmulProblem], None]:
@@ -64,10 +65,11 @@ def planned(p: MatmulProblem) -> Callable[[MatmulProblem], None]:
     if not (p.width and p.y.size):
         return multiply
     plan, in_place = _plan_of(p)
-    return multiply if isinstance(plan, str) or not in_place else partial(_run, plan)
+    return multiply if isinstance(plan, str) or not in_place else partial(run, plan)
 
 
-def _run(plan: cublaslt.CublasPlan, p: MatmulProblem) -> None:
+def run(plan: cublaslt.CublasPlan, p: MatmulProblem) -> None:
+    """Compute y, whose operands are read in place, by a plan for a product of this signature."""
     y, bias, residual = p.y.data.ptr, p.bias, p.residual
     auxiliary = p.gelu_of if p.before_gelu is None else p.before_gelu
     cublaslt.run(
@@ -80,45 +82,72 @@ def _run(plan: cublaslt.CublasPlan, p: MatmulProblem) -> None:
 
 def _plan_of(p: MatmulProblem) -> tuple[cublaslt.CublasPlan | str, bool]:
     """Return the plan or an error, and whether the operands are read in place."""
+    signature, in_place = _signature(p)
+    return _plan(signature, backend.cupy.cuda.runtime.getDevice()), in_place
+
+
+class _Signature(NamedTuple):
+    """What a plan depends on, but for the device."""
+
+    batch: int
+    rows: int
+    width: int
+    columns: int
+    a: Steps
+    b: Steps
+    dtype: Dtype
+    y_dtype: Dtype
+    alignment: int
+    bias: Dtype | None
+    gelu: str
+    tf32: bool
+
+
+def _signature(p: MatmulProblem) -> tuple[_Signature, bool]:
+    """Return it with the steps of what is read, and whether the operands are read in place."""
     a, b = p.a, p.b
     addresses = p.y.data.ptr | 256
     for array in (p.bias, p.before_gelu, p.residual, p.gelu_of):
         if array is not None:
             addresses |= array.data.ptr
-    steps = []
+    steps: list[Steps] = []
     for operand, rows, columns in ((a, p.rows, p.width), (b, p.width, p.columns)):
         if _layout(*operand[1:], rows, columns) is None:
             steps.append(_copied(operand, rows, columns))
         else:
             steps.append(operand[1:])
             addresses |= operand.array.data.ptr
-    plan = _plan(
-        p.batch, p.rows, p.width, p.columns, *steps, a.array.dtype, p.y.dtype,
+    signature = _Signature(
+        p.batch, p.rows, p.width, p.columns, steps[0], steps[1], a.array.dtype, p.y.dtype,
         addresses & -addresses, None if p.bias is None else p.bias.dtype, _gelu(p), p.tf32,
-        backend.cupy.cuda.runtime.getDevice(),
     )  # fmt: skip
-    return plan, steps == [a[1:], b[1:]]
+    return signature, steps == [a[1:], b[1:]]
 
 
 @cache  # a plan takes some hundred bytes
-def _plan(
-    batch: int, rows: int, width: int, columns: int, a: Steps, b: Steps, dtype: Dtype,
-    y_dtype: Dtype, alignment: int, bias: Dtype | None, gelu: str, tf32: bool, device: int,
-) -> cublaslt.CublasPlan | str:  # fmt: skip
+def _plan(signature: _Signature, device: int) -> cublaslt.CublasPlan | str:
     """See `_plan_of`."""
-    a_layout, b_layout = _layout(*a, rows, width), _layout(*b, width, columns)
-    assert a_layout is not None, "copied"
-    assert b_layout is not None, "copied"
-    product = cublaslt.CublasProduct(
-        _matrix(dtype, batch, width, columns, b[0], *b_layout),
-        _matrix(dtype, batch, rows, width, a[0], *a_layout),
-        _matrix(y_dtype, batch, rows, columns, rows * columns, False, columns),
-        b_layout[0], a_layout[0], alignment, bias, gelu, tf32,
-    )  # fmt: skip
     try:
-        return cublaslt.prepare(product, device)
+        return cublaslt.prepare(_described(signature), device)
     except KernelError as error:
         return str(error)
+
+
+def described(p: MatmulProblem) -> cublaslt.CublasProduct:
+    """Return a problem as the library takes it."""
+    return _described(_signature(p)[0])
+
+
+def _described(s: _Signature) -> cublaslt.CublasProduct:
+    a_layout, b_layout = _layout(*s.a, s.rows, s.width), _layout(*s.b, s.width, s.columns)
+    assert a_layout is not None, "copied"
+    assert b_layout is not None, "copied"
+    return cublaslt.CublasProduct(
+        _matrix(s.dtype, s.batch, s.width, s.columns, s.b[0], *b_layout),
+        _matrix(s.dtype, s.batch, s.rows, s.width, s.a[0], *a_layout),
+        _matrix(s.y_dtype, s.batch, s.rows, s.columns, s.rows * s.columns, False, s.columns),
+        b_layout[0], a_layout[0], s.alignment, s.bias, s.gelu, s.tf32,
+    )  # fmt: skip
 
 
 def _matrix(
