@@ -30,8 +30,9 @@ _TILE = 1  # of the attributes of an algorithm
 _IN_PLACE_OR_WIDE = 1 | 2  # split-K partial sums stay in float32
 _WORKSPACE = 32 * 1024 * 1024  # bytes, as NVIDIA advises for Hopper
 _PROPOSALS = 8  # that the library is asked for: it has no more
-# 128 x 128, 128 x 160 and 256 x 128 of cublasLtMatmulTile_t.
-_TILES_OF_SHORT_SUMS = (20, 29, 24)
+# Of cublasLtMatmulTile_t:
+_TILES_OF_SHORT_SUMS = (20, 29, 201, 24)  # 128 x 128, 128 x 160, 176 x 128, 256 x 128
+_SQUARE, _NARROW = 209, 247  # 192 x 192, 320 x 64
 _DEFAULT, _WITH_BIAS, _AUXILIARY = 1, 4, 128
 EPILOGUES = {
     "": 0,
@@ -132,7 +133,8 @@ def prepare(product: CublasProduct, device: int) -> CublasPlan:
     found = proposals(product, device)
     if _splits(product, device) or capability(device) != 90:
         return found[0].plan
-    return found[preferred(product, [each.tile for each in found])].plan
+    tiles = [each.tile for each in found]
+    return found[preferred(product, tiles, multiprocessors(device))].plan
 
 
 class Proposal(NamedTuple):
@@ -201,22 +203,36 @@ def _splits(product: CublasProduct, device: int) -> bool:
     return bool(product.a.dtype.itemsize > 2 or tiles < 2 * multiprocessors(device))
 
 
-def preferred(product: CublasProduct, tiles: Sequence[int]) -> int:
+def preferred(product: CublasProduct, tiles: Sequence[int], processors: int) -> int:
     """Return which proposal to take for a product with tiles for all multiprocessors of Hopper.
 
-    The first, but for short sums one with other tiles, if there is one: the library's estimates do
-    not hold where the GPU is at its limit of power. Measured on an H200, up to these numbers of
-    terms; see docs/chapters/matmul.md, "Short sums".
+    The first, with two exceptions, measured on an H200. For short sums one with other tiles, if
+    there is one: the library's estimates do not hold where the GPU is at its limit of power. And
+    320 x 64 instead of 192 x 192 where the busiest multiprocessor then computes less of d. See
+    docs/chapters/matmul.md, "Choosing among cuBLASLt's proposals".
 
     Args:
         product: of 16-bit operands.
         tiles: of the proposals, as in cublasLtMatmulTile_t.
+        processors: multiprocessors of the GPU.
     """
     forward = product.transpose_a and not product.transpose_b  # the layout of x W^T
     most = 4096 if product.d.dtype == float32 else 2048 if forward else 1024
-    if product.gelu or _terms(product) > most:
+    if product.gelu:
         return 0
-    return next((tiles.index(tile) for tile in _TILES_OF_SHORT_SUMS if tile in tiles), 0)
+    if _terms(product) <= most:
+        return next((tiles.index(tile) for tile in _TILES_OF_SHORT_SUMS if tile in tiles), 0)
+    if tiles[0] == _SQUARE and _NARROW in tiles:
+        square = _largest_share(product.d, 192, 192, processors)
+        if _largest_share(product.d, 320, 64, processors) < 0.95 * square:
+            return tiles.index(_NARROW)
+    return 0
+
+
+def _largest_share(d: Matrix, rows: int, columns: int, processors: int) -> int:
+    """Return the elements in the tiles of the multiprocessor that computes the most of d."""
+    tiles = d.batch * -(-d.rows // rows) * -(-d.columns // columns)
+    return -(-tiles // processors) * rows * columns
 
 
 def _terms(product: CublasProduct) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,25 @@ from tensorgrad.kernels.matmul import cublas
 from tensorgrad.kernels.matmul.problem import problem
 from tests.kernels.test_matmul import assert_close, draw, exact, stored
 
-TILES = [209, 24, 29, 20, 31]  # 192 x 192, 256 x 128, 128 x 160, 128 x 128, 192 x 128
+# 192 x 192, 256 x 128, 176 x 128, 128 x 160, 128 x 128, 192 x 128, as cuBLASLt numbers them
+TILES = [209, 24, 201, 29, 20, 31]
+PROCESSORS = 132
 
 
-def described(terms: int, layout: str, dtype: Any = bfloat16, gelu: str = "") -> CublasProduct:
-    """Return a product of 4096 rows and 2304 columns; layout "nt" is that of x W^T."""
+def described(
+    terms: int, layout: str, dtype: Any = bfloat16, gelu: str = "", columns: int = 2304
+) -> CublasProduct:
+    """Return a product of 4096 rows; layout "nt" is that of x W^T."""
     left, right = layout[0], layout[1]  # cuBLASLt's a is our b
-    b = Matrix(bfloat16, *((terms, 2304) if right == "t" else (2304, terms)), terms, 1, 0)
+    b = Matrix(bfloat16, *((terms, columns) if right == "t" else (columns, terms)), terms, 1, 0)
     a = Matrix(bfloat16, *((4096, terms) if left == "t" else (terms, 4096)), terms, 1, 0)
-    d = Matrix(dtype, 2304, 4096, 2304, 1, 0)
+    d = Matrix(dtype, columns, 4096, columns, 1, 0)
     return CublasProduct(b, a, d, right == "t", left == "t", 256, None, gelu)
+
+
+def preferred(product: CublasProduct, tiles: Sequence[int], processors: int = PROCESSORS) -> int:
+    """Return the tile of what is taken."""
+    return tiles[cublaslt.preferred(product, tiles, processors)]
 
 
 @pytest.mark.parametrize(
@@ -35,12 +45,27 @@ def described(terms: int, layout: str, dtype: Any = bfloat16, gelu: str = "") ->
 )
 def test_short_sums_take_small_tiles(layout: str, dtype: Any, most: int) -> None:
     product = described(most, layout, dtype)
-    assert TILES[cublaslt.preferred(product, TILES)] == 20
-    assert TILES[cublaslt.preferred(product, TILES[:3])] == 29
-    assert TILES[cublaslt.preferred(product, TILES[:2])] == 24
-    assert cublaslt.preferred(product, [209, 31]) == 0
-    assert cublaslt.preferred(described(most + 8, layout, dtype), TILES) == 0
-    assert cublaslt.preferred(described(most, layout, dtype, "gelu"), TILES) == 0
+    assert preferred(product, TILES) == 20
+    assert preferred(product, TILES[:4]) == 29
+    assert preferred(product, TILES[:3]) == 201
+    assert preferred(product, TILES[:2]) == 24
+    assert preferred(product, [209, 31]) == 209
+    assert preferred(described(most + 8, layout, dtype), TILES) == 209
+    assert preferred(described(most, layout, dtype, "gelu"), TILES) == 209
+
+
+def test_longer_sums_take_narrow_tiles_where_they_divide_the_work_better() -> None:
+    # 1600 columns and 4096 rows: 9 x 22 tiles of 192 x 192 or 5 x 64 of 320 x 64. The busiest of
+    # 132 multiprocessors computes 2 x 36,864 or 3 x 20,480 elements.
+    product = described(6400, "nn", columns=1600)
+    assert preferred(product, [209, 20, 247]) == 247
+    assert preferred(product, [209, 20]) == 209
+    assert preferred(product, [20, 209, 247]) == 20
+    assert preferred(described(6400, "nn", gelu="gelu", columns=1600), [209, 20, 247]) == 209
+    # 2304 columns: 12 x 22 or 8 x 64 tiles, 2 x 36,864 or 4 x 20,480 elements.
+    assert preferred(described(6400, "nn"), [209, 247]) == 209
+    # On 64 multiprocessors: 5 x 36,864 or 8 x 20,480.
+    assert preferred(described(6400, "nn"), [209, 247], 64) == 247
 
 
 @pytest.mark.gpu
@@ -53,9 +78,9 @@ def test_products_of_short_sums_and_many_tiles(
     asked: list[int] = []
     choose = cublaslt.preferred
 
-    def noted(product: CublasProduct, tiles: Any) -> int:
+    def noted(product: CublasProduct, tiles: Sequence[int], processors: int) -> int:
         asked.append(len(tiles))
-        return choose(product, tiles)
+        return choose(product, tiles, processors)
 
     monkeypatch.setattr(cublaslt, "preferred", noted)
     cublas._plan.cache_clear()
@@ -77,3 +102,23 @@ def test_products_of_short_sums_and_many_tiles(
     total = backend.cupy.full((rows, columns), 1000, "float32")
     matmul_cuda.run(problem(a_gpu, b_gpu, total, add=True), "cublas")
     np.testing.assert_allclose(total.get() - 1000.0, product, rtol=0, atol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+def test_every_proposal_computes_the_product(layout: str) -> None:
+    rng = np.random.default_rng()
+    (a, a_gpu), (b, b_gpu) = (
+        draw(rng, (4096, 1104), "bfloat16"),
+        draw(rng, (1104, 1600), "bfloat16"),
+    )
+    a_gpu, b_gpu = stored(a_gpu, layout[0]), stored(b_gpu, layout[1])
+    y = backend.cupy.empty((4096, 1600), bfloat16)
+    p = problem(a_gpu, b_gpu, y)
+    found = cublaslt.proposals(cublas.described(p), 0)
+    assert len({each.tile for each in found}) > 1
+    product = exact(a, b)[0]
+    for each in found:
+        y.fill(np.nan)
+        cublas.run(each.plan, p)
+        np.testing.assert_allclose(y.get().astype(float), product, rtol=0.01, atol=0.02)
