@@ -125,7 +125,7 @@ def _multiply(plan: CublasPlan, a: int, b: int, c: int, d: int, add: bool) -> No
 def prepare(product: CublasProduct, device: int) -> CublasPlan:
     """Return a plan for a device, which is the current one.
 
-    The algorithm is the library's first proposal, or for short sums another one; see `preferred`.
+    The algorithm is the library's first proposal, or on Hopper another one; see `preferred`.
 
     Raises:
         KernelError: the library proposes none.
@@ -206,10 +206,10 @@ def _splits(product: CublasProduct, device: int) -> bool:
 def preferred(product: CublasProduct, tiles: Sequence[int], processors: int) -> int:
     """Return which proposal to take for a product with tiles for all multiprocessors of Hopper.
 
-    The first, with two exceptions, measured on an H200. For short sums one with other tiles, if
-    there is one: the library's estimates do not hold where the GPU is at its limit of power. And
-    320 x 64 instead of 192 x 192 where the busiest multiprocessor then computes less of d. See
-    docs/chapters/matmul.md, "Choosing among cuBLASLt's proposals".
+    The first, with two exceptions, measured on an H200: for short sums other tiles, as the
+    library's estimates do not hold where the GPU is at its limit of power; and 320 x 64 instead of
+    192 x 192 where the busiest multiprocessor then computes less of d. See docs/chapters/matmul.md,
+    "Choosing among cuBLASLt's proposals".
 
     Args:
         product: of 16-bit operands.
