@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from examples.bench import proposals
 from tensorgrad import backend
 from tensorgrad.dtypes import float16, float32
 from tensorgrad.models.gpt2 import PRESETS
+from tests.source_tree import ROOT
 
 
 @pytest.mark.parametrize(("preset", "chunk"), [("gpt2-124M", 3328), ("gpt2-1558M", 3328)])
@@ -62,6 +65,8 @@ def test_gradients_of_the_other_16_bits_are_an_error(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.skipif(backend.gpu_count() > 0, reason="has a GPU")
-def test_without_a_gpu_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    assert proposals.main([]) == 1
-    assert "no GPU was found" in caplog.text
+def test_without_a_gpu_it_says_so_and_exits_with_1() -> None:
+    program = [sys.executable, "-m", "examples.bench.proposals"]
+    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "proposals: no GPU was found, expected one to measure on\n"
