@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib
 import logging
+import statistics
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensorgrad import backend
@@ -47,6 +48,7 @@ _PEAKS = {
     "T4": (65, 8.1),
 }
 _WITHOUT_TF32 = ("V100", "T4")
+_POWER_NOW = 186  # NVML_FI_DEV_POWER_INSTANT, which older packages do not name
 
 
 def name_of(index: int) -> str:
@@ -84,10 +86,11 @@ class GpuMonitor:
     Args:
         index: of the GPU; None: there is none.
         seconds: between two readings.
+        busy: skip readings at which the GPU reports that no kernel ran of late.
     """
 
-    def __init__(self, index: int | None, seconds: float = 1.0) -> None:
-        self._index, self._seconds = index, seconds
+    def __init__(self, index: int | None, seconds: float = 1.0, busy: bool = False) -> None:
+        self._index, self._seconds, self._busy = index, seconds, busy
         self._nvml: Any = None
         self._handle: Any = None
         self._ended, self._lock = threading.Event(), threading.Lock()
@@ -125,13 +128,15 @@ class GpuMonitor:
         readings: dict[str, Callable[[], float]] = {
             "gpu_utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
             "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            "watts": lambda: _watts(nvml, handle),
         }
         for name, reading in readings.items():
             try:
                 value = float(reading())
             except nvml.NVMLError:  # a virtual GPU reports some of them only
                 continue
+            if self._busy and name == "gpu_utilization" and value == 0:
+                return
             with self._lock:
                 self._sums[name] = self._sums.get(name, 0.0) + value
                 self._counts[name] = self._counts.get(name, 0) + 1
@@ -155,6 +160,36 @@ class GpuMonitor:
     def _watch(self) -> None:
         while not self._ended.wait(self._seconds):
             self.read()
+
+
+def _watts(nvml: Any, handle: Any) -> float:
+    """Return the power now, or without that the power usage.
+
+    The latter is the mean of the last second on GPUs newer than the A100.
+    """
+    try:
+        (field,) = nvml.nvmlDeviceGetFieldValues(handle, [_POWER_NOW])
+    except nvml.NVMLError:
+        known = False
+    else:
+        known = field.nvmlReturn == 0 and field.value.uiVal > 0
+    milliwatts: int = field.value.uiVal if known else nvml.nvmlDeviceGetPowerUsage(handle)
+    return milliwatts / 1000
+
+
+def clock_and_watts(*readings: Mapping[str, float]) -> dict[str, float]:
+    """Return the means of clock_mhz and watts over what `GpuMonitor.take` gave, if known."""
+    means = {}
+    for name in ("clock_mhz", "watts"):
+        if values := [found[name] for found in readings if name in found]:
+            means[name] = statistics.fmean(values)
+    return means
+
+
+def clock_and_watts_text(found: Mapping[str, Any]) -> str:
+    """Return what is known of a clock and a power, such as "1582 MHz, 691 W"."""
+    units = {"clock_mhz": "MHz", "watts": "W"}
+    return ", ".join(f"{found[name]:.0f} {unit}" for name, unit in units.items() if name in found)
 
 
 def driver_version() -> str | None:

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from tensorgrad import backend
-from tensorgrad.gpu import GpuMonitor, driver_version, name_of, peak_flops
+from tensorgrad.gpu import (
+    GpuMonitor,
+    clock_and_watts,
+    clock_and_watts_text,
+    driver_version,
+    name_of,
+    peak_flops,
+)
 
 
 class NVMLError(Exception):
@@ -22,6 +29,9 @@ class FakeNvml:
 
     def __init__(self) -> None:
         self.watts = 400
+        self.utilization = 90
+        self.power_now: int | None = None  # mW; None: an error
+        self.power_status = 0
         self.calls: list[str] = []
 
     def nvmlInit(self) -> None:
@@ -38,7 +48,7 @@ class FakeNvml:
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
         assert handle == "0000:01:00.0"
-        return SimpleNamespace(gpu=90)
+        return SimpleNamespace(gpu=self.utilization)
 
     def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
         raise NVMLError
@@ -46,6 +56,13 @@ class FakeNvml:
     def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
         self.watts += 100
         return self.watts * 1000
+
+    def nvmlDeviceGetFieldValues(self, handle: str, fields: list[int]) -> list[Any]:
+        assert fields == [186]
+        if self.power_now is None:
+            raise NVMLError
+        value = SimpleNamespace(uiVal=self.power_now)
+        return [SimpleNamespace(nvmlReturn=self.power_status, value=value)]
 
 
 @pytest.fixture
@@ -69,6 +86,38 @@ def test_the_monitor_gives_means_of_what_the_gpu_reports(nvml: FakeNvml) -> None
         assert monitor.take() == {"gpu_utilization": 90, "watts": 550}
         assert monitor.take() == {}
     assert nvml.calls == ["init", "shutdown"]
+
+
+def test_readings_of_an_idle_gpu_may_be_skipped(nvml: FakeNvml) -> None:
+    with GpuMonitor(0, seconds=1000, busy=True) as monitor:
+        monitor.read()
+        nvml.utilization = 0
+        monitor.read()
+        assert monitor.take() == {"gpu_utilization": 90, "watts": 500}
+        monitor.read()
+        assert monitor.take() == {}
+
+
+@pytest.mark.parametrize(
+    ("now", "status", "watts"), [(650_000, 0, 650), (650_000, 3, 500), (0, 0, 500)]
+)
+def test_power_is_that_of_now_where_it_is_known(
+    nvml: FakeNvml, now: int, status: int, watts: float
+) -> None:
+    nvml.power_now, nvml.power_status = now, status
+    with GpuMonitor(0, seconds=1000) as monitor:
+        monitor.read()
+        assert monitor.take()["watts"] == watts
+
+
+def test_means_of_clock_and_power_and_what_is_unknown() -> None:
+    both, power = {"gpu_utilization": 9, "clock_mhz": 1500, "watts": 600}, {"watts": 650}
+    assert clock_and_watts(both, power) == {"clock_mhz": 1500, "watts": 625}
+    assert clock_and_watts(power) == {"watts": 650}
+    assert clock_and_watts() == clock_and_watts({}) == {}
+    assert clock_and_watts_text({**both, "ms": 3}) == "1500 MHz, 600 W"
+    assert clock_and_watts_text(power) == "650 W"
+    assert clock_and_watts_text({}) == ""
 
 
 def test_the_monitor_reads_in_a_thread(nvml: FakeNvml) -> None:

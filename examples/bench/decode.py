@@ -30,6 +30,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor, backend, graph
 from tensorgrad.bench.timing import Call, compare, random_array
 from tensorgrad.dtypes import bfloat16, float32
+from tensorgrad.gpu import GpuMonitor, clock_and_watts, clock_and_watts_text
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.generation.decoding_loop import Decoder
 from tensorgrad.models.gpt2 import GPT2, PRESETS
@@ -257,10 +258,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with_peer = not given.no_peer and importlib.util.find_spec("transformers") is not None
     for name in given.models:
         model = random_model(name)
-        lines = [
-            {"model": name, "batch": b, **generation(model, b), "ms of prefill": prefill(model, b)}
-            for b in given.batches
-        ]
+        lines = []
+        for b in given.batches:
+            with GpuMonitor(0, 0.2, busy=True) as monitor:
+                line = {"model": name, "batch": b, **generation(model, b)}
+                line |= clock_and_watts(monitor.take())
+            lines.append({**line, "ms of prefill": prefill(model, b)})
         del model
         backend.cupy.get_default_memory_pool().free_all_blocks()
         theirs = peer(name, given.batches, given.static) if with_peer else {}
@@ -268,16 +271,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             line["transformers"] = theirs.get(line["batch"], {})
             text = f"{name:11} batch {line['batch']:3} {line['tokens/s']:8.0f} tokens/s "
             text += f"{line['ms a step']:7.3f} ms a step, host {line['ms of the host']:.3f} ms, "
-            text += f"prefill {line['ms of prefill']:.2f} ms"
+            text += f"prefill {line['ms of prefill']:.2f} ms  {clock_and_watts_text(line)}"
             for kind, rate in line["transformers"].items():
                 text += f"  {kind} {rate:.0f} ({line['tokens/s'] / rate:.1f}x)"
             print(text, flush=True)
         result["generation"] += lines
     if not given.no_caches:
-        result["caches"] = [long_cache(shape) for shape in CACHES]
-        for line in result["caches"]:
+        for shape in CACHES:
+            with GpuMonitor(0, 0.05, busy=True) as monitor:
+                line = long_cache(shape) | clock_and_watts(monitor.take())
+            result["caches"].append(line)
             theirs_ms = f"  torch {line['torch ms']:.3f} ms" if line["torch ms"] else ""
-            print(f"{line['cache']!s:28} {line['ms']:.3f} ms {line['GB/s']:5.0f} GB/s{theirs_ms}")
+            text = f"{line['cache']!s:28} {line['ms']:.3f} ms {line['GB/s']:5.0f} GB/s{theirs_ms}"
+            print(f"{text}  {clock_and_watts_text(line)}", flush=True)
     if given.json is not None:
         given.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -18,19 +18,24 @@ import tensorgrad as tg
 from tensorgrad import Tensor, backend
 from tensorgrad.bench.timing import milliseconds, random_array
 from tensorgrad.dtypes import bfloat16
+from tensorgrad.gpu import GpuMonitor, clock_and_watts, clock_and_watts_text
 
 ROWS, WIDTH, VOCABULARY = 32 * 1024, 768, 50304
 
 
 def show(name: str, call: Callable[[], object], peak: Callable[[], int]) -> None:
-    """Print the time of a call and its peak memory; `peak` returns and resets it."""
+    """Print the time of a call, its peak memory, which `peak` returns and resets, and the load."""
     call()
     peak()
     call()
     mebibytes = peak() / 2**20
-    ms = milliseconds(lambda _: call())
+    with GpuMonitor(0, 0.1, busy=True) as monitor:
+        ms = milliseconds(lambda _: call())
+        load = clock_and_watts_text(clock_and_watts(monitor.take()))
     teraflops = 6 * ROWS * WIDTH * VOCABULARY / ms / 1e9
-    print(f"{name:24} {ms:8.2f} ms {teraflops:7.0f} TFLOP/s {mebibytes:8.0f} MiB", flush=True)
+    print(
+        f"{name:24} {ms:8.2f} ms {teraflops:7.0f} TFLOP/s {mebibytes:8.0f} MiB  {load}", flush=True
+    )
 
 
 def ours(chunks: list[int]) -> None:

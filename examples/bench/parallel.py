@@ -16,7 +16,8 @@ zero        peak memory of each stage, and of the plan
 
 "alone" is one rank's time while the other ranks do the same, so that all GPUs are equally warm.
 PyTorch is measured where it is installed. "peak MB" is the memory of arrays; "device MB" all memory
-used on a GPU, with NCCL's buffers and the memory pool's free blocks.
+used on a GPU, with NCCL's buffers and the memory pool's free blocks. "clock_mhz" and "watts" are of
+the first rank's GPU while it had work for the line, warm-up included; they need nvidia-ml-py.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from tensorgrad import backend
 from tensorgrad.bench import steps, torch_ddp
 from tensorgrad.bench.memory import release
 from tensorgrad.bench.steps import RankTimer, Step, StepSettings
+from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.models.gpt2 import PRESETS, GPT2Config
 from tensorgrad.parallel import (
     Comm,
@@ -352,12 +354,15 @@ def main() -> None:
     found: dict[str, list[Line]] = {}
     if comm.rank == 0:
         print(f"{comm.size} ranks on {device}, {given.model}, {dtype}, batch {given.batch}")
-    for part in given.parts:
-        found[part] = []
-        for line in PARTS[part](bench):
-            found[part].append(line)
-            if comm.rank == 0:
-                show(part, line)
+    index = backend.gpu_index(device) if comm.rank == 0 else None
+    with GpuMonitor(index, 0.2, busy=True) as monitor:
+        for part in given.parts:
+            found[part] = []
+            monitor.take()
+            for line in PARTS[part](bench):
+                found[part].append(line | clock_and_watts(monitor.take()))
+                if comm.rank == 0:
+                    show(part, found[part][-1])
     if comm.rank == 0 and given.json is not None:
         result = {"ranks": comm.size, "device": device, "dtype": dtype, "model": asdict(config)}
         result |= {"batch": given.batch, "micro": given.micro, "parts": found}

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from tensorgrad import Tensor, backend, nn
+from tensorgrad.gpu import GpuMonitor, clock_and_watts, clock_and_watts_text
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.optim import AdamW
 from tensorgrad.profile import Profiler
@@ -87,16 +88,18 @@ def main() -> None:
     print("source    off ms     on ms  cost %   busy ms   gaps ms  kernels and gaps / off")
     for source in ("host",) if device == "cpu" else ("host", "events", "cupti"):
         off, on = [], []
-        for _ in range(given.rounds):
-            off.append(plain(step, given.steps))
-            seconds, recording = profiled(step, given.steps, source)
-            on.append(seconds)
+        with GpuMonitor(backend.gpu_index(device), 0.2, busy=True) as monitor:
+            for _ in range(given.rounds):
+                off.append(plain(step, given.steps))
+                seconds, recording = profiled(step, given.steps, source)
+                on.append(seconds)
+            load = clock_and_watts_text(clock_and_watts(monitor.take()))
         table, without = op_table(recording), statistics.median(off)
         cost = 100 * (statistics.median(on) / without - 1)
         print(
             f"{source:7} {1e3 * without:9.3f} {1e3 * statistics.median(on):9.3f} {cost:7.2f} "
             f"{1e3 * table.busy:9.3f} {1e3 * table.gaps:9.3f} "
-            f"{(table.busy + table.gaps) / without:9.4f}",
+            f"{(table.busy + table.gaps) / without:9.4f}  {load}",
             flush=True,
         )
 

@@ -5,27 +5,28 @@
 The library estimates which of its kernels is the best for a product; which one `cublaslt.preferred`
 takes instead was chosen by this table. Each proposal is repeated for --seconds, in turns with the
 others of the product and on three sets of operands, so that the GPU is as warm as in training and,
-where it reaches it, at its limit of power. A line has the time of the first proposal and, for each
-one, its tile, workspace and time relative to the first; * marks what is taken. Needs a GPU.
+where it reaches it, at its limit of power. A line has the time of the first proposal, the GPU's
+clock and power, and for each proposal its tile and its time relative to the first; * marks what is
+taken, "split" what divides the terms. Needs a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensorgrad import backend
-from tensorgrad.bench.timing import random_array, synchronize
+from tensorgrad.bench.timing import Call, in_turns, random_array, under_load
 from tensorgrad.command import command
-from tensorgrad.dtypes import Dtype, as_dtype, bfloat16, float32
-from tensorgrad.errors import DeviceError
+from tensorgrad.dtypes import Dtype, as_dtype, float32
+from tensorgrad.errors import ArgumentError, DeviceError
+from tensorgrad.files import replacing, to_json
+from tensorgrad.gpu import GpuMonitor, clock_and_watts, clock_and_watts_text
 from tensorgrad.kernels import cublaslt
 from tensorgrad.kernels.matmul import cublas
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
@@ -50,7 +51,7 @@ class Product(NamedTuple):
     terms: int
     layout: str  # of operands: "n" where rows are contiguous, "t" where columns are
     result: Dtype
-    operands: Dtype = bfloat16
+    operands: Dtype
     bias: bool = False
     residual: bool = False
 
@@ -66,16 +67,17 @@ def products(config: GPT2Config, rows: int, dtype: Dtype, grad_dtype: Dtype) -> 
     """
     width, vocabulary = config.width, config.rows
     chunk = rows_at_a_time("proposals", None, rows, 2 * vocabulary, False)
-    layers = (("qkv", 3 * width, width), ("projection", width, width), ("down", width, 4 * width))
-    for name, columns, terms in layers:
-        down = name == "down"
-        yield Product(name, rows, columns, terms, "nt", dtype, dtype, bias=True, residual=down)
+    qkv, projection = ("qkv", 3 * width, width), ("projection", width, width)
+    up, down = ("up", 4 * width, width), ("down", width, 4 * width)
+    for name, columns, terms in (qkv, projection, down):
+        residual = name == "down"
+        yield Product(name, rows, columns, terms, "nt", dtype, dtype, True, residual)
     yield Product("logits", chunk, vocabulary, width, "nt", dtype, dtype)
     # The gradient of the input of `down` ends with the derivative of GELU.
-    for name, columns, terms in (*layers[:2], ("up", 4 * width, width)):
+    for name, columns, terms in (qkv, projection, up):
         yield Product(f"d {name} input", rows, terms, columns, "nn", dtype, dtype)
     yield Product("d logits input", chunk, width, vocabulary, "nn", dtype, dtype)
-    for name, columns, terms in (*layers, ("up", 4 * width, width)):
+    for name, columns, terms in (qkv, projection, down, up):
         yield Product(f"d {name} weight", columns, terms, rows, "tn", grad_dtype, dtype)
     yield Product("d logits weight", vocabulary, width, chunk, "tn", float32, dtype)
 
@@ -97,54 +99,42 @@ def _matrix(rows: int, columns: int, dtype: Dtype, layout: str, seed: int) -> An
     return random_array((columns, rows), dtype, seed).T
 
 
-def measure(product: Product, seconds: float) -> dict[str, Any]:
+def measure(product: Product, seconds: float, monitor: GpuMonitor) -> dict[str, Any]:
     """Return the line of a product."""
     sets = [operands(product, 3 * i) for i in range(3)]
     described = cublas.described(sets[0])
     found = cublaslt.proposals(described, 0)
     taken = cublaslt.prepare(described, 0)
     calls = [_call(each.plan, sets) for each in found]
-    _mean(calls[0], seconds)
-    times: list[list[float]] = [[] for _ in calls]
-    for turn in range(TURNS):
-        for i in range(len(calls))[:: 1 if turn % 2 == 0 else -1]:
-            times[i].append(_mean(calls[i], seconds / TURNS))
-    medians = [statistics.median(each) for each in times]
+    under_load(calls[0], seconds)
+    monitor.take()
+    times = in_turns([partial(under_load, call, seconds / TURNS) for call in calls], TURNS)
+    microseconds = [1e3 * ms / len(sets) for ms in times]
     return {
         **product._asdict(),
         "result": str(product.result),
         "operands": str(product.operands),
-        "us": medians[0],
+        "us": microseconds[0],
+        **clock_and_watts(monitor.take()),
         "proposals": [
             {
                 "tile": TILES.get(each.tile, each.tile),
                 "workspace": each.plan.workspace,
                 "us": us,
-                "ratio": us / medians[0],
+                "ratio": us / microseconds[0],
                 "taken": bytes(each.plan.algorithm) == bytes(taken.algorithm),
             }
-            for each, us in zip(found, medians, strict=True)
+            for each, us in zip(found, microseconds, strict=True)
         ],
     }
 
 
-def _call(plan: cublaslt.CublasPlan, sets: Sequence[MatmulProblem]) -> Callable[[], None]:
-    def call() -> None:
+def _call(plan: cublaslt.CublasPlan, sets: Sequence[MatmulProblem]) -> Call:
+    def call(_: int) -> None:
         for each in sets:
             cublas.run(plan, each)
 
     return call
-
-
-def _mean(call: Callable[[], None], seconds: float) -> float:
-    """Return the microseconds of a product, of three a call, repeated for so long."""
-    count, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        for _ in range(4):
-            call()
-        count += 12
-        synchronize("cuda")
-    return 1e6 * (time.perf_counter() - start) / count
 
 
 def to_text(line: dict[str, Any]) -> str:
@@ -155,7 +145,8 @@ def to_text(line: dict[str, Any]) -> str:
         f"{each['ratio']:.3f}"
         for each in line["proposals"]
     )
-    return f"{line['name']:18} {size:26} {line['us']:8.1f} us  {'  '.join(ways)}"
+    load = clock_and_watts_text(line)
+    return f"{line['name']:18} {size:26} {line['us']:8.1f} us  {load:16} {'  '.join(ways)}"
 
 
 @command
@@ -173,19 +164,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--json", type=Path, help="file to write")
     given = parser.parse_args(arguments)
     if given.grad_dtype not in ("float32", given.dtype):
-        parser.error(f"--grad-dtype got {given.grad_dtype}, expected float32 or {given.dtype}")
+        raise ArgumentError(
+            f"--grad-dtype: got {given.grad_dtype}, expected float32 or {given.dtype}"
+        )
+    if given.batch < 1 or given.seconds <= 0:
+        raise ArgumentError(
+            f"--batch, --seconds: got {given.batch} and {given.seconds}, expected more than 0"
+        )
     if not backend.gpu_count():
         raise DeviceError("proposals: no GPU was found, expected one to measure on")
     lines = []
     rows = 1024 * given.batch
     config = replace(PRESETS[given.preset], vocab_multiple=128)
     dtypes = as_dtype(given.dtype), as_dtype(given.grad_dtype)
-    for product in products(config, rows, *dtypes):
-        lines.append(measure(product, given.seconds))
-        print(to_text(lines[-1]), flush=True)
-        backend.cupy.get_default_memory_pool().free_all_blocks()
+    with GpuMonitor(0, 0.2) as monitor:
+        for product in products(config, rows, *dtypes):
+            lines.append(measure(product, given.seconds, monitor))
+            print(to_text(lines[-1]), flush=True)
+            backend.cupy.get_default_memory_pool().free_all_blocks()
     if given.json is not None:
-        given.json.write_text(json.dumps(lines, indent=1) + "\n")
+        with replacing(given.json) as file:
+            file.write((to_json(lines, 1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ from tensorgrad.bench.timing import synchronize
 from tensorgrad.command import command
 from tensorgrad.errors import ArgumentError
 from tensorgrad.files import replacing, to_json
-from tensorgrad.gpu import GpuMonitor, name_of
+from tensorgrad.gpu import GpuMonitor, clock_and_watts, name_of
 from tensorgrad.models.gpt2 import PRESETS, GPT2Config
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.settings import has_narrow_products
@@ -85,7 +85,7 @@ TABLE = Sweep(
     ),
     (
         *("eager_ms", "captured_ms", "host_ms", "first_step_s", "first_captured_s"),
-        *("tokens_per_second", "mfu", "peak_mb", "clock_mhz", "watts"),
+        *("tokens_per_second", "mfu", "peak_mb"),
         *(*_MODE_MS.values(), "peer_ms", "ratio"),
         *("peer_peak_mb", "peer_clock_mhz", "peer_watts", "peer_first_step_s"),
         *(name for pair in _PARTS.values() for name in pair),
@@ -244,11 +244,9 @@ class TrainStepBench:
 
 def _timing(windows: Sequence[tuple[float, Mapping[str, float]]]) -> Timing:
     """Return the median time, and the mean of each reading."""
-    means = []
-    for name in ("clock_mhz", "watts"):
-        values = [found[name] for _, found in windows if name in found]
-        means.append(statistics.fmean(values) if values else math.nan)
-    return Timing(1e3 * statistics.median(seconds for seconds, _ in windows), *means)
+    ms = 1e3 * statistics.median(seconds for seconds, _ in windows)
+    means = clock_and_watts(*(found for _, found in windows))
+    return Timing(ms, means.get("clock_mhz", math.nan), means.get("watts", math.nan))
 
 
 def _reset_torch() -> None:
@@ -363,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with GpuMonitor(index, 0.2) as monitor:
             found = run_sweep(
                 TABLE, cases, TrainStepBench(device, monitor), given.out, device=name,
-                version=__version__, progress=progress,
+                version=__version__, progress=progress, monitor=monitor,
             )  # fmt: skip
     except KeyboardInterrupt as stop:
         stop.add_note(f"finished rows are in {given.out}; the same command resumes")

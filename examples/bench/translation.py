@@ -31,6 +31,7 @@ from examples.bench.torch_transformer_lm import transformer_lm
 from tensorgrad import backend, graph
 from tensorgrad.command import command
 from tensorgrad.data.pair_loader import PairBatch
+from tensorgrad.gpu import GpuMonitor, clock_and_watts, clock_and_watts_text
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.settings import has_narrow_products
@@ -108,13 +109,18 @@ def measure(
         for _ in range(2):
             seconds(step, own, device)
     times: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in tqdm(range(turns), desc="turns", disable=None):
-        for name, (step, own) in kinds.items():
-            times[name].append(seconds(step, own, device))
+    readings: dict[str, list[dict[str, float]]] = {name: [] for name in kinds}
+    with GpuMonitor(backend.gpu_index(device), 0.2) as monitor:
+        for _ in tqdm(range(turns), desc="turns", disable=None):
+            for name, (step, own) in kinds.items():
+                monitor.take()
+                times[name].append(seconds(step, own, device))
+                readings[name].append(monitor.take())
     return {
         name: {
             "ms": statistics.median(each) / len(batches) * 1e3,
             "tokens/s": tokens / statistics.median(each),
+            **clock_and_watts(*readings[name]),
         }
         for name, each in times.items()
     }
@@ -135,7 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings, device = choose_device(settings)
         found = measure(settings, Path(folder), device, own.timed, own.turns)
     for name, values in found.items():
-        print(f"{name:12} {values['ms']:8.2f} ms a step {values['tokens/s']:10,.0f} tokens/s")
+        text = f"{name:12} {values['ms']:8.2f} ms a step {values['tokens/s']:10,.0f} tokens/s"
+        print(f"{text}  {clock_and_watts_text(values)}".rstrip())
     if len(found) == 2:
         print(f"ratio        {found['PyTorch']['ms'] / found['tensorgrad']['ms']:8.2f}")
     if own.json:

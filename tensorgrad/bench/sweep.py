@@ -26,10 +26,11 @@ from tensorgrad.bench.memory import is_out_of_memory, release
 from tensorgrad.bench.pictures import save
 from tensorgrad.errors import ArgumentError, CommError, DataError
 from tensorgrad.files import locked, make_folder, named_in_errors, replacing
+from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.parallel.comm.collectives import Comm
 
 OK, OUT_OF_MEMORY, ERROR = "ok", "out of memory", "error"
-_ALWAYS = ("status", "message", "device", "version")
+_ALWAYS = ("clock_mhz", "watts", "status", "message", "device", "version")
 _LONGEST = 300  # characters of a message
 _ATTEMPTS = 3  # of an exchange after a case
 _WHOLE_FROM = 999.95  # numbers from here on have no decimals in the Markdown; it rounds to 1,000
@@ -98,6 +99,7 @@ def run_sweep(
     version: str,
     comm: Comm | None = None,
     progress: Progress = lambda done, total, case: None,
+    monitor: GpuMonitor | None = None,
 ) -> SweepResult:
     """Measure the cases that the folder has no row of.
 
@@ -114,6 +116,8 @@ def run_sweep(
         comm: the ranks; default: this process alone.
         progress: called on rank 0 before each case with the number of cases done, that of all to
             do, and the case; at the end with None.
+        monitor: of this rank's GPU. A row has the means of its clock and power on rank 0 over all
+            that `measure` did, unless `measure` returns its own.
     Raises:
         ArgumentError: there are no cases, the file has other columns, or another process writes to
             the folder.
@@ -123,6 +127,7 @@ def run_sweep(
     if not cases:
         raise ArgumentError(f"{sweep.name}: got no cases, expected at least one")
     comm = Comm() if comm is None else comm
+    monitor = GpuMonitor(None) if monitor is None else monitor
     facts = {"device": device, "version": version}
     with ExitStack() as stack:
         table = None
@@ -136,7 +141,7 @@ def run_sweep(
             for done, i in enumerate(todo):
                 if table is not None:
                     progress(done, len(todo), cases[i])
-                row = {**cases[i], **_outcome(measure, cases[i], comm), **facts}
+                row = {**cases[i], **_outcome(measure, cases[i], comm, monitor), **facts}
                 if table is not None:
                     table.add(row)
             if table is not None:
@@ -160,12 +165,14 @@ def _only_writer(folder: Path) -> ExitStack:
     return stack
 
 
-def _outcome(measure: Callable[[Case], Row], case: Case, comm: Comm) -> Row:
+def _outcome(measure: Callable[[Case], Row], case: Case, comm: Comm, monitor: GpuMonitor) -> Row:
     """Return the results of a case, or why there are none; memory is free again after that."""
     row: Row
     caused = True  # False: only the failure of another rank
+    monitor.take()
     try:
         row = {"status": OK, "message": "", **measure(case)}
+        row = clock_and_watts(monitor.take()) | row
     except Exception as error:
         status = OUT_OF_MEMORY if is_out_of_memory(error) else ERROR
         row = {"status": status, "message": _in_a_line(error)}

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from tensorgrad.dtypes import DtypeLike, as_dtype
 ROUNDS = 20  # calls between two events
 REPEATS = 5  # of which the median is taken
 _HOST_SECONDS = 0.3  # after which a CPU repeats no more
+_LOAD_SECONDS = 0.01  # of calls under load, after which the host waits for the GPU
 Call = Callable[[int], object]  # takes the number of the round, to change inputs with
 
 _WAIT = """
@@ -42,12 +44,36 @@ def compare(*calls: Call) -> list[float]:
     They alternate: under such load a GPU lowers its clocks after a while, by a sixth and more,
     which would favor the first call.
     """
-    queues = [_queue(call) for call in calls]
-    times: list[list[float]] = [[] for _ in calls]
-    for turn in range(REPEATS):
-        for i in range(len(calls))[:: 1 if turn % 2 == 0 else -1]:
-            times[i].append(next(queues[i]))
-    return [statistics.median(each) for each in times]
+    return in_turns([partial(next, _queue(call)) for call in calls], REPEATS)
+
+
+def in_turns(measures: Sequence[Callable[[], float]], turns: int) -> list[float]:
+    """Return the median of what each function returns, called in turns, there and back."""
+    found: list[list[float]] = [[] for _ in measures]
+    for turn in range(turns):
+        for i in range(len(measures))[:: 1 if turn % 2 == 0 else -1]:
+            found[i].append(measures[i]())
+    return [statistics.median(each) for each in found]
+
+
+def under_load(call: Call, seconds: float) -> float:
+    """Return the mean milliseconds of one call, repeated for so long without waiting for each.
+
+    So the GPU gets as warm as in training, and may reach its limit of power.
+    """
+    call(0)
+    synchronize("cuda")
+    start = time.perf_counter()
+    call(1)
+    synchronize("cuda")
+    rounds = max(1, int(_LOAD_SECONDS / (time.perf_counter() - start)))
+    count, start = 0, time.perf_counter()
+    while count == 0 or time.perf_counter() - start < seconds:
+        for _ in range(rounds):
+            call(count)
+            count += 1
+        synchronize("cuda")
+    return 1e3 * (time.perf_counter() - start) / count
 
 
 def _queue(call: Call) -> Iterator[float]:

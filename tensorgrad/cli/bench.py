@@ -323,10 +323,13 @@ def _sweep(
     index = backend.gpu_index(device)
     main = comm is None or comm.rank == 0
     try:
-        with SweepProgress(sweep.name, main) as progress:
+        with (
+            SweepProgress(sweep.name, main) as progress,
+            gpu.GpuMonitor(index if main else None, 0.2, busy=True) as monitor,
+        ):
             found = run_sweep(
                 sweep, cases, measure, out, device="cpu" if index is None else gpu.name_of(index),
-                version=__version__, comm=comm, progress=progress.show,
+                version=__version__, comm=comm, progress=progress.show, monitor=monitor,
             )  # fmt: skip
     except KeyboardInterrupt as stop:
         stop.add_note(f"bench {sweep.name}: finished rows are in {out}; the same command resumes")

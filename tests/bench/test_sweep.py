@@ -10,8 +10,10 @@ import pytest
 from tensorgrad.bench import sweep as sweep_module
 from tensorgrad.bench.pictures import new_figure, plot_lines
 from tensorgrad.bench.sweep import Case, Row, Sweep, SweepResult, run_sweep, to_markdown
+from tensorgrad.bench.timing import random_array, under_load
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import locked
+from tensorgrad.gpu import GpuMonitor
 from tests.ranks import run_ranks
 
 
@@ -54,13 +56,57 @@ def test_a_sweep_writes_rows_a_table_and_a_picture(tmp_path: Path) -> None:
     assert [path.name for path in found.paths] == ["squares.csv", "squares.md", "squares.png"]
     assert [row["sum"] for row in lines(folder)] == ["1", "5", "14", "30"]
     assert lines(folder)[0] == {
-        "n": "1", "dtype": "int64", "square": "1", "sum": "1", "status": "ok", "message": "",
-        "device": "cpu", "version": "1.2.3",
+        "n": "1", "dtype": "int64", "square": "1", "sum": "1", "clock_mhz": "", "watts": "",
+        "status": "ok", "message": "", "device": "cpu", "version": "1.2.3",
     }  # fmt: skip
     assert (folder / "squares.md").read_text() == (
         "dtype int64, device cpu\n\n| n | square | sum |\n| --- | --- | --- |\n"
         "| 1 | 1 | 1 |\n| 2 | 4 | 5 |\n| 3 | 9 | 14 |\n| 4 | 16 | 30 |\n"
     )
+
+
+class Monitor(GpuMonitor):
+    """The means of a GPU whose power rises by 100 watts with each look."""
+
+    watts = 0
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def take(self) -> dict[str, float]:
+        self.watts += 100
+        return {"gpu_utilization": 50, "watts": self.watts}
+
+
+def test_rows_have_clock_and_power_of_what_was_measured(tmp_path: Path) -> None:
+    def measure(case: Case) -> Row:
+        if case["n"] == 2:
+            return {"square": 4, "clock_mhz": 1600, "watts": 650}  # of a part of it
+        if case["n"] == 3:
+            raise ValueError("not measured")
+        return square(case)
+
+    run_sweep(SQUARES, CASES, measure, tmp_path, device="cpu", version="1", monitor=Monitor())
+    found = [(row["clock_mhz"], row["watts"]) for row in lines(tmp_path)]
+    # A look before each case, whose readings do not count, and one after each that succeeds.
+    assert found == [("", "200"), ("1600", "650"), ("", ""), ("", "700")]
+
+
+@pytest.mark.gpu
+def test_rows_of_a_busy_gpu_have_its_clock_and_power(tmp_path: Path) -> None:
+    pytest.importorskip("pynvml", reason="needs nvidia-ml-py (pip install -e '.[log]')")
+    a = random_array((4096, 4096))
+
+    def measure(case: Case) -> Row:
+        under_load(lambda _: a @ a, 2)
+        return square(case)
+
+    with GpuMonitor(0, 0.05, busy=True) as monitor:
+        found = run_sweep(
+            SQUARES, CASES[:1], measure, tmp_path, device="gpu", version="1", monitor=monitor
+        )
+    assert found.rows[0]["clock_mhz"] > 100
+    assert found.rows[0]["watts"] > 50
 
 
 def test_ctrl_c_keeps_finished_rows_and_a_second_start_measures_the_rest(tmp_path: Path) -> None:
@@ -188,7 +234,8 @@ def test_numbers_of_a_table_have_one_format() -> None:
         0.0312345: "0.03123", 0.00003: "3e-05", 0: "0",
     }  # fmt: skip
     for value, words in values.items():
-        row = {"n": 1024, "value": value, "device": "cpu", "status": "ok", "message": ""}
+        row: Row = dict.fromkeys(sweep.columns, "")
+        row |= {"n": 1024, "value": value, "device": "cpu", "status": "ok"}
         written = sweep_module._numbers({k: sweep_module._text(v) for k, v in row.items()})
         last = to_markdown(sweep, [{**written, "percent": -2.765e-05}]).splitlines()[-1]
         assert last.startswith(f"| 1,024 | {words} | 0.00 |"), last

@@ -37,13 +37,16 @@ def test_products_are_those_of_a_step_but_the_two_with_gelu(preset: str, chunk: 
 def test_a_line_marks_what_is_taken() -> None:
     line: dict[str, Any] = {
         "name": "qkv", "rows": 8192, "columns": 4800, "terms": 1600, "layout": "nt", "us": 210.0,
+        "clock_mhz": 1581.9, "watts": 690.8,
         "proposals": [
             {"tile": "192x192", "workspace": 0, "ratio": 1.0, "taken": False},
             {"tile": "128x160", "workspace": 8, "ratio": 0.9, "taken": True},
         ],
     }  # fmt: skip
-    text = proposals.to_text(line)
-    assert text.split("us  ")[1] == "192x192 1.000  128x160* split 0.900"
+    ways = "192x192 1.000  128x160* split 0.900"
+    assert proposals.to_text(line).split("us  ")[1] == f"1582 MHz, 691 W  {ways}"
+    del line["clock_mhz"], line["watts"]  # without nvidia-ml-py
+    assert proposals.to_text(line).split("us  ")[1].split() == ways.split()
 
 
 @pytest.mark.gpu
@@ -58,10 +61,19 @@ def test_every_proposal_of_a_small_model_is_measured(tmp_path: Path) -> None:
         assert line["proposals"][0]["ratio"] == 1
 
 
-def test_gradients_of_the_other_16_bits_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        proposals.main(["--dtype", "float16", "--grad-dtype", "bfloat16"])
-    assert "got bfloat16, expected float32 or float16" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--dtype float16 --grad-dtype bfloat16", "got bfloat16, expected float32 or float16"),
+        ("--batch 0", "--batch, --seconds: got 0 and 0.3, expected more than 0"),
+        ("--seconds 0", "--batch, --seconds: got 32 and 0.0, expected more than 0"),
+    ],
+)
+def test_bad_options_are_named(
+    options: str, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert proposals.main(options.split()) == 1
+    assert message in caplog.text
 
 
 @pytest.mark.skipif(backend.gpu_count() > 0, reason="has a GPU")
