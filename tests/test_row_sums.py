@@ -15,8 +15,8 @@ from tensorgrad.autograd import record
 from tensorgrad.dtypes import FLOATS, bfloat16, float16
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import sm90 as attention_sm90
-from tensorgrad.kernels.device import capability
 from tensorgrad.ops import linear as linear_ops
+from tests.kernels.hopper import hopper
 from tests.poisoned import poison_memory
 
 Found = list[Any]  # what the linear layers were given
@@ -193,6 +193,7 @@ def other_geometry() -> Iterator[None]:
 
 
 @pytest.mark.gpu
+@hopper
 @pytest.mark.usefixtures("other_geometry")
 @pytest.mark.parametrize("options", [{"causal": True}, {}, {"window": 40}], ids=str)
 @pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
@@ -200,8 +201,6 @@ def other_geometry() -> Iterator[None]:
 def test_attention_adds_up_the_rows_of_its_gradients(
     shape: Any, dtype: Any, options: Any, found: Found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if capability(0) != 90:
-        pytest.skip("needs a GPU of compute capability 9.0")
     batch, length, heads, kv_heads, width, is_kept = shape
     poison_memory(monkeypatch)
     monkeypatch.setattr(attention_short, "supports", lambda *_: False)

@@ -12,17 +12,10 @@ import tensorgrad as tg
 from tensorgrad import Tensor, backend, random
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels.attention import sm90 as attention_sm90
-from tensorgrad.kernels.attention.options import AttentionOptions
+from tests.kernels.hopper import hopper
 from tests.poisoned import poison_memory
 
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    array = backend.cupy.empty((1, 1, 1, 64), "float16")
-    if not attention_sm90.supports((array, array, array), AttentionOptions(scale=1.0)):
-        pytest.skip("needs a GPU of compute capability 9.0")
+pytestmark = [pytest.mark.gpu, hopper]
 
 
 def draw(*shapes: tuple[int, ...], dtype: Any = bfloat16) -> list[Any]:

@@ -12,10 +12,10 @@ from tensorgrad import Tensor, backend, no_grad
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels import overlap
-from tensorgrad.kernels.device import capability
 from tensorgrad.kernels.matmul import few_rows
 from tensorgrad.kernels.matmul.problem import problem
 from tests.gpu_array import on_gpu
+from tests.kernels.hopper import hopper
 
 EPSILON = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
@@ -104,12 +104,11 @@ def test_ops_take_them_where_no_gradient_is_recorded(
 
 
 @pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("split", [1, 2, 4, 8])
 @pytest.mark.parametrize("rows", [9, 16, 31])
 @pytest.mark.parametrize("dtype", ["float16", bfloat16], ids=str)
 def test_clusters_with_any_split_and_number_of_stages(split: int, rows: int, dtype: Any) -> None:
-    if capability(0) != 90:
-        pytest.skip("needs a GPU of compute capability 9.0")
     rng = np.random.default_rng(split)
     for width, columns in ((1096, 200), (520, 63), (2048, 64)):  # of 18, 9 and 32 steps
         x, x_gpu = draw(rng, (rows, width), dtype)

@@ -19,22 +19,17 @@ from tensorgrad.kernels.matmul.sm90 import Tiling
 from tensorgrad.special import gelu_tanh, gelu_tanh_derivative
 from tensorgrad.testing import Ulps, assert_within
 from tests.kernels.compiled import compile_all
+from tests.kernels.hopper import IS_HOPPER, hopper
 
 LAYOUTS = ["nt", "nn", "tn"]  # of a (M, K) and b (K, N): in C ("n") or Fortran ("t") order
 LARGE, SMALL = Tiling(256, 2, 0), Tiling(128, 1, 0)
 SIZES = [(1, 8, 8), (8, 16, 8), (127, 64, 264), (129, 72, 128), (300, 200, 520), (513, 1000, 776)]
 
-hopper = pytest.mark.skipif(
-    backend.gpu_count() == 0
-    or backend.cupy.cuda.Device(0).compute_capability != "90",  # nothing else runs sm_90a
-    reason="no GPU of compute capability 9.0 was found",
-)
-
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled() -> None:
     """All instantiations, compiled on all cores at once."""
-    if backend.gpu_count() and backend.cupy.cuda.Device(0).compute_capability == "90":
+    if IS_HOPPER:
         file = "matmul/sm90.cu"
         compile_all([(file, kernel) for kernel in loader._read(file).kernels])
 
