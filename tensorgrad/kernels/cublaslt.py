@@ -216,10 +216,10 @@ def preferred(product: CublasProduct, tiles: Sequence[int], processors: int) -> 
         tiles: of the proposals, as in cublasLtMatmulTile_t.
         processors: multiprocessors of the GPU.
     """
-    forward = product.transpose_a and not product.transpose_b  # the layout of x W^T
-    most = 4096 if product.d.dtype == float32 else 2048 if forward else 1024
     if product.gelu:
         return 0
+    forward = product.transpose_a and not product.transpose_b  # the layout of x W^T
+    most = 4096 if product.d.dtype == float32 else 2048 if forward else 1024
     if _terms(product) <= most:
         return next((tiles.index(tile) for tile in _TILES_OF_SHORT_SUMS if tile in tiles), 0)
     if tiles[0] == _SQUARE and _NARROW in tiles:
