@@ -27,6 +27,7 @@ from unittest.mock import patch
 import numpy as np
 
 import tensorgrad as tg
+from examples.bench.timing import loaded
 from tensorgrad import Tensor, backend, graph
 from tensorgrad.bench.timing import Call, compare, random_array
 from tensorgrad.dtypes import bfloat16, float32
@@ -196,8 +197,8 @@ def _rate(model: Any, prompts: Any, options: dict[str, Any]) -> float:
     return len(prompts) * NEW / seconds(lambda: model.generate(prompts, **options), 1)
 
 
-def long_cache(shape: tuple[int, ...]) -> dict[str, Any]:
-    """Return the time of attention against a cache, beside PyTorch's."""
+def long_cache(shape: tuple[int, ...], monitor: GpuMonitor) -> dict[str, Any]:
+    """Return the time of attention against a cache, beside PyTorch's, and its load and energy."""
     batch, heads, kv_heads, steps, width = shape
     qkv = random_array((batch, (heads + 2 * kv_heads) * width), bfloat16)
     moved = 2 * batch * kv_heads * steps * width * 2
@@ -221,7 +222,8 @@ def long_cache(shape: tuple[int, ...]) -> dict[str, Any]:
         calls.append(lambda i: attention(q, k[i % sets], v[i % sets], enable_gqa=gqa))
     ours, *others = compare(*calls)
     line: dict[str, Any] = {"cache": list(shape), "ms": ours, "GB/s": moved / ours / 1e6}
-    return {**line, "torch ms": others[0] if others else None}
+    line["torch ms"] = others[0] if others else None
+    return line | loaded(ours_of, monitor, 0.5)
 
 
 def print_kernels(models: Sequence[str], batches: Sequence[int]) -> None:
@@ -277,13 +279,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(text, flush=True)
         result["generation"] += lines
     if not given.no_caches:
-        for shape in CACHES:
-            with GpuMonitor(0, 0.05, busy=True) as monitor:
-                line = long_cache(shape) | clock_and_watts(monitor.take())
-            result["caches"].append(line)
-            theirs_ms = f"  torch {line['torch ms']:.3f} ms" if line["torch ms"] else ""
-            text = f"{line['cache']!s:28} {line['ms']:.3f} ms {line['GB/s']:5.0f} GB/s{theirs_ms}"
-            print(f"{text}  {clock_and_watts_text(line)}", flush=True)
+        with GpuMonitor(0, 0.05) as monitor:
+            for shape in CACHES:
+                line = long_cache(shape, monitor)
+                result["caches"].append(line)
+                peer_ms = f"  torch {line['torch ms']:.3f} ms" if line["torch ms"] else ""
+                text = f"{line['cache']!s:28} {line['ms']:.3f} ms {line['GB/s']:5.0f} GB/s{peer_ms}"
+                print(f"{text}  {clock_and_watts_text(line)}", flush=True)
     if given.json is not None:
         given.json.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -17,11 +17,11 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from examples.bench.timing import Job, copy_ceiling
+from examples.bench.timing import Job, copy_ceiling, loaded
 from tensorgrad import backend
-from tensorgrad.bench.timing import Call, compare, under_load
+from tensorgrad.bench.timing import compare
 from tensorgrad.files import replacing, to_json
-from tensorgrad.gpu import GpuMonitor, clock_and_watts, clock_and_watts_text
+from tensorgrad.gpu import GpuMonitor, clock_and_watts_text
 
 FAMILIES = (
     "norm", "softmax", "reduce", "fused", "cross_entropy", "optimizers", "elementwise", "dropout",
@@ -46,17 +46,6 @@ def measure(
         for name, ms in peers.items()
     }
     return line | loaded(job.ours, monitor, load) if load else line
-
-
-def loaded(call: Call, monitor: GpuMonitor, seconds: float) -> dict[str, float]:
-    """Return clock and power while a call is repeated, and its energy in mJ, if they are known."""
-    under_load(call, seconds / 4)  # the GPU may reach its limit of power first
-    monitor.take()
-    ms = under_load(call, seconds)
-    found = clock_and_watts(monitor.take())
-    if "watts" in found:
-        found["mJ"] = found["watts"] * ms
-    return found
 
 
 def show(line: dict[str, Any]) -> None:

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorgrad as tg
+from examples.bench.timing import loaded
 from tensorgrad import Tensor, backend
 from tensorgrad.bench.timing import milliseconds, random_array
 from tensorgrad.dtypes import bfloat16
-from tensorgrad.gpu import GpuMonitor, clock_and_watts, clock_and_watts_text
+from tensorgrad.gpu import GpuMonitor, clock_and_watts_text
 
 ROWS, WIDTH, VOCABULARY = 32 * 1024, 768, 50304
 
@@ -29,9 +30,9 @@ def show(name: str, call: Callable[[], object], peak: Callable[[], int]) -> None
     peak()
     call()
     mebibytes = peak() / 2**20
-    with GpuMonitor(0, 0.1, busy=True) as monitor:
-        ms = milliseconds(lambda _: call())
-        load = clock_and_watts_text(clock_and_watts(monitor.take()))
+    ms = milliseconds(lambda _: call())
+    with GpuMonitor(0, 0.05) as monitor:
+        load = clock_and_watts_text(loaded(lambda _: call(), monitor, 1.0))
     teraflops = 6 * ROWS * WIDTH * VOCABULARY / ms / 1e9
     print(
         f"{name:24} {ms:8.2f} ms {teraflops:7.0f} TFLOP/s {mebibytes:8.0f} MiB  {load}", flush=True

@@ -48,6 +48,8 @@ def jobs(torch: Any) -> Jobs:
                         peers,
                         "TFLOP/s",
                     )
+        if dtype == bfloat16:
+            yield from _kept_derivative_jobs()
     yield from _gelu_jobs()
 
 
@@ -83,6 +85,26 @@ def _gelu_jobs() -> Jobs:
 
     yield Job("tf32 gelu, backward", size, amount, _call(derivative, "tf32"),
               {"unfused": separate}, "TFLOP/s")  # fmt: skip
+
+
+def _kept_derivative_jobs() -> Jobs:
+    """Yield the two of a feed-forward block that end with GELU, or with its kept derivative."""
+    rows, hidden, width = 32768, 3072, 768
+    size, amount = f"{rows} x {hidden} x {width}", 2 * rows * hidden * width
+    x, up, bias, down = (
+        random_array(shape, bfloat16, i)
+        for i, shape in enumerate(((rows, width), (hidden, width), (hidden,), (width, hidden)))
+    )
+    y = backend.cupy.empty((rows, hidden), bfloat16)
+    p = problem(x, up.T, y, bias=bias, gelu=True)
+    kept = matmul_cuda.derivative_for(p)
+    if kept is None:  # this GPU keeps the operand of GELU
+        return
+    forward = _call(p._replace(derivative=kept), None)
+    forward(0)
+    yield Job("bfloat16 gelu", size, amount, forward, unit="TFLOP/s")
+    yield Job("bfloat16 gelu, backward", size, amount,
+              lambda _: matmul_cuda.times_derivative(x, down, kept), unit="TFLOP/s")  # fmt: skip
 
 
 def _call(p: MatmulProblem, kernel: str | None) -> Call:

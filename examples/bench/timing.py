@@ -1,4 +1,4 @@
-"""Lines of the tables of kernels.py, and the bandwidth of a copy."""
+"""Lines of the tables of kernels.py, the bandwidth of a copy, and the energy of a call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tensorgrad import backend
-from tensorgrad.bench.timing import Call, milliseconds
+from tensorgrad.bench.timing import Call, milliseconds, under_load
+from tensorgrad.gpu import GpuMonitor, clock_and_watts
 
 
 @dataclass
@@ -39,3 +40,14 @@ def copy_ceiling() -> float:
     source = cupy.random.default_rng(0).random(2**28, dtype="float32")
     target = cupy.empty_like(source)
     return float(2 * source.nbytes / milliseconds(lambda _: cupy.copyto(target, source)) / 1e6)
+
+
+def loaded(call: Call, monitor: GpuMonitor, seconds: float) -> dict[str, float]:
+    """Return clock and power while a call is repeated, and its energy in mJ, if they are known."""
+    under_load(call, seconds / 4)  # the GPU may reach its limit of power first
+    monitor.take()
+    ms = under_load(call, seconds)
+    found = clock_and_watts(monitor.take())
+    if "watts" in found:
+        found["mJ"] = found["watts"] * ms
+    return found

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from examples.bench import kernels
+from examples.bench import kernels, timing
 from tensorgrad.gpu import GpuMonitor
 
 
@@ -30,18 +30,18 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         found.append(seconds)
         return 2.0
 
-    monkeypatch.setattr(kernels, "under_load", under_load)
+    monkeypatch.setattr(timing, "under_load", under_load)
     return found
 
 
 def test_energy_is_power_times_time(loads: list[float]) -> None:
-    line = kernels.loaded(print, Monitor(watts=600), 0.4)
+    line = timing.loaded(print, Monitor(watts=600), 0.4)
     assert line == {"clock_mhz": 1600, "watts": 600, "mJ": 1200}
     assert loads == [0.1, 0.4]  # the first does not count
 
 
 def test_unknown_power_is_skipped(loads: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    load = kernels.loaded(print, Monitor(), 0.4)
+    load = timing.loaded(print, Monitor(), 0.4)
     assert load == {"clock_mhz": 1600}
     line = {"name": "norm", "size": "8 x 8", "ms": 1, "rate": 2, "peers": {}}
     for each in (load, {**load, "watts": 600, "mJ": 1234}, {}):
