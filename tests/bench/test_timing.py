@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,30 +23,31 @@ def test_turns_go_there_and_back() -> None:
     assert in_turns([], 2) == []
 
 
-def test_a_call_is_repeated_for_the_seconds_given(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the rounds of a call; each takes 2 ms of a clock that nothing else moves."""
+    found: list[int] = []
+    clock = SimpleNamespace(perf_counter=lambda: 2e-3 * len(found))
+    monkeypatch.setattr(timing, "time", clock)
+    return found
+
+
+def test_a_call_is_repeated_for_the_seconds_given(
+    rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits: list[int] = []
-    rounds: list[int] = []
     monkeypatch.setattr(timing, "synchronize", lambda device: waits.append(len(rounds)))
-
-    def call(number: int) -> None:
-        rounds.append(number)
-        time.sleep(2e-3)
-
-    start = time.perf_counter()
-    ms = under_load(call, 0.1)
-    assert time.perf_counter() - start > 0.1
-    assert 2 <= ms < 20
-    assert rounds[:2] == [0, 1]  # to warm up and to see how long a call takes
-    assert rounds[2:] == list(range(len(rounds) - 2))
-    assert waits[:2] == [1, 2]
-    assert len(waits) - 2 < len(rounds) - 2  # not after each
+    assert under_load(rounds.append, 0.099) == pytest.approx(2)
+    assert rounds == [0, 1, *range(50)]  # one to warm up, one to see how long a call takes
+    assert waits == [1, 2, *range(7, 53, 5)]  # then every 10 ms
 
 
-def test_a_long_call_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_without_seconds_runs_for_one_wait(
+    rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(timing, "synchronize", lambda device: None)
-    rounds: list[int] = []
-    under_load(rounds.append, 0)
-    assert rounds[:3] == [0, 1, 0]
+    assert under_load(rounds.append, 0) == pytest.approx(2)
+    assert rounds == [0, 1, *range(5)]
 
 
 @pytest.mark.gpu
