@@ -199,6 +199,12 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, indent=indent, default=_python_number)
 
 
+def write_json(path: str | os.PathLike[str], value: Any, indent: int | None = None) -> None:
+    """Write a value as a JSON file and a line break, as `replacing` does."""
+    with replacing(path) as file:
+        file.write((to_json(value, indent) + "\n").encode())
+
+
 def finite(values: Mapping[str, float]) -> dict[str, float | None]:
     """Replace inf and NaN, which JSON does not support, by None."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorgrad.files import is_locked, locked, replacing
+from tensorgrad.files import is_locked, locked, replacing, write_json
 from tensorgrad.weights import save_arrays
 from tests.disk import full_disk
 from tests.source_tree import ROOT
@@ -23,6 +23,18 @@ def test_a_file_is_created_and_replaced(tmp_path: Path) -> None:
             file.write(text)
         assert (tmp_path / "a").read_bytes() == text
     assert names(tmp_path) == ["a"]
+
+
+def test_json_replaces_a_file_or_leaves_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"loss": np.float32(0.5)}, 1)
+    assert path.read_text() == '{\n "loss": 0.5\n}\n'
+    with pytest.raises(TypeError, match="JSON does not support a set"):
+        write_json(path, {"loss": {1}})
+    assert path.read_text() == '{\n "loss": 0.5\n}\n'
+    write_json(path, [1])
+    assert path.read_text() == "[1]\n"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_old_file_is_there_until_the_end(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,6 +30,7 @@ from examples.bench.timing import loaded
 from tensorgrad import Tensor, backend, graph
 from tensorgrad.bench.timing import Call, compare, random_array
 from tensorgrad.dtypes import bfloat16, float32
+from tensorgrad.files import write_json
 from tensorgrad.gpu import GpuMonitor, clock_and_watts, clock_and_watts_text
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.generation.decoding_loop import Decoder
@@ -287,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 text = f"{line['cache']!s:28} {line['ms']:.3f} ms {line['GB/s']:5.0f} GB/s{peer_ms}"
                 print(f"{text}  {clock_and_watts_text(line)}", flush=True)
     if given.json is not None:
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(given.json, result, 1)
 
 
 if __name__ == "__main__":

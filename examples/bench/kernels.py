@@ -20,7 +20,7 @@ from typing import Any
 from examples.bench.timing import Job, copy_ceiling, loaded
 from tensorgrad import backend
 from tensorgrad.bench.timing import compare
-from tensorgrad.files import replacing, to_json
+from tensorgrad.files import write_json
 from tensorgrad.gpu import GpuMonitor, clock_and_watts_text
 
 FAMILIES = (
@@ -87,8 +87,7 @@ def main() -> None:
                 show(lines[-1])
                 if options.json is not None:  # after each line: all of them take minutes
                     result = {"gpu": gpu, "copy GB/s": ceiling, "lines": lines}
-                    with replacing(options.json) as file:
-                        file.write((to_json(result, 1) + "\n").encode())
+                    write_json(options.json, result, 1)
                 del job
                 backend.cupy.get_default_memory_pool().free_all_blocks()
                 if torch is not None:

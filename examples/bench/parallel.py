@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +40,7 @@ from tensorgrad import backend
 from tensorgrad.bench import steps, torch_ddp
 from tensorgrad.bench.memory import release
 from tensorgrad.bench.steps import RankTimer, Step, StepSettings
+from tensorgrad.files import write_json
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.models.gpt2 import PRESETS, GPT2Config
 from tensorgrad.parallel import (
@@ -366,7 +366,7 @@ def main() -> None:
     if comm.rank == 0 and given.json is not None:
         result = {"ranks": comm.size, "device": device, "dtype": dtype, "model": asdict(config)}
         result |= {"batch": given.batch, "micro": given.micro, "parts": found}
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(given.json, result, 1)
 
 
 def show(part: str, line: Line) -> None:

@@ -25,7 +25,7 @@ from tensorgrad.bench.timing import Call, in_turns, random_array, under_load
 from tensorgrad.command import command
 from tensorgrad.dtypes import Dtype, as_dtype, float32
 from tensorgrad.errors import ArgumentError, DeviceError
-from tensorgrad.files import replacing, to_json
+from tensorgrad.files import write_json
 from tensorgrad.gpu import GpuMonitor, clock_and_watts, clock_and_watts_text
 from tensorgrad.kernels import cublaslt
 from tensorgrad.kernels.matmul import cublas
@@ -183,8 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(to_text(lines[-1]), flush=True)
             backend.cupy.get_default_memory_pool().free_all_blocks()
     if given.json is not None:
-        with replacing(given.json) as file:
-            file.write((to_json(lines, 1) + "\n").encode())
+        write_json(given.json, lines, 1)
 
 
 if __name__ == "__main__":

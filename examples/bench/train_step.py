@@ -58,7 +58,7 @@ from tensorgrad.bench.sweep import OK, Case, Row, Sweep, run_sweep, to_markdown
 from tensorgrad.bench.timing import synchronize
 from tensorgrad.command import command
 from tensorgrad.errors import ArgumentError
-from tensorgrad.files import replacing, to_json
+from tensorgrad.files import write_json
 from tensorgrad.gpu import GpuMonitor, clock_and_watts, name_of
 from tensorgrad.models.gpt2 import PRESETS, GPT2Config
 from tensorgrad.train.ranks import OneProcess
@@ -372,8 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.json is not None:
         rows = [{key: _for_json(value) for key, value in row.items()} for row in found.rows]
         facts: dict[str, Any] = {"device": name, "version": __version__, "mfu": MFU, "rows": rows}
-        with replacing(given.json) as file:
-            file.write((to_json(facts, 1) + "\n").encode())
+        write_json(given.json, facts, 1)
     return int(found.failed > 0)
 
 

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
-import json
 import math
 import statistics
 import sys
@@ -31,6 +30,7 @@ from examples.bench.torch_transformer_lm import transformer_lm
 from tensorgrad import backend, graph
 from tensorgrad.command import command
 from tensorgrad.data.pair_loader import PairBatch
+from tensorgrad.files import write_json
 from tensorgrad.gpu import GpuMonitor, clock_and_watts, clock_and_watts_text
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.device import choose_device
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if len(found) == 2:
         print(f"ratio        {found['PyTorch']['ms'] / found['tensorgrad']['ms']:8.2f}")
     if own.json:
-        own.json.write_text(json.dumps({"device": device, **found}, indent=1) + "\n")
+        write_json(own.json, {"device": device, **found}, 1)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from tensorgrad import backend, random, ranges
 from tensorgrad.autograd import no_grad
 from tensorgrad.data import Tokenizer
 from tensorgrad.errors import ArgumentError
-from tensorgrad.files import replacing, to_json
+from tensorgrad.files import replacing, write_json
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.nn import use_attention
 from tensorgrad.optim import Optimizer
@@ -189,7 +189,7 @@ def write_step_profile(found: StepProfile, folder: Path, comm: Comm | None = Non
     if comm is not None and comm.rank > 0:
         return written
     written.append(folder / "summary.json")
-    _write_text(written[-1], to_json(summary(found), 2) + "\n")
+    write_json(written[-1], summary(found), 2)
     if found.recording is not None:
         for name, table in _tables(found.recording).items():
             for suffix, text in ((".csv", to_csv(table)), (".md", markdown(found, table))):
@@ -198,7 +198,7 @@ def write_step_profile(found: StepProfile, folder: Path, comm: Comm | None = Non
     for name, memory in (("memory", found.memory), ("memory_forward", found.memory_forward)):
         if memory is not None:
             written.append(folder / f"{name}.json")
-            _write_text(written[-1], to_json(memory_facts(memory)) + "\n")
+            write_json(written[-1], memory_facts(memory))
     return written + _draw(found, folder)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tensorgrad.errors import ArgumentError, CheckpointError
-from tensorgrad.files import replacing, to_json
+from tensorgrad.files import write_json
 from tensorgrad.readers import read_json
 
 FILE = "config.json"
@@ -166,8 +166,7 @@ def check(settings: Dataclass) -> None:
 def save(settings: Dataclass, folder: Path) -> None:
     """Write config.json into the folder of a run."""
     kept = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata["saved"]}
-    with replacing(folder / FILE) as file:
-        file.write((to_json(kept, 2) + "\n").encode())
+    write_json(folder / FILE, kept, 2)
 
 
 def renamed(saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad import backend, gpu
-from tensorgrad.files import replacing, to_json
+from tensorgrad.files import replacing, write_json
 
 FILE = "environment.json"
 DIFF = "uncommitted.diff"
@@ -38,8 +38,7 @@ def save_environment(folder: Path, device: str, ranks: int) -> None:
     git = _git_state()
     diff = _git("diff", "--no-ext-diff", "--no-textconv", "HEAD") if git and git["dirty"] else b""
     try:
-        with replacing(folder / FILE) as file:
-            file.write((to_json(environment(device, ranks) | {"git": git}, 2) + "\n").encode())
+        write_json(folder / FILE, environment(device, ranks) | {"git": git}, 2)
         (folder / DIFF).unlink(missing_ok=True)
         if diff:
             with replacing(folder / DIFF) as file:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.files import finite, replacing, to_json
+from tensorgrad.files import finite, to_json, write_json
 from tensorgrad.readers import read_json
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.log import read_metrics, read_samples
@@ -78,8 +78,7 @@ class Logger(Callback):
                 self._logged[key] = max(step, self._logged.get(key, -1))
         identity = self.open(trainer, resumed)
         entry = {"run": identity, "logged": self._logged}
-        with replacing(folder / FILE) as file:
-            file.write((to_json(known | {name: entry}, 2) + "\n").encode())
+        write_json(folder / FILE, known | {name: entry}, 2)
 
     @abstractmethod
     def open(self, trainer: Trainer, resumed: str | None) -> str:
