@@ -175,11 +175,11 @@ def _backward_rows(dtype: Dtype, rows: int, width: int, device: int) -> tuple[An
     row_bytes = width * dtype.itemsize
     layout = held(row_bytes, (1, 2, 3, 4, 5), lanes=32, threads=128, most=32)
     if layout is None:
-        layout = held(row_bytes, (2,), lanes=128, threads=128, most=128)
+        layout = held(row_bytes, (2,), lanes=128, threads=256, most=128)
     if layout is not None:
-        lanes = 32 if layout.vectors > 1 and layout.threads == 32 else 0
+        lanes = layout.threads if layout.vectors > 1 else 0  # known to the compiler
         name = f"norm_backward_rows<{c_name(dtype)}, {layout.vectors}, {lanes}>"
-        blocks = _PROCESSORS * {3: 3, 4: 2, 5: 2}.get(layout.vectors, 4)
+        blocks = _PROCESSORS * (2 if lanes > 32 else {3: 3, 4: 2, 5: 2}.get(layout.vectors, 4))
         staged, sums = _STAGES * 3, _WITH_DX
     else:
         layout = held(row_bytes, (1, 2), lanes=512, threads=512, most=512)

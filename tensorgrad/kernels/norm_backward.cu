@@ -32,19 +32,25 @@
 // sums of the row; dx; start loading another. At the end: the partial rows.
 //
 // where: TYPE = double | float | __half | __nv_bfloat16
-// where: SHAPE = 1, 0 | {2 | 3 | 4 | 5}, 32 | 2, 0
+// where: SHAPE = 1, 0 | {2 | 3 | 4 | 5}, 32 | 2, {96 | 128}
 // instantiate: norm_backward_rows<{TYPE}, {SHAPE}>
 // instantiate: norm_backward_long<{TYPE}, {1 | 2}>
 // instantiate: {norm_backward_loop | norm_backward_columns}<{TYPE}>
 #include "norm.cuh"
 #include "overlap.cuh"
 
-// Threads of a block, and rows of a group in shared memory: one that it works on, others in flight.
-constexpr int THREADS = 128, STAGES = 3;
+// Rows of a group in shared memory: one that it works on, others in flight.
+constexpr int STAGES = 3;
+
+// Rows of several warps leave registers for what both passes use of each vector. They have two rows
+// a block: half as many partial rows.
+template <int LANES> constexpr bool KEEPS = LANES > 32;
+template <int LANES> constexpr int THREADS = KEEPS<LANES> ? 2 * LANES : 128;
 
 // Blocks of a multiprocessor: as many as leave each thread the registers it needs.
-template <typename T, int VECTORS>
-constexpr int BACKWARD_BLOCKS = sizeof(T) == 8 ? 1 : VECTORS > 3 ? 2 : VECTORS == 3 ? 3 : 4;
+template <typename T, int VECTORS, int LANES>
+constexpr int BACKWARD_BLOCKS =
+    sizeof(T) == 8 ? 1 : KEEPS<LANES> || VECTORS > 3 ? 2 : VECTORS == 3 ? 3 : 4;
 
 // The sum of x over the `lanes` threads of a row, in each of them; up to 32, or whole warps. sums:
 // of all warps of the block, used in turn: so one barrier a call is enough.
@@ -68,16 +74,16 @@ __device__ inline A row_sum(A x, A (*sums)[16], int lanes, int& turn) {
 // block's rows. LANES: threads a row; 0 where only blockDim says. Shared memory: STAGES * 3 *
 // VECTORS * 16 bytes a thread. overlaps: with the next kernel (overlap.py).
 template <typename T, int VECTORS, int LANES>
-__global__ void __launch_bounds__(THREADS, BACKWARD_BLOCKS<T, VECTORS>)
+__global__ void __launch_bounds__(THREADS<LANES>, BACKWARD_BLOCKS<T, VECTORS, LANES>)
 norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, const T* x,
                    const void* weight, bool weight_wide, const Compute<T>* mean_in,
                    const Compute<T>* rstd_in, long long rows, int width, bool overlaps) {
     using C = Compute<T>;
-    constexpr int WIDTH = VECTOR<T>;
+    constexpr int WIDTH = VECTOR<T>, KEPT = KEEPS<LANES> ? VECTORS : 1;   // vectors
     __shared__ Pair<C> sums[2][16];
     extern __shared__ __align__(16) unsigned char memory[];
     const int lanes = LANES > 0 ? LANES : blockDim.x,
-              threads = LANES > 0 ? THREADS : blockDim.x * blockDim.y;
+              threads = LANES > 0 ? THREADS<LANES> : blockDim.x * blockDim.y;
     const int vectors = width / WIDTH, groups = threads / lanes, step = gridDim.x * groups;
     wait_for_previous_kernel();
     if (overlaps) start_next_kernel();
@@ -144,6 +150,7 @@ norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, cons
 
         // Sums of the row: of dx_hat, and of dx_hat * (x - mean).
         Pair<C> sum = {0, 0};
+        C centred[KEPT][WIDTH], dx_hat[KEPT][WIDTH];
         #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             C values[WIDTH], gradients[WIDTH], weights[WIDTH];
@@ -157,6 +164,8 @@ norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, cons
                 sum.second += product * weights[j];
                 dweight[i][j] += product * rstd;
                 dbias[i][j] += gradients[j];
+                centred[i % KEPT][j] = values[j] - mean;
+                dx_hat[i % KEPT][j] = gradients[j] * weights[j];
             }
         }
         sum = row_sum(sum, sums, lanes, turn);
@@ -167,13 +176,20 @@ norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, cons
         for (int i = 0; i < VECTORS; ++i) {
             if (row >= rows || threadIdx.x + i * lanes >= vectors) continue;
             C values[WIDTH], gradients[WIDTH], weights[WIDTH];
-            unpack<T>(part(slot, i, 0), values);
-            unpack<T>(part(slot, i, 1), gradients);
-            weights_of(i, weights);
+            if (KEPT < VECTORS) {   // again
+                unpack<T>(part(slot, i, 0), values);
+                unpack<T>(part(slot, i, 1), gradients);
+                weights_of(i, weights);
+                #pragma unroll
+                for (int j = 0; j < WIDTH; ++j) {
+                    centred[0][j] = values[j] - mean;
+                    dx_hat[0][j] = gradients[j] * weights[j];
+                }
+            }
             #pragma unroll
             for (int j = 0; j < WIDTH; ++j)
-                values[j] = rstd * (gradients[j] * weights[j])
-                          + ((values[j] - mean) * projection + shift);
+                values[j] = rstd * dx_hat[i % KEPT][j]
+                          + (centred[i % KEPT][j] * projection + shift);
             if (dsum != nullptr) {
                 unpack<T>(part(slot, i, 2), gradients);
                 #pragma unroll
