@@ -19,9 +19,10 @@
 // The naive kernel: that of backward_sm80.cu. That of attention_backward_rows, a thread a
 // query: delta[i] = 0; for (d) delta[i] += dy[i][d] * y[i][d];
 //
-// Phases. Producer: for each tile of rows, load them, then the tiles of columns and their
-// statistics. Consumers, for each tile of columns: scores; gradients of the weights; bias and mask;
-// weights; gradients of the scores; add to the sums. Then: store.
+// Phases. Scheduler: take the numbers of tiles of rows. Producer: for each tile of rows, load them,
+// then the tiles of columns and their statistics. Consumers, for each tile of columns: scores;
+// gradients of the weights; bias and mask; weights; gradients of the scores; add to the sums. Then:
+// store.
 //
 // arch: sm_90a
 // where: T = __half | __nv_bfloat16
@@ -118,6 +119,7 @@ template <int D, int W, int N> struct BackwardTiles {
 };
 
 template <int W, int STAGES> struct BackwardBarriers {
+    TileQueue<1> queue;
     Mbarrier a_full[W], a_empty[W], full[STAGES], empty[STAGES];
 };
 
@@ -126,10 +128,12 @@ template <int W, int STAGES> struct BackwardBarriers {
 // a2, b1, b2 are k, v, q, dy, and d1, d2 become dk, dv, or one of them:
 //   s = a1 b1^T, w = exp(scale s - logsumexp), g = w (a2 b2^T - delta), d1 = scale g b1, d2 = w b2
 // With dropout w in d2 and a2 b2^T are multiplied by what forward multiplied w with.
-// row_sums1, row_sums2: of d1 and d2, with heads of 64 and without EXTRAS alone.
+// row_sums1, row_sums2: of d1 and d2, with heads of 64 and without EXTRAS alone. taken: see
+// next_tile.
 template <typename T, int D, int W, int N, int PART, bool EXTRAS>
 __global__ void __launch_bounds__(WARPGROUP * (W + 1), 1)
 attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restrict__ sums,
+                   unsigned* __restrict__ taken,
                    const __grid_constant__ TensorMap a1_map,
                    const __grid_constant__ TensorMap a2_map,
                    const __grid_constant__ TensorMap b1_map,
@@ -152,6 +156,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
     unsigned char* stages = a_tiles + 2 * W * Tiles::A_BYTES;
     __shared__ BackwardBarriers<W, STAGES> barriers;
     if (threadIdx.x == 0) {
+        barriers.queue.init(4 * W + 1);
         for (int g = 0; g < W; ++g) {
             barriers.a_full[g].init(1);
             barriers.a_empty[g].init(4);
@@ -186,10 +191,19 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
 
     if (threadIdx.x < WARPGROUP) {   // producer
         setmaxnreg_decrease<PRODUCER_REGISTERS<W>>();
+        const int warp = uniform(threadIdx.x / 32);
+        PipelineState<1> turn;
+        if (warp > 0) {   // whole warps part first: else the producer's registers do not suffice
+            if (threadIdx.x != 32) return;
+            for (int index = blockIdx.x;; index = next_tile(taken, tiles)) {   // scheduler
+                barriers.queue.put(turn, index);
+                if (index >= tiles) return;
+            }
+        }
         if (threadIdx.x == 0) {
             PipelineState<STAGES> at;
             unsigned a_parity = 0;
-            for (int round = 0, index; (index = tile_of_round(round)) < tiles; ++round) {
+            for (int index; (index = barriers.queue.take_alone(turn)) < tiles;) {
                 const AttentionTile tile = tile_of(p, own_heads, index, row_blocks, !OF_QUERIES);
                 const Sequence of = sequence_of<EXTRAS>(p, extras, tile.batch);
                 const Band band = band_of(of);
@@ -287,7 +301,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
             wgmma_commit();
         };
 
-        for (int round = 0, index; (index = tile_of_round(round)) < tiles; ++round) {
+        PipelineState<1> turn;
+        for (int index; (index = barriers.queue.take(turn)) < tiles;) {
             const AttentionTile tile = tile_of(p, own_heads, index, row_blocks, !OF_QUERIES);
             const Sequence of = sequence_of<EXTRAS>(p, extras, tile.batch);
             const Band band = band_of(of);

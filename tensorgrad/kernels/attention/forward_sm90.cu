@@ -53,7 +53,7 @@ template <int D, int W, int N> struct ForwardTiles {
 
 template <int D, int W, int N> struct ForwardBarriers {
     static constexpr int STAGES = ForwardTiles<D, W, N>::STAGES;
-    TileQueue queue;
+    TileQueue<2> queue;
     Mbarrier q_full[W], q_empty[W], k_full[STAGES], k_empty[STAGES], v_full[STAGES],
         v_empty[STAGES];
 };
@@ -108,7 +108,7 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
             PipelineState<STAGES> at;
             PipelineState<2> turn;
             unsigned q_parity = 0;
-            for (int index = blockIdx.x;; index = gridDim.x + atomicInc(taken, tiles - 1)) {
+            for (int index = blockIdx.x;; index = next_tile(taken, tiles)) {
                 barriers.queue.put(turn, index);
                 if (index >= tiles) break;
                 const AttentionTile tile = tile_of(p, p.heads, index, blocks, false);

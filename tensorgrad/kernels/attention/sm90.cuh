@@ -218,12 +218,6 @@ __device__ inline AttentionTile tile_of(const AttentionSm90Arguments& p, int hea
     return {ascending ? block : blocks - 1 - block, head % heads, head / heads};
 }
 
-// The static schedule: in round r block b of the grid takes the b-th of the next tiles or, in odd
-// rounds, the b-th from the end, so that long tiles are paired with short ones.
-__device__ inline int tile_of_round(int round) {
-    return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-}
-
 // One arrival for a warp, when all its lanes have come.
 __device__ inline void arrive_warp(Mbarrier& barrier) {
     __syncwarp();
@@ -231,29 +225,42 @@ __device__ inline void arrive_warp(Mbarrier& barrier) {
 }
 
 // The dynamic schedule: a block takes the next tile of all when it has loaded its last, so that
-// blocks with short tiles take more of them. The producer thread asks for a tile a whole tile
-// ahead, and passes it on to the consumer warps.
-struct TileQueue {
-    Mbarrier full[2], empty[2];
-    int index[2];
+// blocks with short tiles take more of them. One thread asks for a tile a whole tile ahead, and
+// passes it on to the warps. takers: warps, or threads that take tiles alone.
+template <int STAGES> struct TileQueue {
+    Mbarrier full[STAGES], empty[STAGES];
+    int index[STAGES];
 
-    __device__ void init(int warps) {
-        for (int i = 0; i < 2; ++i) {
+    __device__ void init(int takers) {
+        for (int i = 0; i < STAGES; ++i) {
             full[i].init(1);
-            empty[i].init(warps);
+            empty[i].init(takers);
         }
     }
-    __device__ void put(PipelineState<2>& at, int tile) {
+    __device__ void put(PipelineState<STAGES>& at, int tile) {
         empty[at.stage].wait(at.parity ^ 1);
         index[at.stage] = tile;
         full[at.stage].arrive();
         at.next();
     }
-    __device__ int take(PipelineState<2>& at) {
+    __device__ int take(PipelineState<STAGES>& at) {
         full[at.stage].wait(at.parity);
         const int tile = uniform(*static_cast<volatile int*>(&index[at.stage]));
         arrive_warp(empty[at.stage]);
         at.next();
         return tile;
     }
+    __device__ int take_alone(PipelineState<STAGES>& at) {
+        full[at.stage].wait(at.parity);
+        const int tile = *static_cast<volatile int*>(&index[at.stage]);
+        empty[at.stage].arrive();
+        at.next();
+        return tile;
+    }
 };
+
+// The tile that a block takes next, of `tiles`: the first are those of the blocks' own numbers.
+// taken: 0 before, and 0 again when each block has found that there are no more.
+__device__ inline int next_tile(unsigned* taken, int tiles) {
+    return gridDim.x + atomicInc(taken, tiles - 1);
+}

@@ -123,7 +123,7 @@ def backward(
         for kernel, grid, block, columns, struct in launches:
             maps = (*rows, *(_boxes(other, columns) for other in others))
             last = (struct, extras, numbers[2], _strides(results[0]), *sums_of_rows)
-            kernel(grid, block, (*results, sums, *maps, *last), _SHARED)
+            kernel(grid, block, (*results, sums, counter(q), *maps, *last), _SHARED)
 
 
 def row_sums_for(arrays: Arrays, options: AttentionOptions) -> Array | None:
