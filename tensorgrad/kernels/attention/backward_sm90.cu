@@ -19,10 +19,9 @@
 // The naive kernel: that of backward_sm80.cu. That of attention_backward_rows, a thread a
 // query: delta[i] = 0; for (d) delta[i] += dy[i][d] * y[i][d];
 //
-// Phases. Scheduler: take the numbers of tiles of rows. Producer: for each tile of rows, load them,
-// then the tiles of columns and their statistics. Consumers, for each tile of columns: scores;
-// gradients of the weights; bias and mask; weights; gradients of the scores; add to the sums. Then:
-// store.
+// Phases. Producer: for each tile of rows, take its number, load them, then the tiles of columns and
+// their statistics. Consumers, for each tile of columns: scores; gradients of the weights; bias and
+// mask; weights; gradients of the scores; add to the sums. Then: store.
 //
 // arch: sm_90a
 // where: T = __half | __nv_bfloat16
@@ -37,13 +36,15 @@
 // instantiate: attention_backward<{T}, {64, 2, 64 | 128, 2, 64 | 256, 2, 32}, QUERIES, true>
 #include "attention/sm90.cuh"
 
-// Of a thread, with one producer and W consumer warpgroups. A block starts with 168 a thread where
-// W is 2, else 128: if these came to more, setmaxnreg would deadlock.
-template <int W> constexpr int PRODUCER_REGISTERS = W == 3 ? 32 : 24;
-template <int W> constexpr int CONSUMER_REGISTERS = W == 3 ? 160 : 240;
-
 // Which gradients a launch computes. Registers hold both of the keys' side up to heads of 128.
 constexpr int QUERIES = 0, KEYS = 1, VALUES = 2, BOTH = 3;
+
+// Of a thread, with one producer and W consumer warpgroups. A block starts with 168 a thread where
+// W is 2, else 128: if these came to more, setmaxnreg would deadlock.
+template <int D, int W, int PART>
+constexpr int PRODUCER_REGISTERS = W == 3 ? 32 : D == 128 && PART == BOTH ? 24 : 40;
+template <int D, int W, int PART>
+constexpr int CONSUMER_REGISTERS = W == 3 ? 160 : D == 128 && PART == BOTH ? 240 : 232;
 
 // Where the statistics of a sequence begin among those of a head: at a multiple of n, and with
 // space for a length rounded up to one.
@@ -152,11 +153,12 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
     constexpr int M = 64 * W, STAGES = Tiles::STAGES, HALVES = Tiles::HALVES;
     constexpr int B_BYTES = Tiles::B_BYTES;
     extern __shared__ unsigned char raw[];
-    unsigned char* a_tiles = raw + (-shared_address(raw) & 1023);
+    unsigned char* a_tiles = kept_address(raw + (-shared_address(raw) & 1023));
     unsigned char* stages = a_tiles + 2 * W * Tiles::A_BYTES;
-    __shared__ BackwardBarriers<W, STAGES> barriers;
+    __shared__ BackwardBarriers<W, STAGES> own_barriers;
+    BackwardBarriers<W, STAGES>& barriers = *kept_address(&own_barriers);
     if (threadIdx.x == 0) {
-        barriers.queue.init(4 * W + 1);
+        barriers.queue.init(4 * W);
         for (int g = 0; g < W; ++g) {
             barriers.a_full[g].init(1);
             barriers.a_empty[g].init(4);
@@ -190,20 +192,14 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
     };
 
     if (threadIdx.x < WARPGROUP) {   // producer
-        setmaxnreg_decrease<PRODUCER_REGISTERS<W>>();
-        const int warp = uniform(threadIdx.x / 32);
-        PipelineState<1> turn;
-        if (warp > 0) {   // whole warps part first: else the producer's registers do not suffice
-            if (threadIdx.x != 32) return;
-            for (int index = blockIdx.x;; index = next_tile(taken, tiles)) {   // scheduler
-                barriers.queue.put(turn, index);
-                if (index >= tiles) return;
-            }
-        }
+        setmaxnreg_decrease<PRODUCER_REGISTERS<D, W, PART>>();
         if (threadIdx.x == 0) {
             PipelineState<STAGES> at;
+            PipelineState<1> turn;
             unsigned a_parity = 0;
-            for (int index; (index = barriers.queue.take_alone(turn)) < tiles;) {
+            for (int index = blockIdx.x;; index = next_tile(taken, tiles)) {
+                barriers.queue.put(turn, index);
+                if (index >= tiles) break;
                 const AttentionTile tile = tile_of(p, own_heads, index, row_blocks, !OF_QUERIES);
                 const Sequence of = sequence_of<EXTRAS>(p, extras, tile.batch);
                 const Band band = band_of(of);
@@ -254,7 +250,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
             }
         }
     } else {   // consumers
-        setmaxnreg_increase<CONSUMER_REGISTERS<W>>();
+        setmaxnreg_increase<CONSUMER_REGISTERS<D, W, PART>>();
         const int group = uniform(threadIdx.x / WARPGROUP) - 1;
         const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32 % 4);
         // with EXTRAS scores come scaled

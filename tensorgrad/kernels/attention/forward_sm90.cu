@@ -71,7 +71,9 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
     using Tiles = ForwardTiles<D, W, N>;
     constexpr int M = 64 * W, STAGES = Tiles::STAGES, HALVES = Tiles::HALVES, KEPT = Tiles::KEPT;
     extern __shared__ unsigned char raw[];
-    unsigned char* q_tiles = raw + (-shared_address(raw) & 1023);
+    unsigned char* tiles_start = raw + (-shared_address(raw) & 1023);
+    // with heads of 256 registers do not suffice
+    unsigned char* q_tiles = D < 256 ? kept_address(tiles_start) : tiles_start;
     unsigned char* k_tiles = q_tiles + W * Tiles::Q_BYTES;
     unsigned char* v_tiles = k_tiles + STAGES * Tiles::K_BYTES;
     __shared__ ForwardBarriers<D, W, N> barriers;

@@ -7,6 +7,14 @@
 // What the launch gives each block, less what it takes to align the tiles.
 constexpr int TILE_BYTES = 226 * 1024 - 1024;
 
+// An address in shared memory that the compiler keeps in a register. It would else compute it anew
+// in each step of a loop whose length it does not know to be equal in all lanes.
+template <typename X> __device__ inline X* kept_address(X* x) {
+    unsigned address = shared_address(x);
+    asm volatile("" : "+r"(address));
+    return static_cast<X*>(__cvta_shared_to_generic(address));
+}
+
 // Store row h of a thread, scaled. The lanes of a quad exchange words until each has 8 neighbouring
 // columns: 16-byte stores, of the first `width` columns.
 template <typename T, int N>
@@ -247,13 +255,6 @@ template <int STAGES> struct TileQueue {
         full[at.stage].wait(at.parity);
         const int tile = uniform(*static_cast<volatile int*>(&index[at.stage]));
         arrive_warp(empty[at.stage]);
-        at.next();
-        return tile;
-    }
-    __device__ int take_alone(PipelineState<STAGES>& at) {
-        full[at.stage].wait(at.parity);
-        const int tile = *static_cast<volatile int*>(&index[at.stage]);
-        empty[at.stage].arrive();
         at.next();
         return tile;
     }
