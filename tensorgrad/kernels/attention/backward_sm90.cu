@@ -40,7 +40,8 @@
 constexpr int QUERIES = 0, KEYS = 1, VALUES = 2, BOTH = 3;
 
 // Of a thread, with one producer and W consumer warpgroups. A block starts with 168 a thread where
-// W is 2, else 128: if these came to more, setmaxnreg would deadlock.
+// W is 2, else 128: if these came to more, setmaxnreg would deadlock. Both sums of 128 columns need
+// the most.
 template <int D, int W, int PART>
 constexpr int PRODUCER_REGISTERS = W == 3 ? 32 : D == 128 && PART == BOTH ? 24 : 40;
 template <int D, int W, int PART>
