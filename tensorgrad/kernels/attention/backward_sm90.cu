@@ -19,9 +19,9 @@
 // The naive kernel: that of backward_sm80.cu. That of attention_backward_rows, a thread a
 // query: delta[i] = 0; for (d) delta[i] += dy[i][d] * y[i][d];
 //
-// Phases. Producer: for each tile of rows, take its number, load them, then the tiles of columns and
-// their statistics. Consumers, for each tile of columns: scores; gradients of the weights; bias and
-// mask; weights; gradients of the scores; add to the sums. Then: store.
+// Phases. Producer: for each tile of rows, take its number, load them, then the tiles of columns
+// and their statistics. Consumers, for each tile of columns: scores; gradients of the weights; bias
+// and mask; weights; gradients of the scores; add to the sums. Then: store.
 //
 // arch: sm_90a
 // where: T = __half | __nv_bfloat16
