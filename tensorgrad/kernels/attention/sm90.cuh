@@ -7,8 +7,8 @@
 // What the launch gives each block, less what it takes to align the tiles.
 constexpr int TILE_BYTES = 226 * 1024 - 1024;
 
-// An address in shared memory that the compiler keeps in a register. It would else compute it anew
-// in each step of a loop whose length it does not know to be equal in all lanes.
+// An address in shared memory that the compiler keeps in a register. It would otherwise compute it
+// anew in each step of a loop whose length it does not know to be equal in all lanes.
 template <typename X> __device__ inline X* kept_address(X* x) {
     unsigned address = shared_address(x);
     asm volatile("" : "+r"(address));
@@ -233,16 +233,16 @@ __device__ inline void arrive_warp(Mbarrier& barrier) {
 }
 
 // The dynamic schedule: a block takes the next tile of all when it has loaded its last, so that
-// blocks with short tiles take more of them. One thread asks for a tile a whole tile ahead, and
-// passes it on to the warps. takers: warps, or threads that take tiles alone.
+// blocks with short tiles take more of them. The producer thread takes it, and passes it on to the
+// consumer warps.
 template <int STAGES> struct TileQueue {
     Mbarrier full[STAGES], empty[STAGES];
     int index[STAGES];
 
-    __device__ void init(int takers) {
+    __device__ void init(int warps) {
         for (int i = 0; i < STAGES; ++i) {
             full[i].init(1);
-            empty[i].init(takers);
+            empty[i].init(warps);
         }
     }
     __device__ void put(PipelineState<STAGES>& at, int tile) {
