@@ -38,8 +38,7 @@
 #include "attention/sm90.cuh"
 
 constexpr int KEYS = 128, GROUPS = 2;   // keys of a block; its consumer warpgroups
-// Of a thread. A block starts with 168 a thread.
-constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+constexpr int CONSUMER_REGISTERS = 240;   // of a thread
 
 // Part of dq that a warpgroup computes for a tile of queries, as its threads have it: 64 rows and
 // 64 columns, four values of each of 128 threads for 8 columns at a time. With heads of 64 part g
@@ -241,8 +240,8 @@ attention_backward_ordered(T* __restrict__ dq, T* __restrict__ dk, T* __restrict
     __syncthreads();
     const int heads_each = p.heads / p.kv_heads;
 
-    if (threadIdx.x < WARPGROUP) {
-        setmaxnreg_decrease<PRODUCER_REGISTERS>();   // producers, a warp each
+    if (threadIdx.x < WARPGROUP) {   // producers, a warp each
+        setmaxnreg_decrease<PRODUCER_REGISTERS<GROUPS, CONSUMER_REGISTERS>>();
         const int warp = uniform(threadIdx.x / 32);
         if (warp > 0) {   // whole warps part first: else the producer's registers do not suffice
             if (threadIdx.x % 32 == 0 && warp <= GROUPS)

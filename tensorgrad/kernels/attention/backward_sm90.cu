@@ -39,11 +39,7 @@
 // Which gradients a launch computes. Registers hold both of the keys' side up to heads of 128.
 constexpr int QUERIES = 0, KEYS = 1, VALUES = 2, BOTH = 3;
 
-// Of a thread, with one producer and W consumer warpgroups. A block starts with 168 a thread where
-// W is 2, else 128: if these came to more, setmaxnreg would deadlock. Both sums of 128 columns need
-// the most.
-template <int D, int W, int PART>
-constexpr int PRODUCER_REGISTERS = W == 3 ? 32 : D == 128 && PART == BOTH ? 24 : 40;
+// Of a consumer's thread. Both sums of 128 columns need the most.
 template <int D, int W, int PART>
 constexpr int CONSUMER_REGISTERS = W == 3 ? 160 : D == 128 && PART == BOTH ? 240 : 232;
 
@@ -192,8 +188,9 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
         return Band{of.keys, of.queries, -shift - p.window_right, p.window_left - shift};
     };
 
+    constexpr int REGISTERS = CONSUMER_REGISTERS<D, W, PART>;
     if (threadIdx.x < WARPGROUP) {   // producer
-        setmaxnreg_decrease<PRODUCER_REGISTERS<D, W, PART>>();
+        setmaxnreg_decrease<PRODUCER_REGISTERS<W, REGISTERS>>();
         if (threadIdx.x == 0) {
             PipelineState<STAGES> at;
             PipelineState<1> turn;
@@ -251,7 +248,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
             }
         }
     } else {   // consumers
-        setmaxnreg_increase<CONSUMER_REGISTERS<D, W, PART>>();
+        setmaxnreg_increase<REGISTERS>();
         const int group = uniform(threadIdx.x / WARPGROUP) - 1;
         const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32 % 4);
         // with EXTRAS scores come scaled

@@ -35,10 +35,7 @@
 #include "attention/sm90.cuh"
 #include "overlap.cuh"
 
-// Of a thread, with one producer and W consumer warpgroups. A block starts with 168 a thread where
-// W is 2, else 128: if these came to more, setmaxnreg would deadlock.
-template <int W> constexpr int PRODUCER_REGISTERS = W == 3 ? 32 : 40;
-template <int W> constexpr int CONSUMER_REGISTERS = W == 3 ? 160 : 232;
+template <int W> constexpr int CONSUMER_REGISTERS = W == 3 ? 160 : 232;   // of a thread
 
 // Shared memory: the queries of each warpgroup, then rings of tiles of keys and of values.
 template <int D, int W, int N> struct ForwardTiles {
@@ -105,7 +102,7 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
     };
 
     if (threadIdx.x < WARPGROUP) {   // producer
-        setmaxnreg_decrease<PRODUCER_REGISTERS<W>>();
+        setmaxnreg_decrease<PRODUCER_REGISTERS<W, CONSUMER_REGISTERS<W>>>();
         if (threadIdx.x == 0) {
             PipelineState<STAGES> at;
             PipelineState<2> turn;

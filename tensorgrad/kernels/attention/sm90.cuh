@@ -7,6 +7,11 @@
 // What the launch gives each block, less what it takes to align the tiles.
 constexpr int TILE_BYTES = 226 * 1024 - 1024;
 
+// Registers of a producer's thread, beside W warpgroups of consumers: what these leave of what a
+// block starts with, 168 a thread where W is 2, else 128. With more setmaxnreg would deadlock.
+template <int W, int CONSUMER_REGISTERS>
+constexpr int PRODUCER_REGISTERS = (W + 1) * (W == 2 ? 168 : 128) - W * CONSUMER_REGISTERS;
+
 // An address in shared memory that the compiler keeps in a register. It would otherwise compute it
 // anew in each step of a loop whose length it does not know to be equal in all lanes.
 template <typename X> __device__ inline X* kept_address(X* x) {
