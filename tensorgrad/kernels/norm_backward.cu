@@ -79,7 +79,7 @@ norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, cons
                    const void* weight, bool weight_wide, const Compute<T>* mean_in,
                    const Compute<T>* rstd_in, long long rows, int width, bool overlaps) {
     using C = Compute<T>;
-    constexpr int WIDTH = VECTOR<T>, KEPT = KEEPS<LANES> ? VECTORS : 1;   // vectors
+    constexpr int WIDTH = VECTOR<T>, KEPT = KEEPS<LANES> ? VECTORS : 1;   // vectors; one always
     __shared__ Pair<C> sums[2][16];
     extern __shared__ __align__(16) unsigned char memory[];
     const int lanes = LANES > 0 ? LANES : blockDim.x,
