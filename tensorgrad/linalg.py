@@ -26,7 +26,7 @@ from tensorgrad.ops.diagonals import cross, vecdot
 from tensorgrad.ops.diagonals import diagonal as _diagonal
 from tensorgrad.ops.diagonals import trace as _trace
 from tensorgrad.ops.einsum import outer, tensordot
-from tensorgrad.ops.elementwise import abs, conj, not_equal, where
+from tensorgrad.ops.elementwise import abs, conj, isnan, not_equal, where
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.reduce import max, min, sum
 from tensorgrad.ops.reduce import norm as _norm
@@ -271,7 +271,7 @@ def eigh(x: Any, UPLO: Literal["L", "U"] = "L") -> EighResult:
     x, dtype = _square("eigh", x)
     if UPLO == "U":
         x = matrix_transpose(conj(x) if is_complex(x.dtype) else x)
-    found = tuple(namespace(x.data).linalg.eigh(x.data))
+    found = tuple(_computed("eigh", namespace(x.data).linalg.eigh, x.data))
     values, vectors = record("eigh", found, (x,), _eigh_backward, found)
     return EighResult(_rounded(values, dtype), _rounded(vectors, dtype))
 
@@ -343,7 +343,7 @@ def svd(x: Any, full_matrices: bool = True) -> SVDResult:
         algorithmic differentiation", section 3.2.
     """
     x, dtype = _matrices("svd", x)
-    found = tuple(namespace(x.data).linalg.svd(x.data, full_matrices))
+    found = tuple(_computed("svd", namespace(x.data).linalg.svd, x.data, full_matrices))
     results = record("svd", found, (x,), _svd_backward, found)
     u, s, vh = (_rounded(part, dtype) for part in results)
     return SVDResult(u, s, vh)
@@ -392,7 +392,7 @@ def pinv(x: Any, rtol: Any = None) -> Tensor:
     """
     x, dtype = _matrices("pinv", x)
     cut = _cutoff(x, rtol)
-    y = namespace(x.data).linalg.pinv(x.data, cut)
+    y = _computed("pinv", namespace(x.data).linalg.pinv, x.data, cut)
     return _rounded(record("pinv", y, (x,), _pinv_backward, (x.data, y)), dtype)
 
 
@@ -427,12 +427,28 @@ def cond(x: Any, p: Order = None) -> Tensor:
     Args:
         x: (..., M, N), square but for p None, 2 and -2.
         p: the order of the norm, see `matrix_norm`; None is 2.
+
+    Returns:
+        (...,); inf for singular matrices, NaN for those that hold NaN.
+
+    Raises:
+        ShapeError: the matrices have no elements, or are not square.
+        ArgumentError: another order, or a matrix has no singular values.
     """
+    x, dtype = _matrices("cond", x)
+    if not x.shape[-1] * x.shape[-2]:
+        raise ShapeError(f"cond: x has shape {x.shape}, expected elements in the matrices")
     if p is None or p in (2, -2):
         values = svdvals(x)
-        ratio = values[..., 0] / values[..., -1]
-        return ratio if p != -2 else 1 / ratio
-    return matrix_norm(x, ord=p) * matrix_norm(inv(x), ord=p)
+        y = values[..., -1] / values[..., 0] if p == -2 else values[..., 0] / values[..., -1]
+    else:
+        singular = slogdet(_check_square("cond", x).detach()).sign.data == 0
+        eye = namespace(x.data).eye(x.shape[-1], dtype=x.dtype)
+        regular = where(singular[..., None, None], eye, x)
+        y = matrix_norm(x, ord=p) * matrix_norm(inv(regular), ord=p)
+        y = where(singular, math.nan, y)
+    of_numbers = ~isnan(x.detach()).data.any((-2, -1))
+    return _rounded(where(isnan(y).data & of_numbers, math.inf, y), dtype)
 
 
 def matrix_power(x: Any, n: int) -> Tensor:
@@ -601,10 +617,10 @@ def _check_square(op: str, x: Tensor) -> Tensor:
     return x
 
 
-def _computed(op: str, function: Callable[..., Array], *arrays: Array) -> Array:
+def _computed(op: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a function that may find the first matrix unfit."""
     try:
-        return function(*arrays)
+        return function(*arguments)
     except np.linalg.LinAlgError as error:
         raise ArgumentError(f"{op}: the matrix is unfit: {error}") from error
 

@@ -319,8 +319,9 @@ def argwhere(x: Any) -> Tensor:
 def count_nonzero(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the number of elements that are not 0, int64."""
     x = tensor_of("count_nonzero", "x", x)
-    return Tensor(sum_array(x.data != 0, tuple(sorted(axis_tuple("count_nonzero", axis, x.ndim))),
-                            keepdims))  # fmt: skip
+    axes = tuple(sorted(axis_tuple("count_nonzero", axis, x.ndim)))
+    nonzero = namespace(x.data).asarray(x.data != 0)  # 0-d results come as scalars
+    return Tensor(sum_array(nonzero, axes, keepdims))
 
 
 def add_rows(total: Array, rows: Array, values: Array) -> None:

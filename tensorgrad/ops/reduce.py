@@ -140,19 +140,29 @@ def var(
         dtype: to convert x to first.
         correction: another name for ddof, as in the array API standard.
         where: the elements that count.
+
+    Raises:
+        ArgumentError: both ddof and correction are given.
     """
     if dim is not None:
         raise renamed_dim("var", dim)
-    if dtype is not None or correction is not None:
-        x = x if dtype is None else astype(x, dtype, copy=False)
-        ddof = ddof if correction is None else correction
-        return var(x, axis, ddof, keepdims, where=where)
+    if correction is not None:
+        return var(x, axis, _correction("var", ddof, correction), keepdims, dtype, where=where)
+    if dtype is not None:
+        return var(astype(x, dtype, copy=False), axis, ddof, keepdims, where=where)
     if where is not None:
         return _var_where(x, where, axis, ddof, keepdims)
     x, axes = _operand("var", x, axis)
     array = _as_float("var", x.data)
     y = cast(_variance(array, axes, ddof, keepdims), array.dtype)
     return record("var", y, (x,), _var_backward, (array, axes, ddof))
+
+
+def _correction(op: str, ddof: float, correction: float) -> float:
+    """Return the correction, where ddof is not given too."""
+    if ddof != 0:
+        raise ArgumentError(f"{op}: got ddof={ddof} and correction={correction}, expected one")
+    return correction
 
 
 VAR_GRADIENT = Row("var_gradient", "dy x mean divisor", "dy * 2 * (x - mean) / divisor")
@@ -178,10 +188,10 @@ def std(
     """Return the standard deviation, the square root of `var`; its gradient is 0 where it is 0."""
     if dim is not None:
         raise renamed_dim("std", dim)
-    if dtype is not None or correction is not None:
-        x = x if dtype is None else astype(x, dtype, copy=False)
-        ddof = ddof if correction is None else correction
-        return std(x, axis, ddof, keepdims, where=where)
+    if correction is not None:
+        return std(x, axis, _correction("std", ddof, correction), keepdims, dtype, where=where)
+    if dtype is not None:
+        return std(astype(x, dtype, copy=False), axis, ddof, keepdims, where=where)
     if where is not None:
         return _std_where(x, where, axis, ddof, keepdims)
     x, axes = _operand("std", x, axis)
@@ -511,7 +521,7 @@ def cumulative_sum(
     """Return `cumsum` along an axis, which x of several axes needs.
 
     Args:
-        x: any shape with an axis or more.
+        x: any shape; a number counts as one axis.
         axis: the axis to sum along.
         dtype: as in `cumsum`.
         include_initial: whether a 0 comes first.
@@ -533,8 +543,10 @@ def _cumulative(
     function: Any, x: Any, axis: int | None, dtype: Any, include_initial: bool, initial: int
 ) -> Tensor:
     x = tensor_of("cumulative", "x", x)
-    if axis is None and x.ndim != 1:
+    if axis is None and x.ndim > 1:
         raise ArgumentError(f"cumulative: axis is None for x of {x.ndim} axes, expected an axis")
+    if axis is None and not x.ndim:
+        x = x[None]
     axis = axis_index("cumulative", 0 if axis is None else axis, x.ndim)
     y: Tensor = function(x, axis, dtype)
     if include_initial:
@@ -667,7 +679,8 @@ def _reduce_empty(op: str, x: Array, axes: Axes, dtype: Dtype, parameter: float)
     shape = tuple([n for axis, n in enumerate(x.shape) if axis not in axes])
     if math.prod(shape) and op not in _OF_NOTHING:
         raise ShapeError(f"{op.lower()}: x has shape {x.shape}, expected elements along {axes}")
-    return backend.namespace(x).full(shape, _OF_NOTHING.get(op, 0), dtype)
+    value = 0 if op == "Var" and parameter > 0 else _OF_NOTHING.get(op, 0)
+    return backend.namespace(x).full(shape, value, dtype)
 
 
 _COMPLEX = {"Mean": "mean", "Prod": "prod", "Any": "any", "All": "all"}
