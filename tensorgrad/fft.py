@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from tensorgrad.backend import namespace, namespace_on, widened
-from tensorgrad.checks import axis_index, axis_tuple, check_integer
+from tensorgrad.checks import axis_index, axis_tuple, check_integer, check_number
 from tensorgrad.dtypes import DtypeLike, as_dtype, float32, is_complex, is_float
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.operands import constant_of, tensor_of
@@ -143,6 +143,7 @@ def _computed(op: str, x: Tensor, lengths: Any, axes: Any, norm: str) -> Tensor:
 
 def _frequencies(op: str, n: int, d: float, dtype: DtypeLike | None, device: str | None) -> Tensor:
     check_integer(op, "n", n, 1)
+    check_number(op, "d", d)
     target = float32 if dtype is None else as_dtype(dtype)
     if not is_float(target):
         raise DtypeError(f"{op}: dtype is {target}, expected a float")

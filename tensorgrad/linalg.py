@@ -21,7 +21,7 @@ from tensorgrad.backend import Array, namespace, same_device
 from tensorgrad.checks import axis_tuple
 from tensorgrad.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
-from tensorgrad.operands import tensor_of
+from tensorgrad.operands import constant_of, tensor_of
 from tensorgrad.ops.diagonals import cross, vecdot
 from tensorgrad.ops.diagonals import diagonal as _diagonal
 from tensorgrad.ops.diagonals import trace as _trace
@@ -418,7 +418,9 @@ def matrix_rank(x: Any, rtol: Any = None) -> Tensor:
 def _cutoff(x: Tensor, rtol: Any) -> Any:
     if rtol is None:
         return float(np.finfo(x.dtype).eps) * float(np.max(x.shape[-2:]))
-    return rtol.data if isinstance(rtol, Tensor) else rtol
+    if not isinstance(rtol, Tensor):
+        return rtol
+    return constant_of("pinv", "rtol", rtol, "the rank is constant")
 
 
 def cond(x: Any, p: Order = None) -> Tensor:
@@ -438,17 +440,21 @@ def cond(x: Any, p: Order = None) -> Tensor:
     x, dtype = _matrices("cond", x)
     if not x.shape[-1] * x.shape[-2]:
         raise ShapeError(f"cond: x has shape {x.shape}, expected elements in the matrices")
-    if p is None or p in (2, -2):
-        values = svdvals(x)
-        y = values[..., -1] / values[..., 0] if p == -2 else values[..., 0] / values[..., -1]
-    else:
-        singular = slogdet(_check_square("cond", x).detach()).sign.data == 0
-        eye = namespace(x.data).eye(x.shape[-1], dtype=x.dtype)
-        regular = where(singular[..., None, None], eye, x)
-        y = matrix_norm(x, ord=p) * matrix_norm(inv(regular), ord=p)
-        y = where(singular, math.nan, y)
+    with np.errstate(all="ignore"):  # of singular matrices
+        y = _cond(x, p)
     of_numbers = ~isnan(x.detach()).data.any((-2, -1))
     return _rounded(where(isnan(y).data & of_numbers, math.inf, y), dtype)
+
+
+def _cond(x: Tensor, p: Order) -> Tensor:
+    """Return `cond`, NaN for some singular matrices."""
+    if p is None or p in (2, -2):
+        values = svdvals(x)
+        return values[..., -1] / values[..., 0] if p == -2 else values[..., 0] / values[..., -1]
+    singular = slogdet(_check_square("cond", x).detach()).sign.data == 0
+    eye = namespace(x.data).eye(x.shape[-1], dtype=x.dtype)
+    regular = where(singular[..., None, None], eye, x)
+    return where(singular, math.nan, matrix_norm(x, ord=p) * matrix_norm(inv(regular), ord=p))
 
 
 def matrix_power(x: Any, n: int) -> Tensor:

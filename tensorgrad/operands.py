@@ -85,16 +85,17 @@ def leaves_of(value: Any) -> Iterator[Any]:
         yield value
 
 
-def constant_of(op: str, name: str, tensor: Tensor) -> Array:
-    """Return the array of an operand of an op without a gradient.
+def constant_of(
+    op: str, name: str, tensor: Tensor, why: str = "complex numbers carry none"
+) -> Array:
+    """Return the array of an operand that an op has no gradient of.
 
     Raises:
-        GradError: the operand requires a gradient, which would be lost.
+        GradError: the operand requires a gradient, which would be lost; `why` says the reason.
     """
     if tensor.requires_grad and mode.grad_enabled:
         raise GradError(
-            f"{op}: {name} requires a gradient, expected one that does not: complex numbers carry "
-            "none; use detach()"
+            f"{op}: {name} requires a gradient, expected one that does not: {why}; use detach()"
         )
     return tensor.data
 

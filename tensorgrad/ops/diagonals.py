@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorgrad.backend import namespace, namespace_on
 from tensorgrad.checks import axis_index, check_integer
-from tensorgrad.dtypes import DtypeLike, as_dtype, float32, int64, is_complex
+from tensorgrad.dtypes import DtypeLike, as_dtype, float32, float64, int64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.einsum import dot, tensordot
@@ -278,6 +278,7 @@ def vander(x: Any, columns: int | None = None, increasing: bool = False) -> Tens
         raise ShapeError(f"vander: x has shape {x.shape}, expected one axis")
     count = len(x) if columns is None else columns
     check_integer("vander", "columns", count, 0)
-    x = astype(x, np.promote_types(x.dtype, int64), copy=False)
+    dtype = float64 if is_float(x.dtype) else np.promote_types(x.dtype, int64)
+    x = astype(x, dtype, copy=False)
     powers = namespace(x.data).arange(count, dtype=x.dtype)
     return power(expand_dims(x, 1), powers if increasing else powers[::-1])

@@ -16,7 +16,14 @@ from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, namespace, same_device, widened
-from tensorgrad.checks import array_of, axis_index, axis_tuple, check_integer, renamed_dim
+from tensorgrad.checks import (
+    array_of,
+    axis_index,
+    axis_tuple,
+    check_integer,
+    check_number,
+    renamed_dim,
+)
 from tensorgrad.dtypes import (
     Dtype,
     DtypeLike,
@@ -27,8 +34,8 @@ from tensorgrad.dtypes import (
     is_complex,
     is_float,
 )
-from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
-from tensorgrad.operands import tensor_of
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.operands import constant_of, tensor_of
 from tensorgrad.ops.diagonals import diagonal
 from tensorgrad.ops.elementwise import clip, equal, isnan, not_equal, where
 from tensorgrad.ops.indexing import take_along_axis
@@ -100,7 +107,7 @@ def quantile(
         ArgumentError: a fraction is outside 0 to 1, or there is no such method.
         DtypeError: x holds complex numbers.
         GradError: q requires a gradient, which there is none of.
-        ShapeError: there are no elements to reduce, or q has more than two axes.
+        ShapeError: there are no elements to reduce, or q has more than two axes (one beside NaN).
     Source: Hyndman & Fan 1996, doi:10.2307/2684934.
     """
     if dim is not None:
@@ -148,7 +155,7 @@ def _quantile(
     axes = axis_tuple(op, axis, x.ndim)
     if is_complex(x.dtype):
         raise DtypeError(f"{op}: x has dtype {x.dtype}, expected real numbers")
-    fractions = _fractions(op, q)
+    fractions = _fractions(op, q, 1 if skip_nan else 2)
     if method != "median" and method not in get_args(QuantileMethod):
         raise ArgumentError(f"{op}: method is {method!r}, expected {get_args(QuantileMethod)}")
     takes = method in _TAKES or (method == "linear" and fractions.dtype.kind in "iu")
@@ -160,6 +167,7 @@ def _quantile(
     length = math.prod([x.shape[i] for i in axes])
     whole = tuple([1 if i in axes else n for i, n in enumerate(x.shape)]) if keepdims else shape
     if not length and (skip_nan or method == "median"):
+        dtype = dtype if is_float(dtype) else float64
         return Tensor(namespace(x.data).full((*fractions.shape, *whole), math.nan, dtype))
     if not length:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected elements along {axes}")
@@ -181,17 +189,17 @@ def _quantile(
     return reshape(stack(results), (*fractions.shape, *whole))
 
 
-def _fractions(op: str, q: Any) -> np.ndarray[Any, Any]:
+def _fractions(op: str, q: Any, most: int) -> np.ndarray[Any, Any]:
     """Return the fractions, on the host; integers stay integers, which `quantile` asks for."""
-    if isinstance(q, Tensor) and q.requires_grad:
-        raise GradError(f"{op}: q requires a gradient, expected numbers, or detach()")
-    fractions = array_of(op, "q", q.numpy() if isinstance(q, Tensor) else q)
+    if isinstance(q, Tensor):
+        q = backend.to_numpy(constant_of(op, "q", q, "quantiles are those of numbers"))
+    fractions = array_of(op, "q", q)
     if fractions.dtype.kind not in "biuf":
         raise DtypeError(f"{op}: q has dtype {fractions.dtype}, expected real numbers")
     if "percentile" in op:
         fractions = fractions / 100
-    if fractions.ndim > 2:
-        raise ShapeError(f"{op}: q has shape {fractions.shape}, expected two axes at most")
+    if fractions.ndim > most:
+        raise ShapeError(f"{op}: q has shape {fractions.shape}, expected {most} axes at most")
     if not ((fractions >= 0) & (fractions <= 1)).all():
         raise ArgumentError(f"{op}: q is {q}, expected 0 to {100 if 'percentile' in op else 1}")
     return fractions
@@ -404,9 +412,9 @@ def nanargmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor
 def _filled_but_some(op: str, x: Any, value: float, axis: Axis) -> Tensor:
     """Do as `_filled`; raise ArgumentError on the CPU where everything along the axis is NaN."""
     x = tensor_of(op, "x", x)
-    if is_float(x.dtype) and x.size and backend.is_numpy(x.data):
-        if all(isnan(x), axis).data.any():
-            raise ArgumentError(f"{op}: x holds nothing but NaN along {axis}, expected a number")
+    on_host = is_float(x.dtype) and x.size and backend.is_numpy(x.data)
+    if on_host and all(isnan(x), axis).data.any():
+        raise ArgumentError(f"{op}: x holds nothing but NaN along axis {axis}, expected a number")
     return _filled(op, x, value)
 
 
@@ -637,10 +645,18 @@ def histogram(
 
     Raises:
         ArgumentError: the edges are not ascending, or there is no bin.
+        GradError: x or the edges require a gradient.
     """
     x = tensor_of("histogram", "x", x)
+    constant_of("histogram", "x", x, "counts have none")
+    if isinstance(bins, Tensor):
+        bins = backend.to_numpy(constant_of("histogram", "bins", bins, "counts have none"))
+    if range is not None and (not isinstance(range, tuple | list) or len(range) != 2):
+        raise ArgumentError(f"histogram: range is {range!r:.60}, expected two numbers")
+    for end in range or ():
+        check_number("histogram", "range", end)
     xp = namespace(x.data)
-    edges_or_count = bins if isinstance(bins, int) else xp.asarray(_host(bins))
+    edges_or_count = bins if isinstance(bins, int) else xp.asarray(bins)
     try:
         counts, edges = xp.histogram(widened(x.data), edges_or_count, range)
     except (ValueError, TypeError) as error:
@@ -667,7 +683,3 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Tensor:
         return Tensor(xp.asarray(xp.digitize(widened(x.data), xp.asarray(edges.data), right)))
     except (ValueError, TypeError) as error:
         raise ArgumentError(f"digitize: bins is {bins!r:.60}: {error}") from error
-
-
-def _host(values: Any) -> Any:
-    return backend.to_numpy(values.data) if isinstance(values, Tensor) else values

@@ -46,10 +46,10 @@ def softplus(x: Any, beta: float = 1.0, threshold: float = math.inf) -> Tensor:
         threshold: x itself is returned where beta * x is above this; never by default. PyTorch has
             20, where the difference is 2e-9.
     """
-    if beta == 1 and threshold == math.inf:
-        return SOFTPLUS(x)
     check_number("softplus", "beta", beta)
     check_number("softplus", "threshold", threshold)
+    if beta == 1 and threshold == math.inf:
+        return SOFTPLUS(x)
     if not beta > 0:
         raise ArgumentError(f"softplus: beta is {beta}, expected more than 0")
     return SCALED_SOFTPLUS(x, float(beta), float(threshold))
