@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from tensorgrad.backend import Array, namespace, same_device
 from tensorgrad.checks import axis_tuple
 from tensorgrad.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
+from tensorgrad.omitted import missing as _missing
 from tensorgrad.operands import constant_of, tensor_of
 from tensorgrad.ops.diagonals import cross, vecdot
 from tensorgrad.ops.diagonals import diagonal as _diagonal
@@ -640,3 +641,9 @@ def _reciprocal_differences(values: Array) -> Array:
     difference = values[..., None, :] - values[..., None]
     same = namespace(values).eye(values.shape[-1], dtype=values.dtype)
     return (1 - same) / (difference + same)
+
+
+if not TYPE_CHECKING:  # to a type checker every name would exist
+
+    def __getattr__(name: str) -> Any:
+        raise _missing(__name__, name)

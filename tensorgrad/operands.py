@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorgrad import backend, ranges
 from tensorgrad.backend import Array
-from tensorgrad.checks import array_of
+from tensorgrad.checks import array_of, not_an_operand
 from tensorgrad.dtypes import (
     Dtype,
     DtypeLike,
@@ -46,9 +46,7 @@ def tensor_of(op: str, name: str, value: Any) -> Tensor:
         return Tensor(np.asarray(value, _DEFAULTS.get(type(value))))
     if isinstance(value, (list, tuple)):
         return Tensor(values_of(op, value))
-    raise DtypeError(
-        f"{op}: {name} is a {type(value).__name__}, expected a tensor, array, number or list"
-    )
+    raise not_an_operand(op, name, value)
 
 
 def values_of(op: str, value: Any, dtype: DtypeLike | None = None) -> Array:
@@ -111,8 +109,7 @@ def tensors_of(op: str, values: Any) -> list[Tensor]:
         ranges.active.enter(op)
     whole = isinstance(values, Tensor) or backend.is_array(values)
     if whole or not hasattr(values, "__iter__"):
-        kind = type(values).__name__
-        raise DtypeError(f"{op}: tensors is a {kind}, expected a list or tuple of them")
+        raise not_an_operand(op, "tensors", values, "a list or tuple of them")
     tensors = [
         value if isinstance(value, Tensor) else tensor_of(op, f"tensors[{i}]", value)
         for i, value in enumerate(values)

@@ -14,7 +14,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, namespace_on
-from tensorgrad.checks import check_indices, check_integer, check_number, shape_of
+from tensorgrad.checks import check_indices, check_integer, check_no_length, check_number, shape_of
 from tensorgrad.dtypes import (
     Dtype,
     DtypeLike,
@@ -136,6 +136,7 @@ def zeros(
     requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor of zeros."""
+    check_no_length("zeros", "shape", dtype)
     data = namespace_on(device or "cpu").zeros(shape_of("zeros", shape), _float_dtype(dtype))
     return Tensor(data, requires_grad)
 
@@ -147,6 +148,7 @@ def ones(
     requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor of ones."""
+    check_no_length("ones", "shape", dtype)
     return full(shape_of("ones", shape), 1, _float_dtype(dtype), device, requires_grad)
 
 
@@ -157,6 +159,7 @@ def empty(
     requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor whose values are whatever the memory held."""
+    check_no_length("empty", "shape", dtype)
     data = namespace_on(device or "cpu").empty(shape_of("empty", shape), _float_dtype(dtype))
     return Tensor(data, requires_grad)
 
@@ -176,6 +179,7 @@ def full(
         GradError: fill_value requires a gradient.
     """
     lengths = shape_of("full", shape)
+    check_no_length("full", "shape", dtype)
     if isinstance(fill_value, Tensor):
         why = "a new tensor is outside its graph; broadcast_to() keeps it"
         fill_value = constant_of("full", "fill_value", fill_value, why)

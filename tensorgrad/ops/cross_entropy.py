@@ -26,7 +26,7 @@ from tensorgrad.checks import (
     check_range,
     check_shape,
 )
-from tensorgrad.dtypes import Dtype, compute_dtype, float16, int64, is_float
+from tensorgrad.dtypes import Dtype, compute_dtype, float16, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
@@ -94,7 +94,8 @@ def cross_entropy(
     """
     op = "cross_entropy"
     logits = float_tensor(op, "logits", logits)
-    soft = is_float(getattr(targets, "dtype", int64)) and targets.ndim == logits.ndim
+    has_dtype = isinstance(targets, Tensor) or backend.is_array(targets)
+    soft = has_dtype and is_float(targets.dtype) and targets.ndim == logits.ndim
     if axis != -1:
         logits = moveaxis(logits, axis_index(op, axis, logits.ndim), -1)
         targets = moveaxis(targets, axis, -1) if soft else targets

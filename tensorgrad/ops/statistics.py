@@ -21,6 +21,7 @@ from tensorgrad.checks import (
     axis_index,
     axis_tuple,
     check_integer,
+    check_keepdims,
     check_number,
     renamed_dim,
 )
@@ -153,6 +154,7 @@ def _quantile(
 ) -> Tensor:
     x = tensor_of(op, "x", x)
     axes = axis_tuple(op, axis, x.ndim)
+    check_keepdims(op, keepdims)
     if is_complex(x.dtype):
         raise DtypeError(f"{op}: x has dtype {x.dtype}, expected real numbers")
     fractions = _fractions(op, q, 1 if skip_nan else 2)
@@ -193,7 +195,7 @@ def _fractions(op: str, q: Any, most: int) -> np.ndarray[Any, Any]:
     """Return the fractions, on the host; integers stay integers, which `quantile` asks for."""
     if isinstance(q, Tensor):
         q = backend.to_numpy(constant_of(op, "q", q, "quantiles are those of numbers"))
-    fractions = array_of(op, "q", q)
+    fractions = np.asarray(array_of(op, "q", q))
     if fractions.dtype.kind not in "biuf":
         raise DtypeError(f"{op}: q has dtype {fractions.dtype}, expected real numbers")
     if "percentile" in op:
@@ -356,6 +358,7 @@ def nanstd(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -
 
 def _nan_variance(op: str, x: Any, axis: Axis, ddof: float, keepdims: bool, power: float) -> Tensor:
     x = tensor_of(op, "x", x)
+    check_number(op, "ddof", ddof)
     if not is_float(x.dtype):
         return (var if power == 1 else std)(x, axis, ddof, keepdims)
     wide = astype(x, compute_dtype(x.dtype), copy=False)

@@ -539,7 +539,7 @@ def test_inputs_that_do_not_fit() -> None:
     x, y = Tensor(np.ones((2, 3))), Tensor(np.ones((4,)))
     with pytest.raises(ShapeError, match=r"add: a has shape \(2, 3\), b has shape \(4,\)"):
         x + y
-    with pytest.raises(DtypeError, match="add: got a str, expected a tensor, array, number or"):
+    with pytest.raises(DtypeError, match="add: b is a str, expected a tensor, array, number or"):
         x + "one"
     with pytest.raises(DtypeError, match="negative: x has dtype bool"):
         tg.negative(Tensor(np.array([True])))

@@ -21,6 +21,7 @@ from tensorgrad import backend, ranges
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
+from tensorgrad.checks import not_an_operand
 from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.kernels.elementwise import launch
@@ -124,10 +125,13 @@ class Row:
         """Return the result, broadcast as NumPy does, in the dtype that NumPy promotes to."""
         if ranges.active is not None:
             ranges.active.enter(self.name)
-        inputs = []
+        inputs: list[Any] = []
         arrays = []
         for operand in operands:
-            tensor = operand if isinstance(operand, Tensor) else _constant(self.name, operand)
+            if isinstance(operand, Tensor):
+                tensor = operand
+            else:
+                tensor = _constant(self.name, self.operands[len(inputs)], operand)
             inputs.append(tensor)
             arrays.append(tensor.data)
         first = arrays[self._leading]
@@ -351,7 +355,7 @@ class _Constant:
         self.data = data
 
 
-def _constant(op: str, operand: Any) -> Any:
+def _constant(op: str, name: str, operand: Any) -> Any:
     if type(operand) in SCALARS:
         return _Constant(operand)
     if isinstance(operand, np.generic) or backend.is_array(operand):
@@ -362,9 +366,7 @@ def _constant(op: str, operand: Any) -> Any:
         return _Constant(operand)
     if isinstance(operand, (list, tuple)):
         return _Constant(values_of(op, operand))
-    raise DtypeError(
-        f"{op}: got a {type(operand).__name__}, expected a tensor, array, number or list"
-    )
+    raise not_an_operand(op, name, operand)
 
 
 def _computable(arrays: Sequence[Any], compute: Dtype) -> list[Any]:
