@@ -18,7 +18,7 @@ import numpy as np
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, namespace, same_device
-from tensorgrad.checks import axis_tuple
+from tensorgrad.checks import axis_tuple, check_integer
 from tensorgrad.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.omitted import missing as _missing
@@ -465,6 +465,7 @@ def matrix_power(x: Any, n: int) -> Tensor:
         ShapeError: the matrices are not square.
     """
     given = tensor_of("matrix_power", "x", x)
+    check_integer("matrix_power", "n", n)
     base: Tensor | None = _check_square("matrix_power", given) if n >= 0 else inv(given)
     power, n = None, -n if n < 0 else n
     while n:
@@ -481,6 +482,8 @@ def matrix_power(x: Any, n: int) -> Tensor:
 
 def multi_dot(matrices: Any) -> Tensor:
     """Return the product of matrices, from left to right; the first and last may be vectors."""
+    if len(matrices) < 2:
+        raise ArgumentError(f"multi_dot: got {len(matrices)} matrices, expected two or more")
     y, *others = matrices
     for other in others:
         y = matmul(y, other)

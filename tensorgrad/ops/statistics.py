@@ -30,6 +30,7 @@ from tensorgrad.dtypes import (
     DtypeLike,
     as_dtype,
     compute_dtype,
+    float32,
     float64,
     int64,
     is_complex,
@@ -160,7 +161,7 @@ def _quantile(
     fractions = _fractions(op, q, 1 if skip_nan else 2)
     if method != "median" and method not in get_args(QuantileMethod):
         raise ArgumentError(f"{op}: method is {method!r}, expected {get_args(QuantileMethod)}")
-    takes = method in _TAKES or (method == "linear" and fractions.dtype.kind in "iu")
+    takes = method in _TAKES or (method == "linear" and fractions.dtype.kind in "biu")
     dtype = x.dtype if takes or is_float(x.dtype) else float64
     if not takes and isinstance(q, Tensor | np.ndarray | np.generic):
         dtype = np.result_type(dtype, fractions.dtype)
@@ -338,9 +339,9 @@ def nancumprod(x: Any, axis: int | None = None) -> Tensor:
 def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the mean of the elements that are not NaN; NaN where all are."""
     x = tensor_of("nanmean", "x", x)
-    if not is_float(x.dtype):
+    if not (is_float(x.dtype) or is_complex(x.dtype)):
         return mean(x, axis, keepdims)
-    wide = astype(x, compute_dtype(x.dtype), copy=False)
+    wide = astype(x, compute_dtype(x.dtype), copy=False) if is_float(x.dtype) else x
     count = _count(x, axis, keepdims)
     count = where(count > 0, count, float("nan"))
     return astype(nansum(wide, axis, keepdims) / count, x.dtype, copy=False)
@@ -391,7 +392,8 @@ def _nan_extremum(op: str, function: Any, x: Any, axis: Axis, keepdims: bool) ->
     x = tensor_of(op, "x", x)
     worst = float("-inf") if function is max else float("inf")
     y: Tensor = function(_filled(op, x, worst), axis, keepdims)
-    return where(all(isnan(x), axis, keepdims), float("nan"), y) if is_float(x.dtype) else y
+    empty = all(isnan(x), axis, keepdims)
+    return where(empty, float("nan"), y) if is_float(x.dtype) or is_complex(x.dtype) else y
 
 
 def nanargmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
@@ -415,8 +417,7 @@ def nanargmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor
 def _filled_but_some(op: str, x: Any, value: float, axis: Axis) -> Tensor:
     """Do as `_filled`; raise ArgumentError on the CPU where everything along the axis is NaN."""
     x = tensor_of(op, "x", x)
-    on_host = is_float(x.dtype) and x.size and backend.is_numpy(x.data)
-    if on_host and all(isnan(x), axis).data.any():
+    if x.size and backend.is_numpy(x.data) and all(isnan(x), axis).data.any():
         raise ArgumentError(f"{op}: x holds nothing but NaN along axis {axis}, expected a number")
     return _filled(op, x, value)
 
@@ -424,12 +425,13 @@ def _filled_but_some(op: str, x: Any, value: float, axis: Axis) -> Tensor:
 def _filled(op: str, x: Any, value: float) -> Tensor:
     """Return x with a number in place of NaN."""
     x = tensor_of(op, "x", x)
-    return where(isnan(x), value, x) if is_float(x.dtype) else x
+    return where(isnan(x), value, x) if is_float(x.dtype) or is_complex(x.dtype) else x
 
 
 def _count(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """Return how many floats are not NaN, in the compute dtype."""
-    return astype(sum(equal(x.detach(), x.detach()), axis, keepdims), compute_dtype(x.dtype))
+    """Return how many numbers are not NaN, in the compute dtype, of complex ones float32."""
+    dtype = compute_dtype(x.dtype) if is_float(x.dtype) else float32
+    return astype(sum(equal(x.detach(), x.detach()), axis, keepdims), dtype)
 
 
 def cov(
@@ -458,8 +460,8 @@ def cov(
         (variables, variables), or a number for one.
 
     Raises:
-        ArgumentError: ddof is not an integer, or a weight is negative or not of its kind.
-        DtypeError: x holds complex numbers.
+        ArgumentError: ddof is not an integer, or a weight is negative.
+        DtypeError: x holds complex numbers, or `fweights` fractions.
         ShapeError: x has more than two axes, or weights do not fit.
     """
     if ddof is not None:
@@ -504,7 +506,7 @@ def _weights_of_cov(name: str, given: Any, x: Tensor) -> Tensor | None:
     if weights.shape != x.shape[1:]:
         raise ShapeError(f"cov: {name} has shape {weights.shape}, expected {x.shape[1:]}")
     if name == "fweights" and not (weights.data == weights.data.round()).all():
-        raise ArgumentError("cov: fweights holds fractions, expected integers")
+        raise DtypeError("cov: fweights holds fractions, expected integers")
     if (weights.data < 0).any():
         raise ArgumentError(f"cov: {name} holds negative numbers, expected 0 or more")
     return astype(weights, x.dtype, copy=False)
@@ -603,7 +605,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
         ArgumentError: an integer is negative.
         ShapeError: x does not have one axis, or the weights have another shape.
     """
-    x = tensor_of("bincount", "x", x)
+    x = tensor_of("bincount", "x", np.zeros(0, int64) if isinstance(x, list) and not x else x)
     if x.dtype.kind not in "biu":
         raise DtypeError(f"bincount: x has dtype {x.dtype}, expected integers")
     if x.ndim != 1:
@@ -631,7 +633,7 @@ def _bincount_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 def histogram(
     x: Any,
-    bins: int | Sequence[float] = 10,
+    bins: int | str | Sequence[float] = 10,
     range: tuple[float, float] | None = None,
     density: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -639,7 +641,8 @@ def histogram(
 
     Args:
         x: any shape.
-        bins: how many of one width, or their edges in ascending order.
+        bins: how many of one width, the name of a rule of NumPy's for that ("auto"), or their
+            edges in ascending order.
         range: the first and the last edge; by default the extremes of x.
         density: whether to divide by the number of elements and the widths.
 
@@ -654,13 +657,18 @@ def histogram(
     constant_of("histogram", "x", x, "counts have none")
     if isinstance(bins, Tensor):
         bins = backend.to_numpy(constant_of("histogram", "bins", bins, "counts have none"))
-    if range is not None and (not isinstance(range, tuple | list) or len(range) != 2):
-        raise ArgumentError(f"histogram: range is {range!r:.60}, expected two numbers")
-    for end in range or ():
-        check_number("histogram", "range", end)
+    if range is not None:
+        if not isinstance(range, tuple | list | np.ndarray) or len(range) != 2:
+            raise ArgumentError(f"histogram: range is {range!r:.60}, expected two numbers")
+        for end in range:
+            check_number("histogram", "range", end)
     xp = namespace(x.data)
-    edges_or_count = bins if isinstance(bins, int) else xp.asarray(bins)
+    edges_or_count = bins if isinstance(bins, int | str) else xp.asarray(bins)
     try:
+        if isinstance(bins, str):
+            edges_or_count = xp.asarray(
+                np.histogram_bin_edges(backend.to_numpy(x.data), bins, range)
+            )
         counts, edges = xp.histogram(widened(x.data), edges_or_count, range)
     except (ValueError, TypeError) as error:
         raise ArgumentError(f"histogram: bins is {bins!r:.60}, range {range}: {error}") from error

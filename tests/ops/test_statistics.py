@@ -131,7 +131,8 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("cov", {}), ("cov", {"ddof": 5}), ("cov", {"rowvar": False}), ("corrcoef", {}),
     ("cov", {"fweights": [1, 0, 2], "aweights": [0.5, 1.0, 2.0]}), ("vander", {}),
     ("vander", {"N": 3}), ("diff", {}), ("trapezoid", {}), ("bincount", {"minlength": 2}),
-    ("histogram", {"bins": 3}), ("digitize", {"bins": [0.0, 2.0]}),
+    ("histogram", {"bins": 3}), ("histogram", {"bins": "auto", "range": (0, 3)}),
+    ("digitize", {"bins": [0.0, 2.0]}),
 ]  # fmt: skip
 
 
@@ -170,6 +171,14 @@ def test_degenerate_inputs_are_numpys() -> None:
                     given["weights"] = np.full(x.shape, options["weights"])
                 compared += compare(name, x, given)
     assert compared > 2000
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["nansum", "nanprod", "nanmean", "nanmax", "nanmin", "nanargmax",
+                                  "nancumsum", "nancumprod"])  # fmt: skip
+def test_complex_nan_is_skipped(name: str) -> None:
+    for values in ([1 + 1j, np.nan, 2], [complex(1, NAN), 3], [NAN, NAN]):
+        compare(name, np.array(values, "complex64"), {})
 
 
 @pytest.mark.parametrize("method", METHODS)
