@@ -1,8 +1,8 @@
-"""Compile a template of a .cu file to a function on the current GPU.
+"""Compile a template of a .cu file to a `cupy.RawKernel`.
 
 A kernel is named by its file and one instantiation of a template, `load("reduce.cu",
-"reduce_rows_warp<Sum<float>>")`. It is compiled alone, on first use, by NVRTC; the machine code
-is kept on disk, the loaded function in memory. Comments at the start of a line say how a file is
+"reduce_rows_warp<Sum<float>>")`. It is compiled alone, on first use, by `cupy.RawModule` with
+NVRTC; CuPy keeps the machine code on disk. Comments at the start of a line say how a file is
 compiled:
 
     // options: -fmad=false                  further compiler options
@@ -17,16 +17,13 @@ A line that begins with `//` and two spaces or more continues the one above.
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import logging
 import os
 import re
 import stat
 import sys
-import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +40,7 @@ OPTIONS = ("-std=c++17", "-DNDEBUG")  # with assert on, ptxas serializes wgmma
 _INCLUDE = re.compile(r'^\s*#include "([^"]+)"\s*$')
 _DIRECTIVE = re.compile(r"^// (options|arch|where|instantiate): (.+(?:\n//  .+)*)", re.MULTILINE)
 
-Kernel = Any  # cupy.cuda.Function: kernel(grid, block, args, shared_mem=0)
+Kernel = Any  # cupy.RawKernel: kernel(grid, block, args, shared_mem=0)
 _kernels: dict[tuple[str, str, int], Kernel] = {}
 
 
@@ -57,14 +54,6 @@ class Source(NamedTuple):
     kernels: tuple[str, ...]
 
 
-class Binary(NamedTuple):
-    """Machine code, the linker name of each kernel in it, and what the compiler said."""
-
-    image: bytes
-    symbols: dict[str, str]
-    log: str
-
-
 def load(file: str, kernel: str) -> Kernel:
     """Return one instantiation of a template of a .cu file, for the current GPU.
 
@@ -73,17 +62,29 @@ def load(file: str, kernel: str) -> Kernel:
         kernel: instantiation as the file lists it, such as "reduce_rows_warp<Sum<float>>".
 
     Returns:
-        A callable (grid, block, arguments, bytes of dynamic shared memory = 0) that launches on
-        the current stream. Up to the chip's limit of shared memory is allowed.
+        A compiled `cupy.RawKernel`: a callable (grid, block, arguments, shared_mem=0) that launches
+        on the current stream. Up to the chip's limit of shared memory is allowed.
 
     Raises:
         KernelError: the file does not list the kernel, it does not compile (the message has file,
             line and the compiler's log), or it is for another GPU.
     """
+    device = backend.cupy.cuda.runtime.getDevice()
     try:
-        return _kernels[file, kernel, backend.cupy.cuda.runtime.getDevice()]
+        return _kernels[file, kernel, device]
     except KeyError:
-        return _load(file, kernel, _binary(file, kernel, _gpu_target()))
+        source = _source(file, kernel, f"sm_{capability(device)}")
+        options = (
+            source.options if source.arch is None else (*source.options, f"-arch={source.arch}")
+        )
+        with _compiling(file, kernel):
+            module = backend.cupy.RawModule(
+                code=source.text, options=options, backend="nvrtc", name_expressions=(kernel,)
+            )
+            loaded = _kernels[file, kernel, device] = _with_shared_memory(
+                module.get_function(kernel)
+            )
+        return loaded
 
 
 def load_text(name: str, text: str) -> Kernel:
@@ -94,8 +95,8 @@ def load_text(name: str, text: str) -> Kernel:
     Raises:
         KernelError: it does not compile.
     """
-    source = Source(f"{name}.cu", text, OPTIONS, None, (name,))
-    return _function(source.name, name, _cached(source, name, _gpu_target()))
+    with _compiling(f"{name}.cu", name):
+        return _with_shared_memory(backend.cupy.RawKernel(text, name, OPTIONS))
 
 
 def inline(path: Path, seen: set[Path] | None = None) -> str:
@@ -174,91 +175,41 @@ def expand(pattern: str, choices: Mapping[str, Sequence[str]] | None = None) -> 
     ]
 
 
-def build(
-    source: Source, kernels: Sequence[str], target: str, options: Sequence[str] = ()
-) -> Binary:
-    """Compile instantiations for a target such as "sm_90". Needs NVRTC, but no GPU.
-
-    Raises:
-        KernelError: NVRTC is missing, or the source does not compile.
-    """
-    compiler = nvrtc()
-    # NVRTC takes generic lambdas for host functions unless told that there are none.
-    arguments = ["-default-device", *source.options, *options, f"-arch={target}"]
-    arguments += [f"-I{folder}" for folder in _headers()]
-    program = compiler.createProgram(source.text, source.name, [], [])
-    try:
-        for kernel in kernels:
-            compiler.addNameExpression(program, kernel)
-        try:
-            compiler.compileProgram(program, arguments)
-        except compiler.NVRTCError as error:
-            log = compiler.getProgramLog(program).strip("\0\n")
-            names = ", ".join(kernels)
-            raise KernelError(
-                f"{source.name}: {names} for {target} got {error}, expected to compile:\n{log}"
-            ) from error
-        image = (compiler.getCUBIN if target.startswith("sm_") else compiler.getPTX)(program)
-        symbols = {kernel: compiler.getLoweredName(program, kernel) for kernel in kernels}
-        return Binary(image, symbols, compiler.getProgramLog(program).strip("\0\n"))
-    finally:
-        compiler.destroyProgram(program)
-
-
-def _load(file: str, kernel: str, binary: Binary) -> Kernel:
-    """Load machine code into the current GPU and remember the function."""
-    function = _function(file, kernel, binary)
-    _kernels[file, kernel, backend.cupy.cuda.runtime.getDevice()] = function
-    return function
-
-
-def _function(file: str, kernel: str, binary: Binary) -> Kernel:
-    """Load machine code into the current GPU."""
-    cupy = backend.cupy
-    device = cupy.cuda.runtime.getDevice()
-    module = cupy.cuda.function.Module()
-    try:
-        module.load(binary.image)
-        function = module.get_function(binary.symbols[kernel])
-    except cupy.cuda.driver.CUDADriverError as error:
-        raise KernelError(
-            f"{file}: {kernel} got {error}, expected to load on GPU {device}"
-        ) from error
-    driver = cupy.cuda.driver
-    static = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.ptr)
-    limit = shared_memory_per_block(device)
-    driver.funcSetAttribute(
-        function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, limit - static
-    )
-    return function
-
-
-def _binary(file: str, kernel: str, target: str) -> Binary:
-    """Return the machine code of a kernel that a file lists."""
+def _source(file: str, kernel: str, target: str) -> Source:
+    """Return a file that lists the kernel and is for the target, such as "sm_90"."""
     source = _read(file)
     if _canonical(kernel) not in source.kernels:
         raise KernelError(
             f"{file}: got kernel {kernel!r}, expected one that an `// instantiate:` line lists"
         )
-    if source.arch is not None:
-        if source.arch.removesuffix("a") != target:
-            raise KernelError(f"{file}: the GPU is {target}, expected {source.arch}")
-        target = source.arch
-    return _cached(source, kernel, target)
+    if source.arch is not None and source.arch.removesuffix("a") != target:
+        raise KernelError(f"{file}: the GPU is {target}, expected {source.arch}")
+    return source
 
 
-def _cached(source: Source, kernel: str, target: str) -> Binary:
-    """Return what the disk cache has, or compile."""
-    key = repr((source.text, source.options, kernel, target, nvrtc().getVersion()))
-    folder = _cache_folder()
-    name = hashlib.sha256(key.encode()).hexdigest()[:32]
-    path = None if folder is None else folder / name
-    binary = None if path is None else _read_cache(path, kernel)
-    if binary is None:
-        binary = build(source, (kernel,), target)
-        if path is not None:
-            _write_cache(path, binary.symbols[kernel], binary.image)
-    return binary
+@contextmanager
+def _compiling(file: str, kernel: str) -> Iterator[None]:
+    """Turn what CuPy, NVRTC and the driver raise into a KernelError that names the kernel."""
+    _check_cache()
+    cupy = backend.cupy
+    try:
+        yield
+    except cupy.cuda.compiler.CompileException as error:
+        raise KernelError(
+            f"{file}: {kernel} got errors from NVRTC, expected to compile:\n{error}"
+        ) from error
+    except (RuntimeError, OSError) as error:  # NVRTC is missing, the driver too old, the disk full
+        device = cupy.cuda.runtime.getDevice()
+        raise KernelError(
+            f"{file}: {kernel} got {error}, expected to load on GPU {device}"
+        ) from error
+
+
+def _with_shared_memory(kernel: Kernel) -> Kernel:
+    """Compile a kernel for the current GPU, and let it ask for all shared memory of a block."""
+    limit = shared_memory_per_block(backend.cupy.cuda.runtime.getDevice())
+    kernel.max_dynamic_shared_size_bytes = limit - kernel.shared_size_bytes
+    return kernel
 
 
 @cache
@@ -267,112 +218,30 @@ def _read(file: str) -> Source:
     return read(FOLDER / file)
 
 
-def _read_cache(path: Path, kernel: str) -> Binary | None:
-    """Return what `_write_cache` wrote; None where it is missing, damaged or of somebody else."""
-    try:
-        digest, symbol, image = _read_own(path).split(b"\n", 2)
-    except (OSError, ValueError):
-        return None
-    if hashlib.sha256(symbol + image).hexdigest().encode() != digest:
-        return None
-    return Binary(image, {kernel: symbol.decode()}, "")
-
-
-def _read_own(path: Path) -> bytes:
-    """Return the content of a file that nobody else can have written: this process runs it.
+@cache
+def _check_cache() -> None:
+    """Make CuPy's cache of machine code private: this process runs what is in it.
 
     Raises:
-        OSError: it is missing, or somebody else can write to it or to its folder.
+        KernelError: the folder belongs to another user.
     """
-    _check_own(path.parent, path.parent.stat())
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    with open(descriptor, "rb") as file:
-        _check_own(path, os.fstat(descriptor))
-        return file.read()
-
-
-def _check_own(path: Path, found: os.stat_result) -> None:
-    """Raise PermissionError where a file or folder is not ours, or others can write to it."""
-    if sys.platform == "win32":  # where a profile is its user's alone
+    default = os.path.expanduser("~/.cupy/kernel_cache")
+    folder = Path(os.environ.get("CUPY_CACHE_DIR", default))
+    if sys.platform == "win32" or not folder.exists():  # there a profile is its user's alone
         return
-    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        _warn_once(f"{path} belongs to another user or can be written by others: not used")
-        raise PermissionError(errno.EPERM, "of another user, or open to others", str(path))
-
-
-def _make_own(folder: Path) -> None:
-    """Make a folder that its owner alone can enter, or let one of ours become such.
-
-    Raises:
-        OSError: it cannot be made, or belongs to somebody else.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(OSError):  # of somebody else, as the check then says
-        folder.chmod(0o700)
-    _check_own(folder, folder.stat())
-
-
-@cache
-def _warn_once(message: str) -> None:
-    _log.warning("kernels: %s", message)
-
-
-def _write_cache(path: Path, symbol: str, image: bytes) -> None:
-    """Keep machine code on disk. Several processes and threads may write one file at once."""
-    digest = hashlib.sha256(symbol.encode() + image).hexdigest()
-    own = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
-    try:
-        _make_own(path.parent)
-        descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(f"{digest}\n{symbol}\n".encode() + image)
-        own.replace(path)
-    except OSError:  # a full or read-only disk costs a compilation next time, nothing else
-        with suppress(OSError):
-            own.unlink()
-
-
-def _cache_folder() -> Path | None:
-    """Return the folder of the disk cache, in `~/.cache` unless XDG says otherwise, if any."""
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a user without a home, as in some containers
-        return None
-    return folder / "tensorgrad/kernels"
-
-
-def _gpu_target() -> str:
-    """Return what to compile for: machine code of the current GPU, or PTX if it is too new."""
-    device = capability(backend.cupy.cuda.runtime.getDevice())
-    supported = nvrtc().getSupportedArchs()
-    if device in supported:
-        return f"sm_{device}"
-    return f"compute_{max((arch for arch in supported if arch < device), default=min(supported))}"
-
-
-@cache
-def nvrtc() -> Any:
-    """Return CuPy's binding of NVRTC once it is known to work."""
-    if backend.cupy is None:
-        raise KernelError("kernels: CuPy is missing; pip install 'tensorgrad-cupy[cuda13]'")
-    nvrtc = backend.cupy.cuda.nvrtc
-    try:
-        nvrtc.getVersion()
-    except RuntimeError as error:  # the library is loaded by the first call
+    owners = (os.geteuid(), 0)
+    state = folder.stat()
+    if state.st_uid not in owners:
         raise KernelError(
-            "kernels: NVRTC is missing; pip install 'tensorgrad-cupy[cuda13]', or a CUDA toolkit"
-        ) from error
-    return nvrtc
-
-
-@cache
-def _headers() -> tuple[str, ...]:
-    """Return the folders of CUDA's own headers, and of the C++ ones that CuPy brings along."""
-    from cuda import pathfinder  # comes with CuPy
-
-    found = (pathfinder.find_nvidia_header_directory(name) for name in ("cudart", "cccl"))
-    bundled = Path(backend.cupy.__file__).parent / "_core/include/cupy/_cccl/libcudacxx"
-    return (*(folder for folder in found if folder is not None), str(bundled))
+            f"kernels: {folder}, where CuPy keeps compiled kernels, belongs to another user, "
+            "expected a folder of your own: set CUPY_CACHE_DIR to one"
+        )
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        _log.warning("kernels: others could write to %s: closed, their files removed", folder)
+        folder.chmod(stat.S_IRWXU)
+        for path in folder.iterdir():
+            if path.lstat().st_uid not in owners:
+                path.unlink()
 
 
 def _canonical(kernel: str) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import stat
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tensorgrad as tg
 from tensorgrad import backend
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels import compile as check
@@ -41,9 +40,11 @@ __device__ inline int factor(int n) { return n * n; }
 
 
 def missing_nvrtc() -> str | None:
+    if backend.cupy is None:
+        return "CuPy is missing"
     try:
-        loader.nvrtc()
-    except KernelError as error:
+        backend.cupy.cuda.nvrtc.getVersion()
+    except RuntimeError as error:
         return str(error)
     return None
 
@@ -53,11 +54,10 @@ needs_nvrtc = pytest.mark.skipif(missing_nvrtc() is not None, reason=str(missing
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of kernels of its own, and an empty disk cache."""
+    """A folder of kernels of its own."""
     (tmp_path / "scale.cu").write_text(SCALE)
     (tmp_path / "factor.cuh").write_text(FACTOR)
     monkeypatch.setattr(loader, "FOLDER", tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(loader, "_kernels", {})
     loader._read.cache_clear()
     yield tmp_path
@@ -106,7 +106,7 @@ def test_a_missing_file_is_named(folder: Path) -> None:
 
 def test_a_kernel_that_is_not_listed(folder: Path) -> None:
     with pytest.raises(KernelError, match=r"scale\.cu: got kernel 'scale<int, 2>', expected"):
-        loader._binary("scale.cu", "scale<int, 2>", "sm_80")
+        loader._source("scale.cu", "scale<int, 2>", "sm_80")
 
 
 def test_a_file_for_another_gpu(folder: Path) -> None:
@@ -114,108 +114,59 @@ def test_a_file_for_another_gpu(folder: Path) -> None:
         "// arch: sm_90a\n// instantiate: f\n__global__ void f() {}\n"
     )
     with pytest.raises(KernelError, match=r"hopper\.cu: the GPU is sm_80, expected sm_90a"):
-        loader._binary("hopper.cu", "f", "sm_80")
+        loader._source("hopper.cu", "f", "sm_80")
+    assert loader._source("hopper.cu", "f", "sm_90").arch == "sm_90a"
 
 
-def test_the_disk_cache_survives_damage(folder: Path) -> None:
-    path = folder / "cache" / "entry"
-    loader._write_cache(path, "_Z5scale", b"machine\ncode")
-    found = loader._read_cache(path, "scale")
-    assert found == loader.Binary(b"machine\ncode", {"scale": "_Z5scale"}, "")
-    path.write_bytes(path.read_bytes()[:-1])
-    assert loader._read_cache(path, "scale") is None
-    path.write_bytes(b"")
-    assert loader._read_cache(path, "scale") is None
-    assert list(path.parent.iterdir()) == [path]
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the folder of CuPy's cache, which is empty and not checked yet."""
+    folder = tmp_path / "kernel_cache"
+    folder.mkdir(mode=0o755)
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(folder))
+    loader._check_cache.cache_clear()
+    yield folder
+    loader._check_cache.cache_clear()
 
 
-def test_threads_may_write_one_entry_at_once(folder: Path) -> None:
-    path = folder / "cache" / "entry"
-
-    def write_and_read(_: int) -> loader.Binary | None:
-        loader._write_cache(path, "symbol", b"code" * 2000)
-        return loader._read_cache(path, "f")
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(write_and_read, range(120)))
-    assert found == [loader.Binary(b"code" * 2000, {"f": "symbol"}, "")] * 120
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_the_disk_cache_is_of_its_owner_alone(folder: Path) -> None:
-    path = folder / "cache" / "entry"
-    path.parent.mkdir(mode=0o755)
-    path.parent.chmod(0o777)  # made with an umask of 0, by an earlier version
-    loader._write_cache(path, "symbol", b"code")
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-@pytest.mark.parametrize("open_to_others", ["folder", "file", "link"])
-def test_code_that_others_can_write_is_not_loaded(
-    folder: Path, open_to_others: str, caplog: pytest.LogCaptureFixture
+def test_a_cache_that_others_can_write_is_closed_and_their_files_removed(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = folder / "cache" / "entry"
-    loader._write_cache(path, "symbol", b"code")
-    assert loader._read_cache(path, "f") is not None
-    if open_to_others == "link":
-        path.rename(folder / "elsewhere")
-        path.symlink_to(folder / "elsewhere")
-    else:
-        (path if open_to_others == "file" else path.parent).chmod(0o777)
-    assert loader._read_cache(path, "f") is None
-    assert ("can be written by others: not used" in caplog.text) == (open_to_others != "link")
+    loader._check_cache()
+    assert not caplog.text
+    cache.chmod(0o777)
+    (cache / "own.cubin").write_bytes(b"code")
+    (cache / "planted.cubin").symlink_to("elsewhere")
+    lstat = Path.lstat
+    monkeypatch.setattr(
+        Path,
+        "lstat",
+        lambda path: SimpleNamespace(st_uid=lstat(path).st_uid + 7 * ("planted" in path.name)),
+    )
+    loader._check_cache.cache_clear()
+    loader._check_cache()
+    assert "others could write to" in caplog.text
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert [path.name for path in cache.iterdir()] == ["own.cubin"]
 
 
-def test_code_of_another_user_is_not_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = folder / "cache" / "entry"
-    loader._write_cache(path, "symbol", b"code")
-    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
-    assert loader._read_cache(path, "f") is None
-    loader._write_cache(path.with_name("other"), "symbol", b"code")
-    assert not path.with_name("other").exists()
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(folder: Path) -> None:
-    (folder / "file").write_text("")
-    loader._write_cache(folder / "file" / "entry", "symbol", b"code")
-
-
-def test_without_a_home_kernels_are_compiled_and_not_kept(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_cache_of_another_user_is_an_error(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    made = loader.Binary(b"code", {"scale": "_Z5scale"}, "")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", no_home)
-    monkeypatch.setattr(loader, "build", lambda *_: made)
-    monkeypatch.setattr(loader, "nvrtc", lambda: SimpleNamespace(getVersion=lambda: (13, 0)))
-    source = loader.Source("scale.cu", "", (), None, ("scale",))
-    assert loader._cached(source, "scale", "sm_80") == made
+    owner = cache.stat().st_uid
+    found = SimpleNamespace(st_uid=owner + 7, st_mode=0o700)
+    monkeypatch.setattr(Path, "stat", lambda *_, **__: found)
+    with pytest.raises(KernelError, match=r"belongs to another user.*set CUPY_CACHE_DIR"):
+        loader._check_cache()
 
 
 @needs_nvrtc
 def test_compile_errors_name_file_and_line(folder: Path) -> None:
     (folder / "factor.cuh").write_text("#pragma once\n\nint factor(int n) { return n * m; }\n")
     source = loader.read(folder / "scale.cu")
-    with pytest.raises(KernelError, match=r"scale\.cu: scale<float, 2> for sm_80 got") as caught:
-        loader.build(source, ["scale<float, 2>"], "sm_80")
+    with pytest.raises(KernelError, match=r"scale\.cu: for sm_80 got errors") as caught:
+        check._nvrtc(source, ["scale<float, 2>"], "sm_80")
     assert 'factor.cuh(3): error: identifier "m" is undefined' in str(caught.value)
-
-
-@needs_nvrtc
-def test_the_disk_cache_knows_edited_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = loader._binary("scale.cu", "scale<float, 2>", "sm_80")
-    monkeypatch.setattr(loader, "build", lambda *_: pytest.fail("compiled again"))
-    assert loader._binary("scale.cu", "scale<float, 2>", "sm_80").image == first.image
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    monkeypatch.setattr(loader, "FOLDER", folder)
-    (folder / "factor.cuh").write_text(FACTOR.replace("n * n", "n + n + 1"))
-    loader._read.cache_clear()
-    assert loader._binary("scale.cu", "scale<float, 2>", "sm_80").image != first.image
 
 
 def compilers() -> list[Any]:
@@ -280,13 +231,10 @@ def test_the_check_sees_serialized_wgmma() -> None:
 def test_the_command_says_when_there_is_no_compiler(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def missing() -> None:
-        raise KernelError("kernels: NVRTC is missing")
-
-    monkeypatch.setattr(loader, "nvrtc", missing)
+    monkeypatch.setattr(backend, "cupy", None)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert check.main([]) == 1
-    assert "NVRTC is missing; nvcc is not on the PATH either" in caplog.text
+    assert "CuPy is missing: pip install 'tensorgrad-cupy[cuda13]'; nvcc is not" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -361,7 +309,8 @@ def test_kernels_launch_and_are_kept(folder: Path) -> None:
     for n in (2, 3):
         y = cupy.zeros_like(x)
         kernel = loader.load("scale.cu", f"scale<float, {n}>")
-        kernel((1,), (64,), (y, x), 64 * 4)
+        assert type(kernel) is cupy.RawKernel
+        kernel((1,), (64,), (y, x), shared_mem=64 * 4)
         np.testing.assert_array_equal(cupy.asnumpy(y), np.arange(64) * n * n)
         assert loader.load("scale.cu", f"scale<float, {n}>") is kernel
 
@@ -372,7 +321,7 @@ def test_all_shared_memory_may_be_used(folder: Path) -> None:
     runtime = cupy.cuda.runtime
     limit = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, 0)
     x, y = cupy.ones(32, "float64"), cupy.zeros(32, "float64")
-    loader.load("scale.cu", "scale<double, 2>")((1,), (32,), (y, x), limit)
+    loader.load("scale.cu", "scale<double, 2>")((1,), (32,), (y, x), shared_mem=limit)
     assert float(y.sum()) == 32 * 4
 
 
@@ -381,4 +330,33 @@ def test_kernels_compile_together(folder: Path) -> None:
     source = loader.read(folder / "scale.cu")
     compile_all([("scale.cu", kernel) for kernel in source.kernels])
     assert {kernel for _, kernel, _ in loader._kernels} == set(source.kernels)
-    assert len(list((folder / "cache" / "tensorgrad" / "kernels").iterdir())) == 4
+
+
+@pytest.mark.gpu
+def test_errors_of_a_load_name_file_and_line(folder: Path) -> None:
+    (folder / "factor.cuh").write_text("#pragma once\n\nint factor(int n) { return n * m; }\n")
+    with pytest.raises(KernelError, match=r"scale\.cu: scale<float, 2> got errors") as caught:
+        loader.load("scale.cu", "scale<float, 2>")
+    assert 'factor.cuh(3): error: identifier "m" is undefined' in str(caught.value)
+
+
+@pytest.mark.gpu
+def test_edited_headers_are_compiled_again(folder: Path) -> None:
+    cupy = backend.cupy
+    x, found = cupy.ones(1, "float32"), []
+    for formula in ("n * n", "n + n + 1", "n * n"):
+        (folder / "factor.cuh").write_text(FACTOR.replace("n * n", formula))
+        loader._read.cache_clear()
+        loader._kernels.clear()
+        y = cupy.zeros_like(x)
+        loader.load("scale.cu", "scale<float, 3>")((1,), (1,), (y, x), shared_mem=4)
+        found.append(float(y))
+    assert found == [9, 7, 9]
+
+
+@pytest.mark.gpu
+def test_the_library_launches_no_kernel_but_raw_ones() -> None:
+    x = tg.ones((4, 8), device="cuda", requires_grad=True)
+    tg.softmax(tg.tanh(x) + 1, axis=-1).sum().backward()
+    assert loader._kernels
+    assert {type(kernel) for kernel in loader._kernels.values()} == {backend.cupy.RawKernel}
