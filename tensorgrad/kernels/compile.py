@@ -150,45 +150,21 @@ def _names(kernel: str, type_name: str | None) -> bool:
 
 def _compiler() -> Compiler:
     """Return the first of NVRTC and nvcc that is here."""
-    if backend.cupy is None:
-        missing = "CuPy is missing: pip install 'tensorgrad-cupy[cuda13]'"
-    else:
-        try:
-            backend.cupy.cuda.nvrtc.getVersion()
-            return _nvrtc
-        except RuntimeError as error:  # the library is loaded by the first call
-            missing = str(error)
-    if shutil.which("nvcc") is None:
-        raise KernelError(f"kernels: {missing}; nvcc is not on the PATH either")
-    return _nvcc
+    try:
+        loader.nvrtc()
+    except KernelError as error:
+        if shutil.which("nvcc") is None:
+            raise KernelError(f"{error}; nvcc is not on the PATH either") from error
+        return _nvcc
+    return _nvrtc
 
 
 def _nvrtc(
     source: loader.Source, kernels: Sequence[str], target: str
 ) -> tuple[str, dict[str, str]]:
-    """Return the compiler's log and the kernel behind each linker name.
-
-    Compiles as `cupy.RawModule` does, which asks for a GPU first.
-    """
-    from cupy._core.core import assemble_cupy_compiler_options  # adds the folders of headers
-
-    nvrtc = backend.cupy.cuda.nvrtc
-    options = (*source.options, "--ptxas-options=-v", "-ftz=true", "-default-device")
-    program = nvrtc.createProgram(source.text, source.name, [], [])
-    try:
-        for kernel in kernels:
-            nvrtc.addNameExpression(program, kernel)
-        options = assemble_cupy_compiler_options((*options, f"-arch={target}"))
-        nvrtc.compileProgram(program, options)
-        symbols = {nvrtc.getLoweredName(program, kernel): kernel for kernel in kernels}
-        return nvrtc.getProgramLog(program), symbols
-    except nvrtc.NVRTCError as error:
-        raise KernelError(
-            f"{source.name}: for {target} got errors, expected none:\n"
-            + nvrtc.getProgramLog(program)
-        ) from error
-    finally:
-        nvrtc.destroyProgram(program)
+    """Return the compiler's log and the kernel behind each linker name."""
+    binary = loader.build(source, kernels, target, ["--ptxas-options=-v"])
+    return binary.log, {symbol: kernel for kernel, symbol in binary.symbols.items()}
 
 
 def _nvcc(source: loader.Source, kernels: Sequence[str], target: str) -> tuple[str, dict[str, str]]:
@@ -198,8 +174,8 @@ def _nvcc(source: loader.Source, kernels: Sequence[str], target: str) -> tuple[s
         path = Path(folder, Path(source.name).name)
         path.write_text(f"{source.text}\nconst void* kernels[] = {{{table}}};\n")
         code = target.replace("sm_", "compute_")
-        command = ["nvcc", *source.options, "-ftz=true", f"-gencode=arch={code},code={target}"]
-        command += ["--cubin", "-Xptxas", "-v", "-o", str(path.with_suffix(".cubin")), str(path)]
+        command = ["nvcc", *source.options, f"-gencode=arch={code},code={target}", "--cubin"]
+        command += ["-Xptxas", "-v", "-o", str(path.with_suffix(".cubin")), str(path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise KernelError(f"{source.name}: for {target} got errors, expected none:\n{done.stderr}")

@@ -1,9 +1,10 @@
 """Compile a template of a .cu file to a `cupy.RawKernel`.
 
 A kernel is named by its file and one instantiation of a template, `load("reduce.cu",
-"reduce_rows_warp<Sum<float>>")`. It is compiled alone, on first use, by `cupy.RawModule` with
-NVRTC; CuPy keeps the machine code on disk. Comments at the start of a line say how a file is
-compiled:
+"reduce_rows_warp<Sum<float>>")`. It is compiled alone, on first use, by NVRTC. The machine code
+is kept on disk and loaded by `cupy.RawModule`, which could compile too, but always with
+`-ftz=true`: subnormal float32 would count as zero, unlike in NumPy. Comments at the start of a line
+say how a file is compiled:
 
     // options: -fmad=false                  further compiler options
     // arch: sm_90a                          the only GPU that the file is for; any GPU without it
@@ -17,13 +18,16 @@ A line that begins with `//` and two spaces or more continues the one above.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,6 +58,14 @@ class Source(NamedTuple):
     kernels: tuple[str, ...]
 
 
+class Binary(NamedTuple):
+    """Machine code, the linker name of each kernel in it, and what the compiler said."""
+
+    image: bytes
+    symbols: dict[str, str]
+    log: str
+
+
 def load(file: str, kernel: str) -> Kernel:
     """Return one instantiation of a template of a .cu file, for the current GPU.
 
@@ -73,17 +85,8 @@ def load(file: str, kernel: str) -> Kernel:
     try:
         return _kernels[file, kernel, device]
     except KeyError:
-        source = _source(file, kernel, f"sm_{capability(device)}")
-        options = (
-            source.options if source.arch is None else (*source.options, f"-arch={source.arch}")
-        )
-        with _compiling(file, kernel):
-            module = backend.cupy.RawModule(
-                code=source.text, options=options, backend="nvrtc", name_expressions=(kernel,)
-            )
-            loaded = _kernels[file, kernel, device] = _with_shared_memory(
-                module.get_function(kernel)
-            )
+        binary = _binary(file, kernel, _gpu_target())
+        loaded = _kernels[file, kernel, device] = _raw_kernel(file, kernel, binary)
         return loaded
 
 
@@ -95,8 +98,8 @@ def load_text(name: str, text: str) -> Kernel:
     Raises:
         KernelError: it does not compile.
     """
-    with _compiling(f"{name}.cu", name):
-        return _with_shared_memory(backend.cupy.RawKernel(text, name, OPTIONS))
+    source = Source(f"{name}.cu", text, OPTIONS, None, (name,))
+    return _raw_kernel(source.name, name, _cached(source, name, _gpu_target()))
 
 
 def inline(path: Path, seen: set[Path] | None = None) -> str:
@@ -175,41 +178,80 @@ def expand(pattern: str, choices: Mapping[str, Sequence[str]] | None = None) -> 
     ]
 
 
-def _source(file: str, kernel: str, target: str) -> Source:
-    """Return a file that lists the kernel and is for the target, such as "sm_90"."""
+def build(
+    source: Source, kernels: Sequence[str], target: str, options: Sequence[str] = ()
+) -> Binary:
+    """Compile instantiations for a target such as "sm_90". Needs NVRTC, but no GPU.
+
+    Raises:
+        KernelError: NVRTC is missing, or the source does not compile.
+    """
+    compiler = nvrtc()
+    # NVRTC takes generic lambdas for host functions unless told that there are none.
+    arguments = ["-default-device", *source.options, *options, f"-arch={target}", *_headers()]
+    program = compiler.createProgram(source.text, source.name, [], [])
+    try:
+        for kernel in kernels:
+            compiler.addNameExpression(program, kernel)
+        try:
+            compiler.compileProgram(program, arguments)
+        except compiler.NVRTCError as error:
+            log = compiler.getProgramLog(program).strip("\0\n")
+            names = ", ".join(kernels)
+            raise KernelError(
+                f"{source.name}: {names} for {target} got {error}, expected to compile:\n{log}"
+            ) from error
+        image = (compiler.getCUBIN if target.startswith("sm_") else compiler.getPTX)(program)
+        symbols = {kernel: compiler.getLoweredName(program, kernel) for kernel in kernels}
+        return Binary(image, symbols, compiler.getProgramLog(program).strip("\0\n"))
+    finally:
+        compiler.destroyProgram(program)
+
+
+def _raw_kernel(file: str, kernel: str, binary: Binary) -> Kernel:
+    """Load machine code into the current GPU; the kernel may have all shared memory of a block."""
+    cupy = backend.cupy
+    device = cupy.cuda.runtime.getDevice()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            # CuPy remembers modules by path: equal paths have equal contents
+            path = Path(folder, hashlib.sha256(binary.image).hexdigest())
+            path.write_bytes(binary.image)
+            raw = cupy.RawModule(path=str(path)).get_function(binary.symbols[kernel])
+    except cupy.cuda.driver.CUDADriverError as error:
+        raise KernelError(
+            f"{file}: {kernel} got {error}, expected to load on GPU {device}"
+        ) from error
+    raw.max_dynamic_shared_size_bytes = shared_memory_per_block(device) - raw.shared_size_bytes
+    return raw
+
+
+def _binary(file: str, kernel: str, target: str) -> Binary:
+    """Return the machine code of a kernel that a file lists."""
     source = _read(file)
     if _canonical(kernel) not in source.kernels:
         raise KernelError(
             f"{file}: got kernel {kernel!r}, expected one that an `// instantiate:` line lists"
         )
-    if source.arch is not None and source.arch.removesuffix("a") != target:
-        raise KernelError(f"{file}: the GPU is {target}, expected {source.arch}")
-    return source
+    if source.arch is not None:
+        if source.arch.removesuffix("a") != target:
+            raise KernelError(f"{file}: the GPU is {target}, expected {source.arch}")
+        target = source.arch
+    return _cached(source, kernel, target)
 
 
-@contextmanager
-def _compiling(file: str, kernel: str) -> Iterator[None]:
-    """Turn what CuPy, NVRTC and the driver raise into a KernelError that names the kernel."""
-    _check_cache()
-    cupy = backend.cupy
-    try:
-        yield
-    except cupy.cuda.compiler.CompileException as error:
-        raise KernelError(
-            f"{file}: {kernel} got errors from NVRTC, expected to compile:\n{error}"
-        ) from error
-    except (RuntimeError, OSError) as error:  # NVRTC is missing, the driver too old, the disk full
-        device = cupy.cuda.runtime.getDevice()
-        raise KernelError(
-            f"{file}: {kernel} got {error}, expected to load on GPU {device}"
-        ) from error
-
-
-def _with_shared_memory(kernel: Kernel) -> Kernel:
-    """Compile a kernel for the current GPU, and let it ask for all shared memory of a block."""
-    limit = shared_memory_per_block(backend.cupy.cuda.runtime.getDevice())
-    kernel.max_dynamic_shared_size_bytes = limit - kernel.shared_size_bytes
-    return kernel
+def _cached(source: Source, kernel: str, target: str) -> Binary:
+    """Return what the disk cache has, or compile."""
+    key = repr((source.text, source.options, kernel, target, nvrtc().getVersion()))
+    folder = _cache_folder()
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    path = None if folder is None else folder / name
+    binary = None if path is None else _read_cache(path, kernel)
+    if binary is None:
+        binary = build(source, (kernel,), target)
+        if path is not None:
+            _write_cache(path, binary.symbols[kernel], binary.image)
+    return binary
 
 
 @cache
@@ -218,30 +260,85 @@ def _read(file: str) -> Source:
     return read(FOLDER / file)
 
 
-@cache
-def _check_cache() -> None:
-    """Make CuPy's cache of machine code private: this process runs what is in it.
+def _read_cache(path: Path, kernel: str) -> Binary | None:
+    """Return what `_write_cache` wrote; None where it is missing or damaged."""
+    try:
+        digest, symbol, image = path.read_bytes().split(b"\n", 2)
+    except (OSError, ValueError):
+        return None
+    if hashlib.sha256(symbol + image).hexdigest().encode() != digest:
+        return None
+    return Binary(image, {kernel: symbol.decode()}, "")
 
-    Raises:
-        KernelError: the folder belongs to another user.
+
+def _write_cache(path: Path, symbol: str, image: bytes) -> None:
+    """Keep machine code on disk. Several processes and threads may write one file at once."""
+    digest = hashlib.sha256(symbol.encode() + image).hexdigest()
+    own = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        own.write_bytes(f"{digest}\n{symbol}\n".encode() + image)
+        own.replace(path)
+    except OSError:  # a full or read-only disk costs a compilation next time, nothing else
+        with suppress(OSError):
+            own.unlink()
+
+
+@cache
+def _cache_folder() -> Path | None:
+    """Return the folder of the disk cache, in `~/.cache` unless XDG says otherwise, if any.
+
+    This process runs what is in it, so nobody else can write to it, nor could before.
     """
-    default = os.path.expanduser("~/.cupy/kernel_cache")
-    folder = Path(os.environ.get("CUPY_CACHE_DIR", default))
-    if sys.platform == "win32" or not folder.exists():  # there a profile is its user's alone
-        return
-    owners = (os.geteuid(), 0)
-    state = folder.stat()
-    if state.st_uid not in owners:
-        raise KernelError(
-            f"kernels: {folder}, where CuPy keeps compiled kernels, belongs to another user, "
-            "expected a folder of your own: set CUPY_CACHE_DIR to one"
-        )
-    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        _log.warning("kernels: others could write to %s: closed, their files removed", folder)
-        folder.chmod(stat.S_IRWXU)
-        for path in folder.iterdir():
-            if path.lstat().st_uid not in owners:
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = folder / "tensorgrad/kernels"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = folder.stat()
+        if sys.platform == "win32":  # where a profile is its user's alone
+            return folder
+        if state.st_uid != os.geteuid():
+            _log.warning("kernels: %s belongs to another user: not used", folder)
+            return None
+        if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            _log.warning("kernels: others could write to %s: closed and emptied", folder)
+            folder.chmod(0o700)
+            for path in folder.iterdir():
                 path.unlink()
+    except (OSError, RuntimeError):  # it cannot be made; a user without a home, as in containers
+        return None
+    return folder
+
+
+def _gpu_target() -> str:
+    """Return what to compile for: machine code of the current GPU, or PTX if it is too new."""
+    device = capability(backend.cupy.cuda.runtime.getDevice())
+    supported = nvrtc().getSupportedArchs()
+    if device in supported:
+        return f"sm_{device}"
+    return f"compute_{max((arch for arch in supported if arch < device), default=min(supported))}"
+
+
+@cache
+def nvrtc() -> Any:
+    """Return CuPy's binding of NVRTC once it is known to work."""
+    if backend.cupy is None:
+        raise KernelError("kernels: CuPy is missing; pip install 'tensorgrad-cupy[cuda13]'")
+    nvrtc = backend.cupy.cuda.nvrtc
+    try:
+        nvrtc.getVersion()
+    except RuntimeError as error:  # the library is loaded by the first call
+        raise KernelError(
+            "kernels: NVRTC is missing; pip install 'tensorgrad-cupy[cuda13]', or a CUDA toolkit"
+        ) from error
+    return nvrtc
+
+
+@cache
+def _headers() -> tuple[str, ...]:
+    """Return the options that name the folders of CUDA's headers, as CuPy's own kernels have."""
+    from cupy._core.core import assemble_cupy_compiler_options
+
+    return tuple(assemble_cupy_compiler_options(()))
 
 
 def _canonical(kernel: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from tensorgrad.errors import KernelError
 from tensorgrad.kernels import compile as check
 from tensorgrad.kernels import loader
 from tests.kernels.compiled import compile_all
+from tests.source_tree import ROOT
 
 SCALE = """// options: -fmad=false
 // where: TYPE = float | double
@@ -40,11 +43,9 @@ __device__ inline int factor(int n) { return n * n; }
 
 
 def missing_nvrtc() -> str | None:
-    if backend.cupy is None:
-        return "CuPy is missing"
     try:
-        backend.cupy.cuda.nvrtc.getVersion()
-    except RuntimeError as error:
+        loader.nvrtc()
+    except KernelError as error:
         return str(error)
     return None
 
@@ -54,14 +55,25 @@ needs_nvrtc = pytest.mark.skipif(missing_nvrtc() is not None, reason=str(missing
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of kernels of its own."""
+    """A folder of kernels of its own, and an empty disk cache."""
     (tmp_path / "scale.cu").write_text(SCALE)
     (tmp_path / "factor.cuh").write_text(FACTOR)
     monkeypatch.setattr(loader, "FOLDER", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(loader, "_kernels", {})
-    loader._read.cache_clear()
+    for cached in (loader._read, loader._cache_folder):
+        cached.cache_clear()
     yield tmp_path
-    loader._read.cache_clear()
+    for cached in (loader._read, loader._cache_folder):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def cache(folder: Path) -> Path:
+    """Return the folder of the disk cache."""
+    cache = loader._cache_folder()
+    assert cache == folder / "cache" / "tensorgrad" / "kernels"
+    return cache
 
 
 def test_includes_are_inlined_once_with_their_lines(folder: Path) -> None:
@@ -98,6 +110,17 @@ def test_every_kernel_file_lists_templates_that_it_has() -> None:
             assert kernel.split("<")[0] in templates, f"{file.name} has no {kernel}"
 
 
+def test_the_chapter_counts_the_instantiations() -> None:
+    sources = [loader.read(file) for file in sorted(loader.FOLDER.rglob("*.cu"))]
+    counts = [
+        sum(len(source.kernels) for source in sources if source.arch in (None, arch))
+        for arch in ("sm_90a", "sm_80")
+    ]
+    chapter = (ROOT / "docs/chapters/kernels.md").read_text()
+    expected = "There are {:,} instantiations for sm_90a and {:,} for sm_80.".format(*counts)
+    assert expected in chapter
+
+
 def test_a_missing_file_is_named(folder: Path) -> None:
     (folder / "bad.cu").write_text('#include "other.cuh"\n')
     with pytest.raises(KernelError, match=r"got file 'other\.cuh', expected one in"):
@@ -106,7 +129,7 @@ def test_a_missing_file_is_named(folder: Path) -> None:
 
 def test_a_kernel_that_is_not_listed(folder: Path) -> None:
     with pytest.raises(KernelError, match=r"scale\.cu: got kernel 'scale<int, 2>', expected"):
-        loader._source("scale.cu", "scale<int, 2>", "sm_80")
+        loader._binary("scale.cu", "scale<int, 2>", "sm_80")
 
 
 def test_a_file_for_another_gpu(folder: Path) -> None:
@@ -114,59 +137,110 @@ def test_a_file_for_another_gpu(folder: Path) -> None:
         "// arch: sm_90a\n// instantiate: f\n__global__ void f() {}\n"
     )
     with pytest.raises(KernelError, match=r"hopper\.cu: the GPU is sm_80, expected sm_90a"):
-        loader._source("hopper.cu", "f", "sm_80")
-    assert loader._source("hopper.cu", "f", "sm_90").arch == "sm_90a"
+        loader._binary("hopper.cu", "f", "sm_80")
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return the folder of CuPy's cache, which is empty and not checked yet."""
-    folder = tmp_path / "kernel_cache"
-    folder.mkdir(mode=0o755)
-    monkeypatch.setenv("CUPY_CACHE_DIR", str(folder))
-    loader._check_cache.cache_clear()
-    yield folder
-    loader._check_cache.cache_clear()
+def test_the_disk_cache_survives_damage(cache: Path) -> None:
+    path = cache / "entry"
+    loader._write_cache(path, "_Z5scale", b"machine\ncode")
+    found = loader._read_cache(path, "scale")
+    assert found == loader.Binary(b"machine\ncode", {"scale": "_Z5scale"}, "")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert loader._read_cache(path, "scale") is None
+    path.write_bytes(b"")
+    assert loader._read_cache(path, "scale") is None
+    assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_cache_that_others_can_write_is_closed_and_their_files_removed(
+def test_threads_may_write_one_entry_at_once(cache: Path) -> None:
+    path = cache / "entry"
+
+    def write_and_read(_: int) -> loader.Binary | None:
+        loader._write_cache(path, "symbol", b"code" * 2000)
+        return loader._read_cache(path, "f")
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(write_and_read, range(120)))
+    assert found == [loader.Binary(b"code" * 2000, {"f": "symbol"}, "")] * 120
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_disk_cache_is_private(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    loader._write_cache(cache / "entry", "symbol", b"code")
+    loader._cache_folder.cache_clear()
+    assert loader._cache_folder() == cache
+    assert loader._read_cache(cache / "entry", "f") is not None
+    assert not caplog.text
+
+
+def test_a_cache_that_others_could_write_is_emptied(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader._write_cache(cache / "entry", "symbol", b"code")
+    (cache / "link").symlink_to(cache / "entry")
+    cache.chmod(0o777)
+    loader._cache_folder.cache_clear()
+    assert loader._cache_folder() == cache
+    assert list(cache.iterdir()) == []
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert "closed and emptied" in caplog.text
+
+
+def test_the_cache_of_another_user_is_not_used(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loader._check_cache()
-    assert not caplog.text
-    cache.chmod(0o777)
-    (cache / "own.cubin").write_bytes(b"code")
-    (cache / "planted.cubin").symlink_to("elsewhere")
-    lstat = Path.lstat
-    monkeypatch.setattr(
-        Path,
-        "lstat",
-        lambda path: SimpleNamespace(st_uid=lstat(path).st_uid + 7 * ("planted" in path.name)),
-    )
-    loader._check_cache.cache_clear()
-    loader._check_cache()
-    assert "others could write to" in caplog.text
-    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
-    assert [path.name for path in cache.iterdir()] == ["own.cubin"]
+    monkeypatch.setattr(os, "geteuid", lambda: cache.stat().st_uid + 1)
+    loader._cache_folder.cache_clear()
+    assert loader._cache_folder() is None
+    assert "belongs to another user: not used" in caplog.text
 
 
-def test_the_cache_of_another_user_is_an_error(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cache_that_cannot_be_written_is_no_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = cache.stat().st_uid
-    found = SimpleNamespace(st_uid=owner + 7, st_mode=0o700)
-    monkeypatch.setattr(Path, "stat", lambda *_, **__: found)
-    with pytest.raises(KernelError, match=r"belongs to another user.*set CUPY_CACHE_DIR"):
-        loader._check_cache()
+    (folder / "file").write_text("")
+    loader._write_cache(folder / "file" / "entry", "symbol", b"code")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "file"))
+    loader._cache_folder.cache_clear()
+    assert loader._cache_folder() is None
+
+
+def test_without_a_home_kernels_are_compiled_and_not_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    made = loader.Binary(b"code", {"scale": "_Z5scale"}, "")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(loader, "build", lambda *_: made)
+    monkeypatch.setattr(loader, "nvrtc", lambda: SimpleNamespace(getVersion=lambda: (13, 0)))
+    source = loader.Source("scale.cu", "", (), None, ("scale",))
+    assert loader._cached(source, "scale", "sm_80") == made
 
 
 @needs_nvrtc
 def test_compile_errors_name_file_and_line(folder: Path) -> None:
     (folder / "factor.cuh").write_text("#pragma once\n\nint factor(int n) { return n * m; }\n")
     source = loader.read(folder / "scale.cu")
-    with pytest.raises(KernelError, match=r"scale\.cu: for sm_80 got errors") as caught:
-        check._nvrtc(source, ["scale<float, 2>"], "sm_80")
+    with pytest.raises(KernelError, match=r"scale\.cu: scale<float, 2> for sm_80 got") as caught:
+        loader.build(source, ["scale<float, 2>"], "sm_80")
     assert 'factor.cuh(3): error: identifier "m" is undefined' in str(caught.value)
+
+
+@needs_nvrtc
+def test_the_disk_cache_knows_edited_headers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = loader._binary("scale.cu", "scale<float, 2>", "sm_80")
+    monkeypatch.setattr(loader, "build", lambda *_: pytest.fail("compiled again"))
+    assert loader._binary("scale.cu", "scale<float, 2>", "sm_80").image == first.image
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setattr(loader, "FOLDER", folder)
+    (folder / "factor.cuh").write_text(FACTOR.replace("n * n", "n + n + 1"))
+    loader._read.cache_clear()
+    assert loader._binary("scale.cu", "scale<float, 2>", "sm_80").image != first.image
 
 
 def compilers() -> list[Any]:
@@ -231,10 +305,13 @@ def test_the_check_sees_serialized_wgmma() -> None:
 def test_the_command_says_when_there_is_no_compiler(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(backend, "cupy", None)
+    def missing() -> None:
+        raise KernelError("kernels: NVRTC is missing")
+
+    monkeypatch.setattr(loader, "nvrtc", missing)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert check.main([]) == 1
-    assert "CuPy is missing: pip install 'tensorgrad-cupy[cuda13]'; nvcc is not" in caplog.text
+    assert "NVRTC is missing; nvcc is not on the PATH either" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -330,14 +407,7 @@ def test_kernels_compile_together(folder: Path) -> None:
     source = loader.read(folder / "scale.cu")
     compile_all([("scale.cu", kernel) for kernel in source.kernels])
     assert {kernel for _, kernel, _ in loader._kernels} == set(source.kernels)
-
-
-@pytest.mark.gpu
-def test_errors_of_a_load_name_file_and_line(folder: Path) -> None:
-    (folder / "factor.cuh").write_text("#pragma once\n\nint factor(int n) { return n * m; }\n")
-    with pytest.raises(KernelError, match=r"scale\.cu: scale<float, 2> got errors") as caught:
-        loader.load("scale.cu", "scale<float, 2>")
-    assert 'factor.cuh(3): error: identifier "m" is undefined' in str(caught.value)
+    assert len(list((folder / "cache" / "tensorgrad" / "kernels").iterdir())) == 4
 
 
 @pytest.mark.gpu
@@ -349,9 +419,19 @@ def test_edited_headers_are_compiled_again(folder: Path) -> None:
         loader._read.cache_clear()
         loader._kernels.clear()
         y = cupy.zeros_like(x)
-        loader.load("scale.cu", "scale<float, 3>")((1,), (1,), (y, x), shared_mem=4)
-        found.append(float(y))
+        loader.load("scale.cu", "scale<float, 3>")((1,), (1,), (y, x), shared_mem=8)
+        found.append(y.item())
     assert found == [9, 7, 9]
+
+
+@pytest.mark.gpu
+def test_subnormal_numbers_are_kept(folder: Path) -> None:
+    cupy = backend.cupy
+    x, y = cupy.full(1, 1e-42, "float32"), cupy.zeros(1, "float32")
+    loader.load("scale.cu", "scale<float, 2>")((1,), (1,), (y, x), shared_mem=8)
+    assert y.item() == np.float32(1e-42) * np.float32(4) != 0
+    tiny = tg.tensor([1e-42], "float32", device="cuda")
+    assert (tiny * 0.5).item() == np.float32(1e-42) * np.float32(0.5) != 0
 
 
 @pytest.mark.gpu
