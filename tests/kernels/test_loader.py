@@ -427,7 +427,7 @@ def test_edited_headers_are_compiled_again(folder: Path) -> None:
 @pytest.mark.gpu
 def test_subnormal_numbers_are_kept(folder: Path) -> None:
     cupy = backend.cupy
-    x, y = cupy.full(1, 1e-42, "float32"), cupy.zeros(1, "float32")
+    x, y = cupy.asarray(np.full(1, 1e-42, "float32")), cupy.zeros(1, "float32")
     loader.load("scale.cu", "scale<float, 2>")((1,), (1,), (y, x), shared_mem=8)
     assert y.item() == np.float32(1e-42) * np.float32(4) != 0
     tiny = tg.tensor([1e-42], "float32", device="cuda")
