@@ -154,7 +154,7 @@ def save_checkpoint(model: Any, optimizer: Any, iteration: int, out: File) -> No
         "iteration": iteration,
         "model": _ours(model.state_dict()),
         "state": {str(number): _ours(entry) for number, entry in state["state"].items()},
-        "param_groups": json.dumps(state["param_groups"]),
+        "param_groups": json.dumps({"groups": state["param_groups"]}),
     }
     if isinstance(out, str | os.PathLike):
         tg.save(values, out)
@@ -177,7 +177,7 @@ def load_checkpoint(src: File, model: Any, optimizer: Any) -> int:
     model.load_state_dict(_theirs(values["model"]))
     groups = [
         {key: tuple(v) if isinstance(v, list) and key != "params" else v for key, v in group.items()}
-        for group in parse_json(values["param_groups"], "load_checkpoint")
+        for group in parse_json(values["param_groups"], "load_checkpoint")["groups"]
     ]
     entries = {int(number): _theirs(entry) for number, entry in values["state"].items()}
     optimizer.load_state_dict({"state": entries, "param_groups": groups})
