@@ -1,6 +1,6 @@
 """Adapters of CS336's assignment 1, 2025. Its `tests/adapters.py` becomes
 
-    from cs336.basics import *
+from cs336.basics import *
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def run_rope(
     d_k: int, theta: float, max_seq_len: int, in_query_or_key: Any, token_positions: Any
 ) -> Any:
     """Return x with neighbours rotated by their positions."""
-    return call(lambda x, positions: layers.rope(x, positions, theta), in_query_or_key, token_positions)
+    return call(
+        lambda x, positions: layers.rope(x, positions, theta), in_query_or_key, token_positions
+    )
 
 
 def run_transformer_block(
@@ -213,7 +215,10 @@ def get_tokenizer(
 
 
 def run_train_bpe(
-    input_path: str | os.PathLike[str], vocab_size: int, special_tokens: Sequence[str], **kwargs: Any
+    input_path: str | os.PathLike[str],
+    vocab_size: int,
+    special_tokens: Sequence[str],
+    **kwargs: Any,
 ) -> tuple[dict[int, bytes], list[bpe.Pair]]:
     """Return the vocabulary and the merges of a text."""
     return bpe.train(input_path, vocab_size, special_tokens)

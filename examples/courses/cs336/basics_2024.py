@@ -1,6 +1,6 @@
 """Adapters of CS336's assignment 1, 2024. Its `tests/adapters.py` becomes
 
-    from cs336.basics_2024 import *
+from cs336.basics_2024 import *
 """
 
 from __future__ import annotations

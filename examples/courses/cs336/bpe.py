@@ -9,6 +9,7 @@ import re
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def _merges(words: list[list[bytes]], frequencies: list[int], most: int) -> Iter
     counts: Counter[Pair] = Counter()
     places: defaultdict[Pair, set[int]] = defaultdict(set)
     for number, word in enumerate(words):
-        for pair in zip(word, word[1:], strict=False):
+        for pair in pairwise(word):
             counts[pair] += frequencies[number]
             places[pair].add(number)
     heap = [_Candidate(count, pair) for pair, count in counts.items()]
@@ -88,7 +89,7 @@ def _merges(words: list[list[bytes]], frequencies: list[int], most: int) -> Iter
             word = words[number]
             merged = _merge(word, best)
             for tokens, sign in ((word, -1), (merged, 1)):
-                for pair in zip(tokens, tokens[1:], strict=False):
+                for pair in pairwise(tokens):
                     counts[pair] += sign * frequencies[number]
                     changed.add(pair)
                     if sign > 0:
@@ -169,9 +170,11 @@ class CourseTokenizer:
         yield from self.encode(rest)
 
     def _last_cut(self, text: str) -> int:
-        """Return the last place where the text can be cut: at the end of a word, outside of specials."""
+        """Return the last place to cut the text: at the end of a word, in no special token."""
         end = len(text) - self._longest  # a special token may be half there
-        cut = max((found.start() for found in CUT.finditer(text) if found.start() <= end), default=0)
+        cut = max(
+            (found.start() for found in CUT.finditer(text) if found.start() <= end), default=0
+        )
         for special in self._pattern.finditer(text):
             if special.start() < cut < special.end():
                 return special.start()

@@ -7,9 +7,7 @@ average, and ranks that call different ones get an error.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -25,7 +23,7 @@ from tensorgrad.parallel.comm.transport import Finish, Network
 
 
 class GlooNetwork:
-    """The transport of a `Comm` over PyTorch's process group; arrays of GPUs go through the host."""
+    """The transport of a `Comm` over PyTorch's process group; GPU arrays go through the host."""
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()

@@ -36,8 +36,9 @@ def attention(q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0) ->
     if mask is not None:
         mask = tg.broadcast_to(mask, (*q.shape[:-1], k.shape[-2]))
         mask = mask.reshape(batch, 1, *mask.shape[-2:])
-    flat = [x.reshape(batch, 1, *x.shape[-2:]) for x in (q, k, v)]
-    return tg.attention(*flat, mask, dropout=dropout).reshape(*q.shape[:-1], v.shape[-1])
+    q_rows, k_rows, v_rows = (x.reshape(batch, 1, *x.shape[-2:]) for x in (q, k, v))
+    y = tg.attention(q_rows, k_rows, v_rows, mask, dropout=dropout)
+    return y.reshape(*q.shape[:-1], v.shape[-1])
 
 
 def rope(x: Any, positions: Any, theta: float) -> tg.Tensor:
@@ -111,10 +112,11 @@ def block(
     """
     attn, ffn = below(weights, "attn"), below(weights, "ffn")
     normed = tg.rms_norm(x, weights["ln1.weight"], eps=1e-5)
-    x = x + tg.dropout(self_attention(normed, attn, heads, theta, dropout=attention_dropout), dropout)
-    normed = tg.rms_norm(x, weights["ln2.weight"], eps=1e-5)
+    attended = self_attention(normed, attn, heads, theta, dropout=attention_dropout)
+    middle: tg.Tensor = x + tg.dropout(attended, dropout)
+    normed = tg.rms_norm(middle, weights["ln2.weight"], eps=1e-5)
     feed_forward = swiglu if "w3.weight" in ffn else gelu_feed_forward
-    return x + tg.dropout(feed_forward(normed, ffn), dropout)
+    return middle + tg.dropout(feed_forward(normed, ffn), dropout)
 
 
 def language_model(
@@ -126,7 +128,7 @@ def language_model(
     attention_dropout: float = 0.0,
     dropout: float = 0.0,
 ) -> tg.Tensor:
-    """Return logits (B, T, V) of ids (B, T); with learned positions where there are weights of them.
+    """Return logits (B, T, V) of ids (B, T); learned positions are added where weights has them.
 
     Args:
         ids: (B, T), integers.

@@ -1,6 +1,6 @@
 """Adapters of CS336's assignment 2. Its `tests/adapters.py` becomes
 
-    from cs336.systems import *
+from cs336.systems import *
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class FlashAttention(torch.autograd.Function):  # type: ignore[misc]  # PyTorch'
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, is_causal: bool = False) -> Any:
         """Return (B, Tq, D); save the logarithms of the sums of exp(scores), (B, Tq)."""
-        ctx.leaves = [shared(x)[:, None].requires_grad_() for x in (q, k, v)]
-        ctx.y, logsumexp = tg.attention(*ctx.leaves, causal=is_causal, return_logsumexp=True)
+        q, k, v = ctx.leaves = [shared(x)[:, None].requires_grad_() for x in (q, k, v)]
+        ctx.y, logsumexp = tg.attention(q, k, v, causal=is_causal, return_logsumexp=True)
         ctx.save_for_backward(torch.from_dlpack(logsumexp[:, 0]))
         return torch.from_dlpack(ctx.y.detach()[:, 0])
 

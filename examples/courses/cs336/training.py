@@ -36,9 +36,7 @@ def get_batch(dataset: Any, batch_size: int, context_length: int, device: str) -
     """
     starts = np.random.default_rng().integers(0, len(dataset) - context_length, (batch_size, 1))
     tokens = np.asarray(dataset[starts + np.arange(context_length + 1)], np.int64)
-    return tuple(  # type: ignore[return-value]  # of two
-        torch.from_numpy(part).to(device) for part in (tokens[:, :-1], tokens[:, 1:])
-    )
+    return tuple(torch.from_numpy(part).to(device) for part in (tokens[:, :-1], tokens[:, 1:]))
 
 
 def clip_gradients(parameters: Iterable[Any], max_l2_norm: float) -> None:
@@ -55,7 +53,7 @@ def clip_gradients(parameters: Iterable[Any], max_l2_norm: float) -> None:
 def cosine_schedule(
     it: int, highest: float, lowest: float, warmup: int, cosine_cycle: int
 ) -> float:
-    """Return the learning rate of an iteration: 0 in the first, after warmup along half a cosine."""
+    """Return the learning rate of an iteration: 0 in the first, after warmup half a cosine."""
     if it < warmup:
         return highest * it / warmup  # tensorgrad's warmup begins with highest / warmup
     return schedule.cosine(it, highest, cosine_cycle, warmup, lowest)
@@ -176,7 +174,10 @@ def load_checkpoint(src: File, model: Any, optimizer: Any) -> int:
             values = tg.load(path)
     model.load_state_dict(_theirs(values["model"]))
     groups = [
-        {key: tuple(v) if isinstance(v, list) and key != "params" else v for key, v in group.items()}
+        {
+            key: tuple(v) if isinstance(v, list) and key != "params" else v
+            for key, v in group.items()
+        }
         for group in parse_json(values["param_groups"], "load_checkpoint")["groups"]
     ]
     entries = {int(number): _theirs(entry) for number, entry in values["state"].items()}

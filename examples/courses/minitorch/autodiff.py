@@ -7,13 +7,7 @@ from typing import Any, Protocol
 
 import tensorgrad as tg
 
-__all__ = [
-    "Context",
-    "Variable",
-    "backpropagate",
-    "central_difference",
-    "topological_sort",
-]
+__all__ = ["Context", "Variable", "backpropagate", "central_difference", "topological_sort"]
 
 
 class Variable(Protocol):

@@ -53,6 +53,7 @@ class Module:
         return own.get("_parameters", {}).get(key) or own.get("_modules", {}).get(key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the subclass's `forward` does."""
         return self.forward(*args, **kwargs)
 
     def modules(self) -> list[Module]:

@@ -84,11 +84,7 @@ class Linear(Module):
     """
 
     def __init__(
-        self,
-        in_size: int,
-        out_size: int,
-        bias: bool = True,
-        backend: TensorBackend = SimpleBackend,
+        self, in_size: int, out_size: int, bias: bool = True, backend: TensorBackend = SimpleBackend
     ) -> None:
         super().__init__()
 
@@ -118,9 +114,7 @@ class LayerNorm1d(Module):
         bias: (dim,), zeros.
     """
 
-    def __init__(
-        self, dim: int, eps: float = 1e-5, backend: TensorBackend = SimpleBackend
-    ) -> None:
+    def __init__(self, dim: int, eps: float = 1e-5, backend: TensorBackend = SimpleBackend) -> None:
         super().__init__()
         self.eps = eps
         self.weights = Parameter(tensor_from_numpy(np.ones(dim), backend))

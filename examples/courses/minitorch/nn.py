@@ -100,9 +100,7 @@ class _Normalised(Computed):
 
 class _SoftmaxLoss(Computed):
     compute = staticmethod(
-        lambda logits, target: tg.cross_entropy(
-            logits, target.astype(np.int64), reduction="none"
-        )
+        lambda logits, target: tg.cross_entropy(logits, target.astype(np.int64), reduction="none")
     )
 
 

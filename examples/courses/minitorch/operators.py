@@ -78,7 +78,7 @@ def tanh(x: float) -> float:
 
 def pow(x: float, y: float) -> float:
     """Return x to the power of y."""
-    return x**y
+    return float(x**y)
 
 
 def inv(x: float) -> float:

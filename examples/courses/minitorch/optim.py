@@ -70,7 +70,7 @@ class Adam(Optimizer):
         eps: float = 1e-8,
     ) -> None:
         super().__init__(parameters)
-        self.lr, self._options = lr, {"betas": (beta1, beta2), "eps": eps}
+        self.lr, self.betas, self.eps = lr, (beta1, beta2), eps
         self._adams: dict[int, tuple[tg.Tensor, Any]] = {}  # id of a parameter: weights, optimizer
 
     def step(self) -> None:
@@ -80,7 +80,7 @@ class Adam(Optimizer):
                 continue
             if id(p) not in self._adams:
                 leaf = p.value.value.copy().requires_grad_()
-                self._adams[id(p)] = leaf, tg.optim.Adam([leaf], self.lr, **self._options)
+                self._adams[id(p)] = leaf, tg.optim.Adam([leaf], self.lr, self.betas, self.eps)
             leaf, adam = self._adams[id(p)]
             leaf.data[...] = p.value.value.data
             adam.zero_grad()

@@ -39,9 +39,7 @@ class Scalar:
         derivative: of a leaf after `backward`, otherwise None.
     """
 
-    def __init__(
-        self, v: Any, back: ScalarHistory | None = None, name: str | None = None
-    ) -> None:
+    def __init__(self, v: Any, back: ScalarHistory | None = None, name: str | None = None) -> None:
         self.unique_id = next(_ids)
         self.data = float(v)
         self.history = ScalarHistory() if back is None else back
@@ -68,16 +66,16 @@ class Scalar:
         return self._apply(functions.Neg, self)
 
     def __sub__(self, b: Any) -> Scalar:
-        return self + -b
+        return self + self._apply(functions.Neg, b)
 
     def __rsub__(self, b: Any) -> Scalar:
-        return b + -self
+        return self._apply(functions.Add, b, -self)
 
     def __truediv__(self, b: Any) -> Scalar:
         return self * self._apply(functions.Inv, b)
 
     def __rtruediv__(self, b: Any) -> Scalar:
-        return self._apply(functions.Inv, self) * b
+        return self._apply(functions.Mul, b, self._apply(functions.Inv, self))
 
     def __lt__(self, b: Any) -> Scalar:
         return self._apply(functions.LT, self, b)
@@ -146,6 +144,7 @@ def derivative_check(f: Callable[..., Scalar], *scalars: Scalar) -> None:
     f(*scalars).backward()
     for i, x in enumerate(scalars):
         expected = central_difference(f, *scalars, arg=i)
+        assert x.derivative is not None
         np.testing.assert_allclose(
             x.derivative, expected.data, 1e-2, 1e-2,
             err_msg=f"derivative_check: argument {i} of {f} at {scalars}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,8 +225,10 @@ class Tensor:
         return (difference * difference).mean(dim)
 
     def _reduced(self, function: type[functions.Function], dim: int | None) -> Tensor:
-        return self.view(self.size)._reduced(function, 0) if dim is None else self._apply(
-            function, dim
+        return (
+            self.view(self.size)._reduced(function, 0)
+            if dim is None
+            else self._apply(function, dim)
         )
 
     def permute(self, *order: int) -> Tensor:
@@ -285,15 +287,17 @@ class Tensor:
         assert self.history is not None
         return self.history.inputs
 
-    def chain_rule(self, d_output: Any) -> Iterable[tuple[Tensor, Tensor]]:
+    def chain_rule(self, d_output: Any) -> Iterable[Any]:
         """Return each parent with its gradient, given that of this tensor."""
         assert self.history is not None
         function, ctx = self.history.last_fn, self.history.ctx
         assert function is not None
         assert ctx is not None
         gradients = function._backward(ctx, self._ensure_tensor(d_output))
-        pairs: Callable[..., Any] = zip(self.parents, gradients, strict=True)
-        return [(parent, parent.expand(parent._ensure_tensor(d))) for parent, d in pairs]
+        return [
+            (parent, parent.expand(parent._ensure_tensor(gradient)))
+            for parent, gradient in zip(self.parents, gradients, strict=True)
+        ]
 
     def backward(self, grad_output: Tensor | None = None) -> None:
         """Add the gradients of this tensor, times grad_output, to the leaves.

@@ -282,9 +282,7 @@ def tensor_from_numpy(
     return _leaf(ls, backend, requires_grad)
 
 
-def zeros_tensor_from_numpy(
-    shape: tuple[int, ...], backend: TensorBackend = SimpleBackend
-) -> Any:
+def zeros_tensor_from_numpy(shape: tuple[int, ...], backend: TensorBackend = SimpleBackend) -> Any:
     """Return zeros, a constant."""
     return zeros(shape, backend)
 
