@@ -1,4 +1,4 @@
-"""Adapters of CS336's assignment 1, 2024. Its `tests/adapters.py` becomes
+"""Adapters of CS336's assignment 1, 2024. In its tests, `adapters.py` becomes
 
 from cs336.basics_2024 import *
 """

@@ -48,7 +48,7 @@ def train(
     smaller ids; here the greater bytes), so its merges differ.
 
     Args:
-        path: the text. Special tokens in it are left out, and words end there.
+        path: the text. Special tokens in it are skipped, and words end there.
         vocab_size: the number of tokens, with the 256 bytes and the special tokens.
         special_tokens: texts that are never split.
     """

@@ -210,7 +210,8 @@ class _Shard:
         layer.weight = self.piece
         layer.register_forward_pre_hook(lambda *_: self._begin_forward())
         layer.register_forward_hook(lambda *_: self._end_forward())
-        layer.register_full_backward_pre_hook(lambda *_: self._fill(self._whole))
+        if type(layer).__name__ == "Linear":  # backward of an embedding reads no weight
+            layer.register_full_backward_pre_hook(lambda *_: self._fill())
         self._pending: tuple[Handle, Array] | None = None
 
     def gathered(self, dtype: Any = None) -> Any:
@@ -226,11 +227,14 @@ class _Shard:
 
     def _end_forward(self) -> None:
         self._layer._parameters["weight"] = self.piece
-        if torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            self._whole = None
+        else:
             self._whole.untyped_storage().resize_(0)  # backward's graph keeps the tensor, empty
 
-    def _fill(self, whole: Any) -> None:
-        if whole is not None and not whole.untyped_storage().size():
+    def _fill(self) -> None:
+        whole = self._whole
+        if not whole.untyped_storage().size():
             whole.untyped_storage().resize_(self._size * whole.element_size())
             with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(whole):
                 whole.copy_(self.gathered(self._dtype))

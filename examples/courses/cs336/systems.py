@@ -1,4 +1,4 @@
-"""Adapters of CS336's assignment 2. Its `tests/adapters.py` becomes
+"""Adapters of CS336's assignment 2. In its tests, `adapters.py` becomes
 
 from cs336.systems import *
 """
@@ -48,12 +48,12 @@ class FlashAttention(torch.autograd.Function):  # type: ignore[misc]  # PyTorch'
         return *(torch.from_dlpack(tg.Tensor(x.grad)[:, 0]) for x in ctx.leaves), None
 
 
-def get_flashattention_autograd_function_pytorch() -> type:
+def get_flashattention_autograd_function_pytorch() -> Any:
     """Return the attention; without PyTorch's ops, it is tensorgrad's."""
     return FlashAttention
 
 
-def get_flashattention_autograd_function_triton() -> type:
+def get_flashattention_autograd_function_triton() -> Any:
     """Return the attention; without Triton, it is tensorgrad's CUDA kernels."""
     return FlashAttention
 

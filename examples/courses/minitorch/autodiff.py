@@ -61,7 +61,7 @@ def central_difference(
 
 
 def topological_sort(variable: Variable) -> list[Any]:
-    """Return the variables that are no constants, each before its parents, `variable` first."""
+    """Return the variables without constants, each before its parents, `variable` first."""
     finished: list[Any] = []
     seen: set[int] = set()
     stack: list[tuple[Any, bool]] = [(variable, False)]
