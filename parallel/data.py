@@ -1,8 +1,8 @@
 """Data parallelism: every rank has the whole model and its own part of each batch.
 
 Ranks start from the parameters of rank 0. Each computes the gradient of the mean loss of its own
-examples. With equally many examples on all ranks, the mean of these gradients is the gradient of
-the whole batch. All ranks take the same optimizer step, so parameters stay equal bit for bit and
+examples, times its share of the targets (`Ranks.shares`). So the mean of these gradients is the
+gradient of the whole batch. All ranks take the same optimizer step, so parameters stay equal bit for bit and
 are never sent again.
 
 Gradients are in one flat buffer (optim/flat.py), so a step needs one all-reduce, or one for each
@@ -157,6 +157,10 @@ class DataParallel(ShardedRanks):
         else:
             for grad in self._flat.views(self._flat.grad).values():
                 all_reduce_gradients(grad, self._comm)
+
+    def add_counts(self, count: Array) -> None:
+        """Add, in place, how many targets other ranks have of a batch."""
+        self._comm.all_reduce(count)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the sums over the ranks of some numbers, the same on every rank.
