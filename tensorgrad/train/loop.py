@@ -102,10 +102,10 @@ def mean_loss(
     Raises:
         ArgumentError: batches is empty on all ranks, or all its targets are ignored.
     """
-    return validation(model, loss, batches, ranks, count)["validation_loss"]
+    return measure_loss(model, loss, batches, ranks, count)["validation_loss"]
 
 
-def validation(
+def measure_loss(
     model: Module,
     loss: Loss,
     batches: Iterable[Batch],
