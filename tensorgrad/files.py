@@ -208,7 +208,7 @@ def write_json(path: str | os.PathLike[str], value: Any, indent: int | None = No
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
     """Replace inf and NaN, which JSON does not support, by None; a text stays."""
     return {
-        name: value if isinstance(value, str) or math.isfinite(value) else None
+        name: value if value is None or isinstance(value, str) or math.isfinite(value) else None
         for name, value in values.items()
     }
 

@@ -523,6 +523,10 @@ class Trainer:
         """Let the model write, without an effect on training; its time does not count."""
         if self._sampler is None:
             return
+        if None in finite(self._measured).values():
+            if self._ranks.is_main:
+                _log.warning("step %d: no sample, as the validation loss is not finite", self.step)
+            return
         generator = random.get_state()
         try:
             with self._clock.paused(), ranges.phase("sample"):
