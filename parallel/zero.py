@@ -109,14 +109,15 @@ class Zero(DataParallel):
 
     def reduce_gradients(self) -> None:
         """Leave the mean of each gradient in its shard, after the last backward of a step."""
+        flat = self._prepared()
         if self.stage == 1:
             super().reduce_gradients()
-            return
-        flat = self._prepared()
-        self._units.end_backward()
-        for number in range(len(flat.segments)):
-            if number not in flat.units:
-                self._scatter(number).wait()
+        else:
+            self._units.end_backward()
+            for number in range(len(flat.segments)):
+                if number not in flat.units:
+                    self._scatter(number).wait()
+        self._share_untouched(flat)
 
     def reduce_norm(self, squares: Array) -> None:
         """Add the squares of the gradients in other ranks' shards."""

@@ -283,7 +283,9 @@ def check_unused_and_frozen_parameters(comm: Comm, folder: Path) -> None:
     for name in OVERLAPPING:
         run = train(STRATEGIES[name](comm), kind=Extended, steps=4)
         same(run, alone)
-        assert np.array_equal(run.model.state_dict()["positions.weight"].numpy(), frozen)
+        after = run.model.state_dict()
+        assert np.array_equal(after["positions.weight"].numpy(), frozen)
+        assert (after["unused"].numpy() == 1).all()  # weight decay moves no unused parameter
         assert "positions.weight" not in run.optimizer.flat.slots
 
 
@@ -304,6 +306,10 @@ def check_a_parameter_that_one_rank_alone_uses(comm: Comm, folder: Path) -> None
             slot = run.optimizer.flat.slots["unused"].piece
             used = (places >= slot.start) & (places < slot.stop)
             assert np.all(backend.to_numpy(piece.grad)[used] == np.float32(1 / comm.size)), name
+        assert run.optimizer.flat.without_gradient() == {"blocks.1.unused"}
+        run.optimizer.step()
+        run.ranks.after_step()
+        assert (run.model.unused.numpy() < 1).all()
 
 
 def check_other_optimizers(comm: Comm, folder: Path) -> None:
