@@ -2,8 +2,8 @@
 
 Ranks start from the parameters of rank 0. Each computes the gradient of the mean loss of its own
 examples, times its share of the targets (`Ranks.shares`). So the mean of these gradients is the
-gradient of the whole batch. All ranks take the same optimizer step, so parameters stay equal bit for bit and
-are never sent again.
+gradient of the whole batch. All ranks take the same optimizer step, so parameters stay equal bit
+for bit and are never sent again.
 
 Gradients are in one flat buffer (optim/flat.py), so a step needs one all-reduce, or one for each
 bucket of the buffer, which overlaps with backward (buckets.py).

@@ -45,15 +45,7 @@ from tensorgrad.parallel.stages import (
 )
 from tensorgrad.parallel.zero import Zero
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.ranks import (
-    Batch,
-    Count,
-    Loss,
-    MakeOptimizer,
-    Ranks,
-    count_targets,
-    weighted,
-)
+from tensorgrad.train.ranks import Batch, Count, Loss, MakeOptimizer, Ranks, count_targets, weighted
 
 _MOST_SENDS = 2  # gradients in flight at a time, each of which occupies memory until it arrives
 

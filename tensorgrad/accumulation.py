@@ -39,11 +39,12 @@ _untouched: dict[int, weakref.ref[Any]] = {}
 
 def references(arrays: Sequence[Array]) -> dict[int, weakref.ref[Any]]:
     """Return what `note_zeros` takes: references, which do not keep the gradients alive."""
-    found = {}
-    for array in arrays:
-        forget_one = partial(_untouched.pop, id(array), None)
-        found[id(array)] = weakref.ref(array, lambda _, call=forget_one: call())
-    return found
+    return {id(array): weakref.ref(array, partial(_drop, id(array))) for array in arrays}
+
+
+def _drop(key: int, _: object) -> None:
+    """Forget a gradient that is gone."""
+    _untouched.pop(key, None)
 
 
 def note_zeros(gradients: Mapping[int, weakref.ref[Any]]) -> None:

@@ -259,7 +259,7 @@ class FlatParameters:
         return frozenset(name for name in names if not self._is_written(name))
 
     def _is_written(self, name: str) -> bool:
-        return bool(self.parameters[name].grad.any())
+        return bool(self.grad[self.slots[name].piece].any())
 
     def runs(self, piece: Piece, without: Collection[str]) -> list[Piece]:
         """Return the parts of a piece between some parameters."""

@@ -92,9 +92,8 @@ class GPT2Settings(TrainSettings):
     validation: float = option(0.05, "fraction of the text for validation", low=0, high=1)
     evaluate_every: int = option(200, "steps between evaluations", low=1)
     evaluation_batches: int = option(
-        20, "batches of an evaluation, spread over the validation text; the last one reads all of it",
-        low=1,
-    )  # fmt: skip
+        20, "validation batches of an evaluation, spread over the text; at the end all count", low=1
+    )
     out: str = option("", "folder of the run", shown="the first new runs/gpt2-N", free=True)
     cache: str = option("runs/data", "folder for tokenized text", free=True)
     prompt: str = option("def ", "prompt of the samples", free=True)
@@ -284,11 +283,7 @@ def evaluate(
     mean = found["validation_loss"]
     with np.errstate(over="ignore"):
         perplexity = float(np.exp(mean))
-    return {
-        "validation_loss": mean,
-        "perplexity": perplexity,
-        "tokens": found["validation_tokens"],
-    }
+    return {"validation_loss": mean, "perplexity": perplexity, "tokens": found["validation_tokens"]}
 
 
 def make_trainer(
