@@ -1,7 +1,7 @@
 """Data parallelism: every rank has the whole model and its own part of each batch.
 
 Ranks start from the parameters of rank 0. Each computes the gradient of the mean loss of its own
-examples, times its share of the targets (`Ranks.shares`). So the mean of these gradients is the
+examples, weighted by its targets (`Ranks.shares`). So the mean of these gradients is the
 gradient of the whole batch. All ranks take the same optimizer step, so parameters stay equal bit
 for bit and are never sent again.
 

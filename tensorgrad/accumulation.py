@@ -52,9 +52,11 @@ def note_zeros(gradients: Mapping[int, weakref.ref[Any]]) -> None:
     _untouched.update(gradients)
 
 
-def touch(gradient: Array | None) -> None:
-    """Note that something was added to a gradient."""
-    _untouched.pop(id(gradient), None)
+def touch(leaves: Iterable[tuple[Any, Any]]) -> None:
+    """Note that the replay of a graph has added to the gradients of leaves, the first of pairs."""
+    if _untouched:
+        for leaf, _ in leaves:
+            _untouched.pop(id(leaf.grad), None)
 
 
 def untouched(named: Iterable[tuple[str, Array]]) -> list[str]:
