@@ -124,7 +124,7 @@ def measure_loss(
         )
     return {
         "validation_loss": total / targets,
-        "validation_tokens": int(targets) if targets == int(targets) else targets,
+        "validation_tokens": int(targets) if targets.is_integer() else targets,
     }
 
 
@@ -410,7 +410,7 @@ class Trainer:
         whole = uninterrupted() if isinstance(self._ranks, OneProcess) else nullcontext()
         check_parts(len(batch[0]), self.settings.micro_batches, self._ranks.ranks)
         try:
-            targets, arrays = self._count(*batch), _moved(batch, self._device)
+            targets, arrays = count_targets(*batch), _moved(batch, self._device)
             self.optimizer.lr = self._schedule(self.step)
             if self._captured is not None:
                 with whole:
@@ -518,15 +518,18 @@ class Trainer:
                     for name, value in self._measured.items()
                 )
                 _log.info("step %d/%d  %s", self.step, self.settings.steps, values)
+                for name, value in finite(self._measured).items():
+                    if value is None:
+                        _log.warning(
+                            "step %d: the %s is not finite", self.step, name.replace("_", " ")
+                        )
 
     def _sample(self) -> None:
         """Let the model write, without an effect on training; its time does not count."""
         if self._sampler is None:
             return
         if None in finite(self._measured).values():
-            if self._ranks.is_main:
-                _log.warning("step %d: no sample, as the validation loss is not finite", self.step)
-            return
+            return  # the model is broken, and would not sample
         generator = random.get_state()
         try:
             with self._clock.paused(), ranges.phase("sample"):
