@@ -518,11 +518,9 @@ class Trainer:
                     for name, value in self._measured.items()
                 )
                 _log.info("step %d/%d  %s", self.step, self.settings.steps, values)
-                for name, value in finite(self._measured).items():
-                    if value is None:
-                        _log.warning(
-                            "step %d: the %s is not finite", self.step, name.replace("_", " ")
-                        )
+                broken = [name for name, value in finite(self._measured).items() if value is None]
+                if broken:
+                    _log.warning("step %d: not finite: %s", self.step, ", ".join(broken))
 
     def _sample(self) -> None:
         """Let the model write, without an effect on training; its time does not count."""
