@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from tensorgrad.files import finite
 from tensorgrad.readers import read_json
 from tensorgrad.train import config, gpt2, sentiment, translation
 from tensorgrad.train.device import choose_device
@@ -51,7 +52,7 @@ def evaluate(
     settings, place = choose_device(replace(settings, device=device, **changed))
     found = run(settings, model, place, checkpoint)
     if json:
-        print(jsonlib.dumps(found, indent=1))
+        print(jsonlib.dumps(finite(found), indent=1))
     else:
         for name, value in found.items():
             shown = f"{value:,.4f}" if isinstance(value, float) else f"{value}"

@@ -108,7 +108,7 @@ class Adafactor(Optimizer):
         for hyper, _, _, segment, piece in self._segments():
             for name in segment.names:
                 slot = self.flat.slots[name]
-                if math.prod(slot.shape):
+                if math.prod(slot.shape) and name not in self._idle:
                     part = self.flat.owned_part(name, piece)
                     state = {kind: found[name] for kind, found in views.items() if name in found}
                     decays = slot.offset < segment.decayed

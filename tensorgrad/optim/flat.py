@@ -15,11 +15,11 @@ Tests: tests/optim/test_flat.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tensorgrad import backend
-from tensorgrad.accumulation import count_as_zeros
+from tensorgrad.accumulation import count_as_zeros, note_zeros, references, untouched
 from tensorgrad.backend import Array, Shape, widened
 from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, bfloat16, compute_dtype, is_float
@@ -135,6 +135,7 @@ class FlatParameters:
         grads: the arrays that contain the gradients of the pieces, each once.
         memory: the arrays that contain the parameters.
         dtype, grad_dtype: of the parameters and of the gradients.
+        touched_elsewhere: the parameters whose gradients come from other ranks alone.
 
     Raises:
         ArgumentError: there is no parameter, two have one name, or two share memory.
@@ -171,6 +172,9 @@ class FlatParameters:
             for name in segment.names:
                 self._move(segment, name, found[name], data, grad)
             self._moved(number)
+        self._references = references([grad for *_, grad in self._parts])
+        self._zeroed_in: object = None  # the capture of the last `zero_grad`
+        self.touched_elsewhere: frozenset[str] = frozenset()
 
     def __getstate__(self) -> object:
         """Raise ArgumentError: in a copy the parameters would not be views of the buffers."""
@@ -228,11 +232,48 @@ class FlatParameters:
 
     def zero_grad(self) -> None:
         """Set all gradients to 0; in a CUDA graph, backward overwrites them instead."""
+        note_zeros(self._references)
+        self._zeroed_in = mode.capture
+        self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
         if mode.capture is not None:
             count_as_zeros([grad for _, _, _, grad in self._parts])
             return
         for grad in self.grads:
             grad.fill(0)
+
+    def untouched(self) -> list[str]:
+        """Return the parameters whose gradient no backward has added to since `zero_grad`."""
+        return untouched((name, grad) for name, _, _, grad in self._parts)
+
+    def without_gradient(self) -> frozenset[str]:
+        """Return the parameters without a gradient: backward added none, and nobody wrote one.
+
+        Only where backward has passed a parameter by, the host reads whether somebody wrote its
+        gradient. In a captured step it does not.
+        """
+        names = [name for name in self.untouched() if name not in self.touched_elsewhere]
+        if mode.capture is not None:
+            return frozenset(names if self._zeroed_in is mode.capture else ())
+        return frozenset(name for name in names if not self._is_written(name))
+
+    def _is_written(self, name: str) -> bool:
+        return bool(self.grad[self.slots[name].piece].any())
+
+    def runs(self, piece: Piece, without: Collection[str]) -> list[Piece]:
+        """Return the parts of a piece between some parameters."""
+        found: list[Piece] = []
+        begin, end = piece.begin, piece.begin + int(piece.data.size)
+        holes = sorted((self.slots[name].offset, self.slots[name].piece.stop) for name in without)
+        for start, stop in [*holes, (end, end)]:
+            if begin < min(start, end):
+                place = slice(begin - piece.begin, min(start, end) - piece.begin)
+                decayed = min(max(piece.decayed - place.start, 0), place.stop - place.start)
+                data, grad = piece.data[place], piece.grad[place]
+                found.append(Piece(begin, piece.offset + place.start, decayed, data, grad))
+            begin = max(begin, _round_up(stop, ALIGNMENT))
+        return found
 
     def check(self, op: str) -> None:
         """Raise ArgumentError where a parameter was frozen, or is not a view of the buffers."""

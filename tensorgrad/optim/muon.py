@@ -13,7 +13,7 @@ from tensorgrad.checks import check_integer, check_range
 from tensorgrad.errors import ArgumentError
 from tensorgrad.ops.matmul import product
 from tensorgrad.optim.clip import sum_of_squares
-from tensorgrad.optim.flat import FlatParameters, Owned, Piece, Segment
+from tensorgrad.optim.flat import FlatParameters, Owned, Piece, Segment, zeros
 from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import DECAY, FACTOR, LR, STEPS, Optimizer
 
@@ -90,7 +90,10 @@ class Muon(Optimizer):
                     u = self._direction(hyper, piece.grad_of(part), self.state["m"][part.state])
                     self._update(hyper, part, u, segment)
                 continue
-            shard = self._direction(hyper, piece.grad, self.state["m"][piece.state])
+            shard = zeros(piece.grad.size, self.state["m"].dtype, piece.grad)
+            for run in self._active([piece]):
+                place = slice(run.begin - piece.begin, run.begin - piece.begin + run.grad.size)
+                shard[place] = self._direction(hyper, run.grad, self.state["m"][run.state])
             whole = self.flat.gather(number, shard)
             for part in self._owned(segment, piece):
                 place = self.flat.slots[part.name].piece
@@ -99,7 +102,8 @@ class Muon(Optimizer):
 
     def _owned(self, segment: Segment, piece: Piece) -> Iterator[Owned]:
         """Yield this rank's parts of the matrices of a segment."""
-        parts = (self.flat.owned_part(name, piece) for name in segment.names)
+        names = (name for name in segment.names if name not in self._idle)
+        parts = (self.flat.owned_part(name, piece) for name in names)
         return (part for part in parts if part.data.size)
 
     def _direction(self, hyper: Array, grad: Array, m: Array) -> Array:

@@ -109,6 +109,7 @@ class Optimizer:
         self._updates = [Update() for _ in self.groups]
         self.lr, self.weight_decay = lr, weight_decay
         length = sum(piece.data.size for piece in parameters.pieces)
+        self._idle: frozenset[str] = frozenset()  # the parameters without a gradient in this step
         self.state: dict[str, Array] = {}
         self.slots: dict[str, Mapping[str, Slot]] = {}
         if parameters.dtype == bfloat16:
@@ -155,6 +156,9 @@ class Optimizer:
     ) -> Array | None:
         """Update the parameters by their gradients.
 
+        A parameter without a gradient does not move, and its state stays: one that backward has not
+        reached since `zero_grad`, on no rank.
+
         With `max_norm` or `scaler` the gradient norm is computed first. If it is not finite, the
         step is skipped: parameters, state and step count do not change.
 
@@ -179,6 +183,7 @@ class Optimizer:
         name = type(self).__name__
         self.flat.check(f"{name}.step")
         settle()
+        self._idle = self.flat.without_gradient()
         with ranges.phase("optimizer"):
             norm = None
             if max_norm is None and scaler is None:
@@ -356,7 +361,13 @@ class Optimizer:
             self._step_numpy()
             return
         for update, (hyper, decay, pieces) in zip(self._updates, self._parts(), strict=True):
-            update(pieces, self.state, hyper, *self._kernels(decay))
+            update(self._active(pieces), self.state, hyper, *self._kernels(decay))
+
+    def _active(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        """Return the parts of pieces that this step updates."""
+        if not self._idle:
+            return pieces
+        return [run for piece in pieces for run in self.flat.runs(piece, self._idle)]
 
     @np.errstate(all="ignore")  # inf and NaN reach the parameters, as on the GPU
     def _step_numpy(self) -> None:
@@ -366,7 +377,7 @@ class Optimizer:
         for hyper, decay, pieces in self._parts():
             hyper[STEPS] += 1
             self._prepare_numpy(hyper, decay)
-            for piece in pieces:
+            for piece in self._active(pieces):
                 for begin, end, decays in (
                     (0, piece.decayed, decay),
                     (piece.decayed, piece.data.size, 0.0),

@@ -22,6 +22,7 @@ from tensorgrad.readers import open_regular, read_json, read_json_lines
 from tensorgrad.train.config import FILE, renamed
 from tensorgrad.train.curves import Column
 from tensorgrad.train.folder import LOCK
+from tensorgrad.train.log import KNOWN
 
 Record = dict[str, Any]
 _Read = TypeVar("_Read")
@@ -91,8 +92,7 @@ class Run:
     @property
     def measures(self) -> list[str]:
         """The names of what evaluations measured besides the loss, such as the accuracy."""
-        own = {"loss", "lr", "gradient_norm", "validation_loss"}
-        return [key for key in self.metrics.columns if key not in own]
+        return [key for key in self.metrics.columns if key not in KNOWN]
 
 
 def read_run(folder: Path, progress: Progress | None = None) -> Run:

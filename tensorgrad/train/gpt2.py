@@ -7,17 +7,18 @@ several ranks.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tensorgrad import backend, nn, random
 from tensorgrad.data import Corpus, Tokenizer, TokenLoader, is_prepared, open_prepared, prepare
 from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY
-from tensorgrad.errors import ArgumentError
+from tensorgrad.errors import ArgumentError, TrainingError
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.tensor import Tensor
@@ -28,7 +29,7 @@ from tensorgrad.train.folder import run_folder
 from tensorgrad.train.load import load_gpt2
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loggers import make_loggers
-from tensorgrad.train.loop import Outcome, Trainer, check_parts, mean_loss
+from tensorgrad.train.loop import Outcome, Trainer, check_parts, measure_loss
 from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.ranks import Ranks
 from tensorgrad.train.run import free_folder, report_stop, resume_run
@@ -90,7 +91,9 @@ class GPT2Settings(TrainSettings):
     )
     validation: float = option(0.05, "fraction of the text for validation", low=0, high=1)
     evaluate_every: int = option(200, "steps between evaluations", low=1)
-    evaluation_batches: int = option(20, "validation batches of an evaluation", low=1)
+    evaluation_batches: int = option(
+        20, "validation batches of an evaluation, spread over the text; at the end all count", low=1
+    )
     out: str = option("", "folder of the run", shown="the first new runs/gpt2-N", free=True)
     cache: str = option("runs/data", "folder for tokenized text", free=True)
     prompt: str = option("def ", "prompt of the samples", free=True)
@@ -276,10 +279,11 @@ def evaluate(
         with precision():
             return model.forward(Tensor(x), Tensor(y))
 
-    found = mean_loss(model, loss, loader.evaluation_batches())
-    context = model.config.context
-    tokens = (len(corpus.validation) - 1) // context * context
-    return {"validation_loss": found, "perplexity": math.exp(found), "tokens": tokens}
+    found = measure_loss(model, loss, loader.evaluation_batches())
+    mean = found["validation_loss"]
+    with np.errstate(over="ignore"):
+        perplexity = float(np.exp(mean))
+    return {"validation_loss": mean, "perplexity": perplexity, "tokens": found["validation_tokens"]}
 
 
 def make_trainer(
@@ -305,12 +309,18 @@ def make_trainer(
 
     def evaluate() -> dict[str, float]:
         some = validation.evaluation_batches(settings.evaluation_batches)
-        return {"validation_loss": mean_loss(model, loss, some, ranks)}
+        found = measure_loss(model, loss, some, ranks)
+        if trainer.step < settings.steps:
+            return found
+        whole = found
+        if found["validation_tokens"] < len(corpus.validation) - 1:
+            whole = measure_loss(model, loss, validation.evaluation_batches(), ranks)
+        return {**found, **{f"final_{name}": value for name, value in whole.items()}}
 
     def sample() -> tuple[str, str]:
         return settings.prompt, write_sample(settings, model, corpus)
 
-    return Trainer(
+    trainer = Trainer(
         model,
         ranks.prepare(model, settings.optimizer),
         loss,
@@ -332,6 +342,7 @@ def make_trainer(
         ranks=ranks,
         scaler=settings.scaler(),
     )
+    return trainer
 
 
 def write_sample(settings: GPT2Settings, model: GPT2, corpus: Corpus) -> str:
@@ -351,16 +362,37 @@ def write_sample(settings: GPT2Settings, model: GPT2, corpus: Corpus) -> str:
 
 
 def _report(folder: Path, outcome: Outcome, seconds: float) -> None:
-    losses = {
+    """Log what the run came to.
+
+    Raises:
+        TrainingError: the last validation loss is not finite.
+    """
+    records = read_metrics(folder / "metrics.jsonl")
+    measured = [record for record in records if "validation_loss" in record]
+    last = measured[-1] if measured else {}
+    known = {
         record["step"]: record["validation_loss"]
-        for record in read_metrics(folder / "metrics.jsonl")
-        if "validation_loss" in record
+        for record in measured
+        if record["validation_loss"] is not None
     }
-    first, last = losses[min(losses)], losses[max(losses)]
-    best = min(losses, key=losses.__getitem__)
+    lowest = ""
+    if known:
+        best = min(known, key=known.__getitem__)
+        lowest = f"; the lowest was {known[best]:.4f}, at step {best:,}"
+    if None in last.values():
+        raise TrainingError(
+            f"train: the validation loss after the last step, {last['step']:,}, is not finite"
+            f"{lowest}. Try a lower learning rate. All is in {folder}"
+        )
+    parts = []
+    if "final_validation_loss" in last:
+        tokens = f"{last['final_validation_tokens']:,}"
+        parts.append(f"{last['final_validation_loss']:.4f} on the whole text, {tokens} tokens")
+    if known:
+        some = f" on {last['validation_tokens']:,} of them" if parts else ""
+        first, end = (known[step] for step in (min(known), max(known)))
+        parts.append(f"{first:.3f} -> {end:.3f}{some} ({lowest.removeprefix('; ')})")
     _log.info(
-        "validation loss %.3f -> %.3f (%.0f %% lower; the lowest was %.4f, at step %s) in %.0f s, "
-        "%s tokens/s; all in %s",
-        *(first, last, 100 * (1 - last / first), losses[best], f"{best:,}", seconds),
-        *(f"{outcome.tokens_per_second:,.0f}", folder),
+        "validation loss %s in %.0f s, %s tokens/s; all in %s",
+        *("; ".join(parts), seconds, f"{outcome.tokens_per_second:,.0f}", folder),
     )

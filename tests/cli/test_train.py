@@ -110,7 +110,9 @@ def test_a_run_may_start_from_the_weights_of_another(
     capsys.readouterr()
     assert main(["evaluate", str(tuned), "--checkpoint", "last", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["tokens"] > 0
+    last = metrics(tuned)[-1]
+    assert found["tokens"] == last["final_validation_tokens"] > last["validation_tokens"] > 0
+    assert found["validation_loss"] == last["final_validation_loss"] != last["validation_loss"]
     assert found["perplexity"] == pytest.approx(np.exp(found["validation_loss"]))
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 import signal
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,17 @@ from tensorgrad.errors import ArgumentError, CheckpointError, GradError
 from tensorgrad.kernels import loader
 from tensorgrad.kernels import optim as launches
 from tensorgrad.nn import Linear, Sequential
-from tensorgrad.optim import SGD, Adam, AdamW, FlatParameters, Lion, LossScaler, Optimizer
+from tensorgrad.optim import (
+    SGD,
+    Adafactor,
+    Adam,
+    AdamW,
+    FlatParameters,
+    Lion,
+    LossScaler,
+    Muon,
+    Optimizer,
+)
 from tests.optim import toy
 
 Make = Callable[..., Optimizer]
@@ -50,6 +60,57 @@ def proceed(optimizer: Optimizer, tensors: dict[str, Tensor], steps: range, **kw
 
 def everything(optimizer: Optimizer) -> list[Any]:
     return [optimizer.flat.data, *optimizer.state.values()]
+
+
+ALL_KINDS = KINDS | {
+    "muon": lambda p: Muon(p, lr=0.1, weight_decay=0.1),
+    "adafactor": lambda p: Adafactor(p, lr=0.1, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("dtype", [np.float32, dtypes.bfloat16])
+def test_a_parameter_without_a_gradient_does_not_move(kind: str, dtype: Any, device: str) -> None:
+    """Neither by weight decay nor by momentum; the others move as they would have."""
+    shapes = {"first": (3, 5), "middle": (70, 2), "last": (4, 33)}
+
+    def train(*steps: Sequence[str]) -> tuple[Optimizer, dict[str, dict[str, bytes]]]:
+        rng = np.random.default_rng(0)
+        tensors = {
+            name: Tensor(backend.to_device(rng.standard_normal(shape).astype(dtype), device), True)
+            for name, shape in shapes.items()
+        }
+        optimizer = ALL_KINDS[kind](tensors.items())
+        for names in steps:
+            optimizer.zero_grad()
+            for name in names:
+                (tensors[name] * tensors[name]).sum().backward()
+            optimizer.step()
+        bits: dict[str, dict[str, bytes]] = {
+            name: {"data": tensor.numpy().tobytes()} for name, tensor in tensors.items()
+        }
+        for key, value in optimizer.state_dict().items():
+            if "/" in key:
+                state, name = key.split("/")
+                bits[name][state] = backend.to_numpy(value).tobytes()
+        return optimizer, bits
+
+    once, twice = train([*shapes])[1], train([*shapes], [*shapes])[1]
+    optimizer, found = train([*shapes], ["first", "last"])
+    assert found == {**twice, "middle": once["middle"]}
+    assert once["middle"]["data"] != twice["middle"]["data"]
+    assert optimizer.flat.without_gradient() == {"middle"}
+    optimizer.zero_grad()
+    assert optimizer.flat.without_gradient() == set(shapes)
+
+
+def test_a_gradient_that_was_written_counts() -> None:
+    x = Tensor(np.ones(3, np.float32), requires_grad=True)
+    optimizer = SGD([x], 0.5)
+    optimizer.zero_grad()
+    optimizer.flat.grad[1] = 1
+    optimizer.step()
+    assert x.numpy().tolist() == [1, 0.5, 1]
 
 
 def test_equal_runs_give_equal_bits(make: Make, device: str) -> None:
