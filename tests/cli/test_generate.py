@@ -253,7 +253,6 @@ def test_a_stop_text_ends_the_output(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([""], "the prompt is empty, expected some text"),
         (["xyz" * 20], "the prompt has 60 tokens .* expected at most 16"),
         (["a", "--temperature", "-1"], r"temperature is -1\.0, expected a finite"),
         (["a", "--top-p", "2"], r"top_p is 2\.0, expected above 0 and at most 1"),
