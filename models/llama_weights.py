@@ -94,10 +94,8 @@ def _windows(kind: str, theirs: PublishedSettings, layers: int) -> tuple[int | N
     if types is not None:
         if kind.startswith("qwen") and window is not None:
             first = types.index(sliding) if sliding in types else len(types)
-        first_window = layers if window is None else first
-        if len(types) != layers or types != [full] * first_window + [sliding] * (
-            layers - first_window
-        ):
+        before = layers if window is None else first
+        if len(types) != layers or types != [full] * before + [sliding] * (layers - before):
             theirs.refuse("layer_types", f"{layers} of {full!r} or {sliding!r}, in this order")
     return (None, 0) if window is None or first >= layers else (window, first)
 
