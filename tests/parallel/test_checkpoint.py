@@ -100,10 +100,12 @@ def at(mesh: Mesh, comm: Comm) -> Mesh:
     return Mesh(mesh.dp, mesh.pp, mesh.tp, comm.rank)
 
 
-def save_on(mesh: Mesh, zero: bool, full: Full, folder: Path, step: int = 1) -> Path:
+def save_on(
+    mesh: Mesh, zero: bool, full: Full, folder: Path, step: int = 1, state: Any = STATE
+) -> Path:
     def program(comm: Comm) -> Path:
         shards = Shards(comm, list(held_on(at(mesh, comm), zero, full)))
-        return shards.save(folder, step, {**STATE, "note": f"of rank {comm.rank}"})
+        return shards.save(folder, step, {**state, "note": f"of rank {comm.rank}"})
 
     return on_ranks(mesh.size, program)[0]
 
