@@ -29,8 +29,9 @@ from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.llama_weights import LLAMA_ARCHITECTURES
 from tensorgrad.models.transformer_lm import OF_PUBLISHED, TransformerLM
 from tensorgrad.nn import init
+from tensorgrad.nn.wrapped_names import unwrapped
 from tensorgrad.readers import parse_json, read_json
-from tensorgrad.weights import ArrayFile, load_arrays, save_arrays, unwrapped
+from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 
 __all__ = ["from_pretrained", "is_pretrained", "pretrained_folder", "save_pretrained"]
 

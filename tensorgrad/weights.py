@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import zlib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -22,11 +22,7 @@ from tensorgrad.readers import open_regular
 
 _SUM = "crc32"  # the header entry with the checksum of the rest of the file
 
-# The wrappers of PyTorch that add a part to the names of what they wrap: torch.compile, FSDP,
-# activation checkpointing, and DistributedDataParallel or DataParallel.
-_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "module"}
-
-__all__ = ["ArrayFile", "load_arrays", "load_metadata", "save_arrays", "unwrapped"]
+__all__ = ["ArrayFile", "load_arrays", "load_metadata", "save_arrays"]
 
 
 def save_arrays(
@@ -158,20 +154,6 @@ class ArrayFile:
         if len(self.shape(name)) == 1 and start < stop:
             return _tensor(self._path, self._file, name, slice(start, stop))
         return _tensor(self._path, self._file, name).reshape(-1)[start:stop]
-
-
-def unwrapped(name: str, known: Container[str] = ()) -> str:
-    """Return the name of an array without what PyTorch's wrappers have added to it.
-
-    "module._orig_mod.blocks.0.weight", as a compiled model in DistributedDataParallel has it, is
-    "blocks.0.weight". Parts are dropped from the left until the name is a known one.
-    """
-    parts = name.split(".")
-    for wrapper in [part for part in parts if part in _WRAPPERS]:
-        if ".".join(parts) in known:
-            break
-        parts.remove(wrapper)
-    return ".".join(parts)
 
 
 def _check_names(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:

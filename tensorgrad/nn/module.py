@@ -25,8 +25,7 @@ A subclass of such a layer is fused as its base is, unless it overrides `forward
 from __future__ import annotations
 
 import inspect
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import chain
@@ -43,8 +42,8 @@ from tensorgrad.engine import assign, changes, mode
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.nn.model_graph import ModelGraph, draw
 from tensorgrad.nn.summary import Summary, summarize
+from tensorgrad.nn.wrapped_names import by_plain_names
 from tensorgrad.tensor import Tensor
-from tensorgrad.weights import unwrapped
 
 _MOST_NAMES = 20  # in one error message
 _CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -264,7 +263,7 @@ class Module:
             raise CheckpointError(f"load_state_dict: state is a {kind}, expected arrays by name")
         own = self._state()
         by_name = {name: tensor for names, tensor in own for name in names}
-        state = _by_plain_names(state, by_name)
+        state = by_plain_names(state, by_name)
         arrays = {name: _array_of(state[name]) for name in state if name in by_name}
         missing = [names[0] for names, _ in own if not any(name in arrays for name in names)]
         unexpected = [name for name in state if name not in by_name]
@@ -564,19 +563,6 @@ def _moved(array: Array, device: DtypeLike | None, dtype: Dtype | None) -> Array
     if dtype is not None and is_float(array.dtype):
         array = array.astype(dtype, copy=False)
     return array if device is None else backend.to_device(array, str(device))
-
-
-def _by_plain_names(state: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
-    """Return values by the module's names, where PyTorch's wrappers have added to them.
-
-    Names that would be there twice are unchanged.
-    """
-    plain = {n: unwrapped(n, known) if isinstance(n, str) else n for n in state}
-    counts = Counter(plain.values())
-    return {
-        new if new in known and counts[new] == 1 else name: state[name]
-        for name, new in plain.items()
-    }
 
 
 def _array_of(value: Any) -> Array:
