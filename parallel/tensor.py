@@ -36,7 +36,6 @@ from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import ALIGNMENT, zeros
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.nested import NestedRanks
-from tensorgrad.parallel.placement import Placement
 from tensorgrad.parallel.stages import check_not_shared
 from tensorgrad.parallel.tensor_layers import (
     ColumnParallelLinear,
@@ -49,6 +48,7 @@ from tensorgrad.parallel.tensor_layers import (
 )
 from tensorgrad.parallel.tensor_ops import all_gather_columns
 from tensorgrad.parallel.vocabulary import vocabulary_parallel_cross_entropy
+from tensorgrad.placement import Placement
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import Batch, Count, Loss, MakeOptimizer, Ranks, count_targets
 

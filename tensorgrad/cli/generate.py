@@ -90,10 +90,10 @@ def generate(
         model: a run, one of its checkpoints, a folder in the layout of Hugging Face transformers
             (GPT-2, Llama, Mistral, Qwen, SmolLM), or a file of `python -m
             tensorgrad.parallel.merge`; with --download, the name of a model on the Hub.
-        prompt: text to continue, or with --chat a message.
+        prompt: text to continue, or with --chat a message; "" begins a document.
         prompts: file with a prompt a line; -: standard input.
         checkpoint: of a run: the best by validation loss, or the last.
-        tokenizer: a tokenizer.json, if not the model's.
+        tokenizer: a tokenizer.json, or a folder with one, if not the model's.
         device: cpu, cuda, cuda:N, or auto: a GPU if there is one.
         dtype: to compute in; auto: bfloat16 on a GPU, float16 if it lacks that; float32 on the CPU.
         download: download a model that is not a folder; needs huggingface_hub.
@@ -214,9 +214,7 @@ class PromptGenerator:
             messages = [*self._conversation, _message("user", prompt)]
             tokens = self._template.encode_chat(messages)
         else:
-            tokens = self._tokenizer.encode(prompt)
-        if not tokens:
-            raise ArgumentError("generate: the prompt is empty, expected some text")
+            tokens = self._tokenizer.encode_prompt(prompt)
         if len(tokens) > self._model.context:
             raise ArgumentError(
                 f"generate: the prompt has {len(tokens)} tokens ({prompt[:30]!r}...), expected at "

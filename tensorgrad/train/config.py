@@ -40,9 +40,9 @@ GROUPS = {
         *("tokenizer", "tokens", "vocab", "vectors", "at_least", "validation", "held_out", "cache"),
     ),
     "Model": (
-        *("task", "preset", "model", "init_from", "layers", "heads", "width", "context", "hidden"),
-        *("vocab_multiple", "tied", "prefix", "attention", "dropout", "attention_dropout"),
-        *("activation_dropout", "word_dropout"),
+        *("task", "preset", "model", "init_from", "download", "revision", "layers", "heads"),
+        *("width", "context", "hidden", "vocab_multiple", "tied", "prefix", "attention"),
+        *("dropout", "attention_dropout", "activation_dropout", "word_dropout"),
     ),
     "Optimization": (
         *("steps", "epochs", "batch", "micro_batches", "lr", "warmup", "schedule", "lr_end"),
@@ -174,6 +174,14 @@ def renamed(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {_RENAMED.get(name, name): value for name, value in saved.items()}
 
 
+def is_published(saved: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is that of a model in the layout of Hugging Face transformers.
+
+    A run has a file of the same name, with its settings.
+    """
+    return "model_type" in saved or "architectures" in saved
+
+
 def load(settings: type[_Settings], folder: Path) -> _Settings:
     """Return the settings that a run was started with.
 
@@ -184,6 +192,11 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
     try:
         found = read_json(path)
         if isinstance(found, dict):
+            if is_published(found):
+                raise ValueError(
+                    "it has the sizes of a published model, expected the settings of a run; "
+                    "--init-from trains such a model"
+                )
             found = renamed(found)
             expected = {f.name: f.default for f in fields(settings)}.get("task")
             if found.get("task", expected) != expected:

@@ -70,8 +70,15 @@ class GPT2Settings(TrainSettings):
     init_from: str = option(
         "",
         "initial weights, sizes and tokenizer: a run, a checkpoint, a folder in Hugging Face's "
-        "layout or a merged file",
+        "layout or a merged file; with --download, a name on the Hugging Face Hub",
         shown="random weights",
+    )
+    download: bool = option(
+        False, "download the model of --init-from if it is not a folder; needs huggingface_hub",
+        free=True,
+    )  # fmt: skip
+    revision: str = option(
+        "", "revision of the download: a branch, tag or commit", shown="the newest", free=True
     )
     vocab_multiple: int = option(
         1, "pad the rows of the token embedding to a multiple of this; 128 suits GPUs", low=1
@@ -212,7 +219,13 @@ def _initial_model(
         return None, None
     if resuming:  # the checkpoint has the weights, and config.json the sizes
         return None, Tokenizer.load(folder / "tokenizer.json")
-    return load_gpt2(Path(settings.init_from))
+    return _load(settings, Path(settings.init_from))
+
+
+def _load(settings: GPT2Settings, path: Path, checkpoint: str = "best") -> tuple[GPT2, Tokenizer]:
+    """Return a GPT-2 and its tokenizer, downloaded if the settings ask for it."""
+    revision = settings.revision or None
+    return load_gpt2(path, checkpoint, download=settings.download, revision=revision)
 
 
 def _with_sizes(settings: GPT2Settings, model: GPT2Config) -> GPT2Settings:
@@ -261,14 +274,14 @@ def evaluate(
     """Return the loss of a trained model on the whole validation text.
 
     Args:
-        settings: whose data, cache, validation, batch and dtype count.
+        settings: whose data, cache, validation, batch, dtype and download count.
         path: see `load_gpt2`.
         device: "cpu", "cuda" or "cuda:N".
         checkpoint: of a run: "best" or "last".
     Returns:
         "validation_loss" in nats a token, "perplexity", and "tokens", how many were predicted.
     """
-    model, tokenizer = load_gpt2(path, checkpoint)
+    model, tokenizer = _load(settings, path, checkpoint)
     corpus = prepare_corpus(settings, tokenizer)
     model.to(device, settings.parameter_dtype)
     nn.use_attention(model, settings.attention)
@@ -348,10 +361,9 @@ def make_trainer(
 def write_sample(settings: GPT2Settings, model: GPT2, corpus: Corpus) -> str:
     """Return the prompt and the text that the model continues it with."""
     tokenizer = corpus.tokenizer
-    prompt = tokenizer.encode(settings.prompt)[-model.config.context :]
     tokens = generate(
         model,
-        prompt or [tokenizer.end_of_text],
+        tokenizer.encode_prompt(settings.prompt)[-model.config.context :],
         settings.sample,
         temperature=settings.temperature,
         top_p=settings.top_p or None,

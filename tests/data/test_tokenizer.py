@@ -15,7 +15,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorgrad.data import END_OF_TEXT, Tokenizer, documents
+from tensorgrad.data import END_OF_TEXT, PublishedTokenizer, Tokenizer, documents
 from tensorgrad.data import tokenizer as module
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
 from tests.disk import full_disk
@@ -312,6 +312,17 @@ def published(tokenizer: Tokenizer, tmp_path: Path) -> tuple[Path, Path]:
     lines = ["#version: 0.2", *(" ".join(pair) for pair in model["merges"]), ""]
     merges.write_bytes(gzip.compress("\n".join(lines).encode()))
     return vocab, merges
+
+
+def test_the_tokenizer_of_a_folder_is_found_in_one_way(
+    tokenizer: Tokenizer, published: tuple[Path, Path]
+) -> None:
+    folder = published[0].parent
+    (folder / "merges.txt").write_bytes(gzip.decompress(published[1].read_bytes()))
+    for expected in (tokenizer, Tokenizer.train([TEXT], 260)):
+        assert Tokenizer.load(folder).encode(TEXT) == expected.encode(TEXT)
+        assert PublishedTokenizer.load(folder).encode(TEXT) == expected.encode(TEXT)
+        Tokenizer.train([TEXT], 260).save(folder / "tokenizer.json")
 
 
 def test_gpt2_files_are_read(tokenizer: Tokenizer, published: tuple[Path, Path]) -> None:

@@ -22,8 +22,8 @@ from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import Adafactor, AdamW
 from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
 from tensorgrad.parallel.checkpoint import pieces_of
-from tensorgrad.parallel.placement import ArrayPiece, Placement
 from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
+from tensorgrad.placement import ArrayPiece, Placement
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import OneProcess, Ranks
 from tests.parallel.tensor_ranks import MODELS, T, small_gpt2, small_llama
