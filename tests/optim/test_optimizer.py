@@ -4,6 +4,7 @@ import math
 import signal
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,21 +123,19 @@ def test_weight_decay_of_flat_parameters(
     assert decayed(lambda t: make(FlatParameters(t.items(), decay=rule)), device) == names
 
 
+@pytest.mark.parametrize(("rule", "names"), RULES, ids=["all", "matrices", "one", "none"])
 @pytest.mark.parametrize("kind", [SGD, Adam, AdamW, Lion, Adafactor])
-def test_weight_decay_of_a_rule(kind: Any) -> None:
-    options = {"lr": 0.1, "weight_decay": 0.1}
-    for rule, names in RULES:
-        options["decay"] = rule
-        assert decayed(lambda t: kind(t.items(), **options)) == names
-        # groups: without a weight decay of their own they follow the rule
-        rest = lambda t: [pair for pair in t.items() if pair[0] != "norm"]  # noqa: E731
-        group = {"params": [], "weight_decay": 0.2}
-        both = lambda t: [{"params": rest(t)}, group | {"params": [("norm", t["norm"])]}]  # noqa: E731
-        assert decayed(lambda t: kind(both(t), **options)) == names | {"norm"}
-        if rule is not RULES[2][0]:  # matrices lie first, as ranks lay parameters out
-            for groups in (None, lambda name: name):
-                flat = lambda t: FlatParameters(t.items(), groups=groups)  # noqa: E731
-                assert decayed(lambda t: kind(flat(t), **options)) == names
+def test_weight_decay_of_a_rule(kind: Any, rule: Decays | None, names: set[str]) -> None:
+    def groups(tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
+        body = [pair for pair in tensors.items() if pair[0] != "norm"]
+        return [{"params": body}, {"params": [tensors["norm"]], "weight_decay": 0.2}]
+
+    make = partial(kind, lr=0.1, weight_decay=0.1, decay=rule)
+    assert decayed(lambda t: make(t.items())) == names
+    assert decayed(lambda t: make(groups(t))) == names | {"norm"}
+    if names != {"norm"}:  # matrices lie first, as ranks lay parameters out
+        assert decayed(lambda t: make(FlatParameters(t.items()))) == names
+        assert decayed(lambda t: make(FlatParameters(t.items(), groups=lambda n: n))) == names
 
 
 def test_a_rule_against_the_layout_is_an_error() -> None:
