@@ -34,8 +34,10 @@ def rms_norm_of_1e6(x: Tensor, weight: Tensor | None = None) -> Tensor:
     return tg.rms_norm(x, weight, 1e-6)
 
 
-def add_rms_norm_of_1e6(*operands: Tensor) -> tuple[Tensor, Tensor]:
-    return tg.add_rms_norm(*operands, eps=1e-6)
+def add_rms_norm_of_1e6(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    return tg.add_rms_norm(x, residual, weight, 1e-6)
 
 
 def group_norm(x: Any, weight: Any = None, bias: Any = None) -> Any:

@@ -324,7 +324,7 @@ def _norm_of_infinity() -> bool:
     x.grad, y.grad = np.array([np.inf, 1.0]), torch.tensor([math.inf, 1.0])
     optim.clip_grad_norm([x], 1.0)
     torch.nn.utils.clip_grad_norm_([y], 1.0)
-    return x.grad.tolist() == [math.inf, 1.0] and y.grad.tolist()[1] == 0
+    return bool(x.grad.tolist() == [math.inf, 1.0] and y.grad[1] == 0)
 
 
 def _classes() -> bool:
