@@ -104,7 +104,7 @@ class Owned(NamedTuple):
 def decays_matrices(name: str, parameter: Tensor) -> bool:
     """Whether weight decay applies as in GPT-2: to matrices, not to biases and norm weights.
 
-    optimizer = optim.AdamW(model.parameters(), weight_decay=0.1, decay=optim.decays_matrices)
+    It is a rule for the argument `decay` of optimizers.
     """
     return parameter.ndim >= 2
 

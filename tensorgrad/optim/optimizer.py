@@ -118,10 +118,9 @@ class Optimizer:
         check_range(name, "lr", lr)
         if decay is not None:
             check_function(f"{name}: decay", decay)
-        rule = decay if isinstance(parameters, FlatParameters) else None
-        parameters, self.groups = read_groups(name, parameters, lr, decay)
-        self.flat = parameters
-        rule = rule or parameters.decay
+        flat, self.groups = read_groups(name, parameters, lr, decay)
+        rule = decay if decay is not None and flat is parameters else flat.decay
+        self.flat = parameters = flat
         self._decays = {
             name: rule is None or bool(rule(name, parameter))
             for name, parameter in parameters.parameters.items()

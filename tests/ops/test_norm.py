@@ -116,7 +116,8 @@ def bounded(op: Any, inputs: list[Any], reference: Any, name: str = "") -> Case:
     return Case(
         layer_norm_without_weight if name else op, inputs, reference,
         values=ROW,
-        gradients=Ulps(2, "terms"), magnitudes=magnitudes, terms=sum(inputs[0]), name=name,
+        gradients=Ulps(2, "terms"), magnitudes=magnitudes, terms=sum(inputs[0]),
+        name=name or op.__name__.removesuffix("_of_1e6"),
     )  # fmt: skip
 
 
