@@ -17,7 +17,7 @@ from tensorgrad.nn.loss import huber_loss
 from tensorgrad.operands import float_tensor, tensor_of
 from tensorgrad.ops.cross_entropy import reduced
 from tensorgrad.ops.elementwise import abs, exp, expm1, log, maximum, minimum, sqrt, tanh, where
-from tensorgrad.ops.elementwise.activation import elu, leaky_relu, relu, sigmoid, softplus
+from tensorgrad.ops.elementwise.activation import SOFTPLUS, elu, leaky_relu, relu, sigmoid
 from tensorgrad.ops.reduce import norm, sum
 from tensorgrad.ops.shape import astype, expand_dims, reshape
 from tensorgrad.ops.softmax import softmax
@@ -102,13 +102,13 @@ def softsign(x: Any) -> Tensor:
 
 def logsigmoid(x: Any) -> Tensor:
     """Return log(sigmoid(x)), without overflow."""
-    return -softplus(-float_tensor("logsigmoid", "x", x))
+    return -SOFTPLUS(-float_tensor("logsigmoid", "x", x))
 
 
 def mish(x: Any) -> Tensor:
     """Return x * tanh(softplus(x)) (Misra 2019, arXiv:1908.08681)."""
     given = float_tensor("mish", "x", x)
-    return given * tanh(softplus(given))
+    return given * tanh(SOFTPLUS(given))
 
 
 def threshold(x: Any, threshold: float, value: float) -> Tensor:
@@ -208,7 +208,7 @@ def smooth_l1_loss(x: Any, target: Any, reduction: str = "mean", beta: float = 1
 def soft_margin_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
     """Return log(1 + exp(-target * x)); the targets are 1 and -1."""
     x, target = _both("soft_margin_loss", x, target)
-    return reduced("soft_margin_loss", softplus(-target * x), reduction)
+    return reduced("soft_margin_loss", SOFTPLUS(-target * x), reduction)
 
 
 def margin_ranking_loss(

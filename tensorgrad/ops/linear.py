@@ -99,7 +99,7 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
         x: (..., in), any float dtype.
         weight: (out, in).
         bias: (out,) or None.
-        approximate: as for `gelu`.
+        approximate: "tanh" (as in GPT-2) or "none" (exact), as for `gelu`, whose default is "none".
 
     Returns:
         (..., out), in the dtype that x and weight promote to.
@@ -149,7 +149,7 @@ def feed_forward(
         down: D, (out, hidden).
         down_bias: c, (out,) or None.
         residual: (..., out) or None.
-        approximate: as for `gelu`.
+        approximate: as for `linear_gelu`.
 
     Returns:
         (..., out), in the dtype that x, the weights and the residual promote to.

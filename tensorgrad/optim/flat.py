@@ -30,6 +30,7 @@ from tensorgrad.tensor import Tensor
 ALIGNMENT = 64  # elements; 128 bytes of the smallest dtype, so that vector loads fit every slice
 
 NamedParameters = Iterable[tuple[str, Tensor] | Tensor]
+Decays = Callable[[str, Tensor], bool]
 
 
 class Slot(NamedTuple):
@@ -45,7 +46,7 @@ class Slot(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """The part [begin, end) of the layout; weight decay applies to [begin, decayed)."""
+    """The part [begin, end) of the layout; the decay rule selects [begin, decayed)."""
 
     begin: int
     decayed: int
@@ -64,7 +65,7 @@ class Piece(NamedTuple):
     Attributes:
         begin: its first element in the layout.
         offset: its first element in the optimizer's state buffers, which hold only the pieces.
-        decayed: weight decay applies to its first `decayed` elements.
+        decayed: the number of its first elements that the decay rule selects.
         data, grad: its parameters and gradients, 1-D.
     """
 
@@ -101,7 +102,10 @@ class Owned(NamedTuple):
 
 
 def decays_matrices(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies as in GPT-2: to matrices, not to biases and norm weights."""
+    """Whether weight decay applies as in GPT-2: to matrices, not to biases and norm weights.
+
+    It is a rule for the argument `decay` of optimizers.
+    """
     return parameter.ndim >= 2
 
 
@@ -118,7 +122,8 @@ class FlatParameters:
         named_parameters: pairs (name, tensor), as `Module.named_parameters()` gives them, or
             tensors, as `Module.parameters()` does, whose names are "0", "1" and so on; all of one
             float dtype and on one device.
-        decay: (name, tensor) -> whether weight decay applies; default: `decays_matrices`.
+        decay: (name, tensor) -> whether weight decay applies; these parameters come first in a
+            segment. None: optimizers decide; matrices come first.
         multiple: the length of every segment is a multiple of this and of 64; with 64 * ranks,
             equal shards are aligned.
         groups: parameter name -> segment, any hashable value; default: one segment. Segments are
@@ -130,6 +135,7 @@ class FlatParameters:
         grad: all gradients, 1-D.
         parameters: name -> tensor, in the order of the arguments.
         slots: name -> Slot.
+        decay: the argument.
         segments: the segments of the layout.
         pieces: the parts that the optimizer updates.
         grads: the arrays that contain the gradients of the pieces, each once.
@@ -146,7 +152,7 @@ class FlatParameters:
     def __init__(
         self,
         named_parameters: NamedParameters,
-        decay: Callable[[str, Tensor], bool] = decays_matrices,
+        decay: Decays | None = None,
         multiple: int = ALIGNMENT,
         groups: Callable[[str], Hashable] | None = None,
         grad_dtype: DtypeLike | None = None,
@@ -154,13 +160,12 @@ class FlatParameters:
         check_integer("FlatParameters", "multiple", multiple, 1)
         found = _distinct(named_parameters)
         _check_alike(found)
-        self.parameters = found
+        self.parameters, self.decay = found, decay
         self.dtype: Dtype = next(iter(found.values())).dtype
         self.grad_dtype = _checked_grad_dtype(grad_dtype, self.dtype)
         like = backend.empty((0,), self.dtype, next(iter(found.values())).data)
-        self.slots, self.segments = _lay_out(
-            found, decay, math.lcm(multiple, ALIGNMENT), groups or (lambda _: None)
-        )
+        rule, multiple = decay or decays_matrices, math.lcm(multiple, ALIGNMENT)
+        self.slots, self.segments = _lay_out(found, rule, multiple, groups or (lambda _: None))
         self.data: Array
         self.grad: Array
         self.pieces: list[Piece] = []
@@ -345,10 +350,7 @@ def zeros(length: int, dtype: Dtype, like: Array) -> Array:
 
 
 def _lay_out(
-    found: dict[str, Tensor],
-    decay: Callable[[str, Tensor], bool],
-    multiple: int,
-    groups: Callable[[str], Hashable],
+    found: dict[str, Tensor], decay: Decays, multiple: int, groups: Callable[[str], Hashable]
 ) -> tuple[dict[str, Slot], list[Segment]]:
     """Give each parameter its slot; in each group those that decay come first."""
     members: dict[Hashable, list[str]] = {}

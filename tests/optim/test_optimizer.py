@@ -4,6 +4,7 @@ import math
 import signal
 import tracemalloc
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,10 @@ from tensorgrad.optim import (
     LossScaler,
     Muon,
     Optimizer,
+    decays_matrices,
 )
+from tensorgrad.optim.flat import Decays
+from tensorgrad.parallel.shards import ShardedParameters
 from tests.optim import toy
 
 Make = Callable[..., Optimizer]
@@ -148,12 +152,65 @@ def test_gaps_stay_zero(make: Make, device: str) -> None:
         assert not backend.to_numpy(buffer)[gaps].any()
 
 
-def test_decay_spares_biases_and_gains(make: Make, device: str) -> None:
+RULES: list[tuple[Decays | None, set[str]]] = [
+    (None, {"wte", "scale", "h.0.weight", "h.0.bias", "norm"}),
+    (decays_matrices, {"wte", "h.0.weight"}),
+    (lambda name, _: name == "norm", {"norm"}),
+    (lambda *_: False, set()),
+]
+
+
+def decayed(make: Callable[[Any], Optimizer], device: str = "cpu") -> set[str]:
+    """Return the parameters that a step with gradients of 0 changes."""
     tensors = toy.parameters(device=device)
     before = toy.values(tensors)
-    make(tensors.items()).step()  # with gradients of 0
-    for name, tensor in tensors.items():
-        assert (tensor.numpy() != before[name]).any() == (name in ("wte", "h.0.weight")), name
+    make(tensors).step()
+    return {name for name, t in tensors.items() if (t.numpy() != before[name]).any()}
+
+
+@pytest.mark.parametrize(("rule", "names"), RULES, ids=["all", "matrices", "one", "none"])
+def test_weight_decay_of_flat_parameters(
+    make: Make, rule: Decays | None, names: set[str], device: str
+) -> None:
+    assert decayed(lambda t: make(FlatParameters(t.items(), decay=rule)), device) == names
+
+
+@pytest.mark.parametrize(("rule", "names"), RULES, ids=["all", "matrices", "one", "none"])
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW, Lion, Adafactor])
+def test_weight_decay_of_a_rule(kind: Any, rule: Decays | None, names: set[str]) -> None:
+    def groups(tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
+        body = [pair for pair in tensors.items() if pair[0] != "norm"]
+        return [{"params": body}, {"params": [tensors["norm"]], "weight_decay": 0.2}]
+
+    make = partial(kind, lr=0.1, weight_decay=0.1, decay=rule)
+    assert decayed(lambda t: make(t.items())) == names
+    assert decayed(lambda t: make(groups(t))) == names | {"norm"}
+    if names != {"norm"}:  # matrices lie first, as ranks lay parameters out
+        assert decayed(lambda t: make(FlatParameters(t.items()))) == names
+        assert decayed(lambda t: make(FlatParameters(t.items(), groups=lambda n: n))) == names
+
+
+def test_a_rule_against_the_layout_is_an_error() -> None:
+    flat = FlatParameters(toy.parameters().items())
+    with pytest.raises(ArgumentError, match="SGD: decay is False for wte, expected True, as the"):
+        SGD(flat, decay=lambda name, _: name == "h.0.bias")
+    with pytest.raises(ArgumentError, match="SGD: decay: f is a float, expected a function"):
+        SGD(flat, decay=0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", [None, decays_matrices])
+def test_shards_decay_as_the_whole(rule: Decays | None) -> None:
+    whole = toy.parameters()
+    AdamW(whole.items(), 0.1, weight_decay=0.1, decay=rule).step()
+    groups = dict.fromkeys(toy.SHAPES)
+    found = {name: np.empty(tensor.size, np.float32) for name, tensor in whole.items()}
+    for rank in range(3):
+        flat = ShardedParameters(toy.parameters().items(), rank, 3, 1, groups)
+        optimizer = AdamW(flat, 0.1, weight_decay=0.1, decay=rule)
+        optimizer.step()
+        for part in flat.owned():
+            found[part.name][part.values] = part.data
+    assert toy.same_bits(list(found.values()), [t.numpy().reshape(-1) for t in whole.values()])
 
 
 def test_clipping_in_the_step_equals_smaller_gradients(make: Make, device: str) -> None:
