@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from tensorgrad import backend
 from tensorgrad.data import PublishedTokenizer, TextStream, Tokenizer
+from tensorgrad.data.content import CHARACTERS, JSON_LINES
 from tensorgrad.data.text import read_lines, standard_input
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
@@ -23,6 +24,7 @@ from tensorgrad.ops.sampling import Sampling
 from tensorgrad.train.load import load_language_model
 
 _log = logging.getLogger("generate")
+_PROMPTS = [kind for kind in CHARACTERS if kind != JSON_LINES]  # kinds of files
 
 
 @Parameter(name="*")
@@ -111,7 +113,7 @@ def generate(
         if prompt is not None:
             _show(generator, prompt)
         elif prompts is not None:
-            whole = standard_input() if str(prompts) == "-" else read_lines(prompts)
+            whole = standard_input() if str(prompts) == "-" else read_lines(prompts, _PROMPTS)
             lines = [_text(line) for line in whole if line.strip()]
             for line, text in zip(lines, generator.texts(lines), strict=True):
                 print(f"{generator.shown(line)}{text}\n", flush=True)

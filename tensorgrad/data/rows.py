@@ -1,0 +1,160 @@
+"""Texts in the rows of tables: JSON lines, Parquet files and Hugging Face data sets.
+
+Tests: tests/data/test_rows.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorgrad.errors import ArgumentError, DataError
+
+COLUMN = "text"  # of the text in JSON lines and Parquet files
+
+
+def json_texts(path: Path, lines: Iterable[str], column: str = COLUMN) -> Iterator[str]:
+    """Yield the texts of a file with a JSON object on each line.
+
+    Args:
+        path: of the file, for errors.
+        lines: of the file.
+        column: the key of the text.
+    Raises:
+        DataError: a line is no JSON object, or lacks a text.
+    """
+    return _texts(path, column, _json_rows(path, lines))
+
+
+def parquet_texts(path: Path, column: str = COLUMN) -> Iterator[str]:
+    """Yield the texts of a column of a Parquet file, which is read in batches.
+
+    Raises:
+        DataError: it cannot be read, has no such column of texts, or pyarrow is not installed.
+    """
+    return _texts(path, column, _parquet_rows(path, column))
+
+
+def dataset_texts(name: str, column: str | None) -> Iterator[str]:
+    """Return the texts of a Hugging Face data set."""
+    data = load_dataset("documents", name, "train", names_split=True)
+    column = _text_column(name, data, column)
+    batches = data.select_columns([column]).iter(batch_size=1000)
+    return (text for batch in batches for text in batch[column] if text)
+
+
+def load_dataset(op: str, source: str, split: str | None, names_split: bool = False) -> Any:
+    """Return one split of a Hugging Face data set, or a mapping of all splits.
+
+    Args:
+        op: the name of the caller, for errors.
+        source: `hf:NAME[:CONFIG]`.
+        split: such as "train"; None: all.
+        names_split: whether the source may name another split: `hf:NAME[:CONFIG][:SPLIT]`.
+    Raises:
+        ArgumentError: the source has a wrong form.
+        DataError: the datasets package is missing, or it cannot load this.
+    """
+    path, *options = source.removeprefix("hf:").split(":")
+    if not path or len(options) > 1 + names_split:
+        more = ", 'hf:NAME:CONFIG', 'hf:NAME:CONFIG:SPLIT' or 'hf:NAME::SPLIT'"
+        forms = "'hf:NAME'" + (more if names_split else " or 'hf:NAME:CONFIG'")
+        raise ArgumentError(f"{op}: source has {source!r}, expected {forms}")
+    config, named = (*options, "", "")[:2]
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise DataError(
+            f"{op}: source has {source!r}, which needs the datasets package: "
+            "pip install 'tensorgrad-cupy[text]'"
+        ) from error
+    try:
+        return datasets.load_dataset(path, config or None, split=named or split)
+    except Exception as error:  # network, names, formats: the library raises nearly anything
+        raise DataError(f"{op}: cannot load {source!r}: {error}") from error
+
+
+def _text_column(name: str, data: Any, column: str | None) -> str:
+    texts = [
+        key
+        for key, feature in data.features.items()
+        if getattr(feature, "dtype", None) in ("string", "large_string")
+    ]
+    if column is None:
+        column = "text" if "text" in texts or len(texts) != 1 else texts[0]
+    if column not in texts:
+        raise DataError(
+            f"documents: {name!r} has the columns {list(data.features)!r:.200}, of which "
+            f"{texts!r:.200} are text; expected {column!r} (choose one by --text-column, in Python "
+            "column)"
+        )
+    return column
+
+
+def with_newlines(text: str) -> str:
+    """Return a text in which LF ends lines."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def _texts(path: Path, column: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the text column of rows; one that is null is skipped."""
+    for number, row in enumerate(rows, 1):
+        if column not in row:
+            raise _no_column(path, list(row), column, f"row {number}")
+        text = row[column]
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise DataError(
+                f"documents: {path}: row {number} has {column} {text!r:.80}, expected a text"
+            )
+        yield text
+
+
+def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file with one on each line."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if "\\u" in line:  # an escape may be half of a surrogate pair
+                json.dumps(row, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
+            problem = str(error) or "it is nested too deep"
+            raise DataError(f"documents: {path}: line {number} is not JSON: {problem}") from error
+        if not isinstance(row, dict):
+            kind = type(row).__name__
+            raise DataError(f"documents: {path}: line {number} holds a {kind}, expected an object")
+        yield row
+
+
+def _parquet_rows(path: Path, column: str) -> Iterator[dict[str, Any]]:
+    """Yield the text column of a Parquet file as rows, read in batches."""
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise DataError(
+            f"documents: {path} is a Parquet file, which needs the pyarrow package: "
+            "pip install 'tensorgrad-cupy[text]'"
+        ) from error
+    problems = (OSError, importlib.import_module("pyarrow").ArrowException)
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if column not in names:
+                raise _no_column(path, names, column)
+            for batch in file.iter_batches(batch_size=1000, columns=[column]):
+                yield from batch.to_pylist()
+    except problems as error:
+        raise DataError(f"documents: cannot read {path}: {error}") from error
+
+
+def _no_column(path: Path, columns: Sequence[str], column: str, place: str = "") -> DataError:
+    return DataError(
+        f"documents: {path}{place and f': {place}'} has the columns {list(columns)!r:.200}, "
+        f"expected {column!r} (choose the one with text by --text-column, in Python column)"
+    )
