@@ -178,7 +178,7 @@ class PromptGenerator:
 
         Arguments are checked by the call, before the first piece.
         """
-        text = TextStream(self._tokenizer, self._given.stop)
+        text = self._text_stream()
         steps = stream(
             self._model, [self._tokens(prompt)], self._given.max_new_tokens,
             **vars(self._how), seed=self._given.seed,
@@ -194,9 +194,12 @@ class PromptGenerator:
                 break
         yield text.rest()
 
+    def _text_stream(self) -> TextStream:
+        return TextStream(self._tokenizer, self._given.stop, begins=self._given.chat)
+
     def texts(self, prompts: Sequence[str]) -> Iterator[str]:
         """Return the text after each prompt; arguments are checked by the call."""
-        TextStream(self._tokenizer, self._given.stop)
+        self._text_stream()  # checks --stop
         tokens = [self._tokens(prompt) for prompt in prompts]
         return self._texts(tokens)
 
@@ -208,7 +211,7 @@ class PromptGenerator:
                 **vars(self._how), seed=(self._given.seed + start) % 2**64, stop_tokens=self._end,
             )  # fmt: skip
             for tokens in found:
-                text = TextStream(self._tokenizer, self._given.stop)
+                text = self._text_stream()
                 yield "".join([*map(text.add, tokens), text.rest()])
 
     def _tokens(self, prompt: str) -> list[int]:

@@ -88,6 +88,7 @@ class Tokenizer(TokenBytes):
         inner.no_truncation()
         inner.no_padding()
         self._inner = inner
+        self.special_ids = frozenset(self._special.values())
         self._splits = _split_pattern(state) is not None  # by a pattern, which _parts cannot follow
         self._bytes = [self._bytes_of(tokens[index], name) for index in range(len(ids))]
         self._known: dict[str, list[int]] = {}

@@ -347,7 +347,7 @@ def write_sample(settings: GPT2Settings, model: GPT2, corpus: Corpus) -> str:
         seed=settings.seed,
         stop_tokens=[tokenizer.end_of_text],
     )
-    return settings.prompt + tokenizer.decode(tokens)
+    return settings.prompt + tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def _report(folder: Path, outcome: Outcome, seconds: float) -> None:
