@@ -132,7 +132,8 @@ def fingerprint(
             raise _unreadable(path, error) from error
         digest.update(os.fsencode(path.absolute()))  # a name need not be UTF-8
         digest.update(f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    readable = name.encode("utf-8", "backslashreplace").decode()
+    readable = name if name == "stdlib" else os.path.abspath(name)
+    readable = readable.encode("utf-8", "backslashreplace").decode()
     return f"{readable} {column or COLUMN} {len(files)} files {digest.hexdigest()}"
 
 

@@ -78,8 +78,10 @@ class TranslationSettings(EpochSettings):
     data: str = option(
         "hf:bbaaaa/iwslt14-de-en-preprocess",
         "sentence pairs: a folder, hf:NAME[:CONFIG], or phrases (synthetic)",
+        free=True,
+        path=True,
     )
-    also: str = option("", "a second such source of training pairs")
+    also: str = option("", "a second such source of training pairs", free=True, path=True)
     source: str = option("de", "language to translate from, as files and columns call it")
     target: str = option("en", "language to translate into")
     lowercase: bool = option(True, "train on lower case, and ignore case in BLEU")
@@ -142,6 +144,10 @@ class TranslationSettings(EpochSettings):
             raise ArgumentError(
                 f"--average: got {self.average}, expected at most --keep, {self.keep}"
             )
+        if self.batch < self.context:
+            raise ArgumentError(
+                f"--batch: got {self.batch} tokens, expected --context, {self.context}, or more"
+            )
 
     @property
     def folder(self) -> Path:
@@ -179,6 +185,7 @@ class TranslationRun:
     def __init__(
         self, settings: TranslationSettings, folder: Path, device: str, resuming: bool
     ) -> None:
+        settings.model(settings.vocab)  # sizes are checked before a long text is read
         self.folder = folder
         self.corpus = read_corpus(settings)
         known, keys = folder / "tokenizer.json", (settings.source, settings.target)
