@@ -182,7 +182,7 @@ def _is_markup(text: str) -> bool:
     if _NOT_HTML.search(text):
         return False
     tags = sum(len(tag) for tag in _TAG.findall(text))
-    return _TAG.match(text) is not None and 4 * tags > len(text)
+    return _TAG.match(text) is not None and "</" in text and 4 * tags > len(text)
 
 
 def _table_kind(text: str, whole: bool) -> str:

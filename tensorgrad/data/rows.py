@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import socket
+import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from tensorgrad.errors import ArgumentError, DataError
 
+_CONNECT_SECONDS = 5.0
 COLUMN = "text"  # of the text in JSON lines and Parquet files
 
 
@@ -71,10 +79,48 @@ def load_dataset(op: str, source: str, split: str | None, names_split: bool = Fa
             f"{op}: source has {source!r}, which needs the datasets package: "
             "pip install 'tensorgrad-cupy[text]'"
         ) from error
+    offline = not Path(path).exists() and not _reaches_hub()
     try:
-        return datasets.load_dataset(path, config or None, split=named or split)
+        with _offline_mode(datasets) if offline else nullcontext():
+            return datasets.load_dataset(path, config or None, split=named or split)
     except Exception as error:  # network, names, formats: the library raises nearly anything
-        raise DataError(f"{op}: cannot load {source!r}: {error}") from error
+        reason = " ".join(str(error).split())
+        if offline:
+            reason = f"no network, and it is not in the cache of this machine: {reason}"
+        raise DataError(f"{op}: cannot load {source!r}: {reason}") from error
+
+
+def _reaches_hub() -> bool:
+    """Whether the Hugging Face Hub answers, found out in seconds; True behind a proxy."""
+    if getproxies():
+        return True
+    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    answers: list[bool] = []
+
+    def connect() -> None:
+        with suppress(OSError):
+            socket.create_connection((hub.hostname, hub.port or 443), _CONNECT_SECONDS).close()
+            answers.append(True)
+
+    # In a thread, as looking up a name has no limit of time.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(_CONNECT_SECONDS)
+    return bool(answers)
+
+
+@contextmanager
+def _offline_mode(datasets: Any) -> Iterator[None]:
+    """Let the datasets package use its cache alone: without a network it retries for a minute."""
+    parts = getattr(datasets, "config", None), sys.modules.get("huggingface_hub.constants")
+    switches = [(part, part.HF_HUB_OFFLINE) for part in parts if part is not None]
+    try:
+        for part, _ in switches:
+            part.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for part, before in switches:
+            part.HF_HUB_OFFLINE = before
 
 
 def _text_column(name: str, data: Any, column: str | None) -> str:
