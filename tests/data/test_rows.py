@@ -106,6 +106,11 @@ def test_without_a_network_a_data_set_comes_from_the_cache_or_fails_at_once(
         documents("hf:a/b")
     assert not config.HF_HUB_OFFLINE
     monkeypatch.setattr("tensorgrad.data.rows._CONNECT_SECONDS", 0.01)
-    monkeypatch.setattr(socket, "create_connection", lambda *_: time.sleep(0.5))
+
+    def hang(*_: Any) -> Any:
+        time.sleep(0.2)
+        raise OSError("too late")
+
+    monkeypatch.setattr(socket, "create_connection", hang)
     with pytest.raises(DataError, match="no network"):
         documents("hf:a/b")

@@ -173,7 +173,30 @@ def test_it_translates(trained: tuple[TranslationModel, Tokenizer]) -> None:
         assert right >= 15, options
     lazily: Any = iter(examples(texts[:3]))
     assert len(generate(model, lazily, "de", "en", tokenizer, 48, "test")) == 3
-    assert generate(model, [], "de", "en", tokenizer, 48, "nothing") == []
+    assert generate(model, [], "de", "en", tokenizer, 48, None, "nothing") == []
+    assert (
+        generate(model, examples(texts[:1]), "de", "en", tokenizer, 48, "gpu", "one") == found[:1]
+    )
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_special_tokens_are_no_text(beams: int) -> None:
+    pairs = [(f"{a} {b}", f"{b} {a}") for a in WORDS for b in WORDS.values()]
+    tokenizer = train_tokenizer(pairs, 270, ("de", "en"))
+    model = make()
+    special = language_token(tokenizer, "en")
+    rows = model.tokens.weight.data
+    rows[:] = 0
+    rows[special] = 1  # the logit of `<|en|>` is the largest of all, or the smallest
+    shown = set()
+    for sign in (1, -1):
+        model.norm.weight.data[:] = sign
+        (tokens,) = generate_batch(model, [[special]], 3, temperature=0.0)
+        shown.update(tokens)
+        (text,) = generate(model, examples(["rot"]), "de", "en", tokenizer, 16, beams=beams)
+        assert "<|" not in text
+    assert special in shown
+    assert tokenizer.decode([special, 70], skip_special_tokens=True) == tokenizer.decode([70])
 
 
 def test_long_and_empty_sources_are_cut_and_kept(
