@@ -17,8 +17,9 @@ WORDS = {"eins": "one", "zwei": "two", "rot": "red", "blau": "blue"}
 
 def make(label_smoothing: float = 0.0, **options: Any) -> TranslationModel:
     random.seed(0)
-    sizes = {"context": 48, "layers": 1, "heads": 2, "kv_heads": 2, "width": 32, **options}
-    return TranslationModel(TranslationConfig(300, **sizes, label_smoothing=label_smoothing))
+    sizes = {"context": 48, "layers": 1, "heads": 2, "kv_heads": 2, "width": 32}
+    sizes = {"vocab_size": 300, **sizes, **options}
+    return TranslationModel(TranslationConfig(**sizes, label_smoothing=label_smoothing))
 
 
 def batch() -> tuple[Any, Any]:
@@ -174,16 +175,15 @@ def test_it_translates(trained: tuple[TranslationModel, Tokenizer]) -> None:
     lazily: Any = iter(examples(texts[:3]))
     assert len(generate(model, lazily, "de", "en", tokenizer, 48, "test")) == 3
     assert generate(model, [], "de", "en", tokenizer, 48, None, "nothing") == []
-    assert (
-        generate(model, examples(texts[:1]), "de", "en", tokenizer, 48, "gpu", "one") == found[:1]
-    )
+    one = generate(model, examples(texts[:1]), "de", "en", tokenizer, 48, "a backend", "one")
+    assert one == generate(model, examples(texts[:1]), "de", "en", tokenizer, 48, desc="one")
 
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_special_tokens_are_no_text(beams: int) -> None:
     pairs = [(f"{a} {b}", f"{b} {a}") for a in WORDS for b in WORDS.values()]
     tokenizer = train_tokenizer(pairs, 270, ("de", "en"))
-    model = make()
+    model = make(vocab_size=tokenizer.vocab_size)
     special = language_token(tokenizer, "en")
     rows = model.tokens.weight.data
     rows[:] = 0
