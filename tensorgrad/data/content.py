@@ -11,7 +11,6 @@ import csv
 import gzip
 import importlib
 import io
-import json
 import lzma
 import re
 import zlib
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tensorgrad.errors import DataError
-from tensorgrad.readers import open_regular
+from tensorgrad.readers import json_object, open_regular
 
 SAMPLE = 1 << 16  # bytes that decide
 TEXT, JSON_LINES, PARQUET = "text", "JSON lines", "Parquet"
@@ -145,7 +144,7 @@ def _json_kind(text: str, whole: bool) -> str:
     lines = _lines(text)
     if len(lines) > 1 or whole:
         complete = lines if whole else lines[:-1]
-        if all(map(_is_object, complete[:2])):
+        if all(json_object(line) is not None for line in complete[:2]):
             return JSON_LINES
     elif _JSON_OBJECT.match(text):  # a row that is longer than the sample
         return JSON_LINES if _is_json(text, whole) else TEXT
@@ -157,13 +156,6 @@ def _json_kind(text: str, whole: bool) -> str:
 def _lines(text: str) -> list[str]:
     """Return the lines that have a visible character; text may hold U+2028."""
     return [line for line in re.split(r"\r\n?|\n", text) if line.strip()]
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _is_json(text: str, whole: bool) -> bool:

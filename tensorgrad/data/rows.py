@@ -6,8 +6,8 @@ Tests: tests/data/test_rows.py.
 from __future__ import annotations
 
 import importlib
-import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -19,8 +19,10 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.readers import json_object
 
 _CONNECT_SECONDS = 5.0
+_SURROGATE = re.compile("[\ud800-\udfff]")
 COLUMN = "text"  # of the text in JSON lines and Parquet files
 
 
@@ -32,7 +34,7 @@ def json_texts(path: Path, lines: Iterable[str], column: str = COLUMN) -> Iterat
         lines: of the file.
         column: the key of the text.
     Raises:
-        DataError: a line is no JSON object, or lacks a text.
+        DataError: a line is not a JSON object, or lacks a text.
     """
     return _texts(path, column, _json_rows(path, lines))
 
@@ -112,7 +114,8 @@ def _reaches_hub() -> bool:
 @contextmanager
 def _offline_mode(datasets: Any) -> Iterator[None]:
     """Let the datasets package use its cache alone: without a network it retries for a minute."""
-    parts = getattr(datasets, "config", None), sys.modules.get("huggingface_hub.constants")
+    hub: Any = sys.modules.get("huggingface_hub.constants")
+    parts = getattr(datasets, "config", None), hub
     switches = [(part, part.HF_HUB_OFFLINE) for part in parts if part is not None]
     try:
         for part, _ in switches:
@@ -157,6 +160,11 @@ def _texts(path: Path, column: str, rows: Iterable[Mapping[str, Any]]) -> Iterat
             raise DataError(
                 f"documents: {path}: row {number} has {column} {text!r:.80}, expected a text"
             )
+        if not text.isascii() and _SURROGATE.search(text):
+            raise DataError(
+                f"documents: {path}: row {number} has half of a surrogate pair in {column}, "
+                "expected text that can be written as UTF-8"
+            )
         yield text
 
 
@@ -165,16 +173,11 @@ def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-            if "\\u" in line:  # an escape may be half of a surrogate pair
-                json.dumps(row, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as error:
-            problem = str(error) or "it is nested too deep"
-            raise DataError(f"documents: {path}: line {number} is not JSON: {problem}") from error
-        if not isinstance(row, dict):
-            kind = type(row).__name__
-            raise DataError(f"documents: {path}: line {number} holds a {kind}, expected an object")
+        row = json_object(line)
+        if row is None:
+            raise DataError(
+                f"documents: {path}: line {number} is {line[:60]!r}, expected a JSON object"
+            )
         yield row
 
 

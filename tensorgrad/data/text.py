@@ -77,6 +77,7 @@ def documents(
             byte), lacks the column, or is of another kind (JSON, CSV, HTML, a picture, ...).
     """
     name = os.fspath(source)
+    whole: Iterator[str]
     if name.startswith("hf:"):
         whole = map(with_newlines, dataset_texts(name, column))
     else:

@@ -21,7 +21,7 @@ class TextStream:
 
     A token may end inside a character: its bytes are held back until the next token. So is text
     that may be the beginning of one of `stops`. Bytes that are not UTF-8 become U+FFFD. Special
-    tokens are no text, except where one is in `stops`.
+    tokens are skipped, unless one is in `stops`.
 
     Args:
         tokenizer: of the tokens: a Tokenizer or PublishedTokenizer.

@@ -323,7 +323,7 @@ def check_pattern(op: str, pattern: str | None) -> None:
 
 def _complete(inner: tokenizers.Tokenizer, pattern: str | None = None) -> None:
     """Set the pre-tokenizer, GPT-2's rule for words or a pattern, and the decoder."""
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    words: Any = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     if pattern is not None:
         split = pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated")
         words = pre_tokenizers.Sequence([split, words])
@@ -378,7 +378,8 @@ def _check_needed(tokens: Mapping[str, Any], name: str) -> None:
 
 def _check_kind(state: dict[str, Any], name: str) -> None:
     """Raise DataError where the tokenizer does not merge as GPT-2's does, or splits otherwise."""
-    words, normalizer = state.get("pre_tokenizer"), state.get("normalizer")
+    words: Any = state.get("pre_tokenizer")
+    normalizer = state.get("normalizer")
     has_pattern = _split_pattern(state) is not None
     if has_pattern:
         words = words["pretokenizers"][1]

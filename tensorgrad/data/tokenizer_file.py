@@ -35,7 +35,7 @@ class TokenBytes:
 
     Attributes:
         special_ids: the ids of special tokens, such as `<|endoftext|>`.
-        blanks: how many blanks before a text are no part of it, as SentencePiece adds one.
+        blanks: how many blanks `decode` drops before a text: SentencePiece adds one.
     """
 
     _bytes: Sequence[bytes]
@@ -52,7 +52,7 @@ class TokenBytes:
 
         Args:
             ids: the tokens.
-            skip_special_tokens: whether special tokens are left out of the text.
+            skip_special_tokens: whether to omit special tokens.
         Raises:
             DataError: an id is outside the vocabulary.
             DtypeError: one is not an integer.

@@ -10,6 +10,7 @@ import re
 import sysconfig
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def test_sources_and_documents_of_python_and_ours_are_text() -> None:
 
 
 def test_a_compressed_file_is_known_by_its_content(tmp_path: Path) -> None:
-    packed = {"gzip": gzip.compress, "xz": lzma.compress, "bzip2": bz2.compress}
+    packed: dict[str, Any] = {"gzip": gzip.compress, "xz": lzma.compress, "bzip2": bz2.compress}
     for name, compress in packed.items():
         path = tmp_path / name
         path.write_bytes(compress(b"text"))
@@ -150,7 +151,7 @@ def test_zstandard_without_its_package_says_what_to_install(
     for name in ("zstandard", "compression.zstd"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
     (tmp_path / "a.txt").write_bytes(b"\x28\xb5\x2f\xfd rest")
-    with pytest.raises(DataError, match=r"needs the zstandard package: pip install 'tensorgrad-cu"):
+    with pytest.raises(DataError, match="needs the zstandard package: pip install"):
         list(documents(tmp_path / "a.txt"))
 
 

@@ -17,7 +17,7 @@ WORDS = {"eins": "one", "zwei": "two", "rot": "red", "blau": "blue"}
 
 def make(label_smoothing: float = 0.0, **options: Any) -> TranslationModel:
     random.seed(0)
-    sizes = {"context": 48, "layers": 1, "heads": 2, "kv_heads": 2, "width": 32}
+    sizes: dict[str, Any] = {"context": 48, "layers": 1, "heads": 2, "kv_heads": 2, "width": 32}
     sizes = {"vocab_size": 300, **sizes, **options}
     return TranslationModel(TranslationConfig(**sizes, label_smoothing=label_smoothing))
 
@@ -229,6 +229,7 @@ def test_bad_calls_are_named(trained: tuple[TranslationModel, Tokenizer]) -> Non
         generate(model, some, "de", "en", tokenizer, 48, "test", beams=1.5)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="model attends to later tokens, expected causal"):
         generate_batch(make(prefix=True), [[1, 2]], 3)
-    for options in ({"beams": 0}, {"beams": 4, "rows": 3}):
+    wrong_searches: list[dict[str, Any]] = [{"beams": 0}, {"beams": 4, "rows": 3}]
+    for options in wrong_searches:
         with pytest.raises(ArgumentError, match="expected 1 or more and as many rows"):
             generate(model, some, "de", "en", tokenizer, 48, "test", **options)

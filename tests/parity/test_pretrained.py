@@ -101,7 +101,7 @@ def test_tokens_and_conversations_are_those_of_transformers(make: Any, tmp_path:
 def test_a_space_before_a_text_is_that_of_transformers(
     make: Any, kind: str, prefix: bool | None, tmp_path: Path
 ) -> None:
-    settings = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>"}
+    settings: dict[str, Any] = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>"}
     settings |= {} if prefix is None else {"add_prefix_space": prefix}
     write(tmp_path, make(), **{"tokenizer_config.json": json.dumps(settings)})
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
