@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from tensorgrad.errors import ArgumentError
 from tensorgrad.readers import read_json
 from tensorgrad.train import config, gpt2, sentiment, translation
 from tensorgrad.train.device import choose_device
@@ -25,6 +26,7 @@ def evaluate(
     *,
     checkpoint: Literal["best", "last", "averaged"] = "best",
     data: str | None = None,
+    text_column: str | None = None,
     batch: int | None = None,
     dtype: Literal["float32", "tf32", "bfloat16", "float16"] | None = None,
     device: str = "auto",
@@ -37,6 +39,7 @@ def evaluate(
         checkpoint: of a run: the best by validation loss, the last, or the average of the last
             ones (translation).
         data: other data than the run's.
+        text_column: the column of the text in these data, if not the run's.
         batch: another batch size than the run's.
         dtype: another dtype of matrix products than the run's.
         device: cpu, cuda, cuda:N, or auto: a GPU if there is one.
@@ -46,8 +49,10 @@ def evaluate(
     task = read_json(model / config.FILE).get("task", "gpt2") if is_run else "gpt2"
     kind, run = _TASKS.get(task, _TASKS["gpt2"])
     settings = config.load(kind, model) if is_run else kind()
-    given = {"data": data, "batch": batch, "dtype": dtype}
+    given = {"data": data, "text_column": text_column, "batch": batch, "dtype": dtype}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if text_column is not None and not hasattr(settings, "text_column"):
+        raise ArgumentError(f"--text-column: got {text_column} for {task}, which has none")
     settings, place = choose_device(replace(settings, device=device, **changed))
     found = run(settings, model, place, checkpoint)
     if json:

@@ -259,7 +259,12 @@ def _files_of(source: str | os.PathLike[str], suffixes: Sequence[str]) -> str:
     files, skipped = folder_files(source, suffixes=suffixes)
     reasons = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(skipped.items()))
     why = f" ({reasons})" if reasons else ""
-    return f"read {len(files):,} files, skipped {sum(skipped.values()):,}{why}"
+    if not files:
+        raise DataError(
+            f"prepare: source has {os.fspath(source)!r}, a folder in which no file is text, JSON "
+            f"lines or Parquet{why}"
+        )
+    return f"files read: {len(files):,}, skipped: {sum(skipped.values()):,}{why}"
 
 
 def _build(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad.data import documents, folder_files
+from tensorgrad.data import documents, folder_files, prepare
 from tensorgrad.data.content import SAMPLE, content_of, kind_of
 from tensorgrad.data.text import read_lines
 from tensorgrad.errors import DataError
@@ -167,6 +167,14 @@ def test_a_file_of_another_kind_is_an_error_and_skipped_in_a_folder(tmp_path: Pa
     files, skipped = folder_files(tmp_path)
     assert files == [tmp_path / "b.txt"]
     assert skipped == {"CSV": 1, ".html": 1, "no suffix": 1}
+    corpus = prepare(tmp_path, tmp_path / ".cache", 300)
+    assert (
+        corpus.source_files == "read 1 files, skipped 4 (.html: 1, CSV: 1, hidden: 1, no suffix: 1)"
+    )
+    assert prepare(tmp_path, tmp_path / ".cache", 300).source_files == counts
+    (tmp_path / "b.txt").write_bytes(b"\0")
+    with pytest.raises(DataError, match=r"no file is text, .*\(.*binary: it has NUL bytes: 1"):
+        prepare(tmp_path, tmp_path / ".cache", 300)
 
 
 def test_upper_case_suffixes_and_linked_folders_are_read_once(tmp_path: Path) -> None:
