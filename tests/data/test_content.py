@@ -168,9 +168,8 @@ def test_a_file_of_another_kind_is_an_error_and_skipped_in_a_folder(tmp_path: Pa
     assert files == [tmp_path / "b.txt"]
     assert skipped == {"CSV": 1, ".html": 1, "no suffix": 1}
     corpus = prepare(tmp_path, tmp_path / ".cache", 300)
-    assert (
-        corpus.source_files == "read 1 files, skipped 4 (.html: 1, CSV: 1, hidden: 1, no suffix: 1)"
-    )
+    counts = "files read: 1, skipped: 4 (.html: 1, CSV: 1, hidden: 1, no suffix: 1)"
+    assert corpus.source_files == counts
     assert prepare(tmp_path, tmp_path / ".cache", 300).source_files == counts
     (tmp_path / "b.txt").write_bytes(b"\0")
     with pytest.raises(DataError, match=r"no file is text, .*\(.*binary: it has NUL bytes: 1"):
