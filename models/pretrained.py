@@ -187,7 +187,8 @@ def pretrained_folder(
         )
     except Exception as error:  # of the network, the Hub, the name or the disk
         raise CheckpointError(
-            f"from_pretrained: {os.fspath(name)} cannot be downloaded: {error!s:.400}"
+            f"from_pretrained: {os.fspath(name)} cannot be downloaded: "
+            f"{' '.join(str(error).split()):.400}"
         ) from error
     return Path(found)
 

@@ -30,6 +30,7 @@ def evaluate(
     *,
     checkpoint: Literal["best", "last", "averaged"] = "best",
     data: str | None = None,
+    text_column: str | None = None,
     batch: int | None = None,
     dtype: Literal["float32", "tf32", "bfloat16", "float16"] | None = None,
     device: str = "auto",
@@ -46,6 +47,7 @@ def evaluate(
         checkpoint: of a run: the best by validation loss, the last, or the average of the last
             ones (translation).
         data: other data than the run's; of other models, the text.
+        text_column: the column of the text in these data, if not the run's.
         batch: another batch size than the run's.
         dtype: another dtype of matrix products than the run's.
         device: cpu, cuda, cuda:N, or auto: a GPU if there is one.
@@ -53,7 +55,7 @@ def evaluate(
         download: download a model that is not a folder; needs huggingface_hub.
         revision: of a download: a branch, tag or commit.
     """
-    folder = run_of(model)
+    folder, task = run_of(model), "gpt2"
     if folder is not None and (folder / config.FILE).exists():
         task = read_json(folder / config.FILE).get("task", "gpt2")
         kind, run = _TASKS.get(task, _TASKS["gpt2"])
@@ -66,8 +68,10 @@ def evaluate(
         raise ArgumentError(f"--data: {model} is not a run, expected the text to evaluate it on")
     else:
         run, settings = gpt2.evaluate, gpt2.GPT2Settings(download=download, revision=revision or "")
-    given = {"data": data, "batch": batch, "dtype": dtype}
+    given = {"data": data, "text_column": text_column, "batch": batch, "dtype": dtype}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if text_column is not None and not hasattr(settings, "text_column"):
+        raise ArgumentError(f"--text-column: got {text_column} for {task}, which has none")
     settings, place = choose_device(replace(settings, device=device, **changed))
     found = run(settings, model, place, checkpoint)
     if json:

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from tensorgrad import backend
 from tensorgrad.data import PublishedTokenizer, TextStream, Tokenizer
+from tensorgrad.data.content import CHARACTERS, JSON_LINES
 from tensorgrad.data.text import read_lines, standard_input
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
@@ -23,6 +24,7 @@ from tensorgrad.ops.sampling import Sampling
 from tensorgrad.train.load import load_language_model
 
 _log = logging.getLogger("generate")
+_PROMPTS = [kind for kind in CHARACTERS if kind != JSON_LINES]  # kinds of files
 
 
 @Parameter(name="*")
@@ -111,7 +113,7 @@ def generate(
         if prompt is not None:
             _show(generator, prompt)
         elif prompts is not None:
-            whole = standard_input() if str(prompts) == "-" else read_lines(prompts)
+            whole = standard_input() if str(prompts) == "-" else read_lines(prompts, _PROMPTS)
             lines = [_text(line) for line in whole if line.strip()]
             for line, text in zip(lines, generator.texts(lines), strict=True):
                 print(f"{generator.shown(line)}{text}\n", flush=True)
@@ -176,7 +178,7 @@ class PromptGenerator:
 
         Arguments are checked by the call, before the first piece.
         """
-        text = TextStream(self._tokenizer, self._given.stop)
+        text = self._text_stream()
         steps = stream(
             self._model, [self._tokens(prompt)], self._given.max_new_tokens,
             **vars(self._how), seed=self._given.seed,
@@ -192,9 +194,12 @@ class PromptGenerator:
                 break
         yield text.rest()
 
+    def _text_stream(self) -> TextStream:
+        return TextStream(self._tokenizer, self._given.stop, begins=self._given.chat)
+
     def texts(self, prompts: Sequence[str]) -> Iterator[str]:
         """Return the text after each prompt; arguments are checked by the call."""
-        TextStream(self._tokenizer, self._given.stop)
+        self._text_stream()  # checks --stop
         tokens = [self._tokens(prompt) for prompt in prompts]
         return self._texts(tokens)
 
@@ -206,7 +211,7 @@ class PromptGenerator:
                 **vars(self._how), seed=(self._given.seed + start) % 2**64, stop_tokens=self._end,
             )  # fmt: skip
             for tokens in found:
-                text = TextStream(self._tokenizer, self._given.stop)
+                text = self._text_stream()
                 yield "".join([*map(text.add, tokens), text.rest()])
 
     def _tokens(self, prompt: str) -> list[int]:

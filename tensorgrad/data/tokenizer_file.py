@@ -32,9 +32,16 @@ BYTE_OF = {ord(character): byte for byte, character in enumerate(ALPHABET)}
 
 
 class TokenBytes:
-    """A vocabulary in which each token stands for bytes, whatever is around it."""
+    """A vocabulary in which each token stands for bytes, whatever is around it.
+
+    Attributes:
+        special_ids: the ids of special tokens, such as `<|endoftext|>`.
+        blanks: how many blanks `decode` drops before a text: SentencePiece adds one.
+    """
 
     _bytes: Sequence[bytes]
+    special_ids: frozenset[int]
+    blanks = 0
 
     @property
     def vocab_size(self) -> int:
@@ -67,18 +74,23 @@ class TokenBytes:
             )
         return [self.start_token]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD.
 
+        Args:
+            ids: the tokens.
+            skip_special_tokens: whether to omit special tokens.
         Raises:
             DataError: an id is outside the vocabulary.
             DtypeError: one is not an integer.
         """
-        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+        return self.decode_bytes(ids, skip_special_tokens).decode("utf-8", errors="replace")
 
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+    def decode_bytes(self, ids: Iterable[int], skip_special_tokens: bool = False) -> bytes:
         """Return the bytes of token ids; a token may end inside a character.
 
+        Args:
+            ids, skip_special_tokens: as for `decode`.
         Raises:
             DataError: an id is outside the vocabulary.
             DtypeError: one is not an integer.
@@ -93,7 +105,8 @@ class TokenBytes:
                 f"Tokenizer.decode: ids has {unknown}, expected 0 to {self.vocab_size - 1} "
                 f"(a vocabulary of {self.vocab_size})"
             )
-        return b"".join([self._bytes[i] for i in ids])
+        skipped: frozenset[int] = self.special_ids if skip_special_tokens else frozenset()
+        return b"".join([self._bytes[i] for i in ids if i not in skipped])
 
 
 def vocabulary_file(path: Path) -> Path:

@@ -55,6 +55,11 @@ class GPT2Settings(TrainSettings):
         "stdlib",
         "training text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's source; or "
         "a folder of `tensorgrad prepare`",
+        free=True,
+        path=True,
+    )
+    text_column: str = option(
+        "", "column of the text in JSON lines, Parquet and hf: data", shown="text", free=True
     )
     preset: str = option(
         "small",
@@ -66,12 +71,15 @@ class GPT2Settings(TrainSettings):
     width: int | None = option(None, "width of the model", shown="the preset's", low=1)
     context: int | None = option(None, "context length in tokens", shown="the preset's", low=1)
     vocab: int | None = option(None, "size of the vocabulary", shown="the preset's", low=257)
-    tokenizer: str = option("", "a tokenizer.json to use", shown="train a tokenizer")
+    tokenizer: str = option(
+        "", "a tokenizer.json to use", shown="train a tokenizer", free=True, path=True
+    )
     init_from: str = option(
         "",
         "initial weights, sizes and tokenizer: a run, a checkpoint, a folder in Hugging Face's "
         "layout or a merged file; with --download, a name on the Hugging Face Hub",
         shown="random weights",
+        path=True,
     )
     download: bool = option(
         False, "download the model of --init-from if it is not a folder; needs huggingface_hub",
@@ -148,6 +156,11 @@ class GPT2Settings(TrainSettings):
         """The folder of a new run."""
         return Path(self.out) if self.out else free_folder("runs/gpt2")
 
+    @property
+    def largest_vocab(self) -> int:
+        """The size of the vocabulary to train; a small text gives fewer tokens."""
+        return self.vocab or MODELS[self.preset].vocab_size
+
     def model(self, vocab_size: int) -> GPT2Config:
         """Return the sizes of the preset, replaced where an option gives another."""
         given = {name: size for name, size in self.sizes(GPT2Config).items() if size is not None}
@@ -183,6 +196,9 @@ def train(
         initial, tokenizer = _initial_model(settings, folder, resuming)
         if initial is not None:
             settings = _with_sizes(settings, initial.config)
+        # Checked before a long text is read.
+        settings.model(tokenizer.vocab_size if tokenizer else settings.largest_vocab)
+        check_parts(settings.batch // ranks.ranks, settings.micro_batches, ranks.ranks)
         corpus = prepare_corpus(settings, tokenizer, ranks.is_main)
         random.seed(settings.seed)
         model = GPT2(settings.model(corpus.tokenizer.vocab_size))
@@ -214,8 +230,10 @@ def train(
 def _initial_model(
     settings: GPT2Settings, folder: Path, resuming: bool
 ) -> tuple[GPT2 | None, Tokenizer | None]:
-    """Return the model that a new run starts from, and its tokenizer."""
-    if not settings.init_from:
+    """Return the model that a new run starts from, and the tokenizer where none is trained."""
+    if settings.tokenizer and not (resuming and not Path(settings.tokenizer).exists()):
+        return None, Tokenizer.load(settings.tokenizer)
+    if not settings.init_from and not settings.tokenizer:
         return None, None
     if resuming:  # the checkpoint has the weights, and config.json the sizes
         return None, Tokenizer.load(folder / "tokenizer.json")
@@ -258,14 +276,18 @@ def prepare_corpus(
                     "same, or text to encode"
                 )
             return corpus
-        return prepare(
+        corpus = prepare(
             settings.data,
             settings.cache,
-            settings.vocab or MODELS[settings.preset].vocab_size,
+            settings.largest_vocab,
             validation=settings.validation,
             tokenizer=tokenizer,
+            column=settings.text_column or None,
             progress=progress,
         )
+    if shown and corpus.source_files:
+        _log.info("%s: %s", settings.data, corpus.source_files)
+    return corpus
 
 
 def evaluate(
@@ -370,7 +392,7 @@ def write_sample(settings: GPT2Settings, model: GPT2, corpus: Corpus) -> str:
         seed=settings.seed,
         stop_tokens=[tokenizer.end_of_text],
     )
-    return settings.prompt + tokenizer.decode(tokens)
+    return settings.prompt + tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def _report(folder: Path, outcome: Outcome, seconds: float) -> None:

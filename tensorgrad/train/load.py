@@ -140,7 +140,7 @@ class Translator:
         found = generate(
             self.model,
             [{self.source: text} for text in texts if text],
-            *(self.source, self.target, self.tokenizer, self.model.context, "translating"),
+            *(self.source, self.target, self.tokenizer, self.model.context),
             beams=beams,
             length_penalty=length_penalty,
             rows=rows,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -45,6 +46,8 @@ from tensorgrad.train.settings import EpochSettings
 from tensorgrad.weights import load_arrays, save_arrays
 
 _log = logging.getLogger(__name__)
+# Other names of the languages that BLEU does not split at spaces.
+_LANGUAGES = {"zho": "zh", "chi": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko"}
 AVERAGED = "averaged.safetensors"  # the averaged model in the folder of a run
 
 # The options that a preset changes.
@@ -72,8 +75,10 @@ class TranslationSettings(EpochSettings):
     data: str = option(
         "hf:bbaaaa/iwslt14-de-en-preprocess",
         "sentence pairs: a folder, hf:NAME[:CONFIG], or phrases (synthetic)",
+        free=True,
+        path=True,
     )
-    also: str = option("", "a second such source of training pairs")
+    also: str = option("", "a second such source of training pairs", free=True, path=True)
     source: str = option("de", "language to translate from, as files and columns call it")
     target: str = option("en", "language to translate into")
     lowercase: bool = option(True, "train on lower case, and ignore case in BLEU")
@@ -136,6 +141,10 @@ class TranslationSettings(EpochSettings):
             raise ArgumentError(
                 f"--average: got {self.average}, expected at most --keep, {self.keep}"
             )
+        if self.batch < self.context:
+            raise ArgumentError(
+                f"--batch: got {self.batch} tokens, expected --context, {self.context}, or more"
+            )
 
     @property
     def folder(self) -> Path:
@@ -173,6 +182,7 @@ class TranslationRun:
     def __init__(
         self, settings: TranslationSettings, folder: Path, device: str, resuming: bool
     ) -> None:
+        settings.model(settings.vocab)  # sizes are checked before a long text is read
         self.folder = folder
         self.corpus = read_corpus(settings)
         known, keys = folder / "tokenizer.json", (settings.source, settings.target)
@@ -206,20 +216,35 @@ class TranslationRun:
 
 
 class Bleu:
-    """BLEU of detokenized text, computed by sacreBLEU.
+    """BLEU of detokenized text, computed by sacreBLEU with its tokenization for the language.
 
+    Where the packages for Japanese or Korean words are missing, characters are compared, with a
+    warning. The signature names the tokenization.
+
+    Args:
+        lowercase: whether case is ignored.
+        language: of the translations: "en", "zh", "zh-CN", "jpn", ...
     Raises:
         DataError: the sacrebleu package is missing.
     """
 
-    def __init__(self, lowercase: bool) -> None:
+    def __init__(self, lowercase: bool, language: str) -> None:
         try:
             metrics = importlib.import_module("sacrebleu.metrics")
         except ImportError as error:
             raise DataError(
                 "BLEU needs the sacrebleu package: pip install 'tensorgrad-cupy[text]'"
             ) from error
-        self._metric = metrics.BLEU(lowercase=lowercase)
+        code = re.split("[-_.]", language.lower())[0]
+        code = _LANGUAGES.get(code, code)
+        try:
+            self._metric = metrics.BLEU(lowercase=lowercase, trg_lang=code)
+        except (ImportError, RuntimeError):  # sacreBLEU's answer to packages that are missing
+            _log.warning(
+                "BLEU of %s compares characters: words need pip install 'sacrebleu[%s]'",
+                *(language, code),
+            )
+            self._metric = metrics.BLEU(lowercase=lowercase, tokenize="char")
 
     def __call__(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
         """Return BLEU, 0 to 100, and sacreBLEU's signature."""
@@ -233,7 +258,10 @@ class EvaluatedRun(TranslationRun):
     def __init__(
         self, settings: TranslationSettings, folder: Path, device: str, resuming: bool
     ) -> None:
-        self.bleu, loggers = Bleu(settings.lowercase), make_loggers(settings.loggers)
+        self.bleu, loggers = (
+            Bleu(settings.lowercase, settings.target),
+            make_loggers(settings.loggers),
+        )
         super().__init__(settings, folder, device, resuming)
         # Checkpoints of interrupts are kept in addition: those to average must stay.
         more = len(self._checkpoints(regular=False))
@@ -298,7 +326,7 @@ class EvaluatedRun(TranslationRun):
                 *keys,
                 self.tokenizer,
                 settings.context,
-                desc,
+                desc=desc,
                 beams=settings.beams,
                 length_penalty=settings.length_penalty,
                 rows=max(settings.rows, settings.beams),

@@ -14,7 +14,14 @@ from tensorgrad.errors import CheckpointError
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.pretrained import from_pretrained, save_pretrained
-from tests.data.test_published_tokenizer import MESSAGES, TEXT, byte_level, sentence_piece, write
+from tests.data.test_published_tokenizer import (
+    MESSAGES,
+    TEXT,
+    byte_level,
+    gpt2_words,
+    sentence_piece,
+    write,
+)
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -82,9 +89,28 @@ def test_tokens_and_conversations_are_those_of_transformers(make: Any, tmp_path:
     for text in (*TEXT[:1], "Größe\t<|im_start|>x </s> 世界 \U0001f600", "", "  \n\n 1234567"):
         ids = theirs(text)["input_ids"]
         assert ours.encode(text) == ids
-        assert ours.decode(ids).replace("<s> ", "<s>") == theirs.decode(ids).replace("<s> ", "<s>")
+        for part in (ids, ids[1:]):
+            assert ours.decode(part) == theirs.decode(part)
+            assert ours.decode(part, True) == theirs.decode(part, skip_special_tokens=True)
     found = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
     assert ours.encode_chat(MESSAGES) == found
+
+
+@pytest.mark.parametrize("prefix", [None, True, False])
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "GPT2TokenizerFast", "Qwen2Tokenizer"])
+@pytest.mark.parametrize("make", [lambda: gpt2_words(False), lambda: gpt2_words(True), byte_level])
+def test_a_space_before_a_text_is_that_of_transformers(
+    make: Any, kind: str, prefix: bool | None, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>"}
+    settings |= {} if prefix is None else {"add_prefix_space": prefix}
+    write(tmp_path, make(), **{"tokenizer_config.json": json.dumps(settings)})
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = PublishedTokenizer.load(tmp_path)
+    for text in ("the cat", " the cat", "the </s> cat"):
+        ids = theirs(text)["input_ids"]
+        assert ours.encode(text) == ids
+        assert ours.decode(ids) == theirs.decode(ids)
 
 
 def test_an_exported_model_writes_the_same_text_in_transformers(tmp_path: Path) -> None:
