@@ -15,7 +15,7 @@ from tensorgrad.checks import check_between, check_number, check_shape
 from tensorgrad.dtypes import compute_dtype, is_float
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn.module import Module
-from tensorgrad.operands import float_tensor, tensor_of
+from tensorgrad.operands import float_operand, operands
 from tensorgrad.ops.creation import asarray
 from tensorgrad.ops.cross_entropy import REDUCTIONS, cross_entropy, nll_loss, reduced
 from tensorgrad.ops.elementwise import abs as absolute
@@ -97,11 +97,12 @@ def binary_cross_entropy_with_logits(
         As `mse_loss`.
     """
     op = "binary_cross_entropy_with_logits"
+    names = ("logits", "target", "pos_weight")
+    logits, target, pos_weight = operands(op, names, (logits, target, pos_weight))
     logits, target = _operands(op, logits, target, "logits")
     if pos_weight is None:
         return reduced(op, _binary(logits, target), reduction)
-    return reduced(op, _weighted_binary(logits, target, tensor_of(op, "pos_weight", pos_weight)),
-                   reduction)  # fmt: skip
+    return reduced(op, _weighted_binary(logits, target, pos_weight), reduction)
 
 
 def kl_div(x: Any, target: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
@@ -172,7 +173,8 @@ def _divergence_of_logs(x: Tensor, target: Tensor) -> Tensor:
 
 def _operands(op: str, x: Any, target: Any, name: str = "x") -> tuple[Tensor, Tensor]:
     """Return both operands, of one shape and device, in at least float32."""
-    x, target = float_tensor(op, name, x), tensor_of(op, "target", target)
+    x, target = operands(op, (name, "target"), (x, target))
+    float_operand(op, name, x)
     check_shape(op, "target", target, x.shape, f" as {name}")
     same_device(op, (name, "target"), (x.data, target.data))
     target_dtype = target.dtype if is_float(target.dtype) else x.dtype

@@ -37,7 +37,7 @@ from tensorgrad.kernels.attention.options import (
     Sequences,
     empty_result,
 )
-from tensorgrad.operands import float_tensor, integer_array, mask_operand
+from tensorgrad.operands import float_operands, float_tensor, integer_array, mask_operand
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention_unfused import attention_unfused
 from tensorgrad.ops.rotary import Rotation, rotary, rotated, rotation_of
@@ -363,7 +363,7 @@ def _gradient_dtype(q: Array) -> Dtype:
 
 def _operands(op: str, q: Any, k: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Return float tensors of one dtype on one device."""
-    q, k, v = float_tensor(op, "q", q), float_tensor(op, "k", k), float_tensor(op, "v", v)
+    q, k, v = float_operands(op, ("q", "k", "v"), (q, k, v))
     if mode.autocast is not None:
         q, k, v = cast_operands(q, k, v)
     backend.same_device(op, ("q", "k", "v"), (q.data, k.data, v.data))

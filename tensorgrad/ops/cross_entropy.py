@@ -31,7 +31,7 @@ from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import LossOptions
-from tensorgrad.operands import float_tensor, integer_array, tensor_of
+from tensorgrad.operands import float_operands, float_tensor, integer_array, operands
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.reduce import mean
@@ -196,7 +196,7 @@ def _of_probabilities(
     op: str, logits: Tensor, targets: Any, weight: Any, smoothing: float, reduction: str
 ) -> Tensor:
     """Return the loss of targets that are probabilities of the classes."""
-    targets = tensor_of(op, "targets", targets)
+    _, targets = operands(op, ("logits", "targets"), (logits, targets))
     check_shape(op, "targets", targets, logits.shape, " (as logits)")
     targets = astype(targets, logits.dtype, copy=False)
     if smoothing:
@@ -247,7 +247,7 @@ def _counted_ids(
 
 def _class_weight(op: str, weight: Any, like: Tensor) -> Tensor:
     """Return the class weights, (V,), checked against logits (..., V)."""
-    weight = float_tensor(op, "weight", weight)
+    _, weight = float_operands(op, ("logits", "weight"), (like, weight))
     check_shape(op, "weight", weight, like.shape[-1:], " (one for each class)")
     backend.same_device(op, ("logits", "weight"), (like.data, weight.data))
     return astype(weight, like.dtype, copy=False)

@@ -21,11 +21,12 @@ from tensorgrad import backend, ranges
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
+from tensorgrad.checks import note_widening
 from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
-from tensorgrad.operands import values_of
+from tensorgrad.operands import array_beside
 from tensorgrad.ops.elementwise.blocks import evaluate
 from tensorgrad.ops.elementwise.trace import Symbol
 from tensorgrad.tensor import Tensor
@@ -115,7 +116,7 @@ class Row:
             name, [*value.parameters, "y"], expressions, [expressions.name(n) for n in self._saved]
         ).function()
         self._differentiable = any(g is not None for g in gradients)
-        self._types: dict[tuple[Any, ...], tuple[Dtype, Dtype]] = {}
+        self._types: dict[tuple[Any, ...], tuple[Dtype, Dtype, bool]] = {}
         self._gradients: dict[tuple[bool, ...], _Gradients] = {}
         self._bound_backward = self._backward
         self._leading = 1 if value.parameters[0] == "c" else 0
@@ -127,7 +128,7 @@ class Row:
         inputs = []
         arrays = []
         for operand in operands:
-            tensor = operand if isinstance(operand, Tensor) else _constant(self.name, operand)
+            tensor = operand if isinstance(operand, Tensor) else _constant(self, operand, operands)
             inputs.append(tensor)
             arrays.append(tensor.data)
         first = arrays[self._leading]
@@ -147,6 +148,8 @@ class Row:
                 y = np.asarray(y)  # 0-d results come as scalars
             elif type(first) is _NDARRAY:  # CuPy took over the operation on NumPy's operand
                 self._explain(arrays, TypeError("operands are on two devices"))
+        elif y.dtype is float64 and (type(first) is not _NDARRAY or first.dtype is not float64):
+            note_widening(self.name, _dtypes(arrays))
         if not self._differentiable:
             return Tensor(y)
         saved = self._keep(*arrays, y) if self._saved else ()
@@ -232,14 +235,17 @@ class Row:
             if type(array) is _NDARRAY:
                 self._explain(arrays, TypeError("operands are on two devices"))
         try:
-            dtype, compute = self._types[tuple(kinds)]
+            dtype, compute, widens = self._types[tuple(kinds)]
         except KeyError:
             if any([np.dtype(kind).kind == "c" for kind in kinds]):
                 return self._value(*arrays)  # NumPy's functions hand complex arrays to CuPy
             dtype = self._dtype or _result_dtype(self._value, self._leading, *kinds)
             compute = self._compute or _compute_type(dtype, arrays)
-            self._types[tuple(kinds)] = dtype, compute
+            widens = dtype == float64 and float64 not in kinds
+            self._types[tuple(kinds)] = dtype, compute, widens
         shape = given[0].shape if alike else np.broadcast_shapes(*[a.shape for a in given])
+        if widens and shape:
+            note_widening(self.name, _dtypes(arrays))
         y = backend.empty(shape, dtype, like=given[0])
         try:
             launch(self._formula, arrays, [y], compute)
@@ -351,19 +357,20 @@ class _Constant:
         self.data = data
 
 
-def _constant(op: str, operand: Any) -> Any:
+def _constant(row: Row, operand: Any, operands: Sequence[Any]) -> Any:
+    """Return one of the operands of a row that is not a tensor."""
     if type(operand) in SCALARS:
         return _Constant(operand)
     if isinstance(operand, np.generic) or backend.is_array(operand):
         if operand.dtype.kind == "O":  # NumPy would compute with objects
-            raise DtypeError(f"{op}: got an array of {operand.dtype}, expected numbers")
+            raise DtypeError(f"{row.name}: got an array of {operand.dtype}, expected numbers")
         if isinstance(operand, np.ndarray):
             operand = np.asarray(operand)  # without its subclass, which would pass for CuPy's
         return _Constant(operand)
-    if isinstance(operand, (list, tuple)):
-        return _Constant(values_of(op, operand))
+    if isinstance(operand, (list, tuple)):  # conditions do not take part in promotion
+        return _Constant(array_beside(row.name, "value", operand, operands[row._leading :]))
     raise DtypeError(
-        f"{op}: got a {type(operand).__name__}, expected a tensor, array, number or list"
+        f"{row.name}: got a {type(operand).__name__}, expected a tensor, array, number or list"
     )
 
 
@@ -373,6 +380,11 @@ def _computable(arrays: Sequence[Any], compute: Dtype) -> list[Any]:
         a if type(a) in SCALARS or a.dtype in (compute, np.bool_) else a.astype(compute)
         for a in arrays
     ]
+
+
+def _dtypes(arrays: Sequence[Any]) -> list[Dtype]:
+    """Return the dtypes of the operands that are arrays."""
+    return [array.dtype for array in arrays if type(array) not in SCALARS]
 
 
 def _kind(array: Any) -> Any:
