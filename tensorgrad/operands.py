@@ -40,9 +40,9 @@ _BESIDE_INTEGERS: dict[Any, Dtype] = {bool: bool_, float: float64, complex: comp
 
 
 def operands(
-    op: str, names: Sequence[str], values: Sequence[Any], compared: bool = False
+    op: str, names: Sequence[str], values: Sequence[Any], optional: int = 0, compared: bool = False
 ) -> Sequence[Any]:
-    """Return the operands of an op as tensors; those that are None stay None.
+    """Return the operands of an op as tensors, and None for an optional one that is not given.
 
     A literal (a number of Python, or nested lists of them) has no dtype of its own. It is decided
     here, with the other operands: floats and integers beside floats take the dtype of these, floats
@@ -52,7 +52,8 @@ def operands(
     Args:
         op: for errors.
         names: of the operands, for errors.
-        values: tensors, arrays, literals or None.
+        values: tensors, arrays or literals.
+        optional: how many of the last may be None.
         compared: the op compares the operands, so an integer outside their dtype is wider.
 
     Raises:
@@ -62,22 +63,23 @@ def operands(
     """
     if ranges.active is not None:
         ranges.active.enter(op)
-    for value in values:
-        if not isinstance(value, Tensor) and value is not None:
+    required = len(values) - optional
+    for i, value in enumerate(values):
+        if not isinstance(value, Tensor) and (value is not None or i < required):
             break
     else:
         return values
-    kinds = [
-        None if value is None else _kind_of(op, name, value)
-        for name, value in zip(names, values, strict=True)
-    ]
-    known = frozenset([kind for kind in kinds if kind is not None])
-    return [
-        value
-        if value is None or isinstance(value, Tensor)
-        else Tensor(_array_of(op, name, value, kind, known, compared))
-        for name, value, kind in zip(names, values, kinds, strict=True)
-    ]
+    kinds = {
+        i: _kind_of(op, names[i], value)
+        for i, value in enumerate(values)
+        if value is not None or i < required
+    }
+    known = frozenset(kinds.values())
+    tensors = list(values)
+    for i, kind in kinds.items():
+        if not isinstance(values[i], Tensor):
+            tensors[i] = Tensor(_array_of(op, names[i], values[i], kind, known, compared))
+    return tensors
 
 
 def tensor_of(op: str, name: str, value: Any) -> Tensor:
@@ -104,15 +106,16 @@ def array_beside(op: str, name: str, value: Any, others: Iterable[Any]) -> Array
 def values_of(op: str, value: Any, dtype: DtypeLike | None = None) -> Array:
     """Return the value as an array; values without a dtype get the library's default."""
     target = None if dtype is None else as_dtype(dtype)
-    if not isinstance(value, _LITERALS) and not backend.is_array(value):  # range, a data frame
-        array = _converted(op, "value", value, target)
-        return (
-            array if target else array.astype(_OF_NUMPY.get(array.dtype, array.dtype), copy=False)
-        )
+    if not isinstance(value, _LITERALS):  # an array, a range, a data frame
+        array = value if backend.is_array(value) else _converted(op, "value", value, target)
+        own = as_dtype(array.dtype)
+        if array is value:
+            return np.asarray(value) if isinstance(value, np.ndarray) else value
+        return array.astype(target or _OF_NUMPY.get(own, own), copy=False)
     kind = _kind_of(op, "value", value)
-    if target is None or backend.is_array(value):
-        return _array_of(op, "value", value, kind, frozenset((kind,)))
-    return _converted(op, "value", value, target)
+    if target is not None:
+        return _converted(op, "value", value, target)
+    return _array_of(op, "value", value, kind, frozenset((kind,)))
 
 
 def _kind_of(op: str, name: str, value: Any) -> Dtype | type:
@@ -136,10 +139,7 @@ def _kind_of(op: str, name: str, value: Any) -> Dtype | type:
             )
     if leaves.keys() <= SCALARS:
         return max(leaves, key=_KINDS.index, default=float)
-    found = _converted(op, name, value, None).dtype  # with numbers of NumPy, which have one
-    if not is_known(found):
-        raise DtypeError(f"{op}: {name} is {value!r:.80}, expected numbers")
-    return found
+    return as_dtype(_converted(op, name, value, None).dtype)  # that of NumPy's numbers among them
 
 
 def _array_of(
@@ -168,9 +168,9 @@ def _array_of(
             return np.asarray(value, choice)
         except OverflowError:
             continue
-        except ValueError:
-            break
-    return _converted(op, name, value, choices[0])
+        except ValueError:  # lists differ in length
+            return _converted(op, name, value, choice)
+    raise ArgumentError(f"{op}: {name} is {value!r:.80}, expected {choices[0]}")
 
 
 @lru_cache
@@ -256,9 +256,11 @@ def float_tensor(op: str, name: str, value: Any) -> Tensor:
     return tensor
 
 
-def float_operands(op: str, names: Sequence[str], values: Sequence[Any]) -> Sequence[Any]:
+def float_operands(
+    op: str, names: Sequence[str], values: Sequence[Any], optional: int = 0
+) -> Sequence[Any]:
     """Return the operands of an op as tensors of floats; see `operands`."""
-    tensors = operands(op, names, values)
+    tensors = operands(op, names, values, optional)
     for name, tensor in zip(names, tensors, strict=True):
         if tensor is not None and tensor.data.dtype.kind != "f":  # bfloat16 has another kind
             float_operand(op, name, tensor)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tensorgrad.backend import same_device
 from tensorgrad.checks import check_between, check_number, check_shape
-from tensorgrad.dtypes import compute_dtype, is_float
+from tensorgrad.dtypes import compute_dtype, float64, is_float
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn.module import Module
 from tensorgrad.operands import float_operand, operands
@@ -98,10 +98,11 @@ def binary_cross_entropy_with_logits(
     """
     op = "binary_cross_entropy_with_logits"
     names = ("logits", "target", "pos_weight")
-    logits, target, pos_weight = operands(op, names, (logits, target, pos_weight))
+    logits, target, pos_weight = operands(op, names, (logits, target, pos_weight), 1)
     logits, target = _operands(op, logits, target, "logits")
     if pos_weight is None:
         return reduced(op, _binary(logits, target), reduction)
+    pos_weight = astype(pos_weight, logits.dtype, copy=False)
     return reduced(op, _weighted_binary(logits, target, pos_weight), reduction)
 
 
@@ -335,7 +336,11 @@ class CrossEntropyLoss(_Loss):
 
 
 def _set_weight(loss: Module, name: str, weight: Any) -> None:
-    """Register the weight of a loss as a buffer, where there is one."""
+    """Register the weight of a loss as a buffer, where there is one; lists as float64.
+
+    The loss takes it in the dtype of the logits.
+    """
     if weight is not None:
         delattr(loss, name)
-        loss.register_buffer(name, asarray(weight).detach(), persistent=False)
+        dtype = float64 if isinstance(weight, (int, float, list, tuple)) else None
+        loss.register_buffer(name, asarray(weight, dtype).detach(), persistent=False)

@@ -87,7 +87,7 @@ def dropout_add(
         DeviceError: the arguments are on different devices.
     """
     op = "dropout_add"
-    x, residual, bias = float_operands(op, ("x", "residual", "bias"), (x, residual, bias))
+    x, residual, bias = float_operands(op, ("x", "residual", "bias"), (x, residual, bias), 1)
     check_shape(op, "residual", residual, x.shape, " like x")
     backend.same_device(op, ("x", "residual"), (x.data, residual.data))
     if bias is not None:

@@ -50,7 +50,7 @@ def embedding(weight: Any, ids: Any, positions: Any = None, start: Any = 0) -> T
         DeviceError: the arguments are on different devices.
     """
     op = "embedding"
-    weight, positions = float_operands(op, ("weight", "positions"), (weight, positions))
+    weight, positions = float_operands(op, ("weight", "positions"), (weight, positions), 1)
     ids = integer_array(op, "ids", ids)
     if weight.ndim != 2:
         raise ShapeError(f"{op}: weight has shape {weight.shape}, expected (V, C)")

@@ -287,7 +287,7 @@ def _tensors(
 ) -> list[Any]:
     """Return operands as tensors: matrices cast under autocast, others None where not given."""
     names = (*matrices, *others)
-    tensors = operands(op, names, (*matrices.values(), *others.values()))
+    tensors = operands(op, names, (*matrices.values(), *others.values()), len(others))
     found = dict(zip(names, tensors, strict=True))
     if mode.autocast is not None:
         found |= zip(matrices, cast_operands(*tensors[: len(matrices)]), strict=True)
@@ -300,7 +300,7 @@ _GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_derivative(x)")
 def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> list[Tensor | None]:
     """Return x, weight, bias and residual as tensors, checked; None where not given."""
     names = ("x", "weight", "bias", "residual")
-    x, weight, bias, residual = operands(op, names, (x, weight, bias, residual))
+    x, weight, bias, residual = operands(op, names, (x, weight, bias, residual), 2)
     if mode.autocast is not None:
         x, weight = cast_operands(x, weight)
     a, w = x.data, weight.data

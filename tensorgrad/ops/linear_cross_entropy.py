@@ -81,7 +81,7 @@ def linear_cross_entropy(
     Source: Wijmans et al. 2024, arXiv:2411.09009, computes the same without logits in memory.
     """
     op = "linear_cross_entropy"
-    x, weight, bias = float_operands(op, ("x", "weight", "bias"), (x, weight, bias))
+    x, weight, bias = float_operands(op, ("x", "weight", "bias"), (x, weight, bias), 1)
     x, weight, targets, classes = loss_operands(op, x, weight, targets, vocab_size)
     if bias is not None:
         backend.same_device(op, ("x", "bias"), (x.data, bias.data))

@@ -103,7 +103,7 @@ def group_norm(
     Source: Wu & He 2018, arXiv:1803.08494, eq. 1 to 7.
     """
     op = "group_norm"
-    x, weight, bias = float_operands(op, ("x", "weight", "bias"), (x, weight, bias))
+    x, weight, bias = float_operands(op, ("x", "weight", "bias"), (x, weight, bias), 2)
     check_integer(op, "num_groups", num_groups, 1)
     if x.ndim < 2:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected (B, C, ...)")
@@ -250,7 +250,7 @@ def _normalise(
 ) -> tuple[tuple[Any, ...], tuple[Array, Array], Saved]:
     """Return the operands as tensors, the sum and its normalised rows, and what backward needs."""
     order = ("x", "residual", "weight", "bias")
-    x, residual, weight, bias = float_operands(op, order, (x, residual, weight, bias))
+    x, residual, weight, bias = float_operands(op, order, (x, residual, weight, bias), 3)
     check_range(op, "eps", eps)
     if x.ndim == 0:
         raise ShapeError(f"{op}: x has shape (), expected (..., C)")

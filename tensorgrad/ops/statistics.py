@@ -309,7 +309,7 @@ def cov(
     Raises:
         ShapeError: x has more than two axes.
     """
-    given = operands("cov", ("x", "y"), (x, y))
+    given = operands("cov", ("x", "y"), (x, y), 1)
     variables = [_variables(each, rowvar) for each in given if each is not None]
     x = concatenate(variables, 0)
     delta = (0 if bias else 1) if ddof is None else ddof
@@ -352,7 +352,7 @@ def diff(
     """
     if dim is not None:
         raise renamed_dim("diff", dim)
-    given, *edges = operands("diff", ("x", "prepend", "append"), (x, prepend, append))
+    given, *edges = operands("diff", ("x", "prepend", "append"), (x, prepend, append), 2)
     check_integer("diff", "n", n, 0)
     axis = axis_index("diff", axis, given.ndim)
     if not n:
@@ -382,7 +382,7 @@ def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
         dx: their distance, without x.
         axis: the axis to integrate along.
     """
-    y, x = operands("trapezoid", ("y", "x"), (y, x))
+    y, x = operands("trapezoid", ("y", "x"), (y, x), 1)
     y = moveaxis(y, axis, -1)
     widths: Any = dx
     if x is not None:
@@ -403,7 +403,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
         ArgumentError: an integer is negative.
         ShapeError: x does not have one axis, or the weights have another shape.
     """
-    x, weights = operands("bincount", ("x", "weights"), (x, weights))
+    x, weights = operands("bincount", ("x", "weights"), (x, weights), 1)
     if x.dtype.kind not in "iu":
         raise DtypeError(f"bincount: x has dtype {x.dtype}, expected integers")
     if x.ndim != 1:

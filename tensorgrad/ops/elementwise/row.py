@@ -149,7 +149,7 @@ class Row:
             elif type(first) is _NDARRAY:  # CuPy took over the operation on NumPy's operand
                 self._explain(arrays, TypeError("operands are on two devices"))
         elif y.dtype is float64 and (type(first) is not _NDARRAY or first.dtype is not float64):
-            note_widening(self.name, _dtypes(arrays))
+            note_widening(self.name, _dtypes(arrays[self._leading :]))
         if not self._differentiable:
             return Tensor(y)
         saved = self._keep(*arrays, y) if self._saved else ()
@@ -245,7 +245,7 @@ class Row:
             self._types[tuple(kinds)] = dtype, compute, widens
         shape = given[0].shape if alike else np.broadcast_shapes(*[a.shape for a in given])
         if widens and shape:
-            note_widening(self.name, _dtypes(arrays))
+            note_widening(self.name, _dtypes(arrays[self._leading :]))
         y = backend.empty(shape, dtype, like=given[0])
         try:
             launch(self._formula, arrays, [y], compute)
