@@ -267,6 +267,11 @@ def float_operands(
     return tensors
 
 
+def float_mask(mask: Any) -> Any:
+    """Return a mask of floats, which a literal beside it takes its dtype from; None of others."""
+    return mask if is_float(getattr(mask, "dtype", bool_)) else None
+
+
 def mask_operand(op: str, mask: Any, name: str, other: Array) -> Array:
     """Return a mask of bools or floats on the device of the operand that `name` names.
 

@@ -14,7 +14,7 @@ from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.linalg import vector_norm
 from tensorgrad.nn.loss import huber_loss
-from tensorgrad.operands import float_operand, float_operands, float_tensor, operands, tensor_of
+from tensorgrad.operands import float_operand, float_operands, float_tensor, operands
 from tensorgrad.ops.cross_entropy import reduced
 from tensorgrad.ops.elementwise import abs, exp, expm1, log, maximum, minimum, sqrt, tanh, where
 from tensorgrad.ops.elementwise.activation import elu, leaky_relu, relu, sigmoid, softplus
@@ -264,6 +264,8 @@ def binary_cross_entropy(
 
     Prefer `binary_cross_entropy_with_logits`, which loses no digits near 0 and 1.
     """
+    names = ("x", "target", "weight")
+    x, target, weight = operands("binary_cross_entropy", names, (x, target, weight), 1)
     x, target = _both("binary_cross_entropy", x, target)
     logs = [maximum(log(each), -100.0) for each in (x, 1.0 - x)]
     losses = -(target * logs[0] + (1.0 - target) * logs[1])
@@ -313,8 +315,8 @@ def cosine_embedding_loss(
         reduction: as for `mse_loss`.
     """
     op = "cosine_embedding_loss"
+    x, y, target = operands(op, ("x", "y", "target"), (x, y, target))
     x, y = _both(op, x, y, "y")
-    target = tensor_of(op, "target", target)
     if target.shape != x.shape[:-1]:
         raise ShapeError(f"{op}: target has shape {target.shape}, expected {x.shape[:-1]}")
     cosine = sum(x * y, -1) / sqrt((sum(x * x, -1) + 1e-12) * (sum(y * y, -1) + 1e-12))

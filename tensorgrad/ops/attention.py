@@ -37,7 +37,7 @@ from tensorgrad.kernels.attention.options import (
     Sequences,
     empty_result,
 )
-from tensorgrad.operands import float_operands, float_tensor, integer_array, mask_operand
+from tensorgrad.operands import float_mask, float_operands, integer_array, mask_operand
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention_unfused import attention_unfused
 from tensorgrad.ops.rotary import Rotation, rotary, rotated, rotation_of
@@ -118,7 +118,7 @@ def attention(
         Beltagy et al. 2020, arXiv:2004.05150.
     """
     op = "attention"
-    q, k, v = _operands(op, q, k, v)
+    q, k, v = _operands(op, q, k, v, mask)
     if q.ndim != 4:
         raise ShapeError(f"{op}: q has shape {q.shape}, expected (B, H, Tq, D)")
     batch, heads, _, width = q.shape
@@ -186,7 +186,9 @@ def attention_packed(
             `rotary`.
     """
     op = "attention_packed"
-    qkv = float_tensor(op, "qkv", qkv)
+    given_angles = angles if isinstance(angles, tuple) and len(angles) == 2 else (None, None)
+    names = ("qkv", "mask", "cos", "sin")
+    qkv, *_ = float_operands(op, names, (qkv, float_mask(mask), *given_angles), 3)
     kv_heads = heads if kv_heads is None else kv_heads
     _check_heads(op, heads, kv_heads)
     parts = heads + 2 * kv_heads
@@ -361,9 +363,10 @@ def _gradient_dtype(q: Array) -> Dtype:
     return compute_dtype(q.dtype) if type(q) is np.ndarray else q.dtype
 
 
-def _operands(op: str, q: Any, k: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return float tensors of one dtype on one device."""
-    q, k, v = float_operands(op, ("q", "k", "v"), (q, k, v))
+def _operands(op: str, q: Any, k: Any, v: Any, mask: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v as float tensors of one dtype on one device."""
+    names = ("q", "k", "v", "mask")
+    q, k, v, _ = float_operands(op, names, (q, k, v, float_mask(mask)), 1)
     if mode.autocast is not None:
         q, k, v = cast_operands(q, k, v)
     backend.same_device(op, ("q", "k", "v"), (q.data, k.data, v.data))

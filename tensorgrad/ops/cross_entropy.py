@@ -31,7 +31,7 @@ from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import LossOptions
-from tensorgrad.operands import float_operands, float_tensor, integer_array, operands
+from tensorgrad.operands import float_operands, integer_array, operands
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.reduce import mean
@@ -93,8 +93,10 @@ def cross_entropy(
         et al. 2022, arXiv:2204.02311, section 5.
     """
     op = "cross_entropy"
-    logits = float_tensor(op, "logits", logits)
-    soft = is_float(getattr(targets, "dtype", int64)) and targets.ndim == logits.ndim
+    soft = is_float(getattr(targets, "dtype", int64))
+    names = ("logits", "weight", "targets")
+    logits, weight, _ = float_operands(op, names, (logits, weight, targets if soft else None), 2)
+    soft = soft and targets.ndim == logits.ndim
     if axis != -1:
         logits = moveaxis(logits, axis_index(op, axis, logits.ndim), -1)
         targets = moveaxis(targets, axis, -1) if soft else targets
@@ -161,7 +163,7 @@ def nll_loss(
         As `cross_entropy`.
     """
     op = "nll_loss"
-    x = float_tensor(op, "x", x)
+    x, weight = float_operands(op, ("x", "weight"), (x, weight), 1)
     x = moveaxis(x, axis_index(op, axis, x.ndim), -1)
     x = astype(x, compute_dtype(x.dtype), copy=False)
     targets = integer_array(op, "targets", targets)

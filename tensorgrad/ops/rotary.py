@@ -17,7 +17,7 @@ from tensorgrad.backend import Array, widened
 from tensorgrad.checks import broadcast, check_integer
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import rotary as kernel
-from tensorgrad.operands import float_operands, float_tensor
+from tensorgrad.operands import float_operands
 from tensorgrad.tensor import Tensor
 
 __all__ = ["rotary"]
@@ -45,7 +45,7 @@ def rotary(
         DeviceError: the arguments are on different devices.
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
     """
-    x = float_tensor("rotary", "x", x)
+    x, cos, sin = float_operands("rotary", ("x", "cos", "sin"), (x, cos, sin))
     if x.ndim < 2:
         raise ShapeError(f"rotary: x has shape {x.shape}, expected (..., H, D), D even")
     rotation = rotation_of("rotary", "x", x.data, cos, sin, heads, interleaved)

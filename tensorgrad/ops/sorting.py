@@ -113,11 +113,11 @@ def searchsorted(
         ShapeError: the sequence does not have one axis.
         ArgumentError: another side.
     """
-    if sorter is not None:
-        sorted_sequence = take(sorted_sequence, sorter, 0)
     names = ("sorted_sequence", "values")
-    given = operands("searchsorted", names, (sorted_sequence, values), compared=True)
-    arrays = [tensor.data for tensor in given]
+    sequence, wanted = operands("searchsorted", names, (sorted_sequence, values), compared=True)
+    if sorter is not None:
+        sequence = take(sequence, sorter, 0)
+    arrays = sequence.data, wanted.data
     same_device("searchsorted", names, arrays)
     if arrays[0].ndim != 1:
         raise ShapeError(
