@@ -98,10 +98,11 @@ def binary_cross_entropy_with_logits(
     """
     op = "binary_cross_entropy_with_logits"
     names = ("logits", "target", "pos_weight")
-    logits, target, pos_weight = operands(op, names, (logits, target, pos_weight), 1)
+    logits, *_ = operands(op, names, (logits, target, pos_weight), 1)
     logits, target = _operands(op, logits, target, "logits")
     if pos_weight is None:
         return reduced(op, _binary(logits, target), reduction)
+    _, pos_weight = operands(op, ("logits", "pos_weight"), (logits, pos_weight))
     pos_weight = astype(pos_weight, logits.dtype, copy=False)
     return reduced(op, _weighted_binary(logits, target, pos_weight), reduction)
 

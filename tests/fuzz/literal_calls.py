@@ -2,7 +2,7 @@
 
 A call is a function and its operands as words: lengths of the axes ("2x3", "" for a number, "*" for
 any shape that broadcasts to (2, 3)), then "+" for numbers above 0, "%" for fractions, "<" for
-ascending ones, "!" for an operand that is always a tensor.
+ascending ones, "!" for an operand that is always a tensor, "?" for one that is float64 beside any.
 """
 
 from __future__ import annotations
@@ -147,16 +147,16 @@ CALLS: dict[str, Call] = {
     "max": (lambda x, v: tg.max(x, initial=v.item() if hasattr(v, "item") else v), "2x3! "),
     "meshgrid": (tg.meshgrid, "2 3 4"),
     "nan_to_num": (lambda x, v: tg.nan_to_num(x / 0.0, v, v, v), "2x3! "),
-    "nanpercentile": (lambda x, q: tg.nanpercentile(x, q), "2x3! 2%"),
-    "nanquantile": (lambda x, q: tg.nanquantile(x, q), "2x3! 2%"),
+    "nanpercentile": (lambda x, q: tg.nanpercentile(x, q), "2x3! 2%?"),
+    "nanquantile": (lambda x, q: tg.nanquantile(x, q), "2x3! 2%?"),
     "nll_loss": (lambda x, w: tg.nll_loss(x, [2, 0], w), "2x3 3+"),
     "outer": (tg.outer, "2 3"),
     "pad": (lambda x, v: tg.pad(x, 1, "constant", v), "2x3! "),
-    "percentile": (lambda x, q: tg.percentile(x, q), "2x3! 2%"),
+    "percentile": (lambda x, q: tg.percentile(x, q), "2x3! 2%?"),
     "put_along_axis": (
         lambda x, v: _changed(x, lambda y: tg.put_along_axis(y, _IDS, v, 0)), "3x2! 2x2",
     ),
-    "quantile": (lambda x, q: tg.quantile(x, q), "2x3! 2%"),
+    "quantile": (lambda x, q: tg.quantile(x, q), "2x3! 2%?"),
     "rms_norm": (tg.rms_norm, "2x3 3"),
     "rotary": (tg.rotary, "2x1x4 2x1x2 2x1x2"),
     "scatter": (lambda x, v: tg.scatter(x, 0, _IDS, v), "3x2 2x2"),

@@ -1,7 +1,7 @@
-"""Literals in every operand of every public function: what a float64 tensor would give, to the bit.
+"""Literals in every operand of every public function: what a tensor would give, to the bit.
 
-Beside a float64 operand, a number of Python or a list is float64: the numbers here are not exact in
-fewer bits.
+Beside float64 or integers, a number of Python or a list of floats is float64, beside float32 it is
+float32. The numbers here are not exact in fewer bits than they have.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from tensorgrad import Tensor, fft, linalg
 from tests.fuzz.cases import cases
 from tests.fuzz.literal_calls import CALLS, OTHERWISE, words
 
+INTEGERS = [1, 2, 3, 5, 2**53 + 1]
 NUMBERS = [0.1, 1 / 3, 1e-7, 2**53 + 1, 0.7, -1.1, -0.3, 3.3e5, 1e10 / 3, 2, -7, 0.0, 1 + 1e-15]
 FRACTIONS = [0.1, 1 / 3, 1e-7, 0.7, 2 / 3, 0.99]
+DTYPES = ["float64", "float64", "float64", "float32", "int64"]
 SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 3), (2, 1)]
 
 
 @given(st.sampled_from(sorted(CALLS)), st.integers(0, 2**64 - 1))
 @cases(600)
-def test_a_literal_beside_float64_is_float64(name: str, seed: int) -> None:
+def test_a_literal_takes_its_dtype_with_the_other_operands(name: str, seed: int) -> None:
     check(name, np.random.default_rng(seed))
 
 
@@ -43,12 +45,18 @@ def check(name: str, rng: np.random.Generator) -> None:
     """Compare a call with some literals to the same call with tensors alone."""
     function, text = CALLS[name]
     operands = text.split(" ")
-    values = [drawn(rng, operand) for operand in operands]
+    dtype = DTYPES[rng.integers(len(DTYPES))]
     literal = [rng.random() < 0.6 and "!" not in operand for operand in operands]
     if all(literal):
         literal[rng.integers(len(literal))] = False
-    tensors = [tg.tensor(np.asarray(value, np.float64)) for value in values]
-    mixed = [v if use else t for v, t, use in zip(values, tensors, literal, strict=True)]
+    mixed, tensors = [], []
+    for operand, use in zip(operands, literal, strict=True):
+        value = drawn(rng, operand, dtype == "int64" and not use)
+        array = np.asarray(value, None if dtype == "int64" or "?" in operand else dtype)
+        use = use and not (dtype == "float32" and array.ndim == 0)  # computed with as it is
+        tensors.append(tg.tensor(array))
+        as_array = rng.random() < 0.2 and "!" not in operand
+        mixed.append(value if use else array if as_array else tensors[-1])
     with np.errstate(all="ignore"):
         assert outcome(function, mixed) == outcome(function, tensors), (name, mixed)
 
@@ -71,18 +79,18 @@ def bits(result: Any) -> Iterator[Any]:
         yield array.shape, array.dtype, array.tobytes()
 
 
-def drawn(rng: np.random.Generator, operand: str) -> Any:
+def drawn(rng: np.random.Generator, operand: str, integers: bool) -> Any:
     """Return a number, or lists and tuples of them, as the word for an operand says."""
-    lengths = operand.rstrip("+%<!")
+    lengths = operand.rstrip("+%<!?")
     if lengths == "*":
         shape = SHAPES[rng.integers(len(SHAPES))]
     else:
         shape = tuple(map(int, lengths.split("x"))) if lengths else ()
-    pool = FRACTIONS if "%" in operand else NUMBERS
+    pool = INTEGERS if integers else FRACTIONS if "%" in operand else NUMBERS
     flat = [pool[i] for i in rng.integers(len(pool), size=int(np.prod(shape)))]
-    if rng.random() < 0.3 and "%" not in operand:
+    if rng.random() < 0.3 and "%" not in operand and not integers:
         flat = rng.standard_normal(len(flat)).tolist()
-    if "+" in operand:
+    if "+" in operand and not integers:
         flat = [abs(number) + 1e-9 for number in flat]
     if "<" in operand:
         flat = sorted(flat)
