@@ -24,7 +24,7 @@ from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, KernelError, ShapeError
 from tensorgrad.kernels.loader import load_text
 from tensorgrad.kernels.structs import number
-from tensorgrad.operands import array_beside
+from tensorgrad.operands import tensor_of
 from tensorgrad.tensor import Tensor
 
 _DTYPES = {c_name(dtype): dtype for dtype in ALL}
@@ -190,9 +190,7 @@ class CudaKernel:
         names = [p.name for p in self._inputs]
         free = [x for p, x in zip(self._inputs, args[:count], strict=True) if p.dtype is None]
         tensors = [
-            x
-            if isinstance(x, Tensor)
-            else Tensor(array_beside(op, p.name, x, free if p.dtype is None else [p.dtype.type(0)]))
+            tensor_of(op, p.name, x, *(free if p.dtype is None else [np.empty(0, p.dtype)]))
             for p, x in zip(self._inputs, args[:count], strict=True)
         ]
         same_device(op, names, [x.data for x in tensors])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -47,7 +47,8 @@ def operands(
     A literal (a number of Python, or nested lists of them) has no dtype of its own. It is decided
     here, with the other operands: floats and integers beside floats take the dtype of these, floats
     beside integers are float64. Beside integers, an integer takes their dtype, as in NumPy, and a
-    list of integers is int64, or uint64 beside uint64. Floats beside literals alone are float32.
+    list of integers is int64, or uint64 beside uint64. Floats beside literals or bools alone are
+    float32.
 
     Args:
         op: for errors.
@@ -63,12 +64,12 @@ def operands(
     """
     if ranges.active is not None:
         ranges.active.enter(op)
-    required = len(values) - optional
-    for i, value in enumerate(values):
-        if not isinstance(value, Tensor) and (value is not None or i < required):
+    for value in values:
+        if not isinstance(value, Tensor):
             break
     else:
         return values
+    required = len(values) - optional
     kinds = {
         i: _kind_of(op, names[i], value)
         for i, value in enumerate(values)
@@ -82,24 +83,23 @@ def operands(
     return tensors
 
 
-def tensor_of(op: str, name: str, value: Any) -> Tensor:
-    """Return an operand that has no others beside it as a tensor; see `operands`."""
+def tensor_of(op: str, name: str, value: Any, *others: Any) -> Tensor:
+    """Return an operand as a tensor; a literal takes its dtype with the others, see `operands`."""
     if ranges.active is not None:
         ranges.active.enter(op)
     if isinstance(value, Tensor):
         return value
-    kind = _kind_of(op, name, value)
-    return Tensor(_array_of(op, name, value, kind, frozenset((kind,))))
+    return Tensor(array_beside(op, name, value, *others))
 
 
-def array_beside(op: str, name: str, value: Any, others: Iterable[Any]) -> Array:
+def array_beside(op: str, name: str, value: Any, *others: Any) -> Array:
     """Return one operand as an array; a literal beside others, see `operands`.
 
     Args:
-        others: all operands of the op; the value may be one of them.
+        others: the other operands of the op, None for one that is not given.
     """
     kind = _kind_of(op, name, value)
-    known = frozenset((kind, *[_kind_of(op, name, other) for other in others]))
+    known = frozenset((kind, *[_kind_of(op, name, one) for one in others if one is not None]))
     return _array_of(op, name, value, kind, known)
 
 
@@ -176,9 +176,10 @@ def _array_of(
 @lru_cache
 def _literal_dtype(kind: type, known: frozenset[Dtype | type]) -> Dtype | None:
     """Return the dtype of a literal beside others; None: that of the integers it holds."""
-    dtypes = [one for one in known if isinstance(one, np.dtype)]
+    dtypes = [one for one in known if isinstance(one, np.dtype) and one != bool_]
     if not dtypes:
-        return _ALONE.get(kind if kind is bool else max(known, key=_KINDS.index))
+        kinds = [one for one in known if isinstance(one, type)]
+        return _ALONE.get(kind if kind is bool else max(kinds, key=_KINDS.index))
     try:
         common = np.result_type(*dtypes)
     except TypeError:  # the op says so
@@ -249,9 +250,9 @@ def float_operand(op: str, name: str, tensor: Tensor) -> None:
         raise DtypeError(f"{op}: {name} has dtype {tensor.data.dtype}, expected a float")
 
 
-def float_tensor(op: str, name: str, value: Any) -> Tensor:
-    """Return an operand that has no others beside it as a tensor of floats."""
-    tensor = tensor_of(op, name, value)
+def float_tensor(op: str, name: str, value: Any, *others: Any) -> Tensor:
+    """Return an operand as a tensor of floats; a literal takes its dtype with the others."""
+    tensor = tensor_of(op, name, value, *others)
     float_operand(op, name, tensor)
     return tensor
 
@@ -267,11 +268,6 @@ def float_operands(
     return tensors
 
 
-def float_mask(mask: Any) -> Any:
-    """Return a mask of floats, which a literal beside it takes its dtype from; None of others."""
-    return mask if is_float(getattr(mask, "dtype", bool_)) else None
-
-
 def mask_operand(op: str, mask: Any, name: str, other: Array) -> Array:
     """Return a mask of bools or floats on the device of the operand that `name` names.
 
@@ -285,7 +281,7 @@ def mask_operand(op: str, mask: Any, name: str, other: Array) -> Array:
     backend.same_device(op, (name, "mask"), (other, tensor.data))
     if tensor.dtype != np.bool_ and not is_float(tensor.dtype):
         raise DtypeError(f"{op}: mask has dtype {tensor.dtype}, expected bool or a float")
-    return tensor.data if tensor is mask else array_beside(op, "mask", mask, (other,))
+    return tensor.data if tensor is mask else array_beside(op, "mask", mask, other)
 
 
 def integer_array(op: str, name: str, value: Any) -> Array:

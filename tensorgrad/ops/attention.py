@@ -37,7 +37,7 @@ from tensorgrad.kernels.attention.options import (
     Sequences,
     empty_result,
 )
-from tensorgrad.operands import float_mask, float_operands, integer_array, mask_operand
+from tensorgrad.operands import float_tensor, integer_array, mask_operand
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention_unfused import attention_unfused
 from tensorgrad.ops.rotary import Rotation, rotary, rotated, rotation_of
@@ -186,9 +186,7 @@ def attention_packed(
             `rotary`.
     """
     op = "attention_packed"
-    given_angles = angles if isinstance(angles, tuple) and len(angles) == 2 else (None, None)
-    names = ("qkv", "mask", "cos", "sin")
-    qkv, *_ = float_operands(op, names, (qkv, float_mask(mask), *given_angles), 3)
+    qkv = float_tensor(op, "qkv", qkv, mask, *(angles or ()))
     kv_heads = heads if kv_heads is None else kv_heads
     _check_heads(op, heads, kv_heads)
     parts = heads + 2 * kv_heads
@@ -365,8 +363,8 @@ def _gradient_dtype(q: Array) -> Dtype:
 
 def _operands(op: str, q: Any, k: Any, v: Any, mask: Any = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return q, k and v as float tensors of one dtype on one device."""
-    names = ("q", "k", "v", "mask")
-    q, k, v, _ = float_operands(op, names, (q, k, v, float_mask(mask)), 1)
+    q = float_tensor(op, "q", q, k, v, mask)
+    k, v = float_tensor(op, "k", k, q), float_tensor(op, "v", v, q)
     if mode.autocast is not None:
         q, k, v = cast_operands(q, k, v)
     backend.same_device(op, ("q", "k", "v"), (q.data, k.data, v.data))

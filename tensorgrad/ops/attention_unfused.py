@@ -15,7 +15,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import broadcast
 from tensorgrad.errors import ShapeError
-from tensorgrad.operands import float_mask, float_operands, float_tensor, mask_operand, tensor_of
+from tensorgrad.operands import float_tensor, mask_operand, tensor_of
 from tensorgrad.ops.dropout import dropout as dropout_op
 from tensorgrad.ops.elementwise import exp, where
 from tensorgrad.ops.matmul import matmul
@@ -55,8 +55,8 @@ def attention_unfused(
         DtypeError, DeviceError, ArgumentError: as for `attention`.
     """
     op = "attention_unfused"
-    names = ("q", "k", "v", "mask")
-    q, k, v, _ = float_operands(op, names, (q, k, v, float_mask(mask)), 1)
+    q = float_tensor(op, "q", q, k, v, mask)
+    k, v = float_tensor(op, "k", k, q), float_tensor(op, "v", v, q)
     _check_shapes(op, q, k, v)
     k, v = (x.reshape(1, *x.shape) if x.ndim == 3 else x for x in (k, v))
     batch, heads, length, width = q.shape

@@ -31,7 +31,7 @@ from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import LossOptions
-from tensorgrad.operands import float_operands, integer_array, operands
+from tensorgrad.operands import float_tensor, integer_array, tensor_of
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.reduce import mean
@@ -94,8 +94,7 @@ def cross_entropy(
     """
     op = "cross_entropy"
     soft = is_float(getattr(targets, "dtype", int64))
-    names = ("logits", "weight", "targets")
-    logits, weight, _ = float_operands(op, names, (logits, weight, targets if soft else None), 2)
+    logits = float_tensor(op, "logits", logits, weight, targets if soft else None)
     soft = soft and targets.ndim == logits.ndim
     if axis != -1:
         logits = moveaxis(logits, axis_index(op, axis, logits.ndim), -1)
@@ -163,7 +162,7 @@ def nll_loss(
         As `cross_entropy`.
     """
     op = "nll_loss"
-    x, weight = float_operands(op, ("x", "weight"), (x, weight), 1)
+    x = float_tensor(op, "x", x, weight)
     x = moveaxis(x, axis_index(op, axis, x.ndim), -1)
     x = astype(x, compute_dtype(x.dtype), copy=False)
     targets = integer_array(op, "targets", targets)
@@ -198,7 +197,7 @@ def _of_probabilities(
     op: str, logits: Tensor, targets: Any, weight: Any, smoothing: float, reduction: str
 ) -> Tensor:
     """Return the loss of targets that are probabilities of the classes."""
-    _, targets = operands(op, ("logits", "targets"), (logits, targets))
+    targets = tensor_of(op, "targets", targets, logits)
     check_shape(op, "targets", targets, logits.shape, " (as logits)")
     targets = astype(targets, logits.dtype, copy=False)
     if smoothing:
@@ -249,7 +248,7 @@ def _counted_ids(
 
 def _class_weight(op: str, weight: Any, like: Tensor) -> Tensor:
     """Return the class weights, (V,), checked against logits (..., V)."""
-    _, weight = float_operands(op, ("logits", "weight"), (like, weight))
+    weight = float_tensor(op, "weight", weight, like)
     check_shape(op, "weight", weight, like.shape[-1:], " (one for each class)")
     backend.same_device(op, ("logits", "weight"), (like.data, weight.data))
     return astype(weight, like.dtype, copy=False)

@@ -62,7 +62,8 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
     labels, out = _parse(subscripts, tuple([t.data.shape for t in tensors]))
     if mode.autocast is not None:
         tensors = list(cast_operands(*tensors))
-    y, own = tensors[0], labels[0]
+    y: Tensor = tensors[0]
+    own = labels[0]
     if len(tensors) == 1:
         return _labelled("einsum", [y], [own], out)
     for i in range(1, len(tensors)):

@@ -19,7 +19,7 @@ from tensorgrad.checks import check_indices, check_integer, check_shape
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.kernels.embedding import forward as _forward_cuda
-from tensorgrad.operands import float_operands, integer_array
+from tensorgrad.operands import float_tensor, integer_array
 from tensorgrad.ops.indexing import add_rows
 from tensorgrad.tensor import Tensor
 
@@ -50,7 +50,7 @@ def embedding(weight: Any, ids: Any, positions: Any = None, start: Any = 0) -> T
         DeviceError: the arguments are on different devices.
     """
     op = "embedding"
-    weight, positions = float_operands(op, ("weight", "positions"), (weight, positions), 1)
+    weight = float_tensor(op, "weight", weight, positions)
     ids = integer_array(op, "ids", ids)
     if weight.ndim != 2:
         raise ShapeError(f"{op}: weight has shape {weight.shape}, expected (V, C)")
@@ -58,6 +58,7 @@ def embedding(weight: Any, ids: Any, positions: Any = None, start: Any = 0) -> T
     rows = starts = None
     start = start.data if isinstance(start, Tensor) else start
     if positions is not None:
+        positions = float_tensor(op, "positions", positions, weight)
         _check_positions(weight, ids, positions)
         rows = positions.data
         if backend.is_array(start):

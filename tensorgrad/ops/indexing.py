@@ -41,6 +41,7 @@ __all__ = [
     "take_along_axis",
 ]  # fmt: skip
 
+_REALS = frozenset((bool, int, float))
 _AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
 _WIDE = 32  # from this row length on, adding whole rows beats adding single elements
 
@@ -112,16 +113,26 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
     _check_gradients(
         "assignment", x, value, "use where() or concatenate(), or assign value.detach()"
     )
-    literal = not (isinstance(value, Tensor) or is_array(value))
-    value = array_beside("assignment", "the value", value, (x,))
+    value = value.data if isinstance(value, Tensor) else value
     _check_writeable("assignment", x)
-    if not literal:
-        same_device("assignment", ("the tensor", "the value"), (x.data, value))
-    check_holds("assignment", "the value", value, x.dtype)
+    if type(value) not in _REALS or not is_float(x.dtype):  # else it is rounded as it is
+        value = _assignable(x, value)
     try:
         engine.assign(x, key, value)
+    except OverflowError as error:
+        raise ArgumentError(f"assignment: the value is {value}, expected {x.dtype}") from error
     except (IndexError, ValueError, TypeError) as error:
         raise explained("assignment", x.data.shape, key, error) from error
+
+
+def _assignable(x: Tensor, value: Any) -> Any:
+    """Return a value that the dtype of x holds, lists as an array on its device."""
+    array = array_beside("assignment", "the value", value, x)
+    check_holds("assignment", "the value", array, x.dtype)
+    if is_array(value):
+        same_device("assignment", ("the tensor", "the value"), (x.data, array))
+        return array
+    return backend.asarray_like(array, x.data) if array.ndim else value
 
 
 def assign_result(

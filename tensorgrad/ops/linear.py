@@ -32,7 +32,7 @@ from tensorgrad.errors import DtypeError, ShapeError
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import PartialSum, sum_parts_into, sum_rows_into
-from tensorgrad.operands import data_of, float_operand, operands
+from tensorgrad.operands import data_of, float_operand, operands, tensor_of
 from tensorgrad.ops.dropout import dropout as drop
 from tensorgrad.ops.dropout import swiglu_dropout
 from tensorgrad.ops.elementwise.activation import gelu, swiglu
@@ -299,8 +299,8 @@ _GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_derivative(x)")
 
 def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> list[Tensor | None]:
     """Return x, weight, bias and residual as tensors, checked; None where not given."""
-    names = ("x", "weight", "bias", "residual")
-    x, weight, bias, residual = operands(op, names, (x, weight, bias, residual), 2)
+    x = tensor_of(op, "x", x, weight, bias, residual)
+    weight = tensor_of(op, "weight", weight, x)
     if mode.autocast is not None:
         x, weight = cast_operands(x, weight)
     a, w = x.data, weight.data
@@ -311,10 +311,10 @@ def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> 
         )
     given = {"x": x, "weight": weight}
     if bias is not None:
-        given["bias"] = bias
+        given["bias"] = bias = tensor_of(op, "bias", bias, x)
         check_shape(op, "bias", bias.data, w.shape[:1], " (out of weight)")
     if residual is not None:
-        given["residual"] = residual
+        given["residual"] = residual = tensor_of(op, "residual", residual, x)
         check_shape(op, "residual", residual.data, (*a.shape[:-1], w.shape[0]))
     for name, operand in given.items():
         if operand.data.dtype.kind != "f":  # bfloat16 has another kind

@@ -21,7 +21,7 @@ from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
-from tensorgrad.operands import operands
+from tensorgrad.operands import tensor_of
 from tensorgrad.tensor import Tensor
 
 __all__ = ["matmul"]
@@ -47,7 +47,7 @@ def matmul(a: Any, b: Any, kernel: str | None = None) -> Tensor:
         DtypeError: NumPy has no common dtype for them.
         ArgumentError: there is no such kernel here, or it does not support this product.
     """
-    a, b = operands("matmul", ("a", "b"), (a, b))
+    a, b = tensor_of("matmul", "a", a, b), tensor_of("matmul", "b", b, a)
     if mode.autocast is not None:
         a, b = cast_operands(a, b)
     x, z = a.data, b.data

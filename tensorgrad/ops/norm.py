@@ -22,7 +22,7 @@ from tensorgrad.engine import assigned_since, latest_version, mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.norm import backward as _backward_cuda
 from tensorgrad.kernels.norm import forward as _forward_cuda
-from tensorgrad.operands import float_operands
+from tensorgrad.operands import float_tensor
 from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.shape import astype, reshape
 from tensorgrad.tensor import Tensor
@@ -103,7 +103,7 @@ def group_norm(
     Source: Wu & He 2018, arXiv:1803.08494, eq. 1 to 7.
     """
     op = "group_norm"
-    x, weight, bias = float_operands(op, ("x", "weight", "bias"), (x, weight, bias), 2)
+    x = float_tensor(op, "x", x, weight, bias)
     check_integer(op, "num_groups", num_groups, 1)
     if x.ndim < 2:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected (B, C, ...)")
@@ -119,8 +119,9 @@ def group_norm(
     return astype(_scaled_and_shifted(y, factor, shift), x.dtype, copy=False)
 
 
-def _of_channels(op: str, name: str, value: Tensor, x: Tensor) -> Tensor:
+def _of_channels(op: str, name: str, value: Any, x: Tensor) -> Tensor:
     """Return one number for each channel, in a shape that broadcasts to x."""
+    value = float_tensor(op, name, value, x)
     check_shape(op, name, value, x.shape[1:2], " (axis 1 of x)")
     backend.same_device(op, ("x", name), (x.data, value.data))
     return reshape(value, (x.shape[1], *(1,) * (x.ndim - 2)))
@@ -249,8 +250,7 @@ def _normalise(
     op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float, centre: bool
 ) -> tuple[tuple[Any, ...], tuple[Array, Array], Saved]:
     """Return the operands as tensors, the sum and its normalised rows, and what backward needs."""
-    order = ("x", "residual", "weight", "bias")
-    x, residual, weight, bias = float_operands(op, order, (x, residual, weight, bias), 3)
+    x = float_tensor(op, "x", x, residual, weight, bias)
     check_range(op, "eps", eps)
     if x.ndim == 0:
         raise ShapeError(f"{op}: x has shape (), expected (..., C)")
@@ -261,14 +261,15 @@ def _normalise(
         ("bias", bias, x.shape[-1:], " (last axis of x)"),
     ):
         if value is not None:
-            given[name] = value
-            check_shape(op, name, value.data, shape, why)
+            given[name] = float_tensor(op, name, value, x)
+            check_shape(op, name, given[name].data, shape, why)
     arrays: dict[str, Array] = {name: tensor.data for name, tensor in given.items()}
     backend.same_device(op, list(arrays), list(arrays.values()))
     if residual is not None:
         dtype = promoted(op, ("x", "residual"), (arrays["x"], arrays["residual"]))
         for name in ("x", "residual"):
             arrays[name] = arrays[name].astype(dtype, copy=False)
+    order = ("x", "residual", "weight", "bias")
     forward = _forward_numpy if type(x.data) is np.ndarray else _forward_cuda
     first, second, scale, shift = [arrays.get(name) for name in order]
     y, total, mean, rstd = forward(first, second, scale, shift, eps, centre)

@@ -17,7 +17,7 @@ from tensorgrad.backend import Array, widened
 from tensorgrad.checks import broadcast, check_integer
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import rotary as kernel
-from tensorgrad.operands import float_operands
+from tensorgrad.operands import float_tensor
 from tensorgrad.tensor import Tensor
 
 __all__ = ["rotary"]
@@ -45,7 +45,7 @@ def rotary(
         DeviceError: the arguments are on different devices.
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
     """
-    x, cos, sin = float_operands("rotary", ("x", "cos", "sin"), (x, cos, sin))
+    x = float_tensor("rotary", "x", x, cos, sin)
     if x.ndim < 2:
         raise ShapeError(f"rotary: x has shape {x.shape}, expected (..., H, D), D even")
     rotation = rotation_of("rotary", "x", x.data, cos, sin, heads, interleaved)
@@ -66,7 +66,7 @@ def rotation_of(
     op: str, name: str, x: Array, cos: Any, sin: Any, heads: int | None, interleaved: bool
 ) -> Rotation:
     """Return how an op rotates its operand x, (..., H, D), by arguments as of `rotary`."""
-    _, cos, sin = float_operands(op, (name, "cos", "sin"), (Tensor(x), cos, sin))
+    cos, sin = float_tensor(op, "cos", cos, sin, x), float_tensor(op, "sin", sin, cos, x)
     backend.same_device(op, (name, "cos", "sin"), (x, cos.data, sin.data))
     if x.shape[-1] % 2:
         raise ShapeError(f"{op}: {name} has shape {x.shape}, expected (..., H, D), D even")

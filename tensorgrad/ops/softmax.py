@@ -20,7 +20,7 @@ from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.softmax import backward as _backward_cuda
 from tensorgrad.kernels.softmax import forward as _forward_cuda
-from tensorgrad.operands import float_mask, float_operands, float_tensor, mask_operand
+from tensorgrad.operands import float_tensor, mask_operand
 from tensorgrad.ops.shape import astype
 from tensorgrad.tensor import Tensor
 
@@ -63,8 +63,7 @@ def softmax(
     if dim is not None:
         raise renamed_dim("softmax", dim)
     op = "softmax"
-    x = x if dtype is None else astype(x, dtype, copy=False)
-    x, _ = float_operands(op, ("x", "mask"), (x, float_mask(mask)), 1)
+    x = float_tensor(op, "x", x if dtype is None else astype(x, dtype, copy=False), mask)
     axis = axis_index(op, axis, x.ndim)
     if causal and x.ndim < 2:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected (..., Tq, Tk) for causal")

@@ -352,6 +352,7 @@ def diff(
     """
     if dim is not None:
         raise renamed_dim("diff", dim)
+    given: Tensor
     given, *edges = operands("diff", ("x", "prepend", "append"), (x, prepend, append), 2)
     check_integer("diff", "n", n, 0)
     axis = axis_index("diff", axis, given.ndim)

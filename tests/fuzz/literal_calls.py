@@ -141,7 +141,9 @@ CALLS: dict[str, Call] = {
         lambda x, w, b: tg.linear_cross_entropy(x, w, [2, 0], bias=b), "2x3 4x3 4",
     ),
     "linear_gelu": (tg.linear_gelu, "2x3 4x3 4"),
-    "linear_gelu, exact": (lambda *x: tg.linear_gelu(*x, approximate="none"), "2x3 4x3 4"),
+    "linear_gelu, exact": (
+        lambda x, w, b: tg.linear_gelu(x, w, b, "none"), "2x3 4x3 4",
+    ),
     "matmul": (tg.matmul, "2x3 3x2"),
     "matvec": (tg.matvec, "2x3 3"),
     "max": (lambda x, v: tg.max(x, initial=v.item() if hasattr(v, "item") else v), "2x3! "),

@@ -88,7 +88,7 @@ def _plain(op: str, operand: Any, operands: Sequence[Any]) -> Any:
     """Return lists as arrays, all else as it is."""
     if not isinstance(operand, (list, tuple)):
         return operand
-    return array_beside(op, "value", operand, operands)
+    return array_beside(op, "value", operand, *operands)
 
 
 def _row(

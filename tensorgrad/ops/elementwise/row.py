@@ -125,16 +125,20 @@ class Row:
         """Return the result, broadcast as NumPy does, in the dtype that NumPy promotes to."""
         if ranges.active is not None:
             ranges.active.enter(self.name)
-        inputs = []
+        inputs: Any = operands
         arrays = []
         for operand in operands:
-            tensor = operand if isinstance(operand, Tensor) else _constant(self, operand, operands)
-            inputs.append(tensor)
-            arrays.append(tensor.data)
+            if not isinstance(operand, Tensor):
+                operand = _constant(self, operand, operands)
+                inputs = list(inputs)
+                inputs[len(arrays)] = operand
+            arrays.append(operand.data)
         first = arrays[self._leading]
         try:
             if type(first) is _NDARRAY and first.size <= self._small and first.itemsize != 2:
                 y = self._value(*arrays)
+                if y.dtype is not first.dtype and self._differentiable:
+                    self._note_widening(y, arrays)
             else:
                 y = self._forward(arrays)
         except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
@@ -148,8 +152,6 @@ class Row:
                 y = np.asarray(y)  # 0-d results come as scalars
             elif type(first) is _NDARRAY:  # CuPy took over the operation on NumPy's operand
                 self._explain(arrays, TypeError("operands are on two devices"))
-        elif y.dtype is float64 and (type(first) is not _NDARRAY or first.dtype is not float64):
-            note_widening(self.name, _dtypes(arrays[self._leading :]))
         if not self._differentiable:
             return Tensor(y)
         saved = self._keep(*arrays, y) if self._saved else ()
@@ -168,9 +170,18 @@ class Row:
                     )
         kinds = [_kind(array) for array in arrays]
         dtype = self._dtype or _result_dtype(self._value, self._leading, *kinds)
+        operands = arrays
         if self._widened is not None:
-            arrays = _computable(arrays, self._widened)
-        return evaluate(lambda *a: (self._value(*a),), arrays, [dtype], self._block)[0]
+            operands = _computable(arrays, self._widened)
+        y = evaluate(lambda *a: (self._value(*a),), operands, [dtype], self._block)[0]
+        self._note_widening(y, arrays)
+        return y
+
+    def _note_widening(self, y: Array, arrays: list[Any]) -> None:
+        """Warn where integers beside narrower floats made the result float64."""
+        if backend.is_array(y) and y.dtype is float64 and y.ndim:
+            operands = arrays[self._leading :]
+            note_widening(self.name, [a.dtype for a in operands if type(a) not in SCALARS])
 
     def _backward(self, dy: Array, saved: Saved, needs: Needs) -> Gradients:
         arrays: Sequence[Any]
@@ -244,9 +255,9 @@ class Row:
             widens = dtype == float64 and float64 not in kinds
             self._types[tuple(kinds)] = dtype, compute, widens
         shape = given[0].shape if alike else np.broadcast_shapes(*[a.shape for a in given])
-        if widens and shape:
-            note_widening(self.name, _dtypes(arrays[self._leading :]))
         y = backend.empty(shape, dtype, like=given[0])
+        if widens:
+            self._note_widening(y, arrays)
         try:
             launch(self._formula, arrays, [y], compute)
         except OverflowError:
@@ -368,7 +379,7 @@ def _constant(row: Row, operand: Any, operands: Sequence[Any]) -> Any:
             operand = np.asarray(operand)  # without its subclass, which would pass for CuPy's
         return _Constant(operand)
     if isinstance(operand, (list, tuple)):  # conditions do not take part in promotion
-        return _Constant(array_beside(row.name, "value", operand, operands[row._leading :]))
+        return _Constant(array_beside(row.name, "value", operand, *operands[row._leading :]))
     raise DtypeError(
         f"{row.name}: got a {type(operand).__name__}, expected a tensor, array, number or list"
     )
@@ -380,11 +391,6 @@ def _computable(arrays: Sequence[Any], compute: Dtype) -> list[Any]:
         a if type(a) in SCALARS or a.dtype in (compute, np.bool_) else a.astype(compute)
         for a in arrays
     ]
-
-
-def _dtypes(arrays: Sequence[Any]) -> list[Dtype]:
-    """Return the dtypes of the operands that are arrays."""
-    return [array.dtype for array in arrays if type(array) not in SCALARS]
 
 
 def _kind(array: Any) -> Any:
