@@ -210,7 +210,7 @@ CALLS: dict[str, Call] = {
     "NumPy's functions": (lambda x, y: np.concatenate([np.add(x, y), x]), "3! 3"),
 }  # fmt: skip
 
-# Functions whose other operands are no numbers beside the first: what these are, and the names.
+# Functions whose other operands are not numbers beside the first: what they are, and the names.
 OTHERWISE = {
     "where holds bools": words("""
         all any amax amin max mean min prod std sum var

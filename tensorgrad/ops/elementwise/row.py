@@ -126,7 +126,7 @@ class Row:
         if ranges.active is not None:
             ranges.active.enter(self.name)
         inputs: Any = operands
-        arrays = []
+        arrays: list[Any] = []
         for operand in operands:
             if not isinstance(operand, Tensor):
                 operand = _constant(self, operand, operands)
