@@ -12,10 +12,10 @@ from typing import Any
 
 from tensorgrad.backend import same_device
 from tensorgrad.checks import check_between, check_number, check_shape
-from tensorgrad.dtypes import compute_dtype, is_float
+from tensorgrad.dtypes import compute_dtype, float64, is_float
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn.module import Module
-from tensorgrad.operands import float_tensor, tensor_of
+from tensorgrad.operands import float_operand, operands
 from tensorgrad.ops.creation import asarray
 from tensorgrad.ops.cross_entropy import REDUCTIONS, cross_entropy, nll_loss, reduced
 from tensorgrad.ops.elementwise import abs as absolute
@@ -98,11 +98,15 @@ def binary_cross_entropy_with_logits(
         As `mse_loss`.
     """
     op = "binary_cross_entropy_with_logits"
+    names = ("logits", "target", "pos_weight")
+    logits, *_ = operands(op, names, (logits, target, pos_weight), 1)
     logits, target = _operands(op, logits, target, "logits")
     if pos_weight is None:
         losses = _binary(logits, target)
     else:
-        losses = _weighted_binary(logits, target, tensor_of(op, "pos_weight", pos_weight))
+        _, pos_weight = operands(op, ("logits", "pos_weight"), (logits, pos_weight))
+        pos_weight = astype(pos_weight, logits.dtype, copy=False)
+        losses = _weighted_binary(logits, target, pos_weight)
     return reduced(op, losses if weight is None else losses * weight, reduction)
 
 
@@ -174,7 +178,8 @@ def _divergence_of_logs(x: Tensor, target: Tensor) -> Tensor:
 
 def _operands(op: str, x: Any, target: Any, name: str = "x") -> tuple[Tensor, Tensor]:
     """Return both operands, of one shape and device, in at least float32."""
-    x, target = float_tensor(op, name, x), tensor_of(op, "target", target)
+    x, target = operands(op, (name, "target"), (x, target))
+    float_operand(op, name, x)
     check_shape(op, "target", target, x.shape, f" as {name}")
     same_device(op, (name, "target"), (x.data, target.data))
     target_dtype = target.dtype if is_float(target.dtype) else x.dtype
@@ -340,7 +345,11 @@ class CrossEntropyLoss(_Loss):
 
 
 def _set_weight(loss: Module, name: str, weight: Any) -> None:
-    """Register the weight of a loss as a buffer, where there is one."""
+    """Register the weight of a loss as a buffer, where there is one; lists as float64.
+
+    The loss takes it in the dtype of the logits.
+    """
     if weight is not None:
         delattr(loss, name)
-        loss.register_buffer(name, asarray(weight).detach(), persistent=False)
+        dtype = float64 if isinstance(weight, (int, float, list, tuple)) else None
+        loss.register_buffer(name, asarray(weight, dtype).detach(), persistent=False)

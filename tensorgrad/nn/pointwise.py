@@ -14,7 +14,7 @@ from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.linalg import vector_norm
 from tensorgrad.nn.loss import huber_loss
-from tensorgrad.operands import float_tensor, tensor_of
+from tensorgrad.operands import float_operand, float_operands, float_tensor, operands
 from tensorgrad.ops.cross_entropy import reduced
 from tensorgrad.ops.elementwise import abs, exp, expm1, log, maximum, minimum, sqrt, tanh, where
 from tensorgrad.ops.elementwise.activation import SOFTPLUS, elu, leaky_relu, relu, sigmoid
@@ -127,7 +127,7 @@ def prelu(x: Any, weight: Any) -> Tensor:
     Raises:
         ShapeError: weight has another number of elements.
     """
-    x, weight = float_tensor("prelu", "x", x), float_tensor("prelu", "weight", weight)
+    x, weight = float_operands("prelu", ("x", "weight"), (x, weight))
     channels = x.shape[1] if x.ndim > 1 else 1
     if weight.size not in (1, channels) or weight.ndim > 1:
         raise ShapeError(f"prelu: weight has shape {weight.shape}, expected (1,) or ({channels},)")
@@ -167,7 +167,7 @@ def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tens
 
 def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8) -> Tensor:
     """Return the cosine of the angle of x and y, which broadcast, along an axis."""
-    x, y = float_tensor("cosine_similarity", "x", x), float_tensor("cosine_similarity", "y", y)
+    x, y = float_operands("cosine_similarity", ("x", "y"), (x, y))
     x, y = broadcast_arrays(x, y)
     lengths = [maximum(norm(each, axis, keepdims=True), eps) for each in (x, y)]
     return sum((x / lengths[0]) * (y / lengths[1]), axis)
@@ -177,7 +177,7 @@ def pairwise_distance(
     x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False
 ) -> Tensor:
     """Return the norms of order 1, 2 or inf of x - y + eps along the last axis."""
-    x, y = float_tensor("pairwise_distance", "x", x), float_tensor("pairwise_distance", "y", y)
+    x, y = float_operands("pairwise_distance", ("x", "y"), (x, y))
     return norm(x - y + eps, -1, p, keepdims)
 
 
@@ -192,7 +192,7 @@ def cdist(x: Any, y: Any, p: float = 2.0) -> Tensor:
     Raises:
         ShapeError: they have no rows, or rows of different lengths.
     """
-    x, y = float_tensor("cdist", "x", x), float_tensor("cdist", "y", y)
+    x, y = float_operands("cdist", ("x", "y"), (x, y))
     if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-1]:
         raise ShapeError(f"cdist: y has shape {y.shape}, expected rows as long as those of x, "
                          f"{x.shape}")  # fmt: skip
@@ -215,8 +215,8 @@ def margin_ranking_loss(
     x: Any, y: Any, target: Any, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
     """Return max(0, margin - target * (x - y)): for target 1, 0 where x is above y + margin."""
+    x, y, target = operands("margin_ranking_loss", ("x", "y", "target"), (x, y, target))
     x, y = _both("margin_ranking_loss", x, y, "y")
-    target = tensor_of("margin_ranking_loss", "target", target)
     return reduced("margin_ranking_loss", relu(margin - target * (x - y)), reduction)
 
 
@@ -264,6 +264,8 @@ def binary_cross_entropy(
 
     Prefer `binary_cross_entropy_with_logits`, which loses no digits near 0 and 1.
     """
+    names = ("x", "target", "weight")
+    x, target, weight = operands("binary_cross_entropy", names, (x, target, weight), 1)
     x, target = _both("binary_cross_entropy", x, target)
     logs = [maximum(log(each), -100.0) for each in (x, 1.0 - x)]
     losses = -(target * logs[0] + (1.0 - target) * logs[1])
@@ -288,8 +290,9 @@ def gaussian_nll_loss(
         ShapeError: var has another shape.
     """
     op = "gaussian_nll_loss"
+    x, target, var = operands(op, ("x", "target", "var"), (x, target, var))
     x, target = _both(op, x, target)
-    var = float_tensor(op, "var", var)
+    float_operand(op, "var", var)
     if var.shape == x.shape[:-1] and var.shape != x.shape:
         var = expand_dims(var, -1)
     if var.ndim and var.shape not in (x.shape, (*x.shape[:-1], 1)):
@@ -312,8 +315,8 @@ def cosine_embedding_loss(
         reduction: as for `mse_loss`.
     """
     op = "cosine_embedding_loss"
+    x, y, target = operands(op, ("x", "y", "target"), (x, y, target))
     x, y = _both(op, x, y, "y")
-    target = tensor_of(op, "target", target)
     if target.shape != x.shape[:-1]:
         raise ShapeError(f"{op}: target has shape {target.shape}, expected {x.shape[:-1]}")
     cosine = sum(x * y, -1) / sqrt((sum(x * x, -1) + 1e-12) * (sum(y * y, -1) + 1e-12))
@@ -336,6 +339,10 @@ def triplet_margin_loss(
 
     With `swap` the negative's distance to the positive counts where that is smaller.
     """
+    names = ("anchor", "positive", "negative")
+    anchor, positive, negative = float_operands(
+        "triplet_margin_loss", names, (anchor, positive, negative)
+    )
     far = pairwise_distance(anchor, negative, p, eps)
     if swap:
         far = minimum(far, pairwise_distance(positive, negative, p, eps))
@@ -345,7 +352,8 @@ def triplet_margin_loss(
 
 def _both(op: str, x: Any, other: Any, name: str = "target") -> tuple[Tensor, Tensor]:
     """Return both operands of a loss, checked to be of one shape."""
-    x, other = float_tensor(op, "x", x), tensor_of(op, name, other)
+    x, other = operands(op, ("x", name), (x, other))
+    float_operand(op, "x", x)
     if x.shape != other.shape:
         raise ShapeError(f"{op}: {name} has shape {other.shape}, expected {x.shape} as x")
     return x, other

@@ -105,7 +105,7 @@ def group_norm(
     Source: Wu & He 2018, arXiv:1803.08494, eq. 1 to 7.
     """
     op = "group_norm"
-    x = float_tensor(op, "x", x)
+    x = float_tensor(op, "x", x, weight, bias)
     check_integer(op, "num_groups", num_groups, 1)
     if x.ndim < 2:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected (B, C, ...)")
@@ -123,7 +123,7 @@ def group_norm(
 
 def _of_channels(op: str, name: str, value: Any, x: Tensor) -> Tensor:
     """Return one number for each channel, in a shape that broadcasts to x."""
-    value = float_tensor(op, name, value)
+    value = float_tensor(op, name, value, x)
     check_shape(op, name, value, x.shape[1:2], " (axis 1 of x)")
     backend.same_device(op, ("x", name), (x.data, value.data))
     return reshape(value, (x.shape[1], *(1,) * (x.ndim - 2)))
@@ -252,7 +252,7 @@ def _normalise(
     op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float | None, centre: bool
 ) -> tuple[tuple[Any, ...], tuple[Array, Array], Saved]:
     """Return the operands as tensors, the sum and its normalised rows, and what backward needs."""
-    x = float_tensor(op, "x", x)
+    x = float_tensor(op, "x", x, residual, weight, bias)
     if eps is not None:
         check_range(op, "eps", eps)
     if x.ndim == 0:
@@ -264,7 +264,7 @@ def _normalise(
         ("bias", bias, x.shape[-1:], " (last axis of x)"),
     ):
         if value is not None:
-            given[name] = float_tensor(op, name, value)
+            given[name] = float_tensor(op, name, value, x)
             check_shape(op, name, given[name].data, shape, why)
     arrays: dict[str, Array] = {name: tensor.data for name, tensor in given.items()}
     backend.same_device(op, list(arrays), list(arrays.values()))

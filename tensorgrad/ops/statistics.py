@@ -18,7 +18,7 @@ from tensorgrad.backend import Array, namespace, same_device, widened
 from tensorgrad.checks import axis_index, axis_tuple, check_integer, renamed_dim
 from tensorgrad.dtypes import compute_dtype, float64, int64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
-from tensorgrad.operands import tensor_of
+from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.elementwise import equal, isnan, not_equal, where
 from tensorgrad.ops.indexing import take_along_axis
 from tensorgrad.ops.reduce import all, argmax, argmin, cumprod, cumsum, max, mean, min, prod, sum
@@ -174,7 +174,7 @@ def average(x: Any, axis: Axis = None, weights: Any = None, keepdims: bool = Fal
     """
     if weights is None:
         return mean(x, axis, keepdims)
-    x, weights = tensor_of("average", "x", x), tensor_of("average", "weights", weights)
+    x, weights = operands("average", ("x", "weights"), (x, weights))
     if weights.shape != x.shape:
         if not isinstance(axis, int) or weights.shape != (x.shape[axis],):
             raise ShapeError(f"average: weights has shape {weights.shape}, expected {x.shape}")
@@ -309,9 +309,9 @@ def cov(
     Raises:
         ShapeError: x has more than two axes.
     """
-    x = _variables(x, rowvar)
-    if y is not None:
-        x = concatenate([x, _variables(y, rowvar)], 0)
+    given = operands("cov", ("x", "y"), (x, y), 1)
+    variables = [_variables(each, rowvar) for each in given if each is not None]
+    x = concatenate(variables, 0)
     delta = (0 if bias else 1) if ddof is None else ddof
     centered = x - mean(x, 1, True)
     result = centered @ centered.T / (x.shape[1] - delta)
@@ -328,8 +328,7 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Tensor:
     return matrix / expand_dims(deviations, 1) / deviations
 
 
-def _variables(given: Any, rowvar: bool) -> Tensor:
-    x = tensor_of("cov", "x", given)
+def _variables(x: Tensor, rowvar: bool) -> Tensor:
     if x.ndim > 2:
         raise ShapeError(f"cov: x has shape {x.shape}, expected two axes at most")
     if x.ndim < 2:
@@ -353,26 +352,22 @@ def diff(
     """
     if dim is not None:
         raise renamed_dim("diff", dim)
-    given = tensor_of("diff", "x", x)
+    given: Tensor
+    given, *edges = operands("diff", ("x", "prepend", "append"), (x, prepend, append), 2)
     check_integer("diff", "n", n, 0)
     axis = axis_index("diff", axis, given.ndim)
     if not n:
         return given
-    parts = [given]
-    if prepend is not None:
-        parts.insert(0, _edge(prepend, given, axis))
-    if append is not None:
-        parts.append(_edge(append, given, axis))
-    y = concatenate(parts, axis) if len(parts) > 1 else given
-    before = (slice(None),) * axis
+    before, after = [[] if edge is None else [_edge(edge, given, axis)] for edge in edges]
+    y = concatenate([*before, given, *after], axis) if before or after else given
+    outer = (slice(None),) * axis
     for _ in range(n):
-        last, first = y[(*before, slice(1, None))], y[(*before, slice(None, -1))]
+        last, first = y[(*outer, slice(1, None))], y[(*outer, slice(None, -1))]
         y = not_equal(last, first) if y.dtype.kind == "b" else last - first
     return y
 
 
-def _edge(given: Any, x: Tensor, axis: int) -> Tensor:
-    value = tensor_of("diff", "prepend", given)
+def _edge(value: Tensor, x: Tensor, axis: int) -> Tensor:
     if value.ndim:
         return value
     shape = [1 if i == axis else length for i, length in enumerate(x.shape)]
@@ -388,10 +383,10 @@ def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
         dx: their distance, without x.
         axis: the axis to integrate along.
     """
-    y = moveaxis(tensor_of("trapezoid", "y", y), axis, -1)
+    y, x = operands("trapezoid", ("y", "x"), (y, x), 1)
+    y = moveaxis(y, axis, -1)
     widths: Any = dx
     if x is not None:
-        x = tensor_of("trapezoid", "x", x)
         widths = diff(x if x.ndim == 1 else moveaxis(x, axis, -1))
     return sum(widths * (y[..., 1:] + y[..., :-1]) / 2, -1)
 
@@ -409,7 +404,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
         ArgumentError: an integer is negative.
         ShapeError: x does not have one axis, or the weights have another shape.
     """
-    x = tensor_of("bincount", "x", x)
+    x, weights = operands("bincount", ("x", "weights"), (x, weights), 1)
     if x.dtype.kind not in "iu":
         raise DtypeError(f"bincount: x has dtype {x.dtype}, expected integers")
     if x.ndim != 1:
@@ -420,7 +415,6 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
     xp, places = namespace(x.data), x.data.astype(int64)
     if weights is None:
         return Tensor(xp.bincount(places, minlength=minlength))
-    weights = tensor_of("bincount", "weights", weights)
     same_device("bincount", ("x", "weights"), (x.data, weights.data))
     if weights.shape != x.shape:
         raise ShapeError(f"bincount: weights has shape {weights.shape}, expected {x.shape}")
@@ -477,7 +471,7 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Tensor:
     Raises:
         ArgumentError: the edges are neither ascending nor descending.
     """
-    x, edges = tensor_of("digitize", "x", x), tensor_of("digitize", "bins", bins)
+    x, edges = operands("digitize", ("x", "bins"), (x, bins), compared=True)
     xp = namespace(x.data)
     try:
         return Tensor(xp.asarray(xp.digitize(widened(x.data), xp.asarray(edges.data), right)))
