@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,15 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import Dtype
-from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
+from tensorgrad.callers import user_level
+from tensorgrad.dtypes import Dtype, float64, is_complex, is_float
+from tensorgrad.errors import (
+    ArgumentError,
+    DtypeError,
+    OutOfRangeError,
+    ShapeError,
+    WideningWarning,
+)
 
 _NUMBERS = (float, int, np.floating, np.integer)
 
@@ -91,11 +99,64 @@ def promoted(op: str, names: Sequence[str], arrays: Sequence[Array]) -> Dtype:
             break
     else:
         return first
+    dtypes = [array.dtype for array in arrays]
     try:
-        return np.result_type(*[array.dtype for array in arrays])
+        common = np.result_type(*dtypes)
     except TypeError as error:
         got = ", ".join(f"{n} has dtype {a.dtype}" for n, a in zip(names, arrays, strict=True))
         raise DtypeError(f"{op}: {got}, expected dtypes with a common one") from error
+    if common == float64 and any([array.ndim for array in arrays]):
+        note_widening(op, dtypes)
+    return common
+
+
+_widened: set[str] = set()  # the ops that have warned
+
+
+def note_widening(op: str, dtypes: Sequence[Dtype]) -> None:
+    """Warn, once for an op, where integers beside narrower floats make its result float64."""
+    floats = [dtype for dtype in dtypes if is_float(dtype)]
+    integers = [dtype for dtype in dtypes if dtype.kind in "iu"]
+    if op in _widened or not floats or not integers or float64 in floats:
+        return
+    warnings.warn(
+        f"{op}: {integers[0]} beside {floats[0]} gives float64, as in NumPy; on a GPU that is far "
+        f"slower. Convert the integers, astype({str(floats[0])!r}), if it is not meant",
+        WideningWarning,
+        stacklevel=user_level(),
+    )
+    _widened.add(op)
+
+
+def check_holds(op: str, name: str, array: Array, dtype: Dtype) -> None:
+    """Raise an error where values would lose more than digits as elements of a dtype.
+
+    Floats do not become integers or bool, complex numbers not real ones. Integers must lie in the
+    range of the dtype, 0 to 1 for bool; on the GPU, where looking would wait, they are not checked.
+
+    Raises:
+        DtypeError: the values are of a kind that the dtype does not hold.
+        ArgumentError: an integer lies outside its range.
+    """
+    own = array.dtype
+    if own == dtype or own.kind == "b" or is_complex(dtype):
+        return
+    if is_float(dtype):
+        if is_complex(own):
+            raise DtypeError(f"{op}: {name} has dtype {own}, expected real numbers for {dtype}")
+        return
+    if own.kind not in "iu":
+        raise DtypeError(
+            f"{op}: {name} has dtype {own}, expected integers for {dtype}; round and convert it "
+            "with astype(), or convert the tensor"
+        )
+    if np.can_cast(own, dtype) or not array.size or not backend.is_numpy(array):
+        return
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+    low, high = (0, 1) if limits is None else (limits.min, limits.max)
+    for value in (int(array.min()), int(array.max())):
+        if not low <= value <= high:
+            raise ArgumentError(f"{op}: {name} is {value}, expected {low} to {high} for {dtype}")
 
 
 def array_of(op: str, name: str, value: Any, expected: Any = "equal lengths") -> Array:

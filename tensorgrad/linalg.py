@@ -22,7 +22,7 @@ from tensorgrad.checks import axis_tuple, check_integer
 from tensorgrad.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.omitted import missing as _missing
-from tensorgrad.operands import constant_of, tensor_of
+from tensorgrad.operands import constant_of, operands, tensor_of, tensors_of
 from tensorgrad.ops.diagonals import cross, vecdot
 from tensorgrad.ops.diagonals import diagonal as _diagonal
 from tensorgrad.ops.diagonals import trace as _trace
@@ -115,6 +115,7 @@ def solve(a: Any, b: Any) -> Tensor:
         ShapeError: a is not square, or b does not fit it.
         ArgumentError: a is singular (on the GPU the result is not finite instead).
     """
+    a, b = operands("solve", ("a", "b"), (a, b))
     a, first = _square("solve", a)
     b, second = _floats("solve", "b", b)
     same_device("solve", ("a", "b"), (a.data, b.data))
@@ -178,7 +179,7 @@ def tensorsolve(a: Any, b: Any, axes: Sequence[int] | None = None) -> Tensor:
         ShapeError: a does not fit b.
         ArgumentError: a is singular.
     """
-    a, b = tensor_of("tensorsolve", "a", a), tensor_of("tensorsolve", "b", b)
+    a, b = operands("tensorsolve", ("a", "b"), (a, b))
     if axes is not None:
         a = moveaxis(a, tuple(axes), tuple(range(a.ndim - len(axes), a.ndim)))
     own = a.shape[b.ndim :]
@@ -412,7 +413,7 @@ def matrix_rank(x: Any, rtol: Any = None) -> Tensor:
     largest = max(values, -1, True) if values.shape[-1] else 0.0
     cut = _cutoff(x, rtol)
     if not isinstance(cut, float):  # one for each matrix
-        cut = expand_dims(tensor_of("matrix_rank", "rtol", cut), -1)
+        cut = expand_dims(operands("matrix_rank", ("x", "rtol"), (x, cut))[1], -1)
     return sum(values > largest * cut, -1)
 
 
@@ -482,12 +483,12 @@ def matrix_power(x: Any, n: int) -> Tensor:
 
 def multi_dot(matrices: Any) -> Tensor:
     """Return the product of matrices, from left to right; the first and last may be vectors."""
-    if len(matrices) < 2:
-        raise ArgumentError(f"multi_dot: got {len(matrices)} matrices, expected two or more")
-    y, *others = matrices
+    y, *others = tensors_of("multi_dot", matrices)
+    if not others:
+        raise ArgumentError("multi_dot: got 1 matrix, expected two or more")
     for other in others:
         y = matmul(y, other)
-    return tensor_of("multi_dot", "matrices", y)
+    return y
 
 
 def vector_norm(x: Any, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:

@@ -31,6 +31,7 @@ from tensorgrad.dtypes import (
     as_dtype,
     bool_,
     float32,
+    float64,
     int64,
     is_float,
     uint64,
@@ -39,7 +40,7 @@ from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError, GraphError, ShapeError
 from tensorgrad.kernels.random import Key
 from tensorgrad.omitted import missing as _missing
-from tensorgrad.operands import float_tensor, tensor_of
+from tensorgrad.operands import float_tensor, tensor_of, values_of
 from tensorgrad.tensor import Tensor
 
 __all__ = [
@@ -375,7 +376,8 @@ class Generator:
         self, count: int, shape: tuple[int, ...], replace: bool, p: Any, device: str
     ) -> Tensor:
         """Return integers from [0, count) with probabilities: by inversion, or the Gumbel trick."""
-        weights = backend.to_device(tensor_of("choice", "p", p).data, device).astype("float64")
+        weights = p.data if isinstance(p, Tensor) else values_of("choice", p, float64)
+        weights = backend.to_device(weights, device).astype(float64)
         if weights.shape != (count,):
             raise ShapeError(f"choice: p has shape {weights.shape}, expected ({count},)")
         wanted, xp = math.prod(shape), backend.namespace(weights)

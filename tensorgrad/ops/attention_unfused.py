@@ -55,7 +55,8 @@ def attention_unfused(
         DtypeError, DeviceError, ArgumentError: as for `attention`.
     """
     op = "attention_unfused"
-    q, k, v = (float_tensor(op, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    q = float_tensor(op, "q", q, k, v, mask)
+    k, v = float_tensor(op, "k", k, q), float_tensor(op, "v", v, q)
     _check_shapes(op, q, k, v)
     k, v = (x.reshape(1, *x.shape) if x.ndim == 3 else x for x in (k, v))
     batch, heads, length, width = q.shape

@@ -423,23 +423,28 @@ def _below(xp: Any, shape: tuple[int, ...], k: int) -> Array:
     return xp.arange(shape[1]) <= xp.arange(shape[0])[:, None] + k
 
 
-def one_hot(indices: Any, num_classes: int, dtype: DtypeLike = float32) -> Tensor:
+def one_hot(indices: Any, num_classes: int = -1, dtype: DtypeLike = int64) -> Tensor:
     """Return for each index i a row of zeros with a one at position i.
 
     Args:
         indices: integers from 0 to num_classes - 1, any shape.
-        num_classes: the length of the rows.
+        num_classes: the length of the rows; -1: the largest index plus 1, which the host waits for.
         dtype: of the result.
 
     Returns:
         (*indices.shape, num_classes).
 
     Raises:
+        ArgumentError: num_classes is below -1, or -1 without an index.
         OutOfRangeError: an index is outside its range (on the GPU its row is all zeros instead).
         DtypeError: the indices are not integers.
     """
     indices = integer_array("one_hot", "indices", indices)
-    check_integer("one_hot", "num_classes", num_classes, 0)
+    check_integer("one_hot", "num_classes", num_classes, -1)
+    if num_classes == -1:
+        if not indices.size:
+            raise ArgumentError("one_hot: num_classes is -1 without an index, expected a number")
+        num_classes = max(int(indices.max()) + 1, 0)
     if backend.is_numpy(indices):
         outside = (indices < 0) | (indices >= num_classes)
         check_indices("one_hot", "indices", indices, outside, f"0 to {num_classes - 1}")

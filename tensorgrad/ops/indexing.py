@@ -25,6 +25,7 @@ from tensorgrad.checks import (
     along,
     array_of,
     axis_tuple,
+    check_holds,
     check_indices,
     check_keepdims,
     not_an_operand,
@@ -41,7 +42,7 @@ from tensorgrad.errors import (
     ShapeError,
 )
 from tensorgrad.kernels.indexing import add_rows_cuda
-from tensorgrad.operands import integer_array, tensor_of
+from tensorgrad.operands import array_beside, integer_array, tensor_of
 from tensorgrad.tensor import Axis, Tensor
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "take_along_axis",
 ]  # fmt: skip
 
+_REALS = frozenset((bool, int, float))
 _AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
 _WIDE = 32  # from this row length on, adding whole rows beats adding single elements
 
@@ -106,30 +108,40 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
     Args:
         x: a tensor outside any graph, or any tensor under `no_grad()`.
         key: as for `getitem`.
-        value: a number, array or tensor that broadcasts to x[key] and is cast to its dtype.
+        value: a number, list, array or tensor that broadcasts to x[key]. Floats are rounded to the
+            dtype of x; integers must lie in its range (not checked on the GPU for arrays).
 
     Raises:
         GradError: x is part of a graph, or the gradient of the value would be lost.
         DeviceError: the value is an array on another device.
-        ArgumentError: the memory is read-only.
-        ShapeError, OutOfRangeError, DtypeError: as in `getitem`, or the value does not broadcast.
+        ArgumentError: the memory is read-only, or the dtype of x does not hold an integer.
+        ShapeError, OutOfRangeError, DtypeError: as in `getitem`, or the value does not broadcast,
+            or x holds integers or bool and the value floats, or x reals and the value complex ones.
     """
     key = plain_key("assignment", key, x.data)
     _check_gradients(
         "assignment", x, value, "use where() or concatenate(), or assign value.detach()"
     )
     value = value.data if isinstance(value, Tensor) else value
-    if isinstance(value, np.ndarray):
-        value = np.asarray(value)
     _check_writeable("assignment", x)
-    if is_array(value):
-        same_device("assignment", ("the tensor", "the value"), (x.data, value))
+    if type(value) not in _REALS or not is_float(x.dtype):  # else it is rounded as it is
+        value = _assignable(x, value)
     try:
         engine.assign(x, key, value)
     except OverflowError as error:
         raise ArgumentError(f"assignment: the value is {value}, expected {x.dtype}") from error
     except (IndexError, ValueError, TypeError) as error:
         raise explained("assignment", x.data.shape, key, error) from error
+
+
+def _assignable(x: Tensor, value: Any) -> Any:
+    """Return a value that the dtype of x holds, lists as an array on its device."""
+    array = array_beside("assignment", "the value", value, x)
+    check_holds("assignment", "the value", array, x.dtype)
+    if is_array(value):
+        same_device("assignment", ("the tensor", "the value"), (x.data, array))
+        return array
+    return backend.asarray_like(array, x.data) if array.ndim else value
 
 
 def assign_result(
@@ -169,6 +181,7 @@ def assign_result(
             f"{symbol}: the result has dtype {y.dtype}, which {x.dtype} of the tensor does not "
             f"take; write {plain}"
         )
+    check_holds(symbol, "the result", y.data, x.dtype)
     engine.assign(x, ..., y.data if y.dtype == x.dtype else converted(y.data, x.dtype))
     return x
 

@@ -42,7 +42,7 @@ from tensorgrad.dtypes import (
 )
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
-from tensorgrad.operands import tensor_of
+from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.elementwise import sqrt
 from tensorgrad.ops.elementwise import where as choose
 from tensorgrad.ops.elementwise.row import Row
@@ -652,7 +652,7 @@ def _extremum_where(
     if initial is None:
         raise ArgumentError(f"{op}: initial is None, expected a number with `where`")
     check_number(op, "initial", initial)
-    x = tensor_of(op, "x", x)
+    x, _ = operands(op, ("x", "initial"), (x, initial))
     if where is not None:
         x = _counted(op, x, where, initial)
     axes = axis_tuple(op, axis, x.ndim)

@@ -45,7 +45,7 @@ def rotary(
         DeviceError: the arguments are on different devices.
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
     """
-    x = float_tensor("rotary", "x", x)
+    x = float_tensor("rotary", "x", x, cos, sin)
     if x.ndim < 2:
         raise ShapeError(f"rotary: x has shape {x.shape}, expected (..., H, D), D even")
     cos, sin = float_tensor("rotary", "cos", cos), float_tensor("rotary", "sin", sin)
@@ -68,7 +68,7 @@ def rotation_of(
     op: str, name: str, x: Array, cos: Any, sin: Any, heads: int | None, interleaved: bool
 ) -> Rotation:
     """Return how an op rotates its operand x, (..., H, D), by arguments as of `rotary`."""
-    cos, sin = float_tensor(op, "cos", cos), float_tensor(op, "sin", sin)
+    cos, sin = float_tensor(op, "cos", cos, sin, x), float_tensor(op, "sin", sin, cos, x)
     backend.same_device(op, (name, "cos", "sin"), (x, cos.data, sin.data))
     if x.shape[-1] % 2:
         raise ShapeError(f"{op}: {name} has shape {x.shape}, expected (..., H, D), D even")

@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorgrad.checks import axis_index, renamed_dim, shape_of
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.operands import tensor_of, tensors_of
+from tensorgrad.operands import operands, tensor_of, tensors_of
 from tensorgrad.ops.shape import (
     broadcast_to,
     concatenate,
@@ -60,7 +60,7 @@ def column_stack(tensors: Sequence[Any]) -> Tensor:
 
 def append(x: Any, values: Any, axis: int | None = None) -> Tensor:
     """Return x with values behind it along an axis; without one both are flattened."""
-    return concatenate([x, tensor_of("append", "values", values)], axis)
+    return concatenate(operands("append", ("x", "values"), (x, values)), axis)
 
 
 def array_split(x: Any, indices_or_sections: Cuts, axis: int = 0) -> list[Tensor]:

@@ -37,7 +37,7 @@ from tensorgrad.dtypes import (
     is_float,
 )
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.operands import constant_of, tensor_of
+from tensorgrad.operands import constant_of, operands, tensor_of
 from tensorgrad.ops.diagonals import diagonal
 from tensorgrad.ops.elementwise import clip, equal, isnan, not_equal, where
 from tensorgrad.ops.indexing import take_along_axis
@@ -283,7 +283,7 @@ def average(x: Any, axis: Axis = None, weights: Any = None, keepdims: bool = Fal
     """
     if weights is None:
         return mean(x, axis, keepdims)
-    x, weights = tensor_of("average", "x", x), tensor_of("average", "weights", weights)
+    x, weights = operands("average", ("x", "weights"), (x, weights))
     if weights.shape != x.shape:
         weights = _along_axes(x, axis, weights)
     dtype = np.result_type(x.dtype, weights.dtype)
@@ -502,7 +502,7 @@ def _observation_weights(
 def _weights_of_cov(name: str, given: Any, x: Tensor) -> Tensor | None:
     if given is None:
         return None
-    weights = tensor_of("cov", name, given)
+    weights = tensor_of("cov", name, given, x)
     if weights.shape != x.shape[1:]:
         raise ShapeError(f"cov: {name} has shape {weights.shape}, expected {x.shape[1:]}")
     if name == "fweights" and not (weights.data == weights.data.round()).all():
@@ -522,7 +522,7 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: DtypeLike | None
 
 
 def _variables(name: str, given: Any, rowvar: bool, dtype: Dtype) -> Tensor:
-    x = tensor_of("cov", name, given)
+    x = tensor_of("cov", name, given, np.empty(0, dtype))
     if is_complex(x.dtype):
         raise DtypeError(f"cov: {name} has dtype {x.dtype}, expected real numbers")
     if x.ndim > 2:
@@ -549,26 +549,22 @@ def diff(
     """
     if dim is not None:
         raise renamed_dim("diff", dim)
-    given = tensor_of("diff", "x", x)
+    given: Tensor
+    given, *edges = operands("diff", ("x", "prepend", "append"), (x, prepend, append), 2)
     check_integer("diff", "n", n, 0)
     axis = axis_index("diff", axis, given.ndim)
     if not n:
         return given
-    parts = [given]
-    if prepend is not None:
-        parts.insert(0, _edge(prepend, given, axis))
-    if append is not None:
-        parts.append(_edge(append, given, axis))
-    y = concatenate(parts, axis) if len(parts) > 1 else given
-    before = (slice(None),) * axis
+    before, after = [[] if edge is None else [_edge(edge, given, axis)] for edge in edges]
+    y = concatenate([*before, given, *after], axis) if before or after else given
+    outer = (slice(None),) * axis
     for _ in range(n):
-        last, first = y[(*before, slice(1, None))], y[(*before, slice(None, -1))]
+        last, first = y[(*outer, slice(1, None))], y[(*outer, slice(None, -1))]
         y = not_equal(last, first) if y.dtype.kind == "b" else last - first
     return y
 
 
-def _edge(given: Any, x: Tensor, axis: int) -> Tensor:
-    value = tensor_of("diff", "prepend", given)
+def _edge(value: Tensor, x: Tensor, axis: int) -> Tensor:
     if value.ndim:
         return value
     shape = [1 if i == axis else length for i, length in enumerate(x.shape)]
@@ -584,10 +580,10 @@ def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
         dx: their distance, without x.
         axis: the axis to integrate along.
     """
-    y = moveaxis(tensor_of("trapezoid", "y", y), axis, -1)
+    y, x = operands("trapezoid", ("y", "x"), (y, x), 1)
+    y = moveaxis(y, axis, -1)
     widths: Any = dx
     if x is not None:
-        x = tensor_of("trapezoid", "x", x)
         widths = diff(x if x.ndim == 1 else moveaxis(x, axis, -1))
     return sum(widths * (y[..., 1:] + y[..., :-1]) / 2, -1)
 
@@ -617,7 +613,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
     check_integer("bincount", "minlength", minlength, 0)
     if weights is None:
         return Tensor(xp.bincount(places, minlength=minlength))
-    weights = tensor_of("bincount", "weights", weights)
+    weights = tensor_of("bincount", "weights", weights, x)
     same_device("bincount", ("x", "weights"), (x.data, weights.data))
     if weights.shape != x.shape:
         raise ShapeError(f"bincount: weights has shape {weights.shape}, expected {x.shape}")
@@ -688,7 +684,7 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Tensor:
     Raises:
         ArgumentError: the edges are neither ascending nor descending.
     """
-    x, edges = tensor_of("digitize", "x", x), tensor_of("digitize", "bins", bins)
+    x, edges = operands("digitize", ("x", "bins"), (x, bins), compared=True)
     xp = namespace(x.data)
     try:
         return Tensor(xp.asarray(xp.digitize(widened(x.data), xp.asarray(edges.data), right)))
