@@ -164,13 +164,63 @@ def array_of(op: str, name: str, value: Any, expected: Any = "equal lengths") ->
 
     Raises:
         ShapeError: lists differ in length; the message ends with `expected`.
+        DtypeError: the value is an array of another library.
     """
     if backend.is_array(value) and not isinstance(value, np.ndarray):
         return value
+    if _library_of(value) in _FROM_OTHERS:
+        raise not_an_operand(op, name, value)
     try:
         return np.asarray(value)  # of an array itself, without its subclass
     except ValueError as error:
         raise ShapeError(f"{op}: {name} is {value!r:.80}, expected {expected}") from error
+
+
+# How arrays of other libraries become ones that are taken here, by the library's name.
+_FROM_OTHERS = {
+    "torch": "tensorgrad.from_dlpack(t.detach()) or t.numpy()",
+    "jax": "tensorgrad.from_dlpack(t) or numpy.asarray(t)",
+    "jaxlib": "tensorgrad.from_dlpack(t) or numpy.asarray(t)",
+    "mlx": "numpy.asarray(t)", "pandas": "t.to_numpy()", "polars": "t.to_numpy()",
+    "pyarrow": "t.to_numpy()", "scipy": "t.toarray()", "tensorflow": "t.numpy()",
+    "xarray": "t.to_numpy()",
+}  # fmt: skip
+
+
+def not_an_operand(
+    op: str, name: str, value: Any, expected: str = "a tensor, array, number or list"
+) -> DtypeError:
+    """Return the error for an argument that is no operand; that of another library is named."""
+    kind = type(value)
+    library = _library_of(value)
+    if library not in _FROM_OTHERS:
+        return DtypeError(f"{op}: {name} is a {kind.__name__}, expected {expected}")
+    return DtypeError(
+        f"{op}: {name} is a {library}.{kind.__name__}, expected {expected}; "
+        f"give {_FROM_OTHERS[library]}"
+    )
+
+
+def _library_of(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def check_keepdims(op: str, keepdims: Any) -> None:
+    """Raise ArgumentError unless `keepdims` is a bool, which NumPy has in another place."""
+    if not isinstance(keepdims, (bool, np.bool_)):
+        raise ArgumentError(
+            f"{op}: keepdims is {keepdims!r:.80}, expected True or False; give NumPy's other "
+            "arguments by name (dtype=...)"
+        )
+
+
+def check_no_length(op: str, name: str, dtype: Any) -> None:
+    """Raise ArgumentError where a second length stands in the place of the dtype."""
+    if isinstance(dtype, (int, float, np.number)):
+        raise ArgumentError(
+            f"{op}: dtype is {dtype!r}, expected a dtype; several lengths are one tuple, such as "
+            f"{name}=(2, 3)"
+        )
 
 
 def check_function(op: str, f: Any, instead: str = "") -> None:

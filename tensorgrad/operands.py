@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorgrad import backend, ranges
 from tensorgrad.backend import Array
-from tensorgrad.checks import array_of
+from tensorgrad.checks import array_of, not_an_operand
 from tensorgrad.dtypes import (
     SCALARS,
     Dtype,
@@ -127,9 +127,7 @@ def _kind_of(op: str, name: str, value: Any) -> Dtype | type:
             raise DtypeError(f"{op}: {name} has dtype {value.dtype}, expected numbers")
         return value.dtype  # type: ignore[no-any-return]
     if not isinstance(value, _LITERALS):
-        raise DtypeError(
-            f"{op}: {name} is a {type(value).__name__}, expected a tensor, array, number or list"
-        )
+        raise not_an_operand(op, name, value)
     leaves = {type(leaf): leaf for leaf in leaves_of(value)}
     for kind, leaf in leaves.items():
         if isinstance(leaf, Tensor) or backend.is_array(leaf):
@@ -210,16 +208,17 @@ def leaves_of(value: Any) -> Iterator[Any]:
         yield value
 
 
-def constant_of(op: str, name: str, tensor: Tensor) -> Array:
-    """Return the array of an operand of an op without a gradient.
+def constant_of(
+    op: str, name: str, tensor: Tensor, why: str = "complex numbers carry none"
+) -> Array:
+    """Return the array of an operand that an op has no gradient of.
 
     Raises:
-        GradError: the operand requires a gradient, which would be lost.
+        GradError: the operand requires a gradient, which would be lost; `why` says the reason.
     """
     if tensor.requires_grad and mode.grad_enabled:
         raise GradError(
-            f"{op}: {name} requires a gradient, expected one that does not: complex numbers carry "
-            "none; use detach()"
+            f"{op}: {name} requires a gradient, expected one that does not: {why}; use detach()"
         )
     return tensor.data
 
@@ -233,8 +232,7 @@ def tensors_of(op: str, values: Any) -> list[Tensor]:
     """Return a sequence of operands as tensors on one device; see `operands`."""
     whole = isinstance(values, Tensor) or backend.is_array(values)
     if whole or not hasattr(values, "__iter__"):
-        kind = type(values).__name__
-        raise DtypeError(f"{op}: tensors is a {kind}, expected a list or tuple of them")
+        raise not_an_operand(op, "tensors", values, "a list or tuple of them")
     values = list(values)
     if not values:
         raise ArgumentError(f"{op}: tensors is empty, expected at least one")

@@ -152,7 +152,7 @@ def test_what_does_not_fit_changes_nothing() -> None:
     with pytest.raises(ShapeError, match=r"add: a has shape \(1, 3\), b has shape \(2,\)"):
         x += np.ones(2)
     with pytest.raises(
-        DtypeError, match="add: got a str, expected a tensor, array, number or list"
+        DtypeError, match="add: b is a str, expected a tensor, array, number or list"
     ):
         x += "no"
     fixed = np.ones(3)

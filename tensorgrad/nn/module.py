@@ -36,7 +36,7 @@ import numpy as np
 from tensorgrad import backend, ranges
 from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
-from tensorgrad.checks import check_function
+from tensorgrad.checks import check_function, not_an_operand
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
 from tensorgrad.engine import assign, changes, mode
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
@@ -77,9 +77,7 @@ class Parameter(Tensor):
     def __init__(self, data: Array | Tensor, requires_grad: bool = True) -> None:
         array = data.data if isinstance(data, Tensor) else data
         if not backend.is_array(array):
-            raise DtypeError(
-                f"Parameter: data is a {type(data).__name__}, expected an array or a Tensor"
-            )
+            raise not_an_operand("Parameter", "data", data, "an array or a Tensor")
         super().__init__(array, requires_grad)
 
 

@@ -14,7 +14,7 @@ from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.linalg import vector_norm
 from tensorgrad.nn.loss import huber_loss
-from tensorgrad.operands import float_operand, float_operands, float_tensor, operands
+from tensorgrad.operands import constant_of, float_operand, float_operands, float_tensor, operands
 from tensorgrad.ops.cross_entropy import reduced
 from tensorgrad.ops.elementwise import abs, exp, expm1, log, maximum, minimum, sqrt, tanh, where
 from tensorgrad.ops.elementwise.activation import SOFTPLUS, elu, leaky_relu, relu, sigmoid
@@ -54,6 +54,8 @@ def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
         ArgumentError: min_val is not below max_val.
     """
     x = float_tensor("hardtanh", "x", x)
+    check_number("hardtanh", "min_val", min_val)
+    check_number("hardtanh", "max_val", max_val)
     if not min_val < max_val:
         raise ArgumentError(f"hardtanh: min_val is {min_val}, expected less than max_val {max_val}")
     low, high = float(min_val), float(max_val)
@@ -79,6 +81,7 @@ def hardswish(x: Any) -> Tensor:
 def hardshrink(x: Any, lambd: float = 0.5) -> Tensor:
     """Return x where |x| > lambd, else 0."""
     x = float_tensor("hardshrink", "x", x)
+    check_number("hardshrink", "lambd", lambd)
     return where(abs(x.detach()).data > lambd, x, 0.0)
 
 
@@ -114,6 +117,8 @@ def mish(x: Any) -> Tensor:
 def threshold(x: Any, threshold: float, value: float) -> Tensor:
     """Return x where it is above a threshold, else a value."""
     x = float_tensor("threshold", "x", x)
+    check_number("threshold", "threshold", threshold)
+    check_number("threshold", "value", value)
     return where(x.data > threshold, x, float(value))
 
 
@@ -220,11 +225,15 @@ def margin_ranking_loss(
     return reduced("margin_ranking_loss", relu(margin - target * (x - y)), reduction)
 
 
+_LABELS = "labels have none"
+
+
 def hinge_embedding_loss(
     x: Any, target: Any, margin: float = 1.0, reduction: str = "mean"
 ) -> Tensor:
     """Return x where the target is 1, and max(0, margin - x) where it is -1."""
     x, target = _both("hinge_embedding_loss", x, target)
+    constant_of("hinge_embedding_loss", "target", target, _LABELS)
     near, far = where(target.data != -1, x, 0.0), where(target.data != 1, relu(margin - x), 0.0)
     losses = near + far  # other targets get both
     return reduced("hinge_embedding_loss", losses, reduction)
@@ -249,6 +258,7 @@ def poisson_nll_loss(
         reduction: as for `mse_loss`.
     """
     x, target = _both("poisson_nll_loss", x, target)
+    check_number("poisson_nll_loss", "eps", eps)
     losses = exp(x) - target * x if log_input else x - target * log(x + eps)
     if full:
         large = where(target.data > 1, target, 2.0)
@@ -317,6 +327,7 @@ def cosine_embedding_loss(
     op = "cosine_embedding_loss"
     x, y, target = operands(op, ("x", "y", "target"), (x, y, target))
     x, y = _both(op, x, y, "y")
+    constant_of(op, "target", target, _LABELS)
     if target.shape != x.shape[:-1]:
         raise ShapeError(f"{op}: target has shape {target.shape}, expected {x.shape[:-1]}")
     cosine = sum(x * y, -1) / sqrt((sum(x * x, -1) + 1e-12) * (sum(y * y, -1) + 1e-12))

@@ -37,7 +37,7 @@ from tensorgrad.kernels.attention.options import (
     Sequences,
     empty_result,
 )
-from tensorgrad.operands import float_tensor, integer_array, mask_operand
+from tensorgrad.operands import constant_of, float_tensor, integer_array, mask_operand
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention_unfused import attention_unfused
 from tensorgrad.ops.rotary import Rotation, rotary, rotated, rotation_of
@@ -403,6 +403,8 @@ def _rotation(
     """Return how the first heads of qkv are rotated."""
     if not isinstance(angles, tuple) or len(angles) != 2:
         raise ArgumentError(f"{op}: angles is {angles!r:.80}, expected a pair: cosines and sines")
+    for name, angle in zip(("cosines", "sines"), angles, strict=True):
+        constant_of(op, f"angles, {name}", float_tensor(op, name, angle), "rotary() has it")
     return rotation_of(op, "qkv", _separated(qkv.data, parts), *angles, heads, interleaved)
 
 

@@ -26,7 +26,7 @@ from tensorgrad.checks import (
     check_range,
     check_shape,
 )
-from tensorgrad.dtypes import Dtype, compute_dtype, float16, int64, is_float
+from tensorgrad.dtypes import Dtype, compute_dtype, float16, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
@@ -93,7 +93,8 @@ def cross_entropy(
         et al. 2022, arXiv:2204.02311, section 5.
     """
     op = "cross_entropy"
-    soft = is_float(getattr(targets, "dtype", int64))
+    has_dtype = isinstance(targets, Tensor) or backend.is_array(targets)
+    soft = has_dtype and is_float(targets.dtype)
     logits = float_tensor(op, "logits", logits, weight, targets if soft else None)
     soft = soft and targets.ndim == logits.ndim
     if axis != -1:

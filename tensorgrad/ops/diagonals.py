@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorgrad.backend import namespace, namespace_on
 from tensorgrad.checks import axis_index, check_integer
-from tensorgrad.dtypes import DtypeLike, as_dtype, float32, is_complex
+from tensorgrad.dtypes import DtypeLike, as_dtype, float32, float64, int64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.einsum import dot, tensordot
@@ -21,7 +21,16 @@ from tensorgrad.ops.indexing import getitem
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.reduce import sum
 from tensorgrad.ops.scatter import diagonal_scatter
-from tensorgrad.ops.shape import concatenate, expand_dims, moveaxis, pad, ravel, reshape, squeeze
+from tensorgrad.ops.shape import (
+    astype,
+    concatenate,
+    expand_dims,
+    moveaxis,
+    pad,
+    ravel,
+    reshape,
+    squeeze,
+)
 from tensorgrad.tensor import Tensor
 
 __all__ = [
@@ -253,12 +262,25 @@ def cross(a: Any, b: Any, axis: int = -1) -> Tensor:
 def vander(x: Any, columns: int | None = None, increasing: bool = False) -> Tensor:
     """Return the matrix of the powers of a vector, the highest first unless `increasing`.
 
+    Args:
+        x: (n,).
+        columns: how many powers, from 0; n by default.
+        increasing: whether the powers ascend.
+
+    Returns:
+        (n, columns), in the dtype that x and int64 have in common, as in NumPy: int64 for bool
+        and small integers, float64 for floats.
+
     Raises:
         ShapeError: x is not a vector.
+        ArgumentError: columns is negative.
     """
     x = tensor_of("vander", "x", x)
     if x.ndim != 1:
         raise ShapeError(f"vander: x has shape {x.shape}, expected one axis")
     count = len(x) if columns is None else columns
+    check_integer("vander", "columns", count, 0)
+    dtype = float64 if is_float(x.dtype) else np.promote_types(x.dtype, int64)
+    x = astype(x, dtype, copy=False)
     powers = namespace(x.data).arange(count, dtype=x.dtype)
     return power(expand_dims(x, 1), powers if increasing else powers[::-1])

@@ -21,7 +21,16 @@ from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated_view
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
-from tensorgrad.checks import along, array_of, axis_tuple, check_holds, check_indices, renamed_dim
+from tensorgrad.checks import (
+    along,
+    array_of,
+    axis_tuple,
+    check_holds,
+    check_indices,
+    check_keepdims,
+    not_an_operand,
+    renamed_dim,
+)
 from tensorgrad.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import (
@@ -331,8 +340,10 @@ def argwhere(x: Any) -> Tensor:
 def count_nonzero(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the number of elements that are not 0, int64."""
     x = tensor_of("count_nonzero", "x", x)
-    return Tensor(sum_array(x.data != 0, tuple(sorted(axis_tuple("count_nonzero", axis, x.ndim))),
-                            keepdims))  # fmt: skip
+    check_keepdims("count_nonzero", keepdims)
+    axes = tuple(sorted(axis_tuple("count_nonzero", axis, x.ndim)))
+    nonzero = namespace(x.data).asarray(x.data != 0)  # 0-d results come as scalars
+    return Tensor(sum_array(nonzero, axes, keepdims))
 
 
 def add_rows(total: Array, rows: Array, values: Array) -> None:
@@ -397,12 +408,12 @@ def _plain_part(op: str, part: Any, like: Array) -> Any:
         part = array_of(op, "the index", plain)
         part = part.astype(np.int64) if part.size == 0 else part
     elif not (is_array(part) or type(part) in _BASIC or isinstance(part, (bool, np.bool_))):
-        if not hasattr(part, "__index__"):
-            raise DtypeError(
-                f"{op}: the index is a {type(part).__name__}, expected an integer, slice, "
-                "None, ..., integer array or mask"
-            )
-        part = operator.index(part)
+        try:
+            part = operator.index(part)
+        except TypeError as error:
+            raise not_an_operand(
+                op, "the index", part, "an integer, slice, None, ..., integer array or mask"
+            ) from error
     if isinstance(part, np.ndarray):
         part = np.asarray(part)  # without its subclass, which would pass for CuPy's
     if is_array(part) and is_numpy(part) is not is_numpy(like):

@@ -36,7 +36,7 @@ def rotary(
         interleaved: pairs are neighbours (2 i, 2 i + 1); otherwise i and i + D / 2.
 
     Returns:
-        The shape and dtype of x. No gradient flows to cos and sin.
+        The shape and dtype of x.
 
     Raises:
         ShapeError: D is odd, or cos or sin does not broadcast.
@@ -48,9 +48,13 @@ def rotary(
     x = float_tensor("rotary", "x", x, cos, sin)
     if x.ndim < 2:
         raise ShapeError(f"rotary: x has shape {x.shape}, expected (..., H, D), D even")
+    angles = cos, sin
+    cos = float_tensor("rotary", "cos", cos, *angles, x)
+    sin = float_tensor("rotary", "sin", sin, *angles, x)
     rotation = rotation_of("rotary", "x", x.data, cos, sin, heads, interleaved)
     y = rotated(x.data, rotation, 1)
-    return record("rotary", y, (x,), _backward, rotation)
+    of_angles = x.data if cos.requires_grad or sin.requires_grad else None
+    return record("rotary", y, (x, cos, sin), _backward, (*rotation, of_angles))
 
 
 class Rotation(NamedTuple):
@@ -98,7 +102,13 @@ def rotated(x: Array, rotation: Rotation, direction: int, in_place: bool = False
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    return (rotated(dy, Rotation(*saved), -1),)
+    *rotation, x = saved
+    dx = rotated(dy, Rotation(*rotation), -1) if needs[0] else None
+    if x is None:
+        return dx, None, None
+    _, _, heads, interleaved = rotation
+    (a, b), (da, db) = (_pairs(widened(t[..., :heads, :]), interleaved) for t in (x, dy))
+    return dx, a * da + b * db, a * db - b * da
 
 
 def _turn_numpy(

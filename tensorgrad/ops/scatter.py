@@ -85,7 +85,7 @@ def index_add(x: Any, axis: int, index: Any, source: Any, alpha: float = 1) -> T
         As `index_put`.
     """
     x, source = operands("index_add", ("x", "source"), (x, source))
-    source = source if alpha == 1 else source * alpha
+    source = source if isinstance(alpha, int) and alpha == 1 else source * alpha
     return _put("index_add", x, _slices("index_add", x, axis, index), source, True)
 
 

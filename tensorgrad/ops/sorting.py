@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from tensorgrad.backend import Array, namespace, same_device, widened
 from tensorgrad.checks import along, axis_index, check_integer, promoted, renamed_dim
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.operands import operands, tensor_of
+from tensorgrad.operands import constant_of, operands, tensor_of
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.stacking import broadcast_shapes
 from tensorgrad.tensor import Tensor
@@ -187,6 +187,9 @@ def unique(
 
     Returns:
         A tensor, or a tuple of it and what was asked for, in this order.
+
+    Raises:
+        GradError: x requires a gradient.
     """
     if dim is not None:
         raise renamed_dim("unique", dim)
@@ -194,8 +197,9 @@ def unique(
     if axis is not None:
         axis = axis_index("unique", axis, x.ndim)
     xp = namespace(x.data)
+    array = constant_of("unique", "x", x, _ONCE)
     found = xp.unique(
-        widened(x.data), return_index, return_inverse, return_counts, axis, equal_nan=equal_nan
+        widened(array), return_index, return_inverse, return_counts, axis, equal_nan=equal_nan
     )
     parts = list(found) if isinstance(found, tuple) else [found]
     parts[0] = parts[0].astype(x.dtype, copy=False)
@@ -253,7 +257,13 @@ def setxor1d(a: Any, b: Any) -> Tensor:
     return _of_sets("setxor1d", a, b)
 
 
+_ONCE = "which of several equal elements would get it is not defined"
+
+
 def _of_sets(op: str, a: Any, b: Any) -> Tensor:
+    a, b = operands(op, ("a", "b"), (a, b), compared=True)
+    for name, x in (("a", a), ("b", b)):
+        constant_of(op, name, x, _ONCE)
     arrays = _pair(op, "a", "b", a, b)
     dtype = promoted(op, ("a", "b"), arrays)
     found = getattr(namespace(arrays[0]), op)(*map(widened, arrays))

@@ -211,10 +211,15 @@ def rot90(x: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
 
 
 def rollaxis(x: Any, axis: int, start: int = 0) -> Tensor:
-    """Return a view with an axis moved to stand before the axis `start`."""
+    """Return a view with an axis moved to stand before the axis `start`; x.ndim is the end.
+
+    Raises:
+        OutOfRangeError: x has no such axis, or start is outside -x.ndim to x.ndim.
+    """
     x = tensor_of("rollaxis", "x", x)
     axis = axis_index("rollaxis", axis, x.ndim)
-    start = axis_index("rollaxis", start, x.ndim + 1, "start")
+    if start != x.ndim:
+        start = axis_index("rollaxis", start, x.ndim, "start")
     return moveaxis(x, axis, start - (axis < start))
 
 

@@ -21,7 +21,7 @@ from tensorgrad import backend, ranges
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
-from tensorgrad.checks import note_widening
+from tensorgrad.checks import not_an_operand, note_widening
 from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.kernels.elementwise import launch
@@ -378,11 +378,10 @@ def _constant(row: Row, operand: Any, operands: Sequence[Any]) -> Any:
         if isinstance(operand, np.ndarray):
             operand = np.asarray(operand)  # without its subclass, which would pass for CuPy's
         return _Constant(operand)
+    name = next(n for n, o in zip(row.operands, operands, strict=True) if o is operand)
     if isinstance(operand, (list, tuple)):  # conditions do not take part in promotion
-        return _Constant(array_beside(row.name, "value", operand, *operands[row._leading :]))
-    raise DtypeError(
-        f"{row.name}: got a {type(operand).__name__}, expected a tensor, array, number or list"
-    )
+        return _Constant(array_beside(row.name, name, operand, *operands[row._leading :]))
+    raise not_an_operand(row.name, name, operand)
 
 
 def _computable(arrays: Sequence[Any], compute: Dtype) -> list[Any]:
