@@ -48,7 +48,9 @@ def rotary(
     x = float_tensor("rotary", "x", x, cos, sin)
     if x.ndim < 2:
         raise ShapeError(f"rotary: x has shape {x.shape}, expected (..., H, D), D even")
-    cos, sin = float_tensor("rotary", "cos", cos), float_tensor("rotary", "sin", sin)
+    angles = cos, sin
+    cos = float_tensor("rotary", "cos", cos, *angles, x)
+    sin = float_tensor("rotary", "sin", sin, *angles, x)
     rotation = rotation_of("rotary", "x", x.data, cos, sin, heads, interleaved)
     y = rotated(x.data, rotation, 1)
     of_angles = x.data if cos.requires_grad or sin.requires_grad else None

@@ -467,6 +467,7 @@ def cov(
     if ddof is not None:
         check_integer("cov", "ddof", ddof)
     dtype = float64 if dtype is None else as_dtype(dtype)
+    x, y = operands("cov", ("x", "y"), (x, y), 1)
     first = _variables("x", x, rowvar, dtype)
     if not first.shape[0]:
         return Tensor(namespace(first.data).zeros((0, 0), dtype))
@@ -521,8 +522,7 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: DtypeLike | None
     return clip(matrix / expand_dims(deviations, 1) / deviations, -1, 1)
 
 
-def _variables(name: str, given: Any, rowvar: bool, dtype: Dtype) -> Tensor:
-    x = tensor_of("cov", name, given, np.empty(0, dtype))
+def _variables(name: str, x: Tensor, rowvar: bool, dtype: Dtype) -> Tensor:
     if is_complex(x.dtype):
         raise DtypeError(f"cov: {name} has dtype {x.dtype}, expected real numbers")
     if x.ndim > 2:

@@ -256,7 +256,7 @@ def test_lists_are_operands() -> None:
     assert (y.tolist(), y.dtype) == ([4.0, 10.0], np.dtype("float32"))
     np.testing.assert_array_equal(x.grad, [3.0, 4.0])
     assert tg.sum([[1.0, 2.0], [3.0, 4.0]], 0).tolist() == [4.0, 6.0]
-    with pytest.raises(DtypeError, match="add: value holds a Tensor, expected numbers; use stack"):
+    with pytest.raises(DtypeError, match="add: b holds a Tensor, expected numbers; use stack"):
         tg.add(x, [x.sum(), 1.0])
 
 

@@ -115,3 +115,49 @@ def test_batches_are_neighbours_from_all_places() -> None:
         assert torch.equal(x + 1, y)
         seen.update(x[:, 0].tolist())
     assert seen == set(range(8))
+
+
+def reference_block(x: Any, w: dict[str, Any], heads: int, theta: float) -> Any:
+    """The block of 2025, of PyTorch's ops."""
+    batch, length, width = x.shape
+
+    def normed(x: Any, weight: Any) -> Any:
+        return torch.nn.functional.rms_norm(x, (width,), weight, 1e-5)
+
+    def split(y: Any) -> Any:
+        return y.view(batch, length, heads, -1).transpose(1, 2)
+
+    def rotated(y: Any) -> Any:
+        pairs = torch.view_as_complex(y.reshape(*y.shape[:-1], -1, 2))
+        rates = theta ** (-torch.arange(pairs.shape[-1]) / pairs.shape[-1])
+        turns = torch.exp(1j * torch.arange(length)[:, None] * rates)
+        return torch.view_as_real(pairs * turns).flatten(-2)
+
+    h = normed(x, w["ln1.weight"])
+    q, k, v = (split(h @ w[f"attn.{name}_proj.weight"].T) for name in "qkv")
+    y = torch.nn.functional.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
+    x = x + y.transpose(1, 2).flatten(2) @ w["attn.output_proj.weight"].T
+    h = normed(x, w["ln2.weight"])
+    w1, w2, w3 = (w[f"ffn.w{number}.weight"] for number in (1, 2, 3))
+    return x + (torch.nn.functional.silu(h @ w1.T) * (h @ w3.T)) @ w2.T
+
+
+def test_the_language_model_of_2025_is_that_of_its_formulas() -> None:
+    names = [f"attn.{name}_proj.weight" for name in ("q", "k", "v", "output")]
+    shapes = dict.fromkeys(names, (8, 8)) | {"ln1.weight": (8,), "ln2.weight": (8,)}
+    shapes |= {"ffn.w1.weight": (12, 8), "ffn.w2.weight": (8, 12), "ffn.w3.weight": (12, 8)}
+    block = dict(zip(shapes, leaves(*shapes.values()), strict=True))
+    embedding, head, norm = leaves((10, 8), (10, 8), (8,))
+    weights = {f"layers.0.{name}": weight for name, weight in block.items()}
+    weights |= {"token_embeddings.weight": embedding, "lm_head.weight": head}
+    weights |= {"ln_final.weight": norm}
+    ids = torch.tensor([[1, 5, 2, 9], [3, 3, 0, 7]])
+    ours = basics.run_transformer_lm(10, 8, 8, 1, 2, 12, 100.0, weights, ids)
+    x = reference_block(embedding[ids], block, 2, 100.0)
+    theirs = torch.nn.functional.rms_norm(x, (8,), norm, 1e-5) @ head.T
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    tensors = list(weights.values())
+    found = torch.autograd.grad(ours.square().mean(), tensors)
+    expected = torch.autograd.grad(theirs.square().mean(), tensors)
+    for name, one, other in zip(weights, found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3, msg=name)
