@@ -30,7 +30,7 @@ from tensorgrad.checks import (
 )
 from tensorgrad.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.operands import operands, tensor_of, tensors_of
+from tensorgrad.operands import constant_of, operands, tensor_of, tensors_of
 from tensorgrad.ops.indexing import take
 from tensorgrad.tensor import Tensor
 
@@ -525,7 +525,8 @@ def _pad_constant(x: Tensor, widths: list[tuple[int, int]], value: float) -> Ten
     data = x.data
     lengths = [b + n + a for (b, a), n in zip(widths, data.shape, strict=True)]
     inner = tuple([slice(b, b + n) for (b, _), n in zip(widths, data.shape, strict=True)])
-    fill = operands("pad", ("x", "constant_values"), (x, value))[1].data
+    number = operands("pad", ("x", "constant_values"), (x, value))[1]
+    fill = constant_of("pad", "constant_values", number, "where() or concatenate() have one")
     if fill.ndim:
         raise ShapeError(f"pad: constant_values has shape {fill.shape}, expected one number")
     check_holds("pad", "constant_values", fill, data.dtype)

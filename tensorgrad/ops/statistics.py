@@ -467,7 +467,6 @@ def cov(
     if ddof is not None:
         check_integer("cov", "ddof", ddof)
     dtype = float64 if dtype is None else as_dtype(dtype)
-    x, y = operands("cov", ("x", "y"), (x, y), 1)
     first = _variables("x", x, rowvar, dtype)
     if not first.shape[0]:
         return Tensor(namespace(first.data).zeros((0, 0), dtype))
@@ -503,7 +502,7 @@ def _observation_weights(
 def _weights_of_cov(name: str, given: Any, x: Tensor) -> Tensor | None:
     if given is None:
         return None
-    weights = tensor_of("cov", name, given)
+    weights = tensor_of("cov", name, given, x)
     if weights.shape != x.shape[1:]:
         raise ShapeError(f"cov: {name} has shape {weights.shape}, expected {x.shape[1:]}")
     if name == "fweights" and not (weights.data == weights.data.round()).all():
@@ -522,7 +521,8 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: DtypeLike | None
     return clip(matrix / expand_dims(deviations, 1) / deviations, -1, 1)
 
 
-def _variables(name: str, x: Tensor, rowvar: bool, dtype: Dtype) -> Tensor:
+def _variables(name: str, given: Any, rowvar: bool, dtype: Dtype) -> Tensor:
+    x = tensor_of("cov", name, given, np.empty(0, dtype))
     if is_complex(x.dtype):
         raise DtypeError(f"cov: {name} has dtype {x.dtype}, expected real numbers")
     if x.ndim > 2:
@@ -601,8 +601,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
         ArgumentError: an integer is negative.
         ShapeError: x does not have one axis, or the weights have another shape.
     """
-    x = np.zeros(0, int64) if isinstance(x, list) and not x else x
-    x, weights = operands("bincount", ("x", "weights"), (x, weights), 1)
+    x = tensor_of("bincount", "x", np.zeros(0, int64) if isinstance(x, list) and not x else x)
     if x.dtype.kind not in "biu":
         raise DtypeError(f"bincount: x has dtype {x.dtype}, expected integers")
     if x.ndim != 1:
@@ -614,6 +613,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
     check_integer("bincount", "minlength", minlength, 0)
     if weights is None:
         return Tensor(xp.bincount(places, minlength=minlength))
+    weights = tensor_of("bincount", "weights", weights, x)
     same_device("bincount", ("x", "weights"), (x.data, weights.data))
     if weights.shape != x.shape:
         raise ShapeError(f"bincount: weights has shape {weights.shape}, expected {x.shape}")

@@ -129,7 +129,7 @@ def call(f: Callable[..., Any], given: dict[str, Any]) -> Any:
     several = [
         p.name for p in inspect.signature(f).parameters.values() if p.kind == p.VAR_POSITIONAL
     ]
-    before = []
+    before: list[Any] = []
     for name in inspect.signature(f).parameters:
         if name in several:
             return f(*before, *named.pop(name), **named)

@@ -188,6 +188,11 @@ def test_gradients_of_quantiles(method: Any) -> None:
     assert gradcheck(lambda x: tg.nanquantile(x, 0.7, method=method), [x])
 
 
+def test_lists_stay_integers_beside_weights() -> None:
+    assert tg.bincount([0, 2], np.array([0.1, 0.3])).tolist() == [0.1, 0.0, 0.3]
+    assert tg.bincount([]).tolist() == []
+
+
 def test_quantiles_of_narrow_integers_do_not_wrap() -> None:
     assert tg.quantile(np.array([-128, 127], "int8"), 0.5).item() == -0.5
 

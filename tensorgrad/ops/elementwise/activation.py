@@ -6,7 +6,6 @@ Tests: tests/ops/test_activation.py.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from tensorgrad.checks import check_number
@@ -48,8 +47,6 @@ def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """
     check_number("softplus", "beta", beta)
     check_number("softplus", "threshold", threshold)
-    if beta == 1 and threshold == math.inf:
-        return SOFTPLUS(x)
     if not beta > 0:
         raise ArgumentError(f"softplus: beta is {beta}, expected more than 0")
     return SCALED_SOFTPLUS(x, float(beta), float(threshold))
