@@ -190,7 +190,7 @@ _FROM_OTHERS = {
 def not_an_operand(
     op: str, name: str, value: Any, expected: str = "a tensor, array, number or list"
 ) -> DtypeError:
-    """Return the error for an argument that is no operand; that of another library is named."""
+    """Return the error for an argument that is not an operand, which names the library."""
     kind = type(value)
     library = _library_of(value)
     if library not in _FROM_OTHERS:

@@ -57,7 +57,7 @@ class Tensor:
     notes_changes: ClassVar[bool] = False  # in `engine.changes`, where an attribute is assigned to
 
     def __init__(self, data: Array, requires_grad: bool = False, node: Any = None) -> None:
-        if type(data) is not _NDARRAY and not _is_array(type(data)):
+        if type(data) is not _NDARRAY and not _is_array(type(data)):  # type: ignore[arg-type]
             raise not_an_operand(
                 "Tensor",
                 "data",

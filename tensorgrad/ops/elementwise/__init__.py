@@ -20,7 +20,6 @@ from typing import Any, overload
 from ml_dtypes import finfo
 
 from tensorgrad.backend import namespace
-from tensorgrad.checks import check_number
 from tensorgrad.dtypes import compute_dtype, float32, is_complex, is_float
 from tensorgrad.errors import DtypeError
 from tensorgrad.operands import constant_of, tensor_of
@@ -427,12 +426,12 @@ def nan_to_num(
         posinf, neginf: in place of inf and -inf; by default the extreme numbers of the dtype.
 
     Raises:
-        ArgumentError: what comes in place is not a number.
+        GradError: what comes in place requires a gradient.
     """
     x = tensor_of("nan_to_num", "x", x)
     for name, number in (("nan", nan), ("posinf", posinf), ("neginf", neginf)):
-        if number is not None:
-            check_number("nan_to_num", name, number)
+        if isinstance(number, Tensor):
+            constant_of("nan_to_num", name, number, "they are numbers")
     if not is_float(x.dtype):
         return Tensor(x.data.copy())
     largest = float(finfo(x.dtype).max)  # type: ignore[no-untyped-call]
