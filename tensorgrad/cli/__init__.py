@@ -18,7 +18,7 @@ from tensorgrad import __version__
 from tensorgrad.command import command
 from tensorgrad.errors import TensorgradError
 from tensorgrad.parallel.comm.launch import launched_ranks
-from tensorgrad.train.command_line import STYLE, run_app
+from tensorgrad.train.command_line import STYLE, explained, run_app
 
 # The commands, with the first line of their help, so that --help imports none of them.
 COMMANDS = {
@@ -74,7 +74,8 @@ def _on_ranks(given: list[str]) -> int:
             else:
                 app.parse_args(given, exit_on_error=False, print_error=False)
         except (CycloptsError, TensorgradError) as error:
-            logging.error("%s", error)
+            text = explained(error) if isinstance(error, CycloptsError) else error
+            logging.error("%s", text)
             wrong = {"status": 1}
     wrong = comm.broadcast_object(wrong)
     return int(wrong["status"]) if wrong else run_app(app, given) or 0

@@ -34,6 +34,7 @@ from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.comm.mpi_nccl import world
 from tensorgrad.parallel.train_gpt2 import MODES
 from tensorgrad.train.command_line import STYLE
+from tensorgrad.train.folder import check_new_folder
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LINES = 10.0
@@ -323,6 +324,9 @@ def _sweep(
     index = backend.gpu_index(device)
     main = comm is None or comm.rank == 0
     try:
+        if main:
+            sweeps = tuple(path.stem for path in out.glob("*.csv"))
+            check_new_folder(out, is_own=lambda path: path.name.startswith(sweeps))
         with (
             SweepProgress(sweep.name, main) as progress,
             gpu.GpuMonitor(index if main else None, 0.2, busy=True) as monitor,

@@ -8,6 +8,7 @@ from typing import Literal
 from tensorgrad.data import PublishedTokenizer
 from tensorgrad.errors import CheckpointError
 from tensorgrad.models.pretrained import save_pretrained
+from tensorgrad.train.folder import check_new_folder
 from tensorgrad.train.load import load_gpt2
 
 
@@ -28,12 +29,13 @@ def export(
 
     Args:
         model: a run, one of its checkpoints, or a file of `python -m tensorgrad.parallel.merge`.
-        folder: to write; created if missing.
+        folder: to write, a new one.
         checkpoint: of a run: the best by validation loss, or the last.
         tokenizer: a tokenizer.json, if not the model's.
         dtype: of the weights.
         max_file_bytes: above this the weights are several files, with an index.
     """
+    check_new_folder(folder, "FOLDER")
     found, own = load_gpt2(model, checkpoint, tokenizer)
     if own.vocab_size > found.vocab_size:
         raise CheckpointError(

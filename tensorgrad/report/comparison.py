@@ -347,7 +347,7 @@ class Outputs:
             ("--markdown", self.markdown, (".md", ".markdown")),
         ):
             if path is not None:
-                check_output("compare", option, path, suffixes)
+                check_output(option, path, suffixes)
 
     def write(self, comparison: Comparison) -> list[Path]:
         """Write the files; return those written.

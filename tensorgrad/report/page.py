@@ -44,7 +44,7 @@ def write_report(folder: Path, out: Path | None = None, progress: Progress | Non
 
     Args:
         folder: of the run, finished or not.
-        out: the file; default: report.html in the folder.
+        out: the file, a new one; default: report.html in the folder, which is replaced.
         progress: see `read_run`.
     Returns:
         The file.
@@ -53,10 +53,10 @@ def write_report(folder: Path, out: Path | None = None, progress: Progress | Non
         ArgumentError: the file cannot be written there.
         OSError: the disk is full.
     """
-    run = read_run(folder, progress)
     target = folder / FILE if out is None else out
-    check_output("report", "--out", target, (".html", ".htm"))
-    write_text(target, page(run))
+    if out is not None:
+        check_output("--out", out, (".html", ".htm"))
+    write_text(target, page(read_run(folder, progress)))
     return target
 
 
