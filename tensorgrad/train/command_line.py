@@ -9,6 +9,7 @@ Cyclopts reads the options: types, choices, help, suggestions for misspelt names
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import Field, fields, is_dataclass
@@ -114,7 +115,7 @@ def explained(error: CycloptsError) -> str:
     """Return a wrong command line in one line: what was typed, what is expected, what was meant."""
     program = " ".join(["tensorgrad", *(error.command_chain or ())])
     if isinstance(error, UnknownOptionError):
-        word = error.token.keyword or error.token.value
+        word = _option_of(error.token.keyword or error.token.value)
         names = [name for each in error.argument_collection if each.show for name in each.names]
         place = "" if error.token.source == "cli" else f" in {error.token.source}"
         more = suggest(word, names) or f"; see `{program} --help`"
@@ -127,6 +128,12 @@ def explained(error: CycloptsError) -> str:
         name = error.keyword or error.argument.name
         return f"{name}: got none, expected a value; see `{program} --help`"
     return str(error)
+
+
+def _option_of(word: str) -> str:
+    """Return the option of a setting, which a file of settings names as in [steps]."""
+    setting = re.fullmatch(r"\[(\w+)\]", word)
+    return f"--{setting[1].replace('_', '-')}" if setting else word
 
 
 def _unexpected(error: CycloptsError, program: str) -> str:
@@ -147,7 +154,7 @@ def _wrong_value(error: CoercionError) -> str:
     """Return the line about a value of the wrong type, or none of the choices."""
     token, kind, argument = error.token, error.target_type, error.argument
     assert token is not None
-    name = token.keyword or (argument.name if argument else "")
+    name = argument.name if argument else token.keyword
     place = "" if token.source in ("", "cli") else f" in {token.source}"
     if get_origin(kind) is Literal:
         choices = [str(each) for each in get_args(kind)]
@@ -166,10 +173,10 @@ def check_values(app: App, commands: tuple[str, ...], arguments: ArgumentCollect
     for argument in arguments:
         hints = (argument.hint, *get_args(argument.hint))
         for token in argument.tokens:
-            name = token.keyword or argument.name
+            name, typed = argument.name, token.source == "cli"
             if int in hints and _is_fraction(token.value):
                 raise ArgumentError(f"{name}: got {token.value}, expected an integer")
-            if (Path in hints or argument.name in PATHS) and not token.value:
+            if typed and not token.value and (Path in hints or name in PATHS):
                 raise ArgumentError(f"{name}: got '', expected the name of a file or a folder")
 
 

@@ -29,6 +29,7 @@ from tensorgrad.train.load import load_gpt2
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer, check_parts, mean_loss
+from tensorgrad.train.options import in_options
 from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.ranks import Ranks
 from tensorgrad.train.run import free_folder, report_stop, resume_run
@@ -168,7 +169,7 @@ def train(
         run was stopped.
     """
     began = time.perf_counter()
-    with run_folder(folder, ranks.is_main):
+    with in_options(settings), run_folder(folder, ranks.is_main):
         callbacks = make_loggers(settings.loggers) if ranks.is_main else []
         initial, tokenizer = _initial_model(settings, folder, resuming)
         if initial is not None:

@@ -68,10 +68,12 @@ SYNONYMS = {
 
 # Options with paths that are texts, because they have other values too.
 PATHS = {
-    *("--data", "--also", "--tokenizer", "--init-from", "--vectors", "--out", "--cache", "DATA"),
+    *("--data", "--also", "--tokenizer", "--init-from", "--vectors", "--out", "--cache", "DATA")
 }
 
-_ABOUT = re.compile(r"(?P<op>[\w. ]+): (?P<name>--[\w-]+|\w+) (?:is|are|has|got) (?P<rest>.+)", re.S)
+_ABOUT = re.compile(
+    r"(?:(?P<op>[\w. ]+): )?(?P<name>--[\w-]+|\w+) (?:is|are|has|got) (?!given)(?P<rest>.+)", re.S
+)
 _GOT = re.compile(r"(?P<name>\w+): (?P<rest>.+)", re.S)
 _OP = re.compile(r"[A-Za-z_][\w.]*: ")
 _MISSING = re.compile(
@@ -132,6 +134,7 @@ def _renamed(error: Exception, options: Mapping[str, Any]) -> str | None:
     text = str(error)
     if text.startswith(tuple(f"{name}{end}" for name in options for end in (":", " "))):
         return None
+    text = re.sub(r"^[\w. ]+: (?=--[a-z])", "", text)
     if isinstance(error, OSError) and not isinstance(error, TensorgradError):
         if error.filename is None:
             return None
@@ -140,13 +143,15 @@ def _renamed(error: Exception, options: Mapping[str, Any]) -> str | None:
     if name and "write" not in text and _MISSING.search(text) and not os.path.lexists(path):
         return _missing(name, path, text)
     about = _ABOUT.fullmatch(text)
-    option = about and _option(about["op"], about["name"], options)
+    option = about and _option(about["op"] or "", about["name"], options)
     if about and option:
         return f"{option}: got {_related(about['rest'], options)}"
     got = _GOT.fullmatch(text)
     option = got and _option("", got["name"], options)
     if got and option:
         return f"{option}: {got['rest']}"
+    if text.startswith("--"):
+        return text
     return f"{name}: {_OP.sub('', text, count=1)}" if name else None
 
 

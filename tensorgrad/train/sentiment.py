@@ -43,6 +43,7 @@ from tensorgrad.train.folder import run_folder
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer
+from tensorgrad.train.options import in_options
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.run import free_folder, report_stop, resume_run
 from tensorgrad.train.settings import SCHEDULES, EpochSettings
@@ -301,7 +302,7 @@ def evaluate(
 def train(settings: SentimentSettings, folder: Path, resuming: bool, device: str) -> Outcome:
     """Train a classifier, from step 0 or from the newest checkpoint."""
     began = time.perf_counter()
-    with run_folder(folder):
+    with in_options(settings), run_folder(folder):
         run = SentimentRun(settings, folder, device)
         if resuming:
             resume_run(run.trainer)

@@ -42,6 +42,7 @@ from tensorgrad.train.config import option
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer
+from tensorgrad.train.options import in_options
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.run import report_stop, resume_run
 from tensorgrad.train.settings import EpochSettings
@@ -378,7 +379,7 @@ def train(settings: TranslationSettings, folder: Path, resuming: bool, device: s
     A finished run that is resumed averages and translates again, as with other --beams.
     """
     began = time.perf_counter()
-    with run_folder(folder):
+    with in_options(settings), run_folder(folder):
         run = EvaluatedRun(settings, folder, device, resuming)
         batches = run.batches
         if resuming:

@@ -228,9 +228,9 @@ def test_halves_of_surrogate_pairs_are_written_as_question_marks(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("config.json", r"--out \S*config.json has the ending '.json', expected .html or .htm"),
+        ("config.json", r"--out: \S*config.json has the ending '.json', expected .html or .htm"),
         ("nowhere/a.html", "which is not a folder"),
-        (".", "is a folder, expected a file"),
+        (".", "is a folder, expected a new file"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, name: str, reason: str) -> None:
