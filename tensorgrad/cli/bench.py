@@ -25,7 +25,7 @@ from tensorgrad.bench import precision as precision_bench
 from tensorgrad.bench.steps import PRECISIONS, StepSettings
 from tensorgrad.bench.sweep import Case, Row, Sweep, run_sweep, to_markdown
 from tensorgrad.cli.sizes import Context, Heads, Layers, Vocab, Width
-from tensorgrad.command import printable, status_and_line
+from tensorgrad.command import aligned, printable, status_and_line
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.nn import ATTENTION_KERNELS
@@ -344,7 +344,7 @@ def _sweep(
             comm.abort(*known)  # the other ranks wait for this one
         raise
     if main:
-        print(printable(to_markdown(sweep, found.rows)))
+        print(printable(aligned(to_markdown(sweep, found.rows))))
         if found.skipped:
             print(f"{found.skipped} of {len(cases)} rows were in {out} before")
         if not found.pictures:

@@ -15,7 +15,8 @@ from cyclopts import Parameter
 from tqdm import tqdm
 
 from tensorgrad.cli.sizes import Context, Heads, Layers, Vocab, Width
-from tensorgrad.command import printable
+from tensorgrad.command import aligned, printable
+from tensorgrad.errors import ArgumentError
 from tensorgrad.files import make_folder
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
@@ -114,6 +115,8 @@ def profile(
         rows: of the table to print.
         out: a new folder for the files; default: the first new runs/profile-N.
     """
+    if rows < 0:
+        raise ArgumentError(f"--rows: got {rows}, expected 0 or more")
     comm = world() if launched_ranks() > 1 else None
     main = comm is None or comm.rank == 0
     settings, device = choose_device(step.settings(run))
@@ -134,7 +137,8 @@ def profile(
         raise
     written = write_step_profile(found, folder, comm)
     if main:
-        print(printable(_report(found, rows)))
+        ranks = "" if comm is None else f"{comm.size} ranks, {settings.strategy(comm.size)}; "
+        print(printable(aligned(ranks + _report(found, rows))))
         print(f"in {folder}: {', '.join(sorted(path.name for path in written))}")
     return 0
 

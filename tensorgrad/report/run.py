@@ -22,6 +22,7 @@ from tensorgrad.readers import open_regular, read_json, read_json_lines
 from tensorgrad.train.config import FILE, renamed
 from tensorgrad.train.curves import Column
 from tensorgrad.train.folder import LOCK
+from tensorgrad.train.run import FACTS
 
 Record = dict[str, Any]
 _Read = TypeVar("_Read")
@@ -65,6 +66,7 @@ class Run:
     Attributes:
         folder: of the run.
         config: config.json; empty where it is missing.
+        facts: facts.json; empty where it is missing, as in runs of earlier versions.
         metrics, times: metrics.jsonl and times.jsonl.
         samples: the records of samples.jsonl.
         environment: environment.json.
@@ -75,6 +77,7 @@ class Run:
 
     folder: Path
     config: Record
+    facts: Record
     metrics: Log
     times: Log
     samples: Sequence[Record]
@@ -87,6 +90,14 @@ class Run:
     def name(self) -> str:
         """The name of the folder."""
         return self.folder.resolve().name or str(self.folder)
+
+    @property
+    def resolved(self) -> Record:
+        """The settings, with the sizes of the preset and other values where they are None."""
+        return {
+            name: self.facts.get(name) if value is None else value
+            for name, value in self.config.items()
+        }
 
     @property
     def measures(self) -> list[str]:
@@ -137,6 +148,7 @@ def read_run(folder: Path, progress: Progress | None = None) -> Run:
     return Run(
         folder=folder,
         config=renamed(read(FILE, read_json, {})),
+        facts=read(FACTS, read_json, {}),
         metrics=metrics,
         times=times,
         samples=[sample for sample in samples if sample is not None],

@@ -77,7 +77,7 @@ _ABOUT = re.compile(
 _GOT = re.compile(r"(?P<name>\w+): (?P<rest>.+)", re.S)
 _OP = re.compile(r"[A-Za-z_][\w.]*: ")
 _MISSING = re.compile(
-    r"does not exist|[Nn]o such file|is not a folder|is missing|has no (config|checkpoint|tokenizer)"
+    "does not exist|[Nn]o such file|is not a folder|is missing|has no (config|checkpoint|tokenizer)"
 )
 
 

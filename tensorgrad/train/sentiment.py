@@ -45,7 +45,7 @@ from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer
 from tensorgrad.train.options import in_options
 from tensorgrad.train.ranks import OneProcess
-from tensorgrad.train.run import free_folder, report_stop, resume_run
+from tensorgrad.train.run import free_folder, report_stop, resume_run, save_facts
 from tensorgrad.train.settings import SCHEDULES, EpochSettings
 
 _log = logging.getLogger(__name__)
@@ -214,6 +214,7 @@ class SentimentRun:
             )
             for part in (train, validation)
         )
+        self.sentences = len(train)
         self.settings = settings.with_steps(self.train.batches)
         self.precision = settings.precision()
         random.seed(settings.seed)
@@ -310,6 +311,11 @@ def train(settings: SentimentSettings, folder: Path, resuming: bool, device: str
             run.use_vectors(settings.vectors)
         config.save(settings, folder)
         run.vocabulary.save(folder / vocabulary_file(settings))
+        resolved = {"warmup": run.settings.warmup_steps}
+        save_facts(
+            folder, resolved, sum(p.size for p in run.model.parameters()),
+            training_sentences=run.sentences,
+        )  # fmt: skip
         outcome = run.trainer.run()
         _report(run, outcome, time.perf_counter() - began)
         return outcome

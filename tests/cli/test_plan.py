@@ -118,7 +118,7 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         ("--batch 0", "--batch: got 0, expected 1 or more"),
         ("--tp 3 --sequence-parallel", "the context is 1024, expected a multiple of tp, 3"),
         ("--memory lots", "--memory: got 'lots', expected bytes"),
-        ("--fit", "--fit needs --memory"),
+        ("--fit", "--memory: got none, expected the memory of a GPU for --fit"),
         ("--fit --memory 80GiB --tp 4", "--fit: got --tp 4, expected without"),
         (
             "--fit --memory 80GiB --micro-batches 1",
