@@ -75,6 +75,8 @@ class ParallelSettings(GPT2Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.bucket_mb is not None and self.bucket_mb <= 0:
+            raise ArgumentError(f"--bucket-mb: got {self.bucket_mb}, expected more than 0")
         if self.bucket_mb is not None and self.parallel not in ("overlap", "zero1"):
             raise ArgumentError(
                 f"--bucket-mb: got {self.bucket_mb} with --parallel {self.parallel}, expected "

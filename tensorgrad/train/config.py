@@ -154,6 +154,8 @@ def check(settings: Dataclass) -> None:
             expected = kind_name(kind)
         elif kind is float and not -math.inf < value < math.inf:
             expected = "a finite number"
+        elif kind is int and abs(value) >= 2**63:
+            expected = "less than 2^63"
         elif low is not None and value < low:
             expected = f"{low:g} or more"
         elif high is not None and value > high:

@@ -184,7 +184,11 @@ def _named_path(text: str, options: Mapping[str, Any]) -> tuple[str, str]:
         for path in (value if isinstance(value, tuple) else (value,))
         if isinstance(path, Path) or name in PATHS
     ]
-    for path, name in sorted(paths, key=lambda each: -len(each[0])):
+    # A folder cannot be made where one of its parents is a file: the error names the parent.
+    parents = [
+        (str(p), name) for path, name in paths for p in Path(path).parents if len(str(p)) > 1
+    ]
+    for path, name in sorted([*paths, *parents], key=lambda each: -len(each[0])):
         whole = rf"(?<![\w./-]){re.escape(path)}(?![\w-])"
         if path and not path.startswith("hf:") and re.search(whole, text):
             return name, path
