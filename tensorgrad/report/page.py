@@ -92,8 +92,9 @@ def _header(run: Run, result: Result) -> str:
         under = f"at step {result.best_step:,}" if name == "best_validation_loss" else ""
         if name != "step":
             tiles.append((label_of(name), text_of(name, value), under))
-    for name, label in _FACTS.items():
-        if math.isfinite(count := number(run.facts.get(name))):
+    for fact, label in _FACTS.items():
+        count = number(run.facts.get(fact))
+        if math.isfinite(count):
             tiles.append((label, f"{count:,.0f}", ""))
     gpu = run.environment.get("gpu") or run.environment.get("device")
     if gpu:

@@ -45,7 +45,7 @@ def test_attention_prints_a_table_and_resumes(
     monkeypatch.setattr(attention_bench, "measure_attention", measure)
     assert main([*ATTENTION, *HERE]) == 0
     out = capsys.readouterr().out
-    assert "| kernel | length |" in out
+    assert "| kernel        | length |" in out
     assert "2 of 6 rows were in found before" in out
     assert "in found: attention.csv, attention.md, attention.png" in out
 

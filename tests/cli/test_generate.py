@@ -423,7 +423,7 @@ def test_chat_and_download_say_what_they_need(
 ) -> None:
     for arguments, message in (
         (["--chat"], "--chat is given for a model of a run, which has no chat template"),
-        (["--system", "a"], "--system is given without --chat, expected both"),
+        (["--system", "a"], "--system: got a text without --chat, expected both"),
     ):
         assert program([str(run), "a", *arguments, *OPTIONS]) == 1
         assert message in caplog.text

@@ -144,11 +144,11 @@ def test_python_keeps_the_names_of_arguments(tmp_path: Path) -> None:
 
 def test_settings_name_options_too() -> None:
     settings = SentimentSettings(data="lost")
-    with pytest.raises(DataError, match="^--data: got 3, expected 4$"), in_options(settings):
+    with pytest.raises(DataError, match=r"^--data: got 3, expected 4$"), in_options(settings):
         raise DataError("read_labelled: source has 3, expected 4")
-    with pytest.raises(ArgumentError, match="^--data lost: no such file"), in_options(settings):
+    with pytest.raises(ArgumentError, match=r"^--data lost: no such file"), in_options(settings):
         raise FileNotFoundError(2, "No such file or directory", "lost")
-    with pytest.raises(ArgumentError, match="^softmax: axis is 3"), in_options(settings):
+    with pytest.raises(ArgumentError, match=r"^softmax: axis is 3"), in_options(settings):
         raise ArgumentError("softmax: axis is 3, expected 0")
 
 

@@ -18,7 +18,12 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in out
     assert "note" not in out  # the 25 heads are 12 and 13
     assert main(["plan", *mesh.split(), "--memory", "2GiB"]) == 0
-    assert "of 2: too much" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "of 2: too much" in out
+    assert "see `tensorgrad plan --fit --memory 2GiB`" in out
+    larger = "--preset gpt2-1558M --dp 8 --parallel zero1"
+    assert main(["plan", *larger.split()]) == 0
+    assert "of 80.0 GiB; with --micro-batches 2 it is 78.6 GiB" in capsys.readouterr().out
     assert main(["plan", "--preset", "gpt2-1558M", "--tp", "3", "--batch", "512"]) == 0
     assert "note: the hidden width is 6400, not a multiple of tp, 3" in capsys.readouterr().out
     assert main(["plan", "--tp", "16", "--batch", "512"]) == 0

@@ -59,7 +59,11 @@ def test_one_file_prepares_trains_samples_and_reports(
     assert main(["train", "--config", str(file), "--steps", "3"]) == 0
     folder = tmp_path / "run"
     assert metrics(folder)[-1]["step"] == 3
-    assert "<html" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "<html" in page
+    assert "<dt>Parameters</dt><dd>8,368</dd>" in page
+    assert "<dt>Tokens of the text</dt>" in page
+    assert re.search(r"<details><summary>\d+ packages</summary>", page)
     assert json.loads((folder / "config.json").read_text())["steps"] == 3
     assert (folder / "samples.jsonl").exists()
 
@@ -241,6 +245,7 @@ def test_ranks_train_together(options: list[str], tmp_path: Path) -> None:
     more = ["--parallel", "zero1", "--out", folder]
     result = run_ranks(PROGRAM, 2, ["train", *options, *more])
     assert result.stdout.count("def ") == 1
+    assert result.stderr.startswith("2 ranks, data parallel (zero1)\n")
     for record, wanted in zip(metrics(folder), metrics(tmp_path / "run"), strict=True):
         assert record == pytest.approx(wanted, rel=1e-5)
 
@@ -250,6 +255,7 @@ def test_what_is_wrong_on_ranks_is_reported_once() -> None:
     for arguments, message in (
         (["train", "--stps", 3], "--stps: unknown option; did you mean --steps?"),
         (["generate", "run"], "generate: got 2 ranks, expected one process"),
+        (["train", "sentiment"], "train sentiment: got 2 ranks, expected one process"),
         (["train", "--pp", 3], "--pp 3: got 2 ranks, expected a multiple of 3 ranks"),
     ):
         result = run_ranks(PROGRAM, 2, arguments, check=False)
