@@ -191,7 +191,10 @@ CALLS: dict[str, Call] = {
     "linalg.tensorsolve": (linalg.tensorsolve, "2x1x2 2x1"),
     "linalg.vecdot": (linalg.vecdot, "2x3 3"),
     "F.binary_cross_entropy": (F.binary_cross_entropy, "2x3% 2x3% 3+"),
-    "F.binary_cross_entropy_with_logits": (F.binary_cross_entropy_with_logits, "2x3 2x3% 3+"),
+    "F.binary_cross_entropy_with_logits": (
+        lambda x, y, w, p: F.binary_cross_entropy_with_logits(x, y, w, pos_weight=p),
+        "2x3 2x3% 3+ 3+",
+    ),
     "F.cdist": (F.cdist, "2x3 4x3"),
     "F.cosine_embedding_loss": (F.cosine_embedding_loss, "2x3 2x3 2"),
     "F.cosine_similarity": (F.cosine_similarity, "2x3 2x3"),
@@ -202,7 +205,7 @@ CALLS: dict[str, Call] = {
     "F.prelu": (F.prelu, "2x3 3"),
     "F.triplet_margin_loss": (F.triplet_margin_loss, "2x3 2x3 2x3"),
     "nn.BCEWithLogitsLoss": (
-        lambda x, y, w: nn.BCEWithLogitsLoss(w)(x, y), "2x3! 2x3% 3+",
+        lambda x, y, w: nn.BCEWithLogitsLoss(w, pos_weight=w)(x, y), "2x3! 2x3% 3+",
     ),
     "nn.CrossEntropyLoss": (lambda x, w: nn.CrossEntropyLoss(w)(x, [2, 0]), "2x3! 3+"),
     "nn.NLLLoss": (lambda x, w: nn.NLLLoss(w)(x, [2, 0]), "2x3! 3+"),
