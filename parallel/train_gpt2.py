@@ -27,7 +27,7 @@ from tensorgrad.parallel.strategy import mesh_ranks
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
-from tensorgrad.train.gpt2 import MODELS, GPT2Settings, train
+from tensorgrad.train.gpt2 import GPT2Settings, train
 from tensorgrad.train.ranks import Ranks
 
 ZERO = {"zero1": 1, "zero2": 2, "zero3": 3}
@@ -99,6 +99,7 @@ class ParallelSettings(GPT2Settings):
             )
         mesh = make_mesh(comm.size, comm.rank, dp=self.dp, pp=self.pp, tp=self.tp)
         self._check_batch(mesh)
+        self._check_model(mesh)
         zero = ZERO.get(self.parallel, 0)
         return mesh_ranks(
             comm,
@@ -107,9 +108,30 @@ class ParallelSettings(GPT2Settings):
             reduction=self.parallel if self.parallel in REDUCTIONS else "overlap",
             bucket_mb=self.bucket_mb,
             schedule=self.pipeline_schedule,
-            chunks=self.chunks or (2 if self.pipeline_schedule == "interleaved" else 1),
+            chunks=self.model_chunks,
             sequence=self.sequence_parallel,
         )
+
+    @property
+    def model_chunks(self) -> int:
+        """Model chunks per stage of the pipeline."""
+        return self.chunks or (2 if self.pipeline_schedule == "interleaved" else 1)
+
+    def _check_model(self, mesh: Mesh) -> None:
+        """Raise ArgumentError where the ranks cannot share the layers or the heads."""
+        if self.init_from:  # its sizes are not known yet
+            return
+        model, parts = self.model(self.largest_vocab), mesh.pp * self.model_chunks
+        if mesh.pp > 1 and model.layers < parts:
+            raise ArgumentError(
+                f"--layers: the model has {model.layers}, expected {parts} or more: one for each "
+                "stage of the pipeline and its chunks"
+            )
+        if model.heads < mesh.tp:
+            raise ArgumentError(
+                f"--heads: the model has {model.heads}, expected one or more for each of the "
+                f"{mesh.tp} tensor parallel ranks"
+            )
 
     def _check_batch(self, mesh: Mesh) -> None:
         """Raise ArgumentError unless a batch divides into micro-batches of equal size."""
@@ -132,7 +154,7 @@ def memory_explained(settings: ParallelSettings, ranks: int = 1) -> Iterator[Non
     try:
         yield
     except MemoryError as error:
-        config = settings.model(settings.vocab or MODELS[settings.preset].vocab_size)
+        config = settings.model(settings.largest_vocab)
         mesh = make_mesh(ranks, dp=settings.dp, pp=settings.pp or ranks, tp=settings.tp)
         job = TrainingJob(
             config,
@@ -141,7 +163,7 @@ def memory_explained(settings: ParallelSettings, ranks: int = 1) -> Iterator[Non
             settings.micro_batches,
             ZERO.get(settings.parallel, 0),
             settings.pipeline_schedule,
-            settings.chunks or (2 if settings.pipeline_schedule == "interleaved" else 1),
+            settings.model_chunks,
             settings.sequence_parallel,
             settings.dtype,
             settings.grad_dtype,

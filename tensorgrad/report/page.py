@@ -26,6 +26,7 @@ from tensorgrad.report.result import Result, label_of, result_of, text_of
 from tensorgrad.report.run import Progress, Run, read_run
 from tensorgrad.report.settings import defaults, grouped, value_text
 from tensorgrad.train.curves import Column
+from tensorgrad.train.log import KNOWN
 
 FILE = "report.html"
 # So that no run makes a page too large to open: the most that is shown of each kind.
@@ -83,8 +84,11 @@ def page(run: Run) -> str:
 def _header(run: Run, result: Result) -> str:
     tiles = [("Status", result.status, "")]
     for name, value in result.values.items():
-        under = f"at step {result.best_step:,}" if name == "best_validation_loss" else ""
-        if name != "step":
+        tokens = result.values.get(name.removesuffix("loss") + "tokens")
+        under = "" if tokens is None else f"on {tokens:,.0f} tokens"
+        if name == "best_validation_loss":
+            under = f"at step {result.best_step:,}"
+        if name != "step" and not name.endswith("_tokens"):
             tiles.append((label_of(name), text_of(name, value), under))
     gpu = run.environment.get("gpu") or run.environment.get("device")
     if gpu:
@@ -93,6 +97,8 @@ def _header(run: Run, result: Result) -> str:
     if result.not_finite:
         count = counted(result.not_finite, "logged loss", "logged losses")
         notes.append(f"the curve of the loss has gaps: {count} not finite")
+    if result.is_broken:
+        notes.append("the last validation loss is not finite")
     if not run.config:
         notes.append("config.json: no settings are known")
     cells = "".join(
@@ -109,7 +115,8 @@ def _header(run: Run, result: Result) -> str:
 
 
 def _evaluations(run: Run) -> str:
-    found = {key: run.metrics[key] for key in ("validation_loss", *run.measures)}
+    known = [key for key in KNOWN if "validation" in key]
+    found = {key: run.metrics[key] for key in (*known, *run.measures)}
     found = {key: values for key, values in found.items() if len(values)}
     if not found:
         return ""
