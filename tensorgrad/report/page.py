@@ -97,9 +97,9 @@ def _header(run: Run, result: Result) -> str:
         if name != "step" and not name.endswith("_tokens"):
             tiles.append((label_of(name), text_of(name, value), under))
     for fact, label in _FACTS.items():
-        count = number(run.facts.get(fact))
-        if math.isfinite(count):
-            tiles.append((label, f"{count:,.0f}", ""))
+        size = number(run.facts.get(fact))
+        if math.isfinite(size):
+            tiles.append((label, f"{size:,.0f}", ""))
     gpu = run.environment.get("gpu") or run.environment.get("device")
     if gpu:
         tiles.append(("Device", shortened(value_text(gpu), 60), ""))
