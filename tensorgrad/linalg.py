@@ -485,7 +485,7 @@ def multi_dot(matrices: Any) -> Tensor:
     """Return the product of matrices, from left to right; the first and last may be vectors."""
     y, *others = tensors_of("multi_dot", matrices)
     if not others:
-        raise ArgumentError("multi_dot: got 1 matrices, expected two or more")
+        raise ArgumentError("multi_dot: got 1 matrix, expected two or more")
     for other in others:
         y = matmul(y, other)
     return y

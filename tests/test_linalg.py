@@ -152,7 +152,7 @@ def test_what_has_no_singular_values_is_named() -> None:
             getattr(linalg, name)(x)
     with pytest.raises(ArgumentError, match=r"matrix_power: n is 1.5, expected an integer"):
         linalg.matrix_power(np.eye(2), 1.5)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"multi_dot: got 1 matrices, expected two or more"):
+    with pytest.raises(ArgumentError, match=r"multi_dot: got 1 matrix, expected two or more"):
         linalg.multi_dot([np.eye(2)])
     with pytest.raises(ShapeError, match=r"cond: x has shape \(0, 0\), expected elements"):
         linalg.cond(np.zeros((0, 0)))

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from tensorgrad.data import PublishedTokenizer
 from tensorgrad.errors import CheckpointError
 from tensorgrad.models.pretrained import save_pretrained
+from tensorgrad.train.folder import check_new_folder
 from tensorgrad.train.load import load_gpt2
 
 
@@ -34,7 +35,7 @@ def export(
         model: a run, one of its checkpoints, a GPT-2 in the layout of Hugging Face transformers, or
             a file of `python -m tensorgrad.parallel.merge`; with --download, the name of a model on
             the Hub.
-        folder: to write; created if missing.
+        folder: to write, a new one.
         checkpoint: of a run: the best by validation loss, or the last.
         tokenizer: a tokenizer.json, or a folder with one, if not the model's.
         dtype: of the weights.
@@ -42,6 +43,7 @@ def export(
         download: download a model that is not a folder; needs huggingface_hub.
         revision: of a download: a branch, tag or commit.
     """
+    check_new_folder(folder, "FOLDER")
     found, own = load_gpt2(model, checkpoint, tokenizer, download=download, revision=revision)
     if own.vocab_size > found.vocab_size:
         raise CheckpointError(

@@ -61,13 +61,11 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise ArgumentError(f"generate: --batch is {self.batch}, expected 1 or more")
+            raise ArgumentError(f"--batch: got {self.batch}, expected 1 or more")
         if self.system is not None and not self.chat:
-            raise ArgumentError("generate: --system is given without --chat, expected both")
+            raise ArgumentError("--system: got a text without --chat, expected both")
         if not 0 <= self.seed < 2**64:
-            raise ArgumentError(
-                f"generate: --seed is {self.seed}, expected an integer from 0 to 2^64 - 1"
-            )
+            raise ArgumentError(f"--seed: got {self.seed}, expected an integer from 0 to 2^64 - 1")
 
 
 def generate(

@@ -15,7 +15,7 @@ from tensorgrad.checks import check_between, check_number, check_shape
 from tensorgrad.dtypes import compute_dtype, float64, is_float
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn.module import Module
-from tensorgrad.operands import float_operand, operands
+from tensorgrad.operands import float_operand, operands, tensor_of
 from tensorgrad.ops.creation import asarray
 from tensorgrad.ops.cross_entropy import REDUCTIONS, cross_entropy, nll_loss, reduced
 from tensorgrad.ops.elementwise import abs as absolute
@@ -98,14 +98,15 @@ def binary_cross_entropy_with_logits(
         As `mse_loss`.
     """
     op = "binary_cross_entropy_with_logits"
-    names = ("logits", "target", "pos_weight")
-    logits, *_ = operands(op, names, (logits, target, pos_weight), 1)
+    logits = tensor_of(op, "logits", logits, target, weight, pos_weight)
     logits, target = _operands(op, logits, target, "logits")
+    weight, pos_weight = [
+        None if one is None else astype(tensor_of(op, name, one, logits), logits.dtype, copy=False)
+        for name, one in (("weight", weight), ("pos_weight", pos_weight))
+    ]
     if pos_weight is None:
         losses = _binary(logits, target)
     else:
-        _, pos_weight = operands(op, ("logits", "pos_weight"), (logits, pos_weight))
-        pos_weight = astype(pos_weight, logits.dtype, copy=False)
         losses = _weighted_binary(logits, target, pos_weight)
     return reduced(op, losses if weight is None else losses * weight, reduction)
 

@@ -261,9 +261,9 @@ _ONCE = "which of several equal elements would get it is not defined"
 
 
 def _of_sets(op: str, a: Any, b: Any) -> Tensor:
-    a, b = operands(op, ("a", "b"), (a, b), compared=True)
     for name, x in (("a", a), ("b", b)):
-        constant_of(op, name, x, _ONCE)
+        if isinstance(x, Tensor):
+            constant_of(op, name, x, _ONCE)
     arrays = _pair(op, "a", "b", a, b)
     dtype = promoted(op, ("a", "b"), arrays)
     found = getattr(namespace(arrays[0]), op)(*map(widened, arrays))

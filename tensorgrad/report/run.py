@@ -23,6 +23,7 @@ from tensorgrad.train.config import FILE, is_published, renamed
 from tensorgrad.train.curves import Column
 from tensorgrad.train.folder import LOCK
 from tensorgrad.train.log import KNOWN
+from tensorgrad.train.run import FACTS
 
 Record = dict[str, Any]
 _Read = TypeVar("_Read")
@@ -66,6 +67,7 @@ class Run:
     Attributes:
         folder: of the run.
         config: config.json; empty where it is missing.
+        facts: facts.json; empty where it is missing, as in runs of earlier versions.
         metrics, times: metrics.jsonl and times.jsonl.
         samples: the records of samples.jsonl.
         environment: environment.json.
@@ -76,6 +78,7 @@ class Run:
 
     folder: Path
     config: Record
+    facts: Record
     metrics: Log
     times: Log
     samples: Sequence[Record]
@@ -88,6 +91,14 @@ class Run:
     def name(self) -> str:
         """The name of the folder."""
         return self.folder.resolve().name or str(self.folder)
+
+    @property
+    def resolved(self) -> Record:
+        """The settings, with the sizes of the preset and other values where they are None."""
+        return {
+            name: self.facts.get(name) if value is None else value
+            for name, value in self.config.items()
+        }
 
     @property
     def measures(self) -> list[str]:
@@ -143,6 +154,7 @@ def read_run(folder: Path, progress: Progress | None = None) -> Run:
     return Run(
         folder=folder,
         config=settings,
+        facts=read(FACTS, read_json, {}),
         metrics=metrics,
         times=times,
         samples=[sample for sample in samples if sample is not None],

@@ -158,9 +158,11 @@ def check(settings: Dataclass) -> None:
         elif not isinstance(value, _FITS.get(kind, kind)) or (
             isinstance(value, bool) and kind is not bool
         ):
-            expected = _NAMES.get(kind, kind.__name__)
+            expected = kind_name(kind)
         elif kind is float and not -math.inf < value < math.inf:
             expected = "a finite number"
+        elif kind is int and abs(value) >= 2**63:
+            expected = "less than 2^63"
         elif low is not None and value < low:
             expected = f"{low:g} or more"
         elif high is not None and value > high:
@@ -275,6 +277,11 @@ def contradictions(
             expected = f", expected {old!r:.80} with the same number of ranks"
         wrong.append(f"{flag(f)} is {old!r:.80} there, got {new!r:.80}{expected}")
     return wrong
+
+
+def kind_name(kind: Any) -> str:
+    """Return what errors call a type, such as "an integer"."""
+    return _NAMES.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def _kind(hint: Any) -> Any:

@@ -30,9 +30,10 @@ from tensorgrad.train.load import load_gpt2
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer, check_parts, measure_loss
+from tensorgrad.train.options import in_options
 from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.ranks import Ranks
-from tensorgrad.train.run import free_folder, report_stop, resume_run
+from tensorgrad.train.run import free_folder, report_stop, resume_run, save_facts
 from tensorgrad.train.settings import TrainSettings
 
 _log = logging.getLogger(__name__)
@@ -191,7 +192,7 @@ def train(
         run was stopped.
     """
     began = time.perf_counter()
-    with run_folder(folder, ranks.is_main):
+    with in_options(settings), run_folder(folder, ranks.is_main):
         callbacks = make_loggers(settings.loggers) if ranks.is_main else []
         initial, tokenizer = _initial_model(settings, folder, resuming)
         if initial is not None:
@@ -214,10 +215,18 @@ def train(
         if ranks.is_main:
             config.save(settings, folder)
             corpus.tokenizer.save(folder / "tokenizer.json")
+            names = ("layers", "heads", "width", "context")
+            resolved = {name: getattr(model.config, name) for name in names}
+            resolved |= {"vocab": model.config.vocab_size, "warmup": settings.warmup_steps}
+            tokens = len(corpus.train)
+            save_facts(
+                folder, resolved, model.config.parameters,
+                training_tokens=tokens, validation_tokens=len(corpus.validation),
+            )  # fmt: skip
             _log.info(
                 "%s: %s parameters, vocabulary %s, %s tokens of text, on %s",
                 *(folder, f"{model.config.parameters:,}", f"{corpus.tokenizer.vocab_size:,}"),
-                *(f"{len(corpus.train):,}", device),
+                *(f"{tokens:,}", device),
             )
         outcome = trainer.run()
         if ranks.is_main and outcome.finished:

@@ -40,8 +40,9 @@ from tensorgrad.train.config import option
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer, mean_loss
+from tensorgrad.train.options import in_options
 from tensorgrad.train.ranks import OneProcess
-from tensorgrad.train.run import report_stop, resume_run
+from tensorgrad.train.run import report_stop, resume_run, save_facts
 from tensorgrad.train.settings import EpochSettings
 from tensorgrad.weights import load_arrays, save_arrays
 
@@ -400,7 +401,7 @@ def train(settings: TranslationSettings, folder: Path, resuming: bool, device: s
     A finished run that is resumed averages and translates again, as with other --beams.
     """
     began = time.perf_counter()
-    with run_folder(folder):
+    with in_options(settings), run_folder(folder):
         run = EvaluatedRun(settings, folder, device, resuming)
         batches = run.batches
         if resuming:
@@ -408,6 +409,11 @@ def train(settings: TranslationSettings, folder: Path, resuming: bool, device: s
         resumed = run.trainer.step
         config.save(settings, folder)
         run.tokenizer.save(folder / "tokenizer.json")
+        resolved = {"warmup": run.settings.warmup_steps, "attention_dropout": settings.dropout}
+        save_facts(
+            folder, resolved, run.model.config.parameters,
+            training_tokens=batches.tokens, training_pairs=len(run.corpus.train),
+        )  # fmt: skip
         _log.info(
             "%s: %s parameters, vocabulary %s, %s pairs (%d cut, %d skipped), %d batches of %s "
             "tokens and %d shapes an epoch, on %s",

@@ -68,7 +68,11 @@ def test_one_file_prepares_trains_samples_and_reports(
     assert main(["train", "--config", str(file), "--steps", "3"]) == 0
     folder = tmp_path / "run"
     assert metrics(folder)[-1]["step"] == 3
-    assert "<html" in (folder / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert "<html" in page
+    assert "<dt>Parameters</dt><dd>8,368</dd>" in page
+    assert "<dt>Tokens of the text</dt>" in page
+    assert re.search(r"<details><summary>\d+ packages</summary>", page)
     assert json.loads((folder / "config.json").read_text())["steps"] == 3
     assert (folder / "samples.jsonl").exists()
 
@@ -224,10 +228,10 @@ def test_weights_have_their_own_sizes(options: list[str], caplog: pytest.LogCapt
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "--layer", "2"], "Unknown option: --layer. Did you mean --layers?"),
-        (["train", "--attention", "fast"], 'Choose from: "unfused", "fused-softmax", "flash"'),
-        (["trian"], 'Unknown command "trian". Did you mean "train"?'),
-        (["train", "--pp", "2"], "pp * tp is 2 * 1, expected a divisor of the 1 ranks"),
+        (["train", "--layer", "2"], "--layer: unknown option; did you mean --layers?"),
+        (["train", "--attention", "fast"], "expected one of unfused, fused-softmax, flash"),
+        (["trian"], "trian: unknown command; did you mean train?"),
+        (["train", "--pp", "2"], "mpirun -n 2 tensorgrad train --pp 2"),
         (["train", "--grad-dtype", "bfloat16"], "got bfloat16 with --dtype float32, expected"),
         (["train", "--bucket-mb", "1", "--parallel", "flat"], "--bucket-mb: got 1.0 with"),
         (["train", "translation", "--micro-batches", "2"], "--micro-batches: got 2, expected none"),
@@ -342,6 +346,7 @@ def test_ranks_train_together(options: list[str], tmp_path: Path) -> None:
     more = ["--parallel", "zero1", "--out", folder]
     result = run_ranks(PROGRAM, 2, ["train", *options, *more])
     assert result.stdout.count("def ") == 1
+    assert result.stderr.startswith("2 ranks, data parallel (zero1)\n")
     for record, wanted in zip(metrics(folder), metrics(tmp_path / "run"), strict=True):
         assert record == pytest.approx(wanted, rel=1e-5)
 
@@ -349,9 +354,10 @@ def test_ranks_train_together(options: list[str], tmp_path: Path) -> None:
 @pytest.mark.mpi
 def test_what_is_wrong_on_ranks_is_reported_once() -> None:
     for arguments, message in (
-        (["train", "--stps", 3], "Unknown option: --stps. Did you mean --steps?"),
+        (["train", "--stps", 3], "--stps: unknown option; did you mean --steps?"),
         (["generate", "run"], "generate: got 2 ranks, expected one process"),
-        (["train", "--pp", 3], "pp * tp is 3 * 1, expected a divisor of the 2 ranks"),
+        (["train", "sentiment"], "train sentiment: got 2 ranks, expected one process"),
+        (["train", "--pp", 3], "--pp 3: got 2 ranks, expected a multiple of 3 ranks"),
     ):
         result = run_ranks(PROGRAM, 2, arguments, check=False)
         assert result.returncode == 1

@@ -129,7 +129,7 @@ class Row:
         arrays: list[Any] = []
         for operand in operands:
             if not isinstance(operand, Tensor):
-                operand = _constant(self, operand, operands)
+                operand = _constant(self, len(arrays), operands)
                 inputs = list(inputs)
                 inputs[len(arrays)] = operand
             arrays.append(operand.data)
@@ -368,8 +368,9 @@ class _Constant:
         self.data = data
 
 
-def _constant(row: Row, operand: Any, operands: Sequence[Any]) -> Any:
+def _constant(row: Row, place: int, operands: Sequence[Any]) -> Any:
     """Return one of the operands of a row that is not a tensor."""
+    operand = operands[place]
     if type(operand) in SCALARS:
         return _Constant(operand)
     if isinstance(operand, np.generic) or backend.is_array(operand):
@@ -378,10 +379,11 @@ def _constant(row: Row, operand: Any, operands: Sequence[Any]) -> Any:
         if isinstance(operand, np.ndarray):
             operand = np.asarray(operand)  # without its subclass, which would pass for CuPy's
         return _Constant(operand)
-    name = next(n for n, o in zip(row.operands, operands, strict=True) if o is operand)
     if isinstance(operand, (list, tuple)):  # conditions do not take part in promotion
-        return _Constant(array_beside(row.name, name, operand, *operands[row._leading :]))
-    raise not_an_operand(row.name, name, operand)
+        return _Constant(
+            array_beside(row.name, row.operands[place], operand, *operands[row._leading :])
+        )
+    raise not_an_operand(row.name, row.operands[place], operand)
 
 
 def _computable(arrays: Sequence[Any], compute: Dtype) -> list[Any]:
