@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from tensorgrad.command import command, printable
+from tensorgrad.parallel.comm.launch import check_one_process
 from tensorgrad.train import OneProcess
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.device import choose_device
@@ -27,6 +28,7 @@ from tensorgrad.train.gpt2 import GPT2Settings, train
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
+    check_one_process("train_gpt2.py")
     settings, folder, resuming = read_command_line(GPT2Settings, __doc__, arguments)
     settings, device = choose_device(settings)
     outcome, sample = train(settings, folder, resuming, device, OneProcess())

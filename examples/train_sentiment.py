@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 
 from tensorgrad.command import command
+from tensorgrad.parallel.comm.launch import check_one_process
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.sentiment import SentimentSettings, train
@@ -25,6 +26,7 @@ from tensorgrad.train.sentiment import SentimentSettings, train
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
+    check_one_process("train_sentiment.py")
     settings, folder, resuming = read_command_line(SentimentSettings, __doc__, arguments)
     settings, device = choose_device(settings)
     return train(settings, folder, resuming, device).status

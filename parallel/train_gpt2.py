@@ -6,6 +6,7 @@ Rank 0 reads the command line and prints; an error that a user can fix ends all 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.gpt2 import GPT2Settings, train
+from tensorgrad.train.options import in_options
 from tensorgrad.train.ranks import Ranks
 
 ZERO = {"zero1": 1, "zero2": 2, "zero3": 3}
@@ -73,6 +75,8 @@ class ParallelSettings(GPT2Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.bucket_mb is not None and self.bucket_mb <= 0:
+            raise ArgumentError(f"--bucket-mb: got {self.bucket_mb}, expected more than 0")
         if self.bucket_mb is not None and self.parallel not in ("overlap", "zero1"):
             raise ArgumentError(
                 f"--bucket-mb: got {self.bucket_mb} with --parallel {self.parallel}, expected "
@@ -97,7 +101,7 @@ class ParallelSettings(GPT2Settings):
                 f"--grad-dtype: got {self.grad_dtype} with {comm.size} ranks, expected float32, in "
                 "which they add gradients"
             )
-        mesh = make_mesh(comm.size, comm.rank, dp=self.dp, pp=self.pp, tp=self.tp)
+        mesh = self.mesh(comm.size, comm.rank)
         self._check_batch(mesh)
         zero = ZERO.get(self.parallel, 0)
         ranks = mesh_ranks(
@@ -134,6 +138,52 @@ class ParallelSettings(GPT2Settings):
                 f"{mesh.tp} tensor parallel ranks"
             )
 
+    def mesh(self, ranks: int, rank: int = 0) -> Mesh:
+        """Return the mesh of all ranks.
+
+        Raises:
+            ArgumentError: the sizes do not multiply to the number of ranks.
+        """
+        sizes = {"--dp": self.dp, "--pp": self.pp, "--tp": self.tp}
+        product = math.prod(size for size in sizes.values() if size)
+        if product and (ranks % product if self.dp is None else ranks != product):
+            options = " ".join(f"{name} {size}" for name, size in sizes.items() if (size or 1) > 1)
+            count = f"{product} ranks" if self.dp else f"a multiple of {product} ranks"
+            raise ArgumentError(f"{options or '--dp 1'}: got {ranks} ranks, expected {count}")
+        return make_mesh(ranks, rank, dp=self.dp, pp=self.pp or ranks, tp=self.tp)
+
+    def check_one_process(self, program: str) -> None:
+        """Check that nothing asks for several ranks, for a program that runs as one process.
+
+        Args:
+            program: the command line without its options, to say how to start ranks.
+        Raises:
+            ArgumentError: an option is for several ranks.
+        """
+        sizes = {"--tp": self.tp, "--pp": self.pp, "--dp": self.dp or 1}
+        options = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        if self.parallel in ZERO:
+            options.append(f"--parallel {self.parallel}")
+        if options:
+            ranks = max(2, math.prod(sizes.values()))
+            raise ArgumentError(
+                f"{options[0]}: got one process, expected several ranks: "
+                f"mpirun -n {ranks} {program} {' '.join(options)}"
+            )
+
+    def strategy(self, ranks: int) -> str:
+        """Return in words how the ranks share the work, such as "data parallel (overlap)"."""
+        mesh = self.mesh(ranks)
+        parts = {
+            f"data parallel ({self.parallel})": mesh.dp,
+            f"pipeline ({self.pipeline_schedule})": mesh.pp,
+            "tensor parallel": mesh.tp,
+        }
+        names = [name for name, size in parts.items() if size > 1]
+        if len(names) == 1:
+            return names[0]
+        return " x ".join(f"{size} {name}" for name, size in parts.items() if size > 1)
+
     def _check_batch(self, mesh: Mesh) -> None:
         """Raise ArgumentError unless a batch divides into micro-batches of equal size."""
         if self.batch % mesh.dp:
@@ -156,7 +206,7 @@ def memory_explained(settings: ParallelSettings, ranks: int = 1) -> Iterator[Non
         yield
     except MemoryError as error:
         config = settings.model(settings.largest_vocab)
-        mesh = make_mesh(ranks, dp=settings.dp, pp=settings.pp or ranks, tp=settings.tp)
+        mesh = settings.mesh(ranks)
         job = TrainingJob(
             config,
             mesh,
@@ -215,15 +265,20 @@ def train_on_ranks(
     logging.basicConfig(level=level, format="%(message)s")
     settings, folder, resuming = _read_once(comm, kind, read)
     try:
-        ranks = settings.ranks(comm)
+        with in_options(settings):
+            if comm.size == 1:
+                settings.check_one_process(f"python {sys.argv[0]}")
+            ranks = settings.ranks(comm)
     except ArgumentError as error:  # the same on all ranks: each exits by itself
         if comm.rank == 0:
             logging.error("%s", error)
         return 1
+    if comm.rank == 0 and comm.size > 1:
+        logging.info("%d ranks, %s", comm.size, settings.strategy(comm.size))
     try:
-        settings, _ = choose_device(settings)
-        device = comm.select_device(settings.device)
-        with memory_explained(settings, comm.size):
+        with in_options(settings), memory_explained(settings, comm.size):
+            settings, _ = choose_device(settings)
+            device = comm.select_device(settings.device)
             outcome, sample = train(settings, folder, resuming, device, ranks, comm.size)
         if outcome.finished and ranks.is_main:
             end(settings, folder, sample)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
+from itertools import groupby
 from typing import ParamSpec
 
 from tensorgrad.errors import TensorgradError
@@ -116,6 +119,52 @@ def drop_unwritten_output() -> None:
             os.dup2(null, stream.fileno())
             os.close(null)
             stream.flush()
+
+
+def aligned(text: str) -> str:
+    """Return text whose Markdown tables have columns of equal width, for a terminal."""
+    lines = text.split("\n")
+    for is_table, rows in groupby(range(len(lines)), lambda n: lines[n].startswith("|")):
+        numbers = list(rows)
+        if is_table:
+            table = [_cells(lines[number]) for number in numbers]
+            for number, line in zip(numbers, _aligned(table), strict=True):
+                lines[number] = line
+    return "\n".join(lines)
+
+
+def _cells(line: str) -> list[str]:
+    """Return the cells of a row of a Markdown table."""
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the rows of a Markdown table, whose second row says how columns are aligned."""
+    rules = table[1]
+    widths = [
+        max(3, *(columns_of(row[place]) for row in table if row is not rules))
+        for place in range(len(rules))
+    ]
+    for row in table:
+        cells = []
+        for cell, rule, width in zip(row, rules, widths, strict=True):
+            space = width - columns_of(cell)
+            if row is rules:
+                left, right = rule.startswith(":"), rule.endswith(":")
+                cells.append(":" * left + "-" * (width - left - right) + ":" * right)
+            else:
+                cells.append(" " * space + cell if rule.endswith(":") else cell + " " * space)
+        yield f"| {' | '.join(cells)} |"
+
+
+def columns_of(text: str) -> int:
+    """Return the columns that a text takes on a terminal: wide characters take two, marks none."""
+    return sum(
+        0 if unicodedata.combining(letter) or unicodedata.category(letter) in ("Cf", "Me", "Mn")
+        else 2 if unicodedata.east_asian_width(letter) in "WF"
+        else 1
+        for letter in text
+    )  # fmt: skip
 
 
 def printable(text: str) -> str:

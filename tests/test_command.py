@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import backend
-from tensorgrad.command import command, open_standard_streams, printable, status_and_line
+from tensorgrad.command import aligned, command, open_standard_streams, printable, status_and_line
 from tensorgrad.errors import ArgumentError
 from tests.source_tree import ROOT
 
@@ -125,6 +125,22 @@ def test_characters_that_the_output_cannot_take_are_escaped(
     assert printable("für") == "für"
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert printable("für") == r"f\xfcr"
+
+
+def test_tables_are_aligned_with_wide_and_combined_characters() -> None:
+    table = (
+        "before\n| op | ms |\n|---|--:|\n| 総和 | 1 |\n| e\u0301 | 10.25 |\n"
+        + "| a \\| b | |\nafter"
+    )
+    assert aligned(table).splitlines() == [
+        "before",
+        "| op     |    ms |",
+        "| ------ | ----: |",
+        "| 総和   |     1 |",
+        "| e\u0301      | 10.25 |",
+        "| a \\| b |       |",
+        "after",
+    ]
 
 
 PROGRAM = f"{sys.executable} -m tensorgrad plan --preset gpt2-124M"

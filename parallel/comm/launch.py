@@ -51,6 +51,24 @@ def launched_rank() -> int:
     return 0
 
 
+def check_one_process(program: str) -> None:
+    """Refuse to run a program on several ranks, each of which would do the same work.
+
+    Args:
+        program: its name, for the error.
+    Raises:
+        ArgumentError: a launcher started several ranks; one of them says so.
+        SystemExit: the same, on the other ranks.
+    """
+    ranks = launched_ranks()
+    if ranks > 1 and launched_rank() > 0:
+        raise SystemExit(1)
+    if ranks > 1:
+        raise errors.ArgumentError(
+            f"{program}: got {ranks} ranks, expected one process: start it without mpirun"
+        )
+
+
 @contextmanager
 def time_limit(seconds: float, show: bool = True) -> Iterator[None]:
     """End this process with status 1 if the body takes longer than the given number of seconds.

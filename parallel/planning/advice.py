@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tensorgrad.parallel.planning.estimate import Estimate, TrainingJob, estimate
+from tensorgrad.parallel.planning.estimate import TrainingJob, estimate
 
 RESERVED = 2**30  # bytes of a GPU for CUDA, kernels and NCCL
 
 
-def memory_advice(job: TrainingJob, memory: float) -> str:
+def memory_advice(job: TrainingJob, memory: float, reserved: float = RESERVED) -> str:
     """Return what a step needs by the planner's estimate, and a setting that fits.
 
     Args:
         job: what was tried.
         memory: bytes of a GPU.
+        reserved: bytes of a GPU for what is not estimated.
     """
-    tried = f"the estimate is {_gib(estimate(job))} of {memory / 2**30:.1f} GiB"
+    need = estimate(job).bytes + reserved
+    tried = f"the estimate is {_gib(need)} of {_gib(memory)}"
     for option, other in _smaller(job):
-        found = estimate(other)
-        if found.bytes + RESERVED <= memory:
-            return f"{tried}; with {option} {_gib(found)}"
+        need = estimate(other).bytes + reserved
+        if need <= memory:
+            return f"{tried}; with {option} it is {_gib(need)}"
     return (
         f"{tried}, and no division of the batch fits: see `tensorgrad plan --fit --memory "
         f"{memory / 2**30:.0f}GiB` for more GPUs, or choose a smaller model or --context"
@@ -43,5 +45,5 @@ def _smaller(job: TrainingJob) -> list[tuple[str, TrainingJob]]:
     return found
 
 
-def _gib(found: Estimate) -> str:
-    return f"{(found.bytes + RESERVED) / 2**30:.1f} GiB"
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"

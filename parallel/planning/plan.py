@@ -8,6 +8,7 @@ formulas of costs.py and estimate.py. No GPU is needed. Tests: tests/parallel/pl
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -140,17 +141,19 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 
 def bytes_of(text: str, name: str = "memory") -> float:
-    """Return the number of bytes in a text: "80GiB", "80 GB", "1e9".
+    """Return the number of bytes in a text: "80GiB", "80 GB", "1e9B".
 
     Args:
-        text: the text.
+        text: a number and its unit: without one, 80 could be bytes or GiB.
         name: of the argument, for the error.
     Raises:
-        ArgumentError: the text is not a number of bytes.
+        ArgumentError: the text is not a finite number of bytes.
     """
-    match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*(?:e[0-9]+)?)\s*([kMGT]|[KMG]i)?B?\s*", text)
-    if match is None:
-        raise ArgumentError(f"plan: {name} is {text!r}, expected bytes, such as 80GiB or 80GB")
+    match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*(?:e[0-9]+)?)\s*([kMGT]|[KMG]i)?(B?)\s*", text)
+    if match is None or not (match[2] or match[3]) or not float(match[1]) < math.inf:
+        raise ArgumentError(
+            f"plan: {name} is {text!r}, expected bytes with their unit, such as 80GiB or 80GB"
+        )
     return float(match[1]) * _UNITS[match[2] or ""]
 
 

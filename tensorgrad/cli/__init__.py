@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from cyclopts import App
@@ -18,7 +19,7 @@ from tensorgrad import __version__
 from tensorgrad.command import command
 from tensorgrad.errors import TensorgradError
 from tensorgrad.parallel.comm.launch import launched_ranks
-from tensorgrad.train.command_line import STYLE, run_app
+from tensorgrad.train.command_line import STYLE, explained, run_app
 
 # The commands, with the first line of their help, so that --help imports none of them.
 COMMANDS = {
@@ -37,7 +38,15 @@ COMMANDS = {
     "plan": "Plan the training of a GPT-2 on many GPUs: memory, traffic and time.",
 }
 # The commands that several ranks run together.
-ON_RANKS = ("train", "profile", "bench matrix", "bench comm", "bench buckets")
+ON_RANKS = ("train", "train gpt2", "profile", "bench matrix", "bench comm", "bench buckets")
+# The commands of groups that only one process runs.
+ON_ONE = (
+    "train translation",
+    "train sentiment",
+    "bench attention",
+    "bench model",
+    "bench precision",
+)
 
 app = App(
     name="tensorgrad",
@@ -74,15 +83,20 @@ def _on_ranks(given: list[str]) -> int:
             else:
                 app.parse_args(given, exit_on_error=False, print_error=False)
         except (CycloptsError, TensorgradError) as error:
-            logging.error("%s", error)
+            text = explained(error) if isinstance(error, CycloptsError) else error
+            logging.error("%s", text)
             wrong = {"status": 1}
     wrong = comm.broadcast_object(wrong)
     return int(wrong["status"]) if wrong else run_app(app, given) or 0
 
 
 def _check_ranks(given: list[str], ranks: int) -> None:
-    """Raise TensorgradError where a command is for one process."""
-    name = " ".join(given[: 2 if given[:1] == ["bench"] else 1])
-    known = given[:1] and given[0] in COMMANDS and "--help" not in given
-    if known and name not in ON_RANKS:
-        raise TensorgradError(f"{name}: got {ranks} ranks, expected one process")
+    """Raise TensorgradError where a command is for one process, as it would run on each rank."""
+    words = list(takewhile(lambda word: not word.startswith("-"), given))[:2]
+    grouped = words[:1] in (["bench"], ["train"])
+    name = " ".join(words if grouped else words[:1])
+    known = words and words[0] in COMMANDS and "--help" not in given
+    if known and name not in ON_RANKS and (name in ON_ONE or not grouped):
+        raise TensorgradError(
+            f"{name}: got {ranks} ranks, expected one process: start it without mpirun"
+        )

@@ -25,7 +25,7 @@ from tensorgrad.bench import precision as precision_bench
 from tensorgrad.bench.steps import PRECISIONS, StepSettings
 from tensorgrad.bench.sweep import Case, Row, Sweep, run_sweep, to_markdown
 from tensorgrad.cli.sizes import Context, Heads, Layers, Vocab, Width
-from tensorgrad.command import printable, status_and_line
+from tensorgrad.command import aligned, printable, status_and_line
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.nn import ATTENTION_KERNELS
@@ -34,6 +34,7 @@ from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.comm.mpi_nccl import world
 from tensorgrad.parallel.train_gpt2 import MODES
 from tensorgrad.train.command_line import STYLE
+from tensorgrad.train.folder import check_new_folder
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LINES = 10.0
@@ -323,6 +324,9 @@ def _sweep(
     index = backend.gpu_index(device)
     main = comm is None or comm.rank == 0
     try:
+        if main:
+            sweeps = tuple(path.stem for path in out.glob("*.csv"))
+            check_new_folder(out, is_own=lambda path: path.name.startswith(sweeps))
         with (
             SweepProgress(sweep.name, main) as progress,
             gpu.GpuMonitor(index if main else None, 0.2, busy=True) as monitor,
@@ -340,7 +344,7 @@ def _sweep(
             comm.abort(*known)  # the other ranks wait for this one
         raise
     if main:
-        print(printable(to_markdown(sweep, found.rows)))
+        print(printable(aligned(to_markdown(sweep, found.rows))))
         if found.skipped:
             print(f"{found.skipped} of {len(cases)} rows were in {out} before")
         if not found.pictures:

@@ -61,13 +61,11 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise ArgumentError(f"generate: --batch is {self.batch}, expected 1 or more")
+            raise ArgumentError(f"--batch: got {self.batch}, expected 1 or more")
         if self.system is not None and not self.chat:
-            raise ArgumentError("generate: --system is given without --chat, expected both")
+            raise ArgumentError("--system: got a text without --chat, expected both")
         if not 0 <= self.seed < 2**64:
-            raise ArgumentError(
-                f"generate: --seed is {self.seed}, expected an integer from 0 to 2^64 - 1"
-            )
+            raise ArgumentError(f"--seed: got {self.seed}, expected an integer from 0 to 2^64 - 1")
 
 
 def generate(
@@ -92,10 +90,10 @@ def generate(
         model: a run, one of its checkpoints, a folder in the layout of Hugging Face transformers
             (GPT-2, Llama, Mistral, Qwen, SmolLM), or a file of `python -m
             tensorgrad.parallel.merge`; with --download, the name of a model on the Hub.
-        prompt: text to continue, or with --chat a message.
+        prompt: text to continue, or with --chat a message; "" begins a document.
         prompts: file with a prompt a line; -: standard input.
         checkpoint: of a run: the best by validation loss, or the last.
-        tokenizer: a tokenizer.json, if not the model's.
+        tokenizer: a tokenizer.json, or a folder with one, if not the model's.
         device: cpu, cuda, cuda:N, or auto: a GPU if there is one.
         dtype: to compute in; auto: bfloat16 on a GPU, float16 if it lacks that; float32 on the CPU.
         download: download a model that is not a folder; needs huggingface_hub.
@@ -219,9 +217,7 @@ class PromptGenerator:
             messages = [*self._conversation, _message("user", prompt)]
             tokens = self._template.encode_chat(messages)
         else:
-            tokens = self._tokenizer.encode(prompt)
-        if not tokens:
-            raise ArgumentError("generate: the prompt is empty, expected some text")
+            tokens = self._tokenizer.encode_prompt(prompt)
         if len(tokens) > self._model.context:
             raise ArgumentError(
                 f"generate: the prompt has {len(tokens)} tokens ({prompt[:30]!r}...), expected at "

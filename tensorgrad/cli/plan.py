@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,11 +14,13 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import PRESETS, GPT2Config
 from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.planning import plan as planning
+from tensorgrad.parallel.planning.advice import memory_advice
 from tensorgrad.parallel.planning.estimate import Estimate, Speeds, TrainingJob, estimate
 from tensorgrad.parallel.train_gpt2 import ZERO
 from tensorgrad.train.settings import DTYPES
 
 _SPEEDS = Speeds()
+_USUAL_MEMORY = 80 * 2**30  # bytes of an H100; a job that needs more gets advice
 
 
 @Parameter(name="*", group="Model")
@@ -115,7 +118,14 @@ class SpeedOptions:
     gpus_per_host: int = _SPEEDS.gpus_per_host
 
     def speeds(self) -> Speeds:
-        """Return them in FLOP/s, bytes/s and seconds."""
+        """Return them in FLOP/s, bytes/s and seconds.
+
+        Raises:
+            ArgumentError: one of them is not positive.
+        """
+        for name, value in vars(self).items():
+            if not 0 < value < math.inf:
+                raise ArgumentError(f"{name}: got {value}, expected more than 0")
         giga = (self.memory_bandwidth * 1e9, self.bandwidth * 1e9, self.network * 1e9)
         return Speeds(self.tflops * 1e12, *giga, self.latency * 1e-6, self.gpus_per_host)
 
@@ -137,12 +147,14 @@ def plan(
 
     Args:
         fit: find the smallest mesh that fits in --memory.
-        memory: of a GPU, such as 80GiB.
+        memory: of a GPU, with its unit, such as 80GiB.
         reserved: memory for CUDA, kernels and NCCL.
         max_gpus: largest number of GPUs for --fit.
         json: print JSON, in bytes and seconds.
     """
     most = None if memory is None else planning.bytes_of(memory)
+    if most == 0:
+        raise ArgumentError(f"--memory: got {memory}, expected more than 0")
     kept = planning.bytes_of(reserved, "reserved")
     if fit:
         found = _fitted(model, mesh, speeds, most, kept, max_gpus)
@@ -152,6 +164,9 @@ def plan(
         print(jsonlib.dumps(planning.to_json(found, kept), indent=1))
     else:
         print(planning.table(model.name, found, most, kept))
+        limit = _USUAL_MEMORY if most is None else most
+        if found.bytes + kept > limit:
+            print(f"\n{memory_advice(found.job, limit, kept)}")
     return 0
 
 
@@ -191,11 +206,13 @@ def _fitted(
         value = getattr(mesh, name)
         if value not in (1, None) or (name == "micro_batches" and value == 1):
             raise ArgumentError(
-                f"plan: --fit is given with --{name.replace('_', '-')} {value}, expected without: "
-                "it finds dp, pp, tp and micro-batches itself"
+                f"--fit: got --{name.replace('_', '-')} {value}, expected without: it finds dp, "
+                "pp, tp and micro-batches itself"
             )
     if memory is None:
-        raise ArgumentError("plan: --fit needs --memory, the memory of a GPU, such as 80GiB")
+        raise ArgumentError(
+            "--memory: got none, expected the memory of a GPU for --fit, such as 80GiB"
+        )
     zero = None if mesh.parallel is None else ZERO.get(mesh.parallel, 0)
     return planning.fit(
         _job(model, mesh), memory, speeds.speeds(), most, zero, reserved, _bucket(mesh)
@@ -203,4 +220,6 @@ def _fitted(
 
 
 def _bucket(mesh: MeshOptions) -> float | None:
+    if mesh.bucket_mb is not None and not mesh.bucket_mb > 0:
+        raise ArgumentError(f"--bucket-mb: got {mesh.bucket_mb}, expected more than 0")
     return None if mesh.bucket_mb is None else mesh.bucket_mb * 1e6

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tensorgrad.data import Tokenizer
 from tensorgrad.data import prepare as prepare_corpus
+from tensorgrad.train.folder import check_new_folder
 from tensorgrad.train.progress import StageProgress
 
 
@@ -30,7 +31,7 @@ def prepare(
     Args:
         data: a file or a folder of text, JSON lines or Parquet, hf:NAME[:CONFIG][:SPLIT], or
             stdlib, Python's source.
-        out: folder for the files; without it they stay in the cache.
+        out: a new folder for the files; without it they stay in the cache.
         vocab: size of the vocabulary.
         tokenizer: a tokenizer.json to use; without it one is trained.
         pattern: regular expression of the words that a trained tokenizer does not merge across;
@@ -39,6 +40,8 @@ def prepare(
         validation: fraction of the text for validation.
         cache: folder for prepared texts; a second call with the same options finds them there.
     """
+    if out is not None:
+        check_new_folder(out, "OUT")
     given = None if tokenizer is None else Tokenizer.load(tokenizer)
     with StageProgress(f"preparing {data}") as progress:
         corpus = prepare_corpus(

@@ -15,9 +15,9 @@ from cyclopts import Parameter
 from tqdm import tqdm
 
 from tensorgrad.cli.sizes import Context, Heads, Layers, Vocab, Width
-from tensorgrad.command import printable
+from tensorgrad.command import aligned, printable
 from tensorgrad.errors import ArgumentError
-from tensorgrad.files import check_writable, make_folder
+from tensorgrad.files import make_folder
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks
@@ -33,6 +33,7 @@ from tensorgrad.profile.gpt2 import (
 )
 from tensorgrad.profile.tables import attention_split, kernel_table, op_table
 from tensorgrad.train.device import choose_device
+from tensorgrad.train.folder import check_new_folder
 from tensorgrad.train.gpt2 import MODELS
 from tensorgrad.train.run import free_folder
 from tensorgrad.train.settings import DTYPES
@@ -114,6 +115,8 @@ def profile(
         rows: of the table to print.
         out: a new folder for the files; default: the first new runs/profile-N.
     """
+    if rows < 0:
+        raise ArgumentError(f"--rows: got {rows}, expected 0 or more")
     comm = world() if launched_ranks() > 1 else None
     main = comm is None or comm.rank == 0
     settings, device = choose_device(step.settings(run))
@@ -134,7 +137,8 @@ def profile(
         raise
     written = write_step_profile(found, folder, comm)
     if main:
-        print(printable(_report(found, rows)))
+        ranks = "" if comm is None else f"{comm.size} ranks, {settings.strategy(comm.size)}; "
+        print(printable(aligned(ranks + _report(found, rows))))
         print(f"in {folder}: {', '.join(sorted(path.name for path in written))}")
     return 0
 
@@ -143,16 +147,13 @@ def _new_folder(out: Path | None, comm: Comm | None) -> Path:
     """Create the folder for the files; on several ranks rank 0 does, and tells the others.
 
     Raises:
-        ArgumentError: it holds files.
-        OSError: it cannot be written.
+        ArgumentError: it holds files, or cannot be written to.
     """
     if comm is not None and comm.rank > 0:
         return Path(comm.broadcast_object(None))
     folder = free_folder("runs/profile") if out is None else out
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ArgumentError(f"--out: {folder} holds files, expected a new folder")
+    check_new_folder(folder)
     make_folder(folder)
-    check_writable(folder)
     return folder if comm is None else Path(comm.broadcast_object(str(folder)))
 
 

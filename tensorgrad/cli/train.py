@@ -10,7 +10,6 @@ from cyclopts import App
 
 from tensorgrad.command import printable
 from tensorgrad.parallel.comm.launch import launched_ranks
-from tensorgrad.parallel.mesh import make_mesh
 from tensorgrad.parallel.train_gpt2 import ParallelSettings, memory_explained, train_on_ranks
 from tensorgrad.report import write_report
 from tensorgrad.train import gpt2, sentiment, translation
@@ -30,7 +29,7 @@ def _train_gpt2(read: _Read[ParallelSettings]) -> int:
     if launched_ranks() > 1:
         return train_on_ranks(ParallelSettings, read, _end)
     settings, folder, resuming = read()
-    make_mesh(1, dp=settings.dp, pp=settings.pp, tp=settings.tp)
+    settings.check_one_process("tensorgrad train")
     settings, device = choose_device(settings)
     with memory_explained(settings):
         outcome, sample = gpt2.train(settings, folder, resuming, device, OneProcess())

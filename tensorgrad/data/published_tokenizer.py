@@ -27,6 +27,7 @@ from tensorgrad.data.tokenizer_file import (
     inner_tokenizer,
     merges_of,
     named_errors,
+    vocabulary_file,
 )
 from tensorgrad.errors import DataError, DtypeError
 from tensorgrad.readers import parse_json, read_json
@@ -96,9 +97,10 @@ class PublishedTokenizer(TokenBytes):
             DataError: a file is missing or damaged, or the vocabulary is not a BPE.
         """
         path = Path(path)
-        folder, file = (path, path / _VOCABULARY) if path.is_dir() else (path.parent, path)
-        if path.is_dir() and not file.exists() and (folder / "vocab.json").exists():
-            return cls.of(Tokenizer.from_gpt2(folder / "vocab.json", folder / "merges.txt"))
+        file = vocabulary_file(path)
+        folder = file.parent
+        if file.name == "vocab.json":
+            return cls.of(Tokenizer.load(file))
         files = {name: read_text(folder / name) for name in _SETTINGS if (folder / name).exists()}
         return cls({_VOCABULARY: read_text(file), **files}, str(folder), _ends_of_model(folder))
 
@@ -122,6 +124,16 @@ class PublishedTokenizer(TokenBytes):
         if chat_template is not None:
             files[_TEMPLATE] = chat_template
         return cls(files, "the tokenizer")
+
+    @property
+    def start_token(self) -> int | None:
+        """The id after which a document begins: the BOS, or the end of the document before.
+
+        None: the settings name neither.
+        """
+        names = (self.special_tokens.get(name, "") for name in ("bos_token", "eos_token"))
+        ids = (self._ids[name] for name in names if name in self._ids)
+        return next(iter((*ids, *self.end_tokens)), None)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the files into a folder, which is created if missing.

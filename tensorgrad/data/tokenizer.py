@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -24,6 +25,7 @@ from tensorgrad.data.tokenizer_file import (
     inner_tokenizer,
     merges_of,
     named_errors,
+    vocabulary_file,
 )
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
 from tensorgrad.readers import parse_json
@@ -162,14 +164,19 @@ class Tokenizer(TokenBytes):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """Read a tokenizer.json that `save` or the tokenizers library wrote.
+        """Read a tokenizer.json that `save` or the tokenizers library wrote, or that of a folder.
+
+        A folder may have vocab.json and merges.txt of GPT-2 in place of tokenizer.json.
 
         Raises:
             DataError: the file is missing, damaged, or not a byte-level BPE of GPT-2's kind.
         """
-        text = read_text(path)
-        _check_file(parse_json(text, os.fspath(path)), os.fspath(path))
-        return cls(inner_tokenizer(text, str(path)), str(path))
+        file = vocabulary_file(Path(path))
+        if file.name == "vocab.json":
+            return cls.from_gpt2(file, file.with_name("merges.txt"))
+        text = read_text(file)
+        _check_file(parse_json(text, os.fspath(file)), os.fspath(file))
+        return cls(inner_tokenizer(text, str(file)), str(file))
 
     @classmethod
     def from_gpt2(
@@ -245,6 +252,11 @@ class Tokenizer(TokenBytes):
     def end_tokens(self) -> tuple[int, ...]:
         """The ids that end a text: `<|endoftext|>` alone."""
         return (self.end_of_text,)
+
+    @property
+    def start_token(self) -> int:
+        """The id after which a document begins: `<|endoftext|>`, which ended the one before."""
+        return self.end_of_text
 
     @property
     def special_tokens(self) -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,32 @@ class TokenBytes:
         """The number of tokens; ids are 0 to vocab_size - 1."""
         return len(self._bytes)
 
+    @property
+    def start_token(self) -> int | None:
+        """The id after which a document begins; None where the tokenizer has none."""
+        raise NotImplementedError
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+        raise NotImplementedError
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the ids of a text to continue; an empty text begins a document.
+
+        Raises:
+            DataError: as for `encode`; or the text is empty and there is no `start_token`.
+            DtypeError: it is not a str.
+        """
+        ids = self.encode(text)
+        if ids:
+            return ids
+        if self.start_token is None:
+            raise DataError(
+                "Tokenizer.encode_prompt: text is empty and the tokenizer names no token that "
+                "begins or ends a document, expected some text"
+            )
+        return [self.start_token]
+
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD.
 
@@ -80,6 +107,17 @@ class TokenBytes:
             )
         skipped: frozenset[int] = self.special_ids if skip_special_tokens else frozenset()
         return b"".join([self._bytes[i] for i in ids if i not in skipped])
+
+
+def vocabulary_file(path: Path) -> Path:
+    """Return the file with the vocabulary: the path, or that of the tokenizer in a folder.
+
+    A folder has tokenizer.json, or vocab.json of GPT-2 with merges.txt beside it.
+    """
+    if not path.is_dir():
+        return path
+    file, former = path / "tokenizer.json", path / "vocab.json"
+    return former if former.exists() and not file.exists() else file
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def compare(folders: Sequence[Path], progress: Progress | None = None) -> Compar
             raise ArgumentError(f"compare: {folder} is given twice, expected different runs")
     runs = tuple(read_run(folder, progress) for folder in folders)
     names = _names(runs)
-    settings, skipped = _differences([run.config for run in runs])
+    settings, skipped = _differences([run.resolved for run in runs])
     environment, _ = _differences([_flat(run.environment) for run in runs])
     notes = [f"{n}: {note}" for n, run in zip(names, runs, strict=True) for note in run.notes]
     if skipped:
@@ -260,7 +260,7 @@ def to_csv(comparison: Comparison) -> str:
     lines = [
         {
             "run": name,
-            **{f"config.{key}": _csv_cell(value) for key, value in run.config.items()},
+            **{f"config.{key}": _csv_cell(value) for key, value in run.resolved.items()},
             **{
                 f"environment.{key}": _csv_cell(value)
                 for key, value in _flat(run.environment).items()
@@ -347,7 +347,7 @@ class Outputs:
             ("--markdown", self.markdown, (".md", ".markdown")),
         ):
             if path is not None:
-                check_output("compare", option, path, suffixes)
+                check_output(option, path, suffixes)
 
     def write(self, comparison: Comparison) -> list[Path]:
         """Write the files; return those written.

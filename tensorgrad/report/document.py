@@ -169,23 +169,25 @@ def table(
     )
 
 
-def check_output(command: str, option: str, path: Path, suffixes: Sequence[str]) -> None:
-    """Check a place to write to before any work.
+def check_output(option: str, path: Path, suffixes: Sequence[str]) -> None:
+    """Check a file to write, before any work: a new one, so that no other file is lost.
 
     Raises:
-        ArgumentError: it is a folder, has another ending, or its folder is missing or not writable.
+        ArgumentError: it exists, has another ending, or its folder is missing or not writable.
     """
     wrong = ""
     if path.is_dir():
-        wrong = "is a folder, expected a file"
+        wrong = "is a folder, expected a new file"
     elif path.suffix.lower() not in suffixes:
         wrong = f"has the ending {path.suffix!r}, expected {' or '.join(suffixes)}"
+    elif os.path.lexists(path):
+        wrong = "exists, expected a new file"
     elif not path.parent.is_dir():
         wrong = f"is in {path.parent}, which is not a folder; make it first"
     elif not os.access(path.parent, os.W_OK):
-        wrong = f"is in {path.parent}, which is not writable; choose another place with {option}"
+        wrong = f"is in {path.parent}, which is not writable; choose another place"
     if wrong:
-        raise ArgumentError(f"{command}: {option} {path} {wrong}")
+        raise ArgumentError(f"{option}: {path} {wrong}")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -23,12 +23,19 @@ from tensorgrad.report.document import (
     write_text,
 )
 from tensorgrad.report.result import Result, label_of, result_of, text_of
-from tensorgrad.report.run import Progress, Run, read_run
+from tensorgrad.report.run import Progress, Run, number, read_run
 from tensorgrad.report.settings import defaults, grouped, value_text
 from tensorgrad.train.curves import Column
+from tensorgrad.train.log import KNOWN
 
 FILE = "report.html"
 # So that no run makes a page too large to open: the most that is shown of each kind.
+_FACTS = {
+    "parameters": "Parameters",
+    "training_tokens": "Tokens of the text",
+    "training_pairs": "Pairs of sentences",
+    "training_sentences": "Sentences",
+}
 _POINTS = 4500  # of a curve
 _CURVE_POINTS = 75_000  # of all curves
 _VALUE = 500  # characters
@@ -44,7 +51,7 @@ def write_report(folder: Path, out: Path | None = None, progress: Progress | Non
 
     Args:
         folder: of the run, finished or not.
-        out: the file; default: report.html in the folder.
+        out: the file, a new one; default: report.html in the folder, which is replaced.
         progress: see `read_run`.
     Returns:
         The file.
@@ -53,10 +60,10 @@ def write_report(folder: Path, out: Path | None = None, progress: Progress | Non
         ArgumentError: the file cannot be written there.
         OSError: the disk is full.
     """
-    run = read_run(folder, progress)
     target = folder / FILE if out is None else out
-    check_output("report", "--out", target, (".html", ".htm"))
-    write_text(target, page(run))
+    if out is not None:
+        check_output("--out", out, (".html", ".htm"))
+    write_text(target, page(read_run(folder, progress)))
     return target
 
 
@@ -83,9 +90,16 @@ def page(run: Run) -> str:
 def _header(run: Run, result: Result) -> str:
     tiles = [("Status", result.status, "")]
     for name, value in result.values.items():
-        under = f"at step {result.best_step:,}" if name == "best_validation_loss" else ""
-        if name != "step":
+        tokens = result.values.get(name.removesuffix("loss") + "tokens")
+        under = "" if tokens is None else f"on {tokens:,.0f} tokens"
+        if name == "best_validation_loss":
+            under = f"at step {result.best_step:,}"
+        if name != "step" and not name.endswith("_tokens"):
             tiles.append((label_of(name), text_of(name, value), under))
+    for fact, label in _FACTS.items():
+        count = number(run.facts.get(fact))
+        if math.isfinite(count):
+            tiles.append((label, f"{count:,.0f}", ""))
     gpu = run.environment.get("gpu") or run.environment.get("device")
     if gpu:
         tiles.append(("Device", shortened(value_text(gpu), 60), ""))
@@ -93,6 +107,8 @@ def _header(run: Run, result: Result) -> str:
     if result.not_finite:
         count = counted(result.not_finite, "logged loss", "logged losses")
         notes.append(f"the curve of the loss has gaps: {count} not finite")
+    if result.is_broken:
+        notes.append("the last validation loss is not finite")
     if not run.config:
         notes.append("config.json: no settings are known")
     cells = "".join(
@@ -109,7 +125,8 @@ def _header(run: Run, result: Result) -> str:
 
 
 def _evaluations(run: Run) -> str:
-    found = {key: run.metrics[key] for key in ("validation_loss", *run.measures)}
+    known = [key for key in KNOWN if "validation" in key]
+    found = {key: run.metrics[key] for key in (*known, *run.measures)}
     found = {key: values for key, values in found.items() if len(values)}
     if not found:
         return ""
@@ -162,14 +179,14 @@ def _configuration(run: Run) -> str:
     if not run.config:
         return ""
     config = dict(islice(run.config.items(), _ROWS))
-    usual = defaults(config)
+    usual, resolved = defaults(config), run.resolved
     changed = frozenset(name for name in config if name in usual and config[name] != usual[name])
     tables = []
     for group, names in grouped(config).items():
         head = ["Setting", "Value", "Default"] if usual else ["Setting", "Value"]
         rows = []
         for name in names:
-            row = [name, shortened(value_text(config[name]), _VALUE)]
+            row = [name, shortened(value_text(resolved.get(name)), _VALUE)]
             if usual:
                 row.append(value_text(usual[name]) if name in changed else "")
             rows.append(row)
@@ -191,10 +208,12 @@ def _environment(run: Run) -> str:
     if isinstance(git, dict):
         dirty = " with uncommitted changes" if git.get("dirty") is True else ""
         own["commit"] = f"{value_text(git.get('commit'))}{dirty}"
-    tables = [_facts("Process and machine", "Name", own)]
+    inside = f'<div class="tables">\n{_facts("Process and machine", "Name", own)}</div>\n'
     if isinstance(packages, dict) and packages:
-        tables.append(_facts("Packages", "Package", packages))
-    return section("Environment", f'<div class="tables">\n{"".join(tables)}</div>\n')
+        listed = _facts("Packages", "Package", packages)
+        count = counted(len(packages), "package")
+        inside += f"<details><summary>{count}</summary>\n{listed}</details>\n"
+    return section("Environment", inside)
 
 
 def _facts(caption: str, name: str, facts: dict[str, Any]) -> str:

@@ -19,9 +19,11 @@ import numpy as np
 from tensorgrad.errors import DataError, TensorgradError
 from tensorgrad.files import is_locked
 from tensorgrad.readers import open_regular, read_json, read_json_lines
-from tensorgrad.train.config import FILE, renamed
+from tensorgrad.train.config import FILE, is_published, renamed
 from tensorgrad.train.curves import Column
 from tensorgrad.train.folder import LOCK
+from tensorgrad.train.log import KNOWN
+from tensorgrad.train.run import FACTS
 
 Record = dict[str, Any]
 _Read = TypeVar("_Read")
@@ -65,6 +67,7 @@ class Run:
     Attributes:
         folder: of the run.
         config: config.json; empty where it is missing.
+        facts: facts.json; empty where it is missing, as in runs of earlier versions.
         metrics, times: metrics.jsonl and times.jsonl.
         samples: the records of samples.jsonl.
         environment: environment.json.
@@ -75,6 +78,7 @@ class Run:
 
     folder: Path
     config: Record
+    facts: Record
     metrics: Log
     times: Log
     samples: Sequence[Record]
@@ -89,10 +93,17 @@ class Run:
         return self.folder.resolve().name or str(self.folder)
 
     @property
+    def resolved(self) -> Record:
+        """The settings, with the sizes of the preset and other values where they are None."""
+        return {
+            name: self.facts.get(name) if value is None else value
+            for name, value in self.config.items()
+        }
+
+    @property
     def measures(self) -> list[str]:
         """The names of what evaluations measured besides the loss, such as the accuracy."""
-        own = {"loss", "lr", "gradient_norm", "validation_loss"}
-        return [key for key in self.metrics.columns if key not in own]
+        return [key for key in self.metrics.columns if key not in KNOWN]
 
 
 def read_run(folder: Path, progress: Progress | None = None) -> Run:
@@ -127,6 +138,12 @@ def read_run(folder: Path, progress: Progress | None = None) -> Run:
     )
     nothing: list[Record | None] = []
     samples = read("samples.jsonl", lambda path: list(records(path, progress)), nothing)
+    settings = renamed(read(FILE, read_json, {}))
+    if is_published(settings):
+        raise DataError(
+            f"report: {folder} has a published model, expected the folder of a run: {FILE} has its "
+            "sizes and not the settings of a run"
+        )
     notes += _notes_of_damage(
         {
             "metrics.jsonl": metrics.damaged,
@@ -136,7 +153,8 @@ def read_run(folder: Path, progress: Progress | None = None) -> Run:
     )
     return Run(
         folder=folder,
-        config=renamed(read(FILE, read_json, {})),
+        config=settings,
+        facts=read(FACTS, read_json, {}),
         metrics=metrics,
         times=times,
         samples=[sample for sample in samples if sample is not None],

@@ -9,18 +9,29 @@ Cyclopts reads the options: types, choices, help, suggestions for misspelt names
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, fields
+from copy import copy
+from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, ArgumentCollection, Group, Parameter
 from cyclopts.config import ConfigFromFile, Dict, Json, Toml, Yaml
-from cyclopts.exceptions import CycloptsError
+from cyclopts.exceptions import (
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from tensorgrad.errors import ArgumentError
 from tensorgrad.train import config
 from tensorgrad.train.config import ProgramSettings, flag
+from tensorgrad.train.folder import check_new_folder
+from tensorgrad.train.options import PATHS, in_options, suggest
 
 _READERS: dict[str, type[ConfigFromFile]] = {
     ".json": Json, ".toml": Toml, ".yaml": Yaml, ".yml": Yaml,
@@ -31,7 +42,7 @@ _RESUME = "resume the run in this folder"
 # What all command lines have in common. Of an option that is repeated the last counts, so that a
 # script can add options of its caller.
 STYLE: dict[str, Any] = {
-    "config": lambda *found: read_config(*found),
+    "config": (lambda *found: read_config(*found), lambda *found: check_values(*found)),
     "default_parameter": Parameter(allow_repeating=True, negative_iterable=()),
     "suppress_keyboard_interrupt": False,
 }
@@ -71,11 +82,109 @@ def run_app(app: App, arguments: Sequence[str] | None = None) -> Any:
 
     Raises:
         ArgumentError: an option or a value is wrong.
+        TensorgradError: what the command raises, in the words of its options.
     """
     try:
-        return app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        program, bound, _ = app.parse_args(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise ArgumentError(str(error)) from error
+        raise ArgumentError(explained(error)) from error
+    with in_options(_values(bound)):
+        return program(*bound.args, **bound.kwargs)
+
+
+def _values(bound: inspect.BoundArguments) -> dict[str, Any]:
+    """Return the values of a command by option; positional arguments have names in capitals."""
+    bound = copy(bound)
+    bound.arguments = dict(bound.arguments)
+    bound.apply_defaults()
+    found: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if is_dataclass(value):
+            found |= {flag(f): getattr(value, f.name) for f in fields(value)}
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            found |= {f"--{each.replace('_', '-')}": value[each] for each in value}
+        elif kind is inspect.Parameter.KEYWORD_ONLY:
+            found[f"--{name.replace('_', '-')}"] = value
+        else:
+            found[name.upper()] = value
+    return found
+
+
+def explained(error: CycloptsError) -> str:
+    """Return a wrong command line in one line: what was typed, what is expected, what was meant."""
+    program = " ".join(["tensorgrad", *(error.command_chain or ())])
+    if isinstance(error, UnknownOptionError):
+        word = _option_of(error.token.keyword or error.token.value)
+        names = [name for each in error.argument_collection if each.show for name in each.names]
+        place = "" if error.token.source == "cli" else f" in {error.token.source}"
+        more = suggest(word, names) or f"; see `{program} --help`"
+        return f"{word}: unknown option{place}{more}"
+    if isinstance(error, UnusedCliTokensError | UnknownCommandError) and error.unused_tokens:
+        return _unexpected(error, program)
+    if isinstance(error, CoercionError) and error.token is not None:
+        return _wrong_value(error)
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        name = error.keyword or error.argument.name
+        return f"{name}: got none, expected a value; see `{program} --help`"
+    return str(error)
+
+
+def _option_of(word: str) -> str:
+    """Return the option of a setting, which a file of settings names as in [steps]."""
+    setting = re.fullmatch(r"\[(\w+)\]", word)
+    return f"--{setting[1].replace('_', '-')}" if setting else word
+
+
+def _unexpected(error: CycloptsError, program: str) -> str:
+    """Return the line about a word that is neither a command nor an option's value."""
+    (word, *_), app = error.unused_tokens or [""], error.app
+    commands = [name for name in app or () if not name.startswith("-")] if app else []
+    meant = suggest(word, commands)
+    options = app.assemble_argument_collection() if app and app.default_command else ()
+    data = next((each.name for each in options if each.name == "--data"), "")
+    if not meant and data and (Path(word).exists() or not commands or Path(word).suffix):
+        meant = f"; did you mean {data} {word}?"
+    if commands:
+        return f"{word}: unknown command" + (meant or f", expected one of {', '.join(commands)}")
+    return f"{word}: unexpected argument" + (meant or f"; see `{program} --help`")
+
+
+def _wrong_value(error: CoercionError) -> str:
+    """Return the line about a value of the wrong type, or none of the choices."""
+    token, kind, argument = error.token, error.target_type, error.argument
+    assert token is not None
+    name = argument.name if argument else token.keyword
+    place = "" if token.source in ("", "cli") else f" in {token.source}"
+    if get_origin(kind) is Literal:
+        choices = [str(each) for each in get_args(kind)]
+        expected = f"one of {', '.join(choices)}{suggest(token.value, choices)}"
+    else:
+        expected = config.kind_name(kind)
+    return f"{name}: got {token.value!r:.200}{place}, expected {expected}"
+
+
+def check_values(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Check values that would be read as others: a fraction, which is rounded, and an empty path.
+
+    Raises:
+        ArgumentError: an integer is a fraction, or a path is empty.
+    """
+    for argument in arguments:
+        hints = (argument.hint, *get_args(argument.hint))
+        for token in argument.tokens:
+            name, typed = argument.name, token.source == "cli"
+            if int in hints and _is_fraction(token.value):
+                raise ArgumentError(f"{name}: got {token.value}, expected an integer")
+            if typed and not token.value and (Path in hints or name in PATHS):
+                raise ArgumentError(f"{name}: got '', expected the name of a file or a folder")
+
+
+def _is_fraction(text: str) -> bool:
+    try:
+        return not float(text).is_integer()
+    except (ValueError, OverflowError):
+        return False  # refused when it is read
 
 
 def training_command(
@@ -140,10 +249,7 @@ def choose_run(settings: type[_Settings], given: Mapping[str, Any]) -> tuple[_Se
     given.pop("resume", None)
     chosen = settings(**settings.complete(given))
     folder = chosen.folder
-    if (folder / config.FILE).exists():
-        raise ArgumentError(
-            f"--out: {folder} holds a run, expected a new folder; to resume it: --resume {folder}"
-        )
+    check_new_folder(folder, resumable=True)
     return chosen, folder, False
 
 
@@ -163,7 +269,8 @@ def read_config(app: App, commands: tuple[str, ...], arguments: Any) -> None:
     try:
         found: Any = reader(path, must_exist=True, search_parents=False).config
     except (OSError, ValueError, CycloptsError) as error:
-        raise ArgumentError(f"--config: cannot read {path}: {error}") from error
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ArgumentError(f"--config: cannot read {path}: {reason}") from error
     if not isinstance(found, dict):
         kind = type(found).__name__
         raise ArgumentError(

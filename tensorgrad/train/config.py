@@ -42,9 +42,9 @@ GROUPS = {
         *("tokenizer", "tokens", "vocab", "vectors", "at_least", "validation", "held_out", "cache"),
     ),
     "Model": (
-        *("task", "preset", "model", "init_from", "layers", "heads", "width", "context", "hidden"),
-        *("vocab_multiple", "tied", "prefix", "attention", "dropout", "attention_dropout"),
-        *("activation_dropout", "word_dropout"),
+        *("task", "preset", "model", "init_from", "download", "revision", "layers", "heads"),
+        *("width", "context", "hidden", "vocab_multiple", "tied", "prefix", "attention"),
+        *("dropout", "attention_dropout", "activation_dropout", "word_dropout"),
     ),
     "Optimization": (
         *("steps", "epochs", "batch", "micro_batches", "lr", "warmup", "schedule", "lr_end"),
@@ -158,9 +158,11 @@ def check(settings: Dataclass) -> None:
         elif not isinstance(value, _FITS.get(kind, kind)) or (
             isinstance(value, bool) and kind is not bool
         ):
-            expected = _NAMES.get(kind, kind.__name__)
+            expected = kind_name(kind)
         elif kind is float and not -math.inf < value < math.inf:
             expected = "a finite number"
+        elif kind is int and abs(value) >= 2**63:
+            expected = "less than 2^63"
         elif low is not None and value < low:
             expected = f"{low:g} or more"
         elif high is not None and value > high:
@@ -184,6 +186,14 @@ def renamed(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {_RENAMED.get(name, name): value for name, value in saved.items()}
 
 
+def is_published(saved: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is that of a model in the layout of Hugging Face transformers.
+
+    A run has a file of the same name, with its settings.
+    """
+    return "model_type" in saved or "architectures" in saved
+
+
 def load(settings: type[_Settings], folder: Path) -> _Settings:
     """Return the settings that a run was started with.
 
@@ -194,6 +204,11 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
     try:
         found = read_json(path)
         if isinstance(found, dict):
+            if is_published(found):
+                raise ValueError(
+                    "it has the sizes of a published model, expected the settings of a run; "
+                    "--init-from trains such a model"
+                )
             found = renamed(found)
             expected = {f.name: f.default for f in fields(settings)}.get("task")
             if found.get("task", expected) != expected:
@@ -262,6 +277,11 @@ def contradictions(
             expected = f", expected {old!r:.80} with the same number of ranks"
         wrong.append(f"{flag(f)} is {old!r:.80} there, got {new!r:.80}{expected}")
     return wrong
+
+
+def kind_name(kind: Any) -> str:
+    """Return what errors call a type, such as "an integer"."""
+    return _NAMES.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def _kind(hint: Any) -> Any:

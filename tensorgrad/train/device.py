@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tensorgrad import backend
+from tensorgrad.train.options import in_options
 from tensorgrad.train.settings import TrainSettings
 
 _log = logging.getLogger(__name__)
@@ -24,7 +25,8 @@ def choose_device(settings: _Settings) -> tuple[_Settings, str]:
     Raises:
         DeviceError: the device does not exist.
     """
-    device = backend.use_device(settings.device)
+    with in_options(settings):
+        device = backend.use_device(settings.device)
     index = backend.gpu_index(device)
     if index is not None and settings.dtype in _WITHOUT_AMPERE:
         capability = backend.cupy.cuda.Device(index).compute_capability

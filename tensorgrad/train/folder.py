@@ -1,17 +1,66 @@
-"""The folder of a run: it must be writable, and only one process at a time trains in it."""
+"""Folders to write to: new or empty, writable, and only one process at a time trains in one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.files import check_writable, locked, make_folder
+from tensorgrad.train import config
 
 LOCK = ".lock"
 
 _held: set[Path] = set()  # by this process
+
+
+def check_new_folder(
+    folder: Path,
+    option: str = "--out",
+    *,
+    resumable: bool = False,
+    is_own: Callable[[Path], bool] = lambda path: False,
+) -> None:
+    """Check before any work that a command may write into a folder: it is new or empty.
+
+    Nothing is created. Names that begin with a dot do not count.
+
+    Args:
+        folder: to write to.
+        option: that gave it, for errors.
+        resumable: whether the command resumes a run, for the advice.
+        is_own: whether a file is one that the command continues.
+    Raises:
+        ArgumentError: it holds a run or other files, is not a folder, or cannot be written to.
+    """
+    if folder.is_dir():
+        names = sorted(p.name for p in folder.iterdir() if p.name[0] != "." and not is_own(p))
+        if config.FILE in names or "metrics.jsonl" in names:
+            advice = f"; to resume it: --resume {folder}" if resumable else ""
+            raise ArgumentError(f"{option}: {folder} holds a run, expected a new folder{advice}")
+        if names:
+            more = ", ..." if len(names) > 3 else ""
+            raise ArgumentError(
+                f"{option}: {folder} holds files ({', '.join(names[:3])}{more}), expected a new "
+                "folder or an empty one"
+            )
+    elif os.path.lexists(folder):
+        raise ArgumentError(f"{option}: {folder} is a file, expected a new folder or an empty one")
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        make_folder(folder)
+        check_writable(folder)
+    except OSError as error:
+        raise ArgumentError(
+            f"{option}: cannot write to {folder}: {error.strerror}, expected a folder that can be "
+            "written to"
+        ) from error
+    finally:
+        with suppress(OSError):
+            for path in missing:
+                path.rmdir()
 
 
 @contextmanager

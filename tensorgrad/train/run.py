@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tensorgrad.errors import CheckpointError
+from tensorgrad.files import write_json
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Outcome, Trainer
 
@@ -25,6 +27,21 @@ class TaskSettings(Protocol):
     @property
     def steps(self) -> int:
         """Optimizer steps in all."""
+
+
+FACTS = "facts.json"
+
+
+def save_facts(folder: Path, resolved: Mapping[str, Any], parameters: int, **facts: int) -> None:
+    """Write facts.json, for reports: what the settings of a run leave open, and what follows.
+
+    Args:
+        folder: of the run.
+        resolved: values of settings that are None, by name, such as {"layers": 2}.
+        parameters: of the model.
+        facts: other numbers, such as the tokens of the text.
+    """
+    write_json(folder / FACTS, {**resolved, "parameters": parameters, **facts}, 2)
 
 
 def free_folder(name: str) -> Path:

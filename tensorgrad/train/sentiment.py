@@ -43,8 +43,9 @@ from tensorgrad.train.folder import run_folder
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer
+from tensorgrad.train.options import in_options
 from tensorgrad.train.ranks import OneProcess
-from tensorgrad.train.run import free_folder, report_stop, resume_run
+from tensorgrad.train.run import free_folder, report_stop, resume_run, save_facts
 from tensorgrad.train.settings import SCHEDULES, EpochSettings
 
 _log = logging.getLogger(__name__)
@@ -222,6 +223,7 @@ class SentimentRun:
             )
             for part in (train, validation)
         )
+        self.sentences = len(train)
         self.settings = settings.with_steps(self.train.batches)
         self.precision = settings.precision()
         random.seed(settings.seed)
@@ -308,7 +310,7 @@ def evaluate(
 def train(settings: SentimentSettings, folder: Path, resuming: bool, device: str) -> Outcome:
     """Train a classifier, from step 0 or from the newest checkpoint."""
     began = time.perf_counter()
-    with run_folder(folder):
+    with in_options(settings), run_folder(folder):
         run = SentimentRun(settings, folder, device)
         if resuming:
             resume_run(run.trainer)
@@ -316,6 +318,11 @@ def train(settings: SentimentSettings, folder: Path, resuming: bool, device: str
             run.use_vectors(settings.vectors)
         config.save(settings, folder)
         run.vocabulary.save(folder / vocabulary_file(settings))
+        resolved = {"warmup": run.settings.warmup_steps}
+        save_facts(
+            folder, resolved, sum(p.size for p in run.model.parameters()),
+            training_sentences=run.sentences,
+        )  # fmt: skip
         outcome = run.trainer.run()
         _report(run, outcome, time.perf_counter() - began)
         return outcome

@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from tensorgrad import backend, random
 from tensorgrad.data import (
     PairCorpus,
@@ -28,13 +26,12 @@ from tensorgrad.data import (
     read_pairs,
     train_tokenizer,
 )
-from tensorgrad.data.pair_loader import IGNORED, PairBatch
+from tensorgrad.data.pair_loader import PairBatch
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import finite, replacing
 from tensorgrad.models.generation.search import LARGEST_PENALTY
 from tensorgrad.models.transformer_lm import OF_PUBLISHED
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
-from tensorgrad.nn import evaluating
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.average import average_checkpoints
@@ -42,9 +39,10 @@ from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint, step_o
 from tensorgrad.train.config import option
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.loggers import make_loggers
-from tensorgrad.train.loop import Outcome, Trainer
+from tensorgrad.train.loop import Outcome, Trainer, mean_loss
+from tensorgrad.train.options import in_options
 from tensorgrad.train.ranks import OneProcess
-from tensorgrad.train.run import report_stop, resume_run
+from tensorgrad.train.run import report_stop, resume_run, save_facts
 from tensorgrad.train.settings import EpochSettings
 from tensorgrad.weights import load_arrays, save_arrays
 
@@ -299,7 +297,7 @@ class EvaluatedRun(TranslationRun):
     def evaluate(self) -> dict[str, float]:
         """Return the validation loss, and BLEU on the test set every `bleu_every` epochs."""
         step, settings = self.trainer.step, self.settings
-        measured = {"validation_loss": self.validation_loss(self.validation.evaluation_batches())}
+        measured = self.measure_loss()
         epoch = -(-step // self.batches.batches)
         if step and (epoch % settings.bleu_every == 0 or step == settings.steps):
             place, translated = {"epoch": epoch, "step": step}, self.translate(f"epoch {epoch}")
@@ -310,14 +308,12 @@ class EvaluatedRun(TranslationRun):
 
     def validation_loss(self, batches: Iterable[PairBatch]) -> float:
         """Return the mean negative log-likelihood of the target tokens, in nats."""
-        total, count = np.zeros(()), 0
-        with evaluating(self.model):
-            for batch in batches:
-                arrays = (backend.to_device(array, self.model.device) for array in batch)
-                counted = int((batch[1] != IGNORED).sum())
-                part = self.loss(*arrays).data.astype(np.float64) * counted
-                total, count = (total + part if count else part), count + counted
-        return float(total) / count
+        return mean_loss(self.model, self.loss, batches)
+
+    def measure_loss(self) -> dict[str, float]:
+        """Return "validation_loss" and "validation_tokens", the number of target tokens."""
+        loss = self.validation_loss(self.validation.evaluation_batches())
+        return {"validation_loss": loss, "validation_tokens": self.validation.targets}
 
     def translate(self, desc: str) -> dict[str, Any]:
         """Translate the test set; return BLEU and all texts."""
@@ -357,12 +353,12 @@ class EvaluatedRun(TranslationRun):
         arrays = average_checkpoints(last)
         save_arrays(self.folder / AVERAGED, arrays)
         self.model.load_state_dict(arrays)
-        loss = self.validation_loss(self.validation.evaluation_batches())
-        results = {**finite({"validation_loss": loss}), **self.translate("averaged")}
+        measured = self.measure_loss()
+        results = {**finite(measured), **self.translate("averaged")}
         self.write("eval_results_averaged.json", results)
         _log.info(
             "mean of the last %d checkpoints: validation loss %.3f, BLEU %.2f",
-            *(len(last), loss, results["bleu"]),
+            *(len(last), measured["validation_loss"], results["bleu"]),
         )
 
     def _flops_per_token(self) -> float:
@@ -395,9 +391,8 @@ def evaluate(
         if averaged
         else run_checkpoint(folder, checkpoint).arrays("model")
     )
-    loss = run.validation_loss(run.validation.evaluation_batches())
-    results = run.translate("test set")
-    return {"validation_loss": loss, "bleu": results["bleu"], "signature": results["signature"]}
+    measured, results = run.measure_loss(), run.translate("test set")
+    return {**measured, "bleu": results["bleu"], "signature": results["signature"]}
 
 
 def train(settings: TranslationSettings, folder: Path, resuming: bool, device: str) -> Outcome:
@@ -406,7 +401,7 @@ def train(settings: TranslationSettings, folder: Path, resuming: bool, device: s
     A finished run that is resumed averages and translates again, as with other --beams.
     """
     began = time.perf_counter()
-    with run_folder(folder):
+    with in_options(settings), run_folder(folder):
         run = EvaluatedRun(settings, folder, device, resuming)
         batches = run.batches
         if resuming:
@@ -414,6 +409,11 @@ def train(settings: TranslationSettings, folder: Path, resuming: bool, device: s
         resumed = run.trainer.step
         config.save(settings, folder)
         run.tokenizer.save(folder / "tokenizer.json")
+        resolved = {"warmup": run.settings.warmup_steps, "attention_dropout": settings.dropout}
+        save_facts(
+            folder, resolved, run.model.config.parameters,
+            training_tokens=batches.tokens, training_pairs=len(run.corpus.train),
+        )  # fmt: skip
         _log.info(
             "%s: %s parameters, vocabulary %s, %s pairs (%d cut, %d skipped), %d batches of %s "
             "tokens and %d shapes an epoch, on %s",

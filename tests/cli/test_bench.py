@@ -45,7 +45,7 @@ def test_attention_prints_a_table_and_resumes(
     monkeypatch.setattr(attention_bench, "measure_attention", measure)
     assert main([*ATTENTION, *HERE]) == 0
     out = capsys.readouterr().out
-    assert "| kernel | length |" in out
+    assert "| kernel        | length |" in out
     assert "2 of 6 rows were in found before" in out
     assert "in found: attention.csv, attention.md, attention.png" in out
 
@@ -74,15 +74,18 @@ def test_errors_in_a_case_are_the_exit_status(
     ("arguments", "message"),
     [
         (["attention", "--kernels", "fast"], "fast"),
-        (["attention", "--lengths", "0", "--device", "cpu"], "lengths is 0, expected 1 or more"),
+        (
+            ["attention", "--lengths", "0", "--device", "cpu"],
+            "--lengths: got 0, expected 1 or more",
+        ),
         (["attention", "--device", "cuda:77"], "device: got 'cuda:77'"),
-        (["model", "--heads", "7", "--device", "cpu"], "expected a multiple of heads, 7"),
+        (["model", "--heads", "7", "--device", "cpu"], "expected a multiple of --heads, 7"),
         (["comm", "--device", "cpu"], "got one rank, expected several"),
         (["comm", "--device", "cpu", "--backends", "nccl"], "got nccl without a GPU"),
         (["buckets", "--device", "cpu"], "got one rank, expected several"),
-        (["precision", "--steps", "0", "--device", "cpu"], "steps is 0"),
-        (["speed"], "Unknown command"),
-        (["attention", "--length", "3"], "Did you mean"),
+        (["precision", "--steps", "0", "--device", "cpu"], "--steps: got 0"),
+        (["speed"], "speed: unknown command, expected one of attention"),
+        (["attention", "--length", "3"], "did you mean --lengths?"),
     ],
 )
 def test_errors_are_one_line_and_leave_no_files(

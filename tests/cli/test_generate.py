@@ -89,6 +89,21 @@ def test_a_run_a_checkpoint_and_published_weights_write_the_same(
     assert capsys.readouterr().out != text + "\n"  # its weights are 0
 
 
+def test_an_empty_prompt_begins_a_document(
+    run: Path, model: GPT2, tokenizer: Tokenizer, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    ids = generate_batch(
+        model, [[tokenizer.end_of_text]], 12, temperature=0.8, top_p=0.95,
+        stop_tokens=tokenizer.end_tokens,
+    )  # fmt: skip
+    assert main(["export", str(run), str(tmp_path / "exported")]) == 0
+    for folder in (run, tmp_path / "exported"):
+        capsys.readouterr()
+        assert program([str(folder), "", *OPTIONS]) == 0
+        assert capsys.readouterr().out == tokenizer.decode(ids[0]) + "\n"
+
+
 def test_a_merged_file_writes_as_its_run(
     run: Path, model: GPT2, tokenizer: Tokenizer, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
@@ -253,19 +268,18 @@ def test_a_stop_text_ends_the_output(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([""], "the prompt is empty, expected some text"),
         (["xyz" * 20], "the prompt has 60 tokens .* expected at most 16"),
-        (["a", "--temperature", "-1"], r"temperature is -1\.0, expected a finite"),
-        (["a", "--top-p", "2"], r"top_p is 2\.0, expected above 0 and at most 1"),
-        (["a", "--top-k", "-3"], "top_k is -3, expected 1 or more"),
-        (["a", "--repetition-penalty", "0"], "repetition_penalty is 0"),
-        (["a", "--max-new-tokens", "-2"], "max_new_tokens is -2, expected 0 or more"),
-        (["a", "--stop", ""], "stops has ''"),
-        (["a", "--seed", "-1"], "seed is -1, expected an integer"),
+        (["a", "--temperature", "-1"], r"--temperature: got -1\.0, expected a finite"),
+        (["a", "--top-p", "2"], r"--top-p: got 2\.0, expected above 0 and at most 1"),
+        (["a", "--top-k", "-3"], "--top-k: got -3, expected 1 or more"),
+        (["a", "--repetition-penalty", "0"], "--repetition-penalty: got 0"),
+        (["a", "--max-new-tokens", "-2"], "--max-new-tokens: got -2, expected 0 or more"),
+        (["a", "--stop", ""], "--stop: got ''"),
+        (["a", "--seed", "-1"], "--seed: got -1, expected an integer"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
-        (["--prompts", "-", "--batch", "0"], "--batch is 0, expected 1 or more"),
-        (["nowhere", "a"], "nowhere is not a folder"),
-        ([".", "a"], r"load: \. has none of these"),
+        (["--prompts", "-", "--batch", "0"], "--batch: got 0, expected 1 or more"),
+        (["nowhere", "a"], "MODEL nowhere: no such file or folder"),
+        ([".", "a"], r"MODEL: \. has none of these"),
         (["a", "--device", "tpu"], "device: got 'tpu'"),
     ],
 )
@@ -350,7 +364,7 @@ def test_sizes_that_no_memory_holds_are_refused(
     save_arrays(merged, arrays, {"model": json.dumps(asdict(model.config) | {name: 10**12})})
     for number, path in enumerate((run / "checkpoints/step-00000001", merged)):
         assert program([str(path), "a", *OPTIONS]) == 1
-        assert f"load: {path} has arrays of" in caplog.records[number].getMessage()
+        assert f"MODEL: {path} has arrays of" in caplog.records[number].getMessage()
 
 
 @pytest.mark.parametrize(
@@ -363,7 +377,7 @@ def test_a_merged_file_whose_header_is_damaged_is_named(
     arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
     save_arrays(path, arrays, {"model": header})
     assert program([str(path), "a", *OPTIONS]) == 1
-    assert f"load: the header of {path} lacks the sizes of the model" in caplog.text
+    assert f"MODEL: the header of {path} lacks the sizes of the model" in caplog.text
 
 
 @pytest.fixture
@@ -423,7 +437,7 @@ def test_chat_and_download_say_what_they_need(
 ) -> None:
     for arguments, message in (
         (["--chat"], "--chat is given for a model of a run, which has no chat template"),
-        (["--system", "a"], "--system is given without --chat, expected both"),
+        (["--system", "a"], "--system: got a text without --chat, expected both"),
     ):
         assert program([str(run), "a", *arguments, *OPTIONS]) == 1
         assert message in caplog.text

@@ -18,7 +18,12 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in out
     assert "note" not in out  # the 25 heads are 12 and 13
     assert main(["plan", *mesh.split(), "--memory", "2GiB"]) == 0
-    assert "of 2: too much" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "of 2: too much" in out
+    assert "see `tensorgrad plan --fit --memory 2GiB`" in out
+    larger = "--preset gpt2-1558M --dp 8 --parallel zero1"
+    assert main(["plan", *larger.split()]) == 0
+    assert "of 80.0 GiB; with --micro-batches 2 it is 78.6 GiB" in capsys.readouterr().out
     assert main(["plan", "--preset", "gpt2-1558M", "--tp", "3", "--batch", "512"]) == 0
     assert "note: the hidden width is 6400, not a multiple of tp, 3" in capsys.readouterr().out
     assert main(["plan", "--tp", "16", "--batch", "512"]) == 0
@@ -100,37 +105,40 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--dp 3", r"batch is 512 sequences, expected a multiple of dp \* micro_batches, 3 \* 1"),
+        (
+            "--dp 3",
+            r"--batch: got 512 sequences, expected a multiple of --dp \* --micro-batches, 3 \* 1",
+        ),
         ("--pp 13", r"pp \* chunks is 13, expected 1 to the 12 layers"),
-        ("--pp 2 --micro-batches 3", r"expected a multiple of dp \* micro_batches, 1 \* 3"),
+        ("--pp 2 --micro-batches 3", r"expected a multiple of --dp \* --micro-batches, 1 \* 3"),
         (
             "--pp 2 --pipeline-schedule gpipe --chunks 2",
-            "chunks is 2 with schedule .gpipe., expected 1",
+            "--chunks: got 2 with schedule .gpipe., expected 1",
         ),
         (
             "--pp 4 --pipeline-schedule interleaved --chunks 2 --micro-batches 2",
-            "micro_batches is 2, expected a multiple",
+            "--micro-batches: got 2, expected a multiple",
         ),
-        ("--dp 0", "dp is 0, expected 1 or more"),
-        ("--batch 0", "batch is 0, expected 1 or more"),
+        ("--dp 0", "--dp: got 0, expected 1 or more"),
+        ("--batch 0", "--batch: got 0, expected 1 or more"),
         ("--tp 3 --sequence-parallel", "the context is 1024, expected a multiple of tp, 3"),
-        ("--memory lots", "memory is 'lots', expected bytes"),
-        ("--fit", "--fit needs --memory"),
-        ("--fit --memory 80GiB --tp 4", "--fit is given with --tp 4, expected without"),
+        ("--memory lots", "--memory: got 'lots', expected bytes"),
+        ("--fit", "--memory: got none, expected the memory of a GPU for --fit"),
+        ("--fit --memory 80GiB --tp 4", "--fit: got --tp 4, expected without"),
         (
             "--fit --memory 80GiB --micro-batches 1",
-            "--fit is given with --micro-batches 1, expected without",
+            "--fit: got --micro-batches 1, expected without",
         ),
         ("--fit --memory 1GiB --max-gpus 1", r"1\.0 GiB a GPU are not enough on up to 1,"),
-        ("--batch 0 --pp 2", "batch is 0, expected 1 or more"),
-        ("--batch -4 --pp 2", "batch is -4, expected 1 or more"),
-        ("--pp 2 --dp 0", "dp is 0, expected 1 or more"),
-        ("--reserved some", "reserved is 'some', expected bytes"),
-        ("--memory 1.2.3GiB", "memory is '1.2.3GiB', expected bytes"),
-        ("--fit --memory 1GiB --max-gpus 0", "most is 0 GPUs, expected 1 or more"),
-        ("--dp 2 --bucket-mb 0", "bucket is 0.0 bytes, expected more than 0"),
+        ("--batch 0 --pp 2", "--batch: got 0, expected 1 or more"),
+        ("--batch -4 --pp 2", "--batch: got -4, expected 1 or more"),
+        ("--pp 2 --dp 0", "--dp: got 0, expected 1 or more"),
+        ("--reserved some", "--reserved: got 'some', expected bytes"),
+        ("--memory 1.2.3GiB", "--memory: got '1.2.3GiB', expected bytes"),
+        ("--fit --memory 1GiB --max-gpus 0", "--max-gpus: got 0 GPUs, expected 1 or more"),
+        ("--dp 2 --bucket-mb 0", "--bucket-mb: got 0.0, expected more than 0"),
         ("--dp 2 --grad-dtype bfloat16", "on 2 GPUs, expected float32, or bfloat16 with"),
-        ("--tflops -1", "flops is -1000000000000.0, expected a positive"),
+        ("--tflops -1", "--tflops: got -1.0, expected more than 0"),
     ],
 )
 def test_errors_have_the_numbers(

@@ -32,8 +32,8 @@ def test_it_prints_a_table_and_names_its_files(
 ) -> None:
     assert main(["profile", *SIZES, *QUICK, "--rows", "3"]) == 0
     out = capsys.readouterr().out
-    for words in ("tokens/s", "| op | phase |", "| *step* |", "in gaps", "inside attention: flash",
-                  "copy 10 GB/s", "peak memory of forward alone", "peak memory of a step",
+    for words in ("tokens/s", "| op               | ph", "| *step* ", "in gaps",
+                  "inside attention: flash", "copy 10 GB/s", "peak memory of forward alone", "peak memory of a step",
                   "in runs/profile-1: ", "trace.json"):  # fmt: skip
         assert words in out
     assert (tmp_path / "runs/profile-1/trace.json").is_file()
@@ -62,14 +62,14 @@ def test_the_step_of_a_run_with_other_options(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "nothing has no config.json"),
-        (["--out", "used"], "--out: used holds files, expected a new folder"),
+        (["nothing"], "RUN nothing: no such file or folder"),
+        (["--out", "used"], "--out: used holds files (file), expected a new folder"),
         (["--steps", "0"], "--steps: got 0, expected 1 or more"),
-        (["--heads", "3"], "width is 16, expected a multiple of heads, 3"),
-        (["--source", "cupti"], "source is 'cupti'"),
+        (["--heads", "3"], "--width: got 16, expected a multiple of --heads, 3"),
+        (["--source", "cupti"], "--source: got 'cupti'"),
         (["--device", "cuda:77"], "device: got 'cuda:77'"),
         (["--what", "space"], "space"),
-        (["--layer", "3"], "Did you mean"),
+        (["--layer", "3"], "did you mean --layers?"),
     ],
 )
 def test_errors_are_one_line_and_leave_no_files(

@@ -188,6 +188,25 @@ def test_a_tokenizer_of_ours_gets_the_settings_that_others_need(tmp_path: Path) 
     assert Tokenizer.load(tmp_path / "tokenizer.json").digest == own.digest
 
 
+def test_a_document_begins_with_the_token_that_settings_name(tmp_path: Path) -> None:
+    inner = byte_level()
+    inner.post_processor = None
+    ids = {name: inner.token_to_id(name) for name in SPECIAL}
+    for settings, start in (
+        ({"bos_token": "<s>", "eos_token": "</s>"}, ids["<s>"]),
+        ({"bos_token": None, "eos_token": "</s>"}, ids["</s>"]),
+        ({}, None),
+    ):
+        more = {"tokenizer_config.json": json.dumps(settings), "generation_config.json": "{}"}
+        found = PublishedTokenizer.load(write(tmp_path, inner, **more))
+        assert found.start_token == start
+        if start is not None:
+            assert found.encode_prompt("") == [start]
+    assert found.encode_prompt("the") == found.encode("the")
+    with pytest.raises(DataError, match="text is empty and the tokenizer names no token that beg"):
+        found.encode_prompt("")
+
+
 def test_a_conversation_has_the_form_of_the_template(tmp_path: Path) -> None:
     pytest.importorskip("jinja2", reason="jinja2 is not installed")
     tokenizer = PublishedTokenizer.load(write(tmp_path, byte_level()))

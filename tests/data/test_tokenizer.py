@@ -350,6 +350,17 @@ def published(tokenizer: Tokenizer, tmp_path: Path) -> tuple[Path, Path]:
     return vocab, merges
 
 
+def test_the_tokenizer_of_a_folder_is_found_in_one_way(
+    tokenizer: Tokenizer, published: tuple[Path, Path]
+) -> None:
+    folder = published[0].parent
+    (folder / "merges.txt").write_bytes(gzip.decompress(published[1].read_bytes()))
+    for expected in (tokenizer, Tokenizer.train([TEXT], 260)):
+        assert Tokenizer.load(folder).encode(TEXT) == expected.encode(TEXT)
+        assert PublishedTokenizer.load(folder).encode(TEXT) == expected.encode(TEXT)
+        Tokenizer.train([TEXT], 260).save(folder / "tokenizer.json")
+
+
 def test_gpt2_files_are_read(tokenizer: Tokenizer, published: tuple[Path, Path]) -> None:
     loaded = Tokenizer.from_gpt2(*published)
     assert loaded.encode(TEXT) == tokenizer.encode(TEXT)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from tensorgrad.data import Tokenizer
 from tensorgrad.files import locked
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.report.page import page
+from tensorgrad.report.result import result_of
+from tensorgrad.report.run import read_run
 from tensorgrad.train import checkpoint, command_line, gpt2
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.log import read_metrics, read_samples
@@ -89,6 +93,21 @@ def test_a_run_leaves_what_it_promises(
     assert len(list((folder / "checkpoints").iterdir())) == 2
     assert read_metrics(folder / "times.jsonl")[-1]["tokens"] == 12 * 4 * 16
     assert json.loads((folder / "environment.json").read_text())["device"] == "cpu"
+
+
+def test_a_last_validation_that_is_not_finite_is_said(
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = [*options, "--steps", "1", "--warmup", "0", "--lr", "1e20"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of overflow
+        message = fails(broken, caplog)
+    assert "the validation loss after the last step, 1, is not finite; the lowest was " in message
+    run = read_run(tmp_path / "run")
+    result = result_of(run)
+    assert (result.is_broken, result.best_step, result.status) == (True, 0, "finished: 1 steps")
+    assert "final_validation_loss" not in result.values
+    assert "the last validation loss is not finite" in page(run)
 
 
 def test_samples_are_kept_and_change_nothing(
@@ -286,7 +305,7 @@ def parameters_at(folder: str, step: int) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--loggers", "comet"], 'Invalid value "comet" for --loggers. Choose from: "tensorboard"'),
+        (["--loggers", "comet"], "--loggers: got 'comet', expected one of tensorboard"),
         (["--steps", "0"], "--steps: got 0, expected 1 or more"),
         (["--heads", "3"], "expected a multiple of heads"),
         (["--tokenizer", "one.json"], "--vocab: got 300 with --tokenizer, expected none"),
@@ -323,7 +342,7 @@ def test_the_warm_up_follows_the_steps() -> None:
 
 def test_an_unknown_option_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     assert train_gpt2.main(["--stepz", "3"]) == 1
-    assert "Unknown option: --stepz. Did you mean --steps?" in caplog.text
+    assert "--stepz: unknown option; did you mean --steps?" in caplog.text
 
 
 def test_runs_without_a_name_are_numbered(

@@ -39,7 +39,7 @@ def test_options_that_do_not_fit_are_one_line(options: list[str], tmp_path: Path
             ["--chunks", 2],
             "chunks is 2 with schedule '1f1b', expected 1; more are for 'interleaved'",
         ),
-        (["--pp", 3], "pp * tp is 3 * 1, expected a divisor of the 2 ranks"),
+        (["--pp", 3], "--pp 3: got 2 ranks, expected a multiple of 3 ranks"),
     ):
         result = run_ranks(PROGRAM, 2, [*options, *given, "--out", tmp_path / "run"], check=False)
         assert result.returncode == 1

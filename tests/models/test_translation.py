@@ -189,6 +189,7 @@ def test_special_tokens_are_no_text(beams: int) -> None:
     rows[:] = 0
     rows[special] = 1  # the logit of `<|en|>` is the largest of all, or the smallest
     shown = set()
+    assert model.norm.weight is not None
     for sign in (1, -1):
         model.norm.weight.data[:] = sign
         (tokens,) = generate_batch(model, [[special]], 3, temperature=0.0)

@@ -183,5 +183,5 @@ def test_the_command(two: list[Path], tmp_path: Path, capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines[-3:]] == list(map(str, places))
     assert all(path.stat().st_size for path in places)
-    with pytest.raises(ArgumentError, match=r"--csv \S+ has the ending '.json', expected .csv"):
+    with pytest.raises(ArgumentError, match=r"--csv: \S+ has the ending '.json', expected .csv"):
         compare_command(*two, csv=tmp_path / "a.json")

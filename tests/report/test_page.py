@@ -225,12 +225,23 @@ def test_halves_of_surrogate_pairs_are_written_as_question_marks(tmp_path: Path)
     assert "a?b" in parsed(tmp_path / "run").text
 
 
+def test_settings_that_a_preset_decides_have_its_values(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "config.json").write_text('{"task": "gpt2", "layers": null, "width": null}')
+    (run / "facts.json").write_text('{"layers": 2, "parameters": 12345, "training_tokens": 678}')
+    text = page(read_run(run))
+    assert '<th scope="row">layers</th><td>2</td>' in text
+    assert '<th scope="row">width</th><td>none</td>' in text
+    assert "<dt>Parameters</dt><dd>12,345</dd>" in text
+    assert "<dt>Tokens of the text</dt><dd>678</dd>" in text
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("config.json", r"--out \S*config.json has the ending '.json', expected .html or .htm"),
+        ("config.json", r"--out: \S*config.json has the ending '.json', expected .html or .htm"),
         ("nowhere/a.html", "which is not a folder"),
-        (".", "is a folder, expected a file"),
+        (".", "is a folder, expected a new file"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, name: str, reason: str) -> None:

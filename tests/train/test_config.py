@@ -210,9 +210,9 @@ def test_a_saved_config_is_such_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.yaml", "stps: 3", r"Unknown option: .*stps.*a\.yaml. Did you mean --steps"),
-        ("a.yaml", "steps: five", r'\[steps\] from .*a\.yaml: unable to convert "five" into int'),
-        ("a.yaml", "kind: c", r'Invalid value "c" .*kind.*Choose from: "a", "b"'),
+        ("a.yaml", "stps: 3", r"--stps: unknown option in .*a\.yaml; did you mean --steps"),
+        ("a.yaml", "steps: five", r"--steps: got 'five' in .*a\.yaml, expected an integer"),
+        ("a.yaml", "kind: c", r"--kind: got 'c' in .*a\.yaml, expected one of a, b"),
         ("a.yaml", "steps: [", r"a\.yaml.*flow node|flow node"),
         (
             "a.yaml",
@@ -237,10 +237,10 @@ def test_a_file_that_cannot_be_used_is_named(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--stps", "3"], "Unknown option: --stps. Did you mean --steps?"),
-        (["--steps", "x"], 'unable to convert "x" into int'),
-        (["--kind", "c"], 'Choose from: "a", "b"'),
-        (["--steps"], "--steps requires an argument"),
+        (["--stps", "3"], "--stps: unknown option; did you mean --steps?"),
+        (["--steps", "x"], "--steps: got 'x', expected an integer"),
+        (["--kind", "c"], "--kind: got 'c', expected one of a, b"),
+        (["--steps"], "--steps: got none, expected a value"),
         (["more"], "more"),
     ],
 )

@@ -247,5 +247,5 @@ def test_plans_to_16384_gpus_take_less_than_two_seconds() -> None:
 def test_sizes_in_bytes() -> None:
     assert bytes_of("80GiB") == 80 * 2**30
     assert bytes_of("80 GB") == 80e9
-    assert bytes_of("1.5e9") == 1.5e9
+    assert bytes_of("1.5e9B") == 1.5e9
     assert bytes_of("1.GiB") == 2**30
