@@ -103,9 +103,8 @@ class ParallelSettings(GPT2Settings):
             )
         mesh = self.mesh(comm.size, comm.rank)
         self._check_batch(mesh)
-        self._check_model(mesh)
         zero = ZERO.get(self.parallel, 0)
-        return mesh_ranks(
+        ranks = mesh_ranks(
             comm,
             mesh,
             zero=zero,
@@ -115,6 +114,8 @@ class ParallelSettings(GPT2Settings):
             chunks=self.model_chunks,
             sequence=self.sequence_parallel,
         )
+        self._check_model(mesh)
+        return ranks
 
     @property
     def model_chunks(self) -> int:
@@ -128,8 +129,8 @@ class ParallelSettings(GPT2Settings):
         model, parts = self.model(self.largest_vocab), mesh.pp * self.model_chunks
         if mesh.pp > 1 and model.layers < parts:
             raise ArgumentError(
-                f"--layers: the model has {model.layers}, expected {parts} or more: one for each "
-                "stage of the pipeline and its chunks"
+                f"--layers: the model has {model.layers} layers, expected {parts} or more: "
+                f"{mesh.pp} stages with {self.model_chunks} parts each"
             )
         if model.heads < mesh.tp:
             raise ArgumentError(

@@ -104,7 +104,7 @@ def test_names_what_is_not_text(data: bytes, kind: str) -> None:
         "\tone\ttwo\n\tthree\tfour\n\tfive\tsix\n",
         "a, b = 1, 2\nc, d = 3, 4\ne, f = 5, 6\n",
         "- one\n- two\n",
-        "BZh is no archive\n",
+        "BZh is not an archive\n",
     ],
 )
 def test_prose_code_and_markup_for_readers_are_text(text: str) -> None:

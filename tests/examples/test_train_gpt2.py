@@ -214,8 +214,8 @@ def test_sizes_are_checked_before_a_text_is_read(
 ) -> None:
     text.write_bytes(b"\xff")
     for wrong, message in (
-        (["--heads", "3"], "width is 16, expected a multiple of heads, 3"),
-        (["--micro-batches", "3"], "micro_batches is 3"),
+        (["--heads", "3"], "--width: got 16, expected a multiple of --heads, 3"),
+        (["--micro-batches", "3"], "--micro-batches: got 3"),
     ):
         assert message in fails([*options, *wrong], caplog)
 
@@ -307,14 +307,14 @@ def parameters_at(folder: str, step: int) -> dict[str, bytes]:
     [
         (["--loggers", "comet"], "--loggers: got 'comet', expected one of tensorboard"),
         (["--steps", "0"], "--steps: got 0, expected 1 or more"),
-        (["--heads", "3"], "expected a multiple of heads"),
+        (["--heads", "3"], "expected a multiple of --heads"),
         (["--tokenizer", "one.json"], "--vocab: got 300 with --tokenizer, expected none"),
         (["--data", "missing.txt"], "missing.txt"),
         (["--context", "5000"], "expected 5,001 or more"),
         (["--device", "tpu"], "device: got 'tpu'"),
         (
             ["--micro-batches", "3"],
-            "micro_batches is 3 and a batch has 4 rows, expected a divisor of 4",
+            "--micro-batches: got 3 and a batch has 4 rows, expected a divisor of 4",
         ),
     ],
 )

@@ -40,7 +40,7 @@ def test_sizes_that_do_not_fit_are_reported_once(options: list[str], tmp_path: P
         (["--pp", 1, "--batch", 7], "--batch: got 7, expected a multiple of the 2 data"),
         (
             ["--pipeline-schedule", "gpipe", "--chunks", 2],
-            "chunks is 2 with schedule 'gpipe', expected 1; more",
+            "--chunks: got 2 with schedule 'gpipe', expected 1; more",
         ),
     ):
         result = run_ranks(PROGRAM, 2, [*options, *given, "--out", tmp_path / "run"], check=False)
