@@ -143,7 +143,7 @@ def test_what_contradicts_the_run_is_refused(
     options: list[str], tmp_path: Path, text: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = str(tmp_path / "run")
-    assert "has no config.json" in fails(["--resume", folder], caplog)
+    assert "no such file or folder" in fails(["--resume", folder], caplog)
     train_gpt2.main([*options, "--stop-after", "4"])
     before = parameters_at(folder, 4)
     assert f"{folder} holds a run" in fails(options, caplog)
@@ -241,14 +241,14 @@ def parameters_at(folder: str, step: int) -> dict[str, bytes]:
     [
         (["--loggers", "comet"], "--loggers: got 'comet', expected one of tensorboard"),
         (["--steps", "0"], "--steps: got 0, expected 1 or more"),
-        (["--heads", "3"], "expected a multiple of heads"),
+        (["--heads", "3"], "expected a multiple of --heads"),
         (["--tokenizer", "one.json"], "--vocab: got 300 with --tokenizer, expected none"),
         (["--data", "missing.txt"], "missing.txt"),
         (["--context", "5000"], "expected 5,001 or more"),
         (["--device", "tpu"], "device: got 'tpu'"),
         (
             ["--micro-batches", "3"],
-            "micro_batches is 3 and a batch has 4 rows, expected a divisor of 4",
+            "--micro-batches: got 3 and a batch has 4 rows, expected a divisor of 4",
         ),
     ],
 )

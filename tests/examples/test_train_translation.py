@@ -280,7 +280,7 @@ def test_a_translator_says_what_is_missing(
         return caplog.records[-1].getMessage()
 
     run = str(tmp_path / "run")
-    assert "has no checkpoint" in message(run, "ja")
+    assert "no such file or folder" in message(run, "ja")
     train_translation.main([*options, "--stop-after", "2"])
     assert "averaged.safetensors is missing" in message(run, "ja", "--checkpoint", "averaged")
     assert "text: it is empty" in message(run, " ")
@@ -315,14 +315,14 @@ def test_a_translator_says_what_is_missing(
     [
         (["--epochs", "0"], "--epochs: got 0, expected 1 or more"),
         (["--heads", "3"], "expected a multiple of"),
-        (["--data", "missing"], "'missing', which is not a folder"),
+        (["--data", "missing"], "missing: no such file or folder"),
         (["--batch", "40"], "batch_tokens has 40, expected 48 or more"),
         (["--micro-batches", "2"], "--micro-batches: got 2, expected none: a batch has"),
         (["--average", "9"], "--average: got 9, expected at most --keep, 5"),
         (["--length-penalty", "11"], "--length-penalty: got 11.0, expected 10 or less"),
         (["--steps", "2"], "--warmup: got 2, expected less than --steps, 2"),
         (["--target", "fr"], "train.fr is missing"),
-        (["--also", "missing"], "'missing', which is not a folder"),
+        (["--also", "missing"], "missing: no such file or folder"),
         (["--device", "tpu"], "device: got 'tpu'"),
         (["--evaluate-every", "5"], "each epoch is evaluated; see --bleu-every"),
     ],
