@@ -28,13 +28,14 @@ def generate(model: Path, prompt: str, /) -> None:
 
     Args:
         model: a run, a checkpoint, a Hugging Face folder or a merged file.
-        prompt: text to continue.
+        prompt: text to continue; "" begins a document.
     """
     found, tokenizer = load_language_model(model)
     found.to(backend.use_device("auto"))
     text = TextStream(tokenizer)
     print(prompt, end="")
-    for (token,) in stream(found, [tokenizer.encode(prompt)], 200, temperature=0.8, top_p=0.95):
+    ids = tokenizer.encode_prompt(prompt)
+    for (token,) in stream(found, [ids], 200, temperature=0.8, top_p=0.95):
         if token in tokenizer.end_tokens:
             break
         print(text.add(int(token)), end="", flush=True)

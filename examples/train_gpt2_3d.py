@@ -6,7 +6,7 @@
 
 Options, data and results are those of train_gpt2.py, and any mesh takes the same steps. Every rank
 writes its part of a checkpoint and reads what it needs, so a run may be resumed on another mesh, or
-by this program on one rank. In a pipeline use at least as many --micro-batches as stages. To get
+by one process. In a pipeline use at least as many --micro-batches as stages. To get
 one file with the whole model:
 
     python -m tensorgrad.parallel.merge runs/gpt2-1 model.safetensors

@@ -17,6 +17,40 @@ from tensorgrad.errors import CheckpointError
 __all__ = ["Architecture", "PublishedSettings", "StoredArray"]
 
 _REQUIRED = object()
+# Entries of a config.json that change no logit: about training, generation, tokens, heads for
+# classification, precision, the files and the programs that wrote them.
+_WITHOUT_EFFECT = {
+    *("_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "model_type"),
+    *("torch_dtype", "dtype", "use_bfloat16", "torchscript", "tf_legacy_loss", "use_cache"),
+    *("return_dict", "use_return_dict", "output_attentions", "output_hidden_states"),
+    *("output_scores", "output_past", "return_dict_in_generate", "chunk_size_feed_forward"),
+    *("attn_implementation", "_attn_implementation", "_attn_implementation_autoset"),
+    *("experts_implementation", "reorder_and_upcast_attn", "pretraining_tp"),
+    *("initializer_range", "gradient_checkpointing", "attn_pdrop", "embd_pdrop", "resid_pdrop"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id"),
+    *("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "tokenizer_class"),
+    *("id2label", "label2id", "num_labels", "_num_labels", "problem_type", "finetuning_task"),
+    *("classifier_dropout", "task_specific_params", "prefix", "predict_special_tokens"),
+    *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
+    *("summary_first_dropout", "max_length", "min_length", "max_new_tokens", "do_sample"),
+    *("early_stopping", "num_beams", "num_beam_groups", "diversity_penalty", "temperature"),
+    *("top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids"),
+    *("num_return_sequences", "remove_invalid_values", "exponential_decay_length_penalty"),
+    *("suppress_tokens", "begin_suppress_tokens", "is_decoder", "tie_encoder_decoder"),
+    *("tie_last_hidden_states", "n_ctx", "max_sequence_length", "is_llama_config"),
+    *("transformers.js_config", "unsloth_version", "unsloth_fixed"),
+}
+# The values, the default first, that all models must have for entries which change the mathematics.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "is_causal": (True,),
+    "is_encoder_decoder": (False, None),
+    "add_cross_attention": (False, None),
+    "cross_attention_hidden_size": (None,),
+    "pruned_heads": ({}, None),
+    "per_layer_config": (None, {}),
+    "quantization_config": (None,),
+}
 
 
 class StoredArray(NamedTuple):
@@ -74,6 +108,9 @@ class Architecture:
 class PublishedSettings:
     """The entries of a config.json; those of another type or value raise an error that names them.
 
+    The methods note which entries they have read; `check_known` fails at any other that may change
+    the mathematics.
+
     Args:
         values: the entries.
         name: of the file, for errors.
@@ -81,6 +118,7 @@ class PublishedSettings:
 
     def __init__(self, values: Mapping[str, Any], name: str) -> None:
         self.values, self.name = values, name
+        self._read: set[str] = set()
 
     def integer(self, key: str, default: Any = _REQUIRED) -> Any:
         """Return an integer, or the default where the entry is missing or null."""
@@ -100,11 +138,52 @@ class PublishedSettings:
         values = self._typed(key, (dict,), "a mapping", None)
         return None if values is None else PublishedSettings(values, f"{self.name}: {key}")
 
-    def only(self, expected: Mapping[str, Any]) -> None:
-        """Fail where an entry has another value than the one that is supported."""
-        for key, value in expected.items():
-            if self.values.get(key, value) != value:
-                self.refuse(key, f"{value!r}")
+    def names(self, key: str) -> list[str] | None:
+        """Return a list of texts; None where the entry is missing or null."""
+        found = self._typed(key, (list,), "a list of names", None)
+        if found is not None and not all(type(name) is str for name in found):
+            self.refuse(key, "a list of names")
+        names: list[str] | None = found
+        return names
+
+    def only(self, expected: Mapping[str, tuple[Any, ...]]) -> None:
+        """Fail where an entry is there and has none of the values that are supported."""
+        for key, values in expected.items():
+            self._read.add(key)
+            if key in self.values and self.values[key] not in values:
+                self.refuse(key, " or ".join(map(repr, values)))
+
+    def ignore(self, *keys: str) -> None:
+        """Note that entries have no effect."""
+        self._read.update(keys)
+
+    def check_known(self) -> None:
+        """Fail at an entry that may change the mathematics and that no method has read."""
+        for key, value in self.values.items():
+            if key not in self._read and value is not None:
+                self.refuse(
+                    key,
+                    "no such entry: tensorgrad does not know whether it changes the logits; delete "
+                    "it if it does not",
+                )
+
+    def check_all_known(
+        self, architecture: str, unread: Mapping[str, tuple[Any, ...]] | None = None
+    ) -> None:
+        """Check the entries that all architectures share, and that no other one is unknown.
+
+        Args:
+            architecture: its name, as in `architectures`.
+            unread: the values that are supported for entries which no method has read.
+        """
+        self.only(_FIXED)
+        self.only({key: values for key, values in (unread or {}).items() if key not in self._read})
+        base = architecture.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model")
+        names = self.names("architectures")
+        if names and not {architecture.lower(), base.lower()} & {name.lower() for name in names}:
+            self.refuse("architectures", f"{architecture!r} or {base!r} among them")
+        self.ignore(*_WITHOUT_EFFECT)
+        self.check_known()
 
     def refuse(self, key: str, expected: str) -> None:
         """Fail for an entry."""
@@ -114,6 +193,7 @@ class PublishedSettings:
         )
 
     def _typed(self, key: str, types: tuple[type, ...], expected: str, default: Any) -> Any:
+        self._read.add(key)
         found = self.values.get(key)
         if found is None and default is not _REQUIRED:
             return default

@@ -40,23 +40,46 @@ _SIZES = {
     "n_head": "heads",
     "n_embd": "width",
 }
-_FIXED = {
-    "activation_function": "gelu_new",
-    "layer_norm_epsilon": 1e-5,
-    "n_inner": None,
-    "scale_attn_by_inverse_layer_idx": False,
-    "scale_attn_weights": True,
-    "tie_word_embeddings": True,
+# Other names of the sizes that transformers takes, and prefers.
+_ALIASES = {
+    "n_positions": "max_position_embeddings",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_embd": "hidden_size",
+}
+# The values that are supported, the default first. All of these GELUs are the one of GPT-2.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "activation_function": (
+        *("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"),
+    ),
+    "layer_norm_epsilon": (1e-5,),
+    "n_inner": (None,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "scale_attn_weights": (True,),
+    "tie_word_embeddings": (True,),
 }
 
 
 def _read(theirs: PublishedSettings) -> GPT2Config:
-    theirs.only(_FIXED)
-    return GPT2Config(**{ours: theirs.integer(name) for name, ours in _SIZES.items()})
+    sizes = {ours: _size(theirs, name) for name, ours in _SIZES.items()}
+    theirs.only({**_FIXED, "n_inner": (None, 4 * sizes["width"])})
+    theirs.check_all_known("GPT2LMHeadModel")
+    return GPT2Config(**sizes)
+
+
+def _size(theirs: PublishedSettings, name: str) -> int:
+    """Return a size, which may have its other name."""
+    alias = _ALIASES.get(name, name)
+    if alias not in theirs.values:
+        return int(theirs.integer(name))
+    size: int = theirs.integer(alias)
+    theirs.only({name: (size,)})
+    return size
 
 
 def _write(config: GPT2Config) -> dict[str, Any]:
-    values = {**_FIXED, **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}}
+    fixed = {name: values[0] for name, values in _FIXED.items()}
+    values = {**fixed, **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}}
     return values | dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout)
 
 

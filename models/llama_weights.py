@@ -26,21 +26,43 @@ _SIZES = {
     "hidden_size": "width",
     "intermediate_size": "hidden",
 }
-_FIXED = {"hidden_act": "silu", "partial_rotary_factor": 1.0, "quantization_config": None}
-# Of transformers, where config.json has no value.
+# The values that are supported, the default first.
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "partial_rotary_factor": (1.0, None),
+    "rope_interleaved": (False, None),
+    "use_mrope": (False, None),
+}
+# The same for entries where an architecture has none of them.
+_ABSENT: dict[str, tuple[Any, ...]] = {
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "sliding_window": (None,),
+    "use_sliding_window": (False, None),
+}
+# Entries of other kinds of scaling, which these do not read.
+_OTHER_ROPE = (
+    *("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    *("attention_factor", "beta_fast", "beta_slow", "short_factor", "long_factor"),
+    *("mscale", "mscale_all_dim", "truncate"),
+)
+# The defaults of transformers, where config.json has no such entry.
 _KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 _WINDOW, _FULL_LAYERS, _HEAD_WIDTH = 4096, 28, {"qwen3": 128}
 
 
-def _read(kind: str, theirs: PublishedSettings) -> TransformerLMConfig:
+def _read(kind: str, name: str, theirs: PublishedSettings) -> TransformerLMConfig:
     theirs.only(_FIXED)
-    sizes = {ours: theirs.integer(name) for name, ours in _SIZES.items()}
+    sizes = {ours: theirs.integer(key) for key, ours in _SIZES.items()}
     attention_bias = kind in ("llama", "qwen3") and theirs.boolean("attention_bias", False)
     window, window_from = _windows(kind, theirs, sizes["layers"])
     rope_base, rope_scaling = _rope(theirs, sizes["context"])
-    return TransformerLMConfig(
+    kv_heads = sizes["heads"]
+    if "num_key_value_heads" not in theirs.values:
+        kv_heads = _KV_HEADS.get(kind, kv_heads)
+    config = TransformerLMConfig(
         **sizes,
-        kv_heads=theirs.integer("num_key_value_heads", _KV_HEADS.get(kind, sizes["heads"])),
+        kv_heads=theirs.integer("num_key_value_heads", kv_heads),
         head_width=theirs.integer("head_dim", _HEAD_WIDTH.get(kind)),
         attention_dropout=theirs.number("attention_dropout", 0.0),
         tied=theirs.boolean("tie_word_embeddings", False),
@@ -54,51 +76,60 @@ def _read(kind: str, theirs: PublishedSettings) -> TransformerLMConfig:
         feed_forward_bias=kind == "llama" and theirs.boolean("mlp_bias", False),
         qk_norm=kind == "qwen3",
     )
+    theirs.check_all_known(name, _ABSENT)
+    return config
 
 
 def _windows(kind: str, theirs: PublishedSettings, layers: int) -> tuple[int | None, int]:
     """Return the window of tokens, and the first block that has it."""
-    if kind == "llama":
-        return None, 0
-    if kind == "mistral":
-        default = _WINDOW if "sliding_window" not in theirs.values else None
-        return theirs.integer("sliding_window", default), 0
-    if not theirs.boolean("use_sliding_window", False):
-        return None, 0
-    first = min(theirs.integer("max_window_layers", _FULL_LAYERS), layers)
-    types = theirs.values.get("layer_types")
+    types, window, first = theirs.names("layer_types"), None, 0
+    if kind != "llama":
+        default = None if "sliding_window" in theirs.values else _WINDOW
+        window = theirs.integer("sliding_window", default)
+    if kind.startswith("qwen"):
+        first = min(theirs.integer("max_window_layers", _FULL_LAYERS), layers)
+        if not theirs.boolean("use_sliding_window", False):
+            window = None
+    full, sliding = "full_attention", "sliding_attention"
     if types is not None:
-        full, sliding = "full_attention", "sliding_attention"
-        first = types.index(sliding) if isinstance(types, list) and sliding in types else layers
-        fits = isinstance(types, list) and len(types) == layers
-        if not fits or types != [full] * first + [sliding] * (layers - first):
+        if kind.startswith("qwen") and window is not None:
+            first = types.index(sliding) if sliding in types else len(types)
+        before = layers if window is None else first
+        if len(types) != layers or types != [full] * before + [sliding] * (layers - before):
             theirs.refuse("layer_types", f"{layers} of {full!r} or {sliding!r}, in this order")
-    window = theirs.integer("sliding_window", _WINDOW)
-    return (None, 0) if first == layers else (window, first)
+    return (None, 0) if window is None or first >= layers else (window, first)
 
 
 def _rope(theirs: PublishedSettings, context: int) -> tuple[float, nn.RopeScaling | None]:
     """Return the base of the rotary angles, and their scaling."""
-    # `rope_parameters` since transformers 5; before, `rope_theta` beside `rope_scaling`.
-    found = theirs.part("rope_parameters") or theirs.part("rope_scaling")
+    # `rope_parameters` since transformers 5; before, `rope_theta` beside `rope_scaling`, which it
+    # prefers if both are there.
+    parts = [theirs.part(key) for key in ("rope_scaling", "rope_parameters")]
+    base = theirs.number("rope_theta", 10000.0)
+    original = theirs.integer("original_max_position_embeddings", None)
+    found = next((part for part in parts if part is not None and part.values), None)
     if found is None:
-        return theirs.number("rope_theta", 10000.0), None
-    base = found.number("rope_theta", theirs.number("rope_theta", 10000.0))
-    found.only({"partial_rotary_factor": 1.0})
+        return base, None
+    base = found.number("rope_theta", base)
+    found.only({"partial_rotary_factor": (1.0, None)})
     key = "rope_type" if "rope_type" in found.values else "type"
-    kind = found.values.get(key)
+    kind = found.values.get(key, "default")
+    found.ignore("rope_type", "type", *_OTHER_ROPE)
+    found.check_known()
     if kind == "default":
         return base, None
     if kind == "linear":
         return base, nn.RopeScaling("linear", found.number("factor"))
     if kind != "llama3":
         found.refuse(key, "'default', 'linear' or 'llama3'")
+    if original is None:  # beside the part it counts more
+        original = found.integer("original_max_position_embeddings", context)
     return base, nn.RopeScaling(
         "llama3",
         found.number("factor"),
         found.number("low_freq_factor"),
         found.number("high_freq_factor"),
-        found.integer("original_max_position_embeddings", context),
+        original,
     )
 
 
@@ -177,7 +208,7 @@ def _architecture(name: str, kind: str) -> Architecture:
         prefix="model.",
         tokens="embed_tokens.weight",
         ignored=re.compile(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),  # in old files
-        read=partial(_read, kind),
+        read=partial(_read, kind, name),
         write=partial(_write, kind),
         stored=_stored,
     )

@@ -29,6 +29,7 @@ from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.llama_weights import LLAMA_ARCHITECTURES
 from tensorgrad.models.transformer_lm import OF_PUBLISHED, TransformerLM
 from tensorgrad.nn import init
+from tensorgrad.nn.wrapped_names import unwrapped
 from tensorgrad.readers import parse_json, read_json
 from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 
@@ -42,6 +43,8 @@ _WRITTEN_WITH = "config"  # the entry of the weights' header with the sizes
 # Without these entries transformers takes those of its default vocabulary. The tokenizer's files
 # have the token that ends a text.
 _NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+# Weights in other formats, which are not read; those of PyTorch may run any code.
+_OTHER_WEIGHTS = ("pytorch_model*.bin*", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
 _DOWNLOADED = ("*.json", "model*.safetensors", "*.jinja", "merges.txt")  # some have weights twice
 
 
@@ -59,7 +62,9 @@ def from_pretrained(
         model = from_pretrained("HuggingFaceTB/SmolLM2-135M", download=True)
 
     Names and shapes in the headers of the weights are compared with config.json before memory for
-    the model is allocated.
+    the model is allocated. "module." and "_orig_mod." in names, which PyTorch's wrappers add, are
+    dropped. An entry of config.json that may change the mathematics, and that is not known here, is
+    an error.
 
     Args:
         name: a folder with config.json and model.safetensors, or model.safetensors.index.json and
@@ -70,7 +75,7 @@ def from_pretrained(
             cache. Default: never.
         revision: of a download: a branch, tag or commit.
     Returns:
-        A GPT2 or TransformerLM.
+        A GPT2 or TransformerLM, in evaluation mode; `train()` turns its dropout on.
     Raises:
         CheckpointError: there is no such folder; a file is missing or damaged; or the model has
             an architecture, a setting or arrays that are not supported. The message names it.
@@ -96,7 +101,7 @@ def from_pretrained(
     for parameter in model.parameters():
         parameter.data = np.zeros(parameter.shape, dtype)
     _load(model, files, architecture, config)
-    return model
+    return model.eval()
 
 
 def save_pretrained(
@@ -144,8 +149,10 @@ def save_pretrained(
 
 
 def is_pretrained(folder: Path) -> bool:
-    """Whether a folder has weights in the layout of Hugging Face transformers."""
-    return any((folder / name).is_file() for name in (_ONE_FILE, _INDEX))
+    """Whether a folder has weights in the layout of Hugging Face transformers, of any format."""
+    if any((folder / name).is_file() for name in (_ONE_FILE, _INDEX)):
+        return True
+    return (folder / _CONFIG).is_file() and _other_weights(folder) is not None
 
 
 def pretrained_folder(
@@ -180,7 +187,8 @@ def pretrained_folder(
         )
     except Exception as error:  # of the network, the Hub, the name or the disk
         raise CheckpointError(
-            f"from_pretrained: {os.fspath(name)} cannot be downloaded: {error!s:.400}"
+            f"from_pretrained: {os.fspath(name)} cannot be downloaded: "
+            f"{' '.join(str(error).split()):.400}"
         ) from error
     return Path(found)
 
@@ -204,12 +212,8 @@ def _weight_files(folder: Path) -> list[Path]:
     """Return the files of the weights, one or several."""
     index = folder / _INDEX
     if (folder / _ONE_FILE).exists() or not index.exists():
-        if (folder / "pytorch_model.bin").exists() and not (folder / _ONE_FILE).exists():
-            raise CheckpointError(
-                f"from_pretrained: {folder} has pytorch_model.bin, which may run any code, "
-                "expected model.safetensors: transformers converts it, by from_pretrained and "
-                "save_pretrained"
-            )
+        if not (folder / _ONE_FILE).exists():
+            _refuse_other_weights(folder)
         return [folder / _ONE_FILE]
     try:
         places = read_json(index).get("weight_map")
@@ -225,6 +229,32 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+def _other_weights(folder: Path) -> str | None:
+    """Return the first name of a file with weights that is not read; None without any."""
+    patterns = (*_OTHER_WEIGHTS, "model-*.safetensors")
+    names = (path.name for pattern in patterns for path in sorted(folder.glob(pattern)))
+    return next(names, None)
+
+
+def _refuse_other_weights(folder: Path) -> None:
+    """Raise CheckpointError where a folder has weights in another format or without an index."""
+    name = _other_weights(folder)
+    if name is None:
+        return
+    if name.endswith(".safetensors"):
+        raise CheckpointError(f"from_pretrained: {folder} has {name}, expected {_INDEX} beside it")
+    danger = "" if name.endswith((".h5", ".msgpack", ".gguf")) else ", which may run any code"
+    raise CheckpointError(
+        f"from_pretrained: {folder} has {name}{danger}, expected {_ONE_FILE}: transformers "
+        "converts it, by from_pretrained and save_pretrained"
+    )
+
+
+def _stem(name: str, architecture: Architecture) -> str:
+    """Return the name of an array without the prefix and the parts of PyTorch's wrappers."""
+    return unwrapped(name).removeprefix(architecture.prefix)
+
+
 def _check_headers(
     files: list[Path], architecture: Architecture, theirs: PublishedSettings, config: Any
 ) -> None:
@@ -235,7 +265,7 @@ def _check_headers(
         with ArrayFile(path) as file:
             headers[path] = file.metadata.get(_WRITTEN_WITH)
             for name in file.names:
-                stem = name.removeprefix(architecture.prefix)
+                stem = _stem(name, architecture)
                 if stem in found:
                     raise CheckpointError(
                         f"from_pretrained: {path} has {name} a second time, or both with and "
@@ -293,7 +323,7 @@ def _load(model: Any, files: list[Path], architecture: Architecture, config: Any
     state, head = model.state_dict(), None
     for path in files:
         arrays = load_arrays(path)
-        found = {name.removeprefix(architecture.prefix): array for name, array in arrays.items()}
+        found = {_stem(name, architecture): array for name, array in arrays.items()}
         for each in architecture.stored(config):
             array = found.get(each.theirs)
             if array is None:  # in another file

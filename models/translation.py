@@ -12,8 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
+from tensorgrad.backend import Array, namespace
 from tensorgrad.checks import check_between, check_integer
 from tensorgrad.data.pair_loader import IGNORED
 from tensorgrad.data.pairs import language_token
@@ -117,7 +116,7 @@ def prefix_mask(targets: Array, width: int) -> Tensor:
         (B, 1, T, T) float32, to add to the attention scores: 0 where a token attends (to the
         prefix, itself and earlier tokens), -inf elsewhere.
     """
-    xp = backend.namespace(targets)
+    xp = namespace(targets)
     last = (targets != IGNORED).argmax(1) + (width - targets.shape[1])  # (B,), of the prefix
     columns = xp.arange(width, dtype=last.dtype)
     attends = columns <= xp.maximum(columns[:, None], last[:, None, None])  # (B, T, T)
@@ -132,7 +131,8 @@ def generate(
     tgt_key: str,
     tokenizer: Tokenizer,
     model_max_length: int,
-    desc: str,
+    backend: Any = None,
+    desc: str = "translating",
     *,
     beams: int = 1,
     length_penalty: float = 0.6,
@@ -149,12 +149,13 @@ def generate(
         tgt_key: the language to translate into; the tokenizer has a token for it.
         tokenizer: the model's.
         model_max_length: positions to use, 4 to the model's context.
+        backend: no effect: the model computes where its parameters are. Courses pass one.
         desc: the label of the progress bar.
         beams: 1: greedy search; more: see `beam_search`.
         length_penalty: of `beam_search`.
         rows: sequences to generate at a time; each beam counts.
     Returns:
-        The translations, in the order of the examples.
+        The translations as texts without special tokens, in the order of the examples.
     Raises:
         ArgumentError: an argument is out of its range, or an example has no text under src_key.
         DataError: the tokenizer has no token for the language.
@@ -197,6 +198,6 @@ def generate(
             else:
                 found = beam_search(model, part, end, limit, beams, length_penalty)
             for number, ids in zip(numbers, found, strict=True):
-                texts[number] = tokenizer.decode(ids).strip()
+                texts[number] = tokenizer.decode(ids, skip_special_tokens=True).strip()
             bar.update(len(numbers))
     return texts

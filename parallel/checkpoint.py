@@ -2,14 +2,15 @@
 
     checkpoints/step-00000500/
         rank-00000.safetensors   the pieces that rank 0 writes, 1-D; the header says what each is:
-        rank-00001.safetensors   full name and shape, box and range (placement.py)
+        rank-00001.safetensors   full name and shape, box and range (tensorgrad/placement.py)
         state.json               step, generator, metrics; size and CRC-32 of the other files
 
 What several ranks hold is written once; they divide it. The folder is created under another name
 and renamed by rank 0 when all files are on the disk, as for one process (train/checkpoint.py). So
 killing a rank at any moment leaves the earlier checkpoints intact. To load, the ranks divide the
-verification of the checksums; then each reads only what it needs from each file. A checkpoint of
-one process is read in the same way, its arrays as pieces. Tests: tests/parallel/test_checkpoint.py.
+verification of the checksums; then each reads only what it needs from each file, by
+train/pieces.py. A checkpoint of one process is read in the same way, its arrays as pieces, and one
+process reads the pieces of ranks (`Checkpoint.arrays`). Tests: tests/parallel/test_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -19,27 +20,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
-
-import numpy as np
+from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import Dtype, float32, uint16
+from tensorgrad.dtypes import float32
 from tensorgrad.engine import mark_assigned
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, ShapeError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
-from tensorgrad.optim.master import low_bits_of
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.parallel.placement import ArrayPiece, Placement, assign_writers, copies
-from tensorgrad.readers import parse_json
+from tensorgrad.placement import ArrayPiece, Placement, assign_writers, copies
 from tensorgrad.train import checkpoint as files
 from tensorgrad.train.checkpoint import Checkpoint
+from tensorgrad.train.pieces import PIECES, Kind, LowBits, Stored, read_piece
 from tensorgrad.train.ranks import Ranks
-from tensorgrad.weights import ArrayFile, save_arrays
+from tensorgrad.weights import save_arrays
 
-_PIECES = "pieces"  # the entry of a file's header that describes its arrays
 Held = Sequence[tuple[ArrayPiece, Array]]
 Json = Any
 
@@ -128,26 +125,26 @@ class Shards:
         names = [f"{piece.placement.name}@{i}" for i, (piece, _) in enumerate(self._written)]
         pieces = {name: each[0].to_json() for name, each in zip(names, self._written, strict=True)}
         arrays = {name: each[1] for name, each in zip(names, self._written, strict=True)}
-        save_arrays(path, arrays, {_PIECES: json.dumps(pieces)}, with_sum=False)
+        save_arrays(path, arrays, {PIECES: json.dumps(pieces)}, with_sum=False)
         return path.name, files.sums_of(path)
 
     def _check(
         self, checkpoint: Checkpoint, stored: dict[str, list[Stored]], stack: ExitStack
     ) -> None:
         """Open the files, fill `stored`, and check that they contain all pieces."""
-        stored.update(open_pieces(checkpoint, stack))
+        stored.update(checkpoint.pieces(stack))
         for name in self._names - stored.keys():
             former = name.replace("optimizer/low_bits/", "optimizer/master/", 1)
             if former in stored and stored[former][0].dtype == float32:
                 stored[name] = [LowBits.of(part, name) for part in stored.pop(former)]
         mine = {
-            piece.placement.name: _Kind(array.dtype, piece.placement.shape)
+            piece.placement.name: Kind(array.dtype, piece.placement.shape)
             for piece, array in self._held
             if piece.size
         }
         others = self._names - mine.keys()
         found = {
-            name: _Kind(parts[0].dtype, parts[0].piece.placement.shape)
+            name: Kind(parts[0].dtype, parts[0].piece.placement.shape)
             for name, parts in stored.items()
             if name not in others and parts[0].piece.placement.size
         }
@@ -160,48 +157,6 @@ class Shards:
                     raise CheckpointError(
                         f"load: {checkpoint.path} is not whole: {error}"
                     ) from error
-
-
-class _Kind(NamedTuple):
-    dtype: Dtype
-    shape: Shape
-
-
-class Stored(NamedTuple):
-    """A piece in a file."""
-
-    piece: ArrayPiece
-    name: str
-    file: ArrayFile
-
-    @property
-    def dtype(self) -> Dtype:
-        """The dtype of its elements."""
-        return self.file.dtype(self.name)
-
-    def read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Return elements `start` to `stop` of it, 1-D."""
-        return self.file.read(self.name, start, stop)
-
-
-class LowBits(Stored):
-    """The low bits of float32 master weights in a file, as former versions wrote them."""
-
-    @classmethod
-    def of(cls, weights: Stored, name: str) -> Self:
-        """Return the low bits of weights as a piece of the given name."""
-        placement = replace(weights.piece.placement, name=name)
-        return cls(weights.piece._replace(placement=placement), weights.name, weights.file)
-
-    @property
-    def dtype(self) -> Dtype:
-        """The dtype of its elements."""
-        return uint16
-
-    def read(self, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Return elements `start` to `stop` of it, 1-D."""
-        found: np.ndarray[Any, Any] = low_bits_of(super().read(start, stop))
-        return found
 
 
 def _parts(held: Held, wanted: Sequence[ArrayPiece]) -> list[tuple[ArrayPiece, Array]]:
@@ -356,55 +311,6 @@ class ShardedRanks(Ranks):
         """Load a checkpoint of one process or of any number of ranks."""
         load_pieces(self._world, checkpoint, model, optimizer, self._placements)
         self.after_step()
-
-
-def open_pieces(checkpoint: Checkpoint, stack: ExitStack) -> dict[str, list[Stored]]:
-    """Return which pieces a checkpoint has, sharded or of one process.
-
-    Args:
-        checkpoint: from `load_latest`.
-        stack: closes the files.
-    Returns:
-        All pieces of each name, "model/NAME" or "optimizer/STATE/NAME".
-    Raises:
-        CheckpointError: a file does not describe its arrays.
-    """
-    found: dict[str, list[Stored]] = {}
-    for name in checkpoint.entry("files"):
-        path = checkpoint.path / name
-        file = stack.enter_context(ArrayFile(path))
-        described = file.metadata.get(_PIECES)
-        try:
-            pieces = None if described is None else parse_json(described, f"the header of {path}")
-            for key in file.names:
-                if pieces is None:  # of one process: whole arrays
-                    piece = Placement(f"{path.stem}/{key}", file.shape(key)).piece
-                else:
-                    piece = ArrayPiece.from_json(pieces[key])
-                    if file.shape(key) != (piece.size,):
-                        raise ValueError(f"{key} has shape {file.shape(key)}, expected {piece}")
-                found.setdefault(piece.placement.name, []).append(Stored(piece, key, file))
-        except (ArgumentError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"load: {path} does not say what it holds: {error!r}") from error
-    for name, parts in found.items():
-        kinds = {_Kind(part.dtype, part.piece.placement.shape) for part in parts}
-        if len(kinds) > 1:
-            raise CheckpointError(f"load: {checkpoint.path} has {name} as {kinds}, expected one")
-    return found
-
-
-def read_piece(target: ArrayPiece, stored: Sequence[Stored]) -> np.ndarray[Any, Any]:
-    """Return a piece, 1-D, assembled from stored ones; only the needed elements are read."""
-    plan = copies(target, [each.piece for each in stored])  # raises before anything is read
-    out = np.empty(target.size, stored[0].dtype)
-    for number, part in enumerate(stored):
-        mine = plan[plan[:, 0] == number]
-        if len(mine):
-            first, last = int(mine[0, 1]), int(mine[-1, 1] + mine[-1, 3])
-            values = part.read(first, last)
-            for _, source, place, length in mine.tolist():
-                out[place : place + length] = values[source - first : source - first + length]
-    return out
 
 
 def _on_all(comm: Comm, act: Callable[[], Json]) -> list[Json]:

@@ -1,9 +1,9 @@
 """Data parallelism: every rank has the whole model and its own part of each batch.
 
 Ranks start from the parameters of rank 0. Each computes the gradient of the mean loss of its own
-examples. With equally many examples on all ranks, the mean of these gradients is the gradient of
-the whole batch. All ranks take the same optimizer step, so parameters stay equal bit for bit and
-are never sent again.
+examples, weighted by its targets (`Ranks.shares`). So the mean of these gradients is the
+gradient of the whole batch. All ranks take the same optimizer step, so parameters stay equal bit
+for bit and are never sent again.
 
 Gradients are in one flat buffer (optim/flat.py), so a step needs one all-reduce, or one for each
 bucket of the buffer, which overlaps with backward (buckets.py).
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.backend import Array
+from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, Optimizer
@@ -157,6 +158,25 @@ class DataParallel(ShardedRanks):
         else:
             for grad in self._flat.views(self._flat.grad).values():
                 all_reduce_gradients(grad, self._comm)
+        if self._flat is not None:
+            self._share_untouched(self._flat)
+
+    def _share_untouched(self, flat: FlatParameters) -> None:
+        """Note which parameters have a gradient on other ranks alone.
+
+        A captured step takes them from the step before it, which ran eagerly.
+        """
+        if self._comm.size == 1 or mode.capture is not None:
+            return
+        own = set(flat.untouched())
+        touched = np.array([name not in own for name in flat.parameters])
+        self._comm.all_reduce(touched, "max")
+        names = zip(flat.parameters, touched, strict=True)
+        flat.touched_elsewhere = frozenset(name for name, any_ in names if any_ and name in own)
+
+    def add_counts(self, count: Array) -> None:
+        """Add, in place, how many targets other ranks have of a batch."""
+        self._comm.all_reduce(count)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the sums over the ranks of some numbers, the same on every rank.

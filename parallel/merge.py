@@ -17,18 +17,13 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from tensorgrad.command import command, printable
-from tensorgrad.errors import CheckpointError, ShapeError
+from tensorgrad.errors import CheckpointError
 from tensorgrad.files import check_writable
-from tensorgrad.parallel.checkpoint import open_pieces, read_piece
-from tensorgrad.parallel.placement import Placement
 from tensorgrad.train.checkpoint import Checkpoint, load_checkpoint, load_latest
 from tensorgrad.weights import save_arrays
-
-_MODEL = "model/"
 
 
 def merge(checkpoint: Checkpoint, out: Path) -> int:
@@ -42,18 +37,7 @@ def merge(checkpoint: Checkpoint, out: Path) -> int:
     Raises:
         CheckpointError: a part of an array is missing, or the file cannot be written.
     """
-    arrays = {}
-    with ExitStack() as stack:
-        for name, stored in open_pieces(checkpoint, stack).items():
-            if name.startswith(_MODEL):
-                shape = stored[0].piece.placement.shape
-                try:
-                    values = read_piece(Placement(name, shape).piece, stored)
-                except ShapeError as error:
-                    raise CheckpointError(
-                        f"merge: {checkpoint.path} is not whole: {error}"
-                    ) from error
-                arrays[name.removeprefix(_MODEL)] = values.reshape(shape)
+    arrays = checkpoint.arrays("model")
     if not arrays:
         raise CheckpointError(f"merge: {checkpoint.path} has no arrays of a model")
     header = {"step": str(checkpoint.step)}

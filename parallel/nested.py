@@ -42,6 +42,10 @@ class NestedRanks(ShardedRanks):
         self._comm.agree("train", {"step": step, **(facts or {})})
         self._inner.begin(step, arrays, facts)
 
+    def add_counts(self, count: Array) -> None:
+        """Add, in place, how many targets the inner ranks have of a batch."""
+        self._inner.add_counts(count)
+
     def add_shards(self, array: Array) -> None:
         """Add, in place, what the inner ranks with other shards have in its place."""
         self._inner.add_shards(array)

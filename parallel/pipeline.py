@@ -45,7 +45,7 @@ from tensorgrad.parallel.stages import (
 )
 from tensorgrad.parallel.zero import Zero
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, Ranks
+from tensorgrad.train.ranks import Batch, Count, Loss, MakeOptimizer, Ranks, count_targets, weighted
 
 _MOST_SENDS = 2  # gradients in flight at a time, each of which occupies memory until it arrives
 
@@ -171,7 +171,11 @@ class Pipeline(NestedRanks):
         return optimizer
 
     def compute_gradients(
-        self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None
+        self,
+        loss: Loss,
+        parts: Sequence[Batch],
+        scaler: LossScaler | None = None,
+        count: Count = count_targets,
     ) -> Array:
         """Execute the schedule; see `Ranks.compute_gradients`.
 
@@ -180,10 +184,11 @@ class Pipeline(NestedRanks):
                 of the batch. On all stages but the last this is an activation.
             parts: the micro-batches, the same on all stages.
             scaler: for float16.
+            count: see `Ranks.compute_gradients`.
         """
         comm, before = self._comm, random.get_state()
         outputs = self._dry_run(loss, parts[0])
-        step = _ScheduleRun(self, loss, parts, scaler, outputs)
+        step = _ScheduleRun(self, loss, parts, scaler, outputs, self.shares(parts, count))
         for action in self._actions(len(parts)):
             step.execute(action)
         total = step.end()
@@ -208,13 +213,16 @@ class Pipeline(NestedRanks):
         self._comm.all_reduce(squares)
         self._inner.reduce_norm(squares)
 
-    def add_losses(self, loss: Loss, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Return the sum over this pipeline's batches of mean loss * rows, and the rows."""
+    def add_losses(
+        self, loss: Loss, batches: Iterable[Batch], count: Count = count_targets
+    ) -> tuple[float, float]:
+        """Return the sum over this pipeline's batches of mean loss * targets, and the targets."""
         comm, last = self._comm, len(self.parts) - 1
-        total, rows = np.zeros(()), 0
+        total: Array = 0.0
+        targets: Array = 0.0
         sent = Handle()
         for batch in batches:
-            outputs = self._dry_run(loss, batch)
+            outputs, counted = self._dry_run(loss, batch), count(*batch)
             x: Array | None = None
             for part in range(comm.rank, last + 1, comm.size):
                 if part > 0 and comm.size > 1:
@@ -225,12 +233,11 @@ class Pipeline(NestedRanks):
                     sent.wait()
                     sent = comm.send(x, (part + 1) % comm.size, wait=False)
                 elif part == last:
-                    value = x.astype(np.float64) * len(batch[0])
-                    total = value if rows == 0 else total + value
-            rows += len(batch[0])
+                    total = total + x.astype(np.float64) * counted
+            targets = targets + counted
         sent.wait()
         told = comm.broadcast_object(float(total), comm.size - 1)
-        return float(told), rows
+        return float(told), float(targets)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the sums over the pipelines, each of the maximum over its stages."""
@@ -345,9 +352,10 @@ class _ScheduleRun:
         batches: Sequence[Batch],
         scaler: LossScaler | None,
         outputs: Sequence[_PartOutput],
+        shares: Array | None,
     ) -> None:
         self._pipeline, self._loss, self._scaler = pipeline, loss, scaler
-        self._batches, self._outputs = batches, outputs
+        self._batches, self._outputs, self._shares = batches, outputs, shares
         self._comm, self._random = pipeline._comm, random.get_state()
         self._passes: dict[_Unit, _PartPass] = {}  # forward is done, backward is not
         self._receives: dict[Action, tuple[Array, Handle]] = {}
@@ -397,6 +405,7 @@ class _ScheduleRun:
         random.set_state({**self._random, "draw": draw, "stream": stream})
         given, y = self._pipeline._run_part(self._loss, self._batches[micro], part, x)
         if part == last:
+            y = weighted(y, self._shares, micro)
             self._total = self._total + y.data
             y = y * (1 / count) if count > 1 else y
             y = y if self._scaler is None else self._scaler.scale(y)

@@ -83,7 +83,7 @@ class ShardedParameters(FlatParameters):
             raise ArgumentError("ShardedParameters: comm is None, expected the ranks to gather")
         return self._comm
 
-    def zero_grad(self) -> None:
+    def _clear_gradients(self) -> None:
         """Set all gradients to 0, except in slots, which are 0 whenever they are free."""
         if self.stage == 1:
             self.grad.fill(0)
@@ -93,6 +93,9 @@ class ShardedParameters(FlatParameters):
         for number in range(len(self.segments)):
             if number not in self.units:
                 self.storage[number][1].fill(0)
+
+    def _is_written(self, name: str) -> bool:
+        return False  # ranks could disagree, each with its shard
 
     def _allocate(self, like: Array) -> list[tuple[Array, Array]]:
         if self.stage > 1:

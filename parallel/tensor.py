@@ -36,7 +36,6 @@ from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import ALIGNMENT, zeros
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.nested import NestedRanks
-from tensorgrad.parallel.placement import Placement
 from tensorgrad.parallel.stages import check_not_shared
 from tensorgrad.parallel.tensor_layers import (
     ColumnParallelLinear,
@@ -49,8 +48,9 @@ from tensorgrad.parallel.tensor_layers import (
 )
 from tensorgrad.parallel.tensor_ops import all_gather_columns
 from tensorgrad.parallel.vocabulary import vocabulary_parallel_cross_entropy
+from tensorgrad.placement import Placement
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer, Ranks
+from tensorgrad.train.ranks import Batch, Count, Loss, MakeOptimizer, Ranks, count_targets
 
 _SAMPLE = 1024  # elements of each parameter by which ranks compare their models
 
@@ -287,10 +287,14 @@ class TensorParallel(NestedRanks):
         return optimizer
 
     def compute_gradients(
-        self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None
+        self,
+        loss: Loss,
+        parts: Sequence[Batch],
+        scaler: LossScaler | None = None,
+        count: Count = count_targets,
     ) -> Array:
         """Compute as the inner ranks do, then sum the gradients of `TensorParts.summed`."""
-        total = self._inner.compute_gradients(loss, parts, scaler)
+        total = self._inner.compute_gradients(loss, parts, scaler, count)
         if self._terms:
             terms = self._terms.read()
             self._comm.all_reduce(terms)
@@ -306,9 +310,11 @@ class TensorParallel(NestedRanks):
         self._inner.reduce_norm(squares)
         self._comm.all_reduce(squares)
 
-    def add_losses(self, loss: Loss, batches: Iterable[Batch]) -> tuple[float, int]:
+    def add_losses(
+        self, loss: Loss, batches: Iterable[Batch], count: Count = count_targets
+    ) -> tuple[float, float]:
         """Evaluate as the inner ranks do."""
-        return self._inner.add_losses(loss, batches)
+        return self._inner.add_losses(loss, batches, count)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the sums over the inner ranks of the mean over these ranks."""

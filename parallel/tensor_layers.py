@@ -29,13 +29,13 @@ from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.embedding import check_ids, embedding
 from tensorgrad.ops.linear import feed_forward, gated_linear, linear, linear_gelu
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.parallel.placement import Placement, cut_box, divide
 from tensorgrad.parallel.tensor_ops import (
     all_gather_rows,
     all_reduce,
     all_reduce_gradient,
     reduce_scatter_rows,
 )
+from tensorgrad.placement import Placement, cut_box, divide
 from tensorgrad.tensor import Tensor
 
 _STREAMS = 2**32  # distance between the random streams of two ranks

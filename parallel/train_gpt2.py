@@ -28,7 +28,7 @@ from tensorgrad.parallel.strategy import mesh_ranks
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
 from tensorgrad.train.device import choose_device
-from tensorgrad.train.gpt2 import MODELS, GPT2Settings, train
+from tensorgrad.train.gpt2 import GPT2Settings, train
 from tensorgrad.train.options import in_options
 from tensorgrad.train.ranks import Ranks
 
@@ -103,6 +103,7 @@ class ParallelSettings(GPT2Settings):
             )
         mesh = self.mesh(comm.size, comm.rank)
         self._check_batch(mesh)
+        self._check_model(mesh)
         zero = ZERO.get(self.parallel, 0)
         return mesh_ranks(
             comm,
@@ -111,9 +112,30 @@ class ParallelSettings(GPT2Settings):
             reduction=self.parallel if self.parallel in REDUCTIONS else "overlap",
             bucket_mb=self.bucket_mb,
             schedule=self.pipeline_schedule,
-            chunks=self.chunks or (2 if self.pipeline_schedule == "interleaved" else 1),
+            chunks=self.model_chunks,
             sequence=self.sequence_parallel,
         )
+
+    @property
+    def model_chunks(self) -> int:
+        """Model chunks per stage of the pipeline."""
+        return self.chunks or (2 if self.pipeline_schedule == "interleaved" else 1)
+
+    def _check_model(self, mesh: Mesh) -> None:
+        """Raise ArgumentError where the ranks cannot share the layers or the heads."""
+        if self.init_from:  # its sizes are not known yet
+            return
+        model, parts = self.model(self.largest_vocab), mesh.pp * self.model_chunks
+        if mesh.pp > 1 and model.layers < parts:
+            raise ArgumentError(
+                f"--layers: the model has {model.layers}, expected {parts} or more: one for each "
+                "stage of the pipeline and its chunks"
+            )
+        if model.heads < mesh.tp:
+            raise ArgumentError(
+                f"--heads: the model has {model.heads}, expected one or more for each of the "
+                f"{mesh.tp} tensor parallel ranks"
+            )
 
     def mesh(self, ranks: int, rank: int = 0) -> Mesh:
         """Return the mesh of all ranks.
@@ -182,7 +204,7 @@ def memory_explained(settings: ParallelSettings, ranks: int = 1) -> Iterator[Non
     try:
         yield
     except MemoryError as error:
-        config = settings.model(settings.vocab or MODELS[settings.preset].vocab_size)
+        config = settings.model(settings.largest_vocab)
         mesh = settings.mesh(ranks)
         job = TrainingJob(
             config,
@@ -191,7 +213,7 @@ def memory_explained(settings: ParallelSettings, ranks: int = 1) -> Iterator[Non
             settings.micro_batches,
             ZERO.get(settings.parallel, 0),
             settings.pipeline_schedule,
-            settings.chunks or (2 if settings.pipeline_schedule == "interleaved" else 1),
+            settings.model_chunks,
             settings.sequence_parallel,
             settings.dtype,
             settings.grad_dtype,

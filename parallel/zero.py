@@ -32,7 +32,7 @@ from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.data import DataParallel, broadcast_parameters
 from tensorgrad.parallel.shards import ShardedParameters
 from tensorgrad.parallel.units import Units, find_units
-from tensorgrad.train.ranks import Batch, Loss, MakeOptimizer
+from tensorgrad.train.ranks import Batch, Count, Loss, MakeOptimizer, count_targets
 
 STAGES = (1, 2, 3)
 
@@ -109,14 +109,15 @@ class Zero(DataParallel):
 
     def reduce_gradients(self) -> None:
         """Leave the mean of each gradient in its shard, after the last backward of a step."""
+        flat = self._prepared()
         if self.stage == 1:
             super().reduce_gradients()
-            return
-        flat = self._prepared()
-        self._units.end_backward()
-        for number in range(len(flat.segments)):
-            if number not in flat.units:
-                self._scatter(number).wait()
+        else:
+            self._units.end_backward()
+            for number in range(len(flat.segments)):
+                if number not in flat.units:
+                    self._scatter(number).wait()
+        self._share_untouched(flat)
 
     def reduce_norm(self, squares: Array) -> None:
         """Add the squares of the gradients in other ranks' shards."""
@@ -141,18 +142,20 @@ class Zero(DataParallel):
         for handle in handles:
             handle.wait()
 
-    def add_losses(self, loss: Loss, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Return the sum over this rank's batches of mean loss * rows, and the number of rows.
+    def add_losses(
+        self, loss: Loss, batches: Iterable[Batch], count: Count = count_targets
+    ) -> tuple[float, float]:
+        """Return the sum over this rank's batches of mean loss * targets, and of the targets.
 
         In stage 3 ranks with fewer batches take part in gathering for the others.
         """
         if self.stage < 3:
-            return super().add_losses(loss, batches)
+            return super().add_losses(loss, batches, count)
         self._prepared()
         batches = list(batches)
         mine = [float(len(batches) * (rank == self.rank)) for rank in range(self.ranks)]
         counts = self.sum(mine)
-        result = super().add_losses(loss, batches)
+        result = super().add_losses(loss, batches, count)
         for _ in range(int(max(counts)) - len(batches)):
             self._units.gather_all()
         return result

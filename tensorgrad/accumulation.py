@@ -8,7 +8,8 @@ as a matrix product can, does so and returns None; any other returns its gradien
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tensorgrad.backend import Array, Shape, add_into, is_numpy, namespace
@@ -32,11 +33,44 @@ def count_as_zeros(arrays: Sequence[Array]) -> None:
     _unwritten.update((id(array), array) for array in arrays)
 
 
+# By id: gradients that were set to 0, and that nothing was added to since.
+_untouched: dict[int, weakref.ref[Any]] = {}
+
+
+def references(arrays: Sequence[Array]) -> dict[int, weakref.ref[Any]]:
+    """Return what `note_zeros` takes: references, which do not keep the gradients alive."""
+    return {id(array): weakref.ref(array, partial(_drop, id(array))) for array in arrays}
+
+
+def _drop(key: int, _: object) -> None:
+    """Forget a gradient that is gone."""
+    _untouched.pop(key, None)
+
+
+def note_zeros(gradients: Mapping[int, weakref.ref[Any]]) -> None:
+    """Note that gradients are set to 0: they count as untouched until something is added."""
+    _untouched.update(gradients)
+
+
+def touch(leaves: Iterable[tuple[Any, Any]]) -> None:
+    """Note that the replay of a graph has added to the gradients of leaves, the first of pairs."""
+    if _untouched:
+        for leaf, _ in leaves:
+            _untouched.pop(id(leaf.grad), None)
+
+
+def untouched(named: Iterable[tuple[str, Array]]) -> list[str]:
+    """Return the names of the gradients that nothing was added to since they were set to 0."""
+    return [name for name, gradient in named if id(gradient) in _untouched] if _untouched else []
+
+
 def is_first(total: Array) -> bool:
     """Whether a gradient counts as zeros; no longer then: the caller overwrites it.
 
     Whoever adds to a gradient asks first, so what waits to be added to it is added here.
     """
+    if _untouched:
+        _untouched.pop(id(total), None)
     if id(total) in _waiting:
         add_waiting()
     if not _unwritten or _unwritten.pop(id(total), None) is None:

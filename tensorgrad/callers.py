@@ -31,6 +31,15 @@ def user_line() -> str:
     return ""
 
 
+def user_level() -> int:
+    """Return the `stacklevel` with which the caller warns of the innermost line of user code."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def line_of(error: BaseException) -> tuple[str, str]:
     """Return the innermost line of user code that an error passed, and the function it called.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,15 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import Dtype
-from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
+from tensorgrad.callers import user_level
+from tensorgrad.dtypes import Dtype, float64, is_complex, is_float
+from tensorgrad.errors import (
+    ArgumentError,
+    DtypeError,
+    OutOfRangeError,
+    ShapeError,
+    WideningWarning,
+)
 
 _NUMBERS = (float, int, np.floating, np.integer)
 
@@ -91,11 +99,64 @@ def promoted(op: str, names: Sequence[str], arrays: Sequence[Array]) -> Dtype:
             break
     else:
         return first
+    dtypes = [array.dtype for array in arrays]
     try:
-        return np.result_type(*[array.dtype for array in arrays])
+        common = np.result_type(*dtypes)
     except TypeError as error:
         got = ", ".join(f"{n} has dtype {a.dtype}" for n, a in zip(names, arrays, strict=True))
         raise DtypeError(f"{op}: {got}, expected dtypes with a common one") from error
+    if common == float64 and any([array.ndim for array in arrays]):
+        note_widening(op, dtypes)
+    return common
+
+
+_widened: set[str] = set()  # the ops that have warned
+
+
+def note_widening(op: str, dtypes: Sequence[Dtype]) -> None:
+    """Warn, once for an op, where integers beside narrower floats make its result float64."""
+    floats = [dtype for dtype in dtypes if is_float(dtype)]
+    integers = [dtype for dtype in dtypes if dtype.kind in "iu"]
+    if op in _widened or not floats or not integers or float64 in floats:
+        return
+    warnings.warn(
+        f"{op}: {integers[0]} beside {floats[0]} gives float64, as in NumPy; on a GPU that is far "
+        f"slower. Convert the integers, astype({str(floats[0])!r}), if it is not meant",
+        WideningWarning,
+        stacklevel=user_level(),
+    )
+    _widened.add(op)
+
+
+def check_holds(op: str, name: str, array: Array, dtype: Dtype) -> None:
+    """Raise an error where values would lose more than digits as elements of a dtype.
+
+    Floats do not become integers or bool, complex numbers not real ones. Integers must lie in the
+    range of the dtype, 0 to 1 for bool; on the GPU, where looking would wait, they are not checked.
+
+    Raises:
+        DtypeError: the values are of a kind that the dtype does not hold.
+        ArgumentError: an integer lies outside its range.
+    """
+    own = array.dtype
+    if own == dtype or own.kind == "b" or is_complex(dtype):
+        return
+    if is_float(dtype):
+        if is_complex(own):
+            raise DtypeError(f"{op}: {name} has dtype {own}, expected real numbers for {dtype}")
+        return
+    if own.kind not in "iu":
+        raise DtypeError(
+            f"{op}: {name} has dtype {own}, expected integers for {dtype}; round and convert it "
+            "with astype(), or convert the tensor"
+        )
+    if np.can_cast(own, dtype) or not array.size or not backend.is_numpy(array):
+        return
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+    low, high = (0, 1) if limits is None else (limits.min, limits.max)
+    for value in (int(array.min()), int(array.max())):
+        if not low <= value <= high:
+            raise ArgumentError(f"{op}: {name} is {value}, expected {low} to {high} for {dtype}")
 
 
 def array_of(op: str, name: str, value: Any, expected: Any = "equal lengths") -> Array:
@@ -103,13 +164,63 @@ def array_of(op: str, name: str, value: Any, expected: Any = "equal lengths") ->
 
     Raises:
         ShapeError: lists differ in length; the message ends with `expected`.
+        DtypeError: the value is an array of another library.
     """
     if backend.is_array(value) and not isinstance(value, np.ndarray):
         return value
+    if _library_of(value) in _FROM_OTHERS:
+        raise not_an_operand(op, name, value)
     try:
         return np.asarray(value)  # of an array itself, without its subclass
     except ValueError as error:
         raise ShapeError(f"{op}: {name} is {value!r:.80}, expected {expected}") from error
+
+
+# How arrays of other libraries become ones that are taken here, by the library's name.
+_FROM_OTHERS = {
+    "torch": "tensorgrad.from_dlpack(t.detach()) or t.numpy()",
+    "jax": "tensorgrad.from_dlpack(t) or numpy.asarray(t)",
+    "jaxlib": "tensorgrad.from_dlpack(t) or numpy.asarray(t)",
+    "mlx": "numpy.asarray(t)", "pandas": "t.to_numpy()", "polars": "t.to_numpy()",
+    "pyarrow": "t.to_numpy()", "scipy": "t.toarray()", "tensorflow": "t.numpy()",
+    "xarray": "t.to_numpy()",
+}  # fmt: skip
+
+
+def not_an_operand(
+    op: str, name: str, value: Any, expected: str = "a tensor, array, number or list"
+) -> DtypeError:
+    """Return the error for an argument that is not an operand, which names the library."""
+    kind = type(value)
+    library = _library_of(value)
+    if library not in _FROM_OTHERS:
+        return DtypeError(f"{op}: {name} is a {kind.__name__}, expected {expected}")
+    return DtypeError(
+        f"{op}: {name} is a {library}.{kind.__name__}, expected {expected}; "
+        f"give {_FROM_OTHERS[library]}"
+    )
+
+
+def _library_of(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def check_keepdims(op: str, keepdims: Any) -> None:
+    """Raise ArgumentError unless `keepdims` is a bool, which NumPy has in another place."""
+    if not isinstance(keepdims, (bool, np.bool_)):
+        raise ArgumentError(
+            f"{op}: keepdims is {keepdims!r:.80}, expected True or False; give NumPy's other "
+            "arguments by name (dtype=...)"
+        )
+
+
+def check_no_length(op: str, name: str, dtype: Any) -> None:
+    """Raise ArgumentError where a second length stands in the place of the dtype."""
+    if isinstance(dtype, (int, float, np.number)):
+        raise ArgumentError(
+            f"{op}: dtype is {dtype!r}, expected a dtype; several lengths are one tuple, such as "
+            f"{name}=(2, 3)"
+        )
 
 
 def check_function(op: str, f: Any, instead: str = "") -> None:

@@ -188,8 +188,10 @@ class CudaKernel:
             )
         count = len(self._inputs)
         names = [p.name for p in self._inputs]
+        free = [x for p, x in zip(self._inputs, args[:count], strict=True) if p.dtype is None]
         tensors = [
-            tensor_of(op, p.name, x) for p, x in zip(self._inputs, args[:count], strict=True)
+            tensor_of(op, p.name, x, *(free if p.dtype is None else [np.empty(0, p.dtype)]))
+            for p, x in zip(self._inputs, args[:count], strict=True)
         ]
         same_device(op, names, [x.data for x in tensors])
         if mode.grad_enabled and any([x.requires_grad for x in tensors]):

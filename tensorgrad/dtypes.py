@@ -1,9 +1,9 @@
 """Element types. A dtype is NumPy's own object; bfloat16 comes from ml_dtypes.
 
 Promotion follows NumPy: `result_type` decides, a Python scalar takes the dtype of the array
-beside it. Only creation differs: values without a dtype (`zeros(3)`, `tensor([1.0])`) become
-float32, not float64. Complex numbers have no gradients and no kernels of ours: NumPy and CuPy
-compute with them.
+beside it. Lists do so too (operands.py), and creation differs: values without a dtype (`zeros(3)`,
+`tensor([1.0])`) become float32, not float64. Complex numbers have no gradients and no kernels of
+ours: NumPy and CuPy compute with them.
 """
 
 from __future__ import annotations

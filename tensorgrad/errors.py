@@ -22,6 +22,7 @@ __all__ = [
     "ShapeError",
     "TensorgradError",
     "TrainingError",
+    "WideningWarning",
 ]
 
 
@@ -83,3 +84,7 @@ class TrainingError(TensorgradError, ArithmeticError):
 
 class CommError(TensorgradError, RuntimeError):
     """Ranks cannot start, agree or reach each other."""
+
+
+class WideningWarning(UserWarning):
+    """Integers beside float32 or 16-bit floats make a result float64, as in NumPy."""

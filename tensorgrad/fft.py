@@ -13,12 +13,13 @@ real numbers raise DtypeError for complex ones. Tests: tests/ops/test_complex.py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tensorgrad.backend import namespace, namespace_on, widened
-from tensorgrad.checks import axis_index, axis_tuple, check_integer
+from tensorgrad.checks import axis_index, axis_tuple, check_integer, check_number
 from tensorgrad.dtypes import DtypeLike, as_dtype, float32, is_complex, is_float
 from tensorgrad.errors import ArgumentError, DtypeError
+from tensorgrad.omitted import missing as _missing
 from tensorgrad.operands import constant_of, tensor_of
 from tensorgrad.ops.shape import roll
 from tensorgrad.tensor import Axis, Tensor
@@ -143,7 +144,14 @@ def _computed(op: str, x: Tensor, lengths: Any, axes: Any, norm: str) -> Tensor:
 
 def _frequencies(op: str, n: int, d: float, dtype: DtypeLike | None, device: str | None) -> Tensor:
     check_integer(op, "n", n, 1)
+    check_number(op, "d", d)
     target = float32 if dtype is None else as_dtype(dtype)
     if not is_float(target):
         raise DtypeError(f"{op}: dtype is {target}, expected a float")
     return Tensor(getattr(namespace_on(device or "cpu").fft, op)(n, d).astype(target))
+
+
+if not TYPE_CHECKING:  # to a type checker every name would exist
+
+    def __getattr__(name: str) -> Any:
+        raise _missing(__name__, name)

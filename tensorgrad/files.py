@@ -205,9 +205,12 @@ def write_json(path: str | os.PathLike[str], value: Any, indent: int | None = No
         file.write((to_json(value, indent) + "\n").encode())
 
 
-def finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Replace inf and NaN, which JSON does not support, by None."""
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace inf and NaN, which JSON does not support, by None; a text stays."""
+    return {
+        name: value if value is None or isinstance(value, str) or math.isfinite(value) else None
+        for name, value in values.items()
+    }
 
 
 def _python_number(value: Any) -> Any:

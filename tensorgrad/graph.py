@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, engine, random, ranges
-from tensorgrad.accumulation import forget, settle
+from tensorgrad.accumulation import forget, settle, touch
 from tensorgrad.amp import autocast
 from tensorgrad.backend import Array
 from tensorgrad.callers import line_of, user_line
@@ -536,6 +536,7 @@ class _Variant:
                 call()
             for tensor, grad in self._grads:
                 tensor.grad = grad
+            touch(self._watch.leaves.values())
             for array in self._notes.assigned:
                 engine.mark_assigned(array)
         return _mapped(_copy, self._result)

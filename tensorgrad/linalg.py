@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, namespace, same_device
-from tensorgrad.checks import axis_tuple
+from tensorgrad.checks import axis_tuple, check_integer
 from tensorgrad.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
-from tensorgrad.operands import tensor_of
+from tensorgrad.omitted import missing as _missing
+from tensorgrad.operands import constant_of, operands, tensor_of, tensors_of
 from tensorgrad.ops.diagonals import cross, vecdot
 from tensorgrad.ops.diagonals import diagonal as _diagonal
 from tensorgrad.ops.diagonals import trace as _trace
 from tensorgrad.ops.einsum import outer, tensordot
-from tensorgrad.ops.elementwise import abs, conj, not_equal, where
+from tensorgrad.ops.elementwise import abs, conj, isnan, not_equal, where
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.reduce import max, min, sum
 from tensorgrad.ops.reduce import norm as _norm
@@ -114,6 +115,7 @@ def solve(a: Any, b: Any) -> Tensor:
         ShapeError: a is not square, or b does not fit it.
         ArgumentError: a is singular (on the GPU the result is not finite instead).
     """
+    a, b = operands("solve", ("a", "b"), (a, b))
     a, first = _square("solve", a)
     b, second = _floats("solve", "b", b)
     same_device("solve", ("a", "b"), (a.data, b.data))
@@ -177,7 +179,7 @@ def tensorsolve(a: Any, b: Any, axes: Sequence[int] | None = None) -> Tensor:
         ShapeError: a does not fit b.
         ArgumentError: a is singular.
     """
-    a, b = tensor_of("tensorsolve", "a", a), tensor_of("tensorsolve", "b", b)
+    a, b = operands("tensorsolve", ("a", "b"), (a, b))
     if axes is not None:
         a = moveaxis(a, tuple(axes), tuple(range(a.ndim - len(axes), a.ndim)))
     own = a.shape[b.ndim :]
@@ -271,7 +273,7 @@ def eigh(x: Any, UPLO: Literal["L", "U"] = "L") -> EighResult:
     x, dtype = _square("eigh", x)
     if UPLO == "U":
         x = matrix_transpose(conj(x) if is_complex(x.dtype) else x)
-    found = tuple(namespace(x.data).linalg.eigh(x.data))
+    found = tuple(_computed("eigh", namespace(x.data).linalg.eigh, x.data))
     values, vectors = record("eigh", found, (x,), _eigh_backward, found)
     return EighResult(_rounded(values, dtype), _rounded(vectors, dtype))
 
@@ -343,7 +345,7 @@ def svd(x: Any, full_matrices: bool = True) -> SVDResult:
         algorithmic differentiation", section 3.2.
     """
     x, dtype = _matrices("svd", x)
-    found = tuple(namespace(x.data).linalg.svd(x.data, full_matrices))
+    found = tuple(_computed("svd", namespace(x.data).linalg.svd, x.data, full_matrices))
     results = record("svd", found, (x,), _svd_backward, found)
     u, s, vh = (_rounded(part, dtype) for part in results)
     return SVDResult(u, s, vh)
@@ -392,7 +394,7 @@ def pinv(x: Any, rtol: Any = None) -> Tensor:
     """
     x, dtype = _matrices("pinv", x)
     cut = _cutoff(x, rtol)
-    y = namespace(x.data).linalg.pinv(x.data, cut)
+    y = _computed("pinv", namespace(x.data).linalg.pinv, x.data, cut)
     return _rounded(record("pinv", y, (x,), _pinv_backward, (x.data, y)), dtype)
 
 
@@ -411,14 +413,16 @@ def matrix_rank(x: Any, rtol: Any = None) -> Tensor:
     largest = max(values, -1, True) if values.shape[-1] else 0.0
     cut = _cutoff(x, rtol)
     if not isinstance(cut, float):  # one for each matrix
-        cut = expand_dims(tensor_of("matrix_rank", "rtol", cut), -1)
+        cut = expand_dims(operands("matrix_rank", ("x", "rtol"), (x, cut))[1], -1)
     return sum(values > largest * cut, -1)
 
 
 def _cutoff(x: Tensor, rtol: Any) -> Any:
     if rtol is None:
         return float(np.finfo(x.dtype).eps) * float(np.max(x.shape[-2:]))
-    return rtol.data if isinstance(rtol, Tensor) else rtol
+    if not isinstance(rtol, Tensor):
+        return rtol
+    return constant_of("pinv", "rtol", rtol, "the rank is constant")
 
 
 def cond(x: Any, p: Order = None) -> Tensor:
@@ -427,12 +431,32 @@ def cond(x: Any, p: Order = None) -> Tensor:
     Args:
         x: (..., M, N), square but for p None, 2 and -2.
         p: the order of the norm, see `matrix_norm`; None is 2.
+
+    Returns:
+        (...,); inf for singular matrices, NaN for those that hold NaN.
+
+    Raises:
+        ShapeError: the matrices have no elements, or are not square.
+        ArgumentError: another order, or a matrix has no singular values.
     """
+    x, dtype = _matrices("cond", x)
+    if not x.shape[-1] * x.shape[-2]:
+        raise ShapeError(f"cond: x has shape {x.shape}, expected elements in the matrices")
+    with np.errstate(all="ignore"):  # of singular matrices
+        y = _cond(x, p)
+    of_numbers = ~isnan(x.detach()).data.any((-2, -1))
+    return _rounded(where(isnan(y).data & of_numbers, math.inf, y), dtype)
+
+
+def _cond(x: Tensor, p: Order) -> Tensor:
+    """Return `cond`, NaN for some singular matrices."""
     if p is None or p in (2, -2):
         values = svdvals(x)
-        ratio = values[..., 0] / values[..., -1]
-        return ratio if p != -2 else 1 / ratio
-    return matrix_norm(x, ord=p) * matrix_norm(inv(x), ord=p)
+        return values[..., -1] / values[..., 0] if p == -2 else values[..., 0] / values[..., -1]
+    singular = slogdet(_check_square("cond", x).detach()).sign.data == 0
+    eye = namespace(x.data).eye(x.shape[-1], dtype=x.dtype)
+    regular = where(singular[..., None, None], eye, x)
+    return where(singular, math.nan, matrix_norm(x, ord=p) * matrix_norm(inv(regular), ord=p))
 
 
 def matrix_power(x: Any, n: int) -> Tensor:
@@ -442,6 +466,7 @@ def matrix_power(x: Any, n: int) -> Tensor:
         ShapeError: the matrices are not square.
     """
     given = tensor_of("matrix_power", "x", x)
+    check_integer("matrix_power", "n", n)
     base: Tensor | None = _check_square("matrix_power", given) if n >= 0 else inv(given)
     power, n = None, -n if n < 0 else n
     while n:
@@ -458,10 +483,12 @@ def matrix_power(x: Any, n: int) -> Tensor:
 
 def multi_dot(matrices: Any) -> Tensor:
     """Return the product of matrices, from left to right; the first and last may be vectors."""
-    y, *others = matrices
+    y, *others = tensors_of("multi_dot", matrices)
+    if not others:
+        raise ArgumentError("multi_dot: got 1 matrix, expected two or more")
     for other in others:
         y = matmul(y, other)
-    return tensor_of("multi_dot", "matrices", y)
+    return y
 
 
 def vector_norm(x: Any, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:
@@ -601,10 +628,10 @@ def _check_square(op: str, x: Tensor) -> Tensor:
     return x
 
 
-def _computed(op: str, function: Callable[..., Array], *arrays: Array) -> Array:
+def _computed(op: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a function that may find the first matrix unfit."""
     try:
-        return function(*arrays)
+        return function(*arguments)
     except np.linalg.LinAlgError as error:
         raise ArgumentError(f"{op}: the matrix is unfit: {error}") from error
 
@@ -618,3 +645,9 @@ def _reciprocal_differences(values: Array) -> Array:
     difference = values[..., None, :] - values[..., None]
     same = namespace(values).eye(values.shape[-1], dtype=values.dtype)
     return (1 - same) / (difference + same)
+
+
+if not TYPE_CHECKING:  # to a type checker every name would exist
+
+    def __getattr__(name: str) -> Any:
+        raise _missing(__name__, name)

@@ -2,78 +2,201 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend, ranges
 from tensorgrad.backend import Array
-from tensorgrad.checks import array_of
+from tensorgrad.checks import array_of, not_an_operand
 from tensorgrad.dtypes import (
+    SCALARS,
     Dtype,
     DtypeLike,
     as_dtype,
+    bool_,
     complex64,
     complex128,
     float32,
     float64,
+    int64,
+    is_complex,
     is_float,
     is_known,
+    uint64,
 )
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.tensor import Tensor
 
-# Python's numbers, and what NumPy makes of them
-_DEFAULTS: dict[Any, Dtype] = {
-    float: float32, complex: complex64, float64: float32, complex128: complex64
-}  # fmt: skip
+# What a number of Python, or a list of them, is: the last of these types that it holds.
+_KINDS: tuple[type, ...] = (bool, int, float, complex)
+_ALONE: dict[Any, Dtype] = {bool: bool_, float: float32, complex: complex64}
+_OF_NUMPY = {float64: float32, complex128: complex64}
+_LITERALS = (*_KINDS, list, tuple)
+_BESIDE_INTEGERS: dict[Any, Dtype] = {bool: bool_, float: float64, complex: complex128}
 
 
-def tensor_of(op: str, name: str, value: Any) -> Tensor:
-    """Return the operand as a tensor; an array is wrapped, a Python number becomes 0-d."""
+def operands(
+    op: str, names: Sequence[str], values: Sequence[Any], optional: int = 0, compared: bool = False
+) -> Sequence[Any]:
+    """Return the operands of an op as tensors, and None for an optional one that is not given.
+
+    A literal (a number of Python, or nested lists of them) has no dtype of its own. It is decided
+    here, with the other operands: floats and integers beside floats take the dtype of these, floats
+    beside integers are float64. Beside integers, an integer takes their dtype, as in NumPy, and a
+    list of integers is int64, or uint64 beside uint64. Floats beside literals or bools alone are
+    float32.
+
+    Args:
+        op: for errors.
+        names: of the operands, for errors.
+        values: tensors, arrays or literals.
+        optional: how many of the last may be None.
+        compared: the op compares the operands, so an integer outside their dtype is wider.
+
+    Raises:
+        ArgumentError: a dtype does not hold an integer.
+        ShapeError: nested lists of unequal length.
+        DtypeError: an operand does not hold numbers.
+    """
+    if ranges.active is not None:
+        ranges.active.enter(op)
+    for value in values:
+        if not isinstance(value, Tensor):
+            break
+    else:
+        return values
+    required = len(values) - optional
+    kinds = {
+        i: _kind_of(op, names[i], value)
+        for i, value in enumerate(values)
+        if value is not None or i < required
+    }
+    known = frozenset(kinds.values())
+    tensors = list(values)
+    for i, kind in kinds.items():
+        if not isinstance(values[i], Tensor):
+            tensors[i] = Tensor(_array_of(op, names[i], values[i], kind, known, compared))
+    return tensors
+
+
+def tensor_of(op: str, name: str, value: Any, *others: Any) -> Tensor:
+    """Return an operand as a tensor; a literal takes its dtype with the others, see `operands`."""
     if ranges.active is not None:
         ranges.active.enter(op)
     if isinstance(value, Tensor):
         return value
-    if backend.is_array(value):
-        if not is_known(value.dtype):
-            raise DtypeError(f"{op}: {name} has dtype {value.dtype}, expected numbers")
-        # without a subclass of NumPy's, which would pass for CuPy's
-        return Tensor(np.asarray(value) if isinstance(value, np.ndarray) else value)
-    if isinstance(value, (bool, int, float, complex, np.generic)):
-        return Tensor(np.asarray(value, _DEFAULTS.get(type(value))))
-    if isinstance(value, (list, tuple)):
-        return Tensor(values_of(op, value))
-    raise DtypeError(
-        f"{op}: {name} is a {type(value).__name__}, expected a tensor, array, number or list"
-    )
+    return Tensor(array_beside(op, name, value, *others))
+
+
+def array_beside(op: str, name: str, value: Any, *others: Any) -> Array:
+    """Return one operand as an array; a literal beside others, see `operands`.
+
+    Args:
+        others: the other operands of the op, None for one that is not given.
+    """
+    kind = _kind_of(op, name, value)
+    known = frozenset((kind, *[_kind_of(op, name, one) for one in others if one is not None]))
+    return _array_of(op, name, value, kind, known)
 
 
 def values_of(op: str, value: Any, dtype: DtypeLike | None = None) -> Array:
     """Return the value as an array; values without a dtype get the library's default."""
-    if isinstance(value, np.ndarray):
-        value = np.asarray(value)
-    elif not backend.is_array(value):
-        owns_dtype = False
-        for leaf in leaves_of(value):
-            if isinstance(leaf, Tensor) or backend.is_array(leaf):
-                raise DtypeError(
-                    f"{op}: value holds a {type(leaf).__name__}, expected numbers; "
-                    "use stack() or concatenate()"
-                )
-            owns_dtype = owns_dtype or isinstance(leaf, np.generic)
+    target = None if dtype is None else as_dtype(dtype)
+    if not isinstance(value, _LITERALS):  # an array, a range, a data frame
+        array = value if backend.is_array(value) else _converted(op, "value", value, target)
+        own = as_dtype(array.dtype)
+        if array is value:
+            return np.asarray(value) if isinstance(value, np.ndarray) else value
+        return array.astype(target or _OF_NUMPY.get(own, own), copy=False)
+    kind = _kind_of(op, "value", value)
+    if target is not None:
+        return _converted(op, "value", value, target)
+    return _array_of(op, "value", value, kind, frozenset((kind,)))
+
+
+def _kind_of(op: str, name: str, value: Any) -> Dtype | type:
+    """Return the dtype of an operand, of a literal one of the types of Python's numbers."""
+    if isinstance(value, Tensor):
+        return value.data.dtype  # type: ignore[no-any-return]
+    if backend.is_array(value) or isinstance(value, np.generic):
+        if not is_known(value.dtype):
+            raise DtypeError(f"{op}: {name} has dtype {value.dtype}, expected numbers")
+        return value.dtype  # type: ignore[no-any-return]
+    if not isinstance(value, _LITERALS):
+        raise not_an_operand(op, name, value)
+    leaves = {type(leaf): leaf for leaf in leaves_of(value)}
+    for kind, leaf in leaves.items():
+        if isinstance(leaf, Tensor) or backend.is_array(leaf):
+            raise DtypeError(
+                f"{op}: {name} holds a {kind.__name__}, expected numbers; "
+                "use stack() or concatenate()"
+            )
+    if leaves.keys() <= SCALARS:
+        return max(leaves, key=_KINDS.index, default=float)
+    return as_dtype(_converted(op, name, value, None).dtype)  # that of NumPy's numbers among them
+
+
+def _array_of(
+    op: str,
+    name: str,
+    value: Any,
+    kind: Dtype | type,
+    known: frozenset[Dtype | type],
+    compared: bool = False,
+) -> Array:
+    """Return an operand as an array; a literal beside others of the dtypes and kinds `known`."""
+    if backend.is_array(value):
+        # without a subclass of NumPy's, which would pass for CuPy's
+        return np.asarray(value) if isinstance(value, np.ndarray) else value
+    if isinstance(kind, np.dtype):
+        return _converted(op, name, value, kind)
+    dtype = _literal_dtype(kind, known)
+    if kind is not int or (dtype is not None and dtype.kind not in "iu"):
+        return _converted(op, name, value, dtype)
+    if isinstance(value, int):
+        choices = [dtype or int64, *([int64, uint64] if compared or dtype is None else [])]
+    else:
+        choices = [*([uint64] if dtype == uint64 else []), int64, uint64]
+    for choice in choices:
         try:
-            value = np.asarray(value, None if dtype is None else as_dtype(dtype))
-        except (ValueError, TypeError, OverflowError) as error:
-            if isinstance(value, (list, tuple)) and "inhomogeneous" in str(error):
-                raise ShapeError(f"{op}: value is {value!r:.80}, expected equal lengths") from error
-            raise ArgumentError(f"{op}: value does not fit the dtype: {error}") from error
-        if dtype is None and not owns_dtype:
-            value = value.astype(_DEFAULTS.get(value.dtype, value.dtype), copy=False)
-    as_dtype(value.dtype)
-    return value
+            return np.asarray(value, choice)
+        except OverflowError:
+            continue
+        except ValueError:  # lists differ in length
+            return _converted(op, name, value, choice)
+    raise ArgumentError(f"{op}: {name} is {value!r:.80}, expected {choices[0]}")
+
+
+@lru_cache
+def _literal_dtype(kind: type, known: frozenset[Dtype | type]) -> Dtype | None:
+    """Return the dtype of a literal beside others; None: that of the integers it holds."""
+    dtypes = [one for one in known if isinstance(one, np.dtype) and one != bool_]
+    if not dtypes:
+        kinds = [one for one in known if isinstance(one, type)]
+        return _ALONE.get(kind if kind is bool else max(kinds, key=_KINDS.index))
+    try:
+        common = np.result_type(*dtypes)
+    except TypeError:  # the op says so
+        return _ALONE.get(kind)
+    if kind is bool or not (is_float(common) or is_complex(common)):
+        return _BESIDE_INTEGERS.get(kind, common if common.kind in "iu" else None)
+    if kind is complex and not is_complex(common):
+        return complex128 if common == float64 else complex64
+    return common
+
+
+def _converted(op: str, name: str, value: Any, dtype: Dtype | None) -> Array:
+    """Return a number or nested lists as an array of a dtype, by default that of NumPy."""
+    try:
+        return np.asarray(value, dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        if isinstance(value, (list, tuple)) and "inhomogeneous" in str(error):
+            raise ShapeError(f"{op}: {name} is {value!r:.80}, expected equal lengths") from error
+        raise ArgumentError(f"{op}: {name} does not fit the dtype: {error}") from error
 
 
 def leaves_of(value: Any) -> Iterator[Any]:
@@ -85,16 +208,17 @@ def leaves_of(value: Any) -> Iterator[Any]:
         yield value
 
 
-def constant_of(op: str, name: str, tensor: Tensor) -> Array:
-    """Return the array of an operand of an op without a gradient.
+def constant_of(
+    op: str, name: str, tensor: Tensor, why: str = "complex numbers carry none"
+) -> Array:
+    """Return the array of an operand that an op has no gradient of.
 
     Raises:
-        GradError: the operand requires a gradient, which would be lost.
+        GradError: the operand requires a gradient, which would be lost; `why` says the reason.
     """
     if tensor.requires_grad and mode.grad_enabled:
         raise GradError(
-            f"{op}: {name} requires a gradient, expected one that does not: complex numbers carry "
-            "none; use detach()"
+            f"{op}: {name} requires a gradient, expected one that does not: {why}; use detach()"
         )
     return tensor.data
 
@@ -105,20 +229,15 @@ def data_of(tensor: Tensor | None) -> Any:
 
 
 def tensors_of(op: str, values: Any) -> list[Tensor]:
-    """Return a sequence of operands as tensors on one device."""
-    if ranges.active is not None:
-        ranges.active.enter(op)
+    """Return a sequence of operands as tensors on one device; see `operands`."""
     whole = isinstance(values, Tensor) or backend.is_array(values)
     if whole or not hasattr(values, "__iter__"):
-        kind = type(values).__name__
-        raise DtypeError(f"{op}: tensors is a {kind}, expected a list or tuple of them")
-    tensors = [
-        value if isinstance(value, Tensor) else tensor_of(op, f"tensors[{i}]", value)
-        for i, value in enumerate(values)
-    ]
-    if not tensors:
+        raise not_an_operand(op, "tensors", values, "a list or tuple of them")
+    values = list(values)
+    if not values:
         raise ArgumentError(f"{op}: tensors is empty, expected at least one")
-    names = [f"tensors[{i}]" for i in range(len(tensors))]
+    names = [f"tensors[{i}]" for i in range(len(values))]
+    tensors = list(operands(op, names, values))
     backend.same_device(op, names, [t.data for t in tensors])
     return tensors
 
@@ -129,11 +248,22 @@ def float_operand(op: str, name: str, tensor: Tensor) -> None:
         raise DtypeError(f"{op}: {name} has dtype {tensor.data.dtype}, expected a float")
 
 
-def float_tensor(op: str, name: str, value: Any) -> Tensor:
-    """Return the operand as a tensor of floats."""
-    tensor = tensor_of(op, name, value)
+def float_tensor(op: str, name: str, value: Any, *others: Any) -> Tensor:
+    """Return an operand as a tensor of floats; a literal takes its dtype with the others."""
+    tensor = tensor_of(op, name, value, *others)
     float_operand(op, name, tensor)
     return tensor
+
+
+def float_operands(
+    op: str, names: Sequence[str], values: Sequence[Any], optional: int = 0
+) -> Sequence[Any]:
+    """Return the operands of an op as tensors of floats; see `operands`."""
+    tensors = operands(op, names, values, optional)
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor is not None and tensor.data.dtype.kind != "f":  # bfloat16 has another kind
+            float_operand(op, name, tensor)
+    return tensors
 
 
 def mask_operand(op: str, mask: Any, name: str, other: Array) -> Array:
@@ -143,13 +273,13 @@ def mask_operand(op: str, mask: Any, name: str, other: Array) -> Array:
         GradError: the mask requires a gradient.
         DtypeError: it holds neither bools nor floats.
     """
-    mask = tensor_of(op, "mask", mask)
-    if mask.requires_grad:
+    tensor = tensor_of(op, "mask", mask)
+    if tensor.requires_grad:
         raise GradError(f"{op}: mask requires a gradient, expected one that does not")
-    backend.same_device(op, (name, "mask"), (other, mask.data))
-    if mask.dtype != np.bool_ and not is_float(mask.dtype):
-        raise DtypeError(f"{op}: mask has dtype {mask.dtype}, expected bool or a float")
-    return mask.data
+    backend.same_device(op, (name, "mask"), (other, tensor.data))
+    if tensor.dtype != np.bool_ and not is_float(tensor.dtype):
+        raise DtypeError(f"{op}: mask has dtype {tensor.dtype}, expected bool or a float")
+    return tensor.data if tensor is mask else array_beside(op, "mask", mask, other)
 
 
 def integer_array(op: str, name: str, value: Any) -> Array:

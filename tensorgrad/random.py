@@ -17,13 +17,13 @@ import math
 import operator
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorgrad import backend, philox
 from tensorgrad.backend import Array
-from tensorgrad.checks import axis_index, check_integer, shape_of
+from tensorgrad.checks import axis_index, check_integer, check_no_length, shape_of
 from tensorgrad.dtypes import (
     INTEGERS,
     Dtype,
@@ -31,6 +31,7 @@ from tensorgrad.dtypes import (
     as_dtype,
     bool_,
     float32,
+    float64,
     int64,
     is_float,
     uint64,
@@ -38,7 +39,8 @@ from tensorgrad.dtypes import (
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError, GraphError, ShapeError
 from tensorgrad.kernels.random import Key
-from tensorgrad.operands import float_tensor, tensor_of
+from tensorgrad.omitted import missing as _missing
+from tensorgrad.operands import float_tensor, tensor_of, values_of
 from tensorgrad.tensor import Tensor
 
 __all__ = [
@@ -194,12 +196,14 @@ class Generator:
         self, size: Shapes | None = None, dtype: DtypeLike = float32, device: str = "cpu"
     ) -> Tensor:
         """Return numbers from the uniform distribution over [0, 1); see `uniform`."""
+        check_no_length("random", "size", dtype)
         return self.uniform(0.0, 1.0, size, dtype, device)
 
     def standard_normal(
         self, size: Shapes | None = None, dtype: DtypeLike = float32, device: str = "cpu"
     ) -> Tensor:
         """Return numbers from the normal distribution of mean 0 and variance 1; see `normal`."""
+        check_no_length("standard_normal", "size", dtype)
         return self.normal(0.0, 1.0, size, dtype, device)
 
     def integers(
@@ -224,6 +228,7 @@ class Generator:
                 not hold them.
             DtypeError: dtype is not an integer dtype.
         """
+        check_no_length("integers", "size", dtype)
         target = as_dtype(dtype)
         if target not in INTEGERS:
             raise DtypeError(f"integers: dtype is {target}, expected an integer dtype")
@@ -371,7 +376,8 @@ class Generator:
         self, count: int, shape: tuple[int, ...], replace: bool, p: Any, device: str
     ) -> Tensor:
         """Return integers from [0, count) with probabilities: by inversion, or the Gumbel trick."""
-        weights = backend.to_device(tensor_of("choice", "p", p).data, device).astype("float64")
+        weights = p.data if isinstance(p, Tensor) else values_of("choice", p, float64)
+        weights = backend.to_device(weights, device).astype(float64)
         if weights.shape != (count,):
             raise ShapeError(f"choice: p has shape {weights.shape}, expected ({count},)")
         wanted, xp = math.prod(shape), backend.namespace(weights)
@@ -455,6 +461,7 @@ def _check_parameters(op: str, **parameters: Any) -> None:
 
 
 def _float_dtype(op: str, dtype: DtypeLike) -> Dtype:
+    check_no_length(op, "size", dtype)
     found = as_dtype(dtype)
     if not is_float(found):
         raise DtypeError(f"{op}: dtype is {found}, expected a float dtype")
@@ -467,3 +474,8 @@ normal, uniform, integers = default.normal, default.uniform, default.integers
 random, standard_normal, permuted = default.random, default.standard_normal, default.permuted
 bernoulli, permutation, categorical = default.bernoulli, default.permutation, default.categorical
 choice = default.choice
+
+if not TYPE_CHECKING:  # to a type checker every name would exist
+
+    def __getattr__(name: str) -> Any:
+        raise _missing(__name__, name)

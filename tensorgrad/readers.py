@@ -149,13 +149,21 @@ def read_json_lines(
 _LINE_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
-def _object_on(line: bytes) -> dict[str, Any] | None:
+def json_object(line: str) -> dict[str, Any] | None:
+    """Return the JSON object on a line, or None where there is none; see `read_json_lines`."""
+    line = line.strip()
     try:
-        text = line.decode().strip()
-        value, end = _LINE_DECODER.raw_decode(text)
+        value, end = _LINE_DECODER.raw_decode(line)
     except (ValueError, RecursionError):
         return None
-    return value if end == len(text) and isinstance(value, dict) else None
+    return value if end == len(line) and isinstance(value, dict) else None
+
+
+def _object_on(line: bytes) -> dict[str, Any] | None:
+    try:
+        return json_object(line.decode())
+    except UnicodeDecodeError:
+        return None
 
 
 def map_array(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:

@@ -9,17 +9,29 @@ import builtins
 import operator
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Literal, Self
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from tensorgrad import backend, dlpack, engine
 from tensorgrad.backend import Array, Shape
-from tensorgrad.checks import renamed_dim
+from tensorgrad.checks import not_an_operand, renamed_dim
 from tensorgrad.dtypes import Dtype, DtypeLike, bfloat16, float16, float32, float64, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError
+from tensorgrad.omitted import missing_method
 
 Axis = int | tuple[int, ...] | None
+
+
+_NDARRAY = np.ndarray
+
+
+@cache
+def _is_array(kind: Any) -> bool:
+    """Whether a type is one of arrays, or of what `fuse` passes for them."""
+    has_memory = hasattr(kind, "strides") and not issubclass(kind, np.generic)
+    return has_memory or hasattr(kind, "detached")  # see ops/elementwise/trace.py
 
 
 class Tensor:
@@ -38,13 +50,20 @@ class Tensor:
         hooks: functions that backward calls when the gradient of this leaf is complete.
 
     Raises:
-        DtypeError: `requires_grad` for integers or bool.
+        DtypeError: `requires_grad` for integers or bool, or data is not an array.
     """
 
     __slots__ = ("__weakref__", "data", "grad", "hooks", "node", "requires_grad")
     notes_changes: ClassVar[bool] = False  # in `engine.changes`, where an attribute is assigned to
 
     def __init__(self, data: Array, requires_grad: bool = False, node: Any = None) -> None:
+        if type(data) is not _NDARRAY and not _is_array(type(data)):  # type: ignore[arg-type]
+            raise not_an_operand(
+                "Tensor",
+                "data",
+                data,
+                "a NumPy or CuPy array; tensorgrad.tensor takes other values",
+            )
         if requires_grad and node is None and not is_float(data.dtype):
             raise DtypeError(f"tensor: got dtype {data.dtype} with requires_grad, expected a float")
         self.data = data
@@ -52,6 +71,11 @@ class Tensor:
         self.node: Any = node  # a Node or an Output, or the leaf
         self.grad: Array | None = None
         self.hooks: list[Callable[[Tensor], None]] | None = None
+
+    if not TYPE_CHECKING:  # to a type checker every name would exist
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_method(name)
 
     @property
     def shape(self) -> Shape:

@@ -20,6 +20,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "special",
             "dlpack",
             "weights",
+            "placement",
             "gpu",
             "callers",
         ),

@@ -29,6 +29,7 @@ def values(dtype: Any, *shape: int) -> Any:
     return np.random.default_rng(0).integers(1, 4, shape).astype(dtype)
 
 
+@pytest.mark.filterwarnings("ignore::tensorgrad.errors.WideningWarning")
 @pytest.mark.parametrize("f", ARITHMETIC)
 @pytest.mark.parametrize("dtype", [float64, float32, np.dtype("int32"), np.dtype("uint8")], ids=str)
 def test_arithmetic_is_numpys(f: Callable[[Any, Any], Any], dtype: Any) -> None:
@@ -70,6 +71,7 @@ def test_operators_of_bools(f: Callable[[Any, Any], Any]) -> None:
         np.testing.assert_array_equal(x, expected)
 
 
+@pytest.mark.filterwarnings("ignore::tensorgrad.errors.WideningWarning")
 def test_casts_follow_numpys_rule_for_every_pair_of_dtypes() -> None:
     dtypes = [dtype for dtype in ALL if dtype != bfloat16]
     for target in dtypes:
@@ -150,7 +152,7 @@ def test_what_does_not_fit_changes_nothing() -> None:
     with pytest.raises(ShapeError, match=r"add: a has shape \(1, 3\), b has shape \(2,\)"):
         x += np.ones(2)
     with pytest.raises(
-        DtypeError, match="add: got a str, expected a tensor, array, number or list"
+        DtypeError, match="add: b is a str, expected a tensor, array, number or list"
     ):
         x += "no"
     fixed = np.ones(3)

@@ -20,6 +20,38 @@ from tensorgrad.nn import evaluating
 TINY = GPT2Config(vocab_size=97, context=32, layers=2, heads=2, width=64, dropout=0.1)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_captured_step_leaves_a_parameter_without_a_gradient(whole: bool) -> None:
+    """Whether the graph has the whole step, or its backward alone."""
+    used, unused = (
+        Tensor(backend.to_device(np.ones((4, 4), np.float32), "cuda"), requires_grad=True)
+        for _ in range(2)
+    )
+    optimizer = optim.AdamW([used, unused], 0.1, weight_decay=0.1)
+
+    def backward(x: Any) -> Any:
+        if whole:
+            optimizer.zero_grad()
+        loss = (used * Tensor(x)).sum()
+        loss.backward()
+        if whole:
+            optimizer.step()
+        return loss.data
+
+    captured = graph.capture(backward)
+    for _ in range(4):
+        before = used.numpy()
+        if not whole:
+            optimizer.zero_grad()
+        captured(np.ones((4, 4), np.float32))
+        if not whole:
+            optimizer.step()
+        assert (used.numpy() != before).all()
+    assert captured.graphs == 1
+    assert (unused.numpy() == 1).all()
+
+
 def batches(count: int, rows: int = 4, length: int = 32) -> list[tuple[Any, Any]]:
     rng = np.random.default_rng(rows * length)
     both = rng.integers(0, 97, (count, 2, rows, length)).astype(np.int32)

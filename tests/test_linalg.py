@@ -104,6 +104,17 @@ def test_solve(a: Values, b: Values, device: str) -> None:
     assert half.dtype == np.dtype("float64")
 
 
+@pytest.mark.parametrize("p", [None, 2, -2, 1, -1, np.inf, -np.inf, "fro"])
+def test_condition_of_singular_matrices(p: Any, device: str) -> None:
+    x = np.stack([np.zeros((2, 2)), np.eye(2), np.diag([1.0, 0]), np.diag([2.0, 1])])
+    y = linalg.cond(Tensor(x).to(device), p).numpy()
+    np.testing.assert_allclose(y, np.linalg.cond(x, p))
+    if p not in (None, 2, -2):  # there NumPy finds no singular values
+        x[1, 0, 0] = np.nan
+        y = linalg.cond(Tensor(x).to(device), p).numpy()
+        np.testing.assert_allclose(y, np.linalg.cond(x, p))
+
+
 def test_full_matrices_and_ranks() -> None:
     for x in (TALL, WIDE):
         for one, two in zip(linalg.svd(x), np.linalg.svd(x), strict=True):
@@ -132,6 +143,19 @@ def test_errors_name_argument_and_expectation() -> None:
     for call, error, message in calls:
         with pytest.raises(error, match=message):
             call()
+
+
+def test_what_has_no_singular_values_is_named() -> None:
+    x = np.array([[np.nan, 1], [1, 1]])
+    for name in ("svd", "svdvals", "pinv"):
+        with pytest.raises(ArgumentError, match=r"^(svd|pinv): the matrix is unfit"):
+            getattr(linalg, name)(x)
+    with pytest.raises(ArgumentError, match=r"matrix_power: n is 1.5, expected an integer"):
+        linalg.matrix_power(np.eye(2), 1.5)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"multi_dot: got 1 matrix, expected two or more"):
+        linalg.multi_dot([np.eye(2)])
+    with pytest.raises(ShapeError, match=r"cond: x has shape \(0, 0\), expected elements"):
+        linalg.cond(np.zeros((0, 0)))
 
 
 def test_all_names_are_there() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import tensorgrad
 from tensorgrad import Tensor, backend, gradcheck
-from tensorgrad.errors import DtypeError
+from tensorgrad.errors import DtypeError, GradError
 from tensorgrad.ops import numpy_functions
 
 Values = np.ndarray[Any, Any]
@@ -83,7 +83,10 @@ def agree(f: Callable[[Any], Any], x: Values) -> None:
     """Compare f of a tensor with f of its array, and its gradient with differences."""
     expected = f(x)
     leaf = Tensor(x.copy(), requires_grad=True)
-    y = f(leaf)
+    try:
+        y = f(leaf)
+    except GradError:  # it has none
+        y = f(leaf.detach())
     assert isinstance(y, Tensor)
     assert isinstance(f(Tensor(x)), Tensor), "the same without a gradient"
     assert (y.shape, y.dtype) == (expected.shape, expected.dtype)
@@ -184,7 +187,7 @@ def test_operators_with_arrays_and_numpys_scalars_in_front() -> None:
         (lambda t: np.concatenate([t, t], out=np.ones(6)), r"numpy\.concatenate: out is not"),
         (lambda t: np.take(t, [0], mode="clip"), r"numpy\.take: mode is not supported"),
         (lambda t: np.round(t, 2), r"numpy\.round: more than 1 arguments by position"),
-        (lambda t: np.where(t, t), r"where: got a NoneType, expected a tensor"),
+        (lambda t: np.where(t, t), r"where: b is a NoneType, expected a tensor"),
     ],
 )
 def test_what_is_refused(call: Any, message: str, requires_grad: bool) -> None:

@@ -135,6 +135,7 @@ def survivors(name: str, dtype: Any) -> list[str]:
     return [what for what, lives in alive.items() if lives]
 
 
+@pytest.mark.filterwarnings("ignore::tensorgrad.errors.WideningWarning")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_what_is_broken_is_noticed(name: str, dtype: Any) -> None:

@@ -69,10 +69,10 @@ def _gelu_jobs() -> Jobs:
 
     def unfused(_: int) -> Tensor:
         with tg.autocast("tf32"):
-            return tg.gelu(tg.linear(x, up, bias))
+            return tg.gelu(tg.linear(x, up, bias), "tanh")
 
     yield Job("tf32 gelu, forward", size, amount, fused, {"unfused": unfused}, "TFLOP/s")
-    node = tg.gelu(before).node
+    node = tg.gelu(before, "tanh").node
     assert node is not None
     saved, dx = node.saved or (), backend.cupy.empty((rows, hidden), float32)
     down = backend.contiguous(up.data.T)

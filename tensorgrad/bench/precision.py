@@ -22,7 +22,7 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.nn import FeedForward, TransformerBlock
 from tensorgrad.ops.reduce import sum as sum_op
-from tensorgrad.optim import AdamW, LossScaler
+from tensorgrad.optim import AdamW, LossScaler, decays_matrices
 from tensorgrad.tensor import Tensor
 
 # name -> dtype of the numbers, dtype of the sum
@@ -136,7 +136,7 @@ def loss_cases(kinds: Sequence[str] = KINDS, steps: int = 300, seed: int = 0) ->
 def measure_losses(case: Case, device: str) -> Row:
     """Return the losses of a small GPT-2 that trains on synthetic text: a chain with noise."""
     model = _model(case["dtype"], device, case["seed"])
-    optimizer = AdamW(model.named_parameters(), _LR, (0.9, 0.95))
+    optimizer = AdamW(model.named_parameters(), _LR, (0.9, 0.95), decay=decays_matrices)
     scaler = LossScaler() if case["dtype"] == "float16" else None
     losses = []
     for step in range(case["steps"]):

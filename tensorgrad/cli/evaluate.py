@@ -5,11 +5,16 @@ from __future__ import annotations
 import json as jsonlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from cyclopts import Parameter
+
+from tensorgrad.errors import ArgumentError
+from tensorgrad.files import finite
 from tensorgrad.readers import read_json
 from tensorgrad.train import config, gpt2, sentiment, translation
 from tensorgrad.train.device import choose_device
+from tensorgrad.train.load import run_of
 from tensorgrad.train.settings import TrainSettings
 
 _TASKS: dict[str, tuple[type[TrainSettings], Any]] = {
@@ -25,33 +30,52 @@ def evaluate(
     *,
     checkpoint: Literal["best", "last", "averaged"] = "best",
     data: str | None = None,
+    text_column: str | None = None,
     batch: int | None = None,
     dtype: Literal["float32", "tf32", "bfloat16", "float16"] | None = None,
     device: str = "auto",
     json: bool = False,
+    download: Annotated[bool, Parameter(negative=())] = False,
+    revision: str | None = None,
 ) -> int:
     """Measure a trained model on its validation data: loss, perplexity, BLEU, accuracy.
 
     Args:
-        model: a run; or weights of a GPT-2, as `tensorgrad generate` takes them, with --data.
+        model: a run, or one of its checkpoints; or with --data a GPT-2 in the layout of Hugging
+            Face transformers, or a file of `python -m tensorgrad.parallel.merge`; with --download,
+            the name of a GPT-2 on the Hub.
         checkpoint: of a run: the best by validation loss, the last, or the average of the last
             ones (translation).
-        data: other data than the run's.
+        data: other data than the run's; of other models, the text.
+        text_column: the column of the text in these data, if not the run's.
         batch: another batch size than the run's.
         dtype: another dtype of matrix products than the run's.
         device: cpu, cuda, cuda:N, or auto: a GPU if there is one.
         json: print JSON.
+        download: download a model that is not a folder; needs huggingface_hub.
+        revision: of a download: a branch, tag or commit.
     """
-    is_run = (model / config.FILE).exists()
-    task = read_json(model / config.FILE).get("task", "gpt2") if is_run else "gpt2"
-    kind, run = _TASKS.get(task, _TASKS["gpt2"])
-    settings = config.load(kind, model) if is_run else kind()
-    given = {"data": data, "batch": batch, "dtype": dtype}
+    folder, task = run_of(model), "gpt2"
+    if folder is not None and (folder / config.FILE).exists():
+        task = read_json(folder / config.FILE).get("task", "gpt2")
+        kind, run = _TASKS.get(task, _TASKS["gpt2"])
+        settings = config.load(kind, folder)
+        if run is not gpt2.evaluate and folder != model:
+            raise ArgumentError(
+                f"evaluate: {model} is a checkpoint of a {task} run, expected the run: {folder}"
+            )
+    elif data is None:
+        raise ArgumentError(f"--data: {model} is not a run, expected the text to evaluate it on")
+    else:
+        run, settings = gpt2.evaluate, gpt2.GPT2Settings(download=download, revision=revision or "")
+    given = {"data": data, "text_column": text_column, "batch": batch, "dtype": dtype}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if text_column is not None and not hasattr(settings, "text_column"):
+        raise ArgumentError(f"--text-column: got {text_column} for {task}, which has none")
     settings, place = choose_device(replace(settings, device=device, **changed))
     found = run(settings, model, place, checkpoint)
     if json:
-        print(jsonlib.dumps(found, indent=1))
+        print(jsonlib.dumps(finite(found), indent=1))
     else:
         for name, value in found.items():
             shown = f"{value:,.4f}" if isinstance(value, float) else f"{value}"

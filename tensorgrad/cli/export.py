@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
 
 from tensorgrad.data import PublishedTokenizer
 from tensorgrad.errors import CheckpointError
@@ -21,6 +23,8 @@ def export(
     tokenizer: Path | None = None,
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     max_file_bytes: int = 5 * 10**9,
+    download: Annotated[bool, Parameter(negative=())] = False,
+    revision: str | None = None,
 ) -> int:
     """Write a trained GPT-2 as a folder that Hugging Face transformers loads.
 
@@ -28,15 +32,19 @@ def export(
     and generation. `tensorgrad generate` and `from_pretrained` load it too.
 
     Args:
-        model: a run, one of its checkpoints, or a file of `python -m tensorgrad.parallel.merge`.
+        model: a run, one of its checkpoints, a GPT-2 in the layout of Hugging Face transformers, or
+            a file of `python -m tensorgrad.parallel.merge`; with --download, the name of a model on
+            the Hub.
         folder: to write, a new one.
         checkpoint: of a run: the best by validation loss, or the last.
-        tokenizer: a tokenizer.json, if not the model's.
+        tokenizer: a tokenizer.json, or a folder with one, if not the model's.
         dtype: of the weights.
         max_file_bytes: above this the weights are several files, with an index.
+        download: download a model that is not a folder; needs huggingface_hub.
+        revision: of a download: a branch, tag or commit.
     """
     check_new_folder(folder, "FOLDER")
-    found, own = load_gpt2(model, checkpoint, tokenizer)
+    found, own = load_gpt2(model, checkpoint, tokenizer, download=download, revision=revision)
     if own.vocab_size > found.vocab_size:
         raise CheckpointError(
             f"export: the tokenizer has {own.vocab_size} tokens, expected at most "

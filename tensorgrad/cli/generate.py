@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from tensorgrad import backend
 from tensorgrad.data import PublishedTokenizer, TextStream, Tokenizer
+from tensorgrad.data.content import CHARACTERS, JSON_LINES
 from tensorgrad.data.text import read_lines, standard_input
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
@@ -23,6 +24,7 @@ from tensorgrad.ops.sampling import Sampling
 from tensorgrad.train.load import load_language_model
 
 _log = logging.getLogger("generate")
+_PROMPTS = [kind for kind in CHARACTERS if kind != JSON_LINES]  # kinds of files
 
 
 @Parameter(name="*")
@@ -88,10 +90,10 @@ def generate(
         model: a run, one of its checkpoints, a folder in the layout of Hugging Face transformers
             (GPT-2, Llama, Mistral, Qwen, SmolLM), or a file of `python -m
             tensorgrad.parallel.merge`; with --download, the name of a model on the Hub.
-        prompt: text to continue, or with --chat a message.
+        prompt: text to continue, or with --chat a message; "" begins a document.
         prompts: file with a prompt a line; -: standard input.
         checkpoint: of a run: the best by validation loss, or the last.
-        tokenizer: a tokenizer.json, if not the model's.
+        tokenizer: a tokenizer.json, or a folder with one, if not the model's.
         device: cpu, cuda, cuda:N, or auto: a GPU if there is one.
         dtype: to compute in; auto: bfloat16 on a GPU, float16 if it lacks that; float32 on the CPU.
         download: download a model that is not a folder; needs huggingface_hub.
@@ -109,7 +111,7 @@ def generate(
         if prompt is not None:
             _show(generator, prompt)
         elif prompts is not None:
-            whole = standard_input() if str(prompts) == "-" else read_lines(prompts)
+            whole = standard_input() if str(prompts) == "-" else read_lines(prompts, _PROMPTS)
             lines = [_text(line) for line in whole if line.strip()]
             for line, text in zip(lines, generator.texts(lines), strict=True):
                 print(f"{generator.shown(line)}{text}\n", flush=True)
@@ -174,7 +176,7 @@ class PromptGenerator:
 
         Arguments are checked by the call, before the first piece.
         """
-        text = TextStream(self._tokenizer, self._given.stop)
+        text = self._text_stream()
         steps = stream(
             self._model, [self._tokens(prompt)], self._given.max_new_tokens,
             **vars(self._how), seed=self._given.seed,
@@ -190,9 +192,12 @@ class PromptGenerator:
                 break
         yield text.rest()
 
+    def _text_stream(self) -> TextStream:
+        return TextStream(self._tokenizer, self._given.stop, begins=self._given.chat)
+
     def texts(self, prompts: Sequence[str]) -> Iterator[str]:
         """Return the text after each prompt; arguments are checked by the call."""
-        TextStream(self._tokenizer, self._given.stop)
+        self._text_stream()  # checks --stop
         tokens = [self._tokens(prompt) for prompt in prompts]
         return self._texts(tokens)
 
@@ -204,7 +209,7 @@ class PromptGenerator:
                 **vars(self._how), seed=(self._given.seed + start) % 2**64, stop_tokens=self._end,
             )  # fmt: skip
             for tokens in found:
-                text = TextStream(self._tokenizer, self._given.stop)
+                text = self._text_stream()
                 yield "".join([*map(text.add, tokens), text.rest()])
 
     def _tokens(self, prompt: str) -> list[int]:
@@ -212,9 +217,7 @@ class PromptGenerator:
             messages = [*self._conversation, _message("user", prompt)]
             tokens = self._template.encode_chat(messages)
         else:
-            tokens = self._tokenizer.encode(prompt)
-        if not tokens:
-            raise ArgumentError("generate: the prompt is empty, expected some text")
+            tokens = self._tokenizer.encode_prompt(prompt)
         if len(tokens) > self._model.context:
             raise ArgumentError(
                 f"generate: the prompt has {len(tokens)} tokens ({prompt[:30]!r}...), expected at "

@@ -17,6 +17,8 @@ def prepare(
     *,
     vocab: int = 4096,
     tokenizer: Path | None = None,
+    pattern: str | None = None,
+    text_column: str | None = None,
     validation: float = 0.05,
     cache: Path = Path("runs/data"),
 ) -> int:
@@ -27,10 +29,14 @@ def prepare(
     from elsewhere.
 
     Args:
-        data: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's source.
+        data: a file or a folder of text, JSON lines or Parquet, hf:NAME[:CONFIG][:SPLIT], or
+            stdlib, Python's source.
         out: a new folder for the files; without it they stay in the cache.
         vocab: size of the vocabulary.
         tokenizer: a tokenizer.json to use; without it one is trained.
+        pattern: regular expression of the words that a trained tokenizer does not merge across;
+            without it GPT-2's.
+        text_column: column of the text in JSON lines, Parquet and hf: data, if not "text".
         validation: fraction of the text for validation.
         cache: folder for prepared texts; a second call with the same options finds them there.
     """
@@ -39,8 +45,17 @@ def prepare(
     given = None if tokenizer is None else Tokenizer.load(tokenizer)
     with StageProgress(f"preparing {data}") as progress:
         corpus = prepare_corpus(
-            data, cache, vocab, validation=validation, tokenizer=given, progress=progress
+            data,
+            cache,
+            vocab,
+            validation=validation,
+            tokenizer=given,
+            pattern=pattern,
+            column=text_column,
+            progress=progress,
         )
+    if corpus.source_files:
+        print(f"{data}: {corpus.source_files}")
     if out is not None:
         corpus.save(out)
     print(

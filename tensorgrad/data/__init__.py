@@ -19,7 +19,7 @@ from tensorgrad.data.phrases import phrases
 from tensorgrad.data.published_tokenizer import PublishedTokenizer
 from tensorgrad.data.reviews import reviews
 from tensorgrad.data.split import Split, plan_split
-from tensorgrad.data.text import END_OF_TEXT, documents, fingerprint
+from tensorgrad.data.text import END_OF_TEXT, documents, fingerprint, folder_files
 from tensorgrad.data.text_stream import TextStream
 from tensorgrad.data.token_file import TokenFile, token_dtype, write_tokens
 from tensorgrad.data.token_loader import TokenLoader
@@ -30,7 +30,7 @@ __all__ = [
     "END_OF_TEXT", "Corpus", "DataLoader", "Dataset", "LabelledLoader", "LabelledTexts",
     "PairCorpus", "PairLoader", "PublishedTokenizer", "Split", "TensorDataset", "TextStream",
     "TokenFile", "TokenLoader", "Tokenizer", "WordVocabulary", "collate", "documents",
-    "encode_pairs", "fingerprint", "hold_out", "is_prepared", "language_token", "open_prepared",
-    "phrases", "plan_split", "prepare", "read_labelled", "read_pairs", "read_vectors", "reviews",
-    "split_words", "token_dtype", "train_tokenizer", "write_tokens",
+    "encode_pairs", "fingerprint", "folder_files", "hold_out", "is_prepared", "language_token",
+    "open_prepared", "phrases", "plan_split", "prepare", "read_labelled", "read_pairs",
+    "read_vectors", "reviews", "split_words", "token_dtype", "train_tokenizer", "write_tokens",
 ]  # fmt: skip

@@ -21,9 +21,9 @@ from typing import Any
 
 from tensorgrad.checks import check_integer, check_number
 from tensorgrad.data.split import plan_split
-from tensorgrad.data.text import SUFFIXES, documents, fingerprint
+from tensorgrad.data.text import SUFFIXES, documents, fingerprint, folder_files
 from tensorgrad.data.token_file import TokenFile, write_tokens
-from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer
+from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, check_pattern
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import locked, make_folder, replacing, sync_folder
 from tensorgrad.readers import open_regular, read_json
@@ -32,7 +32,7 @@ ProgressCallback = Callable[[str, int, int], None]
 CHARACTERS_PER_TOKEN = 1500  # to train a vocabulary on; more makes hardly any difference
 
 _log = logging.getLogger(__name__)
-_FORMAT = 2  # of the prepared folder; part of its key
+_FORMAT = 3  # of the prepared folder; part of its key
 _FACTS = "corpus.json"
 _FILES = ("tokenizer.json", "train.npy", "validation.npy")
 _CHUNK = 1 << 22
@@ -45,6 +45,9 @@ class Corpus:
 
     Equal digests mean equal tokens and vocabulary, on any machine: a run must resume with the
     digest that it started with.
+
+    Attributes:
+        source_files: how many files of a folder `prepare` read and skipped; "" for other sources.
     """
 
     folder: Path
@@ -52,6 +55,7 @@ class Corpus:
     tokenizer: Tokenizer
     train: TokenFile
     validation: TokenFile
+    source_files: str = ""
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Copy tokenizer.json, train.npy and validation.npy into a folder, for `open_prepared`.
@@ -82,6 +86,7 @@ def prepare(
     *,
     validation: float = 0.05,
     tokenizer: Tokenizer | None = None,
+    pattern: str | None = None,
     suffixes: Sequence[str] = SUFFIXES,
     column: str | None = None,
     progress: ProgressCallback | None = None,
@@ -96,6 +101,8 @@ def prepare(
     Cached files are first compared with their SHA-256, which takes about a second per gigabyte of
     tokens. If one has changed, a warning names it and the corpus is prepared again from the source.
 
+    `Corpus.source_files` says how many files of a folder were read and skipped, and why.
+
     Args:
         source, suffixes, column: as for `documents`.
         folder: of the cache; created if missing.
@@ -103,6 +110,7 @@ def prepare(
             for that, about CHARACTERS_PER_TOKEN characters for each token.
         validation: the fraction of the text for validation, between 0 and 1.
         tokenizer: use this tokenizer and train none; vocab_size then has no effect.
+        pattern: as for `Tokenizer.train`.
         progress: called after each document with the stage ("reading", "tokenizer", "encoding"),
             the characters done and their total (0 while unknown); and, for files of more than a
             gigabyte, with "checking" and bytes.
@@ -121,6 +129,9 @@ def prepare(
     elif not isinstance(tokenizer, Tokenizer):
         kind = type(tokenizer).__name__
         raise ArgumentError(f"prepare: tokenizer is a {kind}, expected a Tokenizer")
+    elif pattern is not None:
+        raise ArgumentError("prepare: pattern is given with a tokenizer, expected one of them")
+    check_pattern("prepare", pattern)
     read = partial(documents, source, suffixes=suffixes, column=column)
     settings: dict[str, Any] = {
         "format": _FORMAT,
@@ -128,6 +139,7 @@ def prepare(
         "validation": validation,
         "vocab_size": vocab_size if tokenizer is None else None,
         "tokenizer": tokenizer and tokenizer.digest,
+        "pattern": pattern,
     }
     key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
     stem = re.sub(r"[^A-Za-z0-9_]+", "-", Path(source).name)[:40].strip("-") or "text"
@@ -141,11 +153,15 @@ def prepare(
                     if problem is not None:
                         _log.warning("%s; making it again from %s", problem, source)
                     with _replacing_folder(target) as new:
-                        counts = _build(new, read, validation, tokenizer, vocab_size, progress)
+                        files = _files_of(source, suffixes)
+                        counts = _build(
+                            new, read, validation, tokenizer, vocab_size, pattern, progress
+                        )
                         now = fingerprint(source, suffixes=suffixes, column=column)
                         if now != settings["source"]:
                             raise DataError(f"prepare: source {source} changed while it was read")
-                        facts = {**settings, "counts": counts, "files": _sums(new, progress)}
+                        sums = _sums(new, progress)
+                        facts = {**settings, "counts": counts, "files": sums, "source_files": files}
                         with replacing(new / _FACTS) as file:
                             file.write(json.dumps(facts, indent=2).encode())
                     corpus = _open(target, settings, progress)
@@ -207,10 +223,10 @@ def _open(folder: Path, settings: Mapping[str, Any], progress: ProgressCallback 
             raise DataError(
                 f"prepare: {folder / name} is damaged: it has another SHA-256 than {_FACTS} says"
             )
-    return _corpus(folder, found)
+    return _corpus(folder, found, str(facts.get("source_files", "")))
 
 
-def _corpus(folder: Path, sums: Mapping[str, str]) -> Corpus:
+def _corpus(folder: Path, sums: Mapping[str, str], source_files: str = "") -> Corpus:
     """Return the corpus in files whose SHA-256 are known."""
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     train, validation = (
@@ -218,7 +234,7 @@ def _corpus(folder: Path, sums: Mapping[str, str]) -> Corpus:
         for name in ("train.npy", "validation.npy")
     )
     whole = hashlib.sha256(b"".join(map(bytes.fromhex, sums.values())))
-    return Corpus(folder, whole.hexdigest(), tokenizer, train, validation)
+    return Corpus(folder, whole.hexdigest(), tokenizer, train, validation, source_files)
 
 
 def _sums(folder: Path, progress: ProgressCallback | None) -> dict[str, str]:
@@ -236,12 +252,28 @@ def _sums(folder: Path, progress: ProgressCallback | None) -> dict[str, str]:
     return sums
 
 
+def _files_of(source: str | os.PathLike[str], suffixes: Sequence[str]) -> str:
+    """Return how many files of a folder are read and skipped, and why; "" for other sources."""
+    if not os.path.isdir(source):
+        return ""
+    files, skipped = folder_files(source, suffixes=suffixes)
+    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(skipped.items()))
+    why = f" ({reasons})" if reasons else ""
+    if not files:
+        raise DataError(
+            f"prepare: source has {os.fspath(source)!r}, a folder in which no file is text, JSON "
+            f"lines or Parquet{why}"
+        )
+    return f"files read: {len(files):,}, skipped: {sum(skipped.values()):,}{why}"
+
+
 def _build(
     folder: Path,
     read: Callable[[], Iterator[str]],
     validation: float,
     tokenizer: Tokenizer | None,
     vocab_size: int,
+    pattern: str | None,
     progress: ProgressCallback | None,
 ) -> dict[str, int]:
     """Write the tokenizer and both token files; return their counts."""
@@ -261,7 +293,7 @@ def _build(
         every = -(-split.characters // (CHARACTERS_PER_TOKEN * vocab_size))
         sample = itertools.islice(texts, 0, None, every)
         tokenizer = Tokenizer.train(
-            report("tokenizer", sample, split.characters // every), vocab_size
+            report("tokenizer", sample, split.characters // every), vocab_size, pattern=pattern
         )
     tokenizer.save(folder / "tokenizer.json")
     counts = {"documents": split.documents, "characters": split.characters}

@@ -55,6 +55,7 @@ class DataLoader(EpochLoader[Any]):
         dataset: Any,
         batch_size: int = 1,
         shuffle: bool = False,
+        *,
         drop_last: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         seed: int = 0,

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.checks import check_number, check_seed
+from tensorgrad.data.content import CHARACTERS
 from tensorgrad.data.reviews import reviews
-from tensorgrad.data.text import find_file, load_dataset, read_lines
+from tensorgrad.data.rows import load_dataset
+from tensorgrad.data.text import find_file, read_lines
 from tensorgrad.errors import ArgumentError, DataError
 
 Labels = np.ndarray[Any, np.dtype[np.int32]]
@@ -61,7 +63,7 @@ def read_labelled(
 
     Args:
         source: one of
-            a folder with train.tsv and dev.tsv (or validation.tsv), plain UTF-8 or .gz or .xz: a
+            a folder with train.tsv and dev.tsv (or validation.tsv), plain UTF-8 or compressed: a
             line with the names of the columns, then a line for each text, tabs between columns,
             no quotes;
             `hf:NAME[:CONFIG]`: a Hugging Face data set with the splits train and validation,
@@ -163,7 +165,7 @@ def _made_rows(part: str) -> Iterator[_Row]:
 
 
 def _file_rows(path: Path, text_column: str | None, label_column: str) -> Iterator[_Row]:
-    lines = read_lines(path)
+    lines = read_lines(path, CHARACTERS)
     first = next(lines, "")
     if not first:
         raise DataError(f"read_labelled: {path} is empty, expected a line with names of columns")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad.data.phrases import Pair, phrases
-from tensorgrad.data.text import find_file, load_dataset, read_lines
+from tensorgrad.data.rows import load_dataset
+from tensorgrad.data.text import find_file, read_lines
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.errors import ArgumentError, DataError
 
@@ -58,7 +59,7 @@ def read_pairs(
     Args:
         source: one of
             a folder with train, valid and test files, one sentence a line: train.de, train.en and
-            so on, plain UTF-8 or .gz or .xz;
+            so on, plain UTF-8 or compressed;
             `hf:NAME[:CONFIG]`: a Hugging Face data set whose rows have a column for either
             language, or one column "translation" with both, which needs the datasets package;
             `phrases`: synthetic German phrases with their English translations.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tensorgrad.data.tokenizer_file import (
     inner_tokenizer,
     merges_of,
     named_errors,
+    vocabulary_file,
 )
 from tensorgrad.errors import DataError, DtypeError
 from tensorgrad.readers import parse_json, read_json
@@ -37,6 +38,7 @@ _CONFIG, _TOKENS, _GENERATION = (
 )
 _SETTINGS = (_CONFIG, _TOKENS, _GENERATION, _TEMPLATE)
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of SentencePiece that is one byte
+_BYTE_LEVEL = ("GPT2Tokenizer", "Qwen2Tokenizer")  # classes that apply add_prefix_space
 _SPACE = "\u2581"  # stands for a space in SentencePiece's tokens
 
 
@@ -64,16 +66,21 @@ class PublishedTokenizer(TokenBytes):
         """
         state = parse_json(files[_VOCABULARY], f"{name}/{_VOCABULARY}")
         _check_vocabulary(state, f"{name}/{_VOCABULARY}")
-        inner = inner_tokenizer(files[_VOCABULARY], f"{name}/{_VOCABULARY}")
         settings = {
             key: parse_json(files[key], f"{name}/{key}", long_integers=True)
             for key in (_TOKENS, _CONFIG, _GENERATION)
             if key in files
         }
+        named = settings.get(_TOKENS, {}) | settings.get(_CONFIG, {})
+        _set_prefix_space(state, named)
+        inner = inner_tokenizer(json.dumps(state), f"{name}/{_VOCABULARY}")
         self._inner, self._name, self._files = inner, name, dict(files)
         self._ids = inner.get_vocab(with_added_tokens=True)
         self._bytes = list(_bytes_of_tokens(state, self._ids, name))
-        named = settings.get(_TOKENS, {}) | settings.get(_CONFIG, {})
+        self.special_ids = frozenset(
+            self._ids[token["content"]] for token in state["added_tokens"] if token.get("special")
+        )
+        self.blanks = _blanks(state.get("decoder"))
         self.special_tokens = dict(_special_tokens(named))
         self.chat_template = files.get(_TEMPLATE, _template(named.get("chat_template")))
         self._generation = settings.get(_GENERATION, {})
@@ -90,9 +97,10 @@ class PublishedTokenizer(TokenBytes):
             DataError: a file is missing or damaged, or the vocabulary is not a BPE.
         """
         path = Path(path)
-        folder, file = (path, path / _VOCABULARY) if path.is_dir() else (path.parent, path)
-        if path.is_dir() and not file.exists() and (folder / "vocab.json").exists():
-            return cls.of(Tokenizer.from_gpt2(folder / "vocab.json", folder / "merges.txt"))
+        file = vocabulary_file(path)
+        folder = file.parent
+        if file.name == "vocab.json":
+            return cls.of(Tokenizer.load(file))
         files = {name: read_text(folder / name) for name in _SETTINGS if (folder / name).exists()}
         return cls({_VOCABULARY: read_text(file), **files}, str(folder), _ends_of_model(folder))
 
@@ -116,6 +124,16 @@ class PublishedTokenizer(TokenBytes):
         if chat_template is not None:
             files[_TEMPLATE] = chat_template
         return cls(files, "the tokenizer")
+
+    @property
+    def start_token(self) -> int | None:
+        """The id after which a document begins: the BOS, or the end of the document before.
+
+        None: the settings name neither.
+        """
+        names = (self.special_tokens.get(name, "") for name in ("bos_token", "eos_token"))
+        ids = (self._ids[name] for name in names if name in self._ids)
+        return next(iter((*ids, *self.end_tokens)), None)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the files into a folder, which is created if missing.
@@ -146,6 +164,14 @@ class PublishedTokenizer(TokenBytes):
             DtypeError: it is not a str.
         """
         return self._encode(text, True)
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids, without the blank that SentencePiece adds before it.
+
+        Args, Raises: as for `TokenBytes.decode`.
+        """
+        text = super().decode(ids, skip_special_tokens)
+        return text[min(self.blanks, len(text) - len(text.lstrip(" "))) :]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Return the ids of a conversation, up to where the answer of the model begins.
@@ -221,8 +247,7 @@ def _bytes_of_tokens(state: dict[str, Any], ids: Mapping[str, int], name: str) -
 
 def _decoder(decoder: Any, name: str) -> Any:
     """Return the function from a token to its bytes: of GPT-2's kind, or of SentencePiece's."""
-    parts = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
-    kinds = {part.get("type") for part in parts if isinstance(part, dict)}
+    kinds = {part.get("type") for part in _parts(decoder, "decoders")}
     if "ByteLevel" in kinds:
         return _byte_level
     if kinds & {"ByteFallback", "Metaspace"}:
@@ -231,6 +256,52 @@ def _decoder(decoder: Any, name: str) -> Any:
         f"PublishedTokenizer: {name} has the decoder {decoder!r:.80}, expected one with ByteLevel, "
         "ByteFallback or Metaspace"
     )
+
+
+def _set_prefix_space(state: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    """Apply the setting add_prefix_space, which overrules tokenizer.json, as transformers does.
+
+    Classes that read tokenizer.json as it is, such as PreTrainedTokenizerFast, ignore it.
+    """
+    kind = str(settings.get("tokenizer_class") or "").removesuffix("Fast")
+    prefix = settings.get("add_prefix_space")
+    words = _parts(state.get("pre_tokenizer"), "pretokenizers")
+    byte_level = [part for part in words if part.get("type") == "ByteLevel"]
+    if byte_level and (kind in _BYTE_LEVEL or (not kind and prefix is not None)):
+        for part in byte_level:
+            part["add_prefix_space"] = bool(prefix)
+    elif kind == "LlamaTokenizer" and not byte_level and isinstance(prefix, bool):
+        rules = _parts(state.get("normalizer"), "normalizers")
+        rules = [part for part in rules if part.get("type") not in ("Prepend", None)]
+        if not any(part.get("type") == "Metaspace" for part in words):
+            prepend = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
+            state["normalizer"] = {"type": "Sequence", "normalizers": [*prepend, *rules]}
+        for part in (*words, *_parts(state.get("decoder"), "decoders")):
+            if part.get("type") == "Metaspace":
+                part["prepend_scheme"] = "always" if prefix else "never"
+            elif part.get("type") == "Strip":
+                part["start"] = int(prefix)
+
+
+def _blanks(decoder: Any) -> int:
+    """Return how many blanks a decoder drops before a text."""
+    for part in _parts(decoder, "decoders"):
+        if part.get("type") == "Strip" and part.get("content") == " ":
+            return int(part.get("start", 0))
+        if part.get("type") == "Metaspace":
+            return int(part.get("prepend_scheme", "always") != "never" and _has_prefix(part))
+    return 0
+
+
+def _has_prefix(metaspace: Mapping[str, Any]) -> bool:
+    """Whether a Metaspace step adds a blank, in files of versions before prepend_scheme."""
+    return metaspace.get("add_prefix_space") is not False
+
+
+def _parts(state: Any, key: str) -> list[dict[str, Any]]:
+    """Return the steps of a part of a tokenizer.json, which has one or a sequence of them."""
+    steps = state.get(key, [state]) if isinstance(state, dict) else []
+    return [step for step in steps if isinstance(step, dict)]
 
 
 def _byte_level(token: str) -> bytes:

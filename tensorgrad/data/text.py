@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import hashlib
-import importlib
 import io
-import lzma
 import os
 import sys
 import sysconfig
-import zlib
-from collections.abc import Iterator, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import TextIO
 
+from tensorgrad.data.content import (
+    CHARACTERS,
+    DAMAGED,
+    JSON_LINES,
+    PACKED,
+    PARQUET,
+    TEXT,
+    Content,
+    content_of,
+)
+from tensorgrad.data.rows import COLUMN, dataset_texts, json_texts, parquet_texts, with_newlines
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import replacing
-from tensorgrad.readers import VOCABULARY_BYTES, open_regular
+from tensorgrad.readers import VOCABULARY_BYTES
 
 END_OF_TEXT = "<|endoftext|>"
-SUFFIXES = (".txt", ".text", ".md", ".rst", ".py")
+SUFFIXES = (".txt", ".text", ".md", ".rst", ".py", ".jsonl", ".ndjson", ".parquet")
 STDLIB_BYTES = 10_000_000
 LONGEST_DOCUMENT = 1 << 22  # characters
 LONGEST_LINE = 1 << 22
+LONGEST_ROW = 1 << 28  # characters of a line of JSON
 
-PACKED = ("", ".gz", ".xz")  # suffixes of compressed files
+_READABLE = (TEXT, JSON_LINES, PARQUET)
 _CHUNK = 1 << 20
 # Not Python written to be read: tests, tables, and packages that later versions removed.
 _STDLIB_SKIPPED = {
@@ -46,28 +55,60 @@ def documents(
     Args:
         source: one of
             a text file: documents are separated by `<|endoftext|>`;
-            a folder: every file below it with one of the suffixes, sorted, without hidden ones;
+            a file of JSON lines (an object on each) or a Parquet file (needs pyarrow): each row is
+            a document;
+            a folder: every such file below it with one of the suffixes, sorted, without hidden
+            ones and with linked folders (see `folder_files`);
             `hf:NAME[:CONFIG][:SPLIT]`: a Hugging Face data set (split "train" if not named;
             `hf:NAME::SPLIT` names the split alone), which needs the datasets package;
             `stdlib`: the source of the Python standard library on this machine, without tests,
             up to STDLIB_BYTES bytes.
-            Files are UTF-8; those that end in .gz or .xz are decompressed.
-        suffixes: of the files in a folder to read, also with .gz or .xz appended.
-        column: the text column of a data set; by default "text", or else its only text column.
+            Files are UTF-8, plain or compressed by gzip, xz, bzip2 or Zstandard. What a file is
+            follows from its content and not from its name. CR LF and CR become LF.
+        suffixes: of the files in a folder to read, in any case, also with .gz, .xz, .bz2 or .zst
+            appended.
+        column: the text column of rows; by default "text", or the only text column of a Hugging
+            Face data set.
     Returns:
         An iterator over the documents.
     Raises:
         ArgumentError: the source has a wrong form.
-        DataError: the source does not exist, cannot be read, holds no text, or is not UTF-8
-            (at which byte).
+        DataError: the source does not exist, cannot be read, holds no text, is not UTF-8 (at which
+            byte), lacks the column, or is of another kind (JSON, CSV, HTML, a picture, ...).
     """
     name = os.fspath(source)
+    whole: Iterator[str]
     if name.startswith("hf:"):
-        whole = _dataset_documents(name, column)
+        whole = map(with_newlines, dataset_texts(name, column))
     else:
-        whole = (text for path in _files(name, suffixes) for text in _file_documents(path))
+        files, is_folder = _files(name, suffixes), os.path.isdir(name)
+        found = (path for path in files if not is_folder or _content(path).kind in _READABLE)
+        whole = (text for path in found for text in _file_documents(path, column or COLUMN))
     pieces = (piece for text in whole for piece in _pieces(text))
     return _some((piece for piece in pieces if piece and not piece.isspace()), name)
+
+
+def folder_files(
+    folder: str | os.PathLike[str], *, suffixes: Sequence[str] = SUFFIXES
+) -> tuple[list[Path], dict[str, int]]:
+    """Return the files of a folder that `documents` reads, and how many it skips for which reason.
+
+    A linked folder is read where it is met first, so that links in a circle do no harm.
+
+    Args:
+        folder, suffixes: as for `documents`.
+    Raises:
+        ArgumentError, DataError: as for `documents`.
+    """
+    skipped: Counter[str] = Counter()
+    files: list[Path] = []
+    for path in _files(os.fspath(folder), suffixes, skipped):
+        kind = _content(path).kind
+        if kind in _READABLE:
+            files.append(path)
+        else:
+            skipped[kind] += 1
+    return files, dict(skipped)
 
 
 def fingerprint(
@@ -92,12 +133,13 @@ def fingerprint(
             raise _unreadable(path, error) from error
         digest.update(os.fsencode(path.absolute()))  # a name need not be UTF-8
         digest.update(f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
-    readable = name.encode("utf-8", "backslashreplace").decode()
-    return f"{readable} {len(files)} files {digest.hexdigest()}"
+    readable = name if name == "stdlib" else os.path.abspath(name)
+    readable = readable.encode("utf-8", "backslashreplace").decode()
+    return f"{readable} {column or COLUMN} {len(files)} files {digest.hexdigest()}"
 
 
 def read_text(path: str | os.PathLike[str], limit: int = VOCABULARY_BYTES) -> str:
-    """Return a whole UTF-8 file, decompressed if it ends in .gz or .xz.
+    """Return a whole UTF-8 file, decompressed if it is compressed.
 
     Args:
         path: the file.
@@ -106,7 +148,7 @@ def read_text(path: str | os.PathLike[str], limit: int = VOCABULARY_BYTES) -> st
         DataError: it is missing, damaged, longer than the limit or not UTF-8.
     """
     parts, length = [], 0
-    for part in _chunks(Path(path)):
+    for part in _chunks(Path(path), CHARACTERS):
         parts.append(part)
         length += len(part)
         if length > limit:
@@ -125,26 +167,25 @@ def write_text(op: str, path: str | os.PathLike[str], text: str) -> None:
         raise DataError(f"{op}: cannot write {path}: {error.strerror}") from error
 
 
-def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file, decompressed if it ends in .gz or .xz, without their ends.
+def read_lines(path: str | os.PathLike[str], kinds: Sequence[str] = (TEXT,)) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file, decompressed if it is compressed, without their ends.
 
-    Only LF and CR LF end a line: text may hold U+2028. The file is read in chunks.
+    LF and CR LF end a line: text may hold CR and U+2028. In a file without LF, CR ends a line. The
+    file is read in chunks.
 
+    Args:
+        path: the file.
+        kinds: the kinds that it may have, of content.CHARACTERS.
     Raises:
-        DataError: it is missing, damaged or not UTF-8, or a line has more than LONGEST_LINE
-            characters.
+        DataError: it is missing, damaged, not UTF-8 or of another kind, or a line has more than
+            LONGEST_LINE characters.
     """
-    rest = ""
-    for chunk in _chunks(Path(path)):
-        *lines, rest = (rest + chunk).split("\n")
-        yield from (line.removesuffix("\r") for line in lines)
-        if len(rest) > LONGEST_LINE:
-            raise DataError(
-                f"documents: {path} has a line of more than {LONGEST_LINE:,} characters, expected "
-                "shorter ones"
-            )
-    if rest:
-        yield rest.removesuffix("\r")
+    path = Path(path)
+    content = _content(path)
+    chunks: Iterable[str] = _chunks(path, kinds, content)
+    if b"\r" in content.head[:-1] and b"\n" not in content.head:
+        chunks = (chunk.replace("\r", "\n") for chunk in chunks)
+    yield from _lines(path, chunks, LONGEST_LINE)
 
 
 def find_file(op: str, folder: Path, names: Sequence[str], forms: str) -> Path:
@@ -153,7 +194,7 @@ def find_file(op: str, folder: Path, names: Sequence[str], forms: str) -> Path:
     Args:
         op: the name of the caller, for errors.
         folder: the source.
-        names: of the files, without .gz and .xz.
+        names: of the files, without the suffix of a compressed file.
         forms: what sources the caller reads, for errors.
     Raises:
         DataError: the folder or the file is missing.
@@ -188,8 +229,9 @@ def _some(texts: Iterator[str], name: str) -> Iterator[str]:
         raise DataError(f"documents: source has {name!r}, which holds no text; expected some")
 
 
-def _files(name: str, suffixes: Sequence[str]) -> list[Path]:
-    """Return the files of a source in their order."""
+def _files(name: str, suffixes: Sequence[str], skipped: Counter[str] | None = None) -> list[Path]:
+    """Return the files of a source in their order; count the others of a folder in `skipped`."""
+    skipped = Counter() if skipped is None else skipped
     if name == "stdlib":
         return _stdlib_files(Path(sysconfig.get_path("stdlib")))
     path = Path(name)
@@ -203,8 +245,13 @@ def _files(name: str, suffixes: Sequence[str]) -> list[Path]:
         )
     if isinstance(suffixes, str) or not all(suffix.startswith(".") for suffix in suffixes):
         raise ArgumentError(f"documents: suffixes has {suffixes!r}, expected such as ('.txt',)")
-    endings = tuple(suffix + packed for suffix in suffixes for packed in PACKED)
-    files = [file for file in _walk(path) if file.name.endswith(endings)]
+    endings = tuple(suffix.lower() + packed for suffix in suffixes for packed in PACKED)
+    files = []
+    for file in _walk(path, skipped):
+        if file.name.lower().endswith(endings):
+            files.append(file)
+        else:
+            skipped[_suffix(file.name)] += 1
     if not files:
         raise DataError(
             f"documents: source has {name!r}, a folder without text files; "
@@ -213,24 +260,41 @@ def _files(name: str, suffixes: Sequence[str]) -> list[Path]:
     return files
 
 
-def _walk(folder: Path, skipped: Set[str] = frozenset()) -> Iterator[Path]:
-    """Yield the files below a folder, sorted, except names to skip and hidden ones."""
+def _suffix(name: str) -> str:
+    """Return the suffix of a file, with that of its compression."""
+    stem, last = os.path.splitext(name.lower())
+    return (os.path.splitext(stem)[1] + last if last in PACKED[1:] else last) or "no suffix"
+
+
+def _walk(folder: Path, skipped: Counter[str], names: Set[str] = frozenset()) -> Iterator[Path]:
+    """Yield the files below a folder, sorted, except hidden ones and the names to skip."""
     waiting = [(folder, True)]  # a stack: folders may be nested deeper than calls
+    seen: set[tuple[int, int]] = set()  # folders: links may lead to one twice, or in a circle
     while waiting:
         path, is_folder = waiting.pop()
         if not is_folder:
             yield path
             continue
         try:
+            status = path.stat()
+            if (status.st_dev, status.st_ino) in seen:
+                skipped["a link to a folder that is read"] += 1
+                continue
+            seen.add((status.st_dev, status.st_ino))
             with os.scandir(path) as entries:
-                kept = [e for e in entries if not (e.name.startswith(".") or e.name in skipped)]
-            for entry in sorted(kept, key=lambda e: e.name, reverse=True):
-                inner = entry.is_dir(follow_symlinks=False)
-                # Unlike that of the entry, is_file of a path survives symbolic links in a circle.
-                if inner or (path / entry.name).is_file():
-                    waiting.append((path / entry.name, inner))
+                found = [entry.name for entry in entries if entry.name not in names]
         except OSError as error:
             raise _unreadable(path, error) from error
+        for name in sorted(found, reverse=True):
+            inner = path / name
+            if name.startswith("."):
+                skipped["hidden"] += 1
+            elif inner.is_dir():
+                waiting.append((inner, True))
+            elif inner.is_file():
+                waiting.append((inner, False))
+            else:
+                skipped["not a file"] += 1
 
 
 def _stdlib_files(folder: Path) -> list[Path]:
@@ -238,7 +302,7 @@ def _stdlib_files(folder: Path) -> list[Path]:
     files: list[Path] = []
     size = 0
     if folder.is_dir():
-        for path in _walk(folder, _STDLIB_SKIPPED):
+        for path in _walk(folder, Counter(), _STDLIB_SKIPPED):
             if path.suffix == ".py":
                 size += path.stat().st_size
                 if size > STDLIB_BYTES:
@@ -252,66 +316,117 @@ def _stdlib_files(folder: Path) -> list[Path]:
     return files
 
 
-def _open(path: Path) -> BinaryIO:
-    file = open_regular(path)
-    if path.suffix not in PACKED[1:]:
-        return file
-    file.close()
-    return cast(BinaryIO, gzip.open(path, "rb") if path.suffix == ".gz" else lzma.open(path, "rb"))
+def _content(path: Path) -> Content:
+    try:
+        return content_of(path)
+    except DAMAGED as error:
+        raise _unreadable(path, error) from error
 
 
-def _chunks(path: Path) -> Iterator[str]:
-    """Yield the text of a file piece by piece; a byte order mark at its start is dropped."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
+def _chunks(
+    path: Path, kinds: Sequence[str], content: Content | None = None, newlines: bool = False
+) -> Iterator[str]:
+    """Yield the text of a file piece by piece; a byte order mark at its start is dropped.
+
+    Args:
+        path: the file.
+        kinds: the kinds that it may have.
+        content: of the file, if it is known.
+        newlines: whether CR LF and CR become LF.
+    """
+    content = content or _content(path)
+    if content.kind not in kinds:
+        raise DataError(f"documents: {path} is {content.kind}, expected {_expected(kinds)}")
+    utf8 = codecs.getincrementaldecoder("utf-8")()
+    decoder = io.IncrementalNewlineDecoder(utf8, translate=True) if newlines else utf8
     position = 0
     try:
-        with _open(path) as file:
+        with content.open() as file:
+            first = True
             while True:
                 data = file.read(_CHUNK)
                 position += len(data)
                 text = decoder.decode(data, final=not data)
-                yield text.removeprefix("\ufeff") if position == len(data) else text
+                if text and first:
+                    text, first = text.removeprefix("\ufeff"), False
+                yield text
                 if not data:
                     return
     except UnicodeDecodeError as error:
         # The decoder's last input ends at `position`, and begins with bytes it kept before.
         offset = position - len(error.object) + error.start
-        packed = " of the decompressed text" if path.suffix in PACKED[1:] else ""
+        packed = " of the decompressed text" if content.packed else ""
         raise DataError(
             f"documents: {path} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset "
             f"{offset}{packed} ({error.reason}); expected UTF-8 text"
         ) from error
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+    except DAMAGED as error:
         raise _unreadable(path, error) from error
+
+
+def _expected(kinds: Sequence[str]) -> str:
+    """Return what a file of another kind should have been, and how to get there."""
+    if JSON_LINES not in kinds:
+        return "text, a line for each"
+    rows = "text, JSON lines (an object on each) or Parquet"
+    return f"{rows}; extract the text from other formats first" if PARQUET in kinds else "text"
+
+
+def _lines(path: Path, chunks: Iterable[str], longest: int) -> Iterator[str]:
+    """Yield the lines of a text that comes in chunks."""
+    parts: list[str] = []  # of a line
+    length = 0
+    for chunk in chunks:
+        first, *others = chunk.split("\n")
+        parts.append(first)
+        length += len(first)
+        for line in others:
+            yield "".join(parts).removesuffix("\r")
+            parts, length = [line], len(line)
+        if length > longest:
+            raise DataError(
+                f"documents: {path} has a line of more than {longest:,} characters, expected "
+                "shorter ones"
+            )
+    if length:
+        yield "".join(parts).removesuffix("\r")
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
     return DataError(f"documents: cannot read {path}: {getattr(error, 'strerror', None) or error}")
 
 
-def _file_documents(path: Path) -> Iterator[str]:
+def _file_documents(path: Path, column: str) -> Iterator[str]:
+    """Yield the documents of a file: those between separators, or those of its rows."""
+    content = _content(path)
+    if content.kind == PARQUET:
+        return map(with_newlines, parquet_texts(path, column))
+    chunks = _chunks(path, _READABLE, content, newlines=True)
+    if content.kind == JSON_LINES:
+        lines = _lines(path, chunks, LONGEST_ROW)
+        return map(with_newlines, json_texts(path, lines, column))
+    return _separated(chunks)
+
+
+def _separated(chunks: Iterable[str]) -> Iterator[str]:
     """Yield the text between separators; a line end right after a separator belongs to it."""
     rest = ""
     after_separator = False
-    for chunk in _chunks(path):
+    for chunk in chunks:
         *finished, rest = (rest + chunk).split(END_OF_TEXT)
         for text in finished:
-            yield _without_line_end(text) if after_separator else text
+            yield text.removeprefix("\n") if after_separator else text
             after_separator = True
         # A long document is yielded in pieces; `rest` may end with a part of a separator. The line
         # end is removed first: as a part of a piece, it would make cuts depend on the chunks.
         longest = LONGEST_DOCUMENT + len(END_OF_TEXT)
         if after_separator and len(rest) > longest:
-            rest, after_separator = _without_line_end(rest), False
+            rest, after_separator = rest.removeprefix("\n"), False
         while len(rest) > longest:
             end = _line_end(rest, 0)
             yield rest[:end]
             rest = rest[end:]
-    yield _without_line_end(rest) if after_separator else rest
-
-
-def _without_line_end(text: str) -> str:
-    return text[2:] if text.startswith("\r\n") else text.removeprefix("\n")
+    yield rest.removeprefix("\n") if after_separator else rest
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -328,58 +443,3 @@ def _line_end(text: str, start: int) -> int:
     """Return the end of the last line that ends within LONGEST_DOCUMENT characters of start."""
     limit = start + LONGEST_DOCUMENT
     return text.rfind("\n", start, limit) + 1 or limit
-
-
-def _dataset_documents(name: str, column: str | None) -> Iterator[str]:
-    """Return the texts of a Hugging Face data set."""
-    data = load_dataset("documents", name, "train", names_split=True)
-    column = _text_column(name, data, column)
-    batches = data.select_columns([column]).iter(batch_size=1000)
-    return (text for batch in batches for text in batch[column] if text)
-
-
-def load_dataset(op: str, source: str, split: str | None, names_split: bool = False) -> Any:
-    """Return one split of a Hugging Face data set, or a mapping of all splits.
-
-    Args:
-        op: the name of the caller, for errors.
-        source: `hf:NAME[:CONFIG]`.
-        split: such as "train"; None: all.
-        names_split: whether the source may name another split: `hf:NAME[:CONFIG][:SPLIT]`.
-    Raises:
-        ArgumentError: the source has a wrong form.
-        DataError: the datasets package is missing, or it cannot load this.
-    """
-    path, *options = source.removeprefix("hf:").split(":")
-    if not path or len(options) > 1 + names_split:
-        more = ", 'hf:NAME:CONFIG', 'hf:NAME:CONFIG:SPLIT' or 'hf:NAME::SPLIT'"
-        forms = "'hf:NAME'" + (more if names_split else " or 'hf:NAME:CONFIG'")
-        raise ArgumentError(f"{op}: source has {source!r}, expected {forms}")
-    config, named = (*options, "", "")[:2]
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise DataError(
-            f"{op}: source has {source!r}, which needs the datasets package: "
-            "pip install 'tensorgrad-cupy[text]'"
-        ) from error
-    try:
-        return datasets.load_dataset(path, config or None, split=named or split)
-    except Exception as error:  # network, names, formats: the library raises nearly anything
-        raise DataError(f"{op}: cannot load {source!r}: {error}") from error
-
-
-def _text_column(name: str, data: Any, column: str | None) -> str:
-    texts = [
-        key
-        for key, feature in data.features.items()
-        if getattr(feature, "dtype", None) in ("string", "large_string")
-    ]
-    if column is None:
-        column = "text" if "text" in texts or len(texts) != 1 else texts[0]
-    if column not in texts:
-        raise DataError(
-            f"documents: {name!r} has the columns {list(data.features)!r:.200}, of which "
-            f"{texts!r:.200} are text; expected {column!r} (name one with column)"
-        )
-    return column

@@ -20,11 +20,14 @@ class TextStream:
         print(stream.rest())
 
     A token may end inside a character: its bytes are held back until the next token. So is text
-    that may be the beginning of one of `stops`. Bytes that are not UTF-8 become U+FFFD.
+    that may be the beginning of one of `stops`. Bytes that are not UTF-8 become U+FFFD. Special
+    tokens are skipped, unless one is in `stops`.
 
     Args:
         tokenizer: of the tokens: a Tokenizer or PublishedTokenizer.
         stops: the first of these texts ends the stream and is not part of it.
+        begins: whether the tokens begin a text instead of continuing one: SentencePiece's blank
+            before the first word is then dropped.
 
     Attributes:
         ended: whether one of `stops` was found.
@@ -32,7 +35,9 @@ class TextStream:
         ArgumentError: one of `stops` is empty.
     """
 
-    def __init__(self, tokenizer: TokenBytes, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: TokenBytes, stops: Sequence[str] = (), begins: bool = False
+    ) -> None:
         if "" in stops:
             raise ArgumentError("TextStream: stops has '', expected texts of a character or more")
         self.ended = False
@@ -40,6 +45,7 @@ class TextStream:
         self._stops = tuple(stops)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._waiting = ""
+        self._blanks = tokenizer.blanks if begins else 0  # to drop
 
     def add(self, token: int) -> str:
         """Return the text that is complete with this token; it may be empty.
@@ -47,7 +53,13 @@ class TextStream:
         Raises:
             DataError: the token is outside the vocabulary.
         """
-        return self._take(self._decoder.decode(self._tokenizer.decode_bytes([token])), False)
+        data = self._tokenizer.decode_bytes([token])
+        if token in self._tokenizer.special_ids and data.decode() not in self._stops:
+            return ""
+        text = self._decoder.decode(data)
+        while text and self._blanks:
+            text, self._blanks = text.removeprefix(" "), self._blanks - 1 if text[0] == " " else 0
+        return self._take(text, False)
 
     def rest(self) -> str:
         """Return the text held back, after the last token."""

@@ -21,6 +21,7 @@ from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
 TokenBatch = tuple[Ids, Ids]  # x and y
 _Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
+_IGNORED = -100  # a target whose loss does not count
 _ROUNDS = 12  # fewer leave a trace in epochs of ten windows
 
 
@@ -119,37 +120,39 @@ class TokenLoader:
         return read_ahead(self.batch, start_step)
 
     def evaluation_batches(self, limit: int | None = None) -> Iterator[TokenBatch]:
-        """Yield adjacent windows from the first token on, each once, in the file's order.
+        """Yield windows of the whole text or, evenly spread over it, of a part; the same each time.
 
-        Where the number of windows is not a multiple of B, the last batch has fewer rows, and some
-        ranks may have none of them: weight losses by rows. Tokens at the end that do not fill a
-        window are skipped.
+        The windows are adjacent, so all of them predict each token but the first once. The last one
+        may be shorter: then its row is padded with targets of -100. Where the number of windows is
+        not a multiple of B, the last batch has fewer rows, and some ranks may have none of them. So
+        weight losses by targets, as `tensorgrad.train.mean_loss` does.
 
         Args:
             limit: the largest number of batches; None: all.
         Yields:
-            x and y as from `batch`, with up to B / ranks rows.
+            x and y as from `batch`, with up to B / ranks rows, in the order of the text.
         Raises:
             ArgumentError: limit is below 1.
         """
         if limit is not None:
             check_integer("TokenLoader.evaluation_batches", "limit", limit, 1)
-        windows = (self._tokens.size - 1) // self._context
-        batches = -(-windows // self._batch)
-        for number in range(batches if limit is None else min(limit, batches)):
-            first = number * self._batch
-            rows = min(self._batch, windows - first)
-            begin = first + rows * self._rank // self._ranks
-            end = first + rows * (self._rank + 1) // self._ranks
+        windows = -(-(self._tokens.size - 1) // self._context)
+        count = windows if limit is None else min(windows, limit * self._batch)
+        # The middle window of each of `count` equal parts.
+        chosen = [(2 * number + 1) * windows // (2 * count) for number in range(count)]
+        for first in range(0, count, self._batch):
+            rows = chosen[first : first + self._batch]
+            begin, end = (len(rows) * r // self._ranks for r in (self._rank, self._rank + 1))
             if begin < end:
-                yield self._read(np.arange(begin, end, dtype=np.uint64) * np.uint64(self._context))
+                yield self._read(np.array(rows[begin:end], np.uint64) * np.uint64(self._context))
 
     def _read(self, starts: _Numbers) -> TokenBatch:
-        x = np.empty((starts.size, self._context), np.int32)
-        y = np.empty_like(x)
+        x = np.zeros((starts.size, self._context), np.int32)
+        y = np.full_like(x, _IGNORED)
         for row, start in enumerate(starts.tolist()):
-            x[row] = self._tokens[start : start + self._context]
-            y[row] = self._tokens[start + 1 : start + 1 + self._context]
+            inside = min(self._context, self._tokens.size - 1 - start)
+            x[row, :inside] = self._tokens[start : start + inside]
+            y[row, :inside] = self._tokens[start + 1 : start + 1 + inside]
         return x, y
 
 

@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -24,6 +25,7 @@ from tensorgrad.data.tokenizer_file import (
     inner_tokenizer,
     merges_of,
     named_errors,
+    vocabulary_file,
 )
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
 from tensorgrad.readers import parse_json
@@ -47,7 +49,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer(TokenBytes):
-    """A byte-level BPE vocabulary with GPT-2's rules for cutting text into words.
+    """A byte-level BPE vocabulary with GPT-2's rule for splitting text into words, or another.
 
     The 256 bytes are tokens, so any text can be encoded. A special token such as `<|endoftext|>`
     has an id, but `encode` never returns it: in a text it is encoded as text.
@@ -88,6 +90,8 @@ class Tokenizer(TokenBytes):
         inner.no_truncation()
         inner.no_padding()
         self._inner = inner
+        self.special_ids = frozenset(self._special.values())
+        self._splits = _split_pattern(state) is not None  # by a pattern, which _parts cannot follow
         self._bytes = [self._bytes_of(tokens[index], name) for index in range(len(ids))]
         self._known: dict[str, list[int]] = {}
         self._remembered = 0  # characters
@@ -95,7 +99,12 @@ class Tokenizer(TokenBytes):
 
     @classmethod
     def train(
-        cls, documents: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ()
+        cls,
+        documents: Iterable[str],
+        vocab_size: int,
+        special_tokens: Sequence[str] = (),
+        *,
+        pattern: str | None = None,
     ) -> Tokenizer:
         """Train a vocabulary on text; equal text gives an equal vocabulary.
 
@@ -104,11 +113,14 @@ class Tokenizer(TokenBytes):
             vocab_size: the number of tokens, including `<|endoftext|>` (id 0), the other special
                 tokens and the 256 bytes. Little text may give fewer.
             special_tokens: more tokens that `encode` never returns.
+            pattern: a regular expression (Oniguruma's, with `\\p{L}`) whose matches are the words;
+                text between matches is a word too. None: GPT-2's rule. It is saved with the
+                tokenizer.
         Returns:
             The tokenizer.
         Raises:
             ArgumentError: vocab_size is smaller than the bytes and special tokens, or a special
-                token is empty or given twice.
+                token is empty or given twice, or the pattern is not a regular expression.
             DataError: the documents hold no text, or half of a surrogate pair.
             DtypeError: a document is not a str, or documents is a single str.
         Source: Sennrich et al. 2016, arXiv:1508.07909, section 3.2.
@@ -132,8 +144,9 @@ class Tokenizer(TokenBytes):
                 f"Tokenizer.train: vocab_size has {vocab_size}, expected {smallest} or more "
                 f"(256 bytes and {len(specials)} special tokens) and below 2^31"
             )
+        check_pattern("Tokenizer.train", pattern)
         inner = tokenizers.Tokenizer(models.BPE())
-        _complete(inner)
+        _complete(inner, pattern)
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             min_frequency=2,
@@ -151,14 +164,19 @@ class Tokenizer(TokenBytes):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """Read a tokenizer.json that `save` or the tokenizers library wrote.
+        """Read a tokenizer.json that `save` or the tokenizers library wrote, or that of a folder.
+
+        A folder may have vocab.json and merges.txt of GPT-2 in place of tokenizer.json.
 
         Raises:
             DataError: the file is missing, damaged, or not a byte-level BPE of GPT-2's kind.
         """
-        text = read_text(path)
-        _check_file(parse_json(text, os.fspath(path)), os.fspath(path))
-        return cls(inner_tokenizer(text, str(path)), str(path))
+        file = vocabulary_file(Path(path))
+        if file.name == "vocab.json":
+            return cls.from_gpt2(file, file.with_name("merges.txt"))
+        text = read_text(file)
+        _check_file(parse_json(text, os.fspath(file)), os.fspath(file))
+        return cls(inner_tokenizer(text, str(file)), str(file))
 
     @classmethod
     def from_gpt2(
@@ -221,6 +239,11 @@ class Tokenizer(TokenBytes):
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @property
+    def pattern(self) -> str | None:
+        """The regular expression of its words; None: GPT-2's rule."""
+        return _split_pattern(parse_json(self._inner.to_str(), "the tokenizer"))
+
+    @property
     def end_of_text(self) -> int:
         """The id of `<|endoftext|>`, which ends every document of a token file."""
         return self._special[END_OF_TEXT]
@@ -229,6 +252,11 @@ class Tokenizer(TokenBytes):
     def end_tokens(self) -> tuple[int, ...]:
         """The ids that end a text: `<|endoftext|>` alone."""
         return (self.end_of_text,)
+
+    @property
+    def start_token(self) -> int:
+        """The id after which a document begins: `<|endoftext|>`, which ended the one before."""
+        return self.end_of_text
 
     @property
     def special_tokens(self) -> dict[str, int]:
@@ -251,7 +279,12 @@ class Tokenizer(TokenBytes):
             DataError: a text has half of a surrogate pair, which no UTF-8 text has.
             DtypeError: one is not a str, or texts is a single str.
         """
-        parts = [_parts(text) for text in _texts("Tokenizer.encode", texts)]
+        texts = list(_texts("Tokenizer.encode", texts))
+        if self._splits:
+            whole = list(_whole_characters("Tokenizer.encode", texts))
+            encodings = self._inner.encode_batch_fast(whole, add_special_tokens=False)
+            return [encoding.ids for encoding in encodings]
+        parts = [_parts(text) for text in texts]
         if self._remembered > _REMEMBERED:
             self._known, self._remembered = {}, 0
         known = self._known  # text repeats its words, and looking one up is fast
@@ -286,10 +319,51 @@ class Tokenizer(TokenBytes):
             ) from error
 
 
-def _complete(inner: tokenizers.Tokenizer) -> None:
-    """Set the pre-tokenizer, GPT-2's rule for words, and the decoder."""
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+def check_pattern(op: str, pattern: str | None) -> None:
+    """Raise ArgumentError unless a pattern is None or a regular expression for words."""
+    if pattern is None:
+        return
+    if not isinstance(pattern, str) or not pattern:
+        raise ArgumentError(f"{op}: pattern is {pattern!r:.80}, expected a regular expression")
+    try:
+        tokenizers.Regex(pattern)
+    except Exception as error:  # the library raises plain ones
+        raise ArgumentError(
+            f"{op}: pattern {pattern!r:.200} is not a regular expression: {error}"
+        ) from error
+
+
+def _complete(inner: tokenizers.Tokenizer, pattern: str | None = None) -> None:
+    """Set the pre-tokenizer, GPT-2's rule for words or a pattern, and the decoder."""
+    words: Any = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    if pattern is not None:
+        split = pre_tokenizers.Split(tokenizers.Regex(pattern), behavior="isolated")
+        words = pre_tokenizers.Sequence([split, words])
+    inner.pre_tokenizer = words
     inner.decoder = decoders.ByteLevel()
+
+
+def _split_pattern(state: Mapping[str, Any]) -> str | None:
+    """Return the regular expression that splits text before the byte-level step, if there is one.
+
+    Args:
+        state: of a tokenizer.json.
+    """
+    match state.get("pre_tokenizer"):
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": str(pattern)},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                {"type": "ByteLevel", "use_regex": False},
+            ],
+        }:
+            return pattern
+    return None
 
 
 def _check_file(state: dict[str, Any], name: str) -> None:
@@ -315,8 +389,12 @@ def _check_needed(tokens: Mapping[str, Any], name: str) -> None:
 
 
 def _check_kind(state: dict[str, Any], name: str) -> None:
-    """Raise DataError where the tokenizer does not split and merge as GPT-2's does."""
-    words, normalizer = state.get("pre_tokenizer"), state.get("normalizer")
+    """Raise DataError where the tokenizer does not merge as GPT-2's does, or splits otherwise."""
+    words: Any = state.get("pre_tokenizer")
+    normalizer = state.get("normalizer")
+    has_pattern = _split_pattern(state) is not None
+    if has_pattern:
+        words = words["pretokenizers"][1]
     words = words if isinstance(words, dict) else {"type": words}
     normalizer = normalizer if isinstance(normalizer, dict) else {"type": normalizer}
     model = entry(state, "model", dict, name)
@@ -325,7 +403,7 @@ def _check_kind(state: dict[str, Any], name: str) -> None:
         ("model", model.get("type", "BPE"), "BPE"),  # old files lack it
         ("pre_tokenizer", words.get("type"), "ByteLevel"),
         ("add_prefix_space", words.get("add_prefix_space"), False),
-        ("use_regex", words.get("use_regex", True), True),
+        ("use_regex", words.get("use_regex", True), not has_pattern),
         ("normalizer", normalizer.get("type"), None),
         ("dropout", model.get("dropout"), None),
         ("ignore_merges", bool(model.get("ignore_merges")), False),

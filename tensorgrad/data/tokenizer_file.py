@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,27 +32,65 @@ BYTE_OF = {ord(character): byte for byte, character in enumerate(ALPHABET)}
 
 
 class TokenBytes:
-    """A vocabulary in which each token stands for bytes, whatever is around it."""
+    """A vocabulary in which each token stands for bytes, whatever is around it.
+
+    Attributes:
+        special_ids: the ids of special tokens, such as `<|endoftext|>`.
+        blanks: how many blanks `decode` drops before a text: SentencePiece adds one.
+    """
 
     _bytes: Sequence[bytes]
+    special_ids: frozenset[int]
+    blanks = 0
 
     @property
     def vocab_size(self) -> int:
         """The number of tokens; ids are 0 to vocab_size - 1."""
         return len(self._bytes)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    @property
+    def start_token(self) -> int | None:
+        """The id after which a document begins; None where the tokenizer has none."""
+        raise NotImplementedError
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text."""
+        raise NotImplementedError
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the ids of a text to continue; an empty text begins a document.
+
+        Raises:
+            DataError: as for `encode`; or the text is empty and there is no `start_token`.
+            DtypeError: it is not a str.
+        """
+        ids = self.encode(text)
+        if ids:
+            return ids
+        if self.start_token is None:
+            raise DataError(
+                "Tokenizer.encode_prompt: text is empty and the tokenizer names no token that "
+                "begins or ends a document, expected some text"
+            )
+        return [self.start_token]
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD.
 
+        Args:
+            ids: the tokens.
+            skip_special_tokens: whether to omit special tokens.
         Raises:
             DataError: an id is outside the vocabulary.
             DtypeError: one is not an integer.
         """
-        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+        return self.decode_bytes(ids, skip_special_tokens).decode("utf-8", errors="replace")
 
-    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+    def decode_bytes(self, ids: Iterable[int], skip_special_tokens: bool = False) -> bytes:
         """Return the bytes of token ids; a token may end inside a character.
 
+        Args:
+            ids, skip_special_tokens: as for `decode`.
         Raises:
             DataError: an id is outside the vocabulary.
             DtypeError: one is not an integer.
@@ -66,7 +105,19 @@ class TokenBytes:
                 f"Tokenizer.decode: ids has {unknown}, expected 0 to {self.vocab_size - 1} "
                 f"(a vocabulary of {self.vocab_size})"
             )
-        return b"".join([self._bytes[i] for i in ids])
+        skipped: frozenset[int] = self.special_ids if skip_special_tokens else frozenset()
+        return b"".join([self._bytes[i] for i in ids if i not in skipped])
+
+
+def vocabulary_file(path: Path) -> Path:
+    """Return the file with the vocabulary: the path, or that of the tokenizer in a folder.
+
+    A folder has tokenizer.json, or vocab.json of GPT-2 with merges.txt beside it.
+    """
+    if not path.is_dir():
+        return path
+    file, former = path / "tokenizer.json", path / "vocab.json"
+    return former if former.exists() and not file.exists() else file
 
 
 @contextmanager

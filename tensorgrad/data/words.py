@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.checks import check_integer
+from tensorgrad.data.content import CHARACTERS
 from tensorgrad.data.text import read_lines, read_text, write_text
 from tensorgrad.errors import DataError
 from tensorgrad.readers import parse_json
@@ -137,7 +138,7 @@ def read_vectors(
     vectors = np.zeros((len(words), width), np.float32)
     found = np.zeros(len(words), bool)
     first = 1
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(read_lines(path, CHARACTERS), 1):
         if number == 1 and re.fullmatch(r"\d+ \d+", line):
             first = 2
             continue

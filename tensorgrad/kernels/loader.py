@@ -1,9 +1,10 @@
-"""Compile a template of a .cu file to a function on the current GPU.
+"""Compile a template of a .cu file to a `cupy.RawKernel`.
 
 A kernel is named by its file and one instantiation of a template, `load("reduce.cu",
-"reduce_rows_warp<Sum<float>>")`. It is compiled alone, on first use, by NVRTC; the machine code
-is kept on disk, the loaded function in memory. Comments at the start of a line say how a file is
-compiled:
+"reduce_rows_warp<Sum<float>>")`. It is compiled alone, on first use, by NVRTC. The machine code
+is kept on disk and loaded by `cupy.RawModule`, which could compile too, but always with
+`-ftz=true`: subnormal float32 would count as zero, unlike in NumPy. Comments at the start of a line
+say how a file is compiled:
 
     // options: -fmad=false                  further compiler options
     // arch: sm_90a                          the only GPU that the file is for; any GPU without it
@@ -17,13 +18,13 @@ A line that begins with `//` and two spaces or more continues the one above.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
 import re
 import stat
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -43,7 +44,7 @@ OPTIONS = ("-std=c++17", "-DNDEBUG")  # with assert on, ptxas serializes wgmma
 _INCLUDE = re.compile(r'^\s*#include "([^"]+)"\s*$')
 _DIRECTIVE = re.compile(r"^// (options|arch|where|instantiate): (.+(?:\n//  .+)*)", re.MULTILINE)
 
-Kernel = Any  # cupy.cuda.Function: kernel(grid, block, args, shared_mem=0)
+Kernel = Any  # cupy.RawKernel: kernel(grid, block, args, shared_mem=0)
 _kernels: dict[tuple[str, str, int], Kernel] = {}
 
 
@@ -73,17 +74,20 @@ def load(file: str, kernel: str) -> Kernel:
         kernel: instantiation as the file lists it, such as "reduce_rows_warp<Sum<float>>".
 
     Returns:
-        A callable (grid, block, arguments, bytes of dynamic shared memory = 0) that launches on
-        the current stream. Up to the chip's limit of shared memory is allowed.
+        A compiled `cupy.RawKernel`: a callable (grid, block, arguments, shared_mem=0) that launches
+        on the current stream. Up to the chip's limit of shared memory is allowed.
 
     Raises:
         KernelError: the file does not list the kernel, it does not compile (the message has file,
             line and the compiler's log), or it is for another GPU.
     """
+    device = backend.cupy.cuda.runtime.getDevice()
     try:
-        return _kernels[file, kernel, backend.cupy.cuda.runtime.getDevice()]
+        return _kernels[file, kernel, device]
     except KeyError:
-        return _load(file, kernel, _binary(file, kernel, _gpu_target()))
+        binary = _binary(file, kernel, _gpu_target())
+        loaded = _kernels[file, kernel, device] = _raw_kernel(file, kernel, binary)
+        return loaded
 
 
 def load_text(name: str, text: str) -> Kernel:
@@ -95,7 +99,7 @@ def load_text(name: str, text: str) -> Kernel:
         KernelError: it does not compile.
     """
     source = Source(f"{name}.cu", text, OPTIONS, None, (name,))
-    return _function(source.name, name, _cached(source, name, _gpu_target()))
+    return _raw_kernel(source.name, name, _cached(source, name, _gpu_target()))
 
 
 def inline(path: Path, seen: set[Path] | None = None) -> str:
@@ -184,8 +188,7 @@ def build(
     """
     compiler = nvrtc()
     # NVRTC takes generic lambdas for host functions unless told that there are none.
-    arguments = ["-default-device", *source.options, *options, f"-arch={target}"]
-    arguments += [f"-I{folder}" for folder in _headers()]
+    arguments = ["-default-device", *source.options, *options, f"-arch={target}", *_headers()]
     program = compiler.createProgram(source.text, source.name, [], [])
     try:
         for kernel in kernels:
@@ -205,32 +208,22 @@ def build(
         compiler.destroyProgram(program)
 
 
-def _load(file: str, kernel: str, binary: Binary) -> Kernel:
-    """Load machine code into the current GPU and remember the function."""
-    function = _function(file, kernel, binary)
-    _kernels[file, kernel, backend.cupy.cuda.runtime.getDevice()] = function
-    return function
-
-
-def _function(file: str, kernel: str, binary: Binary) -> Kernel:
-    """Load machine code into the current GPU."""
+def _raw_kernel(file: str, kernel: str, binary: Binary) -> Kernel:
+    """Load machine code into the current GPU; the kernel may have all shared memory of a block."""
     cupy = backend.cupy
     device = cupy.cuda.runtime.getDevice()
-    module = cupy.cuda.function.Module()
     try:
-        module.load(binary.image)
-        function = module.get_function(binary.symbols[kernel])
+        with tempfile.TemporaryDirectory() as folder:
+            # CuPy remembers modules by path: equal paths have equal contents
+            path = Path(folder, hashlib.sha256(binary.image).hexdigest())
+            path.write_bytes(binary.image)
+            raw = cupy.RawModule(path=str(path)).get_function(binary.symbols[kernel])
     except cupy.cuda.driver.CUDADriverError as error:
         raise KernelError(
             f"{file}: {kernel} got {error}, expected to load on GPU {device}"
         ) from error
-    driver = cupy.cuda.driver
-    static = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function.ptr)
-    limit = shared_memory_per_block(device)
-    driver.funcSetAttribute(
-        function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, limit - static
-    )
-    return function
+    raw.max_dynamic_shared_size_bytes = shared_memory_per_block(device) - raw.shared_size_bytes
+    return raw
 
 
 def _binary(file: str, kernel: str, target: str) -> Binary:
@@ -268,9 +261,9 @@ def _read(file: str) -> Source:
 
 
 def _read_cache(path: Path, kernel: str) -> Binary | None:
-    """Return what `_write_cache` wrote; None where it is missing, damaged or of somebody else."""
+    """Return what `_write_cache` wrote; None where it is missing or damaged."""
     try:
-        digest, symbol, image = _read_own(path).split(b"\n", 2)
+        digest, symbol, image = path.read_bytes().split(b"\n", 2)
     except (OSError, ValueError):
         return None
     if hashlib.sha256(symbol + image).hexdigest().encode() != digest:
@@ -278,67 +271,42 @@ def _read_cache(path: Path, kernel: str) -> Binary | None:
     return Binary(image, {kernel: symbol.decode()}, "")
 
 
-def _read_own(path: Path) -> bytes:
-    """Return the content of a file that nobody else can have written: this process runs it.
-
-    Raises:
-        OSError: it is missing, or somebody else can write to it or to its folder.
-    """
-    _check_own(path.parent, path.parent.stat())
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-    with open(descriptor, "rb") as file:
-        _check_own(path, os.fstat(descriptor))
-        return file.read()
-
-
-def _check_own(path: Path, found: os.stat_result) -> None:
-    """Raise PermissionError where a file or folder is not ours, or others can write to it."""
-    if sys.platform == "win32":  # where a profile is its user's alone
-        return
-    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        _warn_once(f"{path} belongs to another user or can be written by others: not used")
-        raise PermissionError(errno.EPERM, "of another user, or open to others", str(path))
-
-
-def _make_own(folder: Path) -> None:
-    """Make a folder that its owner alone can enter, or let one of ours become such.
-
-    Raises:
-        OSError: it cannot be made, or belongs to somebody else.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with suppress(OSError):  # of somebody else, as the check then says
-        folder.chmod(0o700)
-    _check_own(folder, folder.stat())
-
-
-@cache
-def _warn_once(message: str) -> None:
-    _log.warning("kernels: %s", message)
-
-
 def _write_cache(path: Path, symbol: str, image: bytes) -> None:
     """Keep machine code on disk. Several processes and threads may write one file at once."""
     digest = hashlib.sha256(symbol.encode() + image).hexdigest()
     own = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
-        _make_own(path.parent)
-        descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(f"{digest}\n{symbol}\n".encode() + image)
+        own.write_bytes(f"{digest}\n{symbol}\n".encode() + image)
         own.replace(path)
     except OSError:  # a full or read-only disk costs a compilation next time, nothing else
         with suppress(OSError):
             own.unlink()
 
 
+@cache
 def _cache_folder() -> Path | None:
-    """Return the folder of the disk cache, in `~/.cache` unless XDG says otherwise, if any."""
+    """Return the folder of the disk cache, in `~/.cache` unless XDG says otherwise, if any.
+
+    This process runs what is in it, so nobody else can write to it, nor could before.
+    """
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a user without a home, as in some containers
+        folder = folder / "tensorgrad/kernels"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = folder.stat()
+        if sys.platform == "win32":  # where a profile is its user's alone
+            return folder
+        if state.st_uid != os.geteuid():
+            _log.warning("kernels: %s belongs to another user: not used", folder)
+            return None
+        if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            _log.warning("kernels: others could write to %s: closed and emptied", folder)
+            folder.chmod(0o700)
+            for path in folder.iterdir():
+                path.unlink()
+    except (OSError, RuntimeError):  # it cannot be made; a user without a home, as in containers
         return None
-    return folder / "tensorgrad/kernels"
+    return folder
 
 
 def _gpu_target() -> str:
@@ -367,12 +335,10 @@ def nvrtc() -> Any:
 
 @cache
 def _headers() -> tuple[str, ...]:
-    """Return the folders of CUDA's own headers, and of the C++ ones that CuPy brings along."""
-    from cuda import pathfinder  # comes with CuPy
+    """Return the options that name the folders of CUDA's headers, as CuPy's own kernels have."""
+    from cupy._core.core import assemble_cupy_compiler_options
 
-    found = (pathfinder.find_nvidia_header_directory(name) for name in ("cudart", "cccl"))
-    bundled = Path(backend.cupy.__file__).parent / "_core/include/cupy/_cccl/libcudacxx"
-    return (*(folder for folder in found if folder is not None), str(bundled))
+    return tuple(assemble_cupy_compiler_options(()))
 
 
 def _canonical(kernel: str) -> str:

@@ -65,15 +65,14 @@ class GELU(Module):
     """x times the normal distribution's probability of being below x.
 
     Args:
-        approximate: "tanh", as in GPT-2, the default, or "none", exact, which is PyTorch's
-            default.
+        approximate: "none", exact, or "tanh", as in GPT-2.
 
     Raises:
         ArgumentError: another name for `approximate`.
     """
 
-    def __init__(self, approximate: str = "tanh") -> None:
-        if approximate not in ("tanh", "none"):
+    def __init__(self, approximate: str = "none") -> None:
+        if approximate not in ("none", "tanh"):
             raise ArgumentError(f"GELU: approximate is {approximate!r}, expected 'tanh' or 'none'")
         self.approximate = approximate
 

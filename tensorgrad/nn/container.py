@@ -15,11 +15,11 @@ class ModuleList(Module):
     """A list of modules; they are children with the names "0", "1" and so on.
 
     Args:
-        modules: the first members.
+        modules: the first members; None: there are none yet.
     """
 
-    def __init__(self, modules: Iterable[Module] = ()) -> None:
-        self.extend(modules)
+    def __init__(self, modules: Iterable[Module] | None = None) -> None:
+        self.extend(() if modules is None else modules)
 
     def append(self, module: Module) -> ModuleList:
         """Add a module at the end; return self."""

@@ -12,15 +12,15 @@ from typing import Any
 
 from tensorgrad.backend import same_device
 from tensorgrad.checks import check_between, check_number, check_shape
-from tensorgrad.dtypes import compute_dtype, is_float
+from tensorgrad.dtypes import compute_dtype, float64, is_float
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn.module import Module
-from tensorgrad.operands import float_tensor, tensor_of
+from tensorgrad.operands import float_operand, operands, tensor_of
 from tensorgrad.ops.creation import asarray
 from tensorgrad.ops.cross_entropy import REDUCTIONS, cross_entropy, nll_loss, reduced
 from tensorgrad.ops.elementwise import abs as absolute
 from tensorgrad.ops.elementwise import exp, log, square, where
-from tensorgrad.ops.elementwise.activation import softplus
+from tensorgrad.ops.elementwise.activation import SOFTPLUS
 from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.shape import astype
 from tensorgrad.tensor import Tensor
@@ -77,18 +77,19 @@ def huber_loss(x: Any, target: Any, reduction: str = "mean", delta: float = 1.0)
 
 
 def binary_cross_entropy_with_logits(
-    logits: Any, target: Any, pos_weight: Any = None, reduction: str = "mean"
+    logits: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
 ) -> Tensor:
     """Return the cross entropy of targets and probabilities sigmoid(logits).
 
     loss = -pos_weight * target * log(sigmoid(logits)) - (1 - target) * log(1 - sigmoid(logits)),
-    without overflow for large logits
+    times weight, without overflow for large logits
 
     Args:
         logits: any shape, any float dtype.
         target: the shape of logits, 0 to 1; also bool or integers.
+        weight: of each loss; a number, or a tensor that broadcasts to logits.
+        reduction: as of `mse_loss`; "mean" divides by the number of elements.
         pos_weight: of the positive class; a number, or a tensor that broadcasts to logits.
-        reduction: as of `mse_loss`.
 
     Returns:
         As `mse_loss`.
@@ -97,11 +98,17 @@ def binary_cross_entropy_with_logits(
         As `mse_loss`.
     """
     op = "binary_cross_entropy_with_logits"
+    logits = tensor_of(op, "logits", logits, target, weight, pos_weight)
     logits, target = _operands(op, logits, target, "logits")
+    weight, pos_weight = [
+        None if one is None else astype(tensor_of(op, name, one, logits), logits.dtype, copy=False)
+        for name, one in (("weight", weight), ("pos_weight", pos_weight))
+    ]
     if pos_weight is None:
-        return reduced(op, _binary(logits, target), reduction)
-    return reduced(op, _weighted_binary(logits, target, tensor_of(op, "pos_weight", pos_weight)),
-                   reduction)  # fmt: skip
+        losses = _binary(logits, target)
+    else:
+        losses = _weighted_binary(logits, target, pos_weight)
+    return reduced(op, losses if weight is None else losses * weight, reduction)
 
 
 def kl_div(x: Any, target: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
@@ -151,12 +158,12 @@ def _huber(x: Tensor, target: Tensor, *, delta: float) -> Tensor:
 
 @fuse
 def _binary(logits: Tensor, target: Tensor) -> Tensor:
-    return softplus(logits) - target * logits
+    return SOFTPLUS(logits) - target * logits
 
 
 @fuse
 def _weighted_binary(logits: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    return weight * target * softplus(-logits) + (1 - target) * softplus(logits)
+    return weight * target * SOFTPLUS(-logits) + (1 - target) * SOFTPLUS(logits)
 
 
 @fuse
@@ -172,7 +179,8 @@ def _divergence_of_logs(x: Tensor, target: Tensor) -> Tensor:
 
 def _operands(op: str, x: Any, target: Any, name: str = "x") -> tuple[Tensor, Tensor]:
     """Return both operands, of one shape and device, in at least float32."""
-    x, target = float_tensor(op, name, x), tensor_of(op, "target", target)
+    x, target = operands(op, (name, "target"), (x, target))
+    float_operand(op, name, x)
     check_shape(op, "target", target, x.shape, f" as {name}")
     same_device(op, (name, "target"), (x.data, target.data))
     target_dtype = target.dtype if is_float(target.dtype) else x.dtype
@@ -241,18 +249,23 @@ class BCEWithLogitsLoss(_Loss):
     """Binary cross entropy; see `nn.functional.binary_cross_entropy_with_logits`.
 
     Args:
-        pos_weight: of the positive class, broadcasts to the logits; moves with the module.
+        weight: of each loss, broadcasts to the logits; moves with the module.
         reduction: "mean", "sum" or "none".
+        pos_weight: of the positive class, likewise.
     """
 
-    def __init__(self, pos_weight: Any = None, reduction: str = "mean") -> None:
+    def __init__(self, weight: Any = None, reduction: str = "mean", pos_weight: Any = None) -> None:
         super().__init__(reduction)
+        self.weight: Tensor | None = None
         self.pos_weight: Tensor | None = None
+        _set_weight(self, "weight", weight)
         _set_weight(self, "pos_weight", pos_weight)
 
     def forward(self, logits: Any, target: Any) -> Tensor:
         """Return the loss of logits, any shape, and target, the same shape."""
-        return binary_cross_entropy_with_logits(logits, target, self.pos_weight, self.reduction)
+        return binary_cross_entropy_with_logits(
+            logits, target, self.weight, self.reduction, self.pos_weight
+        )
 
 
 class KLDivLoss(_Loss):
@@ -333,7 +346,11 @@ class CrossEntropyLoss(_Loss):
 
 
 def _set_weight(loss: Module, name: str, weight: Any) -> None:
-    """Register the weight of a loss as a buffer, where there is one."""
+    """Register the weight of a loss as a buffer, where there is one; lists as float64.
+
+    The loss takes it in the dtype of the logits.
+    """
     if weight is not None:
         delattr(loss, name)
-        loss.register_buffer(name, asarray(weight).detach(), persistent=False)
+        dtype = float64 if isinstance(weight, (int, float, list, tuple)) else None
+        loss.register_buffer(name, asarray(weight, dtype).detach(), persistent=False)

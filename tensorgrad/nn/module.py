@@ -36,12 +36,13 @@ import numpy as np
 from tensorgrad import backend, ranges
 from tensorgrad.autograd import no_grad
 from tensorgrad.backend import Array
-from tensorgrad.checks import check_function
+from tensorgrad.checks import check_function, not_an_operand
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
 from tensorgrad.engine import assign, changes, mode
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.nn.model_graph import ModelGraph, draw
 from tensorgrad.nn.summary import Summary, summarize
+from tensorgrad.nn.wrapped_names import by_plain_names
 from tensorgrad.tensor import Tensor
 
 _MOST_NAMES = 20  # in one error message
@@ -76,9 +77,7 @@ class Parameter(Tensor):
     def __init__(self, data: Array | Tensor, requires_grad: bool = True) -> None:
         array = data.data if isinstance(data, Tensor) else data
         if not backend.is_array(array):
-            raise DtypeError(
-                f"Parameter: data is a {type(data).__name__}, expected an array or a Tensor"
-            )
+            raise not_an_operand("Parameter", "data", data, "an array or a Tensor")
         super().__init__(array, requires_grad)
 
 
@@ -242,7 +241,8 @@ class Module:
         """Copy values into the parameters and persistent buffers, or change nothing.
 
         Values are converted to the dtype and device of the module. A shared parameter may have
-        any of its names.
+        any of its names. "module." and "_orig_mod." in names, which PyTorch's wrappers add, are
+        dropped where the module has the rest.
 
         Args:
             state: tensors or arrays by name, as from `state_dict`.
@@ -261,6 +261,7 @@ class Module:
             raise CheckpointError(f"load_state_dict: state is a {kind}, expected arrays by name")
         own = self._state()
         by_name = {name: tensor for names, tensor in own for name in names}
+        state = by_plain_names(state, by_name)
         arrays = {name: _array_of(state[name]) for name in state if name in by_name}
         missing = [names[0] for names, _ in own if not any(name in arrays for name in names)]
         unexpected = [name for name in state if name not in by_name]

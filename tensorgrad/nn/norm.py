@@ -23,34 +23,38 @@ class LayerNorm(Module):
     Args:
         width: length of the last axis.
         eps: added to the variance; at least 0.
-        bias: whether to add a bias.
+        elementwise_affine: whether to scale and shift.
+        bias: whether to shift.
 
     Attributes:
-        weight: (width,), initially 1.
+        weight: (width,), initially 1; or None.
         bias: (width,), initially 0; or None.
     """
 
-    def __init__(self, width: int, eps: float = 1e-5, bias: bool = True) -> None:
+    def __init__(
+        self, width: int, eps: float = 1e-5, elementwise_affine: bool = True, bias: bool = True
+    ) -> None:
         check_integer("LayerNorm", "width", width, 0)
         check_range("LayerNorm", "eps", eps)
-        self.weight = Parameter(np.ones(width, np.float32))
-        self.bias = Parameter(np.zeros(width, np.float32)) if bias else None
-        self.eps = eps
+        affine = elementwise_affine
+        self.weight = Parameter(np.ones(width, np.float32)) if affine else None
+        self.bias = Parameter(np.zeros(width, np.float32)) if affine and bias else None
+        self.width, self.eps = width, eps
 
     def forward(self, x: Any) -> Tensor:
         """Return y, the shape of x, for x (..., width), of the layer's dtype or a narrower one."""
-        check_input(self, self.weight, x=x)
+        _check(self, x)
         return layer_norm(x, self.weight, self.bias, self.eps)
 
     def add(self, x: Any, residual: Any = None) -> tuple[Tensor, Tensor]:
         """Return x + residual and its norm from one kernel; x and its norm without a residual."""
-        check_input(self, self.weight, x=x, residual=residual)
+        _check(self, x, residual)
         return add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         """Return the size."""
-        bias = "" if self.bias is not None else ", bias=False"
-        return f"{self.weight.size}, eps={self.eps}{bias}"
+        bias = "" if self.bias is not None or self.weight is None else ", bias=False"
+        return f"{self.width}, eps={self.eps}{_affine(self)}{bias}"
 
 
 class RMSNorm(Module):
@@ -60,31 +64,50 @@ class RMSNorm(Module):
 
     Args:
         width: length of the last axis.
-        eps: added to the mean square; at least 0.
+        eps: added to the mean square; at least 0. None: the machine epsilon of float32, or of
+            float64 for x of that dtype.
+        elementwise_affine: whether to scale.
 
     Attributes:
-        weight: (width,), initially 1.
+        weight: (width,), initially 1; or None.
     """
 
-    def __init__(self, width: int, eps: float = 1e-6) -> None:
+    def __init__(
+        self, width: int, eps: float | None = None, elementwise_affine: bool = True
+    ) -> None:
         check_integer("RMSNorm", "width", width, 0)
-        check_range("RMSNorm", "eps", eps)
-        self.weight = Parameter(np.ones(width, np.float32))
-        self.eps = eps
+        if eps is not None:
+            check_range("RMSNorm", "eps", eps)
+        self.weight = Parameter(np.ones(width, np.float32)) if elementwise_affine else None
+        self.width, self.eps = width, eps
 
     def forward(self, x: Any) -> Tensor:
         """Return y, the shape of x, for x (..., width), of the layer's dtype or a narrower one."""
-        check_input(self, self.weight, x=x)
+        _check(self, x)
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Any, residual: Any = None) -> tuple[Tensor, Tensor]:
         """Return x + residual and its norm from one kernel; x and its norm without a residual."""
-        check_input(self, self.weight, x=x, residual=residual)
+        _check(self, x, residual)
         return add_rms_norm(x, residual, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         """Return the size."""
-        return f"{self.weight.size}, eps={self.eps}"
+        return f"{self.width}, eps={self.eps}{_affine(self)}"
+
+
+def _check(norm: LayerNorm | RMSNorm, x: Any, residual: Any = None) -> None:
+    """Check the inputs against the weight or, without one, the width."""
+    if norm.weight is not None:
+        check_input(norm, norm.weight, x=x, residual=residual)
+    elif (shape := tensor_of(type(norm).__name__, "x", x).shape)[-1:] != (norm.width,):
+        raise ShapeError(
+            f"{type(norm).__name__}: x has shape {shape}, expected (..., {norm.width})"
+        )
+
+
+def _affine(norm: LayerNorm | RMSNorm) -> str:
+    return "" if norm.weight is not None else ", elementwise_affine=False"
 
 
 class GroupNorm(Module):

@@ -14,10 +14,10 @@ from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.linalg import vector_norm
 from tensorgrad.nn.loss import huber_loss
-from tensorgrad.operands import float_tensor, tensor_of
+from tensorgrad.operands import constant_of, float_operand, float_operands, float_tensor, operands
 from tensorgrad.ops.cross_entropy import reduced
 from tensorgrad.ops.elementwise import abs, exp, expm1, log, maximum, minimum, sqrt, tanh, where
-from tensorgrad.ops.elementwise.activation import elu, leaky_relu, relu, sigmoid, softplus
+from tensorgrad.ops.elementwise.activation import SOFTPLUS, elu, leaky_relu, relu, sigmoid
 from tensorgrad.ops.reduce import norm, sum
 from tensorgrad.ops.shape import astype, expand_dims, reshape
 from tensorgrad.ops.softmax import softmax
@@ -54,6 +54,8 @@ def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
         ArgumentError: min_val is not below max_val.
     """
     x = float_tensor("hardtanh", "x", x)
+    check_number("hardtanh", "min_val", min_val)
+    check_number("hardtanh", "max_val", max_val)
     if not min_val < max_val:
         raise ArgumentError(f"hardtanh: min_val is {min_val}, expected less than max_val {max_val}")
     low, high = float(min_val), float(max_val)
@@ -79,6 +81,7 @@ def hardswish(x: Any) -> Tensor:
 def hardshrink(x: Any, lambd: float = 0.5) -> Tensor:
     """Return x where |x| > lambd, else 0."""
     x = float_tensor("hardshrink", "x", x)
+    check_number("hardshrink", "lambd", lambd)
     return where(abs(x.detach()).data > lambd, x, 0.0)
 
 
@@ -102,18 +105,20 @@ def softsign(x: Any) -> Tensor:
 
 def logsigmoid(x: Any) -> Tensor:
     """Return log(sigmoid(x)), without overflow."""
-    return -softplus(-float_tensor("logsigmoid", "x", x))
+    return -SOFTPLUS(-float_tensor("logsigmoid", "x", x))
 
 
 def mish(x: Any) -> Tensor:
     """Return x * tanh(softplus(x)) (Misra 2019, arXiv:1908.08681)."""
     given = float_tensor("mish", "x", x)
-    return given * tanh(softplus(given))
+    return given * tanh(SOFTPLUS(given))
 
 
 def threshold(x: Any, threshold: float, value: float) -> Tensor:
     """Return x where it is above a threshold, else a value."""
     x = float_tensor("threshold", "x", x)
+    check_number("threshold", "threshold", threshold)
+    check_number("threshold", "value", value)
     return where(x.data > threshold, x, float(value))
 
 
@@ -127,7 +132,7 @@ def prelu(x: Any, weight: Any) -> Tensor:
     Raises:
         ShapeError: weight has another number of elements.
     """
-    x, weight = float_tensor("prelu", "x", x), float_tensor("prelu", "weight", weight)
+    x, weight = float_operands("prelu", ("x", "weight"), (x, weight))
     channels = x.shape[1] if x.ndim > 1 else 1
     if weight.size not in (1, channels) or weight.ndim > 1:
         raise ShapeError(f"prelu: weight has shape {weight.shape}, expected (1,) or ({channels},)")
@@ -167,7 +172,7 @@ def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tens
 
 def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8) -> Tensor:
     """Return the cosine of the angle of x and y, which broadcast, along an axis."""
-    x, y = float_tensor("cosine_similarity", "x", x), float_tensor("cosine_similarity", "y", y)
+    x, y = float_operands("cosine_similarity", ("x", "y"), (x, y))
     x, y = broadcast_arrays(x, y)
     lengths = [maximum(norm(each, axis, keepdims=True), eps) for each in (x, y)]
     return sum((x / lengths[0]) * (y / lengths[1]), axis)
@@ -177,7 +182,7 @@ def pairwise_distance(
     x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False
 ) -> Tensor:
     """Return the norms of order 1, 2 or inf of x - y + eps along the last axis."""
-    x, y = float_tensor("pairwise_distance", "x", x), float_tensor("pairwise_distance", "y", y)
+    x, y = float_operands("pairwise_distance", ("x", "y"), (x, y))
     return norm(x - y + eps, -1, p, keepdims)
 
 
@@ -192,7 +197,7 @@ def cdist(x: Any, y: Any, p: float = 2.0) -> Tensor:
     Raises:
         ShapeError: they have no rows, or rows of different lengths.
     """
-    x, y = float_tensor("cdist", "x", x), float_tensor("cdist", "y", y)
+    x, y = float_operands("cdist", ("x", "y"), (x, y))
     if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-1]:
         raise ShapeError(f"cdist: y has shape {y.shape}, expected rows as long as those of x, "
                          f"{x.shape}")  # fmt: skip
@@ -208,16 +213,19 @@ def smooth_l1_loss(x: Any, target: Any, reduction: str = "mean", beta: float = 1
 def soft_margin_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
     """Return log(1 + exp(-target * x)); the targets are 1 and -1."""
     x, target = _both("soft_margin_loss", x, target)
-    return reduced("soft_margin_loss", softplus(-target * x), reduction)
+    return reduced("soft_margin_loss", SOFTPLUS(-target * x), reduction)
 
 
 def margin_ranking_loss(
     x: Any, y: Any, target: Any, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
     """Return max(0, margin - target * (x - y)): for target 1, 0 where x is above y + margin."""
+    x, y, target = operands("margin_ranking_loss", ("x", "y", "target"), (x, y, target))
     x, y = _both("margin_ranking_loss", x, y, "y")
-    target = tensor_of("margin_ranking_loss", "target", target)
     return reduced("margin_ranking_loss", relu(margin - target * (x - y)), reduction)
+
+
+_LABELS = "labels have none"
 
 
 def hinge_embedding_loss(
@@ -225,6 +233,7 @@ def hinge_embedding_loss(
 ) -> Tensor:
     """Return x where the target is 1, and max(0, margin - x) where it is -1."""
     x, target = _both("hinge_embedding_loss", x, target)
+    constant_of("hinge_embedding_loss", "target", target, _LABELS)
     near, far = where(target.data != -1, x, 0.0), where(target.data != 1, relu(margin - x), 0.0)
     losses = near + far  # other targets get both
     return reduced("hinge_embedding_loss", losses, reduction)
@@ -249,6 +258,7 @@ def poisson_nll_loss(
         reduction: as for `mse_loss`.
     """
     x, target = _both("poisson_nll_loss", x, target)
+    check_number("poisson_nll_loss", "eps", eps)
     losses = exp(x) - target * x if log_input else x - target * log(x + eps)
     if full:
         large = where(target.data > 1, target, 2.0)
@@ -264,6 +274,8 @@ def binary_cross_entropy(
 
     Prefer `binary_cross_entropy_with_logits`, which loses no digits near 0 and 1.
     """
+    names = ("x", "target", "weight")
+    x, target, weight = operands("binary_cross_entropy", names, (x, target, weight), 1)
     x, target = _both("binary_cross_entropy", x, target)
     logs = [maximum(log(each), -100.0) for each in (x, 1.0 - x)]
     losses = -(target * logs[0] + (1.0 - target) * logs[1])
@@ -288,8 +300,9 @@ def gaussian_nll_loss(
         ShapeError: var has another shape.
     """
     op = "gaussian_nll_loss"
+    x, target, var = operands(op, ("x", "target", "var"), (x, target, var))
     x, target = _both(op, x, target)
-    var = float_tensor(op, "var", var)
+    float_operand(op, "var", var)
     if var.shape == x.shape[:-1] and var.shape != x.shape:
         var = expand_dims(var, -1)
     if var.ndim and var.shape not in (x.shape, (*x.shape[:-1], 1)):
@@ -312,8 +325,9 @@ def cosine_embedding_loss(
         reduction: as for `mse_loss`.
     """
     op = "cosine_embedding_loss"
+    x, y, target = operands(op, ("x", "y", "target"), (x, y, target))
     x, y = _both(op, x, y, "y")
-    target = tensor_of(op, "target", target)
+    constant_of(op, "target", target, _LABELS)
     if target.shape != x.shape[:-1]:
         raise ShapeError(f"{op}: target has shape {target.shape}, expected {x.shape[:-1]}")
     cosine = sum(x * y, -1) / sqrt((sum(x * x, -1) + 1e-12) * (sum(y * y, -1) + 1e-12))
@@ -336,6 +350,10 @@ def triplet_margin_loss(
 
     With `swap` the negative's distance to the positive counts where that is smaller.
     """
+    names = ("anchor", "positive", "negative")
+    anchor, positive, negative = float_operands(
+        "triplet_margin_loss", names, (anchor, positive, negative)
+    )
     far = pairwise_distance(anchor, negative, p, eps)
     if swap:
         far = minimum(far, pairwise_distance(positive, negative, p, eps))
@@ -345,7 +363,8 @@ def triplet_margin_loss(
 
 def _both(op: str, x: Any, other: Any, name: str = "target") -> tuple[Tensor, Tensor]:
     """Return both operands of a loss, checked to be of one shape."""
-    x, other = float_tensor(op, "x", x), tensor_of(op, name, other)
+    x, other = operands(op, ("x", name), (x, other))
+    float_operand(op, "x", x)
     if x.shape != other.shape:
         raise ShapeError(f"{op}: {name} has shape {other.shape}, expected {x.shape} as x")
     return x, other

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.checks import axis_index
+from tensorgrad.checks import axis_index, check_holds
 from tensorgrad.dtypes import DtypeLike, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
-from tensorgrad.operands import tensor_of
+from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops import shape
 from tensorgrad.ops.creation import tensor
 from tensorgrad.ops.elementwise import (
@@ -105,11 +105,13 @@ def masked_fill(x: Tensor, mask: Any, value: Any) -> Tensor:
         DtypeError: mask does not hold bools.
         ShapeError: mask or value does not fit.
     """
-    mask, value = tensor_of("masked_fill", "mask", mask), tensor_of("masked_fill", "value", value)
+    mask = tensor_of("masked_fill", "mask", mask)
+    x, value = operands("masked_fill", ("x", "value"), (x, value))
     if mask.dtype != bool:
         raise DtypeError(f"masked_fill: mask has dtype {mask.dtype}, expected bool")
     if value.ndim:
         raise ShapeError(f"masked_fill: value has shape {value.shape}, expected ()")
+    check_holds("masked_fill", "value", value.data, x.dtype)
     value = shape.astype(value, x.dtype, copy=False)
     y = where(mask, shape.to(value, x.device), x)
     if y.shape != x.shape:

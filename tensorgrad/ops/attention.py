@@ -37,7 +37,7 @@ from tensorgrad.kernels.attention.options import (
     Sequences,
     empty_result,
 )
-from tensorgrad.operands import float_tensor, integer_array, mask_operand
+from tensorgrad.operands import constant_of, float_tensor, integer_array, mask_operand
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention_unfused import attention_unfused
 from tensorgrad.ops.rotary import Rotation, rotary, rotated, rotation_of
@@ -118,7 +118,7 @@ def attention(
         Beltagy et al. 2020, arXiv:2004.05150.
     """
     op = "attention"
-    q, k, v = _operands(op, q, k, v)
+    q, k, v = _operands(op, q, k, v, mask)
     if q.ndim != 4:
         raise ShapeError(f"{op}: q has shape {q.shape}, expected (B, H, Tq, D)")
     batch, heads, _, width = q.shape
@@ -186,7 +186,7 @@ def attention_packed(
             `rotary`.
     """
     op = "attention_packed"
-    qkv = float_tensor(op, "qkv", qkv)
+    qkv = float_tensor(op, "qkv", qkv, mask, *(angles or ()))
     kv_heads = heads if kv_heads is None else kv_heads
     _check_heads(op, heads, kv_heads)
     parts = heads + 2 * kv_heads
@@ -361,9 +361,10 @@ def _gradient_dtype(q: Array) -> Dtype:
     return compute_dtype(q.dtype) if type(q) is np.ndarray else q.dtype
 
 
-def _operands(op: str, q: Any, k: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return float tensors of one dtype on one device."""
-    q, k, v = float_tensor(op, "q", q), float_tensor(op, "k", k), float_tensor(op, "v", v)
+def _operands(op: str, q: Any, k: Any, v: Any, mask: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v as float tensors of one dtype on one device."""
+    q = float_tensor(op, "q", q, k, v, mask)
+    k, v = float_tensor(op, "k", k, q), float_tensor(op, "v", v, q)
     if mode.autocast is not None:
         q, k, v = cast_operands(q, k, v)
     backend.same_device(op, ("q", "k", "v"), (q.data, k.data, v.data))
@@ -402,6 +403,8 @@ def _rotation(
     """Return how the first heads of qkv are rotated."""
     if not isinstance(angles, tuple) or len(angles) != 2:
         raise ArgumentError(f"{op}: angles is {angles!r:.80}, expected a pair: cosines and sines")
+    for name, angle in zip(("cosines", "sines"), angles, strict=True):
+        constant_of(op, f"angles, {name}", float_tensor(op, name, angle), "rotary() has it")
     return rotation_of(op, "qkv", _separated(qkv.data, parts), *angles, heads, interleaved)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
-from tensorgrad.checks import broadcast
+from tensorgrad.checks import broadcast, probability
 from tensorgrad.errors import ShapeError
 from tensorgrad.operands import float_tensor, mask_operand, tensor_of
 from tensorgrad.ops.dropout import dropout as dropout_op
@@ -55,12 +55,14 @@ def attention_unfused(
         DtypeError, DeviceError, ArgumentError: as for `attention`.
     """
     op = "attention_unfused"
-    q, k, v = (float_tensor(op, name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    q = float_tensor(op, "q", q, k, v, mask)
+    k, v = float_tensor(op, "k", k, q), float_tensor(op, "v", v, q)
     _check_shapes(op, q, k, v)
     k, v = (x.reshape(1, *x.shape) if x.ndim == 3 else x for x in (k, v))
     batch, heads, length, width = q.shape
     kv_heads, steps = k.shape[1:3]
     groups = kv_heads, heads // kv_heads
+    probability(op, "dropout", dropout)
     scale = 1 / math.sqrt(width) if scale is None else scale
     grouped = q.reshape(batch, *groups, length, width)
     k, v = (x.reshape(x.shape[0], kv_heads, 1, *x.shape[2:]) for x in (k, v))

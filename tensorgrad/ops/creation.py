@@ -14,7 +14,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, namespace_on
-from tensorgrad.checks import check_indices, check_integer, check_number, shape_of
+from tensorgrad.checks import check_indices, check_integer, check_no_length, check_number, shape_of
 from tensorgrad.dtypes import (
     Dtype,
     DtypeLike,
@@ -29,7 +29,7 @@ from tensorgrad.dtypes import (
 )
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.interop import from_dlpack
-from tensorgrad.operands import integer_array, leaves_of, tensor_of, values_of
+from tensorgrad.operands import constant_of, integer_array, leaves_of, tensor_of, values_of
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.shape import astype, stack, to
 from tensorgrad.ops.shape import copy as copied
@@ -68,7 +68,7 @@ def tensor(
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a new tensor with a copy of the value, outside any graph.
+    """Return a new tensor with a copy of the value; the gradient of a tensor flows back.
 
     Args:
         value: a number, nested lists of numbers, an array or a tensor.
@@ -79,7 +79,14 @@ def tensor(
     Raises:
         ShapeError: nested lists of unequal length.
         DtypeError: the library has no such dtype, or lists hold tensors (stack them instead).
+        GradError: `requires_grad` of the copy of a tensor that requires one itself.
     """
+    if isinstance(value, Tensor):
+        if requires_grad:
+            constant_of("tensor", "value", value, "a new leaf is outside its graph")
+        if value.requires_grad:
+            copy = astype(value, value.dtype if dtype is None else dtype)
+            return copy if device is None else to(copy, device)
     array = value.data if isinstance(value, Tensor) else values_of("tensor", value, dtype)
     target = array.dtype if dtype is None else as_dtype(dtype)
     if device is not None and device != backend.device_of(array):
@@ -129,6 +136,7 @@ def zeros(
     requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor of zeros."""
+    check_no_length("zeros", "shape", dtype)
     data = namespace_on(device or "cpu").zeros(shape_of("zeros", shape), _float_dtype(dtype))
     return Tensor(data, requires_grad)
 
@@ -140,6 +148,7 @@ def ones(
     requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor of ones."""
+    check_no_length("ones", "shape", dtype)
     return full(shape_of("ones", shape), 1, _float_dtype(dtype), device, requires_grad)
 
 
@@ -150,6 +159,7 @@ def empty(
     requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor whose values are whatever the memory held."""
+    check_no_length("empty", "shape", dtype)
     data = namespace_on(device or "cpu").empty(shape_of("empty", shape), _float_dtype(dtype))
     return Tensor(data, requires_grad)
 
@@ -166,8 +176,13 @@ def full(
     Raises:
         ShapeError: fill_value is more than one number.
         ArgumentError: the dtype does not hold it.
+        GradError: fill_value requires a gradient.
     """
     lengths = shape_of("full", shape)
+    check_no_length("full", "shape", dtype)
+    if isinstance(fill_value, Tensor):
+        why = "a new tensor is outside its graph; broadcast_to() keeps it"
+        fill_value = constant_of("full", "fill_value", fill_value, why)
     fill = backend.to_numpy(values_of("full", fill_value, dtype))
     if fill.shape != ():
         raise ShapeError(f"full: fill_value has shape {fill.shape}, expected one number")
@@ -299,6 +314,7 @@ def logspace(
     Raises:
         ArgumentError: num is negative.
     """
+    check_number("logspace", "base", base)
     powers = linspace(start, stop, num, endpoint, float64, device)
     return astype(float(base) ** powers, _float_dtype(dtype))
 
@@ -407,23 +423,28 @@ def _below(xp: Any, shape: tuple[int, ...], k: int) -> Array:
     return xp.arange(shape[1]) <= xp.arange(shape[0])[:, None] + k
 
 
-def one_hot(indices: Any, num_classes: int, dtype: DtypeLike = float32) -> Tensor:
+def one_hot(indices: Any, num_classes: int = -1, dtype: DtypeLike = int64) -> Tensor:
     """Return for each index i a row of zeros with a one at position i.
 
     Args:
         indices: integers from 0 to num_classes - 1, any shape.
-        num_classes: the length of the rows.
+        num_classes: the length of the rows; -1: the largest index plus 1, which the host waits for.
         dtype: of the result.
 
     Returns:
         (*indices.shape, num_classes).
 
     Raises:
+        ArgumentError: num_classes is below -1, or -1 without an index.
         OutOfRangeError: an index is outside its range (on the GPU its row is all zeros instead).
         DtypeError: the indices are not integers.
     """
     indices = integer_array("one_hot", "indices", indices)
-    check_integer("one_hot", "num_classes", num_classes, 0)
+    check_integer("one_hot", "num_classes", num_classes, -1)
+    if num_classes == -1:
+        if not indices.size:
+            raise ArgumentError("one_hot: num_classes is -1 without an index, expected a number")
+        num_classes = max(int(indices.max()) + 1, 0)
     if backend.is_numpy(indices):
         outside = (indices < 0) | (indices >= num_classes)
         check_indices("one_hot", "indices", indices, outside, f"0 to {num_classes - 1}")

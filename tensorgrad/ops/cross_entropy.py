@@ -26,7 +26,7 @@ from tensorgrad.checks import (
     check_range,
     check_shape,
 )
-from tensorgrad.dtypes import Dtype, compute_dtype, float16, int64, is_float
+from tensorgrad.dtypes import Dtype, compute_dtype, float16, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
@@ -93,8 +93,10 @@ def cross_entropy(
         et al. 2022, arXiv:2204.02311, section 5.
     """
     op = "cross_entropy"
-    logits = float_tensor(op, "logits", logits)
-    soft = is_float(getattr(targets, "dtype", int64)) and targets.ndim == logits.ndim
+    has_dtype = isinstance(targets, Tensor) or backend.is_array(targets)
+    soft = has_dtype and is_float(targets.dtype)
+    logits = float_tensor(op, "logits", logits, weight, targets if soft else None)
+    soft = soft and targets.ndim == logits.ndim
     if axis != -1:
         logits = moveaxis(logits, axis_index(op, axis, logits.ndim), -1)
         targets = moveaxis(targets, axis, -1) if soft else targets
@@ -161,7 +163,7 @@ def nll_loss(
         As `cross_entropy`.
     """
     op = "nll_loss"
-    x = float_tensor(op, "x", x)
+    x = float_tensor(op, "x", x, weight)
     x = moveaxis(x, axis_index(op, axis, x.ndim), -1)
     x = astype(x, compute_dtype(x.dtype), copy=False)
     targets = integer_array(op, "targets", targets)
@@ -196,7 +198,7 @@ def _of_probabilities(
     op: str, logits: Tensor, targets: Any, weight: Any, smoothing: float, reduction: str
 ) -> Tensor:
     """Return the loss of targets that are probabilities of the classes."""
-    targets = tensor_of(op, "targets", targets)
+    targets = tensor_of(op, "targets", targets, logits)
     check_shape(op, "targets", targets, logits.shape, " (as logits)")
     targets = astype(targets, logits.dtype, copy=False)
     if smoothing:
@@ -247,7 +249,7 @@ def _counted_ids(
 
 def _class_weight(op: str, weight: Any, like: Tensor) -> Tensor:
     """Return the class weights, (V,), checked against logits (..., V)."""
-    weight = float_tensor(op, "weight", weight)
+    weight = float_tensor(op, "weight", weight, like)
     check_shape(op, "weight", weight, like.shape[-1:], " (one for each class)")
     backend.same_device(op, ("logits", "weight"), (like.data, weight.data))
     return astype(weight, like.dtype, copy=False)

@@ -12,16 +12,25 @@ import numpy as np
 
 from tensorgrad.backend import namespace, namespace_on
 from tensorgrad.checks import axis_index, check_integer
-from tensorgrad.dtypes import DtypeLike, as_dtype, float32, is_complex
+from tensorgrad.dtypes import DtypeLike, as_dtype, float32, float64, int64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.operands import tensor_of
+from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.einsum import dot, tensordot
 from tensorgrad.ops.elementwise import conj, multiply, power
 from tensorgrad.ops.indexing import getitem
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.reduce import sum
 from tensorgrad.ops.scatter import diagonal_scatter
-from tensorgrad.ops.shape import concatenate, expand_dims, moveaxis, pad, ravel, reshape, squeeze
+from tensorgrad.ops.shape import (
+    astype,
+    concatenate,
+    expand_dims,
+    moveaxis,
+    pad,
+    ravel,
+    reshape,
+    squeeze,
+)
 from tensorgrad.tensor import Tensor
 
 __all__ = [
@@ -120,7 +129,7 @@ def block_diag(*matrices: Any) -> Tensor:
     Raises:
         ShapeError: one has more than two axes.
     """
-    blocks = [tensor_of("block_diag", f"matrices[{i}]", each) for i, each in enumerate(matrices)]
+    blocks = operands("block_diag", [f"matrices[{i}]" for i in range(len(matrices))], matrices)
     for i, block in enumerate(blocks):
         if block.ndim > 2:
             raise ShapeError(
@@ -174,7 +183,7 @@ def inner(a: Any, b: Any) -> Tensor:
     Raises:
         ShapeError: the last axes differ in length.
     """
-    a, b = tensor_of("inner", "a", a), tensor_of("inner", "b", b)
+    a, b = operands("inner", ("a", "b"), (a, b))
     return tensordot(a, b, (-1, -1)) if a.ndim and b.ndim else multiply(a, b)
 
 
@@ -184,7 +193,8 @@ def vdot(a: Any, b: Any) -> Tensor:
     Raises:
         ShapeError: they differ in size.
     """
-    return dot(ravel(_conjugated("vdot", a)), ravel(b))
+    a, b = operands("vdot", ("a", "b"), (a, b))
+    return dot(ravel(_conjugated(a)), ravel(b))
 
 
 def vecdot(a: Any, b: Any, axis: int = -1) -> Tensor:
@@ -193,8 +203,8 @@ def vecdot(a: Any, b: Any, axis: int = -1) -> Tensor:
     Raises:
         ShapeError: the axes differ in length, or the others do not broadcast.
     """
-    a, b = _conjugated("vecdot", a), tensor_of("vecdot", "b", b)
-    a = moveaxis(a, axis_index("vecdot", axis, a.ndim), -1)
+    a, b = operands("vecdot", ("a", "b"), (a, b))
+    a = moveaxis(_conjugated(a), axis_index("vecdot", axis, a.ndim), -1)
     b = moveaxis(b, axis_index("vecdot", axis, b.ndim), -1)
     if a.shape[-1] != b.shape[-1]:
         raise ShapeError(
@@ -203,24 +213,25 @@ def vecdot(a: Any, b: Any, axis: int = -1) -> Tensor:
     return squeeze(matmul(expand_dims(a, -2), expand_dims(b, -1)), (-1, -2))
 
 
-def _conjugated(op: str, a: Any) -> Tensor:
-    a = tensor_of(op, "a", a)
+def _conjugated(a: Tensor) -> Tensor:
     return conj(a) if is_complex(a.dtype) else a
 
 
 def matvec(a: Any, b: Any) -> Tensor:
     """Return the products of matrices (..., M, N) with vectors (..., N), (..., M)."""
+    a, b = operands("matvec", ("a", "b"), (a, b))
     return squeeze(matmul(a, expand_dims(b, -1)), -1)
 
 
 def vecmat(a: Any, b: Any) -> Tensor:
     """Return the products of vectors (..., M) with matrices (..., M, N), (..., N)."""
+    a, b = operands("vecmat", ("a", "b"), (a, b))
     return squeeze(matmul(expand_dims(a, -2), b), -2)
 
 
 def kron(a: Any, b: Any) -> Tensor:
     """Return the Kronecker product: every element of a times all of b."""
-    a, b = tensor_of("kron", "a", a), tensor_of("kron", "b", b)
+    a, b = operands("kron", ("a", "b"), (a, b))
     ndim = max(a.ndim, b.ndim)
     of_a = (1,) * (ndim - a.ndim) + a.shape
     of_b = (1,) * (ndim - b.ndim) + b.shape
@@ -235,7 +246,7 @@ def cross(a: Any, b: Any, axis: int = -1) -> Tensor:
     Raises:
         ShapeError: the axis has another length, or the other axes do not broadcast.
     """
-    a, b = tensor_of("cross", "a", a), tensor_of("cross", "b", b)
+    a, b = operands("cross", ("a", "b"), (a, b))
     for name, x in (("a", a), ("b", b)):
         length = x.shape[axis_index("cross", axis, x.ndim)]
         if length != 3:
@@ -251,12 +262,25 @@ def cross(a: Any, b: Any, axis: int = -1) -> Tensor:
 def vander(x: Any, columns: int | None = None, increasing: bool = False) -> Tensor:
     """Return the matrix of the powers of a vector, the highest first unless `increasing`.
 
+    Args:
+        x: (n,).
+        columns: how many powers, from 0; n by default.
+        increasing: whether the powers ascend.
+
+    Returns:
+        (n, columns), in the dtype that x and int64 have in common, as in NumPy: int64 for bool
+        and small integers, float64 for floats.
+
     Raises:
         ShapeError: x is not a vector.
+        ArgumentError: columns is negative.
     """
     x = tensor_of("vander", "x", x)
     if x.ndim != 1:
         raise ShapeError(f"vander: x has shape {x.shape}, expected one axis")
     count = len(x) if columns is None else columns
+    check_integer("vander", "columns", count, 0)
+    dtype = float64 if is_float(x.dtype) else np.promote_types(x.dtype, int64)
+    x = astype(x, dtype, copy=False)
     powers = namespace(x.data).arange(count, dtype=x.dtype)
     return power(expand_dims(x, 1), powers if increasing else powers[::-1])

@@ -19,7 +19,7 @@ from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels import dropout as dropout_cuda
 from tensorgrad.kernels.random import Key
-from tensorgrad.operands import data_of, float_tensor
+from tensorgrad.operands import data_of, float_operands, float_tensor
 from tensorgrad.ops.elementwise import add
 from tensorgrad.ops.elementwise.activation import swiglu
 from tensorgrad.tensor import Tensor
@@ -87,11 +87,10 @@ def dropout_add(
         DeviceError: the arguments are on different devices.
     """
     op = "dropout_add"
-    x, residual = float_tensor(op, "x", x), float_tensor(op, "residual", residual)
+    x, residual, bias = float_operands(op, ("x", "residual", "bias"), (x, residual, bias), 1)
     check_shape(op, "residual", residual, x.shape, " like x")
     backend.same_device(op, ("x", "residual"), (x.data, residual.data))
     if bias is not None:
-        bias = float_tensor(op, "bias", bias)
         if bias.shape != x.shape[-1:] or not x.ndim:
             raise ShapeError(f"{op}: bias has shape {bias.shape}, expected (C,) of x {x.shape}")
         backend.same_device(op, ("x", "bias"), (x.data, bias.data))

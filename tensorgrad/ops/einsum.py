@@ -24,7 +24,7 @@ from tensorgrad.checks import axis_tuple, promoted
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.operands import tensor_of
+from tensorgrad.operands import operands as operands_of
 from tensorgrad.ops.elementwise import multiply
 from tensorgrad.ops.matmul import product
 from tensorgrad.ops.shape import ravel
@@ -57,11 +57,13 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
     """
     if not isinstance(subscripts, str):
         raise ArgumentError(f"einsum: subscripts is {subscripts!r}, expected a string")
-    tensors = [tensor_of("einsum", f"operands[{i}]", x) for i, x in enumerate(operands)]
+    names = [f"operands[{i}]" for i in range(len(operands))]
+    tensors = list(operands_of("einsum", names, operands))
     labels, out = _parse(subscripts, tuple([t.data.shape for t in tensors]))
     if mode.autocast is not None:
         tensors = list(cast_operands(*tensors))
-    y, own = tensors[0], labels[0]
+    y: Tensor = tensors[0]
+    own = labels[0]
     if len(tensors) == 1:
         return _labelled("einsum", [y], [own], out)
     for i in range(1, len(tensors)):
@@ -88,7 +90,7 @@ def tensordot(a: Any, b: Any, axes: int | tuple[Any, Any] = 2) -> Tensor:
         ShapeError: lengths of a pair differ.
         ArgumentError: an axis does not exist, or the sequences differ in length.
     """
-    a, b = tensor_of("tensordot", "a", a), tensor_of("tensordot", "b", b)
+    a, b = operands_of("tensordot", ("a", "b"), (a, b))
     if isinstance(axes, int):
         axes = (range(a.ndim - axes, a.ndim), range(axes))
     of_a = axis_tuple("tensordot", _listed(axes[0]), a.ndim, "axes[0]")
@@ -115,6 +117,7 @@ def tensordot(a: Any, b: Any, axes: int | tuple[Any, Any] = 2) -> Tensor:
 
 def outer(a: Any, b: Any) -> Tensor:
     """Return y[i, j] = a[i] b[j] of the flattened operands."""
+    a, b = operands_of("outer", ("a", "b"), (a, b))
     return _labelled("outer", [ravel(a), ravel(b)], [["i"], ["j"]], ["i", "j"])
 
 
@@ -126,7 +129,7 @@ def dot(a: Any, b: Any) -> Tensor:
     Raises:
         ShapeError: these axes differ in length.
     """
-    a, b = tensor_of("dot", "a", a), tensor_of("dot", "b", b)
+    a, b = operands_of("dot", ("a", "b"), (a, b))
     if not a.ndim or not b.ndim:
         return multiply(a, b)
     axis = b.ndim - min(b.ndim, 2)

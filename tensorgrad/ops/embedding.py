@@ -50,14 +50,15 @@ def embedding(weight: Any, ids: Any, positions: Any = None, start: Any = 0) -> T
         DeviceError: the arguments are on different devices.
     """
     op = "embedding"
-    weight, ids = float_tensor(op, "weight", weight), integer_array(op, "ids", ids)
+    weight = float_tensor(op, "weight", weight, positions)
+    ids = integer_array(op, "ids", ids)
     if weight.ndim != 2:
         raise ShapeError(f"{op}: weight has shape {weight.shape}, expected (V, C)")
     backend.same_device(op, ("weight", "ids"), (weight.data, ids))
     rows = starts = None
     start = start.data if isinstance(start, Tensor) else start
     if positions is not None:
-        positions = float_tensor(op, "positions", positions)
+        positions = float_tensor(op, "positions", positions, weight)
         _check_positions(weight, ids, positions)
         rows = positions.data
         if backend.is_array(start):

@@ -21,7 +21,16 @@ from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated_view
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
-from tensorgrad.checks import along, array_of, axis_tuple, check_indices, renamed_dim
+from tensorgrad.checks import (
+    along,
+    array_of,
+    axis_tuple,
+    check_holds,
+    check_indices,
+    check_keepdims,
+    not_an_operand,
+    renamed_dim,
+)
 from tensorgrad.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import (
@@ -33,7 +42,7 @@ from tensorgrad.errors import (
     ShapeError,
 )
 from tensorgrad.kernels.indexing import add_rows_cuda
-from tensorgrad.operands import integer_array, tensor_of
+from tensorgrad.operands import array_beside, integer_array, tensor_of
 from tensorgrad.tensor import Axis, Tensor
 
 __all__ = [
@@ -41,6 +50,7 @@ __all__ = [
     "take_along_axis",
 ]  # fmt: skip
 
+_REALS = frozenset((bool, int, float))
 _AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
 _WIDE = 32  # from this row length on, adding whole rows beats adding single elements
 
@@ -98,30 +108,40 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
     Args:
         x: a tensor outside any graph, or any tensor under `no_grad()`.
         key: as for `getitem`.
-        value: a number, array or tensor that broadcasts to x[key] and is cast to its dtype.
+        value: a number, list, array or tensor that broadcasts to x[key]. Floats are rounded to the
+            dtype of x; integers must lie in its range (not checked on the GPU for arrays).
 
     Raises:
         GradError: x is part of a graph, or the gradient of the value would be lost.
         DeviceError: the value is an array on another device.
-        ArgumentError: the memory is read-only.
-        ShapeError, OutOfRangeError, DtypeError: as in `getitem`, or the value does not broadcast.
+        ArgumentError: the memory is read-only, or the dtype of x does not hold an integer.
+        ShapeError, OutOfRangeError, DtypeError: as in `getitem`, or the value does not broadcast,
+            or x holds integers or bool and the value floats, or x reals and the value complex ones.
     """
     key = plain_key("assignment", key, x.data)
     _check_gradients(
         "assignment", x, value, "use where() or concatenate(), or assign value.detach()"
     )
     value = value.data if isinstance(value, Tensor) else value
-    if isinstance(value, np.ndarray):
-        value = np.asarray(value)
     _check_writeable("assignment", x)
-    if is_array(value):
-        same_device("assignment", ("the tensor", "the value"), (x.data, value))
+    if type(value) not in _REALS or not is_float(x.dtype):  # else it is rounded as it is
+        value = _assignable(x, value)
     try:
         engine.assign(x, key, value)
     except OverflowError as error:
         raise ArgumentError(f"assignment: the value is {value}, expected {x.dtype}") from error
     except (IndexError, ValueError, TypeError) as error:
         raise explained("assignment", x.data.shape, key, error) from error
+
+
+def _assignable(x: Tensor, value: Any) -> Any:
+    """Return a value that the dtype of x holds, lists as an array on its device."""
+    array = array_beside("assignment", "the value", value, x)
+    check_holds("assignment", "the value", array, x.dtype)
+    if is_array(value):
+        same_device("assignment", ("the tensor", "the value"), (x.data, array))
+        return array
+    return backend.asarray_like(array, x.data) if array.ndim else value
 
 
 def assign_result(
@@ -161,6 +181,7 @@ def assign_result(
             f"{symbol}: the result has dtype {y.dtype}, which {x.dtype} of the tensor does not "
             f"take; write {plain}"
         )
+    check_holds(symbol, "the result", y.data, x.dtype)
     engine.assign(x, ..., y.data if y.dtype == x.dtype else converted(y.data, x.dtype))
     return x
 
@@ -319,8 +340,10 @@ def argwhere(x: Any) -> Tensor:
 def count_nonzero(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the number of elements that are not 0, int64."""
     x = tensor_of("count_nonzero", "x", x)
-    return Tensor(sum_array(x.data != 0, tuple(sorted(axis_tuple("count_nonzero", axis, x.ndim))),
-                            keepdims))  # fmt: skip
+    check_keepdims("count_nonzero", keepdims)
+    axes = tuple(sorted(axis_tuple("count_nonzero", axis, x.ndim)))
+    nonzero = namespace(x.data).asarray(x.data != 0)  # 0-d results come as scalars
+    return Tensor(sum_array(nonzero, axes, keepdims))
 
 
 def add_rows(total: Array, rows: Array, values: Array) -> None:
@@ -385,12 +408,12 @@ def _plain_part(op: str, part: Any, like: Array) -> Any:
         part = array_of(op, "the index", plain)
         part = part.astype(np.int64) if part.size == 0 else part
     elif not (is_array(part) or type(part) in _BASIC or isinstance(part, (bool, np.bool_))):
-        if not hasattr(part, "__index__"):
-            raise DtypeError(
-                f"{op}: the index is a {type(part).__name__}, expected an integer, slice, "
-                "None, ..., integer array or mask"
-            )
-        part = operator.index(part)
+        try:
+            part = operator.index(part)
+        except TypeError as error:
+            raise not_an_operand(
+                op, "the index", part, "an integer, slice, None, ..., integer array or mask"
+            ) from error
     if isinstance(part, np.ndarray):
         part = np.asarray(part)  # without its subclass, which would pass for CuPy's
     if is_array(part) and is_numpy(part) is not is_numpy(like):

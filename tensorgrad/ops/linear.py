@@ -32,7 +32,7 @@ from tensorgrad.errors import DtypeError, ShapeError
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import PartialSum, sum_parts_into, sum_rows_into
-from tensorgrad.operands import data_of, float_operand, tensor_of
+from tensorgrad.operands import data_of, float_operand, operands, tensor_of
 from tensorgrad.ops.dropout import dropout as drop
 from tensorgrad.ops.dropout import swiglu_dropout
 from tensorgrad.ops.elementwise.activation import gelu, swiglu
@@ -99,7 +99,7 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
         x: (..., in), any float dtype.
         weight: (out, in).
         bias: (out,) or None.
-        approximate: as for `gelu`.
+        approximate: "tanh" (as in GPT-2) or "none" (exact), as for `gelu`, whose default is "none".
 
     Returns:
         (..., out), in the dtype that x and weight promote to.
@@ -149,7 +149,7 @@ def feed_forward(
         down: D, (out, hidden).
         down_bias: c, (out,) or None.
         residual: (..., out) or None.
-        approximate: as for `gelu`.
+        approximate: as for `linear_gelu`.
 
     Returns:
         (..., out), in the dtype that x, the weights and the residual promote to.
@@ -235,8 +235,8 @@ def gated_linear(
     ]
     opened = linear(x_alone, *gate_alone)
     if not mode.grad_enabled:  # up times silu(gate) as the epilogue of one product
-        operands = _operands("linear", x_alone, up_alone, up_bias_alone)
-        a, w, b, _ = [data_of(each) for each in operands]
+        alone = _operands("linear", x_alone, up_alone, up_bias_alone)
+        a, w, b, _ = [data_of(each) for each in alone]
         few = _few_rows(flat(a), w, b, gate=flat(opened.data))
         if few is not None:
             y = few.reshape(opened.shape)
@@ -286,11 +286,12 @@ def _tensors(
     op: str, matrices: Mapping[str, Any], others: Mapping[str, Any], order: Sequence[str]
 ) -> list[Any]:
     """Return operands as tensors: matrices cast under autocast, others None where not given."""
-    found = {name: tensor_of(op, name, value) for name, value in matrices.items()}
+    names = (*matrices, *others)
+    tensors = operands(op, names, (*matrices.values(), *others.values()), len(others))
+    found = dict(zip(names, tensors, strict=True))
     if mode.autocast is not None:
-        found |= zip(matrices, cast_operands(*found.values()), strict=True)
-    found |= {name: tensor_of(op, name, v) for name, v in others.items() if v is not None}
-    return [found.get(name) for name in order]
+        found |= zip(matrices, cast_operands(*tensors[: len(matrices)]), strict=True)
+    return [found[name] for name in order]
 
 
 _GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_derivative(x)")
@@ -298,7 +299,8 @@ _GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_derivative(x)")
 
 def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> list[Tensor | None]:
     """Return x, weight, bias and residual as tensors, checked; None where not given."""
-    x, weight = tensor_of(op, "x", x), tensor_of(op, "weight", weight)
+    x = tensor_of(op, "x", x, weight, bias, residual)
+    weight = tensor_of(op, "weight", weight, x)
     if mode.autocast is not None:
         x, weight = cast_operands(x, weight)
     a, w = x.data, weight.data
@@ -309,10 +311,10 @@ def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> 
         )
     given = {"x": x, "weight": weight}
     if bias is not None:
-        given["bias"] = bias = tensor_of(op, "bias", bias)
+        given["bias"] = bias = tensor_of(op, "bias", bias, x)
         check_shape(op, "bias", bias.data, w.shape[:1], " (out of weight)")
     if residual is not None:
-        given["residual"] = residual = tensor_of(op, "residual", residual)
+        given["residual"] = residual = tensor_of(op, "residual", residual, x)
         check_shape(op, "residual", residual.data, (*a.shape[:-1], w.shape[0]))
     for name, operand in given.items():
         if operand.data.dtype.kind != "f":  # bfloat16 has another kind

@@ -30,7 +30,7 @@ from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
-from tensorgrad.operands import data_of, float_tensor, integer_array
+from tensorgrad.operands import data_of, float_operands, integer_array
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers, rows_numpy
 from tensorgrad.ops.matmul import flat, product, product_into
 from tensorgrad.tensor import Tensor
@@ -81,9 +81,9 @@ def linear_cross_entropy(
     Source: Wijmans et al. 2024, arXiv:2411.09009, computes the same without logits in memory.
     """
     op = "linear_cross_entropy"
+    x, weight, bias = float_operands(op, ("x", "weight", "bias"), (x, weight, bias), 1)
     x, weight, targets, classes = loss_operands(op, x, weight, targets, vocab_size)
     if bias is not None:
-        bias = float_tensor(op, "bias", bias)
         backend.same_device(op, ("x", "bias"), (x.data, bias.data))
         check_shape(op, "bias", bias, weight.shape[:1], " (V of weight)")
     inputs, arrays = (x, weight, bias), (x.data, weight.data, data_of(bias))
@@ -167,7 +167,7 @@ def loss_operands(
         op, x, weight, targets, vocab_size: see `linear_cross_entropy`.
         ranks: how many ranks share the weight, each with equally many rows; None: it is whole.
     """
-    x, weight = float_tensor(op, "x", x), float_tensor(op, "weight", weight)
+    x, weight = float_operands(op, ("x", "weight"), (x, weight))
     if mode.autocast is not None:
         x, weight = cast_operands(x, weight)
     targets = integer_array(op, "targets", targets)

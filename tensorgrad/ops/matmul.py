@@ -47,7 +47,7 @@ def matmul(a: Any, b: Any, kernel: str | None = None) -> Tensor:
         DtypeError: NumPy has no common dtype for them.
         ArgumentError: there is no such kernel here, or it does not support this product.
     """
-    a, b = tensor_of("matmul", "a", a), tensor_of("matmul", "b", b)
+    a, b = tensor_of("matmul", "a", a, b), tensor_of("matmul", "b", b, a)
     if mode.autocast is not None:
         a, b = cast_operands(a, b)
     x, z = a.data, b.data

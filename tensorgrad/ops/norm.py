@@ -18,6 +18,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_integer, check_range, check_shape, promoted
+from tensorgrad.dtypes import compute_dtype
 from tensorgrad.engine import assigned_since, latest_version, mode
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels.norm import backward as _backward_cuda
@@ -54,7 +55,7 @@ def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) 
     return _run("layer_norm", x, weight, bias, eps, centre=True)
 
 
-def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Tensor:
+def rms_norm(x: Any, weight: Any = None, eps: float | None = None) -> Tensor:
     """Divide the last axis by its root mean square, then scale.
 
     y = x / sqrt(E[x^2] + eps) * weight
@@ -62,7 +63,8 @@ def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6) -> Tensor:
     Args:
         x: (..., C), any float dtype.
         weight: (C,), or None for 1.
-        eps: added to the mean square; from 0.
+        eps: added to the mean square; from 0. None: the machine epsilon of float32, or of float64
+            for x of that dtype.
 
     Returns:
         (..., C), dtype of x.
@@ -103,7 +105,7 @@ def group_norm(
     Source: Wu & He 2018, arXiv:1803.08494, eq. 1 to 7.
     """
     op = "group_norm"
-    x = float_tensor(op, "x", x)
+    x = float_tensor(op, "x", x, weight, bias)
     check_integer(op, "num_groups", num_groups, 1)
     if x.ndim < 2:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected (B, C, ...)")
@@ -121,7 +123,7 @@ def group_norm(
 
 def _of_channels(op: str, name: str, value: Any, x: Tensor) -> Tensor:
     """Return one number for each channel, in a shape that broadcasts to x."""
-    value = float_tensor(op, name, value)
+    value = float_tensor(op, name, value, x)
     check_shape(op, name, value, x.shape[1:2], " (axis 1 of x)")
     backend.same_device(op, ("x", name), (x.data, value.data))
     return reshape(value, (x.shape[1], *(1,) * (x.ndim - 2)))
@@ -160,7 +162,7 @@ def add_layer_norm(
 
 
 def add_rms_norm(
-    x: Any, residual: Any = None, weight: Any = None, eps: float = 1e-6
+    x: Any, residual: Any = None, weight: Any = None, eps: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Add, then divide by the root mean square, as `add_layer_norm` does with `layer_norm`.
 
@@ -170,7 +172,7 @@ def add_rms_norm(
         x: (..., C), any float dtype.
         residual: the shape of x, any float dtype; or None, as there.
         weight: (C,), or None for 1.
-        eps: added to the mean square; from 0.
+        eps: added to the mean square; from 0. None: as of `rms_norm`, for the dtype of s.
 
     Returns:
         s and y, both (..., C) in the dtype that x and residual promote to.
@@ -233,13 +235,13 @@ def _note_output(y: Array, again: NormAgain) -> None:
     _outputs[key] = weakref.ref(y, lambda _: _outputs.pop(key, None)), again
 
 
-def _run(op: str, x: Any, weight: Any, bias: Any, eps: float, centre: bool) -> Tensor:
+def _run(op: str, x: Any, weight: Any, bias: Any, eps: float | None, centre: bool) -> Tensor:
     (x, _, *parameters), (_, y), saved = _normalise(op, x, None, weight, bias, eps, centre)
     return record(op, y, (x, *parameters), _backward, saved)
 
 
 def _run_added(
-    op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float, centre: bool
+    op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float | None, centre: bool
 ) -> tuple[Tensor, Tensor]:
     inputs, outputs, saved = _normalise(op, x, residual, weight, bias, eps, centre)
     added, normed = record(op, outputs, inputs, _backward_added, saved)
@@ -247,11 +249,12 @@ def _run_added(
 
 
 def _normalise(
-    op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float, centre: bool
+    op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float | None, centre: bool
 ) -> tuple[tuple[Any, ...], tuple[Array, Array], Saved]:
     """Return the operands as tensors, the sum and its normalised rows, and what backward needs."""
-    x = float_tensor(op, "x", x)
-    check_range(op, "eps", eps)
+    x = float_tensor(op, "x", x, residual, weight, bias)
+    if eps is not None:
+        check_range(op, "eps", eps)
     if x.ndim == 0:
         raise ShapeError(f"{op}: x has shape (), expected (..., C)")
     given: dict[str, Tensor] = {"x": x}
@@ -261,7 +264,7 @@ def _normalise(
         ("bias", bias, x.shape[-1:], " (last axis of x)"),
     ):
         if value is not None:
-            given[name] = float_tensor(op, name, value)
+            given[name] = float_tensor(op, name, value, x)
             check_shape(op, name, given[name].data, shape, why)
     arrays: dict[str, Array] = {name: tensor.data for name, tensor in given.items()}
     backend.same_device(op, list(arrays), list(arrays.values()))
@@ -269,6 +272,8 @@ def _normalise(
         dtype = promoted(op, ("x", "residual"), (arrays["x"], arrays["residual"]))
         for name in ("x", "residual"):
             arrays[name] = arrays[name].astype(dtype, copy=False)
+    if eps is None:
+        eps = float(np.finfo(compute_dtype(arrays["x"].dtype)).eps)
     order = ("x", "residual", "weight", "bias")
     forward = _forward_numpy if type(x.data) is np.ndarray else _forward_cuda
     first, second, scale, shift = [arrays.get(name) for name in order]

@@ -22,7 +22,14 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.arrays import cast, keep_axes, sum_array, sum_dtype
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, widened
-from tensorgrad.checks import along, axis_index, axis_tuple, check_number, renamed_dim
+from tensorgrad.checks import (
+    along,
+    axis_index,
+    axis_tuple,
+    check_keepdims,
+    check_number,
+    renamed_dim,
+)
 from tensorgrad.dtypes import (
     Dtype,
     DtypeLike,
@@ -35,7 +42,7 @@ from tensorgrad.dtypes import (
 )
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
-from tensorgrad.operands import tensor_of
+from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.elementwise import sqrt
 from tensorgrad.ops.elementwise import where as choose
 from tensorgrad.ops.elementwise.row import Row
@@ -81,7 +88,7 @@ def sum(
         return sum(_counted("sum", x, where, 0), axis, keepdims, dtype)
     if dtype is not None:
         return astype(sum(astype(x, dtype, copy=False), axis, keepdims), dtype, copy=False)
-    x, axes = _operand("sum", x, axis)
+    x, axes = _operand("sum", x, axis, keepdims)
     y = sum_array(x.data, axes, keepdims)
     return record("sum", y, (x,), _sum_backward, (x.data.shape, axes))
 
@@ -107,7 +114,7 @@ def mean(
         return astype(mean(x, axis, keepdims, where=where), dtype, copy=False)
     if where is not None:
         return _mean_where(x, where, axis, keepdims)
-    x, axes = _operand("mean", x, axis)
+    x, axes = _operand("mean", x, axis, keepdims)
     array, count = _as_float("mean", x.data, True), _count(x.data.shape, axes)
     y = _reduce("Mean", array, axes, keepdims, array.dtype, count)
     return record("mean", y, (x,), _mean_backward, (array.shape, axes, count))
@@ -140,19 +147,29 @@ def var(
         dtype: to convert x to first.
         correction: another name for ddof, as in the array API standard.
         where: the elements that count.
+
+    Raises:
+        ArgumentError: both ddof and correction are given.
     """
     if dim is not None:
         raise renamed_dim("var", dim)
-    if dtype is not None or correction is not None:
-        x = x if dtype is None else astype(x, dtype, copy=False)
-        ddof = ddof if correction is None else correction
-        return var(x, axis, ddof, keepdims, where=where)
+    if correction is not None:
+        return var(x, axis, _correction("var", ddof, correction), keepdims, dtype, where=where)
+    if dtype is not None:
+        return var(astype(x, dtype, copy=False), axis, ddof, keepdims, where=where)
     if where is not None:
         return _var_where(x, where, axis, ddof, keepdims)
-    x, axes = _operand("var", x, axis)
+    x, axes = _operand("var", x, axis, keepdims)
     array = _as_float("var", x.data)
-    y = cast(_variance(array, axes, ddof, keepdims), array.dtype)
+    y = cast(_variance("var", array, axes, ddof, keepdims), array.dtype)
     return record("var", y, (x,), _var_backward, (array, axes, ddof))
+
+
+def _correction(op: str, ddof: float, correction: float) -> float:
+    """Return the correction, where ddof is not given too."""
+    if ddof != 0:
+        raise ArgumentError(f"{op}: got ddof={ddof} and correction={correction}, expected one")
+    return correction
 
 
 VAR_GRADIENT = Row("var_gradient", "dy x mean divisor", "dy * 2 * (x - mean) / divisor")
@@ -160,7 +177,7 @@ VAR_GRADIENT = Row("var_gradient", "dy x mean divisor", "dy * 2 * (x - mean) / d
 
 def _var_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, axes, ddof = saved
-    divisor = _divisor(x.shape, axes, ddof) or math.nan
+    divisor = _divisor("var", x.shape, axes, ddof) or math.nan
     return (VAR_GRADIENT(keep_axes(dy, x.shape, axes), x, _mean_array(x, axes), divisor).data,)
 
 
@@ -178,15 +195,15 @@ def std(
     """Return the standard deviation, the square root of `var`; its gradient is 0 where it is 0."""
     if dim is not None:
         raise renamed_dim("std", dim)
-    if dtype is not None or correction is not None:
-        x = x if dtype is None else astype(x, dtype, copy=False)
-        ddof = ddof if correction is None else correction
-        return std(x, axis, ddof, keepdims, where=where)
+    if correction is not None:
+        return std(x, axis, _correction("std", ddof, correction), keepdims, dtype, where=where)
+    if dtype is not None:
+        return std(astype(x, dtype, copy=False), axis, ddof, keepdims, where=where)
     if where is not None:
         return _std_where(x, where, axis, ddof, keepdims)
-    x, axes = _operand("std", x, axis)
+    x, axes = _operand("std", x, axis, keepdims)
     array = _as_float("std", x.data)
-    wide = backend.namespace(array).sqrt(_variance(array, axes, ddof, keepdims))
+    wide = backend.namespace(array).sqrt(_variance("std", array, axes, ddof, keepdims))
     y = cast(wide, array.dtype)
     return record("std", y, (x,), _std_backward, (array, wide, axes, ddof))
 
@@ -200,7 +217,7 @@ STD_GRADIENT = Row(
 
 def _std_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, y, axes, ddof = saved
-    divisor = _divisor(x.shape, axes, ddof) or math.nan
+    divisor = _divisor("std", x.shape, axes, ddof) or math.nan
     dy, y = keep_axes(dy, x.shape, axes), keep_axes(y, x.shape, axes)
     return (STD_GRADIENT(dy, x, _mean_array(x, axes), y, divisor).data,)
 
@@ -264,7 +281,7 @@ def min(
 
 
 def _extremum(name: str, op: str, x: Any, axis: Axis, keepdims: bool) -> Tensor:
-    x, axes = _operand(name, x, axis)
+    x, axes = _operand(name, x, axis, keepdims)
     y = _reduce(op, x.data, axes, keepdims, x.data.dtype)
     return record(name, y, (x,), _extremum_backward, (x.data, y, axes))
 
@@ -296,7 +313,7 @@ def prod(
         return prod(_counted("prod", x, where, 1), axis, keepdims, dtype)
     if dtype is not None:
         return astype(prod(astype(x, dtype, copy=False), axis, keepdims), dtype, copy=False)
-    x, axes = _operand("prod", x, axis)
+    x, axes = _operand("prod", x, axis, keepdims)
     y = _reduce("Prod", x.data, axes, keepdims, sum_dtype(x.data.dtype))
     return record("prod", y, (x,), _prod_backward, (x.data, axes))
 
@@ -345,7 +362,7 @@ def argmin(x: Any, axis: int | None = None, keepdims: bool = False, *, dim: None
 def _arg(name: str, op: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
     if axis is not None:
         axis_index(name, axis, tensor_of(name, "x", x).ndim)  # refuses several axes
-    x, axes = _operand(name, x, axis)
+    x, axes = _operand(name, x, axis, keepdims)
     return Tensor(_reduce(op, x.data, axes, keepdims, int64))
 
 
@@ -356,7 +373,7 @@ def any(
     if dim is not None:
         raise renamed_dim("any", dim)
     x = x if where is None else _counted("any", x, where, 0)
-    x, axes = _operand("any", x, axis)
+    x, axes = _operand("any", x, axis, keepdims)
     return Tensor(_reduce("Any", x.data, axes, keepdims, bool_))
 
 
@@ -367,7 +384,7 @@ def all(
     if dim is not None:
         raise renamed_dim("all", dim)
     x = x if where is None else _counted("all", x, where, 1)
-    x, axes = _operand("all", x, axis)
+    x, axes = _operand("all", x, axis, keepdims)
     return Tensor(_reduce("All", x.data, axes, keepdims, bool_))
 
 
@@ -378,7 +395,7 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False, *, dim: None = 
     """
     if dim is not None:
         raise renamed_dim("logsumexp", dim)
-    x, axes = _operand("logsumexp", x, axis)
+    x, axes = _operand("logsumexp", x, axis, keepdims)
     array = _as_float("logsumexp", x.data)
     wide = _reduce("LogSumExp", array, axes, keepdims, compute_dtype(array.dtype))
     y = cast(wide, array.dtype)
@@ -407,7 +424,7 @@ def norm(
         raise renamed_dim("norm", dim)
     if not isinstance(ord, (int, float, np.number)) or ord not in _NORMS:
         raise ArgumentError(f"norm: ord is {ord!r}, expected 1, 2 or inf")
-    x, axes = _operand("norm", x, axis)
+    x, axes = _operand("norm", x, axis, keepdims)
     array = _as_float("norm", x.data)
     wide = _reduce(_NORMS[ord], array, axes, keepdims, compute_dtype(array.dtype))
     y = cast(wide, array.dtype)
@@ -511,7 +528,7 @@ def cumulative_sum(
     """Return `cumsum` along an axis, which x of several axes needs.
 
     Args:
-        x: any shape with an axis or more.
+        x: any shape; a number counts as one axis.
         axis: the axis to sum along.
         dtype: as in `cumsum`.
         include_initial: whether a 0 comes first.
@@ -519,23 +536,31 @@ def cumulative_sum(
     Raises:
         ArgumentError: axis is None for x of several axes.
     """
-    return _cumulative(cumsum, x, axis, dtype, include_initial, 0)
+    return _cumulative("cumulative_sum", cumsum, x, axis, dtype, include_initial, 0)
 
 
 def cumulative_prod(
     x: Any, axis: int | None = None, dtype: DtypeLike | None = None, include_initial: bool = False
 ) -> Tensor:
     """Return `cumprod` along an axis; arguments and errors are those of `cumulative_sum`."""
-    return _cumulative(cumprod, x, axis, dtype, include_initial, 1)
+    return _cumulative("cumulative_prod", cumprod, x, axis, dtype, include_initial, 1)
 
 
 def _cumulative(
-    function: Any, x: Any, axis: int | None, dtype: Any, include_initial: bool, initial: int
+    op: str,
+    function: Any,
+    x: Any,
+    axis: int | None,
+    dtype: Any,
+    include_initial: bool,
+    initial: int,
 ) -> Tensor:
-    x = tensor_of("cumulative", "x", x)
-    if axis is None and x.ndim != 1:
-        raise ArgumentError(f"cumulative: axis is None for x of {x.ndim} axes, expected an axis")
-    axis = axis_index("cumulative", 0 if axis is None else axis, x.ndim)
+    x = tensor_of(op, "x", x)
+    if axis is None and x.ndim > 1:
+        raise ArgumentError(f"{op}: axis is None for x of {x.ndim} axes, expected an axis")
+    if axis is None and not x.ndim:
+        x = x[None]
+    axis = axis_index(op, 0 if axis is None else axis, x.ndim)
     y: Tensor = function(x, axis, dtype)
     if include_initial:
         y = pad(y, [(int(i == axis), 0) for i in range(y.ndim)], constant_values=initial)
@@ -577,6 +602,7 @@ def _count_where(op: str, x: Tensor, where: Any, axis: Axis) -> Tensor:
 
 def _finished(op: str, y: Tensor, axis: Axis, keepdims: bool, dtype: Dtype) -> Tensor:
     """Return a result whose reduced axes were kept, rounded."""
+    check_keepdims(op, keepdims)
     y = y if keepdims else squeeze(y, axis_tuple(op, axis, y.ndim))
     return astype(y, dtype, copy=False)
 
@@ -591,6 +617,7 @@ def _mean_where(x: Any, where: Any, axis: Axis, keepdims: bool) -> Tensor:
 
 def _variance_where(op: str, x: Tensor, where: Any, axis: Axis, ddof: float) -> Tensor:
     """Return the variance of what counts; reduced axes are kept."""
+    check_number(op, "ddof", ddof)
     count = _count_where(op, x, where, axis)
     centered = x - sum(_counted(op, x, where, 0), axis, True) / count
     total = sum(_counted(op, centered * centered, where, 0), axis, True)
@@ -625,7 +652,7 @@ def _extremum_where(
     if initial is None:
         raise ArgumentError(f"{op}: initial is None, expected a number with `where`")
     check_number(op, "initial", initial)
-    x = tensor_of(op, "x", x)
+    x, _ = operands(op, ("x", "initial"), (x, initial))
     if where is not None:
         x = _counted(op, x, where, initial)
     axes = axis_tuple(op, axis, x.ndim)
@@ -635,10 +662,12 @@ def _extremum_where(
     return reduce(pad(x, lengths, "constant", initial), axis, keepdims)
 
 
-def _operand(op: str, x: Any, axis: Axis) -> tuple[Tensor, Axes]:
+def _operand(op: str, x: Any, axis: Axis, keepdims: bool = False) -> tuple[Tensor, Axes]:
     """Return x as a tensor and the axes to reduce in ascending order."""
     if ranges.active is not None:
         ranges.active.enter(op)
+    if keepdims is not False and keepdims is not True:
+        check_keepdims(op, keepdims)
     if type(x) is not Tensor:
         x = tensor_of(op, "x", x)
     ndim = x.data.ndim
@@ -667,7 +696,8 @@ def _reduce_empty(op: str, x: Array, axes: Axes, dtype: Dtype, parameter: float)
     shape = tuple([n for axis, n in enumerate(x.shape) if axis not in axes])
     if math.prod(shape) and op not in _OF_NOTHING:
         raise ShapeError(f"{op.lower()}: x has shape {x.shape}, expected elements along {axes}")
-    return backend.namespace(x).full(shape, _OF_NOTHING.get(op, 0), dtype)
+    value = 0 if op == "Var" and parameter > 0 else _OF_NOTHING.get(op, 0)
+    return backend.namespace(x).full(shape, value, dtype)
 
 
 _COMPLEX = {"Mean": "mean", "Prod": "prod", "Any": "any", "All": "all"}
@@ -677,15 +707,15 @@ _OF_NOTHING = {
 }  # fmt: skip
 
 
-def _variance(x: Array, axes: Axes, ddof: float, keepdims: bool) -> Array:
+def _variance(op: str, x: Array, axes: Axes, ddof: float, keepdims: bool) -> Array:
     """Return the variance in the compute dtype."""
-    divisor = _divisor(x.shape, axes, ddof)
+    divisor = _divisor(op, x.shape, axes, ddof)
     return _reduce("Var", x, axes, keepdims, compute_dtype(x.dtype), divisor)
 
 
-def _divisor(shape: Shape, axes: Axes, ddof: float) -> float:
+def _divisor(op: str, shape: Shape, axes: Axes, ddof: float) -> float:
     if type(ddof) is not int:
-        check_number("var", "ddof", ddof)
+        check_number(op, "ddof", ddof)
     divisor = float(_count(shape, axes) - ddof)
     return divisor if divisor > 0 else 0.0
 

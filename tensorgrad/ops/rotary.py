@@ -36,7 +36,7 @@ def rotary(
         interleaved: pairs are neighbours (2 i, 2 i + 1); otherwise i and i + D / 2.
 
     Returns:
-        The shape and dtype of x. No gradient flows to cos and sin.
+        The shape and dtype of x.
 
     Raises:
         ShapeError: D is odd, or cos or sin does not broadcast.
@@ -45,12 +45,16 @@ def rotary(
         DeviceError: the arguments are on different devices.
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
     """
-    x = float_tensor("rotary", "x", x)
+    x = float_tensor("rotary", "x", x, cos, sin)
     if x.ndim < 2:
         raise ShapeError(f"rotary: x has shape {x.shape}, expected (..., H, D), D even")
+    angles = cos, sin
+    cos = float_tensor("rotary", "cos", cos, *angles, x)
+    sin = float_tensor("rotary", "sin", sin, *angles, x)
     rotation = rotation_of("rotary", "x", x.data, cos, sin, heads, interleaved)
     y = rotated(x.data, rotation, 1)
-    return record("rotary", y, (x,), _backward, rotation)
+    of_angles = x.data if cos.requires_grad or sin.requires_grad else None
+    return record("rotary", y, (x, cos, sin), _backward, (*rotation, of_angles))
 
 
 class Rotation(NamedTuple):
@@ -66,7 +70,7 @@ def rotation_of(
     op: str, name: str, x: Array, cos: Any, sin: Any, heads: int | None, interleaved: bool
 ) -> Rotation:
     """Return how an op rotates its operand x, (..., H, D), by arguments as of `rotary`."""
-    cos, sin = float_tensor(op, "cos", cos), float_tensor(op, "sin", sin)
+    cos, sin = float_tensor(op, "cos", cos, sin, x), float_tensor(op, "sin", sin, cos, x)
     backend.same_device(op, (name, "cos", "sin"), (x, cos.data, sin.data))
     if x.shape[-1] % 2:
         raise ShapeError(f"{op}: {name} has shape {x.shape}, expected (..., H, D), D even")
@@ -98,7 +102,13 @@ def rotated(x: Array, rotation: Rotation, direction: int, in_place: bool = False
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    return (rotated(dy, Rotation(*saved), -1),)
+    *rotation, x = saved
+    dx = rotated(dy, Rotation(*rotation), -1) if needs[0] else None
+    if x is None:
+        return dx, None, None
+    _, _, heads, interleaved = rotation
+    (a, b), (da, db) = (_pairs(widened(t[..., :heads, :]), interleaved) for t in (x, dy))
+    return dx, a * da + b * db, a * db - b * da
 
 
 def _turn_numpy(

@@ -15,10 +15,10 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.arrays import cast, sum_to_shape
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
-from tensorgrad.checks import axis_index
+from tensorgrad.checks import axis_index, check_holds
 from tensorgrad.dtypes import compute_dtype, is_complex, is_float
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.operands import tensor_of
+from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.indexing import add_rows, explained, index_array, plain_key
 from tensorgrad.ops.shape import broadcast_to, moveaxis
 from tensorgrad.tensor import Tensor
@@ -84,8 +84,8 @@ def index_add(x: Any, axis: int, index: Any, source: Any, alpha: float = 1) -> T
     Raises:
         As `index_put`.
     """
-    source = tensor_of("index_add", "source", source)
-    source = source if alpha == 1 else source * alpha
+    x, source = operands("index_add", ("x", "source"), (x, source))
+    source = source if isinstance(alpha, int) and alpha == 1 else source * alpha
     return _put("index_add", x, _slices("index_add", x, axis, index), source, True)
 
 
@@ -96,7 +96,7 @@ def index_copy(x: Any, axis: int, index: Any, source: Any) -> Tensor:
 
 def index_fill(x: Any, axis: int, index: Any, value: Any) -> Tensor:
     """Return a copy of x with a number in the slices `index` along an axis; see `index_add`."""
-    value = tensor_of("index_fill", "value", value)
+    x, value = operands("index_fill", ("x", "value"), (x, value))
     if value.ndim:
         raise ShapeError(f"index_fill: value has shape {value.shape}, expected ()")
     return _put("index_fill", x, _slices("index_fill", x, axis, index), value, False)
@@ -123,7 +123,7 @@ def diagonal_scatter(x: Any, src: Any, offset: int = 0, axis1: int = 0, axis2: i
         ShapeError: src does not broadcast to the diagonal.
     """
     op = "diagonal_scatter"
-    x, src = tensor_of(op, "x", x), tensor_of(op, "src", src)
+    x, src = operands(op, ("x", "src"), (x, src))
     first, second = axis_index(op, axis1, x.ndim), axis_index(op, axis2, x.ndim)
     if first == second:
         raise ArgumentError(f"{op}: axis2 is {axis2}, expected another axis than axis1")
@@ -138,7 +138,7 @@ def diagonal_scatter(x: Any, src: Any, offset: int = 0, axis1: int = 0, axis2: i
 
 def _scatter(op: str, x: Any, axis: int, index: Any, src: Any, add: bool) -> Tensor:
     """Put src, cropped to the shape of the index, at the index along an axis."""
-    x, src = tensor_of(op, "x", x), tensor_of(op, "src", src)
+    x, src = operands(op, ("x", "src"), (x, src))
     axis = axis_index(op, axis, x.ndim)
     rows = index_array(op, index, x.data)
     fits = rows.ndim == x.ndim and all(
@@ -175,12 +175,11 @@ def _slices(op: str, x: Any, axis: int, part: Any) -> tuple[Any, ...]:
 
 def _put(op: str, x: Any, key: Any, values: Any, add: bool) -> Tensor:
     """Compute `index_put`, and record it under the name of the op."""
-    x, values = tensor_of(op, "x", x), tensor_of(op, "values", values)
+    x, values = operands(op, ("x", "values"), (x, values))
     array, given = x.data, values.data
     key = plain_key(op, key, array)
     same_device(op, ("x", "values"), (array, given))
-    if is_complex(given.dtype) and not is_complex(array.dtype):
-        raise DtypeError(f"{op}: values have dtype {given.dtype}, expected real numbers as x has")
+    check_holds(op, "values", given, array.dtype)
     try:
         shape = array[key].shape
     except (IndexError, ValueError, TypeError) as error:

@@ -6,7 +6,6 @@ one implementation for both array types. Tests: tests/ops/test_shape.py.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from itertools import accumulate
@@ -24,13 +23,14 @@ from tensorgrad.checks import (
     axis_index,
     axis_tuple,
     broadcast,
+    check_holds,
     promoted,
     renamed_dim,
     shape_of,
 )
 from tensorgrad.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.operands import tensor_of, tensors_of
+from tensorgrad.operands import constant_of, operands, tensor_of, tensors_of
 from tensorgrad.ops.indexing import take
 from tensorgrad.tensor import Tensor
 
@@ -525,14 +525,12 @@ def _pad_constant(x: Tensor, widths: list[tuple[int, int]], value: float) -> Ten
     data = x.data
     lengths = [b + n + a for (b, a), n in zip(widths, data.shape, strict=True)]
     inner = tuple([slice(b, b + n) for (b, _), n in zip(widths, data.shape, strict=True)])
-    if not is_float(data.dtype) and isinstance(value, float) and not math.isfinite(value):
-        raise ArgumentError(f"pad: constant_values is {value}, expected a number of {data.dtype}")
-    try:
-        y = namespace(data).full(lengths, value, compute_dtype(data.dtype))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ArgumentError(
-            f"pad: constant_values is {value!r}, expected a number of {data.dtype}: {error}"
-        ) from error
+    number = operands("pad", ("x", "constant_values"), (x, value))[1]
+    fill = constant_of("pad", "constant_values", number, "where() or concatenate() have one")
+    if fill.ndim:
+        raise ShapeError(f"pad: constant_values has shape {fill.shape}, expected one number")
+    check_holds("pad", "constant_values", fill, data.dtype)
+    y = namespace(data).full(lengths, fill.item(), compute_dtype(data.dtype))
     y = y.astype(data.dtype, copy=False)
     y[inner] = data
     return record("pad", y, (x,), _slice_backward, (*inner, ...))

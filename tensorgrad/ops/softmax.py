@@ -63,7 +63,7 @@ def softmax(
     if dim is not None:
         raise renamed_dim("softmax", dim)
     op = "softmax"
-    x = float_tensor(op, "x", x if dtype is None else astype(x, dtype, copy=False))
+    x = float_tensor(op, "x", x if dtype is None else astype(x, dtype, copy=False), mask)
     axis = axis_index(op, axis, x.ndim)
     if causal and x.ndim < 2:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected (..., Tq, Tk) for causal")

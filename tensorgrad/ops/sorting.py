@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from tensorgrad.backend import Array, namespace, same_device, widened
 from tensorgrad.checks import along, axis_index, check_integer, promoted, renamed_dim
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.operands import tensor_of
+from tensorgrad.operands import constant_of, operands, tensor_of
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.stacking import broadcast_shapes
 from tensorgrad.tensor import Tensor
@@ -113,13 +113,11 @@ def searchsorted(
         ShapeError: the sequence does not have one axis.
         ArgumentError: another side.
     """
-    if sorter is not None:
-        sorted_sequence = take(sorted_sequence, sorter, 0)
     names = ("sorted_sequence", "values")
-    arrays = [
-        tensor_of("searchsorted", name, value).data
-        for name, value in zip(names, (sorted_sequence, values), strict=True)
-    ]
+    sequence, wanted = operands("searchsorted", names, (sorted_sequence, values), compared=True)
+    if sorter is not None:
+        sequence = take(sequence, sorter, 0)
+    arrays = sequence.data, wanted.data
     same_device("searchsorted", names, arrays)
     if arrays[0].ndim != 1:
         raise ShapeError(
@@ -189,6 +187,9 @@ def unique(
 
     Returns:
         A tensor, or a tuple of it and what was asked for, in this order.
+
+    Raises:
+        GradError: x requires a gradient.
     """
     if dim is not None:
         raise renamed_dim("unique", dim)
@@ -196,8 +197,9 @@ def unique(
     if axis is not None:
         axis = axis_index("unique", axis, x.ndim)
     xp = namespace(x.data)
+    array = constant_of("unique", "x", x, _ONCE)
     found = xp.unique(
-        widened(x.data), return_index, return_inverse, return_counts, axis, equal_nan=equal_nan
+        widened(array), return_index, return_inverse, return_counts, axis, equal_nan=equal_nan
     )
     parts = list(found) if isinstance(found, tuple) else [found]
     parts[0] = parts[0].astype(x.dtype, copy=False)
@@ -231,7 +233,7 @@ def unique_values(x: Any) -> Tensor:
 
 def isin(x: Any, values: Any, invert: bool = False) -> Tensor:
     """Return for each element of x whether it is among the values (or, inverted, is not), bool."""
-    a, b = _pair("isin", "x", "values", x, values)
+    a, b = map(widened, _pair("isin", "x", "values", x, values))
     return Tensor(namespace(a).isin(a, b, invert=invert))
 
 
@@ -255,17 +257,24 @@ def setxor1d(a: Any, b: Any) -> Tensor:
     return _of_sets("setxor1d", a, b)
 
 
+_ONCE = "which of several equal elements would get it is not defined"
+
+
 def _of_sets(op: str, a: Any, b: Any) -> Tensor:
-    first, second = _pair(op, "a", "b", a, b)
-    dtype = promoted(op, ("a", "b"), (tensor_of(op, "a", a).data, tensor_of(op, "b", b).data))
-    return Tensor(getattr(namespace(first), op)(first, second).astype(dtype, copy=False))
+    for name, x in (("a", a), ("b", b)):
+        if isinstance(x, Tensor):
+            constant_of(op, name, x, _ONCE)
+    arrays = _pair(op, "a", "b", a, b)
+    dtype = promoted(op, ("a", "b"), arrays)
+    found = getattr(namespace(arrays[0]), op)(*map(widened, arrays))
+    return Tensor(found.astype(dtype, copy=False))
 
 
 def _pair(op: str, name: str, other: str, a: Any, b: Any) -> tuple[Array, Array]:
-    """Return two arrays of one device, 16-bit floats as float32."""
-    arrays = tensor_of(op, name, a).data, tensor_of(op, other, b).data
-    same_device(op, (name, other), arrays)
-    return widened(arrays[0]), widened(arrays[1])
+    """Return two arrays of one device, to be compared."""
+    first, second = operands(op, (name, other), (a, b), compared=True)
+    same_device(op, (name, other), (first.data, second.data))
+    return first.data, second.data
 
 
 def isclose(
@@ -278,8 +287,7 @@ def isclose(
         rtol, atol: the relative and the absolute tolerance.
         equal_nan: whether NaN is close to NaN.
     """
-    first, second = tensor_of("isclose", "a", a).data, tensor_of("isclose", "b", b).data
-    same_device("isclose", ("a", "b"), (first, second))
+    first, second = _pair("isclose", "a", "b", a, b)
     broadcast_shapes(first.shape, second.shape)
     xp = namespace(first)
     return Tensor(xp.asarray(xp.isclose(widened(first), widened(second), rtol, atol, equal_nan)))
@@ -294,8 +302,7 @@ def allclose(
 
 def array_equal(a: Any, b: Any, equal_nan: bool = False) -> bool:
     """Return whether a and b have one shape and equal elements. The host waits for the answer."""
-    first, second = tensor_of("array_equal", "a", a).data, tensor_of("array_equal", "b", b).data
-    same_device("array_equal", ("a", "b"), (first, second))
+    first, second = _pair("array_equal", "a", "b", a, b)
     if first.shape != second.shape:
         return False
     alike = first == second
@@ -306,8 +313,7 @@ def array_equal(a: Any, b: Any, equal_nan: bool = False) -> bool:
 
 def array_equiv(a: Any, b: Any) -> bool:
     """Return whether a and b broadcast to one shape and have equal elements there."""
-    first, second = tensor_of("array_equiv", "a", a).data, tensor_of("array_equiv", "b", b).data
-    same_device("array_equiv", ("a", "b"), (first, second))
+    first, second = _pair("array_equiv", "a", "b", a, b)
     try:
         broadcast_shapes(first.shape, second.shape)
     except ShapeError:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorgrad.checks import axis_index, renamed_dim, shape_of
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.operands import tensor_of, tensors_of
+from tensorgrad.operands import operands, tensor_of, tensors_of
 from tensorgrad.ops.shape import (
     broadcast_to,
     concatenate,
@@ -60,7 +60,7 @@ def column_stack(tensors: Sequence[Any]) -> Tensor:
 
 def append(x: Any, values: Any, axis: int | None = None) -> Tensor:
     """Return x with values behind it along an axis; without one both are flattened."""
-    return concatenate([x, tensor_of("append", "values", values)], axis)
+    return concatenate(operands("append", ("x", "values"), (x, values)), axis)
 
 
 def array_split(x: Any, indices_or_sections: Cuts, axis: int = 0) -> list[Tensor]:
@@ -211,10 +211,15 @@ def rot90(x: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
 
 
 def rollaxis(x: Any, axis: int, start: int = 0) -> Tensor:
-    """Return a view with an axis moved to stand before the axis `start`."""
+    """Return a view with an axis moved to stand before the axis `start`; x.ndim is the end.
+
+    Raises:
+        OutOfRangeError: x has no such axis, or start is outside -x.ndim to x.ndim.
+    """
     x = tensor_of("rollaxis", "x", x)
     axis = axis_index("rollaxis", axis, x.ndim)
-    start = axis_index("rollaxis", start, x.ndim + 1, "start")
+    if start != x.ndim:
+        start = axis_index("rollaxis", start, x.ndim, "start")
     return moveaxis(x, axis, start - (axis < start))
 
 

@@ -6,6 +6,7 @@ have gradients; what counts (histogram, digitize) has none. Tests: tests/ops/tes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -15,14 +16,55 @@ from tensorgrad import backend
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, namespace, same_device, widened
-from tensorgrad.checks import axis_index, axis_tuple, check_integer, renamed_dim
-from tensorgrad.dtypes import compute_dtype, float64, int64, is_complex, is_float
-from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
-from tensorgrad.operands import tensor_of
-from tensorgrad.ops.elementwise import equal, isnan, not_equal, where
+from tensorgrad.checks import (
+    array_of,
+    axis_index,
+    axis_tuple,
+    check_integer,
+    check_keepdims,
+    check_number,
+    renamed_dim,
+)
+from tensorgrad.dtypes import (
+    Dtype,
+    DtypeLike,
+    as_dtype,
+    compute_dtype,
+    float32,
+    float64,
+    int64,
+    is_complex,
+    is_float,
+)
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.operands import constant_of, operands, tensor_of
+from tensorgrad.ops.diagonals import diagonal
+from tensorgrad.ops.elementwise import clip, equal, isnan, not_equal, where
 from tensorgrad.ops.indexing import take_along_axis
-from tensorgrad.ops.reduce import all, argmax, argmin, cumprod, cumsum, max, mean, min, prod, sum
-from tensorgrad.ops.shape import astype, concatenate, expand_dims, moveaxis, reshape, stack
+from tensorgrad.ops.reduce import (
+    all,
+    argmax,
+    argmin,
+    cumprod,
+    cumsum,
+    max,
+    mean,
+    min,
+    prod,
+    std,
+    sum,
+    var,
+)
+from tensorgrad.ops.shape import (
+    astype,
+    broadcast_to,
+    concatenate,
+    expand_dims,
+    moveaxis,
+    reshape,
+    stack,
+    transpose,
+)
 from tensorgrad.ops.sorting import sort
 from tensorgrad.tensor import Axis, Tensor
 
@@ -33,7 +75,11 @@ __all__ = [
     "percentile", "ptp", "quantile", "trapezoid",
 ]  # fmt: skip
 
-QuantileMethod = Literal["linear", "lower", "higher", "nearest", "midpoint"]
+QuantileMethod = Literal[
+    "linear", "lower", "higher", "nearest", "midpoint", "inverted_cdf", "averaged_inverted_cdf",
+    "closest_observation", "interpolated_inverted_cdf", "hazen", "weibull", "median_unbiased",
+    "normal_unbiased",
+]  # fmt: skip
 
 
 def quantile(
@@ -51,16 +97,20 @@ def quantile(
         x: any shape.
         q: a number from 0 to 1, or a sequence of them, on the host.
         axis: the axes to reduce; None for all.
-        method: what to take between two elements.
+        method: where between two elements a fraction lies, NumPy's names. "lower", "higher",
+            "nearest", "inverted_cdf" and "closest_observation" take one of the two.
         keepdims: whether the reduced axes stay with length 1.
 
     Returns:
-        The remaining axes of x, behind an axis for a sequence of fractions.
+        The remaining axes of x, behind an axis for a sequence of fractions; the dtype of x where
+        elements are taken, otherwise floats, float64 for integers or for an array q of float64.
 
     Raises:
         ArgumentError: a fraction is outside 0 to 1, or there is no such method.
+        DtypeError: x holds complex numbers.
         GradError: q requires a gradient, which there is none of.
-        ShapeError: there are no elements to reduce, or q has several axes.
+        ShapeError: there are no elements to reduce, or q has more than two axes (one beside NaN).
+    Source: Hyndman & Fan 1996, doi:10.2307/2684934.
     """
     if dim is not None:
         raise renamed_dim("quantile", dim)
@@ -71,14 +121,14 @@ def percentile(
     x: Any, q: Any, axis: Axis = None, method: QuantileMethod = "linear", keepdims: bool = False
 ) -> Tensor:
     """Return `quantile` of q / 100."""
-    return quantile(x, _hundredths(q), axis, method, keepdims)
+    return _quantile("percentile", x, q, axis, method, keepdims, skip_nan=False)
 
 
 def median(x: Any, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
-    """Return the element in the middle, or the mean of the two there: `quantile` of 0.5."""
+    """Return the element in the middle, or the mean of the two there; NaN for no elements."""
     if dim is not None:
         raise renamed_dim("median", dim)
-    return _quantile("median", x, 0.5, axis, "midpoint", keepdims, skip_nan=False)
+    return _quantile("median", x, 0.5, axis, "median", keepdims, skip_nan=False)
 
 
 def nanquantile(
@@ -92,16 +142,12 @@ def nanpercentile(
     x: Any, q: Any, axis: Axis = None, method: QuantileMethod = "linear", keepdims: bool = False
 ) -> Tensor:
     """Return `nanquantile` of q / 100."""
-    return nanquantile(x, _hundredths(q), axis, method, keepdims)
+    return _quantile("nanpercentile", x, q, axis, method, keepdims, skip_nan=True)
 
 
 def nanmedian(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return `median` of the elements that are not NaN; NaN where all are."""
-    return _quantile("nanmedian", x, 0.5, axis, "midpoint", keepdims, skip_nan=True)
-
-
-def _hundredths(q: Any) -> Any:
-    return np.asarray(q.numpy() if isinstance(q, Tensor) else q, float64) / 100
+    return _quantile("nanmedian", x, 0.5, axis, "median", keepdims, skip_nan=True)
 
 
 def _quantile(
@@ -109,55 +155,117 @@ def _quantile(
 ) -> Tensor:
     x = tensor_of(op, "x", x)
     axes = axis_tuple(op, axis, x.ndim)
-    if isinstance(q, Tensor) and q.requires_grad:
-        raise GradError(f"{op}: q requires a gradient, expected numbers, or detach()")
-    fractions = np.asarray(q.numpy() if isinstance(q, Tensor) else q, float64)
-    if fractions.ndim > 1:
-        raise ShapeError(f"{op}: q has shape {fractions.shape}, expected one axis at most")
-    if not ((fractions >= 0) & (fractions <= 1)).all():
-        raise ArgumentError(f"{op}: q is {q}, expected 0 to 1 (percentiles: 0 to 100)")
-    if method not in get_args(QuantileMethod):
+    check_keepdims(op, keepdims)
+    if is_complex(x.dtype):
+        raise DtypeError(f"{op}: x has dtype {x.dtype}, expected real numbers")
+    fractions = _fractions(op, q, 1 if skip_nan else 2)
+    if method != "median" and method not in get_args(QuantileMethod):
         raise ArgumentError(f"{op}: method is {method!r}, expected {get_args(QuantileMethod)}")
-    dtype = x.dtype if is_float(x.dtype) else float64
+    takes = method in _TAKES or (method == "linear" and fractions.dtype.kind in "biu")
+    dtype = x.dtype if takes or is_float(x.dtype) else float64
+    if not takes and isinstance(q, Tensor | np.ndarray | np.generic):
+        dtype = np.result_type(dtype, fractions.dtype)
     kept = [i for i in range(x.ndim) if i not in axes]
     shape = [x.shape[i] for i in kept]
-    rows = moveaxis(x, axes, tuple(range(len(kept), x.ndim))) if axes else expand_dims(x, -1)
-    length = int(np.prod([x.shape[i] for i in axes], dtype=int))
+    length = math.prod([x.shape[i] for i in axes])
+    whole = tuple([1 if i in axes else n for i, n in enumerate(x.shape)]) if keepdims else shape
+    if not length and (skip_nan or method == "median"):
+        dtype = dtype if is_float(dtype) else float64
+        return Tensor(namespace(x.data).full((*fractions.shape, *whole), math.nan, dtype))
     if not length:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected elements along {axes}")
-    rows = sort(astype(reshape(rows, (*shape, length)), compute_dtype(dtype), copy=False), -1)
+    rows = moveaxis(x, axes, tuple(range(len(kept), x.ndim))) if axes else expand_dims(x, -1)
+    rows = reshape(rows, (*shape, length))
+    if is_float(x.dtype):
+        rows = astype(rows, compute_dtype(x.dtype), copy=False)
     missing = isnan(rows.detach()).data.sum(-1, keepdims=True)
     present = length - missing if skip_nan else namespace(rows.data).full_like(missing, length)
-    found = []
+    rows = sort(rows, -1)
+    results = []
     for fraction in fractions.reshape(-1).tolist():
-        value = reshape(_at_fraction(rows, present, fraction, method), shape)
-        if not skip_nan:
+        value = reshape(_at_fraction(rows, present, fraction, method, takes), shape)
+        if not skip_nan and is_float(x.dtype):
             value = where(missing.reshape(shape) > 0, float("nan"), value)
-        if keepdims:
-            value = reshape(value, [1 if i in axes else n for i, n in enumerate(x.shape)])
-        found.append(astype(value, dtype, copy=False))
-    return stack(found) if fractions.ndim else found[0]
+        results.append(astype(reshape(value, whole), dtype, copy=False))
+    if not results:
+        return Tensor(namespace(x.data).zeros((*fractions.shape, *whole), dtype))
+    return reshape(stack(results), (*fractions.shape, *whole))
 
 
-def _at_fraction(rows: Tensor, count: Array, fraction: float, method: str) -> Tensor:
-    """Return the element of sorted rows at a fraction of the first `count`; NaN where that is 0."""
+def _fractions(op: str, q: Any, most: int) -> np.ndarray[Any, Any]:
+    """Return the fractions, on the host; integers stay integers, which `quantile` asks for."""
+    if isinstance(q, Tensor):
+        q = backend.to_numpy(constant_of(op, "q", q, "quantiles are those of numbers"))
+    fractions = np.asarray(array_of(op, "q", q))
+    if fractions.dtype.kind not in "biuf":
+        raise DtypeError(f"{op}: q has dtype {fractions.dtype}, expected real numbers")
+    if "percentile" in op:
+        fractions = fractions / 100
+    if fractions.ndim > most:
+        raise ShapeError(f"{op}: q has shape {fractions.shape}, expected {most} axes at most")
+    if not ((fractions >= 0) & (fractions <= 1)).all():
+        raise ArgumentError(f"{op}: q is {q}, expected 0 to {100 if 'percentile' in op else 1}")
+    return fractions
+
+
+# Methods that take one of two elements.
+_TAKES = {"lower", "higher", "nearest", "inverted_cdf", "closest_observation"}
+# Those that interpolate: the alpha and beta of Hyndman & Fan.
+_OFFSETS = {
+    "interpolated_inverted_cdf": (0.0, 1.0), "hazen": (0.5, 0.5), "weibull": (0.0, 0.0),
+    "median_unbiased": (1 / 3, 1 / 3), "normal_unbiased": (3 / 8, 3 / 8),
+}  # fmt: skip
+
+
+def _at_fraction(rows: Tensor, count: Array, fraction: float, method: str, takes: bool) -> Tensor:
+    """Return the value at a fraction of the first `count` of sorted rows; NaN where that is 0."""
     xp = namespace(rows.data)
-    place = xp.maximum(count - 1, 0) * fraction
+    last = xp.maximum(count - 1, 0)
+    place = _place(count, fraction, method)
     low = xp.floor(place).astype(int64)
-    high = xp.minimum(low + 1, rows.shape[-1] - 1)
-    weight = place - low
-    if method == "midpoint":
-        weight = xp.where(weight > 0, 0.5, 0.0)
-    elif method == "nearest":
-        weight = xp.rint(place) - low
-    elif method != "linear":
-        weight = xp.where(weight > 0, float(method == "higher"), 0.0)
-    below = take_along_axis(rows, low, -1)
-    above = take_along_axis(rows, xp.where(weight > 0, high, low), -1)
-    weight = weight.astype(rows.dtype)
-    return where(
-        weight < 0.5, below + (above - below) * weight, above - (above - below) * (1 - weight)
-    )
+    weight = _weight(xp, place, low, method)
+    high = xp.clip(low + 1, 0, last)
+    low = xp.clip(low, 0, last)
+    if takes:
+        return take_along_axis(rows, xp.where(weight > 0, high, low), -1)
+    below, above = (take_along_axis(rows, index, -1) for index in (low, high))
+    if not is_float(rows.dtype):
+        below, above = astype(below, float64), astype(above, float64)
+    if method == "median":
+        return where(weight == 0, below, (below + above) / 2)
+    weight = weight.astype(below.dtype)
+    difference = above - below
+    return where(weight < 0.5, below + difference * weight, above - difference * (1 - weight))
+
+
+def _place(count: Array, fraction: float, method: str) -> Array:
+    """Return the index, not rounded, that a method gives a fraction of `count` elements."""
+    if method in _OFFSETS:
+        alpha, beta = _OFFSETS[method]
+        return count * fraction + (alpha + fraction * (1 - alpha - beta)) - 1
+    if method in ("inverted_cdf", "averaged_inverted_cdf"):
+        return count * fraction - 1
+    if method == "closest_observation":
+        return count * fraction - 1.5
+    return (count - 1) * fraction
+
+
+def _weight(xp: Any, place: Array, low: Array, method: str) -> Array:
+    """Return how much the element above a place counts, 0 to 1."""
+    part = place - low
+    if method == "lower":
+        return xp.zeros_like(part)
+    if method in ("higher", "inverted_cdf"):
+        return xp.where(part > 0, 1.0, 0.0)
+    if method == "nearest":
+        return xp.rint(place) - low
+    if method in ("midpoint", "median"):
+        return xp.where(part > 0, 0.5, 0.0)
+    if method == "averaged_inverted_cdf":
+        return xp.where(part > 0, 1.0, 0.5)
+    if method == "closest_observation":
+        return xp.where((part == 0) & (low % 2 == 1), 0.0, 1.0)
+    return part
 
 
 def average(x: Any, axis: Axis = None, weights: Any = None, keepdims: bool = False) -> Tensor:
@@ -166,22 +274,37 @@ def average(x: Any, axis: Axis = None, weights: Any = None, keepdims: bool = Fal
     Args:
         x: any shape.
         axis: the axes to reduce; None for all.
-        weights: the shape of x, or (n,) for one axis of that length.
+        weights: the shape of x, or the lengths of x along `axis`.
         keepdims: whether the reduced axes stay with length 1.
 
     Raises:
         ShapeError: the weights have another shape.
+        ArgumentError: weights sum to 0 (on the GPU the result is not finite instead).
     """
     if weights is None:
         return mean(x, axis, keepdims)
-    x, weights = tensor_of("average", "x", x), tensor_of("average", "weights", weights)
+    x, weights = operands("average", ("x", "weights"), (x, weights))
     if weights.shape != x.shape:
-        if not isinstance(axis, int) or weights.shape != (x.shape[axis],):
-            raise ShapeError(f"average: weights has shape {weights.shape}, expected {x.shape}")
-        place = axis_index("average", axis, x.ndim)
-        weights = reshape(weights, [-1 if i == place else 1 for i in range(x.ndim)])
-    total = sum(x * weights, axis, keepdims)
-    return total / sum(weights * (x.data == x.data), axis, keepdims)
+        weights = _along_axes(x, axis, weights)
+    dtype = np.result_type(x.dtype, weights.dtype)
+    if not (is_float(dtype) or is_complex(dtype)):
+        dtype = float64
+    wide = dtype if is_complex(dtype) else compute_dtype(dtype)
+    x, weights = (astype(t, wide, copy=False) for t in (x, weights))
+    scale = sum(broadcast_to(weights, x.shape), axis, keepdims)
+    if backend.is_numpy(scale.data) and (scale.data == 0).any():
+        raise ArgumentError("average: weights sum to 0, expected another sum")
+    return astype(sum(x * weights, axis, keepdims) / scale, dtype, copy=False)
+
+
+def _along_axes(x: Tensor, axis: Axis, weights: Tensor) -> Tensor:
+    """Return weights of the reduced axes in a shape that broadcasts to x."""
+    axes = axis_tuple("average", axis, x.ndim)
+    if axis is None or weights.shape != tuple([x.shape[i] for i in axes]):
+        expected = x.shape if axis is None else f"{x.shape}, or the lengths along {axes}"
+        raise ShapeError(f"average: weights has shape {weights.shape}, expected {expected}")
+    weights = transpose(weights, np.argsort(axes).tolist())
+    return reshape(weights, [n if i in axes else 1 for i, n in enumerate(x.shape)])
 
 
 def ptp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -216,14 +339,16 @@ def nancumprod(x: Any, axis: int | None = None) -> Tensor:
 def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the mean of the elements that are not NaN; NaN where all are."""
     x = tensor_of("nanmean", "x", x)
-    if not is_float(x.dtype):
+    if not (is_float(x.dtype) or is_complex(x.dtype)):
         return mean(x, axis, keepdims)
-    wide = astype(x, compute_dtype(x.dtype), copy=False)
-    return astype(nansum(wide, axis, keepdims) / _present(x, axis, keepdims), x.dtype, copy=False)
+    wide = astype(x, compute_dtype(x.dtype), copy=False) if is_float(x.dtype) else x
+    count = _count(x, axis, keepdims)
+    count = where(count > 0, count, float("nan"))
+    return astype(nansum(wide, axis, keepdims) / count, x.dtype, copy=False)
 
 
 def nanvar(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
-    """Return the variance of the elements that are not NaN; NaN for ddof of them or fewer."""
+    """Return the variance of the elements that are not NaN; NaN for `ddof` of them or fewer."""
     return _nan_variance("nanvar", x, axis, ddof, keepdims, 1.0)
 
 
@@ -234,13 +359,15 @@ def nanstd(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -
 
 def _nan_variance(op: str, x: Any, axis: Axis, ddof: float, keepdims: bool, power: float) -> Tensor:
     x = tensor_of(op, "x", x)
-    dtype = x.dtype if is_float(x.dtype) else float64
-    wide = astype(x, compute_dtype(dtype), copy=False)
+    check_number(op, "ddof", ddof)
+    if not is_float(x.dtype):
+        return (var if power == 1 else std)(x, axis, ddof, keepdims)
+    wide = astype(x, compute_dtype(x.dtype), copy=False)
     centered = where(isnan(wide), 0, wide - nanmean(wide, axis, True))
-    count = _present(x, axis, keepdims) - ddof
+    count = _count(x, axis, keepdims) - ddof
     count = where(count > 0, count, float("nan"))
     variance = sum(centered * centered, axis, keepdims) / count
-    return astype(variance**power if power != 1 else variance, dtype, copy=False)
+    return astype(variance**power if power != 1 else variance, x.dtype, copy=False)
 
 
 def nanmax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -265,34 +392,57 @@ def _nan_extremum(op: str, function: Any, x: Any, axis: Axis, keepdims: bool) ->
     x = tensor_of(op, "x", x)
     worst = float("-inf") if function is max else float("inf")
     y: Tensor = function(_filled(op, x, worst), axis, keepdims)
-    return where(all(isnan(x), axis, keepdims), float("nan"), y) if is_float(x.dtype) else y
+    empty = all(isnan(x), axis, keepdims)
+    return where(empty, float("nan"), y) if is_float(x.dtype) or is_complex(x.dtype) else y
 
 
 def nanargmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Return the index of the first maximum beside NaN, int64; 0 where all are NaN."""
-    return argmax(_filled("nanargmax", x, float("-inf")), axis, keepdims)
+    """Return the index of the first maximum beside NaN, int64.
+
+    Raises:
+        ArgumentError: all are NaN (on the GPU the result is 0 instead).
+    """
+    return argmax(_filled_but_some("nanargmax", x, float("-inf"), axis), axis, keepdims)
 
 
 def nanargmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
-    """Return the index of the first minimum beside NaN, int64; 0 where all are NaN."""
-    return argmin(_filled("nanargmin", x, float("inf")), axis, keepdims)
+    """Return the index of the first minimum beside NaN, int64.
+
+    Raises:
+        ArgumentError: all are NaN (on the GPU the result is 0 instead).
+    """
+    return argmin(_filled_but_some("nanargmin", x, float("inf"), axis), axis, keepdims)
+
+
+def _filled_but_some(op: str, x: Any, value: float, axis: Axis) -> Tensor:
+    """Do as `_filled`; raise ArgumentError on the CPU where everything along the axis is NaN."""
+    x = tensor_of(op, "x", x)
+    if x.size and backend.is_numpy(x.data) and all(isnan(x), axis).data.any():
+        raise ArgumentError(f"{op}: x holds nothing but NaN along axis {axis}, expected a number")
+    return _filled(op, x, value)
 
 
 def _filled(op: str, x: Any, value: float) -> Tensor:
     """Return x with a number in place of NaN."""
     x = tensor_of(op, "x", x)
-    return where(isnan(x), value, x) if is_float(x.dtype) else x
+    return where(isnan(x), value, x) if is_float(x.dtype) or is_complex(x.dtype) else x
 
 
-def _present(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """Return how many elements are not NaN, in the compute dtype; NaN for none."""
-    dtype = compute_dtype(x.dtype) if is_float(x.dtype) else float64
-    count = astype(sum(equal(x.detach(), x.detach()), axis, keepdims), dtype)
-    return where(count > 0, count, float("nan"))
+def _count(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+    """Return how many numbers are not NaN, in the compute dtype, of complex ones float32."""
+    dtype = compute_dtype(x.dtype) if is_float(x.dtype) else float32
+    return astype(sum(equal(x.detach(), x.detach()), axis, keepdims), dtype)
 
 
 def cov(
-    x: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: int | None = None
+    x: Any,
+    y: Any = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: int | None = None,
+    fweights: Any = None,
+    aweights: Any = None,
+    dtype: DtypeLike | None = None,
 ) -> Tensor:
     """Return the covariance matrix of variables.
 
@@ -301,40 +451,86 @@ def cov(
         y: more of them, in the same form.
         rowvar: False where the variables are the columns.
         bias: whether to divide by the number of observations n instead of n - 1.
-        ddof: to divide by n - ddof.
+        ddof: an integer, to divide by n - ddof; the result is not finite where that is 0 or less.
+        fweights: (observations,) integers from 0: how often each counts.
+        aweights: (observations,) from 0: how much each counts.
+        dtype: a float to compute in, float64 by default, as in NumPy.
 
     Returns:
         (variables, variables), or a number for one.
 
     Raises:
-        ShapeError: x has more than two axes.
+        ArgumentError: ddof is not an integer, or a weight is negative.
+        DtypeError: x holds complex numbers, or `fweights` fractions.
+        ShapeError: x has more than two axes, or weights do not fit.
     """
-    x = _variables(x, rowvar)
-    if y is not None:
-        x = concatenate([x, _variables(y, rowvar)], 0)
+    if ddof is not None:
+        check_integer("cov", "ddof", ddof)
+    dtype = float64 if dtype is None else as_dtype(dtype)
+    first = _variables("x", x, rowvar, dtype)
+    if not first.shape[0]:
+        return Tensor(namespace(first.data).zeros((0, 0), dtype))
+    joined = first if y is None else concatenate([first, _variables("y", y, rowvar, dtype)], 0)
     delta = (0 if bias else 1) if ddof is None else ddof
-    centered = x - mean(x, 1, True)
-    result = centered @ centered.T / (x.shape[1] - delta)
+    weights, total, divisor = _observation_weights(joined, fweights, aweights, delta)
+    weighted = joined if weights is None else joined * weights
+    centered = joined - sum(weighted, 1, True) / total
+    products = (centered if weights is None else centered * weights) @ centered.T
+    result = products / where(divisor > 0, divisor, 0.0)
     return result if result.size != 1 else reshape(result, ())
 
 
-def corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Tensor:
-    """Return the matrix of correlation coefficients; arguments and errors are those of `cov`."""
-    matrix = cov(x, y, rowvar)
+def _observation_weights(
+    x: Tensor, fweights: Any, aweights: Any, ddof: int
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return the weights of observations, their sum, and what sums of squares are divided by."""
+    frequencies, importances = (
+        _weights_of_cov(name, given, x)
+        for name, given in (("fweights", fweights), ("aweights", aweights))
+    )
+    given = [w for w in (frequencies, importances) if w is not None]
+    if not given:
+        count = tensor_of("cov", "x", namespace(x.data).asarray(float(x.shape[1]), x.dtype))
+        return None, count, count - ddof
+    weights = given[0] if len(given) == 1 else given[0] * given[1]
+    total = sum(weights)
+    if importances is None or not ddof:
+        return weights, total, total - ddof
+    return weights, total, total - ddof * sum(weights * importances) / total
+
+
+def _weights_of_cov(name: str, given: Any, x: Tensor) -> Tensor | None:
+    if given is None:
+        return None
+    weights = tensor_of("cov", name, given, x)
+    if weights.shape != x.shape[1:]:
+        raise ShapeError(f"cov: {name} has shape {weights.shape}, expected {x.shape[1:]}")
+    if name == "fweights" and not (weights.data == weights.data.round()).all():
+        raise DtypeError("cov: fweights holds fractions, expected integers")
+    if (weights.data < 0).any():
+        raise ArgumentError(f"cov: {name} holds negative numbers, expected 0 or more")
+    return astype(weights, x.dtype, copy=False)
+
+
+def corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: DtypeLike | None = None) -> Tensor:
+    """Return the matrix of correlation coefficients, -1 to 1; see `cov`."""
+    matrix = cov(x, y, rowvar, dtype=dtype)
     if not matrix.ndim:
         return matrix / matrix
-    places = namespace(matrix.data).arange(len(matrix))
-    deviations = matrix[places, places] ** 0.5
-    return matrix / expand_dims(deviations, 1) / deviations
+    deviations = diagonal(matrix) ** 0.5
+    return clip(matrix / expand_dims(deviations, 1) / deviations, -1, 1)
 
 
-def _variables(given: Any, rowvar: bool) -> Tensor:
-    x = tensor_of("cov", "x", given)
+def _variables(name: str, given: Any, rowvar: bool, dtype: Dtype) -> Tensor:
+    x = tensor_of("cov", name, given, np.empty(0, dtype))
+    if is_complex(x.dtype):
+        raise DtypeError(f"cov: {name} has dtype {x.dtype}, expected real numbers")
     if x.ndim > 2:
-        raise ShapeError(f"cov: x has shape {x.shape}, expected two axes at most")
+        raise ShapeError(f"cov: {name} has shape {x.shape}, expected two axes at most")
+    x = astype(x, dtype, copy=False)
     if x.ndim < 2:
         return reshape(x, (1, -1))
-    return x if rowvar else x.T
+    return x if rowvar or (name == "y" and x.shape[0] == 1) else x.T
 
 
 def diff(
@@ -353,26 +549,22 @@ def diff(
     """
     if dim is not None:
         raise renamed_dim("diff", dim)
-    given = tensor_of("diff", "x", x)
+    given: Tensor
+    given, *edges = operands("diff", ("x", "prepend", "append"), (x, prepend, append), 2)
     check_integer("diff", "n", n, 0)
     axis = axis_index("diff", axis, given.ndim)
     if not n:
         return given
-    parts = [given]
-    if prepend is not None:
-        parts.insert(0, _edge(prepend, given, axis))
-    if append is not None:
-        parts.append(_edge(append, given, axis))
-    y = concatenate(parts, axis) if len(parts) > 1 else given
-    before = (slice(None),) * axis
+    before, after = [[] if edge is None else [_edge(edge, given, axis)] for edge in edges]
+    y = concatenate([*before, given, *after], axis) if before or after else given
+    outer = (slice(None),) * axis
     for _ in range(n):
-        last, first = y[(*before, slice(1, None))], y[(*before, slice(None, -1))]
+        last, first = y[(*outer, slice(1, None))], y[(*outer, slice(None, -1))]
         y = not_equal(last, first) if y.dtype.kind == "b" else last - first
     return y
 
 
-def _edge(given: Any, x: Tensor, axis: int) -> Tensor:
-    value = tensor_of("diff", "prepend", given)
+def _edge(value: Tensor, x: Tensor, axis: int) -> Tensor:
     if value.ndim:
         return value
     shape = [1 if i == axis else length for i, length in enumerate(x.shape)]
@@ -388,10 +580,10 @@ def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
         dx: their distance, without x.
         axis: the axis to integrate along.
     """
-    y = moveaxis(tensor_of("trapezoid", "y", y), axis, -1)
+    y, x = operands("trapezoid", ("y", "x"), (y, x), 1)
+    y = moveaxis(y, axis, -1)
     widths: Any = dx
     if x is not None:
-        x = tensor_of("trapezoid", "x", x)
         widths = diff(x if x.ndim == 1 else moveaxis(x, axis, -1))
     return sum(widths * (y[..., 1:] + y[..., :-1]) / 2, -1)
 
@@ -409,18 +601,19 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
         ArgumentError: an integer is negative.
         ShapeError: x does not have one axis, or the weights have another shape.
     """
-    x = tensor_of("bincount", "x", x)
-    if x.dtype.kind not in "iu":
+    x = tensor_of("bincount", "x", np.zeros(0, int64) if isinstance(x, list) and not x else x)
+    if x.dtype.kind not in "biu":
         raise DtypeError(f"bincount: x has dtype {x.dtype}, expected integers")
     if x.ndim != 1:
         raise ShapeError(f"bincount: x has shape {x.shape}, expected one axis")
-    if x.size and int(x.data.min()) < 0:
-        raise ArgumentError(f"bincount: x holds {int(x.data.min())}, expected 0 or more")
-    check_integer("bincount", "minlength", minlength, 0)
     xp, places = namespace(x.data), x.data.astype(int64)
+    if x.size and int(places.min()) < 0:  # beyond int64 too
+        outside = int(x.data.max() if x.dtype.kind == "u" else places.min())
+        raise ArgumentError(f"bincount: x holds {outside}, expected 0 or more, below 2^63")
+    check_integer("bincount", "minlength", minlength, 0)
     if weights is None:
         return Tensor(xp.bincount(places, minlength=minlength))
-    weights = tensor_of("bincount", "weights", weights)
+    weights = tensor_of("bincount", "weights", weights, x)
     same_device("bincount", ("x", "weights"), (x.data, weights.data))
     if weights.shape != x.shape:
         raise ShapeError(f"bincount: weights has shape {weights.shape}, expected {x.shape}")
@@ -436,7 +629,7 @@ def _bincount_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 def histogram(
     x: Any,
-    bins: int | Sequence[float] = 10,
+    bins: int | str | Sequence[float] = 10,
     range: tuple[float, float] | None = None,
     density: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -444,7 +637,8 @@ def histogram(
 
     Args:
         x: any shape.
-        bins: how many of one width, or their edges in ascending order.
+        bins: how many of one width, the name of a rule of NumPy's for that ("auto"), or their
+            edges in ascending order.
         range: the first and the last edge; by default the extremes of x.
         density: whether to divide by the number of elements and the widths.
 
@@ -453,13 +647,26 @@ def histogram(
 
     Raises:
         ArgumentError: the edges are not ascending, or there is no bin.
+        GradError: x or the edges require a gradient.
     """
     x = tensor_of("histogram", "x", x)
+    constant_of("histogram", "x", x, "counts have none")
+    if isinstance(bins, Tensor):
+        bins = backend.to_numpy(constant_of("histogram", "bins", bins, "counts have none"))
+    if range is not None:
+        if not isinstance(range, tuple | list | np.ndarray) or len(range) != 2:
+            raise ArgumentError(f"histogram: range is {range!r:.60}, expected two numbers")
+        for end in range:
+            check_number("histogram", "range", end)
     xp = namespace(x.data)
-    edges_or_count = bins if isinstance(bins, int) else xp.asarray(_host(bins))
+    edges_or_count = bins if isinstance(bins, int | str) else xp.asarray(bins)
     try:
+        if isinstance(bins, str):
+            edges_or_count = xp.asarray(
+                np.histogram_bin_edges(backend.to_numpy(x.data), bins, range)
+            )
         counts, edges = xp.histogram(widened(x.data), edges_or_count, range)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ArgumentError(f"histogram: bins is {bins!r:.60}, range {range}: {error}") from error
     if density:
         counts = counts / (xp.diff(edges) * counts.sum())
@@ -477,13 +684,9 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Tensor:
     Raises:
         ArgumentError: the edges are neither ascending nor descending.
     """
-    x, edges = tensor_of("digitize", "x", x), tensor_of("digitize", "bins", bins)
+    x, edges = operands("digitize", ("x", "bins"), (x, bins), compared=True)
     xp = namespace(x.data)
     try:
         return Tensor(xp.asarray(xp.digitize(widened(x.data), xp.asarray(edges.data), right)))
     except (ValueError, TypeError) as error:
         raise ArgumentError(f"digitize: bins is {bins!r:.60}: {error}") from error
-
-
-def _host(values: Any) -> Any:
-    return backend.to_numpy(values.data) if isinstance(values, Tensor) else values

@@ -1,5 +1,8 @@
 """Optimizers over flat buffers, gradient clipping, learning-rate schedules and loss scaling."""
 
+from typing import TYPE_CHECKING, Any
+
+from tensorgrad.omitted import missing as _missing
 from tensorgrad.optim import lr_scheduler, schedule
 from tensorgrad.optim.adafactor import Adafactor
 from tensorgrad.optim.adamw import Adam, AdamW
@@ -33,3 +36,8 @@ __all__ = [
     "lr_scheduler",
     "schedule",
 ]
+
+if not TYPE_CHECKING:  # to a type checker every name would exist
+
+    def __getattr__(name: str) -> Any:
+        raise _missing(__name__, name)

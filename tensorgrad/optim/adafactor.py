@@ -13,7 +13,7 @@ from tensorgrad.checks import check_number, check_range
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError
 from tensorgrad.optim.clip import sum_of_squares
-from tensorgrad.optim.flat import FlatParameters, Owned, cut
+from tensorgrad.optim.flat import Decays, FlatParameters, Owned, cut
 from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import DECAY, FACTOR, LR, STEPS, Optimizer
 
@@ -44,9 +44,11 @@ class Adafactor(Optimizer):
             row; None: the machine epsilon of float32, or of float64 for such parameters. eps2 is
             the least root mean square of a parameter.
         d: the clipping threshold of the root mean square of an update, above 0.
-        weight_decay: at least 0; for the parameters that `FlatParameters` selects.
+        weight_decay: at least 0; of all parameters, unless `decay` says which.
         relative_step: whether the learning rate is at most 1 / sqrt(t).
         scale_parameter: whether the step is relative to the root mean square of the parameter.
+        decay: (name, tensor) -> whether weight decay applies, such as `decays_matrices`; see
+            `Optimizer`.
 
     Attributes:
         state: "row" and "column" of the parameters with two axes or more, "v" of the others.
@@ -69,8 +71,10 @@ class Adafactor(Optimizer):
         eps: tuple[float | None, float] = (None, 1e-3),
         d: float = 1.0,
         weight_decay: float = 0.0,
+        *,
         relative_step: bool = True,
         scale_parameter: bool = True,
+        decay: Decays | None = None,
     ) -> None:
         try:
             eps1, eps2 = eps
@@ -89,7 +93,7 @@ class Adafactor(Optimizer):
         check_range("Adafactor", "d", d)
         if not d > 0:
             raise ArgumentError(f"Adafactor: d is {d}, expected a number above 0")
-        super().__init__(parameters, lr, weight_decay, ())
+        super().__init__(parameters, lr, weight_decay, (), decay)
         self.beta2_decay, self.d, self.eps = beta2_decay, d, (eps1, eps2)
         self.relative_step, self.scale_parameter = relative_step, scale_parameter
         shapes = {name: slot.shape for name, slot in self.flat.slots.items()}
@@ -107,16 +111,12 @@ class Adafactor(Optimizer):
         views = {kind: cut(self.state[kind], slots) for kind, slots in self.slots.items()}
         for hyper, _, _, segment, piece in self._segments():
             for name in segment.names:
-                slot = self.flat.slots[name]
-                if math.prod(slot.shape):
+                if math.prod(self.flat.slots[name].shape) and name not in self._idle:
                     part = self.flat.owned_part(name, piece)
                     state = {kind: found[name] for kind, found in views.items() if name in found}
-                    decays = slot.offset < segment.decayed
-                    self._update(hyper, part, piece.grad_of(part), state, decays)
+                    self._update(hyper, part, piece.grad_of(part), state)
 
-    def _update(
-        self, hyper: Array, part: Owned, grad: Array, state: dict[str, Array], decays: bool
-    ) -> None:
+    def _update(self, hyper: Array, part: Owned, grad: Array, state: dict[str, Array]) -> None:
         """Update this rank's part of a parameter, which may be empty, and its whole state."""
         xp, wide = backend.namespace(grad), compute_dtype(self.flat.dtype)
         taken = hyper[FACTOR] != 0  # read on the device: 0 skips the step
@@ -134,7 +134,7 @@ class Adafactor(Optimizer):
         if self.scale_parameter:
             step = step * xp.maximum(rms[0], self.eps[1])
         step = step / xp.maximum(rms[1] / self.d, 1.0)
-        decayed = p * hyper[DECAY].astype(wide) if decays else p
+        decayed = p * hyper[DECAY].astype(wide) if self._decays[part.name] else p
         self._assign(part, decayed - u * step.astype(wide), taken)
 
     def _second_moment(self, hyper: Array, part: Owned, g: Array, state: dict[str, Array]) -> Array:

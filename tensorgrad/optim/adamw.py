@@ -9,7 +9,7 @@ import numpy as np
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
 from tensorgrad.errors import ArgumentError
-from tensorgrad.optim.flat import FlatParameters
+from tensorgrad.optim.flat import Decays, FlatParameters
 from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import DECAY, EPS, LR, SIZE, STEPS, Kernels, Optimizer
 
@@ -27,7 +27,9 @@ class Adam(Optimizer):
         lr: learning rate.
         betas: beta1 and beta2, each in [0, 1).
         eps: added to the square root of v.
-        weight_decay: at least 0; for the parameters that `FlatParameters` selects.
+        weight_decay: at least 0; of all parameters, unless `decay` says which.
+        decay: (name, tensor) -> whether weight decay applies, such as `decays_matrices`; see
+            `Optimizer`.
 
     Raises:
         ArgumentError: an option is outside its range.
@@ -42,6 +44,8 @@ class Adam(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        *,
+        decay: Decays | None = None,
     ) -> None:
         name = type(self).__name__
         try:
@@ -53,7 +57,7 @@ class Adam(Optimizer):
         check_range(name, "beta1", beta1, 1.0)
         check_range(name, "beta2", beta2, 1.0)
         check_range(name, "eps", eps)
-        super().__init__(parameters, lr, weight_decay, ("m", "v"))
+        super().__init__(parameters, lr, weight_decay, ("m", "v"), decay)
         self.betas, self.eps = (beta1, beta2), eps
 
     def _prepare_numpy(self, hyper: Array, weight_decay: float) -> None:
@@ -95,7 +99,9 @@ class AdamW(Adam):
         lr: learning rate.
         betas: beta1 and beta2, each in [0, 1).
         eps: added to the square root of v.
-        weight_decay: at least 0; for the parameters that `FlatParameters` selects.
+        weight_decay: at least 0; of all parameters, unless `decay` says which.
+        decay: (name, tensor) -> whether weight decay applies, such as `decays_matrices`; see
+            `Optimizer`.
 
     Raises:
         ArgumentError: an option is outside its range.
@@ -112,5 +118,7 @@ class AdamW(Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
+        *,
+        decay: Decays | None = None,
     ) -> None:
-        super().__init__(parameters, lr, betas, eps, weight_decay)
+        super().__init__(parameters, lr, betas, eps, weight_decay, decay=decay)

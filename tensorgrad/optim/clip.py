@@ -49,6 +49,7 @@ def grad_norm(
 def clip_grad_norm(
     parameters: FlatParameters | Iterable[Tensor],
     max_norm: float,
+    *,
     reduce_norm: ReduceNorm | None = None,
 ) -> Array:
     """Scale all gradients in place so that their norm is at most `max_norm`.

@@ -15,11 +15,11 @@ Tests: tests/optim/test_flat.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tensorgrad import backend
-from tensorgrad.accumulation import count_as_zeros
+from tensorgrad.accumulation import count_as_zeros, note_zeros, references, untouched
 from tensorgrad.backend import Array, Shape, widened
 from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, bfloat16, compute_dtype, is_float
@@ -30,6 +30,7 @@ from tensorgrad.tensor import Tensor
 ALIGNMENT = 64  # elements; 128 bytes of the smallest dtype, so that vector loads fit every slice
 
 NamedParameters = Iterable[tuple[str, Tensor] | Tensor]
+Decays = Callable[[str, Tensor], bool]
 
 
 class Slot(NamedTuple):
@@ -45,7 +46,7 @@ class Slot(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """The part [begin, end) of the layout; weight decay applies to [begin, decayed)."""
+    """The part [begin, end) of the layout; the decay rule selects [begin, decayed)."""
 
     begin: int
     decayed: int
@@ -64,7 +65,7 @@ class Piece(NamedTuple):
     Attributes:
         begin: its first element in the layout.
         offset: its first element in the optimizer's state buffers, which hold only the pieces.
-        decayed: weight decay applies to its first `decayed` elements.
+        decayed: the number of its first elements that the decay rule selects.
         data, grad: its parameters and gradients, 1-D.
     """
 
@@ -101,7 +102,10 @@ class Owned(NamedTuple):
 
 
 def decays_matrices(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies as in GPT-2: to matrices, not to biases and norm weights."""
+    """Whether weight decay applies as in GPT-2: to matrices, not to biases and norm weights.
+
+    It is a rule for the argument `decay` of optimizers.
+    """
     return parameter.ndim >= 2
 
 
@@ -118,7 +122,8 @@ class FlatParameters:
         named_parameters: pairs (name, tensor), as `Module.named_parameters()` gives them, or
             tensors, as `Module.parameters()` does, whose names are "0", "1" and so on; all of one
             float dtype and on one device.
-        decay: (name, tensor) -> whether weight decay applies; default: `decays_matrices`.
+        decay: (name, tensor) -> whether weight decay applies; these parameters come first in a
+            segment. None: optimizers decide; matrices come first.
         multiple: the length of every segment is a multiple of this and of 64; with 64 * ranks,
             equal shards are aligned.
         groups: parameter name -> segment, any hashable value; default: one segment. Segments are
@@ -130,11 +135,13 @@ class FlatParameters:
         grad: all gradients, 1-D.
         parameters: name -> tensor, in the order of the arguments.
         slots: name -> Slot.
+        decay: the argument.
         segments: the segments of the layout.
         pieces: the parts that the optimizer updates.
         grads: the arrays that contain the gradients of the pieces, each once.
         memory: the arrays that contain the parameters.
         dtype, grad_dtype: of the parameters and of the gradients.
+        touched_elsewhere: the parameters whose gradients come from other ranks alone.
 
     Raises:
         ArgumentError: there is no parameter, two have one name, or two share memory.
@@ -145,7 +152,7 @@ class FlatParameters:
     def __init__(
         self,
         named_parameters: NamedParameters,
-        decay: Callable[[str, Tensor], bool] = decays_matrices,
+        decay: Decays | None = None,
         multiple: int = ALIGNMENT,
         groups: Callable[[str], Hashable] | None = None,
         grad_dtype: DtypeLike | None = None,
@@ -153,13 +160,12 @@ class FlatParameters:
         check_integer("FlatParameters", "multiple", multiple, 1)
         found = _distinct(named_parameters)
         _check_alike(found)
-        self.parameters = found
+        self.parameters, self.decay = found, decay
         self.dtype: Dtype = next(iter(found.values())).dtype
         self.grad_dtype = _checked_grad_dtype(grad_dtype, self.dtype)
         like = backend.empty((0,), self.dtype, next(iter(found.values())).data)
-        self.slots, self.segments = _lay_out(
-            found, decay, math.lcm(multiple, ALIGNMENT), groups or (lambda _: None)
-        )
+        rule, multiple = decay or decays_matrices, math.lcm(multiple, ALIGNMENT)
+        self.slots, self.segments = _lay_out(found, rule, multiple, groups or (lambda _: None))
         self.data: Array
         self.grad: Array
         self.pieces: list[Piece] = []
@@ -171,6 +177,9 @@ class FlatParameters:
             for name in segment.names:
                 self._move(segment, name, found[name], data, grad)
             self._moved(number)
+        self._references = references([grad for *_, grad in self._parts])
+        self._zeroed_in: object = None  # the capture of the last `zero_grad`
+        self.touched_elsewhere: frozenset[str] = frozenset()
 
     def __getstate__(self) -> object:
         """Raise ArgumentError: in a copy the parameters would not be views of the buffers."""
@@ -228,11 +237,48 @@ class FlatParameters:
 
     def zero_grad(self) -> None:
         """Set all gradients to 0; in a CUDA graph, backward overwrites them instead."""
+        note_zeros(self._references)
+        self._zeroed_in = mode.capture
+        self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
         if mode.capture is not None:
             count_as_zeros([grad for _, _, _, grad in self._parts])
             return
         for grad in self.grads:
             grad.fill(0)
+
+    def untouched(self) -> list[str]:
+        """Return the parameters whose gradient no backward has added to since `zero_grad`."""
+        return untouched((name, grad) for name, _, _, grad in self._parts)
+
+    def without_gradient(self) -> frozenset[str]:
+        """Return the parameters without a gradient: backward added none, and nobody wrote one.
+
+        Only where backward has passed a parameter by, the host reads whether somebody wrote its
+        gradient. In a captured step it does not.
+        """
+        names = [name for name in self.untouched() if name not in self.touched_elsewhere]
+        if mode.capture is not None:
+            return frozenset(names if self._zeroed_in is mode.capture else ())
+        return frozenset(name for name in names if not self._is_written(name))
+
+    def _is_written(self, name: str) -> bool:
+        return bool(self.grad[self.slots[name].piece].any())
+
+    def runs(self, piece: Piece, without: Collection[str]) -> list[Piece]:
+        """Return the parts of a piece between some parameters."""
+        found: list[Piece] = []
+        begin, end = piece.begin, piece.begin + int(piece.data.size)
+        holes = sorted((self.slots[name].offset, self.slots[name].piece.stop) for name in without)
+        for start, stop in [*holes, (end, end)]:
+            if begin < min(start, end):
+                place = slice(begin - piece.begin, min(start, end) - piece.begin)
+                decayed = min(max(piece.decayed - place.start, 0), place.stop - place.start)
+                data, grad = piece.data[place], piece.grad[place]
+                found.append(Piece(begin, piece.offset + place.start, decayed, data, grad))
+            begin = max(begin, _round_up(stop, ALIGNMENT))
+        return found
 
     def check(self, op: str) -> None:
         """Raise ArgumentError where a parameter was frozen, or is not a view of the buffers."""
@@ -304,10 +350,7 @@ def zeros(length: int, dtype: Dtype, like: Array) -> Array:
 
 
 def _lay_out(
-    found: dict[str, Tensor],
-    decay: Callable[[str, Tensor], bool],
-    multiple: int,
-    groups: Callable[[str], Hashable],
+    found: dict[str, Tensor], decay: Decays, multiple: int, groups: Callable[[str], Hashable]
 ) -> tuple[dict[str, Slot], list[Segment]]:
     """Give each parameter its slot; in each group those that decay come first."""
     members: dict[Hashable, list[str]] = {}

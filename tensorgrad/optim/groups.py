@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tensorgrad.checks import check_range
 from tensorgrad.errors import ArgumentError
-from tensorgrad.optim.flat import FlatParameters, decays_matrices, named
+from tensorgrad.optim.flat import Decays, FlatParameters, named
 from tensorgrad.tensor import Tensor
 
 Parameters = Iterable[tuple[str, Tensor] | Tensor | Mapping[str, Any]]
@@ -28,7 +28,7 @@ class ParameterGroup(NamedTuple):
     Attributes:
         names: of its parameters.
         rate: its learning rate divided by that of the optimizer, which stays when that changes.
-        weight_decay: of all its parameters; None: the optimizer's, for matrices.
+        weight_decay: of all its parameters; None: the optimizer's.
     """
 
     names: tuple[str, ...]
@@ -37,7 +37,7 @@ class ParameterGroup(NamedTuple):
 
 
 def read_groups(
-    op: str, parameters: FlatParameters | Parameters, lr: float
+    op: str, parameters: FlatParameters | Parameters, lr: float, decay: Decays | None
 ) -> tuple[FlatParameters, list[ParameterGroup]]:
     """Return the flat parameters, and their groups: one, or one for each segment.
 
@@ -45,6 +45,7 @@ def read_groups(
         op: the optimizer, for errors.
         parameters: flat parameters, tensors, pairs (name, tensor), or a mapping for each group.
         lr: learning rate of the optimizer.
+        decay: the optimizer's rule of weight decay; None: all parameters.
 
     Raises:
         ArgumentError: a group lacks "params", has an unknown key or a value outside its range, or
@@ -53,12 +54,14 @@ def read_groups(
     if not isinstance(parameters, FlatParameters):
         items = list(parameters) if isinstance(parameters, Iterable) else parameters
         if isinstance(items, list) and any(isinstance(item, Mapping) for item in items):
-            return _grouped(op, items, lr)
-        parameters = FlatParameters(items)  # type: ignore[arg-type]  # which checks them
+            return _grouped(op, items, lr, decay)
+        parameters = FlatParameters(items, decay)  # type: ignore[arg-type]  # which checks them
     return parameters, [ParameterGroup(tuple(parameters.slots))]
 
 
-def _grouped(op: str, groups: list[Any], lr: float) -> tuple[FlatParameters, list[ParameterGroup]]:
+def _grouped(
+    op: str, groups: list[Any], lr: float, decay: Decays | None
+) -> tuple[FlatParameters, list[ParameterGroup]]:
     pairs: list[tuple[str, Tensor]] = []
     members: dict[str, int] = {}
     owners: dict[int, int] = {}
@@ -71,7 +74,7 @@ def _grouped(op: str, groups: list[Any], lr: float) -> tuple[FlatParameters, lis
             members.setdefault(name, number)
 
     def decays(name: str, parameter: Tensor) -> bool:
-        return "weight_decay" in groups[members[name]] or decays_matrices(name, parameter)
+        return decay is None or "weight_decay" in groups[members[name]] or decay(name, parameter)
 
     flat = FlatParameters(pairs, decays, groups=members.__getitem__)
     found = []

@@ -7,7 +7,7 @@ import numpy as np
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
 from tensorgrad.errors import ArgumentError
-from tensorgrad.optim.flat import FlatParameters
+from tensorgrad.optim.flat import Decays, FlatParameters
 from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import DECAY, LR, SIZE, Kernels, Optimizer
 
@@ -26,7 +26,9 @@ class Lion(Optimizer):
         parameters: tensors, pairs (name, tensor), groups or flat parameters; see `Optimizer`.
         lr: learning rate.
         betas: beta1 and beta2, each in [0, 1).
-        weight_decay: at least 0; for the parameters that `FlatParameters` selects.
+        weight_decay: at least 0; of all parameters, unless `decay` says which.
+        decay: (name, tensor) -> whether weight decay applies, such as `decays_matrices`; see
+            `Optimizer`.
 
     Raises:
         ArgumentError: an option is outside its range.
@@ -42,6 +44,8 @@ class Lion(Optimizer):
         lr: float = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
+        *,
+        decay: Decays | None = None,
     ) -> None:
         try:
             beta1, beta2 = betas
@@ -51,7 +55,7 @@ class Lion(Optimizer):
             ) from error
         check_range("Lion", "beta1", beta1, 1.0)
         check_range("Lion", "beta2", beta2, 1.0)
-        super().__init__(parameters, lr, weight_decay, ("m",))
+        super().__init__(parameters, lr, weight_decay, ("m",), decay)
         self.betas = beta1, beta2
 
     def _prepare_numpy(self, hyper: Array, weight_decay: float) -> None:

@@ -13,7 +13,7 @@ from tensorgrad.checks import check_integer, check_range
 from tensorgrad.errors import ArgumentError
 from tensorgrad.ops.matmul import product
 from tensorgrad.optim.clip import sum_of_squares
-from tensorgrad.optim.flat import FlatParameters, Owned, Piece, Segment
+from tensorgrad.optim.flat import FlatParameters, Owned, Piece, Segment, zeros
 from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import DECAY, FACTOR, LR, STEPS, Optimizer
 
@@ -39,9 +39,9 @@ class Muon(Optimizer):
         parameters: tensors with two axes, pairs (name, tensor), groups or flat parameters; see
             `Optimizer`.
         lr: learning rate.
+        weight_decay: at least 0.
         momentum: in [0, 1).
         nesterov: use Nesterov's momentum.
-        weight_decay: at least 0.
         iterations: of Newton and Schulz, at least 1.
         match_adamw: False: scale = sqrt(max(1, rows / columns)). True: 0.2 sqrt(max(rows,
             columns)), so that updates are as large as AdamW's and its lr and weight_decay fit.
@@ -60,9 +60,10 @@ class Muon(Optimizer):
         self,
         parameters: FlatParameters | Parameters,
         lr: float = 1e-3,
+        weight_decay: float = 0.1,
         momentum: float = 0.95,
         nesterov: bool = True,
-        weight_decay: float = 0.1,
+        *,
         iterations: int = 5,
         match_adamw: bool = False,
     ) -> None:
@@ -88,18 +89,22 @@ class Muon(Optimizer):
             if self.flat.whole:  # one matrix after another, which takes less memory
                 for part in self._owned(segment, piece):
                     u = self._direction(hyper, piece.grad_of(part), self.state["m"][part.state])
-                    self._update(hyper, part, u, segment)
+                    self._update(hyper, part, u)
                 continue
-            shard = self._direction(hyper, piece.grad, self.state["m"][piece.state])
+            shard = zeros(piece.grad.size, self.state["m"].dtype, piece.grad)
+            for run in self._active([piece]):
+                place = slice(run.begin - piece.begin, run.begin - piece.begin + run.grad.size)
+                shard[place] = self._direction(hyper, run.grad, self.state["m"][run.state])
             whole = self.flat.gather(number, shard)
             for part in self._owned(segment, piece):
                 place = self.flat.slots[part.name].piece
                 u = whole[place.start - segment.begin : place.stop - segment.begin]
-                self._update(hyper, part, u, segment)
+                self._update(hyper, part, u)
 
     def _owned(self, segment: Segment, piece: Piece) -> Iterator[Owned]:
         """Yield this rank's parts of the matrices of a segment."""
-        parts = (self.flat.owned_part(name, piece) for name in segment.names)
+        names = (name for name in segment.names if name not in self._idle)
+        parts = (self.flat.owned_part(name, piece) for name in names)
         return (part for part in parts if part.data.size)
 
     def _direction(self, hyper: Array, grad: Array, m: Array) -> Array:
@@ -111,7 +116,7 @@ class Muon(Optimizer):
         m[...] = xp.where(taken, mean, m)
         return g + (mean - g) * wide.type(self.momentum) if self.nesterov else mean
 
-    def _update(self, hyper: Array, part: Owned, u: Array, segment: Segment) -> None:
+    def _update(self, hyper: Array, part: Owned, u: Array) -> None:
         """Update this rank's part of a matrix; u is of the whole matrix."""
         slot, wide = self.flat.slots[part.name], u.dtype
         rows, columns = slot.shape
@@ -121,8 +126,7 @@ class Muon(Optimizer):
         update = orthogonalized(u.reshape(slot.shape), self.iterations)
         step = update.reshape(-1)[part.values] * (hyper[LR] * scale).astype(wide)
         p = self.values(part)
-        decays = slot.offset < segment.decayed
-        new = (p * hyper[DECAY].astype(wide) if decays else p) - step
+        new = (p * hyper[DECAY].astype(wide) if self._decays[part.name] else p) - step
         self._assign(part, new, hyper[FACTOR] != 0)
 
 

@@ -19,14 +19,24 @@ import numpy as np
 from tensorgrad import backend, engine, ranges
 from tensorgrad.accumulation import settle
 from tensorgrad.backend import Array, Shape
-from tensorgrad.checks import check_range
+from tensorgrad.checks import check_function, check_range
 from tensorgrad.dtypes import bfloat16, c_name, compute_dtype, float64, uint16
 from tensorgrad.errors import ArgumentError, CheckpointError, GraphError
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.kernels.optim import Update
 from tensorgrad.optim import master
 from tensorgrad.optim.clip import ReduceNorm, check_max_norm, clip_factor, total_of_squares
-from tensorgrad.optim.flat import FlatParameters, Owned, Piece, Segment, Slot, cut, slots_of, zeros
+from tensorgrad.optim.flat import (
+    Decays,
+    FlatParameters,
+    Owned,
+    Piece,
+    Segment,
+    Slot,
+    cut,
+    slots_of,
+    zeros,
+)
 from tensorgrad.optim.groups import Parameters, read_groups
 from tensorgrad.tensor import Tensor
 
@@ -69,11 +79,13 @@ class Optimizer:
             `model.named_parameters()`, or a mapping for each group, with "params" and, where they
             differ, "lr" and "weight_decay".
         lr: learning rate.
-        weight_decay: for the parameters that `FlatParameters` selects.
+        weight_decay: at least 0; for all parameters, unless `decay` is given.
         states: names of the state buffers. 16-bit parameters have float32 master weights, which
             are updated; the parameters are their rounded values. float16 parameters add "master",
             these weights, and bfloat16 parameters "low_bits", their low 16 bits (see
             optim/master.py).
+        decay: (name, tensor) -> whether weight decay applies; None: the rule of flat parameters
+            that have one, or to all, as in PyTorch. `decays_matrices` is the rule of GPT-2.
 
     Attributes:
         flat: the parameters and their gradients.
@@ -86,7 +98,8 @@ class Optimizer:
         hyper: the scalars of a step of each group, float64, on the device of the parameters.
 
     Raises:
-        ArgumentError: `lr` or `weight_decay` is negative or not finite; see also FlatParameters.
+        ArgumentError: `lr` or `weight_decay` is negative or not finite, or `decay` selects other
+            parameters than those that flat parameters have first; see also FlatParameters.
     """
 
     matrices = False
@@ -98,17 +111,28 @@ class Optimizer:
         lr: float,
         weight_decay: float,
         states: tuple[str, ...],
+        decay: Decays | None = None,
     ) -> None:
-        check_range(type(self).__name__, "weight_decay", weight_decay)
-        check_range(type(self).__name__, "lr", lr)
-        parameters, self.groups = read_groups(type(self).__name__, parameters, lr)
-        self.flat = parameters
+        name = type(self).__name__
+        check_range(name, "weight_decay", weight_decay)
+        check_range(name, "lr", lr)
+        if decay is not None:
+            check_function(f"{name}: decay", decay)
+        flat, self.groups = read_groups(name, parameters, lr, decay)
+        rule = decay if decay is not None and flat is parameters else flat.decay
+        self.flat = parameters = flat
+        self._decays = {
+            name: rule is None or bool(rule(name, parameter))
+            for name, parameter in parameters.parameters.items()
+        }
+        self._pieces = self._pieces_to_update()
         like = parameters.pieces[0].data
         wide = compute_dtype(parameters.dtype)
         self.hyper: Array = zeros(_END * len(self.groups), float64, like)
         self._updates = [Update() for _ in self.groups]
         self.lr, self.weight_decay = lr, weight_decay
         length = sum(piece.data.size for piece in parameters.pieces)
+        self._idle: frozenset[str] = frozenset()  # the parameters without a gradient in this step
         self.state: dict[str, Array] = {}
         self.slots: dict[str, Mapping[str, Slot]] = {}
         if parameters.dtype == bfloat16:
@@ -155,6 +179,9 @@ class Optimizer:
     ) -> Array | None:
         """Update the parameters by their gradients.
 
+        A parameter without a gradient does not move, and its state stays: one that backward has not
+        reached since `zero_grad`, on no rank.
+
         With `max_norm` or `scaler` the gradient norm is computed first. If it is not finite, the
         step is skipped: parameters, state and step count do not change.
 
@@ -179,6 +206,7 @@ class Optimizer:
         name = type(self).__name__
         self.flat.check(f"{name}.step")
         settle()
+        self._idle = self.flat.without_gradient()
         with ranges.phase("optimizer"):
             norm = None
             if max_norm is None and scaler is None:
@@ -304,9 +332,30 @@ class Optimizer:
     def _parts(self) -> Iterator[tuple[Array, float, Sequence[Piece]]]:
         """Yield the scalars, the weight decay and the pieces of each group."""
         for number, group in enumerate(self.groups):
-            pieces = self.flat.pieces if len(self.groups) == 1 else self.flat.pieces[number:][:1]
+            pieces = self._pieces if len(self.groups) == 1 else self._pieces[number:][:1]
             decay = self.weight_decay if group.weight_decay is None else group.weight_decay
             yield self.hyper[number * _END : (number + 1) * _END], decay, pieces
+
+    def _pieces_to_update(self) -> list[Piece]:
+        """Return the pieces of the layout, of which weight decay applies to the first elements."""
+        pieces = []
+        for segment, piece in zip(self.flat.segments, self.flat.pieces, strict=True):
+            names = [n for n in segment.names if math.prod(self.flat.slots[n].shape)]
+            decays = [self._decays[n] for n in names]
+            first = [self.flat.slots[n].offset < segment.decayed for n in names]
+            if all(decays):
+                piece = piece._replace(decayed=piece.data.size)
+            elif not any(decays):
+                piece = piece._replace(decayed=0)
+            elif decays != first:
+                wrong = next(i for i in range(len(names)) if decays[i] != first[i])
+                raise ArgumentError(
+                    f"{type(self).__name__}: decay is {decays[wrong]} for {names[wrong]}, expected "
+                    f"{first[wrong]}, as the flat parameters are laid out; give the rule to "
+                    "FlatParameters(..., decay=...)"
+                )
+            pieces.append(piece)
+        return pieces
 
     def _segments(self) -> Iterator[tuple[Array, float, int, Segment, Piece]]:
         """Yield the scalars, the weight decay, the number, names and piece of each segment."""
@@ -356,7 +405,13 @@ class Optimizer:
             self._step_numpy()
             return
         for update, (hyper, decay, pieces) in zip(self._updates, self._parts(), strict=True):
-            update(pieces, self.state, hyper, *self._kernels(decay))
+            update(self._active(pieces), self.state, hyper, *self._kernels(decay))
+
+    def _active(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        """Return the parts of pieces that this step updates."""
+        if not self._idle:
+            return pieces
+        return [run for piece in pieces for run in self.flat.runs(piece, self._idle)]
 
     @np.errstate(all="ignore")  # inf and NaN reach the parameters, as on the GPU
     def _step_numpy(self) -> None:
@@ -366,7 +421,7 @@ class Optimizer:
         for hyper, decay, pieces in self._parts():
             hyper[STEPS] += 1
             self._prepare_numpy(hyper, decay)
-            for piece in pieces:
+            for piece in self._active(pieces):
                 for begin, end, decays in (
                     (0, piece.decayed, decay),
                     (piece.decayed, piece.data.size, 0.0),

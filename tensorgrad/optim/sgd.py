@@ -10,7 +10,7 @@ import numpy as np
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
 from tensorgrad.errors import ArgumentError
-from tensorgrad.optim.flat import FlatParameters
+from tensorgrad.optim.flat import Decays, FlatParameters
 from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import GAIN, LR, SIZE, STEPS, Kernels, Optimizer
 
@@ -27,8 +27,10 @@ class SGD(Optimizer):
         lr: learning rate.
         momentum: in [0, inf); without it the optimizer has no state.
         dampening: fraction of the gradient that is not added to the momentum.
+        weight_decay: at least 0; of all parameters, unless `decay` says which.
         nesterov: use Nesterov's momentum; needs momentum and no dampening.
-        weight_decay: at least 0; for the parameters that `FlatParameters` selects.
+        decay: (name, tensor) -> whether weight decay applies, such as `decays_matrices`; see
+            `Optimizer`.
 
     Raises:
         ArgumentError: an option is outside its range.
@@ -43,8 +45,10 @@ class SGD(Optimizer):
         lr: float = 1e-3,
         momentum: float = 0.0,
         dampening: float = 0.0,
-        nesterov: bool = False,
         weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        decay: Decays | None = None,
     ) -> None:
         check_range("SGD", "momentum", momentum)
         check_range("SGD", "dampening", dampening)
@@ -53,7 +57,8 @@ class SGD(Optimizer):
                 f"SGD: nesterov with momentum {momentum} and dampening {dampening}, expected "
                 "momentum above 0 and dampening 0"
             )
-        super().__init__(parameters, lr, weight_decay, ("momentum",) if momentum else ())
+        states = ("momentum",) if momentum else ()
+        super().__init__(parameters, lr, weight_decay, states, decay)
         self.momentum, self.dampening, self.nesterov = momentum, dampening, nesterov
 
     def _prepare_numpy(self, hyper: Array, weight_decay: float) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,8 +28,14 @@ from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.train_gpt2 import ParallelSettings
 from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
 from tensorgrad.profile.memory import KINDS, MemoryRecording
-from tensorgrad.profile.overlap import CommunicationOverlap, overlap, overlaps_to_markdown
-from tensorgrad.profile.pictures import plot_memory, plot_roofline
+from tensorgrad.profile.overlap import (
+    CommunicationOverlap,
+    Timeline,
+    overlap,
+    overlaps_to_markdown,
+    timeline,
+)
+from tensorgrad.profile.pictures import plot_memory, plot_roofline, plot_timeline
 from tensorgrad.profile.profiler import Profiler
 from tensorgrad.profile.recording import Recording
 from tensorgrad.profile.tables import (
@@ -62,6 +68,7 @@ class StepProfile:
         seconds: of a step without the profiler, the mean of as many steps.
         recording: of the steps with the profiler; None where time was not asked for.
         overlaps: communication of each rank; on rank 0, with several ranks.
+        timelines: computation and communication of each rank in the last step, likewise.
         ceilings: of the device, on rank 0; None where time was not asked for.
         memory: of a full step; None where memory was not asked for.
         memory_forward: of forward alone, without gradients.
@@ -73,6 +80,7 @@ class StepProfile:
     seconds: float
     recording: Recording | None = None
     overlaps: Sequence[CommunicationOverlap] = ()
+    timelines: Sequence[Timeline] = ()
     ceilings: Ceilings | None = None
     memory: MemoryRecording | None = None
     memory_forward: MemoryRecording | None = None
@@ -162,7 +170,8 @@ def profile_step(
         found = replace(
             *(found,),
             device=recording.device, recording=recording, ceilings=ceilings,
-            overlaps=_gathered(recording, comm),
+            overlaps=_gathered(overlap, recording, comm),
+            timelines=_gathered(timeline, recording, comm),
         )  # fmt: skip
     if "memory" in what:
         progress("memory", 0, 2)
@@ -178,7 +187,8 @@ def write_step_profile(found: StepProfile, folder: Path, comm: Comm | None = Non
 
     trace.json (of several ranks also trace-rank0.json and so on), ops, kernels and layers as .csv
     and .md, summary.json, memory.json and memory_forward.json; with matplotlib roofline.png,
-    memory.png and memory_forward.png. Rank 0 writes all but the traces of the others.
+    memory.png, memory_forward.png and, of several ranks, timeline.png. Rank 0 writes all but the
+    traces of the others.
 
     Returns:
         The paths, on rank 0; on other ranks their trace.
@@ -354,16 +364,20 @@ def _memory(run: _ProfiledStep, call: Callable[[], None]) -> MemoryRecording:
     return profiler.memory
 
 
-def _gathered(recording: Recording, comm: Comm | None) -> list[CommunicationOverlap]:
-    """Return the overlap of each rank, on all ranks; nothing for one rank.
+_Result = TypeVar("_Result", CommunicationOverlap, Timeline)
+
+
+def _gathered(
+    measure: Callable[[Recording], _Result], recording: Recording, comm: Comm | None
+) -> list[_Result]:
+    """Return the overlaps or timelines of all ranks, on all ranks; nothing for one rank.
 
     Events around ops do not time the kernels of NCCL, which are on a stream of their own.
     """
     if comm is None or comm.size == 1 or recording.source == "events":
         return []
-    return [
-        CommunicationOverlap(**each) for each in comm.all_gather_objects(asdict(overlap(recording)))
-    ]
+    own = measure(recording)
+    return [type(own)(**facts) for facts in comm.all_gather_objects(asdict(own))]
 
 
 def _tables(recording: Recording) -> dict[str, Table]:
@@ -399,6 +413,9 @@ def _draw(found: StepProfile, folder: Path) -> list[Path]:
     if found.recording is not None and found.ceilings is not None:
         written.append(folder / "roofline.png")
         plot_roofline(op_table(found.recording), found.ceilings, written[-1], title)
+    if found.timelines:
+        written.append(folder / "timeline.png")
+        plot_timeline(found.timelines, written[-1], f"{title}, {settings.parallel}")
     for name, memory in (("memory", found.memory), ("memory_forward", found.memory_forward)):
         if memory is not None:
             written.append(folder / f"{name}.png")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tensorgrad.profile.recording import Recording, clipped, intersection, length, union
+from tensorgrad.profile.recording import Interval, Recording, clipped, intersection, length, union
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,69 @@ class CommunicationOverlap:
         return self.communication - self.overlapped
 
 
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What a rank computes and sends, and when, in the last step of a recording.
+
+    Attributes:
+        rank: the rank.
+        start: of the step, in ns since 1970: ranks have clocks of their own.
+        length: of the step, in ns.
+        computed: intervals in ns from the start, by phase, such as "backward".
+        sent: intervals in which collectives are under way, in ns from the start.
+    """
+
+    rank: int
+    start: int
+    length: int
+    computed: dict[str, list[Interval]]
+    sent: list[Interval]
+
+
+def timeline(recording: Recording) -> Timeline:
+    """Return the timeline of the last step."""
+    steps = [each.start for each in recording.ranges if each.name == "step"]
+    window = max(steps, default=recording.window[0]), recording.steps_window[1]
+    computed, sent = _activity(recording)
+
+    def inside(intervals: list[Interval]) -> list[Interval]:
+        return [(a - window[0], b - window[0]) for a, b in union(clipped(intervals, window))]
+
+    return Timeline(
+        recording.rank,
+        recording.epoch + window[0] - recording.window[0],
+        window[1] - window[0],
+        {phase: inside(intervals) for phase, intervals in computed.items()},
+        inside(sent),
+    )
+
+
+def _activity(recording: Recording) -> tuple[dict[str, list[Interval]], list[Interval]]:
+    """Return when a rank computes, by phase, and when it communicates."""
+    computed: dict[str, list[Interval]] = {}
+    sent = []
+    for kernel in recording.kernels:
+        if kernel.communicates:
+            sent.append((kernel.start, kernel.end))
+        else:
+            launched = recording.range_of(kernel)
+            phase = launched.phase if launched is not None else ""
+            computed.setdefault(phase, []).append((kernel.start, kernel.end))
+    if not recording.kernels:
+        sent = [(transfer.start, transfer.end) for transfer in recording.transfers]
+        for op in recording.ranges:
+            if op.is_op:
+                computed.setdefault(op.phase, []).append((op.start, op.end))
+    return computed, sent
+
+
 def overlap(recording: Recording) -> CommunicationOverlap:
     """Return how much of a rank's communication overlaps with computation."""
     window, steps = recording.steps_window, recording.steps
     transfers = [each for each in recording.transfers if window[0] <= each.start < window[1]]
-    if recording.kernels:
-        sends = [each for each in recording.kernels if each.communicates]
-        sent = [(each.start, each.end) for each in sends]
-        computed = [(each.start, each.end) for each in recording.kernels if not each.communicates]
-        calls = len(clipped(sent, window))
-    else:
-        sent = [(each.start, each.end) for each in transfers]
-        computed = [(each.start, each.end) for each in recording.ranges if each.is_op]
-        calls = len(transfers)
+    by_phase, sent = _activity(recording)
+    calls = len(clipped(sent, window)) if recording.kernels else len(transfers)
+    computed = [interval for intervals in by_phase.values() for interval in intervals]
     communication = union(clipped(sent, window))
     both = intersection(communication, union(clipped(computed, window)))
     return CommunicationOverlap(

@@ -1,4 +1,4 @@
-"""Pictures of a recording: the roofline of its ops, and memory over time.
+"""Pictures of a recording: the roofline of its ops, memory over time, and a timeline of ranks.
 
 They need matplotlib. Tests: tests/profile/test_pictures.py.
 """
@@ -6,6 +6,7 @@ They need matplotlib. Tests: tests/profile/test_pictures.py.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.files import replacing
 from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.profile.memory import KINDS, MemoryRecording
+from tensorgrad.profile.overlap import Timeline
+from tensorgrad.profile.recording import intersection, union
 from tensorgrad.profile.tables import Table, TableRow
 
 _COLORS = ("#4c72b0", "#8172b3", "#55a868", "#dd8452", "#ccb974", "#8c8c8c", "#c44e52")
@@ -113,6 +116,54 @@ def plot_memory(recording: MemoryRecording, path: str | os.PathLike[str], title:
     )  # fmt: skip
     axes.set_title(title)
     _save(figure, path)
+
+
+def plot_timeline(
+    timelines: Sequence[Timeline], path: str | os.PathLike[str], title: str = ""
+) -> None:
+    """Draw what each rank computes and sends in a step, with what it sends while it computes.
+
+    Args:
+        timelines: of the ranks, from `overlap.timeline`.
+        path: of the PNG.
+        title: of the picture.
+    Raises:
+        ArgumentError: matplotlib is not installed.
+        OSError: the file cannot be written.
+    """
+    figure = _figure(13, 1.2 + 1.1 * len(timelines))
+    axes = figure.subplots()
+    first = min(line.start for line in timelines)
+    phases = list(dict.fromkeys(phase for line in timelines for phase in line.computed))
+    colors = {phase: _COLORS[i % len(_COLORS)] for i, phase in enumerate(phases)}
+    rows: list[str] = []
+    for line in timelines:
+        shift = line.start - first
+        for phase, intervals in line.computed.items():
+            _bars(axes, len(rows), intervals, shift, colors[phase], phase or "other")
+        computed = union(each for intervals in line.computed.values() for each in intervals)
+        _bars(axes, len(rows) + 1, line.sent, shift, "#d62728", "communication alone")
+        _bars(
+            axes, len(rows) + 1, intersection(line.sent, computed), shift, "#2ca02c",
+            "communication beside computation",
+        )  # fmt: skip
+        rows += [f"rank {line.rank}: computation", "communication"]
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.invert_yaxis()
+    axes.set(xlabel="time in the step (ms)", xlim=(0, None))
+    handles, labels = axes.get_legend_handles_labels()
+    shown = dict(zip(labels, handles, strict=True))
+    figure.legend(shown.values(), shown.keys(), loc="outside right upper", fontsize=8)
+    axes.set_title(title)
+    _save(figure, path)
+
+
+def _bars(
+    axes: Any, row: int, intervals: Sequence[tuple[int, int]], shift: int, color: str, label: str
+) -> None:
+    """Draw intervals in ns as bars of a row, in ms."""
+    bars = [((start + shift) / 1e6, (end - start) / 1e6) for start, end in intervals]
+    axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=color, linewidth=0, label=label)
 
 
 def _name_phases(axes: Any, recording: MemoryRecording) -> None:

@@ -26,6 +26,7 @@ from tensorgrad.report.result import Result, label_of, result_of, text_of
 from tensorgrad.report.run import Progress, Run, number, read_run
 from tensorgrad.report.settings import defaults, grouped, value_text
 from tensorgrad.train.curves import Column
+from tensorgrad.train.log import KNOWN
 
 FILE = "report.html"
 # So that no run makes a page too large to open: the most that is shown of each kind.
@@ -89,13 +90,16 @@ def page(run: Run) -> str:
 def _header(run: Run, result: Result) -> str:
     tiles = [("Status", result.status, "")]
     for name, value in result.values.items():
-        under = f"at step {result.best_step:,}" if name == "best_validation_loss" else ""
-        if name != "step":
+        tokens = result.values.get(name.removesuffix("loss") + "tokens")
+        under = "" if tokens is None else f"on {tokens:,.0f} tokens"
+        if name == "best_validation_loss":
+            under = f"at step {result.best_step:,}"
+        if name != "step" and not name.endswith("_tokens"):
             tiles.append((label_of(name), text_of(name, value), under))
     for fact, label in _FACTS.items():
-        count = number(run.facts.get(fact))
-        if math.isfinite(count):
-            tiles.append((label, f"{count:,.0f}", ""))
+        size = number(run.facts.get(fact))
+        if math.isfinite(size):
+            tiles.append((label, f"{size:,.0f}", ""))
     gpu = run.environment.get("gpu") or run.environment.get("device")
     if gpu:
         tiles.append(("Device", shortened(value_text(gpu), 60), ""))
@@ -103,6 +107,8 @@ def _header(run: Run, result: Result) -> str:
     if result.not_finite:
         missing = counted(result.not_finite, "logged loss", "logged losses")
         notes.append(f"the curve of the loss has gaps: {missing} not finite")
+    if result.is_broken:
+        notes.append("the last validation loss is not finite")
     if not run.config:
         notes.append("config.json: no settings are known")
     cells = "".join(
@@ -119,7 +125,8 @@ def _header(run: Run, result: Result) -> str:
 
 
 def _evaluations(run: Run) -> str:
-    found = {key: run.metrics[key] for key in ("validation_loss", *run.measures)}
+    known = [key for key in KNOWN if "validation" in key]
+    found = {key: run.metrics[key] for key in (*known, *run.measures)}
     found = {key: values for key, values in found.items() if len(values)}
     if not found:
         return ""

@@ -9,10 +9,11 @@ import numpy as np
 from tensorgrad.report.curves import title_of
 from tensorgrad.report.document import counted
 from tensorgrad.report.run import Run, number
-from tensorgrad.train.curves import smoothed
+from tensorgrad.train.curves import Column, smoothed
 
 # Names of values, as in files, and whether the lowest or the highest of several runs is the best.
 BEST = {
+    "final_validation_loss": "low",
     "validation_loss": "low",
     "best_validation_loss": "low",
     "training_loss": "low",
@@ -33,6 +34,7 @@ class Result:
         values: by name, in the order to show; without those that are not known.
         best_step: of the lowest validation loss; None without evaluations.
         not_finite: how many logged losses were NaN or infinite.
+        is_broken: whether the last validation loss was.
     """
 
     status: str
@@ -40,16 +42,19 @@ class Result:
     values: dict[str, float]
     best_step: int | None
     not_finite: int
+    is_broken: bool
 
 
 def result_of(run: Run) -> Result:
     """Return what a run came to."""
     loss = run.metrics["loss"]
     validation = run.metrics["validation_loss"].finite
+    final = ("final_validation_loss", "final_validation_tokens")
+    last = ("validation_loss", "validation_tokens")
     step = run.metrics.last_step
     best = int(validation.values.argmin()) if len(validation) else None
     values = {
-        "validation_loss": _last(validation.values),
+        **{key: _ended(run.metrics[key]) for key in (*final, *last)},
         "best_validation_loss": None if best is None else float(validation.values[best]),
         "training_loss": _last(smoothed(loss).values),
         **{key: _last(run.metrics[key].finite.values) for key in run.measures},
@@ -62,6 +67,7 @@ def result_of(run: Run) -> Result:
         values={key: value for key, value in values.items() if value is not None},
         best_step=None if best is None else int(validation.steps[best]),
         not_finite=int(np.isnan(loss.values).sum()),
+        is_broken=bool(np.isnan(run.metrics["validation_loss"].values[-1:]).any()),
     )
 
 
@@ -121,6 +127,12 @@ def _last(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
     return float(values[-1]) if len(values) else None
 
 
+def _ended(column: Column) -> float | None:
+    """Return the last value, None if it was not finite."""
+    value = _last(column.values)
+    return None if value is None or np.isnan(value) else value
+
+
 def _middle(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
     return float(np.median(values)) if len(values) else None
 
@@ -130,6 +142,7 @@ def _largest(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | No
 
 
 _TITLES = {
+    "final_validation_loss": "Final validation loss, whole text",
     "validation_loss": "Final validation loss",
     "best_validation_loss": "Best validation loss",
     "training_loss": "Final training loss, smoothed",
@@ -150,7 +163,7 @@ def label_of(name: str) -> str:
 
 def text_of(name: str, value: float) -> str:
     """Return a value with its unit."""
-    if name in ("step", "tokens", "tokens_per_second"):
+    if name in ("step", "tokens", "tokens_per_second") or name.endswith("_tokens"):
         return f"{value:,.0f}" if value >= 100 else f"{value:.4g}"
     if name in ("seconds", "elapsed"):
         return duration(value)

@@ -19,9 +19,10 @@ import numpy as np
 from tensorgrad.errors import DataError, TensorgradError
 from tensorgrad.files import is_locked
 from tensorgrad.readers import open_regular, read_json, read_json_lines
-from tensorgrad.train.config import FILE, renamed
+from tensorgrad.train.config import FILE, is_published, renamed
 from tensorgrad.train.curves import Column
 from tensorgrad.train.folder import LOCK
+from tensorgrad.train.log import KNOWN
 from tensorgrad.train.run import FACTS
 
 Record = dict[str, Any]
@@ -102,8 +103,7 @@ class Run:
     @property
     def measures(self) -> list[str]:
         """The names of what evaluations measured besides the loss, such as the accuracy."""
-        own = {"loss", "lr", "gradient_norm", "validation_loss"}
-        return [key for key in self.metrics.columns if key not in own]
+        return [key for key in self.metrics.columns if key not in KNOWN]
 
 
 def read_run(folder: Path, progress: Progress | None = None) -> Run:
@@ -138,6 +138,12 @@ def read_run(folder: Path, progress: Progress | None = None) -> Run:
     )
     nothing: list[Record | None] = []
     samples = read("samples.jsonl", lambda path: list(records(path, progress)), nothing)
+    settings = renamed(read(FILE, read_json, {}))
+    if is_published(settings):
+        raise DataError(
+            f"report: {folder} has a published model, expected the folder of a run: {FILE} has its "
+            "sizes and not the settings of a run"
+        )
     notes += _notes_of_damage(
         {
             "metrics.jsonl": metrics.damaged,
@@ -147,7 +153,7 @@ def read_run(folder: Path, progress: Progress | None = None) -> Run:
     )
     return Run(
         folder=folder,
-        config=renamed(read(FILE, read_json, {})),
+        config=settings,
         facts=read(FACTS, read_json, {}),
         metrics=metrics,
         times=times,

@@ -24,6 +24,7 @@ import shutil
 import stat
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,11 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.backend import Array
-from tensorgrad.errors import CheckpointError, DamagedError, DataError
+from tensorgrad.errors import CheckpointError, DamagedError, DataError, ShapeError
 from tensorgrad.files import make_folder, replacing, sync_folder, to_json
 from tensorgrad.readers import parse_json, read_json
-from tensorgrad.weights import load_arrays, save_arrays
+from tensorgrad.train.pieces import Stored, open_pieces, read_whole
+from tensorgrad.weights import save_arrays
 
 _log = logging.getLogger(__name__)
 _FORMAT = 1
@@ -90,20 +92,34 @@ class Checkpoint:
             raise CheckpointError(f"load: {self.path}: {name} is {found!r:.80}, expected settings")
         return found
 
-    def arrays(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the arrays of NAME.safetensors.
+    def pieces(self, stack: ExitStack) -> dict[str, list[Stored]]:
+        """Return which pieces of which arrays the files have; `stack` closes the files.
 
+        Returns:
+            All pieces of each name, "model/NAME" or "optimizer/STATE/NAME".
         Raises:
-            CheckpointError: the checkpoint has no such file, or it is damaged.
+            CheckpointError: a file is damaged or does not describe its arrays.
         """
-        files = self.state.get("files", {})
-        if f"{name}.safetensors" not in files and "rank-00000.safetensors" in files:
-            raise CheckpointError(
-                f"load: {self.path} is of {len(files)} ranks, each of which has pieces, expected "
-                "one of one process; `python -m tensorgrad.parallel.merge` makes a model file of "
-                "it, and a run on any number of ranks resumes from it"
-            )
-        return load_arrays(self.path / f"{name}.safetensors")
+        return open_pieces(self.path, self.entry("files"), stack)
+
+    def arrays(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the whole arrays of a group, which one process or any number of ranks have saved.
+
+        Args:
+            name: "model" or "optimizer".
+        Raises:
+            CheckpointError: a file is damaged, or no file has some elements of an array.
+        """
+        arrays = {}
+        with ExitStack() as stack:
+            for full_name, stored in self.pieces(stack).items():
+                group, _, own_name = full_name.partition("/")
+                if group == name:
+                    try:
+                        arrays[own_name] = read_whole(full_name, stored)
+                    except ShapeError as error:
+                        raise CheckpointError(f"load: {self.path} is not whole: {error}") from error
+        return arrays
 
 
 def save_checkpoint(

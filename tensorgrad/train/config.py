@@ -25,6 +25,8 @@ FILE = "config.json"
 # The types that a field accepts besides its own, and the names of types in errors.
 _FITS = {float: Real, int: Integral}
 _RENAMED = {"accumulate": "micro_batches"}  # in files of earlier versions
+_SOURCES = ("data", "also")  # options that a resumed run reads
+_NAMED_SOURCES = ("stdlib", "phrases", "reviews")
 _NAMES = {
     float: "a number",
     int: "an integer",
@@ -40,9 +42,9 @@ GROUPS = {
         *("tokenizer", "tokens", "vocab", "vectors", "at_least", "validation", "held_out", "cache"),
     ),
     "Model": (
-        *("task", "preset", "model", "init_from", "layers", "heads", "width", "context", "hidden"),
-        *("vocab_multiple", "tied", "prefix", "attention", "dropout", "attention_dropout"),
-        *("activation_dropout", "word_dropout"),
+        *("task", "preset", "model", "init_from", "download", "revision", "layers", "heads"),
+        *("width", "context", "hidden", "vocab_multiple", "tied", "prefix", "attention"),
+        *("dropout", "attention_dropout", "activation_dropout", "word_dropout"),
     ),
     "Optimization": (
         *("steps", "epochs", "batch", "micro_batches", "lr", "warmup", "schedule", "lr_end"),
@@ -101,6 +103,7 @@ def option(
     free: bool = False,
     grows: bool = False,
     by_ranks: bool = False,
+    path: bool = False,
     saved: bool = True,
     shown: str = "",
     refused: str = "",
@@ -112,10 +115,13 @@ def option(
         help: one line, with the unit.
         low, high: the smallest and the largest value allowed.
         choices: the only values allowed; of a tuple, the only names.
-        free: whether a resumed run may change it, because no weight and no loss depends on it.
+        free: whether a resumed run may change it, because no weight and no loss depends on it, or
+            because checkpoints have a digest of the content.
         grows: whether a resumed run may raise it, which adds steps and changes none.
         by_ranks: whether a resumed run may change it if the number of ranks that share a batch
             changes.
+        path: whether it may name a file or a folder, which config.json then has with an absolute
+            path: a run may be resumed from another working directory.
         saved: whether config.json keeps it. A field that it does not keep is free, and must be
             given at each start of a run, such as the number of pipeline stages.
         shown: the default in --help, if not the value.
@@ -125,7 +131,8 @@ def option(
     saved = saved and not refused
     metadata = {
         "help": help, "low": low, "high": high, "choices": choices, "free": free or not saved,
-        "grows": grows, "by_ranks": by_ranks, "saved": saved, "shown": shown, "refused": refused,
+        "grows": grows, "by_ranks": by_ranks, "path": path,
+        "saved": saved, "shown": shown, "refused": refused,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -168,12 +175,23 @@ def check(settings: Dataclass) -> None:
 def save(settings: Dataclass, folder: Path) -> None:
     """Write config.json into the folder of a run."""
     kept = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata["saved"]}
+    for f in fields(settings):
+        if f.metadata["path"] and _is_path(kept[f.name]) and Path(kept[f.name]).exists():
+            kept[f.name] = str(Path(kept[f.name]).absolute())
     write_json(folder / FILE, kept, 2)
 
 
 def renamed(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in a config.json, which may be of an earlier version, by their names."""
     return {_RENAMED.get(name, name): value for name, value in saved.items()}
+
+
+def is_published(saved: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is that of a model in the layout of Hugging Face transformers.
+
+    A run has a file of the same name, with its settings.
+    """
+    return "model_type" in saved or "architectures" in saved
 
 
 def load(settings: type[_Settings], folder: Path) -> _Settings:
@@ -186,6 +204,11 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
     try:
         found = read_json(path)
         if isinstance(found, dict):
+            if is_published(found):
+                raise ValueError(
+                    "it has the sizes of a published model, expected the settings of a run; "
+                    "--init-from trains such a model"
+                )
             found = renamed(found)
             expected = {f.name: f.default for f in fields(settings)}.get("task")
             if found.get("task", expected) != expected:
@@ -211,7 +234,20 @@ def resume(saved: _Settings, given: Mapping[str, Any], folder: Path) -> _Setting
             f"resume: {folder} was started with other settings: {'; '.join(wrong)}. "
             "Omit these options to resume, or start a new run"
         )
-    return replace(saved, **given)
+    settings = replace(saved, **given)
+    for f in fields(settings):
+        path = getattr(settings, f.name)
+        if f.name in _SOURCES and _is_path(path) and not Path(path).exists():
+            raise ArgumentError(
+                f"{flag(f)}: {path} does not exist; expected the same content as before: if it "
+                f"was moved, name its new place with {flag(f)}"
+            )
+    return settings
+
+
+def _is_path(source: Any) -> bool:
+    """Whether the value of an option with `path` names a file or a folder."""
+    return bool(source) and not source.startswith("hf:") and source not in _NAMED_SOURCES
 
 
 def contradictions(

@@ -7,17 +7,18 @@ several ranks.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tensorgrad import backend, nn, random
 from tensorgrad.data import Corpus, Tokenizer, TokenLoader, is_prepared, open_prepared, prepare
 from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY
-from tensorgrad.errors import ArgumentError
+from tensorgrad.errors import ArgumentError, TrainingError
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.tensor import Tensor
@@ -28,7 +29,7 @@ from tensorgrad.train.folder import run_folder
 from tensorgrad.train.load import load_gpt2
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loggers import make_loggers
-from tensorgrad.train.loop import Outcome, Trainer, check_parts, mean_loss
+from tensorgrad.train.loop import Outcome, Trainer, check_parts, measure_loss
 from tensorgrad.train.options import in_options
 from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.ranks import Ranks
@@ -55,6 +56,11 @@ class GPT2Settings(TrainSettings):
         "stdlib",
         "training text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's source; or "
         "a folder of `tensorgrad prepare`",
+        free=True,
+        path=True,
+    )
+    text_column: str = option(
+        "", "column of the text in JSON lines, Parquet and hf: data", shown="text", free=True
     )
     preset: str = option(
         "small",
@@ -66,12 +72,22 @@ class GPT2Settings(TrainSettings):
     width: int | None = option(None, "width of the model", shown="the preset's", low=1)
     context: int | None = option(None, "context length in tokens", shown="the preset's", low=1)
     vocab: int | None = option(None, "size of the vocabulary", shown="the preset's", low=257)
-    tokenizer: str = option("", "a tokenizer.json to use", shown="train a tokenizer")
+    tokenizer: str = option(
+        "", "a tokenizer.json to use", shown="train a tokenizer", free=True, path=True
+    )
     init_from: str = option(
         "",
         "initial weights, sizes and tokenizer: a run, a checkpoint, a folder in Hugging Face's "
-        "layout or a merged file",
+        "layout or a merged file; with --download, a name on the Hugging Face Hub",
         shown="random weights",
+        path=True,
+    )
+    download: bool = option(
+        False, "download the model of --init-from if it is not a folder; needs huggingface_hub",
+        free=True,
+    )  # fmt: skip
+    revision: str = option(
+        "", "revision of the download: a branch, tag or commit", shown="the newest", free=True
     )
     vocab_multiple: int = option(
         1, "pad the rows of the token embedding to a multiple of this; 128 suits GPUs", low=1
@@ -91,7 +107,9 @@ class GPT2Settings(TrainSettings):
     )
     validation: float = option(0.05, "fraction of the text for validation", low=0, high=1)
     evaluate_every: int = option(200, "steps between evaluations", low=1)
-    evaluation_batches: int = option(20, "validation batches of an evaluation", low=1)
+    evaluation_batches: int = option(
+        20, "validation batches of an evaluation, spread over the text; at the end all count", low=1
+    )
     out: str = option("", "folder of the run", shown="the first new runs/gpt2-N", free=True)
     cache: str = option("runs/data", "folder for tokenized text", free=True)
     prompt: str = option("def ", "prompt of the samples", free=True)
@@ -139,6 +157,11 @@ class GPT2Settings(TrainSettings):
         """The folder of a new run."""
         return Path(self.out) if self.out else free_folder("runs/gpt2")
 
+    @property
+    def largest_vocab(self) -> int:
+        """The size of the vocabulary to train; a small text gives fewer tokens."""
+        return self.vocab or MODELS[self.preset].vocab_size
+
     def model(self, vocab_size: int) -> GPT2Config:
         """Return the sizes of the preset, replaced where an option gives another."""
         given = {name: size for name, size in self.sizes(GPT2Config).items() if size is not None}
@@ -174,6 +197,9 @@ def train(
         initial, tokenizer = _initial_model(settings, folder, resuming)
         if initial is not None:
             settings = _with_sizes(settings, initial.config)
+        # Checked before a long text is read.
+        settings.model(tokenizer.vocab_size if tokenizer else settings.largest_vocab)
+        check_parts(settings.batch // ranks.ranks, settings.micro_batches, ranks.ranks)
         corpus = prepare_corpus(settings, tokenizer, ranks.is_main)
         random.seed(settings.seed)
         model = GPT2(settings.model(corpus.tokenizer.vocab_size))
@@ -213,12 +239,20 @@ def train(
 def _initial_model(
     settings: GPT2Settings, folder: Path, resuming: bool
 ) -> tuple[GPT2 | None, Tokenizer | None]:
-    """Return the model that a new run starts from, and its tokenizer."""
-    if not settings.init_from:
+    """Return the model that a new run starts from, and the tokenizer where none is trained."""
+    if settings.tokenizer and not (resuming and not Path(settings.tokenizer).exists()):
+        return None, Tokenizer.load(settings.tokenizer)
+    if not settings.init_from and not settings.tokenizer:
         return None, None
     if resuming:  # the checkpoint has the weights, and config.json the sizes
         return None, Tokenizer.load(folder / "tokenizer.json")
-    return load_gpt2(Path(settings.init_from))
+    return _load(settings, Path(settings.init_from))
+
+
+def _load(settings: GPT2Settings, path: Path, checkpoint: str = "best") -> tuple[GPT2, Tokenizer]:
+    """Return a GPT-2 and its tokenizer, downloaded if the settings ask for it."""
+    revision = settings.revision or None
+    return load_gpt2(path, checkpoint, download=settings.download, revision=revision)
 
 
 def _with_sizes(settings: GPT2Settings, model: GPT2Config) -> GPT2Settings:
@@ -251,14 +285,18 @@ def prepare_corpus(
                     "same, or text to encode"
                 )
             return corpus
-        return prepare(
+        corpus = prepare(
             settings.data,
             settings.cache,
-            settings.vocab or MODELS[settings.preset].vocab_size,
+            settings.largest_vocab,
             validation=settings.validation,
             tokenizer=tokenizer,
+            column=settings.text_column or None,
             progress=progress,
         )
+    if shown and corpus.source_files:
+        _log.info("%s: %s", settings.data, corpus.source_files)
+    return corpus
 
 
 def evaluate(
@@ -267,14 +305,14 @@ def evaluate(
     """Return the loss of a trained model on the whole validation text.
 
     Args:
-        settings: whose data, cache, validation, batch and dtype count.
+        settings: whose data, cache, validation, batch, dtype and download count.
         path: see `load_gpt2`.
         device: "cpu", "cuda" or "cuda:N".
         checkpoint: of a run: "best" or "last".
     Returns:
         "validation_loss" in nats a token, "perplexity", and "tokens", how many were predicted.
     """
-    model, tokenizer = load_gpt2(path, checkpoint)
+    model, tokenizer = _load(settings, path, checkpoint)
     corpus = prepare_corpus(settings, tokenizer)
     model.to(device, settings.parameter_dtype)
     nn.use_attention(model, settings.attention)
@@ -285,10 +323,11 @@ def evaluate(
         with precision():
             return model.forward(Tensor(x), Tensor(y))
 
-    found = mean_loss(model, loss, loader.evaluation_batches())
-    context = model.config.context
-    tokens = (len(corpus.validation) - 1) // context * context
-    return {"validation_loss": found, "perplexity": math.exp(found), "tokens": tokens}
+    found = measure_loss(model, loss, loader.evaluation_batches())
+    mean = found["validation_loss"]
+    with np.errstate(over="ignore"):
+        perplexity = float(np.exp(mean))
+    return {"validation_loss": mean, "perplexity": perplexity, "tokens": found["validation_tokens"]}
 
 
 def make_trainer(
@@ -314,12 +353,18 @@ def make_trainer(
 
     def evaluate() -> dict[str, float]:
         some = validation.evaluation_batches(settings.evaluation_batches)
-        return {"validation_loss": mean_loss(model, loss, some, ranks)}
+        found = measure_loss(model, loss, some, ranks)
+        if trainer.step < settings.steps:
+            return found
+        whole = found
+        if found["validation_tokens"] < len(corpus.validation) - 1:
+            whole = measure_loss(model, loss, validation.evaluation_batches(), ranks)
+        return {**found, **{f"final_{name}": value for name, value in whole.items()}}
 
     def sample() -> tuple[str, str]:
         return settings.prompt, write_sample(settings, model, corpus)
 
-    return Trainer(
+    trainer = Trainer(
         model,
         ranks.prepare(model, settings.optimizer),
         loss,
@@ -341,35 +386,56 @@ def make_trainer(
         ranks=ranks,
         scaler=settings.scaler(),
     )
+    return trainer
 
 
 def write_sample(settings: GPT2Settings, model: GPT2, corpus: Corpus) -> str:
     """Return the prompt and the text that the model continues it with."""
     tokenizer = corpus.tokenizer
-    prompt = tokenizer.encode(settings.prompt)[-model.config.context :]
     tokens = generate(
         model,
-        prompt or [tokenizer.end_of_text],
+        tokenizer.encode_prompt(settings.prompt)[-model.config.context :],
         settings.sample,
         temperature=settings.temperature,
         top_p=settings.top_p or None,
         seed=settings.seed,
         stop_tokens=[tokenizer.end_of_text],
     )
-    return settings.prompt + tokenizer.decode(tokens)
+    return settings.prompt + tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def _report(folder: Path, outcome: Outcome, seconds: float) -> None:
-    losses = {
+    """Log what the run came to.
+
+    Raises:
+        TrainingError: the last validation loss is not finite.
+    """
+    records = read_metrics(folder / "metrics.jsonl")
+    measured = [record for record in records if "validation_loss" in record]
+    last = measured[-1] if measured else {}
+    known = {
         record["step"]: record["validation_loss"]
-        for record in read_metrics(folder / "metrics.jsonl")
-        if "validation_loss" in record
+        for record in measured
+        if record["validation_loss"] is not None
     }
-    first, last = losses[min(losses)], losses[max(losses)]
-    best = min(losses, key=losses.__getitem__)
+    lowest = ""
+    if known:
+        best = min(known, key=known.__getitem__)
+        lowest = f"; the lowest was {known[best]:.4f}, at step {best:,}"
+    if None in last.values():
+        raise TrainingError(
+            f"train: the validation loss after the last step, {last['step']:,}, is not finite"
+            f"{lowest}. Try a lower learning rate. All is in {folder}"
+        )
+    parts = []
+    if "final_validation_loss" in last:
+        tokens = f"{last['final_validation_tokens']:,}"
+        parts.append(f"{last['final_validation_loss']:.4f} on the whole text, {tokens} tokens")
+    if known:
+        some = f" on {last['validation_tokens']:,} of them" if parts else ""
+        first, end = (known[step] for step in (min(known), max(known)))
+        parts.append(f"{first:.3f} -> {end:.3f}{some} ({lowest.removeprefix('; ')})")
     _log.info(
-        "validation loss %.3f -> %.3f (%.0f %% lower; the lowest was %.4f, at step %s) in %.0f s, "
-        "%s tokens/s; all in %s",
-        *(first, last, 100 * (1 - last / first), losses[best], f"{best:,}", seconds),
-        *(f"{outcome.tokens_per_second:,.0f}", folder),
+        "validation loss %s in %.0f s, %s tokens/s; all in %s",
+        *("; ".join(parts), seconds, f"{outcome.tokens_per_second:,.0f}", folder),
     )

@@ -46,50 +46,52 @@ def load_language_model(
     """Return a trained or published language model, on the CPU, and its tokenizer.
 
     Args:
-        path, checkpoint, tokenizer: as of `load_gpt2`; a folder in Hugging Face's layout may have
-            any model that `from_pretrained` reads. With `download`, the name of one on the Hub.
+        path, checkpoint, tokenizer, download, revision: as for `load_gpt2`; a folder in Hugging
+            Face's layout may have any model that `from_pretrained` reads.
         dtype: of the parameters.
-        download, revision: as of `from_pretrained`.
     Raises:
         CheckpointError: the path is none of these, or damaged.
         DataError: the tokenizer is missing or damaged.
     """
-    if download:
-        path = pretrained_folder(path, download=True, revision=revision)
-    is_run = (path / "checkpoints").is_dir() or (path / "state.json").is_file()
-    if is_pretrained(path) and not is_run:
+    path = _downloaded(path, download, revision)
+    if run_of(path) is None and is_pretrained(path):
         return from_pretrained(path, dtype), PublishedTokenizer.load(tokenizer or path)
     model, found = load_gpt2(path, checkpoint, tokenizer)
     return model.to("cpu", dtype), found
 
 
 def load_gpt2(
-    path: Path, checkpoint: str = "best", tokenizer: Path | None = None
+    path: Path,
+    checkpoint: str = "best",
+    tokenizer: Path | None = None,
+    *,
+    download: bool = False,
+    revision: str | None = None,
 ) -> tuple[GPT2, Tokenizer]:
     """Return a trained GPT-2, on the CPU, and its tokenizer.
 
     Args:
         path: the folder of a run, of one of its checkpoints, or in Hugging Face's layout; or a
-            model file of `tensorgrad.parallel.merge`.
+            model file of `tensorgrad.parallel.merge`. With `download`, the name of a model on the
+            Hub.
         checkpoint: of a run: "best" by validation loss, or "last".
-        tokenizer: a tokenizer.json; None: the one beside the model.
+        tokenizer: a tokenizer.json, or a folder with one; None: the one beside the model.
+        download, revision: as for `from_pretrained`.
     Raises:
         CheckpointError: the path is none of these, or damaged.
         DataError: the tokenizer is missing or damaged.
     """
-    if (path / "checkpoints").is_dir():
-        found = run_checkpoint(path, checkpoint)
-        return _model(found), _tokenizer(found, tokenizer or path / "tokenizer.json")
-    if (path / "state.json").is_file():
-        run, found = path.parent.parent, load_checkpoint(path)
-        return _model(found), _tokenizer(found, tokenizer or run / "tokenizer.json")
+    path = _downloaded(path, download, revision)
+    run = run_of(path)
+    if run is not None:
+        found = run_checkpoint(path, checkpoint) if run == path else load_checkpoint(path)
+        return _model(found), _tokenizer(found, tokenizer or run)
     if is_pretrained(path):
-        return _published_gpt2(path), _published_tokenizer(path, tokenizer)
+        return _published_gpt2(path), Tokenizer.load(tokenizer or path)
     if path.is_file():
-        beside = tokenizer or path.parent / "tokenizer.json"
         written = load_metadata(path).get("tokenizer", "{}")
         state = {"tokenizer": parse_json(written, f"the header of {path}")}
-        return _merged(path), _tokenizer(Checkpoint(path, state), beside)
+        return _merged(path), _tokenizer(Checkpoint(path, state), tokenizer or path.parent)
     what = "has none of these" if path.is_dir() else "is not a folder"
     raise CheckpointError(
         f"load: {path} {what}, expected one with checkpoints/ (a run of "
@@ -97,6 +99,20 @@ def load_gpt2(
         "layout), or a file of tensorgrad.parallel.merge; a model of the Hugging Face Hub is "
         "downloaded only with --download"
     )
+
+
+def run_of(path: Path) -> Path | None:
+    """Return the folder of the run that a path is, or is a checkpoint of; None for other models."""
+    if (path / "checkpoints").is_dir():
+        return path
+    return path.absolute().parents[1] if (path / "state.json").is_file() else None
+
+
+def _downloaded(path: Path, download: bool, revision: str | None) -> Path:
+    """Return the folder of a model of the Hub; a path that exists is returned as it is."""
+    if not download or path.exists():
+        return path
+    return pretrained_folder(path, download=True, revision=revision)
 
 
 @dataclass(frozen=True)
@@ -124,7 +140,7 @@ class Translator:
         found = generate(
             self.model,
             [{self.source: text} for text in texts if text],
-            *(self.source, self.target, self.tokenizer, self.model.context, "translating"),
+            *(self.source, self.target, self.tokenizer, self.model.context),
             beams=beams,
             length_penalty=length_penalty,
             rows=rows,
@@ -245,9 +261,3 @@ def _published_gpt2(folder: Path) -> GPT2:
             "`tensorgrad generate` and from_pretrained"
         )
     return model
-
-
-def _published_tokenizer(folder: Path, tokenizer: Path | None) -> Tokenizer:
-    if tokenizer is None and (folder / "vocab.json").is_file():
-        return Tokenizer.from_gpt2(folder / "vocab.json", folder / "merges.txt")
-    return Tokenizer.load(tokenizer or folder / "tokenizer.json")

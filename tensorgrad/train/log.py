@@ -20,6 +20,13 @@ from tensorgrad.readers import open_regular, parse_json
 
 Record = Mapping[str, Any]
 
+# What metrics.jsonl has besides further measures of an evaluation, such as the accuracy. The final
+# loss is of the whole validation text, the others of a part of it, the same each time.
+KNOWN = (
+    *("step", "loss", "lr", "gradient_norm", "validation_loss", "validation_tokens"),
+    *("final_validation_loss", "final_validation_tokens"),
+)
+
 _LONGEST = 1 << 20  # bytes of a line
 
 

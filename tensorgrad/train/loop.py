@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensorgrad import backend, graph, random, ranges
 from tensorgrad.backend import Array
@@ -39,7 +39,7 @@ from tensorgrad.train.checkpoint import (
 from tensorgrad.train.config import contradictions
 from tensorgrad.train.folder import hold
 from tensorgrad.train.progress import ProgressBar
-from tensorgrad.train.ranks import Batch, Loss, OneProcess, Ranks
+from tensorgrad.train.ranks import Batch, Count, Loss, OneProcess, Ranks, count_targets
 from tensorgrad.train.run_log import RunLog
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.stop_signals import STOPS, StopSignals
@@ -74,27 +74,58 @@ class Outcome:
         return 0 if self.stopped_by is None else 128 + self.stopped_by
 
 
+class _PendingStep(NamedTuple):
+    """A step whose values are still on the device."""
+
+    step: int
+    lr: float
+    total: Array  # of the losses of this rank's parts
+    norm: Array
+    targets: Array  # that count, of this rank
+
+
 def mean_loss(
-    model: Module, loss: Loss, batches: Iterable[Batch], ranks: Ranks | None = None
+    model: Module,
+    loss: Loss,
+    batches: Iterable[Batch],
+    ranks: Ranks | None = None,
+    count: Count = count_targets,
 ) -> float:
-    """Return the mean of the loss over batches, weighted by rows, without dropout or gradients.
+    """Return the mean of the loss over all targets of batches, without dropout or gradients.
 
     Args:
         model: its mode (train or eval) is the same afterwards.
         loss: takes the arrays of a batch, on the model's device, and returns their mean loss.
         batches: of this rank.
         ranks: the ranks whose batches are averaged; default: this process alone.
+        count: takes the arrays of a batch and returns how much its mean loss divides by.
     Raises:
-        ArgumentError: batches is empty on all ranks.
+        ArgumentError: batches is empty on all ranks, or all its targets are ignored.
     """
+    return measure_loss(model, loss, batches, ranks, count)["validation_loss"]
+
+
+def measure_loss(
+    model: Module,
+    loss: Loss,
+    batches: Iterable[Batch],
+    ranks: Ranks | None = None,
+    count: Count = count_targets,
+) -> dict[str, float]:
+    """Return "validation_loss", see `mean_loss`, and "validation_tokens", how many it is of."""
     device = next(model.parameters()).device
     ranks = ranks or OneProcess()
+    moved = (_moved(_checked(batch), device) for batch in batches)
     with evaluating(model):
-        total, rows = ranks.add_losses(loss, (_moved(_checked(batch), device) for batch in batches))
-    total_loss, total_rows = ranks.sum([total, float(rows)])
-    if total_rows == 0:
-        raise ArgumentError("mean_loss: batches is empty, expected one or more")
-    return total_loss / total_rows
+        total, targets = ranks.sum(ranks.add_losses(loss, moved, count))
+    if targets == 0:
+        raise ArgumentError(
+            "mean_loss: batches is empty or has only ignored targets, expected some that count"
+        )
+    return {
+        "validation_loss": total / targets,
+        "validation_tokens": int(targets) if targets.is_integer() else targets,
+    }
 
 
 class Trainer:
@@ -110,7 +141,8 @@ class Trainer:
     Args:
         model: its parameters must be those of the optimizer.
         optimizer: its learning rate is set before each step.
-        loss: takes the arrays of a batch, on the model's device, and returns their mean loss.
+        loss: takes the arrays of a part of a batch, on the model's device, and returns the mean
+            loss of its targets.
         batches: called with a step; yields the batch of that step, of the next, and so on.
         schedule: gives the learning rate of a step, counted from 0.
         settings: see TrainSettings.
@@ -129,6 +161,10 @@ class Trainer:
             example {"model": {"layers": 2}, "data": {"key": "0f3a"}}.
         ranks: the processes that train together.
         scaler: for float16.
+        count: takes the arrays of a part and returns how much its mean loss divides by, by default
+            its targets (`count_targets`): with class weights the sum of the targets' weights, or
+            the rows where the loss is a mean of rows. So a step does not depend on how ranks and
+            `micro_batches` divide a batch.
         graphs: steps of this number of shapes are captured (with `settings.capture`), those of
             further shapes run eagerly.
     Attributes:
@@ -156,13 +192,15 @@ class Trainer:
         belongs_to: Mapping[str, Mapping[str, Any]] | None = None,
         ranks: Ranks | None = None,
         scaler: LossScaler | None = None,
+        count: Count = count_targets,
         graphs: int = 8,
     ) -> None:
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.settings, self.folder = settings, Path(folder)
         self.step = 0
         self.sampled: str | None = None
-        self._loss, self._batches, self._schedule = loss, batches, schedule
+        self._loss, self._count = loss, count
+        self._batches, self._schedule = batches, schedule
         self._evaluate, self._belongs_to = evaluate, dict(belongs_to or {})
         self._ranks = OneProcess() if ranks is None else ranks
         self._tokens_per_step, self._flops_per_token = tokens_per_step, flops_per_token
@@ -174,7 +212,7 @@ class Trainer:
         if settings.capture and self._device != "cpu" and self._ranks.captures:
             self._captured = graph.capture(self._whole_step, self._device, graphs)
         self._measured: dict[str, float] = {}  # by the evaluation after `step`, if there was one
-        self._pending: list[tuple[int, float, Array, Array]] = []  # step, rate, loss, norm
+        self._pending: list[_PendingStep] = []
         self._skipped = 0
         self._saved: Path | None = None
         self._log: RunLog | None = None  # while it runs, on the main rank
@@ -372,15 +410,15 @@ class Trainer:
         whole = uninterrupted() if isinstance(self._ranks, OneProcess) else nullcontext()
         check_parts(len(batch[0]), self.settings.micro_batches, self._ranks.ranks)
         try:
-            arrays = _moved(batch, self._device)
+            targets, arrays = count_targets(*batch), _moved(batch, self._device)
             self.optimizer.lr = self._schedule(self.step)
             if self._captured is not None:
                 with whole:
-                    self._done(*self._replay(arrays))
+                    self._done(*self._replay(arrays), targets)
             else:
                 total = self._gradients(*arrays)
                 with whole:
-                    self._done(total, self._update())
+                    self._done(total, self._update(), targets)
         except BaseException:
             if self.step == before:
                 random.set_state(generator)
@@ -409,7 +447,7 @@ class Trainer:
         """Compute the gradients of a batch; return the sum of the losses of its parts."""
         self.optimizer.zero_grad()
         parts = list(_parts(arrays, self.settings.micro_batches))
-        return self._ranks.compute_gradients(self._loss, parts, self.scaler)
+        return self._ranks.compute_gradients(self._loss, parts, self.scaler, self._count)
 
     def _update(self) -> Array:
         """Update the parameters; return the gradient norm."""
@@ -419,27 +457,35 @@ class Trainer:
         assert norm is not None
         return norm
 
-    def _done(self, total: Array, norm: Array) -> None:
+    def _done(self, total: Array, norm: Array, targets: Array) -> None:
         """Count a step."""
         self.step += 1
-        self._pending.append((self.step, self.optimizer.lr, total, norm))
+        self._pending.append(_PendingStep(self.step, self.optimizer.lr, total, norm, targets))
         self._measured = {}
 
     def _read(self, asked: signal.Signals | None) -> signal.Signals | None:
         """Log the pending losses; return the signal that asked any rank to stop, or None."""
         pending, self._pending = self._pending, []
-        losses = [float(loss) / self.settings.micro_batches for _, _, loss, _ in pending]
+        losses = [float(each.total) / self.settings.micro_batches for each in pending]
+        targets = [float(each.targets) for each in pending]
         failed = self._log is not None and self._log.failure is not None
         flags = [failed, *(asked is each for each in STOPS)]
-        sums = self._ranks.sum([*losses, *map(float, flags)])
-        failures, *counts = sums[len(losses) :]
+        sums = iter(self._ranks.sum([*losses, *targets, *map(float, flags)]))
+        totals, targets = ([next(sums) for _ in pending] for _ in range(2))
+        failures, *counts = sums
         self._failed = failures > 0
-        for (step, rate, _, device_norm), total in zip(pending, sums, strict=False):
-            loss, norm = total / self._ranks.ranks, float(device_norm)
+        for (step, rate, _, device_norm, _), total, counted in zip(
+            pending, totals, targets, strict=True
+        ):
+            loss = total / self._ranks.ranks if counted else math.nan
+            norm = float(device_norm)
             self._skipped += not math.isfinite(norm)
             if self._log is not None:
                 self._log.step(step, {"loss": loss, "lr": rate, "gradient_norm": norm})
-            self._check_finite(step, loss, norm)
+            if counted:
+                self._check_finite(step, loss, norm)
+            else:
+                _log.warning("step %d: the batch has no target that counts, and no loss", step)
             self._progress.update(step, loss, rate, norm)
         if self._log is not None:
             self._log.times(self.step)
@@ -467,13 +513,21 @@ class Trainer:
             self._measured = dict(self._evaluate())
             if self._log is not None:
                 self._log.evaluation(self.step, self._measured)
-                values = "  ".join(f"{name} {value:.4f}" for name, value in self._measured.items())
+                values = "  ".join(
+                    f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4f}"
+                    for name, value in self._measured.items()
+                )
                 _log.info("step %d/%d  %s", self.step, self.settings.steps, values)
+                broken = [name for name, value in finite(self._measured).items() if value is None]
+                if broken:
+                    _log.warning("step %d: not finite: %s", self.step, ", ".join(broken))
 
     def _sample(self) -> None:
         """Let the model write, without an effect on training; its time does not count."""
         if self._sampler is None:
             return
+        if None in finite(self._measured).values():
+            return  # the model is broken, and would not sample
         generator = random.get_state()
         try:
             with self._clock.paused(), ranges.phase("sample"):

@@ -14,11 +14,10 @@ import numpy as np
 from tensorgrad.errors import DataError
 from tensorgrad.files import replacing
 from tensorgrad.train.curves import SMOOTH_FROM, Column, smoothed, smoothing_span, thinned
-from tensorgrad.train.log import Record, read_metrics
+from tensorgrad.train.log import KNOWN, Record, read_metrics
 
 _log = logging.getLogger(__name__)
 
-_NOT_OTHERS = {"step", "loss", "validation_loss", "lr", "gradient_norm"}
 _POINTS = 2400  # of a curve: three for each column of pixels
 _SECONDS = 30.0  # between two plots of a run, at least
 _FRACTION = 0.005  # of a run's time spent on plots, at most
@@ -60,7 +59,7 @@ def plot_losses(records: Sequence[Record], path: Path, title: str = "") -> bool:
     if len(validation):
         _draw(axes, validation, marker="o", color="C1", markersize=4, label="validation loss")
     lines = list(axes.lines)
-    others = dict.fromkeys(key for record in records for key in record if key not in _NOT_OTHERS)
+    others = dict.fromkeys(key for record in records for key in record if key not in KNOWN)
     if others:
         right = axes.twinx()
         right.set_ylabel(", ".join(others))

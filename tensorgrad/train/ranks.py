@@ -8,6 +8,10 @@ A step of the loop is
     ranks.after_step()                                      # all-gather of updated parameters
 
 and strategies (parallel/data.py, zero.py, pipeline.py) differ only inside these calls.
+
+The loss of a batch is the sum over the targets that count, divided by their number in the whole
+batch, however parts and ranks divide it. A part has a mean loss of its own, which weighs as many
+targets as count there (`count_targets`).
 """
 
 from __future__ import annotations
@@ -17,10 +21,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tensorgrad import random, ranges
+from tensorgrad import backend, random, ranges
 from tensorgrad.backend import Array
+from tensorgrad.dtypes import float64
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
@@ -30,7 +33,29 @@ from tensorgrad.train.checkpoint import Checkpoint, check_arrays, load_latest, s
 
 Batch = tuple[Any, ...]  # NumPy arrays whose first axis counts the rows
 Loss = Callable[..., Tensor]
+Count = Callable[..., Any]
 MakeOptimizer = Callable[[FlatParameters | NamedParameters], Optimizer]
+
+_IGNORED = -100  # the target that cross_entropy ignores
+
+
+def count_targets(*arrays: Any) -> Any:
+    """Return how many targets of a batch count in its mean loss.
+
+    The targets are the last array of integers, where -100 does not count, as in `cross_entropy`. A
+    batch without integers counts rows.
+
+    Args:
+        arrays: of the batch, NumPy or CuPy.
+    Returns:
+        An integer or, of CuPy arrays, a 0-d array: the host does not wait for the GPU.
+    """
+    for array in reversed(arrays):
+        if array.dtype.kind == "i":
+            return (array != _IGNORED).sum()
+        if array.dtype.kind == "u":
+            return array.size
+    return len(arrays[0])
 
 
 class Ranks:
@@ -75,9 +100,16 @@ class Ranks:
         """
 
     def compute_gradients(
-        self, loss: Loss, parts: Sequence[Batch], scaler: LossScaler | None = None
+        self,
+        loss: Loss,
+        parts: Sequence[Batch],
+        scaler: LossScaler | None = None,
+        count: Count = count_targets,
     ) -> Array:
         """Compute the gradients of the mean loss over all ranks and parts.
+
+        The mean is that of one process: over all targets that count, wherever they are. A batch in
+        which none counts has gradients of 0, as `cross_entropy` has.
 
         The gradients must be 0 before: ranks would reduce earlier ones twice.
 
@@ -89,15 +121,19 @@ class Ranks:
             loss: takes the arrays of a part and returns their mean loss.
             parts: equal parts of this rank's rows, on the model's device.
             scaler: for float16.
+            count: takes the arrays of a part and returns how much its mean loss divides by, such
+                as the sum of class weights.
         Returns:
-            The sum of the losses of the parts, on the device.
+            The sum of the losses of the parts, on the device. Its mean over ranks and parts is the
+            loss of the batch.
         """
         total: Array = 0.0
+        shares = self.shares(parts, count)
         before = random.get_state()
         draw = before["draw"]
         for number, part in enumerate(parts):
             random.set_state({**before, "stream": self.rank * len(parts) + number})
-            value = mean_of(loss, part)
+            value = weighted(mean_of(loss, part), shares, number)
             total = total + value.data
             draw = max(draw, random.get_state()["draw"])
             if len(parts) > 1:
@@ -110,6 +146,30 @@ class Ranks:
         with ranges.phase("all-reduce"):
             self.reduce_gradients()
         return total
+
+    def shares(self, parts: Sequence[Batch], count: Count = count_targets) -> Array | None:
+        """Return the factor of each part's loss, for a mean over ranks and parts to be the batch's.
+
+        share = its targets / mean number of targets of all parts of all ranks
+
+        Returns:
+            (parts,) float64 on the device of the parts, 1 where all have as many targets and 0
+            where no part has one; None where a batch has one part alone.
+        """
+        if len(parts) * self.ranks == 1:
+            return None
+        counts = backend.empty((len(parts),), float64, parts[0][0])
+        for number, part in enumerate(parts):
+            counts[number] = count(*part)
+        total = counts.sum(keepdims=True)
+        self.add_counts(total)
+        xp = backend.namespace(counts)
+        shares: Array = counts * (len(parts) * self.ranks) / xp.where(total > 0, total, 1)
+        return shares
+
+    def add_counts(self, count: Array) -> None:
+        """Add, in place, how many targets other ranks have of a batch: here as many as this one."""
+        count *= self.ranks
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context for backward that does not reduce: more gradients will be added."""
@@ -130,14 +190,16 @@ class Ranks:
     def reset(self) -> None:
         """Forget a step that did not reach its end, whose collectives did not run."""
 
-    def add_losses(self, loss: Loss, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Return the sum over this rank's batches of mean loss * rows, and the number of rows."""
-        total, rows = np.zeros(()), 0
+    def add_losses(
+        self, loss: Loss, batches: Iterable[Batch], count: Count = count_targets
+    ) -> tuple[float, float]:
+        """Return the sum over this rank's batches of mean loss * targets, and of the targets."""
+        total: Array = 0.0
+        targets: Array = 0.0
         for batch in batches:
-            part = mean_of(loss, batch).data.astype(np.float64) * len(batch[0])
-            total = part if rows == 0 else total + part
-            rows += len(batch[0])
-        return float(total), rows
+            value, counted = mean_of(loss, batch).data.astype(float64), count(*batch)
+            total, targets = total + value * counted, targets + counted
+        return float(total), float(targets)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the sums of numbers over the ranks, the same on every rank."""
@@ -205,6 +267,13 @@ def mean_of(loss: Loss, batch: Batch) -> Tensor:
         got = f"shape {value.shape}" if isinstance(value, Tensor) else type(value).__name__
         raise ArgumentError(f"train: loss returned {got}, expected a scalar tensor")
     return value
+
+
+def weighted(value: Tensor, shares: Array | None, number: int) -> Tensor:
+    """Return the mean loss of a part times its share, see `Ranks.shares`."""
+    if shares is None:
+        return value
+    return value * Tensor(shares[number : number + 1].reshape(()).astype(value.dtype))
 
 
 class OneProcess(Ranks):

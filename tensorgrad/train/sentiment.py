@@ -78,9 +78,13 @@ class SentimentSettings(EpochSettings):
     data: str = option(
         "hf:stanfordnlp/sst2",
         "a folder with train.tsv and dev.tsv, hf:NAME[:CONFIG], or reviews (synthetic)",
+        free=True,
+        path=True,
     )
-    text_column: str = option("", "column of the sentences", shown="sentence, text or the only one")
-    label_column: str = option("label", "column of the labels, which are 0 and 1")
+    text_column: str = option(
+        "", "column of the sentences", shown="sentence, text or the only one", free=True
+    )
+    label_column: str = option("label", "column of the labels, which are 0 and 1", free=True)
     held_out: float = option(
         0.0,
         "fraction of the training sentences to validate with; 0: validate with the dev set",
@@ -91,7 +95,9 @@ class SentimentSettings(EpochSettings):
     tokens: str = option("words", "kind of tokens", choices=("words", "bpe"))
     vocab: int = option(20000, "largest size of the vocabulary", low=257)
     at_least: int = option(1, "omit words that occur less often", low=1)
-    vectors: str = option("", "initial word vectors: a text file in GloVe's format, of --width")
+    vectors: str = option(
+        "", "initial word vectors: a text file in GloVe's format, of --width", path=True
+    )
     width: int = option(64, "width of the word vectors", low=1)
     layers: int = option(1, "hidden layers, or blocks of the transformer", low=0)
     hidden: int = option(64, "width of the hidden layers", low=1)
@@ -202,6 +208,9 @@ class SentimentRun:
     def __init__(self, settings: SentimentSettings, folder: Path, device: str) -> None:
         self.folder = folder
         loggers = make_loggers(settings.loggers)
+        make, kind = MODELS[settings.model]
+        sizes = {"classes": len(CLASSES), **settings.sizes(kind)}
+        kind(vocab_size=settings.vocab, **sizes)  # checked before a long text is read
         train, validation = read_data(settings)
         self.vocabulary = make_vocabulary(settings, folder, train.texts)
         self.train, self.validation = (
@@ -218,9 +227,7 @@ class SentimentRun:
         self.settings = settings.with_steps(self.train.batches)
         self.precision = settings.precision()
         random.seed(settings.seed)
-        make, kind = MODELS[settings.model]
-        sizes = {"vocab_size": self.vocabulary.vocab_size, "classes": len(CLASSES)}
-        self.model: Classifier = make(kind(**sizes, **settings.sizes(kind)))
+        self.model: Classifier = make(kind(vocab_size=self.vocabulary.vocab_size, **sizes))
         self.model.to(device, settings.parameter_dtype)
         _log.info(
             "%s: %s sentences to train on, %s to measure with, vocabulary %s, %s parameters, on %s",

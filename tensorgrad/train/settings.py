@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from tensorgrad.amp import AUTOCAST, autocast
 from tensorgrad.errors import ArgumentError
-from tensorgrad.optim import AdamW, FlatParameters, LossScaler, schedule
+from tensorgrad.optim import AdamW, FlatParameters, LossScaler, decays_matrices, schedule
 from tensorgrad.optim.flat import NamedParameters
 from tensorgrad.train.config import check, option
 
@@ -124,7 +124,9 @@ class TrainSettings:
         """Return AdamW for these parameters."""
         betas = (self.beta1, self.beta2)
         parameters = with_gradients_of(self.grad_dtype, parameters)
-        return AdamW(parameters, self.lr, betas, weight_decay=self.weight_decay)
+        return AdamW(
+            parameters, self.lr, betas, weight_decay=self.weight_decay, decay=decays_matrices
+        )
 
     def scaler(self) -> LossScaler | None:
         """Return a loss scaler for float16, None for the other dtypes."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
-
-import numpy as np
 
 from tensorgrad import backend, random
 from tensorgrad.data import (
@@ -27,13 +26,12 @@ from tensorgrad.data import (
     read_pairs,
     train_tokenizer,
 )
-from tensorgrad.data.pair_loader import IGNORED, PairBatch
+from tensorgrad.data.pair_loader import PairBatch
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import finite, replacing
 from tensorgrad.models.generation.search import LARGEST_PENALTY
 from tensorgrad.models.transformer_lm import OF_PUBLISHED
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
-from tensorgrad.nn import evaluating
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.average import average_checkpoints
@@ -41,7 +39,7 @@ from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint, step_o
 from tensorgrad.train.config import option
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.loggers import make_loggers
-from tensorgrad.train.loop import Outcome, Trainer
+from tensorgrad.train.loop import Outcome, Trainer, mean_loss
 from tensorgrad.train.options import in_options
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.run import report_stop, resume_run, save_facts
@@ -49,6 +47,8 @@ from tensorgrad.train.settings import EpochSettings
 from tensorgrad.weights import load_arrays, save_arrays
 
 _log = logging.getLogger(__name__)
+# Other names of the languages that BLEU does not split at spaces.
+_LANGUAGES = {"zho": "zh", "chi": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko"}
 AVERAGED = "averaged.safetensors"  # the averaged model in the folder of a run
 
 # The options that a preset changes.
@@ -76,8 +76,10 @@ class TranslationSettings(EpochSettings):
     data: str = option(
         "hf:bbaaaa/iwslt14-de-en-preprocess",
         "sentence pairs: a folder, hf:NAME[:CONFIG], or phrases (synthetic)",
+        free=True,
+        path=True,
     )
-    also: str = option("", "a second such source of training pairs")
+    also: str = option("", "a second such source of training pairs", free=True, path=True)
     source: str = option("de", "language to translate from, as files and columns call it")
     target: str = option("en", "language to translate into")
     lowercase: bool = option(True, "train on lower case, and ignore case in BLEU")
@@ -140,6 +142,10 @@ class TranslationSettings(EpochSettings):
             raise ArgumentError(
                 f"--average: got {self.average}, expected at most --keep, {self.keep}"
             )
+        if self.batch < self.context:
+            raise ArgumentError(
+                f"--batch: got {self.batch} tokens, expected --context, {self.context}, or more"
+            )
 
     @property
     def folder(self) -> Path:
@@ -177,6 +183,7 @@ class TranslationRun:
     def __init__(
         self, settings: TranslationSettings, folder: Path, device: str, resuming: bool
     ) -> None:
+        settings.model(settings.vocab)  # sizes are checked before a long text is read
         self.folder = folder
         self.corpus = read_corpus(settings)
         known, keys = folder / "tokenizer.json", (settings.source, settings.target)
@@ -210,20 +217,35 @@ class TranslationRun:
 
 
 class Bleu:
-    """BLEU of detokenized text, computed by sacreBLEU.
+    """BLEU of detokenized text, computed by sacreBLEU with its tokenization for the language.
 
+    Where the packages for Japanese or Korean words are missing, characters are compared, with a
+    warning. The signature names the tokenization.
+
+    Args:
+        lowercase: whether case is ignored.
+        language: of the translations: "en", "zh", "zh-CN", "jpn", ...
     Raises:
         DataError: the sacrebleu package is missing.
     """
 
-    def __init__(self, lowercase: bool) -> None:
+    def __init__(self, lowercase: bool, language: str) -> None:
         try:
             metrics = importlib.import_module("sacrebleu.metrics")
         except ImportError as error:
             raise DataError(
                 "BLEU needs the sacrebleu package: pip install 'tensorgrad-cupy[text]'"
             ) from error
-        self._metric = metrics.BLEU(lowercase=lowercase)
+        code = re.split("[-_.]", language.lower())[0]
+        code = _LANGUAGES.get(code, code)
+        try:
+            self._metric = metrics.BLEU(lowercase=lowercase, trg_lang=code)
+        except (ImportError, RuntimeError):  # sacreBLEU's answer to packages that are missing
+            _log.warning(
+                "BLEU of %s compares characters: words need pip install 'sacrebleu[%s]'",
+                *(language, code),
+            )
+            self._metric = metrics.BLEU(lowercase=lowercase, tokenize="char")
 
     def __call__(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
         """Return BLEU, 0 to 100, and sacreBLEU's signature."""
@@ -237,7 +259,10 @@ class EvaluatedRun(TranslationRun):
     def __init__(
         self, settings: TranslationSettings, folder: Path, device: str, resuming: bool
     ) -> None:
-        self.bleu, loggers = Bleu(settings.lowercase), make_loggers(settings.loggers)
+        self.bleu, loggers = (
+            Bleu(settings.lowercase, settings.target),
+            make_loggers(settings.loggers),
+        )
         super().__init__(settings, folder, device, resuming)
         # Checkpoints of interrupts are kept in addition: those to average must stay.
         more = len(self._checkpoints(regular=False))
@@ -272,7 +297,7 @@ class EvaluatedRun(TranslationRun):
     def evaluate(self) -> dict[str, float]:
         """Return the validation loss, and BLEU on the test set every `bleu_every` epochs."""
         step, settings = self.trainer.step, self.settings
-        measured = {"validation_loss": self.validation_loss(self.validation.evaluation_batches())}
+        measured = self.measure_loss()
         epoch = -(-step // self.batches.batches)
         if step and (epoch % settings.bleu_every == 0 or step == settings.steps):
             place, translated = {"epoch": epoch, "step": step}, self.translate(f"epoch {epoch}")
@@ -283,14 +308,12 @@ class EvaluatedRun(TranslationRun):
 
     def validation_loss(self, batches: Iterable[PairBatch]) -> float:
         """Return the mean negative log-likelihood of the target tokens, in nats."""
-        total, count = np.zeros(()), 0
-        with evaluating(self.model):
-            for batch in batches:
-                arrays = (backend.to_device(array, self.model.device) for array in batch)
-                counted = int((batch[1] != IGNORED).sum())
-                part = self.loss(*arrays).data.astype(np.float64) * counted
-                total, count = (total + part if count else part), count + counted
-        return float(total) / count
+        return mean_loss(self.model, self.loss, batches)
+
+    def measure_loss(self) -> dict[str, float]:
+        """Return "validation_loss" and "validation_tokens", the number of target tokens."""
+        loss = self.validation_loss(self.validation.evaluation_batches())
+        return {"validation_loss": loss, "validation_tokens": self.validation.targets}
 
     def translate(self, desc: str) -> dict[str, Any]:
         """Translate the test set; return BLEU and all texts."""
@@ -304,7 +327,7 @@ class EvaluatedRun(TranslationRun):
                 *keys,
                 self.tokenizer,
                 settings.context,
-                desc,
+                desc=desc,
                 beams=settings.beams,
                 length_penalty=settings.length_penalty,
                 rows=max(settings.rows, settings.beams),
@@ -330,12 +353,12 @@ class EvaluatedRun(TranslationRun):
         arrays = average_checkpoints(last)
         save_arrays(self.folder / AVERAGED, arrays)
         self.model.load_state_dict(arrays)
-        loss = self.validation_loss(self.validation.evaluation_batches())
-        results = {**finite({"validation_loss": loss}), **self.translate("averaged")}
+        measured = self.measure_loss()
+        results = {**finite(measured), **self.translate("averaged")}
         self.write("eval_results_averaged.json", results)
         _log.info(
             "mean of the last %d checkpoints: validation loss %.3f, BLEU %.2f",
-            *(len(last), loss, results["bleu"]),
+            *(len(last), measured["validation_loss"], results["bleu"]),
         )
 
     def _flops_per_token(self) -> float:
@@ -368,9 +391,8 @@ def evaluate(
         if averaged
         else run_checkpoint(folder, checkpoint).arrays("model")
     )
-    loss = run.validation_loss(run.validation.evaluation_batches())
-    results = run.translate("test set")
-    return {"validation_loss": loss, "bleu": results["bleu"], "signature": results["signature"]}
+    measured, results = run.measure_loss(), run.translate("test set")
+    return {**measured, "bleu": results["bleu"], "signature": results["signature"]}
 
 
 def train(settings: TranslationSettings, folder: Path, resuming: bool, device: str) -> Outcome:

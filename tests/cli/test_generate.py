@@ -89,6 +89,21 @@ def test_a_run_a_checkpoint_and_published_weights_write_the_same(
     assert capsys.readouterr().out != text + "\n"  # its weights are 0
 
 
+def test_an_empty_prompt_begins_a_document(
+    run: Path, model: GPT2, tokenizer: Tokenizer, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    ids = generate_batch(
+        model, [[tokenizer.end_of_text]], 12, temperature=0.8, top_p=0.95,
+        stop_tokens=tokenizer.end_tokens,
+    )  # fmt: skip
+    assert main(["export", str(run), str(tmp_path / "exported")]) == 0
+    for folder in (run, tmp_path / "exported"):
+        capsys.readouterr()
+        assert program([str(folder), "", *OPTIONS]) == 0
+        assert capsys.readouterr().out == tokenizer.decode(ids[0]) + "\n"
+
+
 def test_a_merged_file_writes_as_its_run(
     run: Path, model: GPT2, tokenizer: Tokenizer, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
@@ -253,7 +268,6 @@ def test_a_stop_text_ends_the_output(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([""], "the prompt is empty, expected some text"),
         (["xyz" * 20], "the prompt has 60 tokens .* expected at most 16"),
         (["a", "--temperature", "-1"], r"--temperature: got -1\.0, expected a finite"),
         (["a", "--top-p", "2"], r"--top-p: got 2\.0, expected above 0 and at most 1"),

@@ -2,15 +2,24 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tensorgrad import backend
 from tensorgrad.cli import COMMANDS, main
+from tensorgrad.parallel import Mesh
+from tensorgrad.parallel.merge import merge
 from tensorgrad.train import gpt2
+from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.log import read_metrics
+from tensorgrad.weights import load_arrays
+from tests.parallel.test_checkpoint import save_on
 from tests.ranks import run_ranks
 
 TINY = "--layers 1 --heads 2 --width 16 --context 16 --vocab 300 --batch 4 --no-plot --device cpu"
@@ -114,8 +123,100 @@ def test_a_run_may_start_from_the_weights_of_another(
     capsys.readouterr()
     assert main(["evaluate", str(tuned), "--checkpoint", "last", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["tokens"] > 0
+    last = metrics(tuned)[-1]
+    assert found["tokens"] == last["final_validation_tokens"] > last["validation_tokens"] > 0
+    assert found["validation_loss"] == last["final_validation_loss"] != last["validation_loss"]
     assert found["perplexity"] == pytest.approx(np.exp(found["validation_loss"]))
+
+
+def outputs(model: Path, capsys: pytest.CaptureFixture[str], *data: str) -> Any:
+    """Return the loss, a text and the exported weights of a model."""
+    capsys.readouterr()
+    assert main(["evaluate", str(model), "--device", "cpu", "--json", *data]) == 0
+    loss = capsys.readouterr().out
+    assert main(["generate", str(model), "", "--device", "cpu", "--max-new-tokens", "5"]) == 0
+    text = capsys.readouterr().out
+    exported = model.parent / f"exported {model.name}"
+    assert main(["export", str(model), str(exported)]) == 0
+    arrays = load_arrays(exported / "model.safetensors")
+    return loss, text, {name: array.tobytes() for name, array in arrays.items()}
+
+
+def test_one_process_takes_the_checkpoints_of_ranks(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, parts = tmp_path / "run", tmp_path / "parts"
+    assert main(["train", *options]) == 0
+    shutil.copytree(run, parts, ignore=shutil.ignore_patterns("checkpoints"))
+    (last,) = list_checkpoints(run / "checkpoints")
+    found = load_checkpoint(last)
+    full = {
+        f"{group}/{name}": array
+        for group in ("model", "optimizer")
+        for name, array in found.arrays(group).items()
+    }
+    save_on(Mesh(2, 2, 2), True, full, parts / "checkpoints", found.step, found.state)
+    assert len(list((parts / "checkpoints" / last.name).glob("rank-*"))) == 8
+    assert outputs(parts, capsys) == outputs(run, capsys)
+    assert outputs(parts / "checkpoints" / last.name, capsys) == outputs(run, capsys)
+    merged, data = parts / "merged.safetensors", ["--data", options[1], "--batch", "4"]
+    merge(load_checkpoint(parts / "checkpoints" / last.name), merged)
+    assert outputs(merged, capsys, *data) == outputs(run, capsys, *data)
+    fine = ["--steps", "2", "--no-plot", "--device", "cpu", "--sample", "0", *options[:4]]
+    for folder in (run, parts):
+        assert main(["train", "--resume", str(folder), "--steps", "6"]) == 0
+        tuned = str(tmp_path / f"tuned {folder.name}")
+        assert main(["train", "--init-from", str(folder), *fine, "--out", tuned]) == 0
+    assert metrics(parts) == metrics(run)
+    assert metrics(tmp_path / "tuned parts") == metrics(tmp_path / "tuned run")
+
+
+def test_an_exported_folder_is_a_model_and_no_run(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    run, folder, data = (
+        tmp_path / "run",
+        tmp_path / "exported run",
+        ["--data", options[1], "--batch", "4"],
+    )
+    assert main(["train", *options]) == 0
+    expected = outputs(run, capsys, *data)
+    assert outputs(folder, capsys, *data) == expected
+    for arguments, message in (
+        (["evaluate", str(folder)], "is not a run, expected the text to evaluate it on"),
+        (["report", str(folder)], "has a published model, expected the folder of a run"),
+        (["compare", str(folder), str(run)], "has a published model, expected the folder of a run"),
+        (["profile", str(folder)], "it has the sizes of a published model, expected the settings"),
+        (["train", "--resume", str(folder)], "--init-from trains such a model"),
+        (["classify", str(folder), "a"], "it has the sizes of a published model"),
+        (["translate", str(folder), "a"], "checkpoints has no checkpoint"),
+        (["evaluate", "a/model", *data], "is downloaded only with --download"),
+        (
+            ["train", "--init-from", "a/model", "--out", str(tmp_path / "x")],
+            "is downloaded only with --download",
+        ),
+        (["export", "a/model", "out"], "is downloaded only with --download"),
+    ):
+        caplog.clear()
+        assert main(arguments) == 1, arguments
+        assert message in caplog.text
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        asked.append((name, options["revision"]))
+        return str(folder)
+
+    asked: list[Any] = []
+    hub = SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    capsys.readouterr()
+    assert main(["evaluate", "a/model", *data, "--json", "--download"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(expected[0])
+    fine = ["--init-from", "a/model", "--download", "--revision", "v1", "--steps", "1"]
+    rest = ["--no-plot", "--device", "cpu", "--sample", "0", *options[:4]]
+    assert main(["train", *fine, *rest, "--out", str(tmp_path / "tuned")]) == 0
+    assert main(["export", "a/model", str(tmp_path / "again"), "--download"]) == 0
+    assert asked == [("a/model", None), ("a/model", "v1"), ("a/model", None)]
 
 
 def test_weights_have_their_own_sizes(options: list[str], caplog: pytest.LogCaptureFixture) -> None:

@@ -99,6 +99,7 @@ def test_a_data_set_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         return FakeData(idx=[7, 8], sentence=[" a ", "b"], label=labels)
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
+    monkeypatch.setattr("tensorgrad.data.rows._reaches_hub", lambda: True)
     found = read_labelled("hf:glue:sst2", "train")
     assert (found.texts, found.labels.tolist()) == (["a", "b"], [1, 0])
     assert asked == [("glue", "sst2", "train")]

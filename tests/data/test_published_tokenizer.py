@@ -35,6 +35,24 @@ def byte_level() -> tokenizers.Tokenizer:
     return trained(inner, initial_alphabet=alphabet, special_tokens=SPECIAL)
 
 
+def gpt2_words(prefix: bool) -> tokenizers.Tokenizer:
+    """As GPT-2, perhaps with a space before a text."""
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return trained(inner, initial_alphabet=alphabet, special_tokens=SPECIAL)
+
+
+def metaspace(scheme: str) -> tokenizers.Tokenizer:
+    """As SentencePiece in newer files."""
+    inner = sentence_piece()
+    inner.normalizer = normalizers.Sequence([])
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    inner.decoder = decoders.Metaspace(prepend_scheme=scheme, split=False)
+    return inner
+
+
 def sentence_piece() -> tokenizers.Tokenizer:
     """As Llama 2 and Mistral: spaces are characters, unknown ones are bytes."""
     inner = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
@@ -97,9 +115,12 @@ def test_a_text_comes_back_token_by_token(
     text = "the hats\n of Größe 12 世界 and ok: \u00e9\U0001f600"
     ids = tokenizer.encode(text)
     assert ids[0] == tokenizer._ids["<s>"]
-    assert tokenizer.decode(ids[1:]).removeprefix(" ") == text
-    stream = TextStream(tokenizer)
-    assert "".join([*map(stream.add, ids[1:]), stream.rest()]).removeprefix(" ") == text
+    assert tokenizer.decode(ids[1:]) == text
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    for begins in (True, False):
+        stream = TextStream(tokenizer, begins=begins)
+        blank = "" if begins or make is byte_level else " "  # continues the text before it
+        assert "".join([*map(stream.add, ids), stream.rest()]) == blank + text
     ends = {tokenizer._ids[name] for name in ("</s>", "<|im_end|>")}
     assert set(tokenizer.end_tokens) == ends
     assert tokenizer.encode("</s>")[-1] in ends  # special tokens in a text are found
@@ -107,6 +128,41 @@ def test_a_text_comes_back_token_by_token(
         tokenizer.encode(3)  # type: ignore[arg-type]
     with pytest.raises(DataError, match="cannot be encoded"):
         tokenizer.encode("\ud800")
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "prefix", "begins_with_space"),
+    [
+        (lambda: gpt2_words(False), "GPT2TokenizerFast", True, True),
+        (lambda: gpt2_words(True), "GPT2Tokenizer", False, False),
+        (lambda: gpt2_words(True), "GPT2Tokenizer", None, False),
+        (lambda: gpt2_words(True), "PreTrainedTokenizerFast", False, True),
+        (lambda: gpt2_words(False), "", True, True),
+        (byte_level, "Qwen2Tokenizer", True, True),
+        (sentence_piece, "LlamaTokenizer", None, True),
+        (sentence_piece, "LlamaTokenizerFast", False, False),
+        (sentence_piece, "PreTrainedTokenizerFast", False, True),
+        (lambda: metaspace("never"), "LlamaTokenizer", True, True),
+        (lambda: metaspace("always"), "LlamaTokenizer", False, False),
+    ],
+)
+def test_the_settings_say_whether_a_text_begins_with_a_space(
+    make: Callable[[], tokenizers.Tokenizer],
+    kind: str,
+    prefix: bool | None,
+    begins_with_space: bool,
+    tmp_path: Path,
+) -> None:
+    settings = {"tokenizer_class": kind, "add_prefix_space": prefix}
+    settings = {key: value for key, value in settings.items() if value not in (None, "")}
+    write(tmp_path, make(), **{"tokenizer_config.json": json.dumps(settings)})
+    tokenizer = PublishedTokenizer.load(tmp_path)
+    ids = [token for token in tokenizer.encode("the cat") if token not in tokenizer.special_ids]
+    assert tokenizer.decode_bytes(ids) == b" " * begins_with_space + b"the cat"
+    byte_level_kind = make not in (sentence_piece,) and tokenizer.blanks == 0
+    assert tokenizer.decode(ids) == (" " * (begins_with_space and byte_level_kind) + "the cat")
+    tokenizer.save(tmp_path / "saved")
+    assert PublishedTokenizer.load(tmp_path / "saved").encode("the cat")[-len(ids) :] == ids
 
 
 @KINDS
@@ -130,6 +186,25 @@ def test_a_tokenizer_of_ours_gets_the_settings_that_others_need(tmp_path: Path) 
     assert found.encode(TEXT[0]) == own.encode(TEXT[0])
     assert found.end_tokens == own.end_tokens == (own.end_of_text,)
     assert Tokenizer.load(tmp_path / "tokenizer.json").digest == own.digest
+
+
+def test_a_document_begins_with_the_token_that_settings_name(tmp_path: Path) -> None:
+    inner = byte_level()
+    inner.post_processor = None
+    ids = {name: inner.token_to_id(name) for name in SPECIAL}
+    for settings, start in (
+        ({"bos_token": "<s>", "eos_token": "</s>"}, ids["<s>"]),
+        ({"bos_token": None, "eos_token": "</s>"}, ids["</s>"]),
+        ({}, None),
+    ):
+        more = {"tokenizer_config.json": json.dumps(settings), "generation_config.json": "{}"}
+        found = PublishedTokenizer.load(write(tmp_path, inner, **more))
+        assert found.start_token == start
+        if start is not None:
+            assert found.encode_prompt("") == [start]
+    assert found.encode_prompt("the") == found.encode("the")
+    with pytest.raises(DataError, match="text is empty and the tokenizer names no token that beg"):
+        found.encode_prompt("")
 
 
 def test_a_conversation_has_the_form_of_the_template(tmp_path: Path) -> None:

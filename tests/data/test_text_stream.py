@@ -25,6 +25,15 @@ def test_no_character_is_cut(tokenizer: Tokenizer, text: str) -> None:
     assert "\ufffd" not in "".join(found) or "\ufffd" in text
 
 
+def test_special_tokens_are_no_text_but_may_be_a_stop(tokenizer: Tokenizer) -> None:
+    end = tokenizer.end_of_text
+    ids = [*tokenizer.encode("so"), end, *tokenizer.encode("me")]
+    assert "".join(parts(TextStream(tokenizer), ids)) == "some"
+    assert "".join(parts(TextStream(tokenizer, ["<|endoftext|>"]), ids)) == "so"
+    assert tokenizer.decode(ids) == "so<|endoftext|>me"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "some"
+
+
 def test_a_character_appears_with_its_last_byte(tokenizer: Tokenizer) -> None:
     found = parts(TextStream(tokenizer), tokenizer.encode_bytes("a€b".encode()))
     assert found == ["a", "", "", "€", "b", ""]

@@ -195,16 +195,26 @@ def test_only_two_batches_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @given(size=st.integers(2, 300), context=CONTEXTS, batch=st.integers(1, 5))
-def test_evaluation_covers_each_window_once_in_order(size: int, context: int, batch: int) -> None:
+def test_evaluation_predicts_each_token_once_in_order(size: int, context: int, batch: int) -> None:
     assume(size > context)
-    batches = list(TokenLoader(counting(size), batch, context).evaluation_batches())
-    x = np.concatenate([x for x, _ in batches])
-    assert x.ravel().tolist() == list(range((size - 1) // context * context))
-    assert all(np.array_equal(x + 1, y) for x, y in batches)
+    loader = TokenLoader(counting(size), batch, context)
+    batches = list(loader.evaluation_batches())
+    x, y = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+    counted = y != -100
+    assert y[counted].tolist() == list(range(1, size))
+    assert np.array_equal(x[counted] + 1, y[counted])
+    assert counted[:-1].all()
     assert all(len(x) == batch for x, _ in batches[:-1])
-    limited = list(TokenLoader(counting(size), batch, context).evaluation_batches(2))
+    limited = list(loader.evaluation_batches(2))
     assert len(limited) == min(2, len(batches))
-    assert all(equal(one, other) for one, other in zip(limited, batches, strict=False))
+    if len(limited) == len(batches):
+        assert all(map(equal, limited, batches))
+    numbers, rest = np.divmod(np.concatenate([x for x, _ in limited])[:, 0], context)
+    assert not rest.any()  # they are windows of all
+    assert np.ptp(np.diff(numbers)) <= 1 if len(numbers) > 2 else True  # evenly spread
+    most = len(x) / len(numbers) / 2
+    assert numbers[0] <= most
+    assert len(x) - 1 - numbers[-1] <= most
 
 
 @given(size=st.integers(9, 400), limit=st.none() | st.integers(1, 5))

@@ -15,7 +15,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorgrad.data import END_OF_TEXT, Tokenizer, documents
+from tensorgrad.data import END_OF_TEXT, PublishedTokenizer, Tokenizer, documents, prepare
 from tensorgrad.data import tokenizer as module
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
 from tests.disk import full_disk
@@ -219,6 +219,42 @@ def test_a_saved_tokenizer_is_loaded(tokenizer: Tokenizer, tmp_path: Path) -> No
     assert theirs.decode(tokenizer.encode(TEXT)) == TEXT
 
 
+DIGITS = r"'(?i:s|t)|\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+"
+
+
+def test_words_follow_a_pattern_which_is_saved(tmp_path: Path) -> None:
+    texts = ["in 1234567 words 1234567, that isn't\n\n  so\n"] * 50
+    tokenizer = Tokenizer.train(texts, 320, pattern=DIGITS)
+    tokens = [tokenizer.decode([token]) for token in tokenizer.encode("1234567 words")]
+    assert tokens == ["123", "456", "7", " ", "words"]
+    assert Tokenizer.train(texts, 320).pattern is None
+    tokenizer.save(tmp_path / "tokenizer.json")
+    again = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert (again.pattern, again.digest) == (DIGITS, tokenizer.digest)
+    assert again.encode_batch(texts) == tokenizer.encode_batch(texts)
+    assert PublishedTokenizer.of(again).encode(texts[0]) == tokenizer.encode(texts[0])
+    with pytest.raises(DataError, match="half of a surrogate pair"):
+        tokenizer.encode("\ud800")
+
+
+@given(text=st.text(st.sampled_from("ab1 \n\rä世\u3000'.")))
+def test_text_comes_back_whatever_the_pattern(digits: Tokenizer, text: str) -> None:
+    assert digits.decode(digits.encode(text)) == text
+
+
+@pytest.fixture(scope="module")
+def digits() -> Tokenizer:
+    return Tokenizer.train(["a1 b22 ä333"], 270, pattern=r"\p{N}+")  # the rest is between matches
+
+
+@pytest.mark.parametrize("pattern", ["(a", "", r"\p{Nothing}", 3])
+def test_a_pattern_that_is_no_regular_expression_is_an_error(pattern: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"pattern .*expression"):
+        Tokenizer.train(["text"], 300, pattern=pattern)
+    with pytest.raises(ArgumentError, match=r"pattern .*expression"):
+        prepare("no-such-file", "cache", pattern=pattern)
+
+
 def test_a_full_disk_keeps_the_saved_tokenizer(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text("old")
@@ -314,6 +350,17 @@ def published(tokenizer: Tokenizer, tmp_path: Path) -> tuple[Path, Path]:
     return vocab, merges
 
 
+def test_the_tokenizer_of_a_folder_is_found_in_one_way(
+    tokenizer: Tokenizer, published: tuple[Path, Path]
+) -> None:
+    folder = published[0].parent
+    (folder / "merges.txt").write_bytes(gzip.decompress(published[1].read_bytes()))
+    for expected in (tokenizer, Tokenizer.train([TEXT], 260)):
+        assert Tokenizer.load(folder).encode(TEXT) == expected.encode(TEXT)
+        assert PublishedTokenizer.load(folder).encode(TEXT) == expected.encode(TEXT)
+        Tokenizer.train([TEXT], 260).save(folder / "tokenizer.json")
+
+
 def test_gpt2_files_are_read(tokenizer: Tokenizer, published: tuple[Path, Path]) -> None:
     loaded = Tokenizer.from_gpt2(*published)
     assert loaded.encode(TEXT) == tokenizer.encode(TEXT)
@@ -403,7 +450,7 @@ def test_merges_that_were_cut_short_are_noticed(published: tuple[Path, Path]) ->
 
 
 def test_a_vocabulary_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
-    bomb = gzip.compress(bytes(1 << 24), 1)
+    bomb = gzip.compress(b" " * (1 << 24), 1)
     (tmp_path / "vocab.json.gz").write_bytes(bomb * 8)
     with pytest.raises(DataError, match=r"vocab\.json\.gz has more than 67,108,864 characters"):
         Tokenizer.from_gpt2(tmp_path / "vocab.json.gz", tmp_path / "none")

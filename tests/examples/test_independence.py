@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from tests.source_tree import examples, imports
 
-# Benchmarks share what times them; nothing else is imported from another example.
+# Benchmarks share what times them, and the packages of the courses are packages; nothing else is
+# imported from another example.
 SHARED = "examples.bench"
+PACKAGES = ("examples.courses.minitorch", "examples.courses.cs336", "examples.courses.project")
 
 
 def test_no_example_imports_another() -> None:
@@ -16,6 +18,15 @@ def test_no_example_imports_another() -> None:
         # `from train_gpt2 import ...` finds the script beside the one that runs
         if found.name.split(".")[0] in {"examples", *stems}
         and not (source.module.startswith(SHARED) and found.name.startswith(f"{SHARED}."))
+        and not _of_its_package(source.module, found.name)
     ]
     assert len(names) > 8
     assert wrong == []
+
+
+def _of_its_package(module: str, imported: str) -> bool:
+    """Whether both are of one course: its packages are on the path under their own names."""
+    return module.startswith(PACKAGES) and imported.split(".")[0] in (
+        module.split(".")[2],
+        "minitorch",  # which the course's projects import
+    )

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,14 @@ import pytest
 
 from examples import train_gpt2
 from tensorgrad import backend
+from tensorgrad.cli import main
 from tensorgrad.data import Tokenizer
 from tensorgrad.files import locked
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.report.page import page
+from tensorgrad.report.result import result_of
+from tensorgrad.report.run import read_run
 from tensorgrad.train import checkpoint, command_line, gpt2
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.log import read_metrics, read_samples
@@ -90,6 +95,21 @@ def test_a_run_leaves_what_it_promises(
     assert json.loads((folder / "environment.json").read_text())["device"] == "cpu"
 
 
+def test_a_last_validation_that_is_not_finite_is_said(
+    options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = [*options, "--steps", "1", "--warmup", "0", "--lr", "1e20"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of overflow
+        message = fails(broken, caplog)
+    assert "the validation loss after the last step, 1, is not finite; the lowest was " in message
+    run = read_run(tmp_path / "run")
+    result = result_of(run)
+    assert (result.is_broken, result.best_step, result.status) == (True, 0, "finished: 1 steps")
+    assert "final_validation_loss" not in result.values
+    assert "the last validation loss is not finite" in page(run)
+
+
 def test_samples_are_kept_and_change_nothing(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +172,52 @@ def test_what_contradicts_the_run_is_refused(
     text.write_text(text.read_text() * 2)
     assert "is of another" in fails(["--resume", folder], caplog)
     assert parameters_at(folder, 4) == before
+
+
+def test_a_run_resumes_with_its_text_elsewhere_and_from_another_folder(
+    options: list[str],
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    assert main(["prepare", "text.txt", "tok", "--vocab", "300", "--cache", "cache"]) == 0
+    given = [*options[options.index("--cache") :], "--tokenizer", "tok/tokenizer.json"]
+    given.remove("--vocab")
+    given.remove("300")
+    assert train_gpt2.main([*given, "--data", "text.txt", "--stop-after", "2"]) == 0
+    assert json.loads((folder / "config.json").read_text())["data"] == str(text)
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    resume = ["--resume", str(folder), "--stop-after", "1"]
+    assert train_gpt2.main(resume) == 0
+    text.rename("moved.txt")
+    (tmp_path / "tok").rename("tok")
+    message = fails(resume, caplog)
+    assert f"--data: {text} does not exist" in message
+    assert "name its new place with --data" in message
+    assert train_gpt2.main([*resume, "--data", "moved.txt"]) == 0
+    assert train_gpt2.main([*resume, "--data", "tok", "--tokenizer", "tok/tokenizer.json"]) == 0
+    (tmp_path / "new" / "other.txt").write_text("Another text.\n" * 900)
+    before = (folder / "config.json").read_bytes()
+    assert "is of another data: corpus is" in fails([*resume, "--data", "other.txt"], caplog)
+    assert main(["prepare", "other.txt", "other", "--vocab", "290"]) == 0
+    other = ["--data", "other.txt", "--tokenizer", "other/tokenizer.json"]
+    assert "is of another" in fails([*resume, *other], caplog)
+    assert (folder / "config.json").read_bytes() == before
+
+
+def test_sizes_are_checked_before_a_text_is_read(
+    options: list[str], text: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text.write_bytes(b"\xff")
+    for wrong, message in (
+        (["--heads", "3"], "width is 16, expected a multiple of heads, 3"),
+        (["--micro-batches", "3"], "micro_batches is 3"),
+    ):
+        assert message in fails([*options, *wrong], caplog)
 
 
 def test_what_changed_between_stop_and_resume_is_noticed(

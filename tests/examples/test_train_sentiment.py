@@ -282,8 +282,13 @@ def test_what_contradicts_the_run_is_refused(
         (data / f"{part}.tsv").write_bytes(before + b"1\tfine\n")
         assert "is of another data" in fails(["--resume", folder], caplog)
         (data / f"{part}.tsv").write_bytes(before)
+    data.rename(tmp_path / "moved")
+    assert f"--data: {data} does not exist" in fails(["--resume", folder], caplog)
+    moved = ["--data", str(tmp_path / "moved"), "--stop-after", "1"]
+    assert train_sentiment.main(["--resume", folder, *moved]) == 0
+    (tmp_path / "moved").rename(data)
     config = tmp_path / "run" / "config.json"
-    saved = config.read_text()
+    saved = config.read_text().replace(str(tmp_path / "moved"), str(data))
     config.write_text(saved.replace('"clip": 1.0', '"clip": 2.0'))
     assert "--clip is 1.0 there, got 2.0" in fails(["--resume", folder], caplog)
     config.write_text(saved)

@@ -22,7 +22,7 @@ from tensorgrad.report import read_run
 from tensorgrad.report.result import result_of
 from tensorgrad.train import checkpoint, command_line, loop, translation
 from tensorgrad.train.log import read_metrics
-from tensorgrad.train.translation import TranslationSettings
+from tensorgrad.train.translation import Bleu, TranslationSettings
 from tests.processes import closed_streams, unread_output
 from tests.source_tree import ROOT
 
@@ -357,6 +357,47 @@ def test_other_data_is_refused(
     assert "came to step 1 but has no checkpoint" in caplog.records[-1].getMessage()
     assert train_translation.main(options) == 1
     assert "holds a run, expected a new folder" in caplog.records[-1].getMessage()
+
+
+def test_a_run_resumes_with_its_pairs_elsewhere(
+    options: list[str], folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_translation.main([*options, "--stop-after", "1"])
+    folder.rename(tmp_path / "moved")
+    resume = ["--resume", str(tmp_path / "run"), "--stop-after", "1"]
+    assert train_translation.main(resume) == 1
+    assert f"--data: {folder} does not exist" in caplog.records[-1].getMessage()
+    assert train_translation.main([*resume, "--data", str(tmp_path / "moved")]) == 0
+
+
+def test_sizes_are_checked_before_pairs_are_read(
+    options: list[str], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(folder)
+    for wrong, message in (
+        (["--heads", "3"], "width"),
+        (["--batch", "40"], "--batch: got 40 tokens, expected --context, 48, or more"),
+    ):
+        assert train_translation.main([*options, *wrong]) == 1
+        assert message in caplog.records[-1].getMessage()
+
+
+@pytest.mark.parametrize(
+    ("language", "tokenization"),
+    [("en", "13a"), ("zh", "zh"), ("zh_CN", "zh"), ("cmn", "zh"), ("ja", "ja-mecab"), ("ko", "ko")],
+)
+def test_bleu_splits_words_as_the_language_does(
+    language: str, tokenization: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bleu = Bleu(False, language)
+    reference, text = "今天天气很好我们去公园。", "今天天气不好我们去公园。"
+    found = bleu([text], [reference])
+    if "compares characters" in caplog.text:  # MeCab is not installed
+        assert f"sacrebleu[{language[:2]}]" in caplog.text
+        assert tokenization in ("ja-mecab", "ko")
+        tokenization = "char"
+    assert f"tok:{tokenization}" in found["signature"]
+    assert language == "en" or found["bleu"] > 50
 
 
 def test_a_run_with_other_batches_is_refused(

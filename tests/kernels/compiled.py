@@ -11,9 +11,5 @@ from tensorgrad.kernels import loader
 
 def compile_all(kernels: Iterable[tuple[str, str]]) -> None:
     """Make (file, kernel) pairs ready on the current GPU."""
-    pairs = list(kernels)
-    target = loader._gpu_target()
     with ThreadPoolExecutor(backend.threads()) as pool:  # NVRTC releases the GIL and is parallel
-        binaries = list(pool.map(lambda pair: loader._binary(pair[0], pair[1], target), pairs))
-    for (file, kernel), binary in zip(pairs, binaries, strict=True):
-        loader._load(file, kernel, binary)
+        list(pool.map(lambda pair: loader.load(*pair), kernels))

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tensorgrad as tg
 from tensorgrad import backend
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels import compile as check
 from tensorgrad.kernels import loader
 from tests.kernels.compiled import compile_all
+from tests.source_tree import ROOT
 
 SCALE = """// options: -fmad=false
 // where: TYPE = float | double
@@ -59,9 +61,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(loader, "FOLDER", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(loader, "_kernels", {})
-    loader._read.cache_clear()
+    for cached in (loader._read, loader._cache_folder):
+        cached.cache_clear()
     yield tmp_path
-    loader._read.cache_clear()
+    for cached in (loader._read, loader._cache_folder):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def cache(folder: Path) -> Path:
+    """Return the folder of the disk cache."""
+    cache = loader._cache_folder()
+    assert cache == folder / "cache" / "tensorgrad" / "kernels"
+    return cache
 
 
 def test_includes_are_inlined_once_with_their_lines(folder: Path) -> None:
@@ -98,6 +110,17 @@ def test_every_kernel_file_lists_templates_that_it_has() -> None:
             assert kernel.split("<")[0] in templates, f"{file.name} has no {kernel}"
 
 
+def test_the_chapter_counts_the_instantiations() -> None:
+    sources = [loader.read(file) for file in sorted(loader.FOLDER.rglob("*.cu"))]
+    counts = [
+        sum(len(source.kernels) for source in sources if source.arch in (None, arch))
+        for arch in ("sm_90a", "sm_80")
+    ]
+    chapter = (ROOT / "docs/chapters/kernels.md").read_text()
+    expected = "There are {:,} instantiations for sm_90a and {:,} for sm_80.".format(*counts)
+    assert expected in chapter
+
+
 def test_a_missing_file_is_named(folder: Path) -> None:
     (folder / "bad.cu").write_text('#include "other.cuh"\n')
     with pytest.raises(KernelError, match=r"got file 'other\.cuh', expected one in"):
@@ -117,8 +140,8 @@ def test_a_file_for_another_gpu(folder: Path) -> None:
         loader._binary("hopper.cu", "f", "sm_80")
 
 
-def test_the_disk_cache_survives_damage(folder: Path) -> None:
-    path = folder / "cache" / "entry"
+def test_the_disk_cache_survives_damage(cache: Path) -> None:
+    path = cache / "entry"
     loader._write_cache(path, "_Z5scale", b"machine\ncode")
     found = loader._read_cache(path, "scale")
     assert found == loader.Binary(b"machine\ncode", {"scale": "_Z5scale"}, "")
@@ -129,8 +152,8 @@ def test_the_disk_cache_survives_damage(folder: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_threads_may_write_one_entry_at_once(folder: Path) -> None:
-    path = folder / "cache" / "entry"
+def test_threads_may_write_one_entry_at_once(cache: Path) -> None:
+    path = cache / "entry"
 
     def write_and_read(_: int) -> loader.Binary | None:
         loader._write_cache(path, "symbol", b"code" * 2000)
@@ -142,43 +165,45 @@ def test_threads_may_write_one_entry_at_once(folder: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_disk_cache_is_of_its_owner_alone(folder: Path) -> None:
-    path = folder / "cache" / "entry"
-    path.parent.mkdir(mode=0o755)
-    path.parent.chmod(0o777)  # made with an umask of 0, by an earlier version
-    loader._write_cache(path, "symbol", b"code")
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+def test_the_disk_cache_is_private(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    loader._write_cache(cache / "entry", "symbol", b"code")
+    loader._cache_folder.cache_clear()
+    assert loader._cache_folder() == cache
+    assert loader._read_cache(cache / "entry", "f") is not None
+    assert not caplog.text
 
 
-@pytest.mark.parametrize("open_to_others", ["folder", "file", "link"])
-def test_code_that_others_can_write_is_not_loaded(
-    folder: Path, open_to_others: str, caplog: pytest.LogCaptureFixture
+def test_a_cache_that_others_could_write_is_emptied(
+    cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = folder / "cache" / "entry"
-    loader._write_cache(path, "symbol", b"code")
-    assert loader._read_cache(path, "f") is not None
-    if open_to_others == "link":
-        path.rename(folder / "elsewhere")
-        path.symlink_to(folder / "elsewhere")
-    else:
-        (path if open_to_others == "file" else path.parent).chmod(0o777)
-    assert loader._read_cache(path, "f") is None
-    assert ("can be written by others: not used" in caplog.text) == (open_to_others != "link")
+    loader._write_cache(cache / "entry", "symbol", b"code")
+    (cache / "link").symlink_to(cache / "entry")
+    cache.chmod(0o777)
+    loader._cache_folder.cache_clear()
+    assert loader._cache_folder() == cache
+    assert list(cache.iterdir()) == []
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert "closed and emptied" in caplog.text
 
 
-def test_code_of_another_user_is_not_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = folder / "cache" / "entry"
-    loader._write_cache(path, "symbol", b"code")
-    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
-    assert loader._read_cache(path, "f") is None
-    loader._write_cache(path.with_name("other"), "symbol", b"code")
-    assert not path.with_name("other").exists()
+def test_the_cache_of_another_user_is_not_used(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: cache.stat().st_uid + 1)
+    loader._cache_folder.cache_clear()
+    assert loader._cache_folder() is None
+    assert "belongs to another user: not used" in caplog.text
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(folder: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_no_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "file").write_text("")
     loader._write_cache(folder / "file" / "entry", "symbol", b"code")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "file"))
+    loader._cache_folder.cache_clear()
+    assert loader._cache_folder() is None
 
 
 def test_without_a_home_kernels_are_compiled_and_not_kept(
@@ -361,7 +386,8 @@ def test_kernels_launch_and_are_kept(folder: Path) -> None:
     for n in (2, 3):
         y = cupy.zeros_like(x)
         kernel = loader.load("scale.cu", f"scale<float, {n}>")
-        kernel((1,), (64,), (y, x), 64 * 4)
+        assert type(kernel) is cupy.RawKernel
+        kernel((1,), (64,), (y, x), shared_mem=64 * 4)
         np.testing.assert_array_equal(cupy.asnumpy(y), np.arange(64) * n * n)
         assert loader.load("scale.cu", f"scale<float, {n}>") is kernel
 
@@ -372,7 +398,7 @@ def test_all_shared_memory_may_be_used(folder: Path) -> None:
     runtime = cupy.cuda.runtime
     limit = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, 0)
     x, y = cupy.ones(32, "float64"), cupy.zeros(32, "float64")
-    loader.load("scale.cu", "scale<double, 2>")((1,), (32,), (y, x), limit)
+    loader.load("scale.cu", "scale<double, 2>")((1,), (32,), (y, x), shared_mem=limit)
     assert float(y.sum()) == 32 * 4
 
 
@@ -382,3 +408,35 @@ def test_kernels_compile_together(folder: Path) -> None:
     compile_all([("scale.cu", kernel) for kernel in source.kernels])
     assert {kernel for _, kernel, _ in loader._kernels} == set(source.kernels)
     assert len(list((folder / "cache" / "tensorgrad" / "kernels").iterdir())) == 4
+
+
+@pytest.mark.gpu
+def test_edited_headers_are_compiled_again(folder: Path) -> None:
+    cupy = backend.cupy
+    x, found = cupy.ones(1, "float32"), []
+    for formula in ("n * n", "n + n + 1", "n * n"):
+        (folder / "factor.cuh").write_text(FACTOR.replace("n * n", formula))
+        loader._read.cache_clear()
+        loader._kernels.clear()
+        y = cupy.zeros_like(x)
+        loader.load("scale.cu", "scale<float, 3>")((1,), (1,), (y, x), shared_mem=8)
+        found.append(y.item())
+    assert found == [9, 7, 9]
+
+
+@pytest.mark.gpu
+def test_subnormal_numbers_are_kept(folder: Path) -> None:
+    cupy = backend.cupy
+    x, y = cupy.asarray(np.full(1, 1e-42, "float32")), cupy.zeros(1, "float32")
+    loader.load("scale.cu", "scale<float, 2>")((1,), (1,), (y, x), shared_mem=8)
+    assert y.item() == np.float32(1e-42) * np.float32(4) != 0
+    tiny = tg.tensor([1e-42], "float32", device="cuda")
+    assert (tiny * 0.5).item() == np.float32(1e-42) * np.float32(0.5) != 0
+
+
+@pytest.mark.gpu
+def test_the_library_launches_no_kernel_but_raw_ones() -> None:
+    x = tg.ones((4, 8), device="cuda", requires_grad=True)
+    tg.softmax(tg.tanh(x) + 1, axis=-1).sum().backward()
+    assert loader._kernels
+    assert {type(kernel) for kernel in loader._kernels.values()} == {backend.cupy.RawKernel}

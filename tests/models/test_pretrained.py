@@ -15,8 +15,10 @@ import pytest
 
 from tensorgrad import backend
 from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.models.architecture import PublishedSettings
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.models.pretrained import from_pretrained, save_pretrained
+from tensorgrad.models.pretrained import ARCHITECTURES as ARCHITECTURE_TYPES
+from tensorgrad.models.pretrained import from_pretrained, is_pretrained, save_pretrained
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import RopeScaling
 from tensorgrad.weights import load_arrays, save_arrays
@@ -326,6 +328,148 @@ def test_settings_that_are_not_supported_are_named(
     with pytest.raises(CheckpointError, match=message) as caught:
         from_pretrained(sharded)
     assert str(sharded) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (kind, {"is_causal": wrong}, f"is_causal is {wrong}, expected True")
+        for kind in ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+        for wrong in (False, None)
+    ]
+    + [
+        ("llama", {"attention_multiplier": 0.5}, r"attention_multiplier is 0\.5, expected no such"),
+        ("llama", {"per_layer_config": {"0": {}}}, "per_layer_config is .*, expected None or {}"),
+        ("llama", {"architectures": ["LlamaForTokenClassification"]}, "'LlamaModel' among them"),
+        ("llama", {"architectures": "LlamaModel"}, "expected a list of names"),
+        ("llama", {"sliding_window": 4}, "sliding_window is 4, expected None"),
+        ("llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is"),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2, "x": 1}}, "x is 1, expected no"),
+        ("llama", {"rope_parameters": {"full_attention": {}}}, "full_attention is {}, expected no"),
+        ("mistral", {"attention_bias": True}, "attention_bias is True, expected False"),
+        ("mistral", {"use_sliding_window": False, "mlp_bias": True}, "mlp_bias is True"),
+        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is"),
+        ("qwen2", {"use_mrope": True}, "use_mrope is True, expected False"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is"),
+        ("gpt2", {"hidden_size": 16}, "n_embd is 8, expected 16"),
+        ("gpt2", {"rope_theta": 10000.0}, r"rope_theta is 10000\.0, expected no such entry"),
+    ],
+)
+def test_entries_that_change_the_mathematics_are_refused(
+    folder: Path, sharded: Path, kind: str, values: dict[str, Any], message: str
+) -> None:
+    place = folder if kind == "gpt2" else sharded
+    change(place / "config.json", lambda found: found.update(architectures=None, model_type=kind))
+    change(place / "config.json", lambda found: found.update(values))
+    with pytest.raises(CheckpointError, match=message):
+        from_pretrained(place)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("gpt2", {"n_inner": 32, "n_ctx": 9, "reorder_and_upcast_attn": True, "num_labels": 3}),
+        ("gpt2", {"activation_function": "gelu_pytorch_tanh", "hidden_size": 8, "layers": None}),
+        ("gpt2", {"task_specific_params": {"text-generation": {"max_length": 50}}}),
+        ("llama", {"hidden_act": "swish", "architectures": ["LLaMAForCausalLM"], "dtype": "x"}),
+        ("llama", {"pretraining_tp": 2, "rope_interleaved": False, "is_llama_config": True}),
+        ("llama", {"rope_scaling": {"rope_theta": 10000, "factor": 3.0}, "rope_theta": 5.0}),
+        ("llama", {"layer_types": ["full_attention"] * 2, "attention_dropout": 0.5}),
+    ],
+)
+def test_entries_without_effect_are_accepted(
+    folder: Path, sharded: Path, kind: str, values: dict[str, Any]
+) -> None:
+    place = folder if kind == "gpt2" else sharded
+    expected = from_pretrained(place)(TOKENS).numpy()
+    change(place / "config.json", lambda found: found.update(values))
+    np.testing.assert_array_equal(from_pretrained(place)(TOKENS).numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "setting", "expected"),
+    [
+        ("mistral", {"sliding_window": None}, "window", None),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": None}, "window", None),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, "window", 4096),
+        ("mistral", {"num_key_value_heads": None}, "kv_heads", 4),
+        (
+            "llama",
+            {
+                "original_max_position_embeddings": 4,
+                "rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 1,
+                                 "high_freq_factor": 4, "original_max_position_embeddings": 8},
+            },
+            "rope_scaling", RopeScaling("llama3", 2, 1, 4, 4),
+        ),
+        (
+            "llama",
+            {
+                "rope_parameters": {"rope_type": "default"},
+                "rope_scaling": {"rope_type": "linear", "factor": 2},
+            },
+            "rope_scaling", RopeScaling("linear", 2),
+        ),
+    ],
+)  # fmt: skip
+def test_defaults_are_those_of_transformers(
+    kind: str, values: dict[str, Any], setting: str, expected: Any
+) -> None:
+    sizes = {
+        "vocab_size": 23, "max_position_embeddings": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "hidden_size": 16, "intermediate_size": 24,
+        "num_key_value_heads": 2,
+    }  # fmt: skip
+    (architecture,) = (each for each in ARCHITECTURE_TYPES if each.model_type == kind)
+    config = architecture.read(PublishedSettings({**sizes, **values}, "config.json"))
+    assert getattr(config, setting) == expected
+
+
+@pytest.mark.parametrize("wrap", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_names_of_wrapped_models_are_read(folder: Path, wrap: str) -> None:
+    def edit(arrays: dict[str, Any]) -> None:
+        for name in list(arrays):
+            inner = name.replace("h.1.", "h.1._orig_mod.")
+            arrays[wrap + inner] = arrays.pop(name)
+
+    expected = from_pretrained(folder)(TOKENS).numpy()
+    change(folder / "model.safetensors", edit)
+    np.testing.assert_array_equal(from_pretrained(folder)(TOKENS).numpy(), expected)
+    change(
+        folder / "model.safetensors",
+        lambda arrays: arrays.update({"transformer.wte.weight": np.ones((23, 8), np.float32)}),
+    )
+    with pytest.raises(CheckpointError, match=r"wte\.weight a second time"):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["pytorch_model.bin"], "has pytorch_model.bin, which may run any code, expected model"),
+        (
+            ["pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin"],
+            "has pytorch_model-00001-of-00002.bin, which may run any code.*transformers converts",
+        ),
+        (["consolidated.00.pth"], "has consolidated.00.pth, which may run any code"),
+        (["model.gguf"], r"has model\.gguf, expected model\.safetensors: transformers converts"),
+        (["model-00001-of-00002.safetensors"], "expected model.safetensors.index.json beside it"),
+    ],
+)
+def test_weights_in_another_format_are_named(folder: Path, names: list[str], message: str) -> None:
+    (folder / "model.safetensors").unlink()
+    for name in names:
+        (folder / name).write_bytes(b"PK")
+    assert is_pretrained(folder)
+    with pytest.raises(CheckpointError, match=message):
+        from_pretrained(folder)
+
+
+def test_a_loaded_model_has_no_dropout_until_it_trains(sharded: Path) -> None:
+    change(sharded / "config.json", lambda found: found.update(attention_dropout=0.5))
+    model = from_pretrained(sharded)
+    np.testing.assert_array_equal(model(TOKENS).numpy(), model(TOKENS).numpy())
+    assert not np.array_equal(model.train()(TOKENS).numpy(), model(TOKENS).numpy())
 
 
 def test_a_name_is_downloaded_only_when_asked(

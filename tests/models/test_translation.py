@@ -17,8 +17,9 @@ WORDS = {"eins": "one", "zwei": "two", "rot": "red", "blau": "blue"}
 
 def make(label_smoothing: float = 0.0, **options: Any) -> TranslationModel:
     random.seed(0)
-    sizes = {"context": 48, "layers": 1, "heads": 2, "kv_heads": 2, "width": 32, **options}
-    return TranslationModel(TranslationConfig(300, **sizes, label_smoothing=label_smoothing))
+    sizes: dict[str, Any] = {"context": 48, "layers": 1, "heads": 2, "kv_heads": 2, "width": 32}
+    sizes = {"vocab_size": 300, **sizes, **options}
+    return TranslationModel(TranslationConfig(**sizes, label_smoothing=label_smoothing))
 
 
 def batch() -> tuple[Any, Any]:
@@ -173,7 +174,30 @@ def test_it_translates(trained: tuple[TranslationModel, Tokenizer]) -> None:
         assert right >= 15, options
     lazily: Any = iter(examples(texts[:3]))
     assert len(generate(model, lazily, "de", "en", tokenizer, 48, "test")) == 3
-    assert generate(model, [], "de", "en", tokenizer, 48, "nothing") == []
+    assert generate(model, [], "de", "en", tokenizer, 48, None, "nothing") == []
+    one = generate(model, examples(texts[:1]), "de", "en", tokenizer, 48, "a backend", "one")
+    assert one == generate(model, examples(texts[:1]), "de", "en", tokenizer, 48, desc="one")
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_special_tokens_are_no_text(beams: int) -> None:
+    pairs = [(f"{a} {b}", f"{b} {a}") for a in WORDS for b in WORDS.values()]
+    tokenizer = train_tokenizer(pairs, 270, ("de", "en"))
+    model = make(vocab_size=tokenizer.vocab_size)
+    special = language_token(tokenizer, "en")
+    rows = model.tokens.weight.data
+    rows[:] = 0
+    rows[special] = 1  # the logit of `<|en|>` is the largest of all, or the smallest
+    shown = set()
+    assert model.norm.weight is not None
+    for sign in (1, -1):
+        model.norm.weight.data[:] = sign
+        (tokens,) = generate_batch(model, [[special]], 3, temperature=0.0)
+        shown.update(tokens)
+        (text,) = generate(model, examples(["rot"]), "de", "en", tokenizer, 16, beams=beams)
+        assert "<|" not in text
+    assert special in shown
+    assert tokenizer.decode([special, 70], skip_special_tokens=True) == tokenizer.decode([70])
 
 
 def test_long_and_empty_sources_are_cut_and_kept(
@@ -206,6 +230,7 @@ def test_bad_calls_are_named(trained: tuple[TranslationModel, Tokenizer]) -> Non
         generate(model, some, "de", "en", tokenizer, 48, "test", beams=1.5)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="model attends to later tokens, expected causal"):
         generate_batch(make(prefix=True), [[1, 2]], 3)
-    for options in ({"beams": 0}, {"beams": 4, "rows": 3}):
+    wrong_searches: list[dict[str, Any]] = [{"beams": 0}, {"beams": 4, "rows": 3}]
+    for options in wrong_searches:
         with pytest.raises(ArgumentError, match="expected 1 or more and as many rows"):
             generate(model, some, "de", "en", tokenizer, 48, "test", **options)

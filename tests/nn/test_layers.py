@@ -41,6 +41,7 @@ def test_norms_use_their_parameters() -> None:
     layers = (nn.LayerNorm(6, eps=0.1), tg.layer_norm), (nn.RMSNorm(6, eps=0.1), tg.rms_norm)
     for layer, op in layers:
         np.testing.assert_allclose(layer(x).numpy(), op(x, eps=0.1).numpy(), rtol=1e-6)
+        assert layer.weight is not None
         layer.weight.data[:] = 2
         np.testing.assert_allclose(layer(x).numpy(), 2 * op(x, eps=0.1).numpy(), rtol=1e-6)
 

@@ -223,6 +223,31 @@ def test_buffers_are_tensors_or_gone() -> None:
 
 
 @pytest.mark.parametrize(
+    "wrapped",
+    ["module.{}", "_orig_mod.{}", "module._orig_mod.{}", "_fsdp_wrapped_module._orig_mod.{}"],
+)
+def test_names_that_wrappers_of_pytorch_made_are_read(wrapped: str) -> None:
+    source, module = Inner(2), Inner(2)
+    source.weight.data += 3
+    state = {wrapped.format(name): tensor for name, tensor in source.state_dict().items()}
+    assert module.load_state_dict(state) == ([], [])
+    assert module.weight.tolist() == source.weight.tolist()
+    with pytest.raises(CheckpointError, match=rf"unexpected: {wrapped.format('weight')}"):
+        module.load_state_dict({**state, "weight": source.weight})
+
+
+def test_a_part_named_module_stays_in_names() -> None:
+    outer: Any = Inner(2)
+    outer.module = Inner(2)
+    state = {name: tensor.numpy() + 1 for name, tensor in outer.state_dict().items()}
+    assert {"weight", "module.weight"} <= state.keys()
+    outer.load_state_dict(state)
+    outer.load_state_dict({f"module._orig_mod.{name}": array for name, array in state.items()})
+    for name, tensor in outer.state_dict().items():
+        assert tensor.tolist() == state[name].tolist()
+
+
+@pytest.mark.parametrize(
     ("state", "message"),
     [
         (None, "state is a NoneType, expected arrays by name"),

@@ -26,7 +26,7 @@ def modern(width: int = 32) -> nn.TransformerBlock:
 
 def test_feed_forward() -> None:
     layer, x = nn.FeedForward(8), tensor(2, 3, 8)
-    expected = layer.down(tg.gelu(layer.up(x)))
+    expected = layer.down(tg.gelu(layer.up(x), "tanh"))
     np.testing.assert_array_equal(layer(x).numpy(), expected.numpy())
     assert layer.up.weight.shape == (32, 8)
     exact = nn.FeedForward(8, hidden=5, bias=False, approximate="none")
@@ -145,7 +145,9 @@ def test_a_layer_of_a_user_takes_part_without_the_protocol() -> None:
     branch = nn.FeedForward(4, hidden=4)
     branch.up = product
     y, given = tensor(2, 4), tensor(2, 4)
-    np.testing.assert_array_equal(branch(y, given).numpy(), branch.down(tg.gelu(y), given).numpy())
+    np.testing.assert_array_equal(
+        branch(y, given).numpy(), branch.down(tg.gelu(y, "tanh"), given).numpy()
+    )
 
 
 def test_parameters_of_the_gpt2_block() -> None:

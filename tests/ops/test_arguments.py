@@ -34,11 +34,11 @@ def put(value: Any) -> None:
         (lambda: anything.split(X, [0.5], 1), ArgumentError, r"split: indices_or_.* is \[0.5\], e"),
         (lambda: anything.roll(X, 1.5, 0), ArgumentError, "roll: shift is 1.5, expected integers"),
         (lambda: anything.roll(X, (1.5,)), ArgumentError, r"roll: shift is \(1.5,\), expected int"),
-        (lambda: anything.pad(X, 1, constant_values="a"), ArgumentError, "pad: constant_values is"),
+        (lambda: anything.pad(X, 1, constant_values="a"), DtypeError, "pad: constant_values is"),
         (lambda: tg.pad(np.zeros(2, np.int8), 1, "constant", 300), ArgumentError,
-         "pad: constant_values is 300, expected a number of int8"),
-        (lambda: tg.pad(np.zeros(2, int), 1, "constant", float("nan")), ArgumentError,
-         "pad: constant_values is nan, expected a number of int64"),
+         "pad: constant_values is 300, expected int8"),
+        (lambda: tg.pad(np.zeros(2, int), 1, "constant", float("nan")), DtypeError,
+         "pad: constant_values has dtype float64, expected integers for int64"),
         (lambda: anything.topk(X, 1.5), ArgumentError, "topk: k is 1.5, expected an integer"),
         (lambda: anything.var(X, 0, "a"), ArgumentError, "var: ddof is 'a', expected a number"),
         (lambda: anything.norm(X, ord=[1]), ArgumentError, r"norm: ord is \[1\], expected 1, 2"),
@@ -72,6 +72,58 @@ def test_what_has_a_wrong_kind_is_named(
 ) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        *((lambda n=name: getattr(tg, n)(2, 3), rf"{name}: dtype is 3, .* such as shape=\(2, 3\)")
+          for name in ("ones", "zeros", "empty")),
+        (lambda: anything.full(2, 3, 1.0), r"full: dtype is 1.0, .* such as shape=\(2, 3\)"),
+        *((lambda n=name: getattr(tg.random, n)(2, 3), rf"{name}: dtype is 3, .*size=\(2, 3\)")
+          for name in ("random", "standard_normal")),
+        (lambda: anything.random.integers(0, 9, 2, 3), r"integers: dtype is 3, .*size=\(2, 3\)"),
+        *((lambda n=name: getattr(tg, n)(X, 0, "float64"), f"{name}: keepdims is .float64")
+          for name in ("sum", "mean", "prod", "max", "min", "any", "all", "argmax", "logsumexp",
+                       "median", "nanmedian", "count_nonzero")),
+        (lambda: anything.quantile(X, 0.5, 0, "linear", "a"), "quantile: keepdims is .a., exp"),
+        (lambda: anything.mean(X, 0, "a", where=X > 1), "mean: keepdims is 'a', expected True or"),
+        (lambda: anything.ones(3).sum(0, "float64"), "sum: keepdims is 'float64', .*by name"),
+        *((lambda n=name: getattr(tg, n)(X, 0, "float64"), f"{name}: ddof is .float64.")
+          for name in ("var", "std", "nanvar", "nanstd")),
+    ],
+)  # fmt: skip
+def test_positions_of_others_are_named(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("value", [[1, 2], 2.0, np.float32(2), X, None, "text"])
+def test_a_tensor_is_made_of_an_array(value: Any) -> None:
+    kind = type(value).__name__
+    with pytest.raises(DtypeError, match=f"Tensor: data is a {kind}, expected a NumPy or CuPy arr"):
+        Tensor(value)
+    with pytest.raises(TypeError, match="data"):
+        Tensor()  # type: ignore[call-arg]
+
+
+def test_arrays_of_other_libraries_are_named() -> None:
+    theirs: Any = type("Tensor", (), {"__module__": "torch"})()
+    series: Any = type("Series", (), {"__module__": "pandas.core.series"})()
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: X + theirs, r"add: b is a torch.Tensor, .*; give tensorgrad.from_dlpack\(t.det"),
+        (lambda: theirs * X, "multiply: a is a torch.Tensor, expected a tensor, array, number or"),
+        (lambda: series @ X, r"matmul: a is a pandas.Series, .*; give t.to_numpy\(\)"),
+        (lambda: tg.sum(theirs), "sum: x is a torch.Tensor, expected a tensor, array, number or l"),
+        (lambda: tg.stack(theirs), "stack: tensors is a torch.Tensor, expected a list or tuple"),
+        (lambda: X[theirs], "getitem: the index is a torch.Tensor, expected an integer"),
+        (lambda: tg.cross_entropy(X, theirs), "cross_entropy: targets is a torch.Tensor, expect"),
+        (lambda: Tensor(series), "Tensor: data is a pandas.Series, expected a NumPy or CuPy arr"),
+        (lambda: tg.nn.Parameter(theirs), "Parameter: data is a torch.Tensor, expected an array"),
+    ]
+    for call, message in calls:
+        with pytest.raises(DtypeError, match=message):
+            call()
 
 
 def test_integers_of_numpy_are_integers() -> None:

@@ -12,7 +12,14 @@ import tensorgrad
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.dtypes import as_dtype, bfloat16
-from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, OutOfRangeError, ShapeError
+from tensorgrad.errors import (
+    ArgumentError,
+    DeviceError,
+    DtypeError,
+    GradError,
+    OutOfRangeError,
+    ShapeError,
+)
 from tensorgrad.testing import SIZES, Case, check
 
 INF, NAN = math.inf, math.nan
@@ -142,7 +149,13 @@ def test_tensor_copies_and_asarray_shares() -> None:
     x = Tensor(values, requires_grad=True)
     assert tg.asarray(x) is x
     assert tg.asarray(x, "float64").requires_grad
-    assert not tg.tensor(x).requires_grad
+    for copy in (tg.tensor(x), tg.array(x, "float64")):
+        assert not np.shares_memory(copy.data, values)
+        copy.sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2, 2]
+    with pytest.raises(GradError, match="tensor: value requires a gradient"):
+        tg.tensor(x, requires_grad=True)
     values.flags.writeable = False
     assert np.shares_memory(tg.asarray(values).data, values)
 

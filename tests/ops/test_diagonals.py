@@ -65,6 +65,16 @@ def test_against_numpy(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "uint64", "float16", "complex64"])
+def test_vander_has_the_dtype_of_numpys(dtype: str) -> None:
+    for values in ([0, 1, 1], [1, 2, 100], []):
+        x = np.array(values).astype(dtype)
+        for columns in (None, 0, 5):
+            y, expected = tg.vander(x, columns).numpy(), np.vander(x, columns)
+            assert y.dtype == expected.dtype
+            np.testing.assert_allclose(y, expected, rtol=1e-12)
+
+
 def test_errors_name_argument_and_expectation() -> None:
     x = Tensor(np.ones((2, 3)))
     with pytest.raises(ArgumentError, match="diag_embed: axis2 is 0, expected another axis"):

@@ -249,14 +249,14 @@ def test_operators_follow_numpy_on_both_sides(op: Any, other: Any) -> None:
         np.testing.assert_allclose(got.numpy(), expected, rtol=2e-7)
 
 
-def test_lists_are_operands_and_floats_in_them_float32() -> None:
+def test_lists_are_operands() -> None:
     x = tg.tensor([1.0, 2.0], requires_grad=True)
     y = x * [3.0, 4.0] + (1, 2)
     y.sum().backward()
-    assert (y.tolist(), y.dtype) == ([4.0, 10.0], np.result_type("float32", "int64"))
+    assert (y.tolist(), y.dtype) == ([4.0, 10.0], np.dtype("float32"))
     np.testing.assert_array_equal(x.grad, [3.0, 4.0])
     assert tg.sum([[1.0, 2.0], [3.0, 4.0]], 0).tolist() == [4.0, 6.0]
-    with pytest.raises(DtypeError, match="add: value holds a Tensor, expected numbers; use stack"):
+    with pytest.raises(DtypeError, match="add: b holds a Tensor, expected numbers; use stack"):
         tg.add(x, [x.sum(), 1.0])
 
 
@@ -307,6 +307,7 @@ def test_nan_to_num_replaces_what_is_not_finite() -> None:
     np.testing.assert_array_equal(x.grad, [0.0, 0.0, 0.0, 1.0])
 
 
+@pytest.mark.filterwarnings("ignore::tensorgrad.errors.WideningWarning")
 @pytest.mark.parametrize("a", ["float64", "float32", "float16", "int64", "int8", "uint8", "bool"])
 @pytest.mark.parametrize("b", ["float64", "float32", "float16", "int64", "int8", "uint8", "bool"])
 def test_promotion_is_numpys(a: str, b: str) -> None:
@@ -377,6 +378,7 @@ def same_as_numpy(ours: Any, numpys: Any, operands: list[Any], device: str = "cp
 
 # The large arrays are computed block by block, for which the dtype is worked out beforehand.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's too, of divisions by 0 and others
+@pytest.mark.filterwarnings("ignore::tensorgrad.errors.WideningWarning")
 @pytest.mark.parametrize("size", [5, 40_000])
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_all_dtypes_follow_numpy(dtype: Any, size: int) -> None:
@@ -416,6 +418,7 @@ def test_integers_on_a_gpu_follow_numpy(dtype: Any) -> None:
             same_as_numpy(zipped, ZIPPED[zipped], [x, number], "cuda")
 
 
+@pytest.mark.filterwarnings("ignore::tensorgrad.errors.WideningWarning")
 @pytest.mark.parametrize("condition", ALL, ids=str)
 def test_the_condition_has_no_part_in_promotion(condition: Any, device: str) -> None:
     pairs: Any = itertools.product(ALL, ALL)
@@ -539,7 +542,7 @@ def test_inputs_that_do_not_fit() -> None:
     x, y = Tensor(np.ones((2, 3))), Tensor(np.ones((4,)))
     with pytest.raises(ShapeError, match=r"add: a has shape \(2, 3\), b has shape \(4,\)"):
         x + y
-    with pytest.raises(DtypeError, match="add: got a str, expected a tensor, array, number or"):
+    with pytest.raises(DtypeError, match="add: b is a str, expected a tensor, array, number or"):
         x + "one"
     with pytest.raises(DtypeError, match="negative: x has dtype bool"):
         tg.negative(Tensor(np.array([True])))

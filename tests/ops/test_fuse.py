@@ -81,6 +81,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore::tensorgrad.errors.WideningWarning")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_numpy(case: Case) -> None:
     check(case)

@@ -51,6 +51,7 @@ def test_against_numpy(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.filterwarnings("ignore::tensorgrad.errors.WideningWarning")
 @pytest.mark.parametrize(
     "a", ["float64", "float32", "float16", "bfloat16", "int64", "int8", "bool"]
 )

@@ -30,6 +30,16 @@ def rms_norm(x: Any, weight: Any = 1) -> Any:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
 
 
+def rms_norm_of_1e6(x: Tensor, weight: Tensor | None = None) -> Tensor:
+    return tg.rms_norm(x, weight, 1e-6)
+
+
+def add_rms_norm_of_1e6(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    return tg.add_rms_norm(x, residual, weight, 1e-6)
+
+
 def group_norm(x: Any, weight: Any = None, bias: Any = None) -> Any:
     if not x.size:
         return x
@@ -73,7 +83,7 @@ def nothing_added_numpy(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def nothing_added_rms(x: Tensor, weight: Tensor) -> Tensor:
-    same, normed = tg.add_rms_norm(x, weight=weight)
+    same, normed = tg.add_rms_norm(x, weight=weight, eps=1e-6)
     return same + normed
 
 
@@ -106,7 +116,8 @@ def bounded(op: Any, inputs: list[Any], reference: Any, name: str = "") -> Case:
     return Case(
         layer_norm_without_weight if name else op, inputs, reference,
         values=ROW,
-        gradients=Ulps(2, "terms"), magnitudes=magnitudes, terms=sum(inputs[0]), name=name,
+        gradients=Ulps(2, "terms"), magnitudes=magnitudes, terms=sum(inputs[0]),
+        name=name or op.__name__.removesuffix("_of_1e6"),
     )  # fmt: skip
 
 
@@ -114,13 +125,13 @@ ROW = Ulps(2, "row")
 SUMS = Ulps(3, "row")  # of results that were rounded before
 CASES = [
     *(bounded(tg.layer_norm, [s, s[-1:], s[-1:]], layer_norm) for s in SHAPES),
-    *(bounded(tg.rms_norm, [s, s[-1:]], rms_norm) for s in SHAPES),
+    *(bounded(rms_norm_of_1e6, [s, s[-1:]], rms_norm) for s in SHAPES),
     *(bounded(tg.add_layer_norm, [s, s, s[-1:], s[-1:]], add_layer_norm) for s in SHAPES),
-    *(bounded(tg.add_rms_norm, [s, s, s[-1:]], add_rms_norm) for s in SHAPES),
-    bounded(tg.add_rms_norm, [(2, 3, 264), (2, 3, 264)], add_rms_norm),
+    *(bounded(add_rms_norm_of_1e6, [s, s, s[-1:]], add_rms_norm) for s in SHAPES),
+    bounded(add_rms_norm_of_1e6, [(2, 3, 264), (2, 3, 264)], add_rms_norm),
     bounded(tg.layer_norm, [(4, 9)], layer_norm),
     bounded(tg.layer_norm, [(4, 9), (9,)], layer_norm),
-    bounded(tg.rms_norm, [(4, 9)], rms_norm),
+    bounded(rms_norm_of_1e6, [(4, 9)], rms_norm),
     bounded(tg.layer_norm, [(4, 9), (9,)], lambda x, b: layer_norm(x, 1, b), "layer_norm-bias"),
     Case(both_used, [(5, 40), (5, 40), (40,), (40,)], both_used_numpy, values=SUMS, terms=45,
          name="add_layer_norm-both"),
@@ -199,6 +210,29 @@ def test_what_is_normed_alone_is_itself_and_gets_both_gradients() -> None:
     assert normed.requires_grad
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_default_eps_is_the_machine_epsilon(dtype: Any, device: str) -> None:
+    x = Tensor(backend.to_device(np.full((2, 3), 2.0**-13).astype(dtype), device))
+    eps = np.finfo("float64" if dtype == "float64" else "float32").eps
+    for layer in (nn.RMSNorm(3), nn.RMSNorm(3, elementwise_affine=False)):
+        layer.to(device, dtype)
+        for y in (layer(x), layer.add(x, x * 0)[1], tg.rms_norm(x)):
+            expected = 2.0**-13 / np.sqrt(2.0**-26 + eps)
+            np.testing.assert_allclose(y.numpy().astype("float64"), expected, rtol=4e-3)
+
+
+def test_layers_without_scale_and_shift() -> None:
+    x = Tensor(np.arange(6.0).reshape(2, 3))
+    for layer, f in ((nn.LayerNorm, tg.layer_norm), (nn.RMSNorm, tg.rms_norm)):
+        norm = layer(3, 0.5, False)
+        assert list(norm.parameters()) == []
+        assert repr(norm) == f"{layer.__name__}(3, eps=0.5, elementwise_affine=False)"
+        np.testing.assert_array_equal(norm(x).numpy(), f(x, eps=0.5).numpy())
+        np.testing.assert_array_equal(norm.add(x, x)[1].numpy(), f(x + x, eps=0.5).numpy())
+        with pytest.raises(ShapeError, match=r"x has shape \(2, 2\), expected \(\.\.\., 3\)"):
+            norm(x[:, :2])
+
+
 def test_dtypes_of_a_sum_promote() -> None:
     x = Tensor(np.ones((2, 4), "float16"), requires_grad=True)
     residual = Tensor(np.arange(8, dtype="float32").reshape(2, 4), requires_grad=True)
@@ -220,7 +254,7 @@ def test_arguments_that_do_not_fit() -> None:
         tg.rms_norm(Tensor(np.ones(())))
     with pytest.raises(ShapeError, match=r"residual has shape \(4,\), expected \(2, 4\) like x"):
         tg.add_layer_norm(x, Tensor(np.ones(4)))
-    for eps in (-1e-5, math.nan, math.inf, "x", None):
+    for eps in (-1e-5, math.nan, math.inf, "x"):
         for name in ("layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"):
             given = (x, x) if name.startswith("add") else (x,)
             with pytest.raises(

@@ -183,7 +183,7 @@ def test_a_given_dtype_is_that_of_the_sum() -> None:
     y.backward()
     assert y.dtype == np.dtype("float64")
     np.testing.assert_array_equal(leaf.grad, [0.0, 2.0])
-    with pytest.raises(ArgumentError, match="cumulative: axis is None for x of 2 axes"):
+    with pytest.raises(ArgumentError, match="cumulative_sum: axis is None for x of 2 axes"):
         tg.cumulative_sum(np.ones((2, 2)))
 
 

@@ -10,8 +10,9 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor
+from tensorgrad.arrays import sum_to_shape
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.testing import SIZES, Case, check
+from tensorgrad.testing import SIZES, Case, Ulps, check
 
 RNG = np.random.default_rng(7)
 
@@ -46,6 +47,31 @@ def case(shape: tuple[int, ...], angles: tuple[int, ...], **options: Any) -> Cas
     )  # fmt: skip
 
 
+def learned(cos: tuple[int, ...], heads: int, interleaved: bool) -> Case:
+    """Cosines and sines that have gradients; they need not be those of an angle."""
+
+    def halves(x: Any) -> Any:
+        x = x[..., :heads, :]
+        return (x[..., ::2], x[..., 1::2]) if interleaved else np.split(x, 2, -1)
+
+    def turned(x: Any, cos: Any, sin: Any, sign: int = -1) -> Any:
+        a, b = halves(x)
+        y = np.stack([a * cos + sign * b * sin, b * cos + a * sin], -1 if interleaved else -2)
+        return np.concatenate([y.reshape(*a.shape[:-1], 8), x[..., heads:, :]], -2)
+
+    def magnitudes(x: Any, cos: Any, sin: Any, dy: Any) -> list[Any]:
+        x, cos, sin, dy = np.abs(x), np.abs(cos), np.abs(sin), np.abs(dy)
+        (a, b), (da, db) = halves(x), halves(dy)
+        angles = (a * da + b * db, cos), (a * db + b * da, sin)
+        return [turned(x, cos, sin, 1), turned(dy, cos, sin, 1),
+                *(sum_to_shape(terms, like.shape) for terms, like in angles)]  # fmt: skip
+
+    return Case(lambda x, cos, sin: tg.rotary(x, cos, sin, heads, interleaved),
+                [(2, 5, 3, 8), cos, (5, 1, 4)], turned,
+                magnitudes=magnitudes, values=Ulps(2, "terms"), terms=60,
+                name="rotary-learned")  # fmt: skip
+
+
 def wide(x: Tensor) -> str:
     return "float64" if x.dtype == np.float64 else "float32"
 
@@ -66,6 +92,11 @@ CASES = [
     case((3, 70, 34), (70, 17), heads=70),
     case((0, 5, 3, 8), (5, 1, 4)),
     case((2, 0, 3, 8), (0, 1, 4)),
+    *(
+        learned((5, 1, 4), heads, interleaved)
+        for heads, interleaved in ((3, False), (2, True), (0, False))
+    ),
+    learned((2, 1, 1, 1), 3, True),
 ]
 
 

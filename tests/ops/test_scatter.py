@@ -202,7 +202,7 @@ X = Tensor(np.zeros((3, 4)))
         (lambda: tg.index_put(X, [0, 1], np.zeros(3)), ShapeError,
          r"index_put: values have shape \(3,\), expected one that broadcasts to \(2, 4\)"),
         (lambda: tg.index_put(X, 0, 1j), DtypeError,
-         "index_put: values have dtype complex64, expected real numbers as x"),
+         "index_put: values has dtype complex128, expected real numbers for"),
         (lambda: tg.scatter(X, 0, [0], 1.0), ShapeError,
          r"scatter: index has shape \(1,\), expected at most \(3, 4\) but for axis 0"),
         (lambda: tg.scatter(X, 0, [[0] * 5], 1.0), ShapeError, r"index has shape \(1, 5\)"),

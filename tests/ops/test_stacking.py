@@ -9,7 +9,7 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor
-from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.errors import ArgumentError, OutOfRangeError, ShapeError
 from tensorgrad.testing import Case, check
 
 PAIR = [(2, 3), (2, 3)]
@@ -58,7 +58,7 @@ CASES = [
     of_one("flipud", (2, 3)),
     *(of_one("rot90", (2, 3), k) for k in range(-1, 4)),
     of_one("rot90", (2, 3, 2), 1, (2, 1)),
-    *(of_one("rollaxis", (2, 3, 4), axis, start) for axis, start in ((2, 0), (0, 3), (1, 1))),
+    *(of_one("rollaxis", (2, 3, 4), axis, start) for axis, start in ((2, 0), (0, 3), (-2, -3))),
     of_one("matrix_transpose", (2, 3, 4)),
 ]  # fmt: skip
 
@@ -66,6 +66,16 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_against_numpy(case: Case) -> None:
     check(case)
+
+
+def test_rollaxis_to_every_place() -> None:
+    x = np.zeros((2, 3, 4, 5))
+    for axis in range(-4, 4):
+        for start in range(-4, 5):
+            assert tg.rollaxis(x, axis, start).shape == np.rollaxis(x, axis, start).shape
+        for start in (-5, 5):
+            with pytest.raises(OutOfRangeError, match=rf"rollaxis: start is {start}, expected"):
+                tg.rollaxis(x, axis, start)
 
 
 def test_broadcast_shapes_is_numpys() -> None:

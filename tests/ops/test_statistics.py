@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -11,6 +11,8 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.gradcheck import gradcheck
+from tensorgrad.ops import statistics
 from tensorgrad.testing import Case, Ulps, check
 
 
@@ -101,6 +103,106 @@ def test_nan_is_skipped_or_wins(device: str) -> None:
     np.testing.assert_allclose(leaf.grad * 3, np.array([1.0, 0.0, 1.0, 1.0]))
 
 
+INF, NAN = np.inf, np.nan
+DEGENERATE: list[Any] = [
+    np.zeros(0), np.zeros((0, 3)), np.zeros((3, 0)), np.array(2.5), np.array(NAN), np.array(INF),
+    np.array([1.5]), np.array([NAN]), np.array([INF, INF]), np.array([INF, -INF]),
+    np.array([-INF, -INF, 1.0, 3.0]), np.array([1.0, INF]), np.array([NAN, -INF, INF, NAN]),
+    np.array([[INF, INF, INF], [-INF, -INF, -INF]]), np.array([[1, NAN, 3], [NAN, NAN, NAN]]),
+    np.array([1e308, 1e308]), np.zeros(0, bool), np.array(True), np.array([True, False, True]),
+    np.array([[-50, 1, 70], [0, 3, 7]], "int8"), np.array([250, 255, 3, 4], "uint8"),
+    np.array([2**62, 2**62 + 1]), np.array([], "int32"), np.ones((1, 2, 1), "float32"),
+]  # fmt: skip
+METHODS = [*get_args(statistics.QuantileMethod)]
+REDUCTIONS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in ("mean", "max", "min", "ptp", "sum", "prod", "median", "nanmedian",
+                              "nanmean", "nansum", "nanprod", "nanmax", "nanmin", "cumsum",
+                              "nancumsum", "nancumprod", "argmax", "nanargmax", "nanargmin",
+                              "count_nonzero", "average", "any", "all")),
+    *((name, {"ddof": ddof}) for name in ("var", "std", "nanvar", "nanstd") for ddof in (0, 2, -1)),
+    *((name, {"q": 0.3, "method": method}) for name in ("quantile", "nanquantile")
+      for method in METHODS),
+    ("quantile", {"q": 1}),
+    ("quantile", {"q": np.array([0.0, 0.5, 1.0])}), ("percentile", {"q": 30.0}),
+    ("cumulative_sum", {"include_initial": True}), ("average", {"weights": 0}),
+    ("average", {"weights": 1}),
+]  # fmt: skip
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("cov", {}), ("cov", {"ddof": 5}), ("cov", {"rowvar": False}), ("corrcoef", {}),
+    ("cov", {"fweights": [1, 0, 2], "aweights": [0.5, 1.0, 2.0]}), ("vander", {}),
+    ("vander", {"N": 3}), ("diff", {}), ("trapezoid", {}), ("bincount", {"minlength": 2}),
+    ("histogram", {"bins": 3}), ("histogram", {"bins": "auto", "range": (0, 3)}),
+    ("digitize", {"bins": [0.0, 2.0]}),
+]  # fmt: skip
+
+
+def numpys(name: str, x: Any, options: dict[str, Any]) -> Any:
+    """Return NumPy's results as a list, None where it raises an error."""
+    try:
+        found = getattr(np, name)(x, **options)
+    except (ValueError, TypeError, IndexError, ZeroDivisionError, RuntimeError):
+        return None
+    return [np.asarray(part) for part in (found if isinstance(found, tuple) else [found])]
+
+
+def compare(name: str, x: Any, options: dict[str, Any]) -> int:
+    """Compare with NumPy; return whether it gives numbers."""
+    expected = numpys(name, x, options)
+    own = {{"N": "columns"}.get(key, key): value for key, value in options.items()}
+    if expected is None:
+        return 0
+    result = getattr(tg, name)(Tensor(x), **own)
+    for y, want in zip(result if isinstance(result, tuple) else [result], expected, strict=True):
+        assert (y.shape, y.dtype) == (want.shape, want.dtype), (name, x, options)
+        assert np.allclose(y.numpy(), want, 1e-6, 0, equal_nan=True), (name, x, options)
+    return 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_degenerate_inputs_are_numpys() -> None:
+    compared = 0
+    for x in DEGENERATE:
+        for name, options in OTHERS:
+            compared += compare(name, x, options)
+        for name, options in REDUCTIONS:
+            for axis in (None, -1) if x.ndim else (None,):
+                given = {**options, "axis": axis}
+                if "weights" in options:
+                    given["weights"] = np.full(x.shape, options["weights"])
+                compared += compare(name, x, given)
+    assert compared > 2000
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["nansum", "nanprod", "nanmean", "nanmax", "nanmin", "nanargmax",
+                                  "nancumsum", "nancumprod"])  # fmt: skip
+def test_complex_nan_is_skipped(name: str) -> None:
+    for values in ([1 + 1j, np.nan, 2], [complex(1, NAN), 3], [NAN, NAN]):
+        compare(name, np.array(values, "complex64"), {})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_of_quantiles(method: Any) -> None:
+    x = Tensor(apart(3, 4))
+    assert gradcheck(lambda x: tg.quantile(x, [0.1, 0.5, 1.0], 1, method), [x])
+    assert gradcheck(lambda x: tg.nanquantile(x, 0.7, method=method), [x])
+
+
+def test_lists_stay_integers_beside_weights() -> None:
+    assert tg.bincount([0, 2], np.array([0.1, 0.3])).tolist() == [0.1, 0.0, 0.3]
+    assert tg.bincount([]).tolist() == []
+
+
+def test_quantiles_of_narrow_integers_do_not_wrap() -> None:
+    assert tg.quantile(np.array([-128, 127], "int8"), 0.5).item() == -0.5
+
+
+def test_weights_of_several_axes(device: str) -> None:
+    x, weights = apart(2, 3, 4), np.arange(1.0, 9).reshape(4, 2)
+    y = tg.average(Tensor(x).to(device), (2, 0), weights=Tensor(weights).to(device))
+    np.testing.assert_allclose(y.numpy(), np.average(x, (2, 0), weights))
+
+
 @pytest.mark.parametrize("options", [{}, {"bins": 4, "range": (0.0, 2.0)}, {"density": True}])
 def test_histogram_is_numpys(options: dict[str, Any], device: str) -> None:
     x = np.random.default_rng(3).standard_normal((7, 9))
@@ -115,8 +217,16 @@ def test_errors_name_argument_and_expectation() -> None:
         (lambda: tg.quantile(x, 1.5), ArgumentError, "quantile: q is 1.5, expected 0 to 1"),
         (lambda: tg.quantile(x, 0.5, method="mid"),  # type: ignore[arg-type]
          ArgumentError, "quantile: method is 'mid'"),
-        (lambda: tg.median(x[:0]), ShapeError, r"median: x has shape \(0, 3\), expected elements"),
+        (lambda: tg.quantile(x[:0], 0.5), ShapeError, r"quantile: x has shape \(0, 3\), expect"),
         (lambda: tg.average(x, 1, np.ones(2)), ShapeError, r"average: weights has shape \(2,\)"),
+        (lambda: tg.average(x, 1, [-1, 0, 1]), ArgumentError, "average: weights sum to 0"),
+        (lambda: tg.nanargmax(x * np.nan, 1), ArgumentError, "nanargmax: x holds nothing but NaN"),
+        (lambda: tg.std(x, ddof=1, correction=0), ArgumentError, "got ddof=1 and correction=0"),
+        (lambda: tg.cov(x, ddof=0.5), ArgumentError,  # type: ignore[arg-type]
+         "cov: ddof is 0.5, expected an integer"),
+        (lambda: tg.cov(x, aweights=[1, -1, 1]), ArgumentError, "cov: aweights holds negative"),
+        (lambda: tg.vander([1.0], -1), ArgumentError, "vander: columns is -1, expected 0 or more"),
+        (lambda: tg.bincount(np.array([2**64 - 1], "uint64")), ArgumentError, "x holds 18446744"),
         (lambda: tg.bincount(x[0]), DtypeError, "bincount: x has dtype float64, expected integers"),
         (lambda: tg.bincount(np.array([-1])), ArgumentError, "bincount: x holds -1, expected 0"),
         (lambda: tg.histogram(x, [2.0, 1.0]), ArgumentError, "histogram: bins is"),

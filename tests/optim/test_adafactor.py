@@ -77,8 +77,7 @@ class Reference:
         u = u / max(1.0, rms(u) / self.d)
         rate = min(self.lr, self.t**-0.5) if self.relative else self.lr
         alpha = rate * max(self.eps2, rms(self.p)) if self.scale else rate
-        decay = self.decay if self.p.ndim > 1 else 0.0
-        self.p = self.p * (1 - self.lr * decay) - alpha * u
+        self.p = self.p * (1 - self.lr * self.decay) - alpha * u
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

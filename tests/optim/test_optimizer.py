@@ -3,7 +3,8 @@ from __future__ import annotations
 import math
 import signal
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,20 @@ from tensorgrad.errors import ArgumentError, CheckpointError, GradError
 from tensorgrad.kernels import loader
 from tensorgrad.kernels import optim as launches
 from tensorgrad.nn import Linear, Sequential
-from tensorgrad.optim import SGD, Adam, AdamW, FlatParameters, Lion, LossScaler, Optimizer
+from tensorgrad.optim import (
+    SGD,
+    Adafactor,
+    Adam,
+    AdamW,
+    FlatParameters,
+    Lion,
+    LossScaler,
+    Muon,
+    Optimizer,
+    decays_matrices,
+)
+from tensorgrad.optim.flat import Decays
+from tensorgrad.parallel.shards import ShardedParameters
 from tests.optim import toy
 
 Make = Callable[..., Optimizer]
@@ -52,6 +66,57 @@ def everything(optimizer: Optimizer) -> list[Any]:
     return [optimizer.flat.data, *optimizer.state.values()]
 
 
+ALL_KINDS = KINDS | {
+    "muon": lambda p: Muon(p, lr=0.1, weight_decay=0.1),
+    "adafactor": lambda p: Adafactor(p, lr=0.1, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+@pytest.mark.parametrize("dtype", [np.float32, dtypes.bfloat16])
+def test_a_parameter_without_a_gradient_does_not_move(kind: str, dtype: Any, device: str) -> None:
+    """Neither by weight decay nor by momentum; the others move as they would have."""
+    shapes = {"first": (3, 5), "middle": (70, 2), "last": (4, 33)}
+
+    def train(*steps: Sequence[str]) -> tuple[Optimizer, dict[str, dict[str, bytes]]]:
+        rng = np.random.default_rng(0)
+        tensors = {
+            name: Tensor(backend.to_device(rng.standard_normal(shape).astype(dtype), device), True)
+            for name, shape in shapes.items()
+        }
+        optimizer = ALL_KINDS[kind](tensors.items())
+        for names in steps:
+            optimizer.zero_grad()
+            for name in names:
+                (tensors[name] * tensors[name]).sum().backward()
+            optimizer.step()
+        bits: dict[str, dict[str, bytes]] = {
+            name: {"data": tensor.numpy().tobytes()} for name, tensor in tensors.items()
+        }
+        for key, value in optimizer.state_dict().items():
+            if "/" in key:
+                state, name = key.split("/")
+                bits[name][state] = backend.to_numpy(value).tobytes()
+        return optimizer, bits
+
+    once, twice = train([*shapes])[1], train([*shapes], [*shapes])[1]
+    optimizer, found = train([*shapes], ["first", "last"])
+    assert found == {**twice, "middle": once["middle"]}
+    assert once["middle"]["data"] != twice["middle"]["data"]
+    assert optimizer.flat.without_gradient() == {"middle"}
+    optimizer.zero_grad()
+    assert optimizer.flat.without_gradient() == set(shapes)
+
+
+def test_a_gradient_that_was_written_counts() -> None:
+    x = Tensor(np.ones(3, np.float32), requires_grad=True)
+    optimizer = SGD([x], 0.5)
+    optimizer.zero_grad()
+    optimizer.flat.grad[1] = 1
+    optimizer.step()
+    assert x.numpy().tolist() == [1, 0.5, 1]
+
+
 def test_equal_runs_give_equal_bits(make: Make, device: str) -> None:
     one, two = (run(make, 4, device=device, max_norm=1.0) for _ in range(2))
     assert toy.same_bits(everything(one), everything(two))
@@ -87,12 +152,65 @@ def test_gaps_stay_zero(make: Make, device: str) -> None:
         assert not backend.to_numpy(buffer)[gaps].any()
 
 
-def test_decay_spares_biases_and_gains(make: Make, device: str) -> None:
+RULES: list[tuple[Decays | None, set[str]]] = [
+    (None, {"wte", "scale", "h.0.weight", "h.0.bias", "norm"}),
+    (decays_matrices, {"wte", "h.0.weight"}),
+    (lambda name, _: name == "norm", {"norm"}),
+    (lambda *_: False, set()),
+]
+
+
+def decayed(make: Callable[[Any], Optimizer], device: str = "cpu") -> set[str]:
+    """Return the parameters that a step with gradients of 0 changes."""
     tensors = toy.parameters(device=device)
     before = toy.values(tensors)
-    make(tensors.items()).step()  # with gradients of 0
-    for name, tensor in tensors.items():
-        assert (tensor.numpy() != before[name]).any() == (name in ("wte", "h.0.weight")), name
+    make(tensors).step()
+    return {name for name, t in tensors.items() if (t.numpy() != before[name]).any()}
+
+
+@pytest.mark.parametrize(("rule", "names"), RULES, ids=["all", "matrices", "one", "none"])
+def test_weight_decay_of_flat_parameters(
+    make: Make, rule: Decays | None, names: set[str], device: str
+) -> None:
+    assert decayed(lambda t: make(FlatParameters(t.items(), decay=rule)), device) == names
+
+
+@pytest.mark.parametrize(("rule", "names"), RULES, ids=["all", "matrices", "one", "none"])
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW, Lion, Adafactor])
+def test_weight_decay_of_a_rule(kind: Any, rule: Decays | None, names: set[str]) -> None:
+    def groups(tensors: dict[str, Tensor]) -> list[dict[str, Any]]:
+        body = [pair for pair in tensors.items() if pair[0] != "norm"]
+        return [{"params": body}, {"params": [tensors["norm"]], "weight_decay": 0.2}]
+
+    make = partial(kind, lr=0.1, weight_decay=0.1, decay=rule)
+    assert decayed(lambda t: make(t.items())) == names
+    assert decayed(lambda t: make(groups(t))) == names | {"norm"}
+    if names != {"norm"}:  # matrices lie first, as ranks lay parameters out
+        assert decayed(lambda t: make(FlatParameters(t.items()))) == names
+        assert decayed(lambda t: make(FlatParameters(t.items(), groups=lambda n: n))) == names
+
+
+def test_a_rule_against_the_layout_is_an_error() -> None:
+    flat = FlatParameters(toy.parameters().items())
+    with pytest.raises(ArgumentError, match="SGD: decay is False for wte, expected True, as the"):
+        SGD(flat, decay=lambda name, _: name == "h.0.bias")
+    with pytest.raises(ArgumentError, match="SGD: decay: f is a float, expected a function"):
+        SGD(flat, decay=0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", [None, decays_matrices])
+def test_shards_decay_as_the_whole(rule: Decays | None) -> None:
+    whole = toy.parameters()
+    AdamW(whole.items(), 0.1, weight_decay=0.1, decay=rule).step()
+    groups = dict.fromkeys(toy.SHAPES)
+    found = {name: np.empty(tensor.size, np.float32) for name, tensor in whole.items()}
+    for rank in range(3):
+        flat = ShardedParameters(toy.parameters().items(), rank, 3, 1, groups)
+        optimizer = AdamW(flat, 0.1, weight_decay=0.1, decay=rule)
+        optimizer.step()
+        for part in flat.owned():
+            found[part.name][part.values] = part.data
+    assert toy.same_bits(list(found.values()), [t.numpy().reshape(-1) for t in whole.values()])
 
 
 def test_clipping_in_the_step_equals_smaller_gradients(make: Make, device: str) -> None:

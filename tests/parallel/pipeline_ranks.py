@@ -9,7 +9,6 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import Linear, Module
 from tensorgrad.optim import AdamW, Optimizer
 from tensorgrad.parallel import Comm, DataParallel, Zero, make_mesh, world
-from tensorgrad.parallel.checkpoint import open_pieces, read_piece
 from tensorgrad.parallel.pipeline import Pipeline
 from tensorgrad.parallel.schedule import max_in_flight, one_f_one_b, timeline
 from tensorgrad.tensor import Tensor
@@ -127,12 +125,12 @@ def parameters(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Return the arrays of the newest checkpoint of a run, whole and by name."""
     found = load_latest(folder / "checkpoints")
     assert found is not None
-    with ExitStack() as stack:
-        stored = open_pieces(found, stack)
-        return {
-            name: read_piece(parts[0].piece.placement.piece, parts)
-            for name, parts in stored.items()
-        }
+    groups = {group: found.arrays(group) for group in ("model", "optimizer")}
+    return {
+        f"{group}/{name}": array.reshape(-1)
+        for group, arrays in groups.items()
+        for name, array in arrays.items()
+    }
 
 
 def run_alone(comm: Comm, folder: Path, config: Model, **options: Any) -> None:

@@ -283,7 +283,9 @@ def check_unused_and_frozen_parameters(comm: Comm, folder: Path) -> None:
     for name in OVERLAPPING:
         run = train(STRATEGIES[name](comm), kind=Extended, steps=4)
         same(run, alone)
-        assert np.array_equal(run.model.state_dict()["positions.weight"].numpy(), frozen)
+        after = run.model.state_dict()
+        assert np.array_equal(after["positions.weight"].numpy(), frozen)
+        assert (after["unused"].numpy() == 1).all()  # weight decay moves no unused parameter
         assert "positions.weight" not in run.optimizer.flat.slots
 
 
@@ -304,6 +306,10 @@ def check_a_parameter_that_one_rank_alone_uses(comm: Comm, folder: Path) -> None
             slot = run.optimizer.flat.slots["unused"].piece
             used = (places >= slot.start) & (places < slot.stop)
             assert np.all(backend.to_numpy(piece.grad)[used] == np.float32(1 / comm.size)), name
+        assert run.optimizer.flat.without_gradient() == {"blocks.1.unused"}
+        run.optimizer.step()
+        run.ranks.after_step()
+        assert (run.model.unused.numpy() < 1).all()
 
 
 def check_other_optimizers(comm: Comm, folder: Path) -> None:
@@ -388,15 +394,22 @@ def skips_a_step(ranks: Ranks, name: str, **options: Any) -> None:
 
 
 def check_evaluation_with_other_numbers_of_batches(comm: Comm, folder: Path) -> None:
-    """The last rank has one batch fewer than the others; then only the first has any."""
+    """The last rank has one batch fewer than the others; then only the first has any.
+
+    As many targets are ignored as the number of a batch says.
+    """
+
+    def ignoring(number: int) -> tuple[Array, Array]:
+        x, y = batch(50 + number, ODD)
+        y[: number % 9, 1:] = -100
+        return x, y
+
     alone = train(OneProcess(), steps=2)
     for name in ("flat", "zero 3"):
         run = train(STRATEGIES[name](comm), steps=2)
         for counts in ([2] * (comm.size - 1) + [1], [1] + [0] * (comm.size - 1)):
-            mine = [batch(50 + 10 * comm.rank + i, ODD) for i in range(counts[comm.rank])]
-            everyone = [
-                batch(50 + 10 * r + i, ODD) for r in range(comm.size) for i in range(counts[r])
-            ]
+            mine = [ignoring(10 * comm.rank + i) for i in range(counts[comm.rank])]
+            everyone = [ignoring(10 * r + i) for r in range(comm.size) for i in range(counts[r])]
             found = mean_loss(run.model, run.model, mine, run.ranks)
             assert found == pytest.approx(mean_loss(alone.model, alone.model, everyone), rel=1e-6)
 

@@ -22,7 +22,6 @@ from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.models.translation import TranslationConfig, TranslationModel
 from tensorgrad.nn import Module
 from tensorgrad.parallel import Comm
-from tensorgrad.parallel.placement import cut_box
 from tensorgrad.parallel.tensor import tensor_parallel
 from tensorgrad.parallel.tensor_layers import (
     ColumnParallelLinear,
@@ -41,6 +40,7 @@ from tensorgrad.parallel.tensor_ops import (
     reduce_scatter_rows,
 )
 from tensorgrad.parallel.vocabulary import vocabulary_parallel_cross_entropy
+from tensorgrad.placement import cut_box
 
 Values = np.ndarray[Any, Any]
 B, T, C = 2, 8, 16

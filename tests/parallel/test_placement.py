@@ -10,14 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.parallel.placement import (
-    ArrayPiece,
-    Placement,
-    assign_writers,
-    copies,
-    cut_box,
-    divide,
-)
+from tensorgrad.placement import ArrayPiece, Placement, assign_writers, copies, cut_box, divide
 from tests.parallel.whole_arrays import assemble, cut
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorgrad.parallel import Comm, DataParallel
 from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train.checkpoint import list_checkpoints
 from tensorgrad.train.log import read_metrics
+from tensorgrad.train.ranks import OneProcess
 from tensorgrad.weights import load_arrays
 from tests.processes import wait_for, wait_until
 from tests.ranks import mpirun, run_ranks
@@ -106,7 +106,7 @@ def test_killed_and_resumed(stage: int, tmp_path: Path) -> None:
 def test_other_numbers_of_ranks_go_on_with_the_same_training(tmp_path: Path) -> None:
     """Each draws dropout for the same four parts of a batch, so losses are equal but for rounding.
 
-    ZeRO 3 on 4 ranks, ZeRO 1 on 2, plain data parallelism on one: against one alone.
+    ZeRO 3 on 4 ranks, ZeRO 1 on 2, then one process: against one process alone.
     """
     short = ["--steps", "24", "--checkpoint-every", "8", "--evaluate-every", "6", "--no-plot"]
     folder, alone = tmp_path / "run", tmp_path / "alone"
@@ -114,7 +114,7 @@ def test_other_numbers_of_ranks_go_on_with_the_same_training(tmp_path: Path) -> 
         parts = ["--micro-batches", 4 // ranks, "--stop-after", 8]
         run_ranks(PROGRAM, ranks, [folder, stage, "--resume", *short, *parts])
     for place, resumes in ((folder, True), (alone, False)):
-        trainer = make_trainer(place, DataParallel(Comm()), checkpoint_every=8, micro_batches=4)
+        trainer = make_trainer(place, OneProcess(), checkpoint_every=8, micro_batches=4)
         assert not resumes or trainer.resume()
         assert trainer.run().finished
     expected = list(read_metrics(alone / "metrics.jsonl"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.parallel.placement import ArrayPiece, copies, cut_box
+from tensorgrad.placement import ArrayPiece, copies, cut_box
 
 Values = np.ndarray[Any, Any]
 

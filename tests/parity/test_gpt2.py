@@ -12,7 +12,7 @@ import pytest
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.pretrained import from_pretrained, save_pretrained
-from tensorgrad.optim import AdamW
+from tensorgrad.optim import AdamW, decays_matrices
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -115,7 +115,7 @@ def test_ten_steps_of_adamw() -> None:
         {"params": [w for w in weights.values() if w.ndim < 2], "weight_decay": 0.0},
     ]
     theirs = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)
-    ours = AdamW(model.named_parameters(), LR, BETAS, EPS, weight_decay=DECAY)
+    ours = AdamW(model.named_parameters(), LR, BETAS, EPS, DECAY, decay=decays_matrices)
     losses = []
     for x, y in batches():
         ours.zero_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,15 +62,19 @@ def test_binary_cross_entropy(kind: str) -> None:
     logits, target = normal(6, 5) * 30, RNG.uniform(0, 1, (6, 5)).astype("float32")
     weight = RNG.uniform(0.5, 3, 5).astype("float32")
     ours, theirs = F.binary_cross_entropy_with_logits, f.binary_cross_entropy_with_logits
-    compare(lambda x: ours(x, Tensor(target), None, kind),
-            lambda x: theirs(x, torch.from_numpy(target), reduction=kind), logits)  # fmt: skip
-    compare(
-        lambda x: ours(x, Tensor(target), weight, kind),
-        lambda x: theirs(
-            x, torch.from_numpy(target), pos_weight=torch.from_numpy(weight), reduction=kind
-        ),
-        logits,
-    )
+    weights = [(None, None), (weight, None), (None, weight), (weight, 2 * weight)]
+    for given, positive in weights:
+        a, b = (None if w is None else torch.from_numpy(w) for w in (given, positive))
+        compare(
+            partial(ours, target=Tensor(target), weight=given, reduction=kind, pos_weight=positive),
+            partial(
+                theirs, target=torch.from_numpy(target), weight=a, reduction=kind, pos_weight=b
+            ),
+            logits,
+        )
+        module = nn.BCEWithLogitsLoss(given, reduction=kind, pos_weight=positive)
+        expected = ours(logits, Tensor(target), given, reduction=kind, pos_weight=positive)
+        np.testing.assert_array_equal(module(logits, Tensor(target)).numpy(), expected.numpy())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,8 +107,8 @@ def test_activations() -> None:
         (nn.ReLU(), t.ReLU()),
         (nn.LeakyReLU(0.2), t.LeakyReLU(0.2)),
         (nn.ELU(0.7), t.ELU(0.7)),
-        (nn.GELU("none"), t.GELU()),
-        (nn.GELU(), t.GELU("tanh")),
+        (nn.GELU(), t.GELU()),
+        (nn.GELU("tanh"), t.GELU("tanh")),
         (nn.SiLU(), t.SiLU()),
         (nn.Sigmoid(), t.Sigmoid()),
         (nn.Tanh(), t.Tanh()),

@@ -133,7 +133,7 @@ def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: A
 def _rms_norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
     if len(shape) > 1:
         raise TypeError("rms_norm: takes one axis")
-    return F.rms_norm(x, weight, np.finfo("float64").eps if eps is None else eps)
+    return F.rms_norm(x, weight, eps)
 
 
 def _divide(a: Any, b: Any, rounding_mode: str) -> Any:
@@ -206,7 +206,6 @@ CALLS: dict[str, Function] = {
     "nn.functional.pad/circular": lambda x, widths, mode: tg.pad(x, _widths(x, widths), "wrap"),
     "nn.functional.pad/reflect": lambda x, widths, mode: tg.pad(x, _widths(x, widths), "reflect"),
     "nn.functional.pad/replicate": lambda x, widths, mode: tg.pad(x, _widths(x, widths), "edge"),
-    "nn.functional.softplus": lambda x, beta=1.0, threshold=20.0: F.softplus(x, beta, threshold),
     "nn.functional.pad/constant": lambda x, widths, mode="constant", value=0.0: _pad(
         x, widths, value or 0.0),
     "nn.functional.rms_norm": _rms_norm,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,18 @@ import numpy as np
 import pytest
 
 from tensorgrad.data import PublishedTokenizer, Tokenizer
+from tensorgrad.errors import CheckpointError
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.pretrained import from_pretrained, save_pretrained
-from tests.data.test_published_tokenizer import MESSAGES, TEXT, byte_level, sentence_piece, write
+from tests.data.test_published_tokenizer import (
+    MESSAGES,
+    TEXT,
+    byte_level,
+    gpt2_words,
+    sentence_piece,
+    write,
+)
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -80,9 +89,28 @@ def test_tokens_and_conversations_are_those_of_transformers(make: Any, tmp_path:
     for text in (*TEXT[:1], "Größe\t<|im_start|>x </s> 世界 \U0001f600", "", "  \n\n 1234567"):
         ids = theirs(text)["input_ids"]
         assert ours.encode(text) == ids
-        assert ours.decode(ids).replace("<s> ", "<s>") == theirs.decode(ids).replace("<s> ", "<s>")
+        for part in (ids, ids[1:]):
+            assert ours.decode(part) == theirs.decode(part)
+            assert ours.decode(part, True) == theirs.decode(part, skip_special_tokens=True)
     found = theirs.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
     assert ours.encode_chat(MESSAGES) == found
+
+
+@pytest.mark.parametrize("prefix", [None, True, False])
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "GPT2TokenizerFast", "Qwen2Tokenizer"])
+@pytest.mark.parametrize("make", [lambda: gpt2_words(False), lambda: gpt2_words(True), byte_level])
+def test_a_space_before_a_text_is_that_of_transformers(
+    make: Any, kind: str, prefix: bool | None, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>"}
+    settings |= {} if prefix is None else {"add_prefix_space": prefix}
+    write(tmp_path, make(), **{"tokenizer_config.json": json.dumps(settings)})
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = PublishedTokenizer.load(tmp_path)
+    for text in ("the cat", " the cat", "the </s> cat"):
+        ids = theirs(text)["input_ids"]
+        assert ours.encode(text) == ids
+        assert ours.decode(ids) == theirs.decode(ids)
 
 
 def test_an_exported_model_writes_the_same_text_in_transformers(tmp_path: Path) -> None:
@@ -98,3 +126,84 @@ def test_an_exported_model_writes_the_same_text_in_transformers(tmp_path: Path) 
     text = theirs.generate(**prompt, max_new_tokens=30, do_sample=False, pad_token_id=0)
     ids = generate(model, own.encode("the cat"), 30, temperature=0, stop_tokens=own.end_tokens)
     assert tokenizer.decode(text[0], skip_special_tokens=True) == "the cat" + own.decode(ids)
+
+
+KEYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", {**GPT2_SIZES, "n_layer": 2}),
+    "llama": ("LlamaForCausalLM", {**SIZES, "num_hidden_layers": 2}),
+    "mistral": ("MistralForCausalLM", {**SIZES, "num_hidden_layers": 2, "sliding_window": 8}),
+    "qwen2": ("Qwen2ForCausalLM", {**SIZES, **QWEN2, "num_hidden_layers": 2}),
+    "qwen3": ("Qwen3ForCausalLM", {**SIZES, **QWEN2, "num_hidden_layers": 2, "head_dim": 16}),
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+WINDOWS = [[FULL, FULL], [SLIDING, SLIDING], [FULL, SLIDING], [SLIDING, FULL]]
+ROPE = [{}, {"type": "linear", "factor": 2.0}, {"rope_theta": 50.0}, LLAMA3, {"rope_type": "yarn"}]
+# Other values of entries, which may be missing. The rest gets one of its type.
+OTHER: dict[str, list[Any]] = {
+    "activation_function": ["gelu_pytorch_tanh", "gelu_fast", "gelu", "relu"],
+    "architectures": [None, ["Other"]],
+    "attention_dropout": [0.5],
+    "hidden_act": ["swish", "gelu"],
+    "is_causal": [False],
+    "layer_types": WINDOWS,
+    "n_inner": [192, 96],
+    "original_max_position_embeddings": [16],
+    "partial_rotary_factor": [0.5],
+    "per_layer_config": [{"0": {"rms_norm_eps": 0.1}}],
+    "rope_parameters": ROPE,
+    "rope_scaling": ROPE,
+    "rope_theta": [300.0],
+    "sliding_window": [None, 4, 200],
+    "unknown": [1],
+}
+NOT_CHANGED = {"model_type", "dtype", "transformers_version", "id2label", "label2id"}
+# What changes no logit, and must be read.
+READ = {
+    *("use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range"),
+    *("output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward"),
+}
+
+
+def others(key: str, value: Any) -> list[Any]:
+    """Return other values of an entry of a config.json."""
+    if key in OTHER:
+        return OTHER[key]
+    if isinstance(value, bool):
+        return [not value]
+    return [value + 1] if isinstance(value, int | float) else [1, True]
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_a_changed_entry_of_a_config_gives_the_logits_of_transformers_or_an_error(
+    kind: str, tmp_path: Path
+) -> None:
+    name, sizes = KEYS[kind]
+    torch.manual_seed(0)
+    make = getattr(transformers, name)
+    model = make(make.config_class(**sizes))
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    x = np.random.default_rng(0).integers(0, 101, (2, 40))
+    compared = set()
+    known = {**model.config.to_dict(), **values}
+    for key in sorted({**known, **OTHER}.keys() - NOT_CHANGED):
+        for value in others(key, known.get(key)):
+            path.write_text(json.dumps({**values, key: value}))
+            try:
+                ours = from_pretrained(tmp_path)
+            except CheckpointError:
+                continue
+            compared.add(key)
+            try:
+                theirs = make.from_pretrained(tmp_path, dtype="float32")
+                with torch.no_grad():
+                    expected = theirs(torch.from_numpy(x)).logits.numpy()
+            except Exception:  # it does not accept the value
+                continue
+            error = np.abs(ours(x).numpy() - expected).max()
+            assert error < 2e-5 * np.abs(expected).max(), {key: value}
+    assert compared >= READ
+    assert "is_causal" not in compared

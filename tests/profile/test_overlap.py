@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensorgrad.profile.overlap import overlap, overlaps_to_markdown
+from tensorgrad.profile.overlap import overlap, overlaps_to_markdown, timeline
 from tensorgrad.profile.recording import Kernel, Range, Recording, Transfer
 
 
@@ -35,6 +35,20 @@ def test_kernels_of_nccl_against_all_others() -> None:
     found = overlap(Recording((step(0, 100),), (0, 1000), kernels, source="cupti"))
     assert (found.communication, found.overlapped) == pytest.approx((500e-9, 100e-9))
     assert found.step == pytest.approx(1e-6)
+
+
+def test_the_timeline_of_the_last_step() -> None:
+    kernels = (
+        Kernel("gemm", 10, 400, range=2),
+        Kernel("gemm", 600, 800, range=2),
+        Kernel("ncclDevKernel_AllReduce", 700, 950, 7),
+    )
+    backward = Range(2, 1, "backward", "matmul", 510, 520, phase="backward")
+    ranges = (step(0, 450), Range(1, -1, "phase", "step", 500, 560), backward)
+    found = timeline(Recording(ranges, (0, 1000), kernels, epoch=5000, rank=2, source="cupti"))
+    assert (found.rank, found.start, found.length) == (2, 5500, 450)
+    assert found.computed == {"backward": [(100, 300)]}
+    assert found.sent == [(200, 450)]
 
 
 def test_without_communication() -> None:

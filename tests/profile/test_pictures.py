@@ -8,7 +8,8 @@ import pytest
 from tensorgrad.errors import ArgumentError
 from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.profile.memory import MemoryRecording
-from tensorgrad.profile.pictures import plot_memory, plot_roofline
+from tensorgrad.profile.overlap import Timeline
+from tensorgrad.profile.pictures import plot_memory, plot_roofline, plot_timeline
 from tensorgrad.profile.tables import Table, op_table
 from tests.profile.steps import Step
 
@@ -27,6 +28,20 @@ def test_pictures_of_a_step(tmp_path: Path) -> None:
     plot_memory(memory, tmp_path / "b.png", "title")
     assert is_png(tmp_path / "a.png")
     assert is_png(tmp_path / "b.png")
+
+
+def test_the_timeline_of_two_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    lines = [
+        Timeline(
+            rank, 10**9 + rank * 10**6, 9_000_000,
+            {"forward": [(0, 3_000_000)], "backward": [(3_000_000, 8_000_000)]},
+            [(5_000_000, 6_000_000), (7_500_000, 9_000_000)],
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    plot_timeline(lines, tmp_path / "a.png", "title")
+    assert is_png(tmp_path / "a.png")
 
 
 def test_pictures_of_nothing(tmp_path: Path) -> None:

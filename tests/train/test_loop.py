@@ -16,13 +16,14 @@ import pytest
 
 from tensorgrad import Tensor, backend, random
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
-from tensorgrad.models.gpt2 import GPT2Config
-from tensorgrad.optim import LossScaler
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.ops.cross_entropy import cross_entropy
+from tensorgrad.optim import AdamW, LossScaler
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Trainer, mean_loss
-from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.ranks import OneProcess, Ranks, count_targets
 from tensorgrad.train.settings import TrainSettings
 from tests.disk import full_disk
 from tests.source_tree import ROOT
@@ -545,6 +546,92 @@ def test_the_mean_loss_weights_rows(tmp_path: Path) -> None:
     assert trainer.model.training
     with pytest.raises(ArgumentError, match="batches is empty"):
         mean_loss(trainer.model, loss, [])
+
+
+def test_the_mean_loss_weights_targets(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    x, y = np.random.default_rng(2).integers(0, 32, (2, 3, 8))
+    y[0, 1:], y[1] = -100, -100
+    whole = mean_loss(trainer.model, trainer.model, [(x, y)])
+    rows = [(x[row : row + 1], y[row : row + 1]) for row in range(3)]
+    assert mean_loss(trainer.model, trainer.model, rows) == pytest.approx(whole, rel=1e-6)
+    with pytest.raises(ArgumentError, match="has only ignored targets"):
+        mean_loss(trainer.model, trainer.model, rows[1:2])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_step_does_not_depend_on_its_parts(
+    tmp_path: Path, dtype: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Targets are ignored unevenly: in whole parts, and in one whole batch."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 20, (2, 20, 8, 8))
+    y[:, :3, 2:] = y[::3, 4:6] = y[1::3, :4] = y[7] = -100
+
+    def run(parts: int) -> tuple[list[float | None], dict[str, Any]]:
+        random.seed(0)
+        model = GPT2(GPT2Config(20, 8, layers=1, heads=2, width=16)).to("cpu", dtype)
+        settings = TrainSettings(
+            steps=20, warmup=1, batch=8, lr=1e-2, micro_batches=parts, plot=False
+        )
+        # eps keeps Adam from making steps of gradients that are nothing but rounding
+        optimizer = AdamW(model.named_parameters(), eps=1e-6)
+        rates, folder = settings.learning_rate, tmp_path / str(parts)
+        with caplog.at_level(logging.WARNING):
+            Trainer(
+                model, optimizer, model, lambda step: zip(x, y, strict=True), rates, settings,
+                folder,
+            ).run()  # fmt: skip
+        records = read_metrics(folder / "metrics.jsonl")
+        return [r["loss"] for r in records], {n: p.data for n, p in model.named_parameters()}
+
+    losses, parameters = run(1)
+    assert losses.index(None) == 7
+    assert "step 8: the batch has no target that counts, and no loss" in caplog.text
+    for parts in (2, 4):
+        others, after = run(parts)
+        assert others.pop(7) is None
+        np.testing.assert_allclose(
+            np.array(others, float),
+            np.array(losses[:7] + losses[8:], float),
+            rtol=1e-12 if dtype == "float64" else 1e-5,
+        )
+        for name, array in after.items():
+            assert np.isfinite(array).all()
+            if dtype == "float64":
+                np.testing.assert_allclose(array, parameters[name], rtol=0, atol=1e-12)
+
+
+def test_parts_count_as_the_loss_says() -> None:
+    """With class weights a mean divides by the sum of the weights of its targets."""
+    rng = np.random.default_rng(1)
+    x, y, weight = rng.standard_normal((6, 4)), rng.integers(0, 4, 6), np.arange(1.0, 5.0)
+
+    def gradient(parts: int) -> Any:
+        logits = Tensor(np.zeros((4, 4)), requires_grad=True)
+        OneProcess().compute_gradients(
+            lambda x, y: cross_entropy(Tensor(x) @ logits, y, weight=weight),
+            list(zip(np.split(x, parts), np.split(y, parts), strict=True)),
+            count=lambda x, y: weight[y].sum(),
+        )
+        return logits.grad
+
+    for parts in (2, 3):
+        np.testing.assert_allclose(gradient(parts), gradient(1), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (([[1, 2], [3, 4]], [[5, -100], [-100, -100]]), 1),
+        (([[0.5, 1]], [[2.0, 3]]), 1),  # no integers: rows
+        (([[1, 2], [3, 4]], [2, 1], [0, 1]), 2),  # tokens, lengths, labels
+        (([[1, 2]], [[3, -100]], [[0.5, 0.5]]), 1),  # weights after the targets
+    ],
+)
+def test_targets_are_the_last_integers(batch: Any, expected: int) -> None:
+    assert count_targets(*map(np.array, batch)) == expected
+    assert count_targets(np.array([3, 4], np.uint16)) == 2
 
 
 def test_an_error_in_the_data_ends_the_run_and_its_reader(tmp_path: Path) -> None:

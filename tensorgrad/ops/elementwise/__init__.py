@@ -424,8 +424,14 @@ def nan_to_num(
         x: any shape and dtype.
         nan: in place of NaN.
         posinf, neginf: in place of inf and -inf; by default the extreme numbers of the dtype.
+
+    Raises:
+        GradError: what comes in place requires a gradient.
     """
     x = tensor_of("nan_to_num", "x", x)
+    for name, number in (("nan", nan), ("posinf", posinf), ("neginf", neginf)):
+        if isinstance(number, Tensor):
+            constant_of("nan_to_num", name, number, "they are numbers")
     if not is_float(x.dtype):
         return Tensor(x.data.copy())
     largest = float(finfo(x.dtype).max)  # type: ignore[no-untyped-call]
@@ -458,8 +464,10 @@ def nextafter(a: Any, b: Any) -> Tensor:
 
     Raises:
         DtypeError: an operand has 16 bits, which are computed with in 32.
+        GradError: an operand requires a gradient.
     """
     for name, value in (("a", a), ("b", b)):
+        constant_of("nextafter", name, tensor_of("nextafter", name, value), "it has none")
         dtype = getattr(value, "dtype", float32)
         if compute_dtype(dtype) != dtype:
             raise DtypeError(f"nextafter: {name} has dtype {dtype}, expected float32 or float64")

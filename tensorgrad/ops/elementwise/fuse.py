@@ -9,7 +9,7 @@ Tests: tests/ops/test_fuse.py.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -19,6 +19,7 @@ from tensorgrad.checks import check_function
 from tensorgrad.dtypes import SCALARS, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.kernels.expression import Formula
+from tensorgrad.operands import array_beside
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.elementwise.trace import Symbol, Trace
 from tensorgrad.tensor import Tensor
@@ -75,10 +76,19 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
         try:
             row, used = rows[key]
         except (KeyError, TypeError):
+            if any([isinstance(operand, (list, tuple)) for operand in operands]):
+                return run(*[_plain(f.__name__, one, operands) for one in operands], **constants)
             row, used = rows[key] = _row(f, kinds, constants)
         return row(*operands) if len(used) == len(operands) else row(*[operands[i] for i in used])
 
     return run
+
+
+def _plain(op: str, operand: Any, operands: Sequence[Any]) -> Any:
+    """Return lists as arrays, all else as it is."""
+    if not isinstance(operand, (list, tuple)):
+        return operand
+    return array_beside(op, "value", operand, *operands)
 
 
 def _row(

@@ -21,11 +21,12 @@ from tensorgrad import backend, ranges
 from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
+from tensorgrad.checks import not_an_operand, note_widening
 from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
-from tensorgrad.operands import values_of
+from tensorgrad.operands import array_beside
 from tensorgrad.ops.elementwise.blocks import evaluate
 from tensorgrad.ops.elementwise.trace import Symbol
 from tensorgrad.tensor import Tensor
@@ -115,7 +116,7 @@ class Row:
             name, [*value.parameters, "y"], expressions, [expressions.name(n) for n in self._saved]
         ).function()
         self._differentiable = any(g is not None for g in gradients)
-        self._types: dict[tuple[Any, ...], tuple[Dtype, Dtype]] = {}
+        self._types: dict[tuple[Any, ...], tuple[Dtype, Dtype, bool]] = {}
         self._gradients: dict[tuple[bool, ...], _Gradients] = {}
         self._bound_backward = self._backward
         self._leading = 1 if value.parameters[0] == "c" else 0
@@ -124,16 +125,20 @@ class Row:
         """Return the result, broadcast as NumPy does, in the dtype that NumPy promotes to."""
         if ranges.active is not None:
             ranges.active.enter(self.name)
-        inputs = []
-        arrays = []
+        inputs: Any = operands
+        arrays: list[Any] = []
         for operand in operands:
-            tensor = operand if isinstance(operand, Tensor) else _constant(self.name, operand)
-            inputs.append(tensor)
-            arrays.append(tensor.data)
+            if not isinstance(operand, Tensor):
+                operand = _constant(self, len(arrays), operands)
+                inputs = list(inputs)
+                inputs[len(arrays)] = operand
+            arrays.append(operand.data)
         first = arrays[self._leading]
         try:
             if type(first) is _NDARRAY and first.size <= self._small and first.itemsize != 2:
                 y = self._value(*arrays)
+                if y.dtype is not first.dtype and self._differentiable:
+                    self._note_widening(y, arrays)
             else:
                 y = self._forward(arrays)
         except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
@@ -165,9 +170,18 @@ class Row:
                     )
         kinds = [_kind(array) for array in arrays]
         dtype = self._dtype or _result_dtype(self._value, self._leading, *kinds)
+        operands = arrays
         if self._widened is not None:
-            arrays = _computable(arrays, self._widened)
-        return evaluate(lambda *a: (self._value(*a),), arrays, [dtype], self._block)[0]
+            operands = _computable(arrays, self._widened)
+        y = evaluate(lambda *a: (self._value(*a),), operands, [dtype], self._block)[0]
+        self._note_widening(y, arrays)
+        return y
+
+    def _note_widening(self, y: Array, arrays: list[Any]) -> None:
+        """Warn where integers beside narrower floats made the result float64."""
+        if backend.is_array(y) and y.dtype is float64 and y.ndim:
+            operands = arrays[self._leading :]
+            note_widening(self.name, [a.dtype for a in operands if type(a) not in SCALARS])
 
     def _backward(self, dy: Array, saved: Saved, needs: Needs) -> Gradients:
         arrays: Sequence[Any]
@@ -232,15 +246,18 @@ class Row:
             if type(array) is _NDARRAY:
                 self._explain(arrays, TypeError("operands are on two devices"))
         try:
-            dtype, compute = self._types[tuple(kinds)]
+            dtype, compute, widens = self._types[tuple(kinds)]
         except KeyError:
             if any([np.dtype(kind).kind == "c" for kind in kinds]):
                 return self._value(*arrays)  # NumPy's functions hand complex arrays to CuPy
             dtype = self._dtype or _result_dtype(self._value, self._leading, *kinds)
             compute = self._compute or _compute_type(dtype, arrays)
-            self._types[tuple(kinds)] = dtype, compute
+            widens = dtype == float64 and float64 not in kinds
+            self._types[tuple(kinds)] = dtype, compute, widens
         shape = given[0].shape if alike else np.broadcast_shapes(*[a.shape for a in given])
         y = backend.empty(shape, dtype, like=given[0])
+        if widens:
+            self._note_widening(y, arrays)
         try:
             launch(self._formula, arrays, [y], compute)
         except OverflowError:
@@ -351,20 +368,22 @@ class _Constant:
         self.data = data
 
 
-def _constant(op: str, operand: Any) -> Any:
+def _constant(row: Row, place: int, operands: Sequence[Any]) -> Any:
+    """Return one of the operands of a row that is not a tensor."""
+    operand = operands[place]
     if type(operand) in SCALARS:
         return _Constant(operand)
     if isinstance(operand, np.generic) or backend.is_array(operand):
         if operand.dtype.kind == "O":  # NumPy would compute with objects
-            raise DtypeError(f"{op}: got an array of {operand.dtype}, expected numbers")
+            raise DtypeError(f"{row.name}: got an array of {operand.dtype}, expected numbers")
         if isinstance(operand, np.ndarray):
             operand = np.asarray(operand)  # without its subclass, which would pass for CuPy's
         return _Constant(operand)
-    if isinstance(operand, (list, tuple)):
-        return _Constant(values_of(op, operand))
-    raise DtypeError(
-        f"{op}: got a {type(operand).__name__}, expected a tensor, array, number or list"
-    )
+    if isinstance(operand, (list, tuple)):  # conditions do not take part in promotion
+        return _Constant(
+            array_beside(row.name, row.operands[place], operand, *operands[row._leading :])
+        )
+    raise not_an_operand(row.name, row.operands[place], operand)
 
 
 def _computable(arrays: Sequence[Any], compute: Dtype) -> list[Any]:

@@ -1,0 +1,5 @@
+"""The module in which the course has FastOps."""
+
+from minitorch.tensor_ops import FastOps
+
+__all__ = ["FastOps"]

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tensorgrad.data import documents, fingerprint, prepare
+from tensorgrad.data import text as module
+from tensorgrad.errors import DataError
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_a_row_is_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["one\r\ntwo\rthree", "a café \U0001f600", "text <|endoftext|> text"]
+    rows = [{"id": 1, "text": text} for text in texts]
+    path = write(tmp_path / "a.data", *rows, {"text": None}, {"text": " "})
+    expected = ["one\ntwo\nthree", *texts[1:]]
+    assert list(documents(path)) == expected
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n\r\n"))
+    monkeypatch.setattr(module, "_CHUNK", 7)
+    assert list(documents(path)) == expected
+
+
+def test_the_column_of_the_text_is_chosen_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"id": 1, "body": "one"}, {"id": 2, "body": "two"})
+    assert list(documents(path, column="body")) == ["one", "two"]
+    assert fingerprint(path, column="body") != fingerprint(path)
+    with pytest.raises(DataError, match=r"row 1 has the columns \['id', 'body'\], expected 'text'"):
+        list(documents(path))
+    with pytest.raises(DataError, match="row 1 has id 1, expected a text"):
+        list(documents(path, column="id"))
+    with pytest.raises(DataError, match=r"by --text-column"):
+        prepare(path, tmp_path / "cache", 300)
+    assert prepare(path, tmp_path / "cache", 300, column="body").train
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"text": "cut', r"""line 3 is '{"text": "cut', expected a JSON object"""),
+        ("[1]", r"line 3 is '\[1\]', expected a JSON object"),
+        ('{"text": "\\ud800"}', "row 3 has half of a surrogate pair in text"),
+        ("[" * 100_000, r"line 3 is '\[+', expected a JSON object"),
+    ],
+)
+def test_a_damaged_row_is_an_error_with_its_line(tmp_path: Path, line: str, problem: str) -> None:
+    path = write(tmp_path / "a.jsonl", {"text": "one"}, {"text": "two"})
+    path.write_text(path.read_text() + line)
+    with pytest.raises(DataError, match=problem):
+        list(documents(path))
+
+
+def test_parquet_is_read_by_its_text_column(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    path = tmp_path / "a.txt"
+    texts = [f"text {number}\r\n" for number in range(2500)]
+    table = {"number": list(range(2501)), "text": [*texts, None], "title": ["t"] * 2501}
+    parquet.write_table(pyarrow.table(table), path, row_group_size=700)
+    assert list(documents(tmp_path)) == [text.replace("\r", "") for text in texts]
+    assert list(documents(path, column="title")) == ["t"] * 2501
+    with pytest.raises(DataError, match=r"columns \['number', 'text', 'title'\], expected 'no'"):
+        list(documents(path, column="no"))
+    with pytest.raises(DataError, match="row 1 has number 0, expected a text"):
+        list(documents(path, column="number"))
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"cannot read .*a\.txt"):
+        list(documents(path))
+
+
+def test_parquet_without_pyarrow_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "a").write_bytes(b"PAR1 and more")
+    with pytest.raises(DataError, match=r"needs the pyarrow package: pip install 'tensorgrad-cupy"):
+        list(documents(tmp_path / "a"))
+
+
+def test_without_a_network_a_data_set_comes_from_the_cache_or_fails_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = SimpleNamespace(HF_HUB_OFFLINE=False)
+
+    def load(path: str, *_: Any, **__: Any) -> Any:
+        assert config.HF_HUB_OFFLINE  # otherwise the library retries for a minute
+        raise ConnectionError(f"Couldn't reach {path}\nat all")
+
+    def refuse(*_: Any) -> Any:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load, config=config))
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr("tensorgrad.data.rows.getproxies", dict)
+    with pytest.raises(DataError, match=r"cannot load 'hf:a/b': no network, .* reach a/b at all$"):
+        documents("hf:a/b")
+    assert not config.HF_HUB_OFFLINE
+    monkeypatch.setattr("tensorgrad.data.rows._CONNECT_SECONDS", 0.01)
+
+    def hang(*_: Any) -> Any:
+        time.sleep(0.2)
+        raise OSError("too late")
+
+    monkeypatch.setattr(socket, "create_connection", hang)
+    with pytest.raises(DataError, match="no network"):
+        documents("hf:a/b")
