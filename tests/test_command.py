@@ -128,10 +128,8 @@ def test_characters_that_the_output_cannot_take_are_escaped(
 
 
 def test_tables_are_aligned_with_wide_and_combined_characters() -> None:
-    table = (
-        "before\n| op | ms |\n|---|--:|\n| 総和 | 1 |\n| e\u0301 | 10.25 |\n"
-        + "| a \\| b | |\nafter"
-    )
+    rows = ["| op | ms |", "|---|--:|", "| 総和 | 1 |", "| e\u0301 | 10.25 |", "| a \\| b | |"]
+    table = "\n".join(["before", *rows, "after"])
     assert aligned(table).splitlines() == [
         "before",
         "| op     |    ms |",

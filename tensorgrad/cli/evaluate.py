@@ -64,6 +64,11 @@ def evaluate(
             raise ArgumentError(
                 f"evaluate: {model} is a checkpoint of a {task} run, expected the run: {folder}"
             )
+    elif not (download or model.exists()):
+        raise ArgumentError(
+            f"evaluate: {model} does not exist, expected a run or a model; with --download a model "
+            "of the Hugging Face Hub"
+        )
     elif data is None:
         raise ArgumentError(f"--data: {model} is not a run, expected the text to evaluate it on")
     else:

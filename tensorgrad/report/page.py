@@ -105,8 +105,8 @@ def _header(run: Run, result: Result) -> str:
         tiles.append(("Device", shortened(value_text(gpu), 60), ""))
     notes = [*run.notes]
     if result.not_finite:
-        count = counted(result.not_finite, "logged loss", "logged losses")
-        notes.append(f"the curve of the loss has gaps: {count} not finite")
+        missing = counted(result.not_finite, "logged loss", "logged losses")
+        notes.append(f"the curve of the loss has gaps: {missing} not finite")
     if result.is_broken:
         notes.append("the last validation loss is not finite")
     if not run.config:

@@ -197,12 +197,10 @@ def _named_path(text: str, options: Mapping[str, Any]) -> tuple[str, str]:
 
 def _missing(name: str, path: str, text: str) -> str:
     """Return the line about a path that is not there."""
-    parent = Path(path).parent
-    words = re.findall(r"'(\w+)'", text)
-    names = [*(str(parent / each) for each in _names(parent)), *words]
+    names = [*_names(Path(path).parent), *re.findall(r"'(\w+)'", text)]
     expected = re.search(r"expected .*", text, re.S)
     more = f"; {expected[0]}" if expected else ""
-    return f"{name} {path}: no such file or folder{suggest(path, names) or more}"
+    return f"{name} {path}: no such file or folder{suggest(Path(path).name, names) or more}"
 
 
 def _names(folder: Path) -> list[str]:

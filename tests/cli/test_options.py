@@ -30,7 +30,7 @@ LINES = [
     ("train --data text.tx", "--data text.tx: no such file or folder; did you mean text.txt?"),
     ("train --data=", "--data: got '', expected the name of a file or a folder"),
     ("train --data text.txt --tokenizer lost.json", "--tokenizer lost.json: no such file"),
-    ("train --data text.txt --tokenizer folder", "--tokenizer: cannot read folder: Is a directory"),
+    ("train --data text.txt --tokenizer folder", "--tokenizer: cannot read folder/"),
     (
         "train --data text.txt --tokenizer notes.txt",
         "--tokenizer: notes.txt cannot be read as JSON",

@@ -213,14 +213,14 @@ def fails(arguments: list[str], caplog: pytest.LogCaptureFixture) -> str:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--data", "nowhere"], "source has 'nowhere', which is not a folder"),
+        (["--data", "nowhere"], "--data nowhere: no such file or folder"),
         (["--label-column", "stars"], "expected 'stars' and"),
         (["--text-column", "review"], "expected 'label' and 'review'"),
         (["--epochs", "0"], "--epochs: got 0, expected 1 or more"),
         (["--steps", "4"], "--warmup: got 5, expected less than --steps, 4"),
-        (["--dropout", "1"], "MeanConfig: dropout is 1.0, expected 0 <= dropout < 1"),
-        (["--model", "transformer", "--heads", "3"], "expected a multiple of heads, 3"),
-        (["--vectors", "none.txt"], "cannot read none.txt"),
+        (["--dropout", "1"], "--dropout: got 1.0, expected 0 <= dropout < 1"),
+        (["--model", "transformer", "--heads", "3"], "expected a multiple of --heads, 3"),
+        (["--vectors", "none.txt"], "--vectors none.txt: no such file or folder"),
         (["--vectors", "a.txt", "--tokens", "bpe"], "--vectors: got --tokens bpe, expected words"),
         (
             ["--at-least", "2", "--tokens", "bpe"],
@@ -266,10 +266,10 @@ def test_what_contradicts_the_run_is_refused(
     mean: list[str], tmp_path: Path, data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    assert "cannot write to" in fails([*mean, "--out", str(tmp_path / "file")], caplog)
+    assert "is a file, expected" in fails([*mean, "--out", str(tmp_path / "file")], caplog)
     folder = str(tmp_path / "run")
     assert main(["classify", folder, "fine"]) == 1
-    assert "has no config.json" in caplog.records[-1].getMessage()
+    assert "no such file or folder" in caplog.records[-1].getMessage()
     assert train_sentiment.main([*mean, "--stop-after", "2"]) == 0
     assert f"{folder} holds a run" in fails(mean, caplog)
     assert "--model is 'mean' there" in fails(

@@ -280,11 +280,11 @@ def test_a_translator_says_what_is_missing(
         return caplog.records[-1].getMessage()
 
     run = str(tmp_path / "run")
-    assert "has no checkpoint" in message(run, "ja")
+    assert "no such file or folder" in message(run, "ja")
     train_translation.main([*options, "--stop-after", "2"])
     assert "averaged.safetensors is missing" in message(run, "ja", "--checkpoint", "averaged")
-    assert "text: it is empty" in message(run, " ")
-    assert "beams is 0" in message(run, "ja", "--beams", "0")
+    assert "TEXT: it is empty" in message(run, " ")
+    assert "--beams: got 0" in message(run, "ja", "--beams", "0")
     assert "device: got 'tpu'" in message(run, "ja", "--device", "tpu")
     tokenizer = tmp_path / "run" / "tokenizer.json"
     right = tokenizer.read_bytes()
