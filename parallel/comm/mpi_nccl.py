@@ -70,6 +70,7 @@ _NCCL_DTYPES = {
     )
 }
 _NCCL_BYTE = _NCCL_DTYPES[dtypes.uint8]
+_NO_MPI = (ImportError, RuntimeError)  # mpi4py is missing; it finds no MPI library
 _NCCL_OPS = {"sum": 0, "max": 2, "mean": 4}
 
 
@@ -100,7 +101,7 @@ def world(timeout: float | None = None) -> Comm:
 def _wait_for_all_ranks(timeout: float) -> None:
     """Start MPI, which waits for all ranks; end this one if another does not start in time."""
     if launch.launched_ranks() > 1 and "mpi4py.MPI" not in sys.modules:
-        with launch.time_limit(timeout), suppress(ImportError):  # _start reports a failed import
+        with launch.time_limit(timeout), suppress(*_NO_MPI):  # _start reports a failed import
             import mpi4py.MPI  # noqa: F401
 
 
@@ -140,7 +141,7 @@ def _abort_before_start(status: int, why: str) -> None:
     found: list[int] = []
 
     def meet() -> None:
-        with suppress(ImportError):
+        with suppress(*_NO_MPI):
             from mpi4py import MPI
 
             if MPI.COMM_WORLD.Get_size() == size:  # else the MPI belongs to another launcher
@@ -181,7 +182,7 @@ def _start() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _QUEUES)  # read when CUDA starts
     try:
         from mpi4py import MPI
-    except ImportError as error:
+    except _NO_MPI as error:
         raise CommError(
             f"world: {started} ranks were started, but mpi4py cannot be imported ({error}); "
             "run `pip install 'tensorgrad-cupy[mpi]'` on every host"

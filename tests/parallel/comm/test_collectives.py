@@ -91,6 +91,18 @@ def test_ranks_without_mpi4py_are_an_error(monkeypatch: pytest.MonkeyPatch, alon
         mpi_nccl._start.__wrapped__()[0]
 
 
+def test_mpi4py_without_a_library_is_an_error(monkeypatch: pytest.MonkeyPatch, alone: None) -> None:
+    class NoLibrary(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError("cannot load MPI library")
+
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setitem(sys.modules, "mpi4py", NoLibrary("mpi4py"))
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    with pytest.raises(CommError, match=r"mpi4py cannot be imported \(cannot load MPI library\)"):
+        mpi_nccl._start.__wrapped__()[0]
+
+
 def test_an_mpirun_of_another_mpi_is_an_error(monkeypatch: pytest.MonkeyPatch, alone: None) -> None:
     """Each rank would run alone, and all would train the same and overwrite each other."""
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
