@@ -93,7 +93,7 @@ def test_ranks_without_mpi4py_are_an_error(monkeypatch: pytest.MonkeyPatch, alon
 
 def test_mpi4py_without_a_library_is_an_error(monkeypatch: pytest.MonkeyPatch, alone: None) -> None:
     class NoLibrary(types.ModuleType):
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             raise RuntimeError("cannot load MPI library")
 
     monkeypatch.setenv("PMI_SIZE", "2")
