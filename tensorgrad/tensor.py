@@ -57,15 +57,13 @@ class Tensor:
     notes_changes: ClassVar[bool] = False  # in `engine.changes`, where an attribute is assigned to
 
     def __init__(self, data: Array, requires_grad: bool = False, node: Any = None) -> None:
-        if type(data) is not _NDARRAY and not _is_array(type(data)):  # type: ignore[arg-type]
-            raise not_an_operand(
-                "Tensor",
-                "data",
-                data,
-                "a NumPy or CuPy array; tensorgrad.tensor takes other values",
-            )
-        if requires_grad and node is None and not is_float(data.dtype):
-            raise DtypeError(f"tensor: got dtype {data.dtype} with requires_grad, expected a float")
+        if node is None:
+            if type(data) is not _NDARRAY and not _is_array(type(data)):
+                data = _array_of_scalar(data)
+            if requires_grad and not is_float(data.dtype):
+                raise DtypeError(
+                    f"tensor: got dtype {data.dtype} with requires_grad, expected a float"
+                )
         self.data = data
         self.requires_grad = requires_grad
         self.node: Any = node  # a Node or an Output, or the leaf
@@ -718,3 +716,12 @@ from tensorgrad.ops import (  # noqa: E402
     sorting,
     stacking,
 )
+
+
+def _array_of_scalar(data: Any) -> Array:
+    """Return a NumPy scalar, which sums of NumPy are, as an array; anything else is an error."""
+    if isinstance(data, np.generic):
+        return np.asarray(data)
+    raise not_an_operand(
+        "Tensor", "data", data, "a NumPy or CuPy array; tensorgrad.tensor takes other values"
+    )

@@ -144,13 +144,14 @@ def bytes_of(text: str, name: str = "memory") -> float:
     """Return the number of bytes in a text: "80GiB", "80 GB", "1e9B".
 
     Args:
-        text: a number and its unit: without one, 80 could be bytes or GiB.
+        text: a number and its unit: without one, 80 could be bytes or GiB. 0 needs none.
         name: of the argument, for the error.
     Raises:
         ArgumentError: the text is not a finite number of bytes.
     """
     match = re.fullmatch(r"\s*([0-9]+\.?[0-9]*(?:e[0-9]+)?)\s*([kMGT]|[KMG]i)?(B?)\s*", text)
-    if match is None or not (match[2] or match[3]) or not float(match[1]) < math.inf:
+    has_unit = match is not None and (match[2] or match[3] or not float(match[1]))
+    if match is None or not has_unit or not float(match[1]) < math.inf:
         raise ArgumentError(
             f"plan: {name} is {text!r}, expected bytes with their unit, such as 80GiB or 80GB"
         )

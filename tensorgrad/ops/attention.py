@@ -186,6 +186,8 @@ def attention_packed(
             `rotary`.
     """
     op = "attention_packed"
+    if angles is not None and (not isinstance(angles, tuple) or len(angles) != 2):
+        raise ArgumentError(f"{op}: angles is {angles!r:.80}, expected a pair: cosines and sines")
     qkv = float_tensor(op, "qkv", qkv, mask, *(angles or ()))
     kv_heads = heads if kv_heads is None else kv_heads
     _check_heads(op, heads, kv_heads)
@@ -401,8 +403,6 @@ def _rotation(
     op: str, qkv: Tensor, angles: Any, heads: int, parts: int, interleaved: bool
 ) -> Rotation:
     """Return how the first heads of qkv are rotated."""
-    if not isinstance(angles, tuple) or len(angles) != 2:
-        raise ArgumentError(f"{op}: angles is {angles!r:.80}, expected a pair: cosines and sines")
     for name, angle in zip(("cosines", "sines"), angles, strict=True):
         constant_of(op, f"angles, {name}", float_tensor(op, name, angle), "rotary() has it")
     return rotation_of(op, "qkv", _separated(qkv.data, parts), *angles, heads, interleaved)

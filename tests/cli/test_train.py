@@ -136,7 +136,7 @@ def outputs(model: Path, capsys: pytest.CaptureFixture[str], *data: str) -> Any:
     loss = capsys.readouterr().out
     assert main(["generate", str(model), "", "--device", "cpu", "--max-new-tokens", "5"]) == 0
     text = capsys.readouterr().out
-    exported = model.parent / f"exported {model.name}"
+    exported = model.parent / f"exported {model.name} {len(list(model.parent.iterdir()))}"
     assert main(["export", str(model), str(exported)]) == 0
     arrays = load_arrays(exported / "model.safetensors")
     return loss, text, {name: array.tobytes() for name, array in arrays.items()}

@@ -37,7 +37,7 @@ def test_options_that_do_not_fit_are_one_line(options: list[str], tmp_path: Path
     for given, message in (
         (
             ["--chunks", 2],
-            "chunks is 2 with schedule '1f1b', expected 1; more are for 'interleaved'",
+            "--chunks: got 2 with schedule '1f1b', expected 1; more are for 'interleaved'",
         ),
         (["--pp", 3], "--pp 3: got 2 ranks, expected a multiple of 3 ranks"),
     ):

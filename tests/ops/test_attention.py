@@ -574,7 +574,8 @@ def test_assigning_to_angles_before_backward_is_noticed() -> None:
          r"attention_packed: qkv has shape \(2, 5, 9, 3\), expected \(..., H, D\), D even"),
         ((2, 5, 36), (np.ones(2), np.ones(3)), ShapeError,
          r"attention_packed: sin has shape \(3,\), .* broadcasts to \(2, 5, 6, 2\)"),
-        ((2, 5, 36), (np.ones(2, int), np.ones(2)), DtypeError, "cos has dtype int64, expected a"),
+        ((2, 5, 36), (np.ones(2, int), np.ones(2)), DtypeError,
+         "cosines has dtype int64, expected a"),
     ],
 )  # fmt: skip
 def test_angles_that_do_not_fit(shape: Any, angles: Any, error: Any, message: str) -> None:
