@@ -98,7 +98,7 @@ def test_positions_of_others_are_named(call: Callable[[], Any], message: str) ->
         call()
 
 
-@pytest.mark.parametrize("value", [[1, 2], 2.0, np.float32(2), X, None, "text"])
+@pytest.mark.parametrize("value", [[1, 2], 2.0, X, None, "text"])
 def test_a_tensor_is_made_of_an_array(value: Any) -> None:
     kind = type(value).__name__
     with pytest.raises(DtypeError, match=f"Tensor: data is a {kind}, expected a NumPy or CuPy arr"):
