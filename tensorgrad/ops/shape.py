@@ -284,10 +284,12 @@ def concatenate(tensors: Sequence[Any], axis: int | None = 0, *, dim: None = Non
     first = arrays[0].shape
     axis = axis_index("concatenate", axis, len(first))
     for i, array in enumerate(arrays):
-        if array.shape[:axis] != first[:axis] or array.shape[axis + 1 :] != first[axis + 1 :]:
+        lengths = array.shape
+        alike = len(lengths) == len(first) and lengths[:axis] == first[:axis]
+        if not alike or lengths[axis + 1 :] != first[axis + 1 :]:
             expected = str((*first[:axis], "any", *first[axis + 1 :])).replace("'", "")
             raise ShapeError(
-                f"concatenate: tensors[{i}] has shape {array.shape}, expected {expected}"
+                f"concatenate: tensors[{i}] has shape {lengths}, expected {expected}"
             )
     return _join("concatenate", parts, axis)
 

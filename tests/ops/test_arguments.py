@@ -110,6 +110,8 @@ def test_a_tensor_is_made_of_an_array(value: Any) -> None:
 def test_arrays_of_other_libraries_are_named() -> None:
     theirs: Any = type("Tensor", (), {"__module__": "torch"})()
     series: Any = type("Series", (), {"__module__": "pandas.core.series"})()
+    parts = {"shape": (1,), "dtype": "torch.int64", "__index__": lambda _: 0}
+    single: Any = type("Tensor", (), {"__module__": "torch", **parts})()
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: X + theirs, r"add: b is a torch.Tensor, .*; give tensorgrad.from_dlpack\(t.det"),
         (lambda: theirs * X, "multiply: a is a torch.Tensor, expected a tensor, array, number or"),
@@ -120,6 +122,9 @@ def test_arrays_of_other_libraries_are_named() -> None:
         (lambda: tg.cross_entropy(X, theirs), "cross_entropy: targets is a torch.Tensor, expect"),
         (lambda: Tensor(series), "Tensor: data is a pandas.Series, expected a NumPy or CuPy arr"),
         (lambda: tg.nn.Parameter(theirs), "Parameter: data is a torch.Tensor, expected an array"),
+        (lambda: X[:, single], "getitem: the index is a torch.Tensor, expected an integer"),
+        (lambda: tg.nn.Linear(2, 2)(single), "linear: x is a torch.Tensor, expected a tensor"),
+        (lambda: X + [None, 1], "add: b has dtype object, expected numbers"),
     ]
     for call, message in calls:
         with pytest.raises(DtypeError, match=message):
