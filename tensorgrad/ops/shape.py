@@ -288,9 +288,7 @@ def concatenate(tensors: Sequence[Any], axis: int | None = 0, *, dim: None = Non
         alike = len(lengths) == len(first) and lengths[:axis] == first[:axis]
         if not alike or lengths[axis + 1 :] != first[axis + 1 :]:
             expected = str((*first[:axis], "any", *first[axis + 1 :])).replace("'", "")
-            raise ShapeError(
-                f"concatenate: tensors[{i}] has shape {lengths}, expected {expected}"
-            )
+            raise ShapeError(f"concatenate: tensors[{i}] has shape {lengths}, expected {expected}")
     return _join("concatenate", parts, axis)
 
 

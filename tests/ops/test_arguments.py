@@ -124,7 +124,7 @@ def test_arrays_of_other_libraries_are_named() -> None:
         (lambda: tg.nn.Parameter(theirs), "Parameter: data is a torch.Tensor, expected an array"),
         (lambda: X[:, single], "getitem: the index is a torch.Tensor, expected an integer"),
         (lambda: tg.nn.Linear(2, 2)(single), "linear: x is a torch.Tensor, expected a tensor"),
-        (lambda: X + [None, 1], "add: b has dtype object, expected numbers"),
+        (lambda: tg.add(X, [None, 1]), "add: b has dtype object, expected numbers"),
     ]
     for call, message in calls:
         with pytest.raises(DtypeError, match=message):
