@@ -137,10 +137,7 @@ def _kind_of(op: str, name: str, value: Any) -> Dtype | type:
             )
     if leaves.keys() <= SCALARS:
         return max(leaves, key=_KINDS.index, default=float)
-    dtype = _converted(op, name, value, None).dtype  # that of NumPy's numbers among them
-    if not is_known(dtype):
-        raise DtypeError(f"{op}: {name} has dtype {dtype}, expected numbers")
-    return as_dtype(dtype)
+    return as_dtype(_converted(op, name, value, None).dtype)  # that of NumPy's numbers among them
 
 
 def _array_of(

@@ -393,8 +393,13 @@ def eye(
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a matrix with ones on the k-th diagonal above the main one and zeros elsewhere."""
+    """Return a matrix with ones on the k-th diagonal above the main one and zeros elsewhere.
+
+    Raises:
+        ArgumentError: k is not an integer.
+    """
     lengths = shape_of("eye", (rows, rows if columns is None else columns))
+    check_integer("eye", "k", k)
     target = _float_dtype(dtype)
     xp = namespace_on(device or "cpu")
     data = _below(xp, lengths, k) & ~_below(xp, lengths, k - 1)

@@ -224,8 +224,9 @@ def expand_dims(x: Any, axis: int | Sequence[int], *, dim: None = None) -> Tenso
     if dim is not None:
         raise renamed_dim("expand_dims", dim)
     x = tensor_of("expand_dims", "x", x)
-    count = len(axis) if isinstance(axis, (tuple, list)) else 1
-    axes = axis_tuple("expand_dims", axis, x.data.ndim + count)
+    inserted = axis if isinstance(axis, (tuple, list)) else (axis,)
+    count = len(inserted)
+    axes = axis_tuple("expand_dims", inserted, x.data.ndim + count)
     lengths = iter(x.data.shape)
     shape = tuple([1 if i in axes else next(lengths) for i in range(x.data.ndim + count)])
     return record("expand_dims", x.data.reshape(shape), (x,), _reshape_backward, (x.data.shape,))
