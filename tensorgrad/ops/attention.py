@@ -404,9 +404,10 @@ def _rotation(
 ) -> Rotation:
     """Return how the first heads of qkv are rotated."""
     for name, angle in zip(("cosines", "sines"), angles, strict=True):
-        angle = float_tensor(op, name, angle, *angles, qkv)
-        constant_of(op, f"angles, {name}", angle, "rotary() has it")
-    return rotation_of(op, "qkv", _separated(qkv.data, parts), *angles, heads, interleaved)
+        tensor = float_tensor(op, name, angle, *angles, qkv)
+        constant_of(op, f"angles, {name}", tensor, "rotary() has it")
+    cos, sin = angles
+    return rotation_of(op, "qkv", _separated(qkv.data, parts), cos, sin, heads, interleaved)
 
 
 def _kernel_rotates(arrays: Arrays, options: AttentionOptions, rotation: Rotation) -> bool:

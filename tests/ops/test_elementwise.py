@@ -483,7 +483,7 @@ def test_sixteen_bits_round_once() -> None:
 def test_round_leaves_integers_that_have_no_decimals() -> None:
     ends = [0, 2**63 - 1]
     assert tg.round(np.array(ends), 2).tolist() == ends
-    assert tg.round(np.array([1.26, 25]), np.int64(1)).tolist() == [1.3, 25]
+    assert tg.round(np.array([1.26, 25]), 1).tolist() == [1.3, 25]
     assert tg.round(np.array([25, 36]), -1).tolist() == [20, 40]
     for decimals in (1.5, 400, None, Tensor(np.ones(2))):
         with pytest.raises(ArgumentError, match="round: decimals is"):

@@ -196,9 +196,9 @@ def test_values_that_a_dtype_holds_are_taken() -> None:
     x = beside("uint8")
     x[:] = tg.tensor([3, 4])  # int64 whose numbers fit
     assert x.tolist() == [3, 4]
-    for value in (1.5, np.float32(2)):
+    for number in (1.5, np.float32(2)):
         with pytest.raises(DtypeError, match="full: fill_value has dtype float"):
-            tg.full_like(x, value)
+            tg.full_like(x, number)
     with pytest.raises(ArgumentError, match="full: fill_value is -1, expected 0 to 255"):
         tg.full(2, np.int8(-1), "uint8")
     with pytest.raises(ArgumentError, match="max: initial is 300, expected uint8"):
