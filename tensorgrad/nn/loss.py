@@ -15,7 +15,7 @@ from tensorgrad.checks import check_between, check_number, check_shape
 from tensorgrad.dtypes import compute_dtype, float64, is_float
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn.module import Module
-from tensorgrad.operands import float_operand, operands, tensor_of
+from tensorgrad.operands import constant_of, float_operand, operands, tensor_of
 from tensorgrad.ops.creation import asarray
 from tensorgrad.ops.cross_entropy import REDUCTIONS, cross_entropy, nll_loss, reduced
 from tensorgrad.ops.elementwise import abs as absolute
@@ -349,8 +349,13 @@ def _set_weight(loss: Module, name: str, weight: Any) -> None:
     """Register the weight of a loss as a buffer, where there is one; lists as float64.
 
     The loss takes it in the dtype of the logits.
+
+    Raises:
+        GradError: the weight requires a gradient, which would be lost.
     """
     if weight is not None:
         delattr(loss, name)
         dtype = float64 if isinstance(weight, (int, float, list, tuple)) else None
-        loss.register_buffer(name, asarray(weight, dtype).detach(), persistent=False)
+        why = "a buffer has none; the function has it"
+        weight = Tensor(constant_of(type(loss).__name__, name, asarray(weight, dtype), why))
+        loss.register_buffer(name, weight, persistent=False)

@@ -491,7 +491,7 @@ def check_input(layer: Module, weight: Tensor, **inputs: Any) -> None:
     casts = mode.autocast is not None and mode.autocast.dtype is not None
     for name, x in inputs.items():
         dtype = getattr(x, "dtype", None)
-        if dtype is weight.data.dtype or dtype is None or not is_float(dtype):
+        if dtype is weight.data.dtype or not isinstance(dtype, np.dtype) or not is_float(dtype):
             continue
         narrowed = casts and dtype != float64  # by the products
         if dtype.itemsize > weight.dtype.itemsize and not narrowed:

@@ -404,7 +404,8 @@ def _rotation(
 ) -> Rotation:
     """Return how the first heads of qkv are rotated."""
     for name, angle in zip(("cosines", "sines"), angles, strict=True):
-        constant_of(op, f"angles, {name}", float_tensor(op, name, angle), "rotary() has it")
+        tensor = float_tensor(op, name, angle, *angles, qkv)
+        constant_of(op, f"angles, {name}", tensor, "rotary() has it")
     cos, sin = angles
     return rotation_of(op, "qkv", _separated(qkv.data, parts), cos, sin, heads, interleaved)
 

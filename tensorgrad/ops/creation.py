@@ -14,7 +14,15 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, namespace_on
-from tensorgrad.checks import check_indices, check_integer, check_no_length, check_number, shape_of
+from tensorgrad.checks import (
+    array_of,
+    check_holds,
+    check_indices,
+    check_integer,
+    check_no_length,
+    check_number,
+    shape_of,
+)
 from tensorgrad.dtypes import (
     Dtype,
     DtypeLike,
@@ -175,7 +183,8 @@ def full(
 
     Raises:
         ShapeError: fill_value is more than one number.
-        ArgumentError: the dtype does not hold it.
+        DtypeError: the dtype holds integers, fill_value is a float.
+        ArgumentError: the dtype does not hold the integer.
         GradError: fill_value requires a gradient.
     """
     lengths = shape_of("full", shape)
@@ -187,6 +196,9 @@ def full(
     if fill.shape != ():
         raise ShapeError(f"full: fill_value has shape {fill.shape}, expected one number")
     target = fill.dtype if dtype is None else as_dtype(dtype)
+    if dtype is not None:
+        number = backend.to_numpy(array_of("full", "fill_value", fill_value))
+        check_holds("full", "fill_value", number, target)
     data = namespace_on(device or "cpu").full(lengths, fill.item(), compute_dtype(target))
     if is_float(target) and fill == 0 and np.signbit(fill):
         data = -abs(data)  # CuPy fills with +0
@@ -381,8 +393,13 @@ def eye(
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a matrix with ones on the k-th diagonal above the main one and zeros elsewhere."""
+    """Return a matrix with ones on the k-th diagonal above the main one and zeros elsewhere.
+
+    Raises:
+        ArgumentError: k is not an integer.
+    """
     lengths = shape_of("eye", (rows, rows if columns is None else columns))
+    check_integer("eye", "k", k)
     target = _float_dtype(dtype)
     xp = namespace_on(device or "cpu")
     data = _below(xp, lengths, k) & ~_below(xp, lengths, k - 1)

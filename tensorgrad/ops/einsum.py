@@ -20,7 +20,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, namespace, same_device
-from tensorgrad.checks import axis_tuple, promoted
+from tensorgrad.checks import axis_tuple, check_integer, promoted
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
@@ -91,8 +91,11 @@ def tensordot(a: Any, b: Any, axes: int | tuple[Any, Any] = 2) -> Tensor:
         ArgumentError: an axis does not exist, or the sequences differ in length.
     """
     a, b = operands_of("tensordot", ("a", "b"), (a, b))
-    if isinstance(axes, int):
+    if not isinstance(axes, (tuple, list)):
+        check_integer("tensordot", "axes", axes)
         axes = (range(a.ndim - axes, a.ndim), range(axes))
+    if len(axes) != 2:
+        raise ArgumentError(f"tensordot: axes is {axes}, expected an integer or two sequences")
     of_a = axis_tuple("tensordot", _listed(axes[0]), a.ndim, "axes[0]")
     of_b = axis_tuple("tensordot", _listed(axes[1]), b.ndim, "axes[1]")
     if len(of_a) != len(of_b):

@@ -409,6 +409,8 @@ def _plain_part(op: str, part: Any, like: Array) -> Any:
         part = part.astype(np.int64) if part.size == 0 else part
     elif not (is_array(part) or type(part) in _BASIC or isinstance(part, (bool, np.bool_))):
         try:
+            if getattr(part, "shape", ()):
+                raise TypeError("an array of another library, which one element makes an integer")
             part = operator.index(part)
         except TypeError as error:
             raise not_an_operand(

@@ -26,6 +26,7 @@ from tensorgrad.checks import (
     along,
     axis_index,
     axis_tuple,
+    check_holds,
     check_keepdims,
     check_number,
     renamed_dim,
@@ -652,7 +653,8 @@ def _extremum_where(
     if initial is None:
         raise ArgumentError(f"{op}: initial is None, expected a number with `where`")
     check_number(op, "initial", initial)
-    x, _ = operands(op, ("x", "initial"), (x, initial))
+    x, start = operands(op, ("x", "initial"), (x, initial))
+    check_holds(op, "initial", start.data, x.data.dtype)
     if where is not None:
         x = _counted(op, x, where, initial)
     axes = axis_tuple(op, axis, x.ndim)

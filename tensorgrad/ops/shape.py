@@ -224,8 +224,9 @@ def expand_dims(x: Any, axis: int | Sequence[int], *, dim: None = None) -> Tenso
     if dim is not None:
         raise renamed_dim("expand_dims", dim)
     x = tensor_of("expand_dims", "x", x)
-    count = len(axis) if isinstance(axis, (tuple, list)) else 1
-    axes = axis_tuple("expand_dims", axis, x.data.ndim + count)
+    inserted = axis if isinstance(axis, (tuple, list)) else (axis,)
+    count = len(inserted)
+    axes = axis_tuple("expand_dims", inserted, x.data.ndim + count)
     lengths = iter(x.data.shape)
     shape = tuple([1 if i in axes else next(lengths) for i in range(x.data.ndim + count)])
     return record("expand_dims", x.data.reshape(shape), (x,), _reshape_backward, (x.data.shape,))
@@ -284,11 +285,11 @@ def concatenate(tensors: Sequence[Any], axis: int | None = 0, *, dim: None = Non
     first = arrays[0].shape
     axis = axis_index("concatenate", axis, len(first))
     for i, array in enumerate(arrays):
-        if array.shape[:axis] != first[:axis] or array.shape[axis + 1 :] != first[axis + 1 :]:
+        lengths = array.shape
+        alike = len(lengths) == len(first) and lengths[:axis] == first[:axis]
+        if not alike or lengths[axis + 1 :] != first[axis + 1 :]:
             expected = str((*first[:axis], "any", *first[axis + 1 :])).replace("'", "")
-            raise ShapeError(
-                f"concatenate: tensors[{i}] has shape {array.shape}, expected {expected}"
-            )
+            raise ShapeError(f"concatenate: tensors[{i}] has shape {lengths}, expected {expected}")
     return _join("concatenate", parts, axis)
 
 

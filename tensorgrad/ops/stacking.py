@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tensorgrad.checks import axis_index, renamed_dim, shape_of
+from tensorgrad.checks import axis_index, check_integer, renamed_dim, shape_of
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import operands, tensor_of, tensors_of
 from tensorgrad.ops.shape import (
@@ -195,10 +195,11 @@ def rot90(x: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
     second.
 
     Raises:
-        ArgumentError: there are not two different axes.
+        ArgumentError: there are not two different axes, or k is not an integer.
     """
     x = tensor_of("rot90", "x", x)
-    if len(axes) != 2:
+    check_integer("rot90", "k", k)
+    if not isinstance(axes, (tuple, list)) or len(axes) != 2:
         raise ArgumentError(f"rot90: axes is {axes}, expected two of them")
     first, second = (axis_index("rot90", axis, x.ndim, "axes") for axis in axes)
     if first == second:

@@ -177,7 +177,7 @@ def _quantile(
     rows = moveaxis(x, axes, tuple(range(len(kept), x.ndim))) if axes else expand_dims(x, -1)
     rows = reshape(rows, (*shape, length))
     if is_float(x.dtype):
-        rows = astype(rows, compute_dtype(x.dtype), copy=False)
+        rows = astype(rows, compute_dtype(dtype), copy=False)
     missing = isnan(rows.detach()).data.sum(-1, keepdims=True)
     present = length - missing if skip_nan else namespace(rows.data).full_like(missing, length)
     rows = sort(rows, -1)

@@ -9,7 +9,7 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor, nn
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 
 F = nn.functional
 RNG = np.random.default_rng(2)
@@ -57,5 +57,7 @@ def test_weights_of_losses_move_with_the_module_and_are_not_saved() -> None:
     assert loss.weight is not None
     assert loss.weight.dtype == np.float64
     assert loss.state_dict() == {}
+    with pytest.raises(GradError, match="BCEWithLogitsLoss: pos_weight requires a gradient"):
+        nn.BCEWithLogitsLoss(pos_weight=tg.ones(3, requires_grad=True))
     with pytest.raises(ArgumentError, match="MSELoss: reduction is 'most', expected one of"):
         nn.MSELoss("most")

@@ -480,6 +480,16 @@ def test_sixteen_bits_round_once() -> None:
     np.testing.assert_array_equal(tg.gelu(Tensor(x)).numpy(), wide.astype("float16"))
 
 
+def test_round_leaves_integers_that_have_no_decimals() -> None:
+    ends = [0, 2**63 - 1]
+    assert tg.round(np.array(ends), 2).tolist() == ends
+    assert tg.round(np.array([1.26, 25]), 1).tolist() == [1.3, 25]
+    assert tg.round(np.array([25, 36]), -1).tolist() == [20, 40]
+    for decimals in (1.5, 400, None, Tensor(np.ones(2))):
+        with pytest.raises(ArgumentError, match="round: decimals is"):
+            tg.round(1.26, decimals)  # type: ignore[arg-type]
+
+
 def test_special_values() -> None:
     x = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0])
     assert tg.isnan(Tensor(x)).tolist() == [True, False, False, False, False]

@@ -137,6 +137,7 @@ HOW: list[tuple[str, Callable[[Tensor, Any], Any]]] = [
     ("put_along_axis", lambda x, v: tg.put_along_axis(x, [0], v)),
     ("masked_fill", lambda x, v: x.masked_fill(x == 1, v)),
     ("pad", lambda x, v: tg.pad(x, 1, constant_values=v)),
+    ("full_like of a tensor", lambda x, v: tg.full_like(x, Tensor(np.asarray(v)))),
     ("index_fill", lambda x, v: tg.index_fill(x, 0, [0], v)),
     ("index_put", lambda x, v: tg.index_put(x, ([0],), v)),
     ("index_add", lambda x, v: tg.index_add(x, 0, [0], v)),
@@ -195,6 +196,15 @@ def test_values_that_a_dtype_holds_are_taken() -> None:
     x = beside("uint8")
     x[:] = tg.tensor([3, 4])  # int64 whose numbers fit
     assert x.tolist() == [3, 4]
+    for number in (1.5, np.float32(2)):
+        with pytest.raises(DtypeError, match="full: fill_value has dtype float"):
+            tg.full_like(x, number)
+    with pytest.raises(ArgumentError, match="full: fill_value is -1, expected 0 to 255"):
+        tg.full(2, np.int8(-1), "uint8")
+    with pytest.raises(ArgumentError, match="max: initial is 300, expected uint8"):
+        tg.max(x, initial=300)
+    with pytest.raises(DtypeError, match="max: initial has dtype float64, expected integers"):
+        tg.max(x, initial=2.5)
     y = beside("int8")
     with pytest.raises(ArgumentError, match=r"\+=: the result is 302, expected -128 to 127"):
         y += [301, 300]

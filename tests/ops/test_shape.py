@@ -283,6 +283,7 @@ MIRROR: Any = "mirror"
         (lambda: tg.concatenate(X), DtypeError, "concatenate: tensors is a Tensor, expected a li"),
         (lambda: tg.concatenate([X, X.T]), ShapeError,
          r"concatenate: tensors\[1\] has shape \(3, 2\), expected \(any, 3\)"),
+        (lambda: tg.concatenate([X, np.ones(2)], 1), ShapeError, r"shape \(2,\), expected \(2, a"),
         (lambda: tg.concatenate([X, "no"]), DtypeError, r"concatenate: tensors\[1\] is a str"),
         (lambda: tg.stack([X, X.T]), ShapeError, r"stack: tensors\[1\] has shape \(3, 2\)"),
         (lambda: tg.stack([X], axis=3), ArgumentError, "stack: axis is 3, expected -3 to 2"),

@@ -197,6 +197,14 @@ def test_quantiles_of_narrow_integers_do_not_wrap() -> None:
     assert tg.quantile(np.array([-128, 127], "int8"), 0.5).item() == -0.5
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_fractions_of_float64_are_not_rounded_to_the_elements(dtype: str) -> None:
+    x = np.array([1, 2, 4], dtype)
+    y = tg.quantile(x, np.array([0.3, 0.7]))
+    assert y.dtype == np.float64
+    np.testing.assert_allclose(y.numpy(), [1.6, 2.8], 1e-15)
+
+
 def test_weights_of_several_axes(device: str) -> None:
     x, weights = apart(2, 3, 4), np.arange(1.0, 9).reshape(4, 2)
     y = tg.average(Tensor(x).to(device), (2, 0), weights=Tensor(weights).to(device))

@@ -20,8 +20,9 @@ from typing import Any, overload
 from ml_dtypes import finfo
 
 from tensorgrad.backend import namespace
+from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import compute_dtype, float32, is_complex, is_float
-from tensorgrad.errors import DtypeError
+from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.operands import constant_of, tensor_of
 from tensorgrad.ops.elementwise.row import Row, binary, unary
 from tensorgrad.ops.indexing import nonzero
@@ -446,10 +447,18 @@ def round(x: Any, decimals: int = 0) -> Tensor:
     """Return the nearest number with that many decimals, in the dtype of x; without a gradient.
 
     Halves go to the even neighbour. Negative decimals count to the left of the point.
+
+    Raises:
+        ArgumentError: decimals is not an integer, or outside -308 to 308.
     """
+    check_integer("round", "decimals", decimals)
+    if not -308 <= decimals <= 308:
+        raise ArgumentError(f"round: decimals is {decimals}, expected -308 to 308")
     if not decimals:
         return ROUND(x)
     x = tensor_of("round", "x", x)
+    if decimals > 0 and x.dtype.kind in "iu":
+        return ROUND(x)  # exact, where products with powers of 10 would wrap
     scale = 10.0 ** builtins.abs(decimals)
     scaled = x.detach() * scale if decimals > 0 else x.detach() / scale
     y = ROUND(scaled)
