@@ -184,7 +184,7 @@ def test_an_exported_folder_is_a_model_and_no_run(
     expected = outputs(run, capsys, *data)
     assert outputs(folder, capsys, *data) == expected
     for arguments, message in (
-        (["evaluate", str(folder)], "is not a run, expected the text to evaluate it on"),
+        (["evaluate", str(folder)], "--data: got none, expected the text to evaluate on"),
         (["report", str(folder)], "has a published model, expected the folder of a run"),
         (["compare", str(folder), str(run)], "has a published model, expected the folder of a run"),
         (["profile", str(folder)], "it has the sizes of a published model, expected the settings"),
