@@ -71,8 +71,8 @@ def evaluate(
         )
     elif data is None:
         raise ArgumentError(
-            f"--data: got none, expected the text to evaluate on: {model} is not a run, or one that "
-            "has saved nothing"
+            f"--data: got none, expected the text to evaluate on: {model} is not a run, or it has "
+            "no checkpoints"
         )
     else:
         run, settings = gpt2.evaluate, gpt2.GPT2Settings(download=download, revision=revision or "")

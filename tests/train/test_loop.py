@@ -300,7 +300,7 @@ def test_a_resumed_run_may_get_more_steps_but_not_fewer(
 
 def test_a_warmup_that_too_few_steps_limited_grows_with_them(tmp_path: Path) -> None:
     make_trainer(tmp_path, steps=7, warmup=6).run()
-    with pytest.raises(CheckpointError, match="--lr is 0.01 there"):
+    with pytest.raises(CheckpointError, match=r"--lr is 0.01 there"):
         make_trainer(tmp_path, steps=9, warmup=8, lr=0.02).resume()
     assert make_trainer(tmp_path, steps=9, warmup=8).resume()
 
