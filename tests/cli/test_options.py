@@ -57,6 +57,10 @@ LINES = [
     ("prepare text.txt --vocab 0", "--vocab: got 0, expected 257 or more"),
     ("prepare text.txt --vocab 1e30", "--vocab: got '1e30', expected an integer"),
     ("prepare", "DATA: got none, expected a value"),
+    (
+        "prepare text.txt new --vocab 300 --pattern ([",
+        "--pattern: got '([', expected a regular expression",
+    ),
     ("generate lost a", "MODEL lost: no such file or folder"),
     ("evaluate lost", "MODEL lost: no such file or folder"),
     ("export lost new", "MODEL lost: no such file or folder"),
