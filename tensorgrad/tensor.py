@@ -58,7 +58,7 @@ class Tensor:
 
     def __init__(self, data: Array, requires_grad: bool = False, node: Any = None) -> None:
         if node is None:
-            if type(data) is not _NDARRAY and not _is_array(type(data)):
+            if type(data) is not _NDARRAY and not _is_array(type(data)):  # type: ignore[arg-type]
                 data = _array_of_scalar(data)
             if requires_grad and not is_float(data.dtype):
                 raise DtypeError(

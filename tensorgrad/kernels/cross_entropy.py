@@ -160,7 +160,7 @@ def rows_forward(
             (min(height, blocks * multiprocessors(device)),),
             (1024 if blocks == 1 else 768 // blocks // 32 * 32,),
             (losses, peaks, dlogits, *inputs, np.int64(height), np.int32(width), np.int32(classes)),
-            shared_mem=row_bytes,
+            row_bytes,
         )
         return
     load(_FILE, f"cross_entropy_forward<{dtype}>")(

@@ -56,7 +56,7 @@ def resident_blocks(kernel: Any, threads: int, shared: int, device: int) -> int:
         device: see above.
     """
     occupancy = backend.cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
-    return multiprocessors(device) * max(1, int(occupancy(kernel.kernel.ptr, threads, shared)))
+    return multiprocessors(device) * max(1, int(occupancy(kernel.ptr, threads, shared)))
 
 
 @cache

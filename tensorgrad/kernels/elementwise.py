@@ -163,7 +163,6 @@ def _broadcast_strides(
 
 def _compile(formula: Formula, layout: _OperandLayout, kinds: Sequence[Any], outs: int) -> Any:
     name = _kernel_name(f"{formula.name}_{kinds[0].name}")
-    # The function of the RawKernel, which a launch through RawKernel.__call__ looks up each time.
     return load_text(name, source(formula, layout, kinds, outs, name)).kernel
 
 

@@ -78,7 +78,7 @@ def forward(
     kernel, grid, block, numbers, shared = launch
     arguments = (*arrays, pointer(weight), pointer(bias), *numbers)
     if rows > _FEW_ROWS and not is_capturing():
-        kernel(grid, block, arguments, shared_mem=shared)
+        kernel(grid, block, arguments, shared)
     else:
         overlap.launch(
             kernel, grid, block, arguments, shared,
@@ -153,7 +153,7 @@ def backward(
             )  # fmt: skip
             keep_row_sums(dx, partials[:, 2])
         else:
-            kernel(grid, block, arguments, shared_mem=shared)
+            kernel(grid, block, arguments, shared)
     else:
         if dx is not None:
             loop = looped(width)

@@ -107,7 +107,7 @@ def launch(
         if overlaps:
             _launch(kernel, grid, block, arguments, shared, stream)
         else:
-            kernel(grid, block, tuple(arguments), shared_mem=shared)
+            kernel(grid, block, tuple(arguments), shared)
         if ranges:
             kept = before if overlaps and starts_next_at_once else []
             _written[device, stream] = kept + ranges
@@ -130,7 +130,7 @@ def launch_in_graph(
     if is_capturing():
         launch(kernel, grid, block, arguments, shared, writes=writes)
     else:
-        kernel(grid, block, tuple(arguments), shared_mem=shared)
+        kernel(grid, block, tuple(arguments), shared)
 
 
 @cache
@@ -151,7 +151,7 @@ def _launch(
     sizes = (*grid, 1, 1)[:3] + (*block, 1, 1)[:3]
     config = _LaunchConfig(*sizes, shared, stream, ctypes.addressof(attribute), 1)
     error = driver().cuLaunchKernelEx(
-        ctypes.byref(config), c_void_p(kernel.kernel.ptr), c_void_p(addresses.ctypes.data), None
+        ctypes.byref(config), c_void_p(kernel.ptr), c_void_p(addresses.ctypes.data), None
     )
     if error:
         raise backend.cupy.cuda.driver.CUDADriverError(error)

@@ -213,7 +213,7 @@ def _rows(op: str, y: Array, x: Array, rows: int, length: int, parameter: float)
             (-(-rows // _TILE_ROWS),),
             (_TILE_ROWS,),
             (y, x, np.int64(rows), np.int32(length), np.float64(parameter)),
-            shared_mem=_TILE_ROWS * size,
+            _TILE_ROWS * size,
         )
         return
     if size <= _WARP_BYTES or (size <= _WARP_BYTES_MANY and rows >= _MANY_ROWS):

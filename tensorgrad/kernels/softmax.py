@@ -112,7 +112,7 @@ def _launch_short(kernel: Any, reads: int, arrays: Arguments, options: Arguments
         (-(-y.size // (width * deep)),),
         (lanes, groups),
         (*arrays, np.int32(deep), *options),
-        shared_mem=reads * -(-deep * width * y.itemsize // 16) * 16,
+        reads * -(-deep * width * y.itemsize // 16) * 16,
     )
 
 
@@ -128,7 +128,7 @@ def _launch_staged(kernel: Any, reads: int, arrays: Arguments, options: Argument
     most = 768 if 2 * shared > limit and y.itemsize < 8 else 384
     threads = min(most, -(-vectors // 128) * 32)
     blocks = min(y.size // width, resident_blocks(kernel, threads, shared, y.device.id))
-    kernel((blocks,), (threads,), (*arrays, np.int32(staged), *options), shared_mem=shared)
+    kernel((blocks,), (threads,), (*arrays, np.int32(staged), *options), shared)
 
 
 def _scores(x: Array, scale: float, mask: Array | None, causal: bool) -> tuple[Any, Array | None]:

@@ -405,7 +405,8 @@ def _rotation(
     """Return how the first heads of qkv are rotated."""
     for name, angle in zip(("cosines", "sines"), angles, strict=True):
         constant_of(op, f"angles, {name}", float_tensor(op, name, angle), "rotary() has it")
-    return rotation_of(op, "qkv", _separated(qkv.data, parts), *angles, heads, interleaved)
+    cos, sin = angles
+    return rotation_of(op, "qkv", _separated(qkv.data, parts), cos, sin, heads, interleaved)
 
 
 def _kernel_rotates(arrays: Arrays, options: AttentionOptions, rotation: Rotation) -> bool:

@@ -59,8 +59,7 @@ class Timeline:
 
 def timeline(recording: Recording) -> Timeline:
     """Return the timeline of the last step."""
-    steps = [each.start for each in recording.ranges if each.name == "step"]
-    window = max(steps, default=recording.window[0]), recording.steps_window[1]
+    window = _last_step(recording)
     computed, sent = _activity(recording)
 
     def inside(intervals: list[Interval]) -> list[Interval]:
@@ -73,6 +72,15 @@ def timeline(recording: Recording) -> Timeline:
         {phase: inside(intervals) for phase, intervals in computed.items()},
         inside(sent),
     )
+
+
+def _last_step(recording: Recording) -> Interval:
+    """Return when the last step runs: on a GPU from its first kernel on, as the host is ahead."""
+    steps = [each.start for each in recording.ranges if each.name == "step"]
+    start, end = max(steps, default=recording.window[0]), recording.steps_window[1]
+    launched = [(recording.range_of(kernel), kernel) for kernel in recording.kernels]
+    own = [kernel.start for each, kernel in launched if each is not None and each.start >= start]
+    return min(own, default=start), end
 
 
 def _activity(recording: Recording) -> tuple[dict[str, list[Interval]], list[Interval]]:

@@ -20,6 +20,12 @@ from tensorgrad.profile.recording import intersection, union
 from tensorgrad.profile.tables import Table, TableRow
 
 _COLORS = ("#4c72b0", "#8172b3", "#55a868", "#dd8452", "#ccb974", "#8c8c8c", "#c44e52")
+_OTHER = ("other", "#8c8c8c")
+_PHASES = {  # of a step -> label and color
+    "forward": ("forward", "#4c72b0"),
+    "backward": ("backward", "#8172b3"),
+    "step": ("optimizer", "#dd8452"),
+}
 _MOST_POINTS = 12  # with a label
 _MOST_BARS = 15
 
@@ -134,13 +140,12 @@ def plot_timeline(
     figure = _figure(13, 1.2 + 1.1 * len(timelines))
     axes = figure.subplots()
     first = min(line.start for line in timelines)
-    phases = list(dict.fromkeys(phase for line in timelines for phase in line.computed))
-    colors = {phase: _COLORS[i % len(_COLORS)] for i, phase in enumerate(phases)}
     rows: list[str] = []
     for line in timelines:
         shift = line.start - first
-        for phase, intervals in line.computed.items():
-            _bars(axes, len(rows), intervals, shift, colors[phase], phase or "other")
+        for phase in sorted(line.computed, key=lambda phase: _PHASES.get(phase, _OTHER)[0]):
+            label, color = _PHASES.get(phase, _OTHER)
+            _bars(axes, len(rows), line.computed[phase], shift, color, label)
         computed = union(each for intervals in line.computed.values() for each in intervals)
         _bars(axes, len(rows) + 1, line.sent, shift, "#d62728", "communication alone")
         _bars(

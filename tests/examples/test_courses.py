@@ -141,7 +141,7 @@ def test_parameters_and_modes_reach_all_modules() -> None:
     assert names == ["linear1.weights", "linear1.bias", "linear2.weights", "linear2.bias"]
     network.eval()
     assert not network.linear1.training
-    y = network(minitorch.tensor(np.ones((2, 5, 4))))
+    y = network(minitorch.tensor(np.ones((2, 5, 4)), backend=network.linear1.bias.value.backend))
     assert y.shape == (2,)
     optimizer = minitorch.SGD(network.parameters(), lr=0.5)
     y.sum().backward()

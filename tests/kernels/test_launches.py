@@ -31,7 +31,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     found: list[Launch] = []
 
     def load(file: str, kernel: str) -> Any:
-        return lambda grid, block, arguments, shared_mem=0: found.append((kernel, grid, arguments))
+        return lambda grid, block, arguments, shared=0: found.append((kernel, grid, arguments))
 
     namespace = SimpleNamespace(
         empty=lambda shape, dtype: on_gpu(np.empty(shape, dtype)),

@@ -39,12 +39,7 @@ def test_what_the_kernel_before_writes_is_not_read_early(launches: list[str]) ->
 
     def launch(**options: Any) -> str:
         overlap.launch(
-            lambda *_, **__: launches.append("plain"),
-            (1,),
-            (32,),
-            (),
-            early=[weight, None],
-            **options,
+            lambda *_: launches.append("plain"), (1,), (32,), (), early=[weight, None], **options
         )
         return launches[-1]
 
@@ -69,8 +64,7 @@ def test_kernels_that_start_the_next_at_once_pass_on_what_was_written(launches: 
 
     def launch(reads: Any, writes: Any, starts_next_at_once: bool = False) -> str:
         overlap.launch(
-            lambda *_, **__: launches.append("plain"), (1,), (32,), (),
-            early=[reads], writes=[writes],
+            lambda *_: launches.append("plain"), (1,), (32,), (), early=[reads], writes=[writes],
             starts_next_at_once=starts_next_at_once,
         )  # fmt: skip
         return launches[-1]
@@ -89,7 +83,7 @@ def test_a_chain_of_kernels_that_start_the_next_at_once_is_cut(launches: list[st
     y = on_gpu(np.zeros(8, np.float32))
     for _ in range(200):
         overlap.launch(
-            lambda *_, **__: launches.append("plain"), (1,), (32,), (), writes=[y, y[:4]],
+            lambda *_: launches.append("plain"), (1,), (32,), (), writes=[y, y[:4]],
             starts_next_at_once=True,
         )  # fmt: skip
         assert all(len(written) <= 20 for written in overlap._written.values())

@@ -39,16 +39,20 @@ def test_kernels_of_nccl_against_all_others() -> None:
 
 def test_the_timeline_of_the_last_step() -> None:
     kernels = (
-        Kernel("gemm", 10, 400, range=2),
-        Kernel("gemm", 600, 800, range=2),
+        Kernel("gemm", 10, 550, range=2),
+        Kernel("gemm", 600, 800, range=3),
         Kernel("ncclDevKernel_AllReduce", 700, 950, 7),
     )
-    backward = Range(2, 1, "backward", "matmul", 510, 520, phase="backward")
-    ranges = (step(0, 450), Range(1, -1, "phase", "step", 500, 560), backward)
+    ranges = (
+        step(0, 450),
+        Range(1, -1, "phase", "step", 500, 560),
+        Range(2, 0, "backward", "matmul", 5, 9, phase="backward"),
+        Range(3, 1, "backward", "matmul", 510, 520, phase="backward"),
+    )
     found = timeline(Recording(ranges, (0, 1000), kernels, epoch=5000, rank=2, source="cupti"))
-    assert (found.rank, found.start, found.length) == (2, 5500, 450)
-    assert found.computed == {"backward": [(100, 300)]}
-    assert found.sent == [(200, 450)]
+    assert (found.rank, found.start, found.length) == (2, 5600, 350)  # 100 after the host
+    assert found.computed == {"backward": [(0, 200)]}
+    assert found.sent == [(100, 350)]
 
 
 def test_without_communication() -> None:

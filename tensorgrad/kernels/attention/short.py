@@ -88,7 +88,7 @@ def backward(
     )
     bias, _, _, sizes, dropout = option_arguments(arrays, dy, options, gradients)
     last = (logsumexp, bias, *_angles(options), sizes, dropout)
-    kernel((batch * heads,), (threads,), (*gradients, *arrays, dy, *last), shared_mem=shared)
+    kernel((batch * heads,), (threads,), (*gradients, *arrays, dy, *last), shared)
 
 
 def _angles(options: AttentionOptions) -> tuple[Any, ...]:

@@ -49,7 +49,7 @@ def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
         (blocks(q, 64 * units, options),),
         (_THREADS,),
         (y, logsumexp, q, k, v, *option_arguments((q, k, v), y, options)),
-        shared_mem=_shared(width, 64 * units, columns, q.itemsize),
+        _shared(width, 64 * units, columns, q.itemsize),
     )
     return y, logsumexp
 
@@ -79,7 +79,7 @@ def backward(
             (count, 1 if width <= 128 else 2) if of_keys else (count,),
             (_THREADS,),
             (*results, sums, *rows, *others, *last),
-            shared_mem=_shared(width, 2 * 64 * units, columns, q.itemsize),
+            _shared(width, 2 * 64 * units, columns, q.itemsize),
         )
 
 

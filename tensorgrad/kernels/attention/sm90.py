@@ -123,7 +123,7 @@ def backward(
         for kernel, grid, block, columns, struct in launches:
             maps = (*rows, *(_boxes(other, columns) for other in others))
             last = (struct, extras, numbers[2], _strides(results[0]), *sums_of_rows)
-            kernel(grid, block, (*results, sums, counter(q), *maps, *last), shared_mem=_SHARED)
+            kernel(grid, block, (*results, sums, counter(q), *maps, *last), _SHARED)
 
 
 def row_sums_for(arrays: Arrays, options: AttentionOptions) -> Array | None:
@@ -173,7 +173,7 @@ def _backward_ordered(
         (plan.grid,),
         (3 * _WARPGROUP,),
         (*results, sums, *maps, plan.struct, plan.teams, pitch, *strides),
-        shared_mem=_SHARED,
+        _SHARED,
     )
     blind = q.shape[2] - k.shape[2]  # causal: how many first queries see no key
     if blind > 0 and not geometry.even:

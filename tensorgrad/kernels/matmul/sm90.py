@@ -184,7 +184,7 @@ def multiply(p: MatmulProblem, tiling: Tiling | None = None) -> None:
         *_sizes(p), *operands, parts.data.ptr, "WIDE", 0, False, 0, 0, 0, False, tiling, device,
         False,
     )  # fmt: skip
-    kernel(grid, (_THREADS,), (*arguments, NULL), shared_mem=_SHARED)
+    kernel(grid, (_THREADS,), (*arguments, NULL), _SHARED)
     sizes = MatmulSm90Arguments.from_buffer_copy(arguments[-1].value)
     sizes.add = p.add
     load(_FILE, f"matmul_sum<{c_name(y.dtype)}>")(

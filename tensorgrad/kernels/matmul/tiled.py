@@ -43,7 +43,7 @@ def multiply(p: MatmulProblem) -> None:
         (_tiles(p, 64 * repeat, 64 * repeat),),
         (256,),
         (packed,),
-        shared_mem=2 * _TILE_STAGES * _TILE_TERMS * pitch * dtype.itemsize,
+        2 * _TILE_STAGES * _TILE_TERMS * pitch * dtype.itemsize,
     )
 
 
@@ -58,7 +58,7 @@ def _multiply_mma(p: MatmulProblem) -> None:
         (_tiles(p, 2 * size, warps * size),),
         (64 * warps,),
         (packed, np.int32(stages)),
-        shared_mem=stages * stage,
+        stages * stage,
     )
 
 

@@ -35,7 +35,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     def load(file: str, name: str) -> Any:
-        return lambda *_, **__: found.append(name.partition("<")[0])
+        return lambda *_: found.append(name.partition("<")[0])
 
     def data(value: Any) -> Any:
         return value.data if isinstance(value, Tensor) else value
