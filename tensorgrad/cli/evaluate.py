@@ -70,7 +70,10 @@ def evaluate(
             "of the Hugging Face Hub"
         )
     elif data is None:
-        raise ArgumentError(f"--data: {model} is not a run, expected the text to evaluate it on")
+        raise ArgumentError(
+            f"--data: got none, expected the text to evaluate on: {model} is not a run, or it has "
+            "no checkpoints"
+        )
     else:
         run, settings = gpt2.evaluate, gpt2.GPT2Settings(download=download, revision=revision or "")
     given = {"data": data, "text_column": text_column, "batch": batch, "dtype": dtype}

@@ -20,7 +20,7 @@ _EXTRAS = {
     "jinja2": ("chat templates", "hub"),
     "matplotlib": ("plots", "plot"),
     "tensorboardX": ("the TensorBoard logger", "log"),
-    "pynvml": ("GPU clock and power", "profile"),
+    "pynvml": ("GPU clock and power", "log"),
     "cupti": ("traces of single kernels", "profile"),
 }
 

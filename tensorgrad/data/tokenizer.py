@@ -329,7 +329,7 @@ def check_pattern(op: str, pattern: str | None) -> None:
         tokenizers.Regex(pattern)
     except Exception as error:  # the library raises plain ones
         raise ArgumentError(
-            f"{op}: pattern {pattern!r:.200} is not a regular expression: {error}"
+            f"{op}: pattern is {pattern!r:.200}, expected a regular expression: {error}"
         ) from error
 
 

@@ -37,7 +37,8 @@ def check_new_folder(
     """
     if folder.is_dir():
         names = sorted(p.name for p in folder.iterdir() if p.name[0] != "." and not is_own(p))
-        if config.FILE in names or "metrics.jsonl" in names:
+        weights = any(name.endswith(".safetensors") for name in names)  # an exported model
+        if "metrics.jsonl" in names or (config.FILE in names and not weights):
             advice = f"; to resume it: --resume {folder}" if resumable else ""
             raise ArgumentError(f"{option}: {folder} holds a run, expected a new folder{advice}")
         if names:

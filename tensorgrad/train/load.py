@@ -94,10 +94,10 @@ def load_gpt2(
         return _merged(path), _tokenizer(Checkpoint(path, state), tokenizer or path.parent)
     what = "has none of these" if path.is_dir() else "is not a folder"
     raise CheckpointError(
-        f"load: {path} {what}, expected one with checkpoints/ (a run of "
-        "train_gpt2.py), state.json (one of its checkpoints) or model.safetensors (Hugging Face's "
-        "layout), or a file of tensorgrad.parallel.merge; a model of the Hugging Face Hub is "
-        "downloaded only with --download"
+        f"load: {path} {what}, expected one with checkpoints/ (a run of tensorgrad train), "
+        "state.json (one of its checkpoints) or model.safetensors (Hugging Face's layout), or a "
+        "file of tensorgrad.parallel.merge; a model of the Hugging Face Hub is downloaded only "
+        "with --download"
     )
 
 

@@ -267,7 +267,10 @@ class Trainer:
         """Raise CheckpointError where a setting differs that a resumed run must keep."""
         before = checkpoint.settings("settings")
         same_ranks = checkpoint.state.get("ranks") == self._ranks.ranks
-        wrong = contradictions(self.settings, before, asdict(self.settings), same_ranks)
+        now, warmup = asdict(self.settings), before.get("warmup")
+        if isinstance(warmup, int) and warmup + 1 == before.get("steps"):
+            del now["warmup"]  # limited by the steps, with which it may grow
+        wrong = contradictions(self.settings, before, now, same_ranks)
         if wrong:
             raise CheckpointError(
                 f"load: {checkpoint.path} was made with other settings: {'; '.join(wrong)}"

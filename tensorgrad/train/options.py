@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.errors import ArgumentError, TensorgradError
+from tensorgrad.errors import ArgumentError, TensorgradError, TrainingError
 from tensorgrad.train.config import Dataclass, flag
 
 # Arguments of the library, and the options that set them. `op.argument` is for that op alone.
@@ -96,7 +96,9 @@ def in_options(options: Mapping[str, Any] | Dataclass) -> Iterator[None]:
         yield
     except (TensorgradError, OSError) as error:
         if not isinstance(options, Mapping):
-            options = {flag(f): getattr(options, f.name) for f in fields(options)}
+            # A folder that no option named has no option in errors; a command knows what was typed.
+            named = [f for f in fields(options) if f.name != "out"]
+            options = {flag(f): getattr(options, f.name) for f in named}
         line = _renamed(error, options)
         if line is None:
             raise
@@ -132,7 +134,8 @@ def _plain(name: str) -> str:
 def _renamed(error: Exception, options: Mapping[str, Any]) -> str | None:
     """Return the error as one line about an option; None where it is about none of them."""
     text = str(error)
-    if text.startswith(tuple(f"{name}{end}" for name in options for end in (":", " "))):
+    known = text.startswith(tuple(f"{name}{end}" for name in options for end in (":", " ")))
+    if known or isinstance(error, TrainingError):  # of numbers, whatever folder it mentions
         return None
     text = re.sub(r"^[\w. ]+: (?=--[a-z])", "", text)
     if isinstance(error, OSError) and not isinstance(error, TensorgradError):
@@ -140,7 +143,8 @@ def _renamed(error: Exception, options: Mapping[str, Any]) -> str | None:
             return None
         text = f"{os.fsdecode(error.filename)}: {error.strerror}"
     name, path = _named_path(text, options)
-    if name and "write" not in text and _MISSING.search(text) and not os.path.lexists(path):
+    lost = name and not path.startswith("hf:") and not os.path.lexists(path)
+    if lost and "write" not in text and _MISSING.search(text):
         return _missing(name, path, text)
     about = _ABOUT.fullmatch(text)
     option = about and _option(about["op"] or "", about["name"], options)
@@ -189,8 +193,9 @@ def _named_path(text: str, options: Mapping[str, Any]) -> tuple[str, str]:
         (str(p), name) for path, name in paths for p in Path(path).parents if len(str(p)) > 1
     ]
     for path, name in sorted([*paths, *parents], key=lambda each: -len(each[0])):
-        whole = rf"(?<![\w./-]){re.escape(path)}(?![\w-])"
-        if path and not path.startswith("hf:") and re.search(whole, text):
+        beyond = r"\w-" if (path, name) in paths else r"\w/-"  # a parent is named alone
+        whole = rf"(?<![\w./-]){re.escape(path)}(?![{beyond}])"
+        if path and re.search(whole, text):
             return name, path
     return "", ""
 

@@ -8,7 +8,7 @@ import pytest
 
 from tensorgrad.cli import main
 from tensorgrad.data import prepare
-from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.errors import ArgumentError, DataError, TrainingError
 from tensorgrad.train.options import in_options, suggest
 from tensorgrad.train.sentiment import SentimentSettings
 
@@ -57,6 +57,10 @@ LINES = [
     ("prepare text.txt --vocab 0", "--vocab: got 0, expected 257 or more"),
     ("prepare text.txt --vocab 1e30", "--vocab: got '1e30', expected an integer"),
     ("prepare", "DATA: got none, expected a value"),
+    (
+        "prepare text.txt new --vocab 300 --pattern ([",
+        "--pattern: got '([', expected a regular expression",
+    ),
     ("generate lost a", "MODEL lost: no such file or folder"),
     ("evaluate lost", "MODEL lost: no such file or folder"),
     ("export lost new", "MODEL lost: no such file or folder"),
@@ -107,6 +111,7 @@ WRITERS = [
 ]
 USED = {
     "run": "run holds a run, expected a new folder",
+    "exported": "exported holds files (config.json, model.safetensors), expected a new folder",
     "files": "files holds files (a, b, c, ...), expected a new folder or an empty one",
     "text.txt": "text.txt is a file, expected a new folder or an empty one",
     "/dev/null/x": "cannot write to /dev/null/x",
@@ -125,7 +130,8 @@ def test_nothing_is_written_into_a_used_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("Some words to train on.\n" * 50)
-    for name in ("run/config.json", "files/a", "files/b", "files/c", "files/d"):
+    exported = "exported/config.json", "exported/model.safetensors"
+    for name in ("run/config.json", *exported, "files/a", "files/b", "files/c", "files/d"):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text("{}")
     before = sorted(tmp_path.rglob("*"))
@@ -150,6 +156,18 @@ def test_settings_name_options_too() -> None:
         raise FileNotFoundError(2, "No such file or directory", "lost")
     with pytest.raises(ArgumentError, match=r"^softmax: axis is 3"), in_options(settings):
         raise ArgumentError("softmax: axis is 3, expected 0")
+    settings = SentimentSettings(data="hf:a/b", vectors="runs/glove", out="run")
+    for message in ("load: run/a is of other data", "load: runs/a is of other data"):
+        with pytest.raises(DataError) as caught, in_options(settings):
+            raise DataError(message)
+        assert str(caught.value) == message
+    with pytest.raises(DataError, match=r"^--data: cannot load"), in_options(settings):
+        raise DataError("documents: cannot load 'hf:a/b': the data set does not exist")
+    with (
+        pytest.raises(TrainingError, match=r"^train: no number; see run$"),
+        in_options({"RUN": "run"}),
+    ):
+        raise TrainingError("train: no number; see run")
 
 
 def test_suggestions() -> None:

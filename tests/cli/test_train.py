@@ -175,23 +175,20 @@ def test_an_exported_folder_is_a_model_and_no_run(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    run, folder, data = (
-        tmp_path / "run",
-        tmp_path / "exported run",
-        ["--data", options[1], "--batch", "4"],
-    )
+    run, data = tmp_path / "run", ["--data", options[1], "--batch", "4"]
     assert main(["train", *options]) == 0
     expected = outputs(run, capsys, *data)
+    (folder,) = tmp_path.glob("exported run *")
     assert outputs(folder, capsys, *data) == expected
     for arguments, message in (
-        (["evaluate", str(folder)], "is not a run, expected the text to evaluate it on"),
+        (["evaluate", str(folder)], "--data: got none, expected the text to evaluate on"),
         (["report", str(folder)], "has a published model, expected the folder of a run"),
         (["compare", str(folder), str(run)], "has a published model, expected the folder of a run"),
         (["profile", str(folder)], "it has the sizes of a published model, expected the settings"),
         (["train", "--resume", str(folder)], "--init-from trains such a model"),
         (["classify", str(folder), "a"], "it has the sizes of a published model"),
         (["translate", str(folder), "a"], "checkpoints has no checkpoint"),
-        (["evaluate", "a/model", *data], "is downloaded only with --download"),
+        (["evaluate", "a/model", *data], "with --download a model of the Hugging Face Hub"),
         (
             ["train", "--init-from", "a/model", "--out", str(tmp_path / "x")],
             "is downloaded only with --download",

@@ -298,11 +298,19 @@ def test_a_resumed_run_may_get_more_steps_but_not_fewer(
     assert bits(more) == bits(whole)
 
 
+def test_a_warmup_that_too_few_steps_limited_grows_with_them(tmp_path: Path) -> None:
+    make_trainer(tmp_path, steps=7, warmup=6).run()
+    with pytest.raises(CheckpointError, match=r"--lr is 0.01 there"):
+        make_trainer(tmp_path, steps=9, warmup=8, lr=0.02).resume()
+    assert make_trainer(tmp_path, steps=9, warmup=8).resume()
+
+
 def test_other_settings_are_refused(tmp_path: Path) -> None:
     make_trainer(tmp_path, stop_after=5).run()
     free = make_trainer(tmp_path, log_every=3, keep=5, checkpoint_every=7, nan="skip")
     assert free.resume()
     for change, message in (
+        ({"warmup": 9}, "--warmup is 4 there, got 9"),
         ({"lr": 0.02}, "--lr is 0.01 there, got 0.02"),
         ({"seed": 1}, "--seed is 0 there, got 1"),
         ({"micro_batches": 2}, "--micro-batches is 1 there, got 2, expected 1 with the same"),
