@@ -17,7 +17,7 @@ from tensorgrad.models.pretrained import from_pretrained, is_pretrained, pretrai
 from tensorgrad.models.restore import restore
 from tensorgrad.models.sentiment import Classifier, class_probabilities
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
-from tensorgrad.readers import parse_json
+from tensorgrad.readers import parse_json, read_json
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import Checkpoint, check_same, load_checkpoint, run_checkpoint
 from tensorgrad.train.sentiment import (
@@ -87,7 +87,7 @@ def load_gpt2(
         found = run_checkpoint(path, checkpoint) if run == path else load_checkpoint(path)
         return _model(found), _tokenizer(found, tokenizer or run)
     if is_pretrained(path):
-        return _published_gpt2(path), Tokenizer.load(tokenizer or path)
+        return _published_gpt2(path), _published_tokenizer(tokenizer or path)
     if path.is_file():
         written = load_metadata(path).get("tokenizer", "{}")
         state = {"tokenizer": parse_json(written, f"the header of {path}")}
@@ -99,6 +99,17 @@ def load_gpt2(
         "file of tensorgrad.parallel.merge; a model of the Hugging Face Hub is downloaded only "
         "with --download"
     )
+
+
+def _published_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer of a published GPT-2, which adds no space before a text."""
+    settings = path / "tokenizer_config.json"
+    if settings.is_file() and read_json(settings).get("add_prefix_space"):
+        raise DataError(
+            f"load: {settings} has add_prefix_space true, expected false: only `tensorgrad "
+            "generate` adds a space before each text"
+        )
+    return Tokenizer.load(path)
 
 
 def run_of(path: Path) -> Path | None:

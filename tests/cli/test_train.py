@@ -199,6 +199,12 @@ def test_an_exported_folder_is_a_model_and_no_run(
         assert main(arguments) == 1, arguments
         assert message in caplog.text
 
+    settings = folder / "tokenizer_config.json"
+    settings.write_text('{"add_prefix_space": true}')
+    assert main(["evaluate", str(folder), *data]) == 1
+    assert "has add_prefix_space true, expected false" in caplog.text
+    settings.unlink()
+
     def snapshot_download(name: str, **options: Any) -> str:
         asked.append((name, options["revision"]))
         return str(folder)

@@ -215,7 +215,7 @@ def test_a_number_is_compared_in_the_dtype_of_16_bits(dtype: str) -> None:
     x = tg.tensor([0.1, 1 / 3], dtype)
     for number, index in ((0.1, 0), (1 / 3, 1)):
         same = [i == index for i in range(2)]
-        assert (x == number).tolist() == (number == x).tolist() == same
+        assert (x == number).tolist() == tg.equal(number, x).tolist() == same
         assert (x != number).tolist() == [not each for each in same]
         compared = [bool(found[index]) for found in (x <= number, x >= number, x < number)]
         assert compared == [True, True, False]
