@@ -34,6 +34,7 @@ SIZES = {
     "2.7B": (2560, 32, 32),
 }
 _PHASES = ("forward", "backward", "optimizer")
+_FIXED = 16  # bytes a parameter, in every precision: parameters, gradients and AdamW's state
 
 
 def model_cases(
@@ -124,12 +125,11 @@ def measure_model(case: Case, device: str) -> Row:
         case: of `model_cases`.
         device: "cpu", "cuda" or "cuda:N".
     Raises:
-        MemoryError: the plan says that the step does not fit in the memory that is free.
+        MemoryError: parameters, gradients and optimizer state do not fit in the free memory.
     """
     settings = settings_of(case)
     planned = planned_bytes(settings)
-    fixed = 18 if case["dtype"] == "bfloat16-parameters" else 16  # bytes: AdamW, gradients
-    check_fits(fixed * settings.config.parameters, device)
+    check_fits(_FIXED * settings.config.parameters, device)
     row: Row = {"parameters": settings.config.parameters}
     times = _captured_times if case["captured"] else _times
     row |= times(settings, device, case["warmup"], case["steps"])
