@@ -208,16 +208,3 @@ def test_values_that_a_dtype_holds_are_taken() -> None:
     y = beside("int8")
     with pytest.raises(ArgumentError, match=r"\+=: the result is 302, expected -128 to 127"):
         y += [301, 300]
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_number_is_compared_in_the_dtype_of_16_bits(dtype: str) -> None:
-    x = tg.tensor([0.1, 1 / 3], dtype)
-    for number, index in ((0.1, 0), (1 / 3, 1)):
-        same = [i == index for i in range(2)]
-        assert (x == number).tolist() == tg.equal(number, x).tolist() == same
-        assert (x != number).tolist() == [not each for each in same]
-        compared = [bool(found[index]) for found in (x <= number, x >= number, x < number)]
-        assert compared == [True, True, False]
-    assert (x < 1e30).all()
-    assert not (x == float("nan")).any()

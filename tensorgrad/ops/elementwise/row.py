@@ -22,7 +22,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
 from tensorgrad.checks import not_an_operand, note_widening
-from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64, is_float
+from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
@@ -368,25 +368,11 @@ class _Constant:
         self.data = data
 
 
-_COMPARISONS = frozenset(("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"))
-
-
-def _rounded(number: float, other: Any) -> float:
-    """Return a number in the 16-bit dtype that it is compared with: 0.1 equals float16's 0.1."""
-    dtype = other.data.dtype if isinstance(other, Tensor) else getattr(other, "dtype", float64)
-    if dtype.itemsize != 2 or not is_float(dtype):
-        return number
-    with np.errstate(over="ignore"):
-        rounded = float(np.asarray(number, dtype))
-    return rounded if math.isfinite(rounded) else number
-
-
 def _constant(row: Row, place: int, operands: Sequence[Any]) -> Any:
     """Return one of the operands of a row that is not a tensor."""
     operand = operands[place]
     if type(operand) in SCALARS:
-        compared = type(operand) is float and row.name in _COMPARISONS
-        return _Constant(_rounded(operand, operands[1 - place]) if compared else operand)
+        return _Constant(operand)
     if isinstance(operand, np.generic) or backend.is_array(operand):
         if operand.dtype.kind == "O":  # NumPy would compute with objects
             raise DtypeError(f"{row.name}: got an array of {operand.dtype}, expected numbers")
