@@ -371,6 +371,7 @@ def test_the_page_lists_other_results() -> None:
     assert [quoted(row[0])[0] for row in table("Other results of equal calls")] == [*OTHER_RESULTS]
 
 
+@pytest.mark.filterwarnings("ignore::tensorgrad.errors.WideningWarning")
 @pytest.mark.parametrize("call", OTHER_RESULTS)
 def test_results_that_the_page_lists(call: str) -> None:
     assert OTHER_RESULTS[call]()

@@ -355,7 +355,7 @@ def outcome(op: Any, f: Function, sample: Any) -> tuple[str, str]:
     if [y.shape for y in ours] != [tuple(y.shape) for y in theirs]:
         return "wrong", f"shapes {[y.shape for y in ours]}"
     loss, their_loss, rng = (
-        Tensor(0.0),
+        Tensor(np.zeros(())),
         torch.zeros((), dtype=torch.float64),
         np.random.default_rng(0),
     )
