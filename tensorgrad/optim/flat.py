@@ -178,6 +178,7 @@ class FlatParameters:
                 self._move(segment, name, found[name], data, grad)
             self._moved(number)
         self._references = references([grad for *_, grad in self._parts])
+        note_zeros(self._references)  # gradients that the parameters brought along count as written
         self._zeroed_in: object = None  # the capture of the last `zero_grad`
         self.touched_elsewhere: frozenset[str] = frozenset()
 
@@ -249,7 +250,7 @@ class FlatParameters:
             grad.fill(0)
 
     def untouched(self) -> list[str]:
-        """Return the parameters whose gradient no backward has added to since `zero_grad`."""
+        """Return the parameters whose gradient no backward has added to since it was 0."""
         return untouched((name, grad) for name, _, _, grad in self._parts)
 
     def without_gradient(self) -> frozenset[str]:
