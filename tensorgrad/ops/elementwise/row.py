@@ -32,19 +32,11 @@ from tensorgrad.ops.elementwise.trace import Symbol
 from tensorgrad.tensor import Tensor
 
 _NDARRAY = np.ndarray
-_JUMPS = frozenset(  # rows whose value may jump where a number beside 16 bits is rounded or not
-    [
-        "equal",
-        "not_equal",
-        "less",
-        "less_equal",
-        "greater",
-        "greater_equal",
-        "floor_divide",
-        "remainder",
-        "fmod",
-    ]
-)
+# Rows whose value may jump where a number beside 16 bits is rounded or not.
+_JUMPS = {
+    *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
+    *("floor_divide", "remainder", "fmod"),
+}
 _FUSED_BLOCK = BLOCK // 2  # elements; fused expressions have more temporaries
 
 
