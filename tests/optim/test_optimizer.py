@@ -129,6 +129,7 @@ def test_a_gradient_that_was_written_counts() -> None:
     optimizer.flat.grad[1] = 1
     optimizer.step()
     assert x.numpy().tolist() == [1, 0.5, 1]
+    assert not optimizer.flat.untouched()  # no step asks the host again before `zero_grad`
 
 
 def test_equal_runs_give_equal_bits(make: Make, device: str) -> None:
@@ -570,6 +571,8 @@ def test_ctrl_c_between_the_kernels_of_a_step_waits(
 
     monkeypatch.setattr(launches, "load", load)
     toy.set_gradients(tensors, 0)
+    assert not optimizer.flat.without_gradient()  # a launch each, once
+    launched.clear()
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
     assert len(launched) == 2
