@@ -33,10 +33,11 @@ _MEMORY = Path("/dev/shm")
 
 def pytest_configure() -> None:
     """Keep temporary files in memory where it has room: runs wait for disks thousands of times."""
-    if "TMPDIR" not in os.environ and _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK):
-        if shutil.disk_usage(_MEMORY).free >= 4 * 2**30:
-            os.environ["TMPDIR"] = str(_MEMORY)  # of the programs that tests start, too
-            tempfile.tempdir = None
+    if "TMPDIR" in os.environ or not (_MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)):
+        return
+    if shutil.disk_usage(_MEMORY).free >= 4 * 2**30:
+        os.environ["TMPDIR"] = str(_MEMORY)  # of the programs that tests start, too
+        tempfile.tempdir = None
 
 
 def _no_gpu() -> str | None:
