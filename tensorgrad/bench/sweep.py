@@ -4,9 +4,9 @@
     found = run_sweep(sweep, [{"n": 1}, {"n": 2}], measure, Path("out"), device="cpu", version="1")
 
 A finished case is a line of out/squares.csv, written at once. The next start with the same folder
-skips it. At the end, and after Ctrl-C, the rows of these cases are in squares.md and in pictures
-too. A case without enough memory is a row that says so, and an error in one case does not end the
-others.
+and the same commit skips it. At the end, and after Ctrl-C, the rows of these cases are in
+squares.md, in squares.json and in pictures too. A case without enough memory is a row that says so,
+and an error in one case does not end the others.
 Tests: tests/bench/test_sweep.py.
 """
 
@@ -24,13 +24,16 @@ from typing import Any
 
 from tensorgrad.bench.memory import is_out_of_memory, release
 from tensorgrad.bench.pictures import save
+from tensorgrad.bench.provenance import COLUMNS, provenance
 from tensorgrad.errors import ArgumentError, CommError, DataError
-from tensorgrad.files import locked, make_folder, named_in_errors, replacing
+from tensorgrad.files import finite, locked, make_folder, named_in_errors, replacing, write_json
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.parallel.comm.collectives import Comm
 
 OK, OUT_OF_MEMORY, ERROR = "ok", "out of memory", "error"
-_ALWAYS = ("clock_mhz", "watts", "status", "message", "device", "version")
+_ALWAYS = ("clock_mhz", "watts", "status", "message", "device", "version", *COLUMNS)
+_IDENTITY = ("device", "commit")  # with which a case is another one
+_TEXTS = ("message", "device", "version", *COLUMNS)  # the digits of a commit are no number
 _LONGEST = 300  # characters of a message
 _ATTEMPTS = 3  # of an exchange after a case
 _WHOLE_FROM = 999.95  # numbers from here on have no decimals in the Markdown; it rounds to 1,000
@@ -111,7 +114,8 @@ def run_sweep(
         cases: a value for each parameter.
         measure: returns the results of a case. What it returns on rank 0 counts.
         folder: for the files; created where it is missing.
-        device: its name, for the rows; rows of other devices are other cases.
+        device: its name, for the rows; rows of other devices, and of other commits, are other
+            cases.
         version: of the library, for the rows.
         comm: the ranks; default: this process alone.
         progress: called on rank 0 before each case with the number of cases done, that of all to
@@ -128,7 +132,7 @@ def run_sweep(
         raise ArgumentError(f"{sweep.name}: got no cases, expected at least one")
     comm = Comm() if comm is None else comm
     monitor = GpuMonitor(None) if monitor is None else monitor
-    facts = {"device": device, "version": version}
+    facts = {"device": device, "version": version, **provenance()}
     with ExitStack() as stack:
         table = None
         todo: list[int] = []
@@ -240,7 +244,7 @@ class _RowFile:
             os.fsync(f.fileno())
 
     def finish(self, cases: Sequence[Case], facts: Row) -> SweepResult:
-        """Write the rows of these cases in Markdown and as pictures."""
+        """Write the rows of these cases in Markdown, as JSON and as pictures."""
         asked = [
             row for row in self._rows if any(self._same(row, {**each, **facts}) for each in cases)
         ]
@@ -248,7 +252,9 @@ class _RowFile:
         place = self._path.with_suffix(".md")
         with replacing(place) as file:
             file.write(to_markdown(self._sweep, rows).encode())
-        found = SweepResult(rows, paths=[self._path, place])
+        found = SweepResult(rows, paths=[self._path, place, self._path.with_suffix(".json")])
+        table = {"name": self._sweep.name, "parameters": self._sweep.parameters}
+        write_json(found.paths[-1], table | {"rows": [_for_json(row) for row in rows]}, 1)
         found.failed = sum(row["status"] == ERROR for row in rows)
         measured = [row for row in rows if row["status"] == OK]
         try:
@@ -261,12 +267,14 @@ class _RowFile:
         return found
 
     def _same(self, row: Mapping[str, str], case: Row) -> bool:
-        names = (*self._sweep.parameters, "device")
+        names = (*self._sweep.parameters, *_IDENTITY)
         return all(row[name] == _text(case[name]) for name in names)
 
 
 def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
     """Return the rows as a table; parameters with one value are in a line above it.
+
+    A line below says where they come from.
 
     Args:
         sweep: the table.
@@ -274,7 +282,7 @@ def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
     """
     if not rows:
         return "no rows\n"
-    shown = [name for name in sweep.columns if name not in (*sweep.hidden, "version")]
+    shown = [name for name in sweep.columns if name not in (*sweep.hidden, "version", *COLUMNS)]
     same = [
         name
         for name in (*sweep.parameters, "device")
@@ -290,7 +298,14 @@ def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
         words = [cell.replace("|", "\\|") for cell in cells]
         lines.append("| " + " | ".join(words) + " |")
     about = ", ".join(f"{name} {_shown(rows[0][name])}" for name in same if rows[0][name] != "")
-    return (f"{about}\n\n" if about else "") + "\n".join(lines) + "\n"
+    sources = dict.fromkeys(_source(row) for row in rows)
+    return (f"{about}\n\n" if about else "") + "\n".join((*lines, "", *sources)) + "\n"
+
+
+def _source(row: Row) -> str:
+    """Return where a row comes from, such as "2026-11-26, commit 1a2b3c, tensorgrad 1.0"."""
+    names = {"date": "", "commit": "commit ", "version": "tensorgrad ", "versions": ""}
+    return ", ".join(f"{word}{row[name]}" for name, word in names.items() if row[name] != "")
 
 
 def _read(path: Path) -> str:
@@ -353,7 +368,12 @@ def _shown(value: Any, is_percent: bool = False) -> str:
 
 def _numbers(row: Mapping[str, str]) -> Row:
     """Return the row with numbers and truth values where the text is one."""
-    return {name: _number(text) for name, text in row.items()}
+    return {name: text if name in _TEXTS else _number(text) for name, text in row.items()}
+
+
+def _for_json(row: Row) -> Row:
+    """Return a row; None for what is not a finite number or was not measured."""
+    return {name: None if value == "" else value for name, value in finite(row).items()}
 
 
 def _number(text: str) -> Any:

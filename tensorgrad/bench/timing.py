@@ -56,23 +56,23 @@ def in_turns(measures: Sequence[Callable[[], float]], turns: int) -> list[float]
     return [statistics.median(each) for each in found]
 
 
-def under_load(call: Call, seconds: float) -> float:
+def under_load(call: Call, seconds: float, device: str = "cuda") -> float:
     """Return the mean milliseconds of one call, repeated for so long without waiting for each.
 
     So the GPU gets as warm as in training, and may reach its limit of power.
     """
     call(0)
-    synchronize("cuda")
+    synchronize(device)
     start = time.perf_counter()
     call(1)
-    synchronize("cuda")
+    synchronize(device)
     rounds = max(1, int(_LOAD_SECONDS / (time.perf_counter() - start)))
     count, start = 0, time.perf_counter()
     while count == 0 or time.perf_counter() - start < seconds:
         for _ in range(rounds):
             call(count)
             count += 1
-        synchronize("cuda")
+        synchronize(device)
     return 1e3 * (time.perf_counter() - start) / count
 
 
@@ -104,17 +104,36 @@ def _queue(call: Call) -> Iterator[float]:
         yield cupy.cuda.get_elapsed_time(*events) / rounds
 
 
+def compare_on(device: str, *calls: Call) -> list[float]:
+    """Return the median time of each call on a CPU or a GPU, in turns, after one to warm up."""
+    if device != "cpu":
+        return compare(*calls)
+    for call in calls:
+        call(0)
+    slowest = max(_host_milliseconds(call) for call in calls)
+    turns = max(1, min(REPEATS, int(1e3 * _HOST_SECONDS / slowest)))
+    return in_turns([partial(_host_milliseconds, call) for call in calls], turns)
+
+
+def _host_milliseconds(call: Call) -> float:
+    start = time.perf_counter()
+    call(1)
+    return 1e3 * (time.perf_counter() - start)
+
+
 def milliseconds_on(device: str, call: Call) -> float:
     """Return the median time of one call on a CPU or a GPU, after one to warm up."""
-    if device != "cpu":
-        return milliseconds(call)
-    call(0)
-    times: list[float] = []
-    while len(times) < REPEATS and sum(times) < _HOST_SECONDS:
-        start = time.perf_counter()
-        call(len(times) + 1)
-        times.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(times)
+    return compare_on(device, call)[0]
+
+
+def seconds_of(call: Callable[[], object], device: str, count: int = 1) -> float:
+    """Return the seconds of some calls in a row, with the GPU's work."""
+    synchronize(device)
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    synchronize(device)
+    return time.perf_counter() - began
 
 
 def synchronize(device: str) -> None:
