@@ -131,14 +131,3 @@ def _floor(op: Range, kind: str, ceilings: Ceilings) -> float:
         return 0.0  # of biases: other kernels may have added up the rows
     peak = ceilings.flops.get(op.dtype, math.inf)
     return max(op.flops / peak, op.nbytes / ceilings.bandwidth)
-
-
-def to_markdown(found: Mapping[str, tuple[float, float | None]]) -> str:
-    """Return a table of what `breakdown` gave."""
-    total = sum(ms for ms, _ in found.values())
-    lines = ["| kernels | ms | % of step | floor, ms | floor / time, % |", "|---|--:|--:|--:|--:|"]
-    for kind, (ms, floor) in sorted(found.items(), key=lambda item: -item[1][0]):
-        if ms:
-            of_time = "|" if floor is None else f"{floor:.3f} | {100 * floor / ms:.0f}"
-            lines.append(f"| {kind} | {ms:.3f} | {100 * ms / total:.1f} | {of_time} |")
-    return "\n".join(lines) + "\n"

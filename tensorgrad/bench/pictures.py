@@ -45,6 +45,28 @@ def plot_lines(
         axes.legend(fontsize=8)
 
 
+def grouped_bars(
+    rows: Sequence[dict[str, Any]],
+    names: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    unit: str,
+) -> Any:
+    """Return a figure with a group of bars for each row: one for each column that it has."""
+    figure = new_figure(1, 1, title, max(6.4, 0.9 * len(rows)))
+    axes = figure.subplots()
+    shown = [column for column in columns if any(row[column] != "" for row in rows)]
+    width = 0.8 / max(1, len(shown))
+    for number, column in enumerate(shown):
+        places = [i + (number - (len(shown) - 1) / 2) * width for i in range(len(rows))]
+        axes.bar(places, [row[column] or 0 for row in rows], 0.95 * width, label=column)
+    axes.set_xticks(range(len(rows)), names, fontsize=7)
+    axes.set_ylabel(unit)
+    axes.grid(alpha=0.3, axis="y")
+    axes.legend()
+    return figure
+
+
 def powers_of_two(axes: Any) -> None:
     """Number the x axis by powers of two, as integers."""
     axes.set_xscale("log", base=2)

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from tensorgrad.amp import AUTOCAST, autocast
 from tensorgrad.bench.memory import peak_memory
 from tensorgrad.bench.timing import synchronize
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.models.language_model import initialize
 from tensorgrad.optim import AdamW, LossScaler
 from tensorgrad.optim.flat import FlatParameters, NamedParameters
@@ -30,8 +30,26 @@ from tensorgrad.train.ranks import Batch, Ranks
 from tensorgrad.train.settings import DTYPES, with_gradients_of
 
 PRECISIONS = DTYPES  # of training
+MODELS = {**PRESETS, "char": GPT2Config(10000, 256, 6, 6, 384)}
 
 Step = Callable[[], object]
+
+
+def sized(preset: str, vocab: int | None = None, **sizes: int | None) -> GPT2Config:
+    """Return a model of MODELS whose vocabulary is padded to a multiple of 128.
+
+    Args:
+        preset: its name.
+        vocab: size of the vocabulary; None: the preset's.
+        sizes: layers, width, heads, context; None: the preset's.
+    Raises:
+        ArgumentError: there is no such preset, or the sizes do not fit.
+    """
+    if preset not in MODELS:
+        raise ArgumentError(f"bench: preset is {preset!r}, expected {', '.join(MODELS)}")
+    given = {"vocab_size": vocab, **sizes}
+    changed = {name: size for name, size in given.items() if size is not None}
+    return replace(MODELS[preset], vocab_multiple=128, **changed)
 
 
 @dataclass(frozen=True)

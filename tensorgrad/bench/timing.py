@@ -136,6 +136,14 @@ def seconds_of(call: Callable[[], object], device: str, count: int = 1) -> float
     return time.perf_counter() - began
 
 
+def host_seconds(call: Callable[[], object], device: str) -> float:
+    """Return the seconds until a call returns; a GPU is idle when it begins."""
+    synchronize(device)
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
 def synchronize(device: str) -> None:
     """Wait for a GPU; nothing on a CPU."""
     if device != "cpu":

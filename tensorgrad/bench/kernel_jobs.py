@@ -1,0 +1,837 @@
+"""The work that `tensorgrad bench kernels` measures, by family, beside the peers of each.
+
+A family yields its jobs without making anything: arrays and PyTorch's functions come with `make`.
+Numbers of rows are divided by a scale, for CPUs. Tests: tests/bench/test_kernels.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend, nn, optim
+from tensorgrad.amp import autocast
+from tensorgrad.autograd import no_grad
+from tensorgrad.bench.attention import operations
+from tensorgrad.bench.kernels import COMPILED, Calls, Family, Job, Jobs
+from tensorgrad.bench.timing import Call, random_array
+from tensorgrad.bench.torch_arrays import to_torch
+from tensorgrad.dtypes import as_dtype, bfloat16, float32
+from tensorgrad.kernels import matmul as matmul_cuda
+from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
+from tensorgrad.ops import creation, elementwise, reduce
+from tensorgrad.ops.attention import attention, attention_varlen
+from tensorgrad.ops.attention_unfused import attention_unfused
+from tensorgrad.ops.cross_entropy import cross_entropy
+from tensorgrad.ops.decode import attend
+from tensorgrad.ops.dropout import dropout, dropout_add, swiglu_dropout
+from tensorgrad.ops.elementwise import activation
+from tensorgrad.ops.embedding import embedding
+from tensorgrad.ops.indexing import add_rows
+from tensorgrad.ops.linear import linear, linear_gelu
+from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy
+from tensorgrad.ops.matmul import matmul
+from tensorgrad.ops.norm import layer_norm, rms_norm
+from tensorgrad.ops.softmax import softmax
+from tensorgrad.tensor import Tensor
+
+Shape = tuple[int, ...]
+_NARROW, _WIDE = "bfloat16", "float32"
+
+
+def _eager_and_compiled(torch: Any, function: Any) -> dict[str, Any]:
+    return {"eager": function, COMPILED: torch.compile(function)}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function whose forward and backward are two jobs, and PyTorch's of the same formula.
+
+    Attributes:
+        name: of the jobs, without the direction.
+        size: in words.
+        shapes: of its inputs.
+        dtype: of its inputs.
+        ours: takes tensors.
+        moved: bytes or operations forward and backward; None: no such job.
+        theirs: takes PyTorch and returns the function of its tensors; None: no peer.
+        variants: returns the peers by name, given PyTorch and that function.
+        trained: whether each input has a gradient; default: all.
+        recorded: whether forward keeps what backward needs.
+        sets: of first inputs, so that none is found in the L2 cache.
+        unit: of `moved`.
+        fixed: returns arrays that follow the inputs, given a device.
+    """
+
+    name: str
+    size: str
+    shapes: tuple[Shape, ...]
+    dtype: str
+    ours: Callable[..., Tensor]
+    moved: tuple[float | None, float | None]
+    theirs: Callable[[Any], Callable[..., Any]] | None = None
+    variants: Callable[[Any, Any], dict[str, Any]] = _eager_and_compiled
+    trained: tuple[bool, ...] = ()
+    recorded: bool = True
+    sets: int = 1
+    unit: str = "GB/s"
+    fixed: Callable[[str], list[Any]] = lambda device: []
+
+    def jobs(self) -> Jobs:
+        """Yield forward and backward."""
+        for direction, amount in zip(("forward", "backward"), self.moved, strict=True):
+            if amount is not None:
+                make = self._forward if direction == "forward" else self._backward
+                name = f"{self.name} {direction}"
+                yield Job(name, self.size, self.dtype, amount, make, self.unit)
+
+    def _needs(self) -> tuple[bool, ...]:
+        return self.trained or (True,) * len(self.shapes)
+
+    def _arrays(self, device: str) -> list[list[Any]]:
+        """Return the inputs of each set; all but the first are shared."""
+        arrays = [random_array(s, self.dtype, i, device) for i, s in enumerate(self.shapes)]
+        firsts = (random_array(self.shapes[0], self.dtype, 100 + i, device)
+                  for i in range(1, self.sets))  # fmt: skip
+        return [arrays, *([first, *arrays[1:]] for first in firsts)]
+
+    def _tensors(self, device: str) -> list[list[Tensor]]:
+        fixed = [Tensor(array) for array in self.fixed(device)]
+        return [
+            [Tensor(a, requires_grad=n) for a, n in zip(arrays, self._needs(), strict=True)] + fixed
+            for arrays in self._arrays(device)
+        ]
+
+    def _torch(self, torch: Any, device: str) -> tuple[dict[str, Any], list[list[Any]]]:
+        """Return the peers that support these inputs, and PyTorch's tensors."""
+        if torch is None or self.theirs is None:
+            return {}, []
+        fixed = [to_torch(torch, array).to(getattr(torch, self.dtype))
+                 for array in self.fixed(device)]  # fmt: skip
+        sets = [
+            [to_torch(torch, a).requires_grad_(n)
+             for a, n in zip(arrays, self._needs(), strict=True)] + fixed
+            for arrays in self._arrays(device)
+        ]  # fmt: skip
+        return self.variants(torch, self.theirs(torch)), sets
+
+    def _forward(self, device: str, torch: Any) -> Calls:
+        inputs = self._tensors(device)
+
+        def ours(i: int) -> Tensor:
+            with nullcontext() if self.recorded else no_grad():
+                return self.ours(*inputs[i % self.sets])
+
+        def theirs(i: int, function: Any) -> Any:
+            with torch.set_grad_enabled(self.recorded):
+                return function(*sets[i % self.sets])
+
+        functions, sets = self._torch(torch, device)
+        peers: dict[str, Call] = {n: partial(theirs, function=f) for n, f in functions.items()}
+        return Calls(ours, _supported(peers))
+
+    def _backward(self, device: str, torch: Any) -> Calls:
+        nodes = [self.ours(*inputs).node for inputs in self._tensors(device)]
+        shape = self.ours(*self._tensors(device)[0]).shape
+        dys = [random_array(shape, self.dtype, 200 + i, device) for i in range(self.sets)]
+
+        def ours(i: int) -> Any:
+            node = nodes[i % self.sets]
+            assert node is not None
+            needs = [edge is not None for edge in node.edges]
+            return node.backward(dys[i % self.sets], node.saved or (), needs)
+
+        functions, sets = self._torch(torch, device)
+        wanted = [[t for t in inputs if t.requires_grad] for inputs in sets]
+        gradients = [to_torch(torch, dy) for dy in dys] if functions else []
+
+        @cache
+        def outputs(name: str) -> list[Any]:
+            return [functions[name](*inputs) for inputs in sets]
+
+        def theirs(i: int, name: str) -> Any:
+            place = i % self.sets
+            return torch.autograd.grad(
+                outputs(name)[place], wanted[place], gradients[place], retain_graph=True
+            )
+
+        return Calls(ours, _supported({name: partial(theirs, name=name) for name in functions}))
+
+
+def _supported(peers: dict[str, Call]) -> dict[str, Call]:
+    """Return the peers without kernels of attention that do not support an operand."""
+    found = {}
+    for name, call in peers.items():
+        if name in ("flash-2", "cudnn", "efficient"):
+            try:
+                call(0)
+            except RuntimeError:
+                continue
+        found[name] = call
+    return found
+
+
+def _size(*shape: int) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _item(dtype: str) -> int:
+    return as_dtype(dtype).itemsize
+
+
+def softmax_jobs(device: str, scale: int) -> Jobs:
+    """Yield softmax of the last axis."""
+    for shape in ((32, 12, 1024, 1024), (8192, 50304), (8192, 50257)):
+        shape = (max(1, shape[0] // scale), *shape[1:])
+        size = 2 * math.prod(shape)
+        yield from Function(
+            "softmax", _size(*shape), (shape,), _NARROW, softmax, (2 * size, 3 * size),
+            lambda torch: partial(torch.softmax, dim=-1), lambda torch, f: {"eager": f},
+        ).jobs()  # fmt: skip
+
+
+def norm_jobs(device: str, scale: int) -> Jobs:
+    """Yield layer_norm of three widths, and rms_norm."""
+    rows = max(1, 32768 // scale)
+    for width in (768, 1600, 4096):
+        size = rows * width
+        yield from Function(
+            "layer_norm", _size(rows, width), ((rows, width), (width,), (width,)), _NARROW,
+            layer_norm, (4 * size, 6 * size),
+            lambda torch, width=width: lambda x, weight, bias: torch.nn.functional.layer_norm(
+                x, (width,), weight, bias
+            ),
+            sets=max(1, 2**29 // (size * 2 * scale)),  # together larger than the L2 cache
+        ).jobs()  # fmt: skip
+    yield from Function(
+        "rms_norm", _size(rows, 768), ((rows, 768), (768,)), _NARROW, rms_norm,
+        (4 * rows * 768, None),
+        lambda torch: lambda x, weight: torch.nn.functional.rms_norm(x, (768,), weight, 1e-6),
+    ).jobs()  # fmt: skip
+
+
+def elementwise_jobs(device: str, scale: int) -> Jobs:
+    """Yield maps, zips and fused functions of 64M elements."""
+    shape = max(1, 16384 // scale), 4096
+    gelu, bias = activation.gelu, shape[1:]
+    functions: tuple[tuple[str, Any, tuple[Shape, ...], Any], ...] = (
+        ("add", elementwise.add, (shape, shape), lambda f: lambda x, y: x + y),
+        ("gelu", lambda x: gelu(x, "tanh"), (shape,), lambda f: partial(f.gelu, approximate="tanh")),
+        ("gelu erf", gelu, (shape,), lambda f: f.gelu),
+        ("silu", activation.silu, (shape,), lambda f: f.silu),
+        ("swiglu", activation.swiglu, (shape, shape), lambda f: lambda x, y: f.silu(x) * y),
+        ("bias_gelu", activation.bias_gelu, (shape, bias),
+         lambda f: lambda x, b: f.gelu(x + b, approximate="tanh")),
+    )  # fmt: skip
+    for dtype in (_NARROW, _WIDE):
+        once = math.prod(shape) * _item(dtype)
+        for name, ours, shapes, theirs in functions:
+            large = sum(each == shape for each in shapes)
+            moved = (large + 1) * once, None if name == "add" else (2 * large + 1) * once
+            yield from Function(
+                name, _size(*shape), shapes, dtype, ours, moved,
+                lambda torch, theirs=theirs: theirs(torch.nn.functional), recorded=False,
+            ).jobs()  # fmt: skip
+
+
+def dropout_jobs(device: str, scale: int) -> Jobs:
+    """Yield dropout alone, with a residual, with a bias too, and of SwiGLU."""
+    shape, p = (max(1, 16384 // scale), 4096), 0.1
+
+    def theirs(torch: Any) -> Any:
+        def function(x: Any, residual: Any = None, bias: Any = None) -> Any:
+            dropped = torch.nn.functional.dropout(x if bias is None else x + bias, p)
+            return dropped if residual is None else residual + dropped
+
+        return function
+
+    functions: tuple[tuple[str, Any, int, tuple[int | None, int | None], Any], ...] = (
+        ("dropout", lambda x: dropout(x, p), 1, (2, None), theirs),
+        ("dropout", lambda x, residual: dropout_add(x, residual, p), 2, (None, 2), None),
+        ("dropout + residual", lambda x, r: dropout_add(x, r, p), 2, (3, None), theirs),
+        ("bias + dropout + residual", lambda x, r, bias: dropout_add(x, r, p, bias), 3, (3, None),
+         theirs),
+        ("swiglu + dropout", lambda gate, up: swiglu_dropout(gate, up, p), 2, (3, 5), None),
+    )  # fmt: skip
+    for dtype in (_NARROW, _WIDE):
+        once = math.prod(shape) * _item(dtype)
+        for name, ours, count, times, peer in functions:
+            forward, backward = (None if n is None else n * once for n in times)
+            yield from Function(
+                name, _size(*shape), (shape, shape, shape[1:])[:count], dtype, ours,
+                (forward, backward), peer, trained=(True, name.startswith("swiglu"), False)[:count],
+                recorded=False,
+            ).jobs()  # fmt: skip
+
+
+def reduce_jobs(device: str, scale: int) -> Jobs:
+    """Yield reductions of 1 GB."""
+    lines: tuple[tuple[str, int | None, Shape], ...] = (  # 0: the length that makes 1 GB
+        *(("sum", None, (0,)), ("sum", -1, (0, 1024)), ("sum", -1, (0, 50257))),
+        *(("sum", -1, (0, 33)), ("sum", 0, (0, 1024)), ("sum", 0, (0, 1000))),
+        *(("sum", 1, (0, 512, 1024)), ("sum", 1, (0, 512, 33)), ("mean", -1, (0, 1024))),
+        *(("max", -1, (0, 1024)), ("max", None, (0,)), ("argmax", -1, (0, 1024))),
+        *(("argmax", None, (0,)), ("argmax", 0, (0, 1024)), ("var", -1, (0, 1024))),
+        *(("var", None, (0,)), ("var", 0, (0, 1024)), ("norm", None, (0,))),
+        ("logsumexp", -1, (0, 1024)),
+    )
+    for dtype in (_WIDE, _NARROW):
+        for name, axis, lengths in lines:
+            count = 2**30 // scale // _item(dtype)
+            known = math.prod(n for n in lengths if n)
+            shape = tuple(n or max(1, count // known) for n in lengths)
+            ours: Any = getattr(reduce, name)
+            yield from Function(
+                name, f"{_size(*shape)} axis {axis}", (shape,), dtype,
+                partial(ours, axis=axis), (math.prod(shape) * _item(dtype), None),
+                partial(_torch_reduction, name=name, axis=axis), lambda torch, f: {"eager": f},
+                trained=(False,),
+            ).jobs()  # fmt: skip
+
+
+def _torch_reduction(torch: Any, name: str, axis: int | None) -> Any:
+    function = {"max": torch.amax, "norm": torch.linalg.vector_norm}.get(name)
+    function = function or getattr(torch, name)
+    return function if axis is None else partial(function, dim=axis)
+
+
+def fused_jobs(device: str, scale: int) -> Jobs:
+    """Yield fused ops beside the same formulas of our own ops: forward, and all of `backward`."""
+    exp, maximum, total, mean = elementwise.exp, reduce.max, reduce.sum, reduce.mean
+
+    def unfused_softmax(x: Tensor) -> Tensor:
+        powers = exp(x - maximum(x, -1, keepdims=True))
+        return powers / total(powers, -1, keepdims=True)
+
+    @cache
+    def seen(size: int, device: str) -> Tensor:
+        return creation.tril(creation.ones((size, size), "bool", device))
+
+    def unfused_scores(x: Tensor) -> Tensor:
+        mask = seen(x.shape[-1], x.device)
+        return unfused_softmax(elementwise.where(mask, x * 0.125, float("-inf")))
+
+    def unfused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        centred = x - mean(x, -1, keepdims=True)
+        variance = mean(centred * centred, -1, keepdims=True)
+        return centred / elementwise.sqrt(variance + 1e-5) * weight + bias
+
+    def scores(x: Tensor) -> Tensor:
+        return softmax(x, scale=0.125, causal=True)
+
+    for dtype in (_WIDE, _NARROW):
+        for name, fused, unfused, shape, parameters in (
+            ("softmax", softmax, unfused_softmax, (2**18, 1024), 0),
+            ("softmax", softmax, unfused_softmax, (2048, 256), 0),
+            ("attention softmax", scores, unfused_scores, (256, 1024, 1024), 0),
+            ("attention softmax", scores, unfused_scores, (64, 128, 128), 0),
+            ("layer_norm", layer_norm, unfused_layer_norm, (2**17, 768), 2),
+            ("layer_norm", layer_norm, unfused_layer_norm, (2048, 256), 2),
+        ):
+            shape = (max(1, shape[0] // scale), *shape[1:])
+            shapes, once = (shape, *(shape[1:],) * parameters), math.prod(shape) * _item(dtype)
+            for direction, times in (("forward", 2), ("backward", 3)):
+                make = partial(_fused, (fused, unfused), shapes, dtype, direction == "backward")
+                yield Job(f"{name} {direction}", _size(*shape), dtype, times * once, make)
+
+
+def _fused(
+    functions: Sequence[Any], shapes: Sequence[Shape], dtype: str, back: bool, device: str,
+    torch: Any,
+) -> Calls:  # fmt: skip
+    inputs = [Tensor(random_array(s, dtype, i, device), requires_grad=True)
+              for i, s in enumerate(shapes)]  # fmt: skip
+    dy = random_array(shapes[0], dtype, 9, device)
+
+    def call_of(function: Any) -> Call:
+        if not back:
+            return lambda _: function(*inputs)
+        y = function(*inputs)
+
+        def backward(_: int) -> None:
+            for leaf in inputs:
+                leaf.grad = None
+            y.backward(dy, retain_graph=True)
+
+        return backward
+
+    ours, unfused = map(call_of, functions)
+    return Calls(ours, {"unfused": unfused})
+
+
+def cross_entropy_jobs(device: str, scale: int) -> Jobs:
+    """Yield the loss with its gradient, and the loss alone, for GPT-2's vocabulary."""
+    rows = max(1, 8192 // scale)
+    for columns in (50304, 50257):  # padded and not
+        size, moved = _size(rows, columns), 2 * rows * columns
+        for name, both in (("both", True), ("loss alone", False)):
+            make = partial(_cross_entropy, (rows, columns), both)
+            yield Job(f"cross_entropy {name}", size, _NARROW, (1 + both) * moved, make)
+
+
+def _cross_entropy(shape: tuple[int, int], both: bool, device: str, torch: Any) -> Calls:
+    logits = Tensor(random_array(shape, _NARROW, 0, device), requires_grad=True)
+    targets = backend.to_device(np.random.default_rng(0).integers(0, shape[1], shape[0]), device)
+    one = backend.to_device(np.ones((), np.float32), device)
+
+    def with_gradient(_: int) -> Any:
+        node = cross_entropy(logits, targets).node
+        assert node is not None
+        return node.backward(one, node.saved or (), (True,))
+
+    def loss_alone(_: int) -> Any:
+        with no_grad():
+            return cross_entropy(logits, targets)
+
+    if torch is None or not both:
+        return Calls(with_gradient if both else loss_alone)
+    x, y = to_torch(torch, logits.data).requires_grad_(True), to_torch(torch, targets)
+    functions = _eager_and_compiled(torch, lambda x: torch.nn.functional.cross_entropy(x, y))
+    peers: dict[str, Call] = {
+        name: lambda _, f=f: torch.autograd.grad(f(x), x) for name, f in functions.items()
+    }
+    return Calls(with_gradient, peers)
+
+
+def linear_cross_entropy_jobs(device: str, scale: int) -> Jobs:
+    """Yield head and loss of a GPT-2, forward and backward, with peak memory."""
+    sizes = max(1, 32 * 1024 // scale), 768, 50304
+    yield Job("head and loss", _size(*sizes), _NARROW, 6 * math.prod(sizes),
+              partial(_head_and_loss, sizes), "TFLOP/s", True)  # fmt: skip
+
+
+def _head_and_loss(sizes: tuple[int, int, int], device: str, torch: Any) -> Calls:
+    rows, width, columns = sizes
+    arrays = [random_array((rows, width), _NARROW, 0, device),
+              (0.02 * random_array((columns, width), _WIDE, 1, device)).astype(bfloat16)]  # fmt: skip
+    x, weight = (Tensor(array, requires_grad=True) for array in arrays)
+    targets = backend.to_device(np.random.default_rng(0).integers(0, columns, rows), device)
+    for leaf in (x, weight):
+        leaf.grad = backend.namespace(leaf.data).zeros(leaf.shape, float32)
+
+    def fused(_: int) -> None:
+        linear_cross_entropy(x, weight, targets).backward()
+
+    def unfused(_: int) -> None:
+        cross_entropy(linear(x, weight), targets).backward()
+
+    peers: dict[str, Call] = {"unfused": unfused}
+    if torch is not None:
+        a, b, y = (to_torch(torch, array) for array in (*arrays, targets))
+        leaves = a.clone().requires_grad_(True), b.clone().requires_grad_(True)
+
+        def loss(x: Any, weight: Any) -> Any:
+            return torch.nn.functional.cross_entropy(x @ weight.T, y)
+
+        for name, f in _eager_and_compiled(torch, loss).items():
+            peers[name] = lambda _, f=f: f(*leaves).backward()
+    return Calls(fused, peers)
+
+
+def optimizer_jobs(device: str, scale: int) -> Jobs:
+    """Yield optimizer steps of 120M parameters, and the global norm of their gradients.
+
+    The least bytes for a parameter: AdamW in float32 reads p, m, v and the gradient and writes p, m
+    and v, 4 bytes each: 28. With bfloat16 parameters too, as p is in two halves of 2 bytes. SGD has
+    no m and v: 12; momentum adds one: 20. Clipping reads the gradient once more, for its norm: 4.
+    """
+    count = max(1, 114 // scale)
+    size = f"{count * _SIDE**2 / 1e6:.0f}M"
+    for name, dtype, moved in (
+        ("AdamW", _WIDE, 28), ("AdamW", _NARROW, 28), ("SGD", _WIDE, 12),
+        ("SGD, Nesterov", _WIDE, 20),
+    ):  # fmt: skip
+        kinds = ("", ", clipped", ", clipped, scaled") if name == "AdamW" else ("",)
+        for kind in kinds:
+            make = partial(_optimizer, name, count, dtype, kind)
+            amount = (moved + 4 * bool(kind)) * count * _SIDE**2
+            yield Job(f"{name}{kind}", size, dtype, amount, make)
+    make = partial(_optimizer, "SGD", count, _WIDE, "norm")
+    yield Job("norm of gradients", size, _WIDE, 4 * count * _SIDE**2, make)
+
+
+_SIDE = 1024  # of the square matrices that are optimized
+_OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {  # of both libraries
+    "AdamW": ("AdamW", {}),
+    "SGD": ("SGD", {"lr": 1e-3}),
+    "SGD, Nesterov": ("SGD", {"lr": 1e-3, "momentum": 0.9, "nesterov": True}),
+}
+
+
+def _optimizer(name: str, count: int, dtype: str, kind: str, device: str, torch: Any) -> Calls:
+    tensors = [
+        Tensor(random_array((_SIDE, _SIDE), dtype, i, device), requires_grad=True)
+        for i in range(count)
+    ]
+    stem, options = _OPTIMIZERS[name]
+    optimizer = getattr(optim, stem)([(f"weight{i}", t) for i, t in enumerate(tensors)], **options)
+    optimizer.flat.grad[...] = random_array((count * _SIDE**2,), device=device)
+    if kind == "norm":
+        return Calls(lambda _: optim.grad_norm(optimizer.flat))
+    given: dict[str, Any] = {"max_norm": 1.0} if kind else {}
+    if "scaled" in kind:
+        given["scaler"] = optim.LossScaler(1.0)
+
+    def ours(_: int) -> None:
+        optimizer.step(**given)
+
+    if torch is None or dtype != _WIDE or "scaled" in kind:
+        return Calls(ours)
+    parameters = [torch.nn.Parameter(torch.randn(_SIDE, _SIDE, device=device)) for _ in tensors]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    peer = getattr(torch.optim, stem)(parameters, fused=True, **options)
+
+    def theirs(_: int) -> None:
+        if kind:
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        peer.step()
+
+    return Calls(ours, {"fused": theirs})
+
+
+_WORDS, _SETS = 50304, 4  # sets: so that none is found in the L2 cache
+
+
+def embedding_jobs(device: str, scale: int) -> Jobs:
+    """Yield token and position embeddings of GPT-2, and rotary positions.
+
+    Ids have Zipf's distribution, as words have; and one id is frequent.
+    """
+    batch, steps, width, heads = max(1, 32 // scale), max(2, 1024 // scale), 768, 12
+    size = 2 * batch * steps * width
+    for name, often in (("words", False), ("one id 20,000 times", True)):
+        different = np.unique(_ids(batch, steps, often)[0]).size * width
+        for direction, amount in (("forward", 2 * size), ("backward", size + 8 * different)):
+            make = partial(_embedding, (batch, steps, width), often, direction == "backward")
+            title = "embedding + positions" if direction == "forward" else "embedding backward"
+            yield Job(title, name, _NARROW, amount, make)
+
+    def rotary(device: str, torch: Any) -> Calls:
+        inputs = [Tensor(random_array(shape, _NARROW, i, device)) for i in range(_SETS)]
+        turned = nn.RotaryEmbedding(width // heads)
+        return Calls(lambda i: turned(inputs[i % _SETS], 0, 2 * heads))
+
+    shape = (batch, steps, 3 * heads, width // heads)
+    yield Job("rotary, q and k of q, k, v", _size(*shape), _NARROW, 4 * math.prod(shape), rotary)
+
+
+@cache
+def _ids(batch: int, steps: int, often: bool) -> Any:
+    frequency = 1 / np.arange(1, _WORDS + 1) ** 1.05
+    shape = _SETS, batch, steps
+    ids = np.random.default_rng(0).choice(_WORDS, shape, p=frequency / frequency.sum())
+    if often:
+        ids = np.where(np.random.default_rng(1).random(shape) < 20000 / (32 * 1024), 7, ids)
+    return ids
+
+
+def _embedding(sizes: Shape, often: bool, back: bool, device: str, torch: Any) -> Calls:
+    batch, steps, width = sizes
+    weight, positions = (Tensor(random_array((n, width), _NARROW, i, device), requires_grad=True)
+                         for i, n in enumerate((_WORDS, steps)))  # fmt: skip
+    dys = [random_array(sizes, _NARROW, 2 + i, device) for i in range(_SETS)]
+    ids = backend.to_device(_ids(batch, steps, often), device)
+    sums = random_array((_WORDS, width), device=device)
+
+    def forward(i: int) -> Tensor:
+        with no_grad():
+            return embedding(weight, ids[i % _SETS], positions)
+
+    def backward(i: int) -> None:
+        add_rows(sums, ids[i % _SETS].reshape(-1), dys[i % _SETS].reshape(-1, width))
+
+    if torch is None:
+        return Calls(backward if back else forward)
+    table, rows, words = (to_torch(torch, a) for a in (weight.data, positions.data, ids))
+    look_up = torch.nn.functional.embedding
+    if not back:
+        functions = _eager_and_compiled(torch, lambda ids, w, p: look_up(ids, w) + p)
+        return Calls(forward, {
+            name: lambda i, f=f: f(words[i % _SETS], table, rows) for name, f in functions.items()
+        })  # fmt: skip
+    leaf = table.clone().requires_grad_(True)
+    outputs = [look_up(words[i], leaf) for i in range(_SETS)]
+    dy = to_torch(torch, dys[0])
+    return Calls(backward, {
+        "eager": lambda i: torch.autograd.grad(outputs[i % _SETS], leaf, dy, retain_graph=True)
+    })  # fmt: skip
+
+
+_PRODUCTS = (  # rows, columns, terms of each sum
+    *((8192, 8192, 8192), (32768, 2304, 768), (32768, 768, 768), (32768, 3072, 768)),
+    *((32768, 768, 3072), (32768, 50304, 768), (16384, 6400, 1600)),
+)
+
+
+def matmul_jobs(device: str, scale: int) -> Jobs:
+    """Yield matrix products x W^T of GPT-2's sizes, by every kernel of a GPU.
+
+    In TF32 "chosen" is what `autocast("tf32")` takes; PyTorch may use TF32 there. On a CPU there is
+    NumPy's product alone.
+    """
+    ways: tuple[tuple[str, bool, tuple[str, ...]], ...] = ((_WIDE, False, ("chosen",)),)
+    if device != "cpu":
+        ways = (
+            (_NARROW, False, ("wgmma", "tiled", "cublas")),
+            (_WIDE, True, ("chosen", "tiled")),  # what autocast takes, and mma.sync
+            (_WIDE, False, ("tiled", "cublas")),
+        )
+    for dtype, tf32, kernels in ways:
+        for rows, columns, terms in _PRODUCTS:
+            shape = max(1, rows // scale), columns, terms
+            for kernel in kernels:
+                make = partial(_matmul, shape, dtype, tf32, kernel)
+                yield Job(f"matmul {kernel}", _size(*shape), "tf32" if tf32 else dtype,
+                          2 * math.prod(shape), make, "TFLOP/s")  # fmt: skip
+    if device != "cpu":
+        for back in (False, True):
+            direction = "backward" if back else "forward"
+            yield Job(f"gelu, {direction}", _size(32768, 3072, 768), _NARROW,
+                      2 * 32768 * 3072 * 768, partial(_kept_derivative, back), "TFLOP/s")  # fmt: skip
+            yield Job(f"gelu, {direction}", _size(16384, 3072, 768), "tf32",
+                      2 * 16384 * 3072 * 768, partial(_tf32_gelu, back), "TFLOP/s")  # fmt: skip
+
+
+def _call(p: MatmulProblem, kernel: str | None) -> Call:
+    return lambda _: matmul_cuda.run(p, kernel)
+
+
+def _matmul(shape: Shape, dtype: str, tf32: bool, kernel: str, device: str, torch: Any) -> Calls:
+    rows, columns, terms = shape
+    x, w = (random_array((n, terms), dtype, i, device) for i, n in enumerate((rows, columns)))
+    if device == "cpu":
+        left, right = Tensor(x), Tensor(w.T)
+        calls = Calls(lambda _: matmul(left, right))
+        y = np.empty((rows, columns), x.dtype)
+    else:
+        y = backend.empty((rows, columns), as_dtype(dtype), x)
+        p = problem(x, w.T, y, tf32=tf32)
+        refusal = None if kernel == "chosen" else matmul_cuda.KERNELS[kernel].refusal(p)
+        if refusal is not None:
+            raise NotImplementedError(f"{kernel}: {refusal}")
+        calls = Calls(_call(p, None if kernel == "chosen" else kernel))
+    if torch is not None:
+        a, b, out = (to_torch(torch, array) for array in (x, w, y))
+
+        def eager(_: int) -> None:
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            torch.mm(a, b.T, out=out)
+
+        calls.peers["eager"] = eager
+    return calls
+
+
+def _tf32_gelu(back: bool, device: str, torch: Any) -> Calls:
+    """Return a product of a feed-forward block that ends with GELU, and with GELU as an op."""
+    rows, hidden, width = 16384, 3072, 768
+    x, up, bias, before = (
+        Tensor(random_array(shape, _WIDE, i, device), requires_grad=True)
+        for i, shape in enumerate(((rows, width), (hidden, width), (hidden,), (rows, hidden)))
+    )
+
+    def forward(fused: bool) -> Tensor:
+        with autocast("tf32"):
+            if fused:
+                return linear_gelu(x, up, bias)
+            return activation.gelu(linear(x, up, bias), "tanh")
+
+    if not back:
+        return Calls(lambda _: forward(True), {"unfused": lambda _: forward(False)})
+    node = activation.gelu(before, "tanh").node
+    assert node is not None
+    saved, dx = node.saved or (), backend.empty((rows, hidden), float32, x.data)
+    p = problem(x.data, backend.contiguous(up.data.T), dx)
+
+    def separate(_: int) -> None:
+        matmul_cuda.run(p, "tf32")
+        node.backward(dx, saved, (True,))
+
+    return Calls(_call(p._replace(gelu_of=before.data), "tf32"), {"unfused": separate})
+
+
+def _kept_derivative(back: bool, device: str, torch: Any) -> Calls:
+    """Return a product that ends with GELU and keeps its derivative, or with that derivative."""
+    rows, hidden, width = 32768, 3072, 768
+    x, up, bias, down = (
+        random_array(shape, _NARROW, i, device)
+        for i, shape in enumerate(((rows, width), (hidden, width), (hidden,), (width, hidden)))
+    )
+    p = problem(x, up.T, backend.empty((rows, hidden), bfloat16, x), bias=bias, gelu=True)
+    kept = matmul_cuda.derivative_for(p)
+    if kept is None:
+        raise NotImplementedError("this GPU keeps the operand of GELU, not its derivative")
+    forward = _call(p._replace(derivative=kept), None)
+    forward(0)
+    return Calls(lambda _: matmul_cuda.times_derivative(x, down, kept)) if back else Calls(forward)
+
+
+def attention_jobs(device: str, scale: int) -> Jobs:
+    """Yield forward and backward of attention over (B, H, S, D), options, and unfused attention.
+
+    Peers are FlashAttention-2 and cuDNN's of PyTorch, in TF32 and with a mask its
+    memory-efficient kernels.
+    """
+    plain = (
+        *((1, 12, 8192, 64), (1, 12, 16384, 64), (32, 12, 1024, 64), (8, 16, 4096, 128)),
+        *((2, 16, 16384, 128), (8, 16, 4096, 32), (8, 16, 4096, 96), (4, 8, 4096, 256)),
+    )
+    short = ((682, 8, 24, 64), (256, 8, 64, 64))
+    wide = ((16, 12, 1024, 64), (4, 16, 4096, 64), (4, 16, 4096, 128))
+    groups: tuple[tuple[tuple[Shape, ...], tuple[str, ...], str], ...] = (
+        (plain, ("causal", "full"), _NARROW),
+        (short, ("causal", "full", "mask"), _NARROW),
+        (wide, ("causal", "full"), "tf32" if device != "cpu" else _WIDE),
+    )
+    for shapes, kinds, dtype in groups:
+        for shape in shapes:
+            for kind in kinds:
+                yield from _attention(_fewer(shape, scale), kind, dtype)
+    for shape in ((32, 12, 1024, 64), (1, 12, 8192, 64), (1, 12, 16384, 64)):
+        shape = _fewer(shape, scale)
+        yield Job("attention both", f"{_size(*shape)} causal", _NARROW,
+                  3.5 * operations(shape, True), partial(_fused_attention, shape),
+                  "TFLOP/s")  # fmt: skip
+    shape = _fewer((4, 16, 4096, 128), scale)
+    for option in ("plain", "window 512", "padding mask", "dropout", "varlen"):
+        yield Job(f"attention {option}", f"{_size(*shape)} causal", _NARROW,
+                  operations(shape, True), partial(_attention_option, option, shape),
+                  "TFLOP/s")  # fmt: skip
+
+
+def _fewer(shape: Shape, scale: int) -> tuple[int, int, int, int]:
+    """Return a shape with fewer sequences and then shorter ones, for a CPU."""
+    batch, heads, length, width = shape
+    return max(1, batch // scale), heads, max(8, length // scale), width
+
+
+def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str) -> Jobs:
+    """Yield forward and backward; a "mask" hides half of the keys, others in each sequence."""
+    causal, tf32 = kind == "causal", dtype == "tf32"
+
+    def mask(device: str) -> list[Any]:
+        if kind != "mask":
+            return []
+        batch, _, length, _ = shape
+        xp = backend.namespace_on(device)
+        scores = random_array((batch, 1, length, length), _WIDE, 4, device)
+        hidden = xp.where(scores > 0, 0, -math.inf).astype("float32")
+        hidden[..., 0] = 0
+        return [hidden]
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        with autocast("tf32", enabled=tf32):
+            return attention(q, k, v, mask, causal)
+
+    def theirs(torch: Any) -> Any:
+        if tf32:
+            torch.backends.cuda.matmul.allow_tf32 = True
+        attend_torch = torch.nn.functional.scaled_dot_product_attention
+        return lambda q, k, v, mask=None: attend_torch(q, k, v, mask, is_causal=causal)
+
+    def variants(torch: Any, function: Any) -> dict[str, Any]:
+        kinds = torch.nn.attention.SDPBackend
+        names = {"flash-2": kinds.FLASH_ATTENTION, "cudnn": kinds.CUDNN_ATTENTION}
+        if not torch.cuda.is_available():
+            return {"eager": function}
+        if tf32 or kind == "mask":  # FlashAttention takes no mask
+            names = {"efficient": kinds.EFFICIENT_ATTENTION, "cudnn": kinds.CUDNN_ATTENTION}
+        if tf32:
+            del names["cudnn"]
+
+        def by(backend: Any, *operands: Any) -> Any:
+            with torch.nn.attention.sdpa_kernel(backend):
+                return function(*operands)
+
+        return {name: partial(by, each) for name, each in names.items()}
+
+    amount = operations(shape, causal)
+    function = Function(
+        "attention", f"{_size(*shape)} {kind}", (shape,) * 3, _WIDE if tf32 else dtype, ours,
+        (amount, 2.5 * amount), theirs, variants, unit="TFLOP/s", fixed=mask,
+    )  # fmt: skip
+    for job in function.jobs():
+        yield replace(job, dtype=dtype)
+
+
+def _fused_attention(shape: Shape, device: str, torch: Any) -> Calls:
+    """Return forward and backward, and the same by ops that store the matrix of weights."""
+    q, k, v = (Tensor(random_array(shape, _NARROW, i, device), requires_grad=True)
+               for i in range(3))  # fmt: skip
+    dy = random_array(shape, _NARROW, 3, device)
+
+    def both(_: int, function: Any) -> None:
+        for tensor in (q, k, v):
+            tensor.grad = None
+        function(q, k, v, causal=True).backward(dy)
+
+    unfused = {"unfused": partial(both, function=attention_unfused)}
+    return Calls(partial(both, function=attention), unfused)
+
+
+def _attention_option(option: str, shape: Shape, device: str, torch: Any) -> Calls:
+    """Return a forward pass with a rarer option."""
+    batch, heads, length, width = shape
+    xp = backend.namespace_on(device)
+    q, k, v = (Tensor(random_array(shape, _NARROW, i, device)) for i in range(3))
+    padding = Tensor(xp.arange(length)[None, None, None] < 0.98 * length)
+    lengths = Tensor(xp.arange(0, batch * length + 1, length, dtype="int32"))
+    rows = [t.swapaxes(1, 2).reshape(-1, heads, width) for t in (q, k, v)]
+    runs: dict[str, Call] = {
+        "plain": lambda _: attention(q, k, v, causal=True),
+        "window 512": lambda _: attention(q, k, v, causal=True, window=512),
+        "padding mask": lambda _: attention(q, k, v, padding, causal=True),
+        "dropout": lambda _: attention(q, k, v, causal=True, dropout=0.1),
+        "varlen": lambda _: attention_varlen(
+            rows[0], rows[1], rows[2], lengths, max_length=length, causal=True
+        ),
+    }
+    return Calls(runs[option])
+
+
+def decode_jobs(device: str, scale: int) -> Jobs:
+    """Yield attention of one token of each sequence against a cache of keys and values."""
+    for batch, heads, kv_heads, steps, width in (
+        (1, 12, 12, 1024, 64), (1, 12, 12, 32768, 64), (32, 12, 12, 1024, 64),
+        (32, 12, 12, 8192, 64), (1, 32, 8, 32768, 128), (16, 32, 8, 8192, 128),
+    ):  # fmt: skip
+        shape = max(1, batch // scale), heads, kv_heads, max(2, steps // scale), width
+        moved = 4 * shape[0] * kv_heads * shape[3] * width
+        yield Job("attention to a cache", _size(*shape), _NARROW, moved, partial(_decode, shape))
+
+
+def _decode(shape: tuple[int, int, int, int, int], device: str, torch: Any) -> Calls:
+    batch, heads, kv_heads, steps, width = shape
+    qkv = random_array((batch, (heads + 2 * kv_heads) * width), _NARROW, 0, device)
+    sets = max(1, int(2e8 // (4 * batch * kv_heads * steps * width)))  # more than the L2 cache
+    sets = 1 if device == "cpu" else sets
+    keys, values = (random_array((sets, batch, kv_heads, steps, width), _NARROW, seed, device)
+                    for seed in (1, 2))  # fmt: skip
+    lengths = backend.to_device(np.full(batch, steps - 1, np.int32), device)
+    counters = backend.to_device(np.zeros(batch * heads, np.uint32), device)
+
+    def ours(i: int) -> None:
+        attend(qkv, keys[i % sets], values[i % sets], lengths, counters=counters)
+
+    if torch is None:
+        return Calls(ours)
+    q, k, v = (to_torch(torch, a) for a in (qkv[:, : heads * width], keys, values))
+    q = q.reshape(batch, heads, 1, width)
+    function, grouped = torch.nn.functional.scaled_dot_product_attention, heads != kv_heads
+    theirs: Call = lambda i: function(q, k[i % sets], v[i % sets], enable_gqa=grouped)  # noqa: E731
+    return Calls(ours, {"eager": theirs})
+
+
+FAMILIES: dict[str, Family] = {
+    "norm": norm_jobs, "softmax": softmax_jobs, "reduce": reduce_jobs, "fused": fused_jobs,
+    "cross_entropy": cross_entropy_jobs, "linear_cross_entropy": linear_cross_entropy_jobs,
+    "optimizers": optimizer_jobs, "elementwise": elementwise_jobs, "dropout": dropout_jobs,
+    "embedding": embedding_jobs, "matmul": matmul_jobs, "attention": attention_jobs,
+    "decode": decode_jobs,
+}  # fmt: skip
