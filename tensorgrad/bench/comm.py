@@ -3,14 +3,16 @@
     algorithm bandwidth = bytes / time,  bus bandwidth = 2 (n - 1) / n * algorithm bandwidth
 
 The bus bandwidth is what a ring sends over each link; it can be compared with the link's speed for
-any number of ranks n. Tests: tests/bench/test_comm.py.
+any number of ranks n. Where each rank has a GPU of its own, or on CPUs, the direct call of NCCL or
+MPI takes turns with ours. Tests: tests/bench/test_comm.py.
 """
 
 from __future__ import annotations
 
-import statistics
+import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from tensorgrad import backend
 from tensorgrad.bench.memory import check_fits
 from tensorgrad.bench.pictures import new_figure, plot_lines
 from tensorgrad.bench.sweep import Case, Row, Sweep
-from tensorgrad.bench.timing import synchronize
+from tensorgrad.bench.timing import in_turns, synchronize
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError
 from tensorgrad.parallel.comm.collectives import Comm
@@ -110,18 +112,49 @@ class CommBench:
         def call() -> None:
             group.all_reduce(array, "mean")
 
-        call()  # connects, and allocates buffers
+        direct = self._direct(group, array)
+        calls = [call] if direct is None else [call, direct]
+        for each in calls:
+            each()  # connects, and allocates buffers
         once = self._seconds(call, 1, group, device)
-        calls = max(1, min(_MOST_CALLS, int(_WINDOW / max(once, 1e-9))))
-        times = [self._seconds(call, calls, group, device) for _ in range(_WINDOWS)]
-        seconds = statistics.median(times)
+        count = max(1, min(_MOST_CALLS, int(_WINDOW / max(once, 1e-9))))
+        times: list[float] = []
+
+        def ours() -> float:
+            times.append(self._seconds(call, count, group, device))
+            return times[-1]
+
+        measures = [ours, *(partial(self._seconds, each, count, group, device)
+                            for each in calls[1:])]  # fmt: skip
+        seconds, *others = in_turns(measures, _WINDOWS)
         algorithm = array.nbytes / seconds / 1e9
-        return {
-            "ms": 1e3 * seconds,
-            "std": 1e3 * statistics.pstdev(times),
-            "algorithm_gbps": algorithm,
-            "bus_gbps": algorithm * 2 * (group.size - 1) / group.size,
-        }
+        bus = algorithm * 2 * (group.size - 1) / group.size
+        row: Row = {
+            "ms": 1e3 * seconds, "std": 1e3 * float(np.std(times)),
+            "algorithm_gbps": algorithm, "bus_gbps": bus,
+        }  # fmt: skip
+        if others:
+            row |= {"direct_gbps": bus * seconds / others[0], "ratio": others[0] / seconds}
+        return row
+
+    def _direct(self, group: Comm, array: backend.Array) -> Callable[[], object] | None:
+        """Return a direct call of MPI or NCCL for all ranks; None where there is none."""
+        if group is not self._comm:
+            return None
+        if backend.is_numpy(array):
+            if array.dtype != np.float32:
+                return None
+            mpi: Any = importlib.import_module("mpi4py.MPI")
+            return lambda: mpi.COMM_WORLD.Allreduce(mpi.IN_PLACE, array)
+        if group.local_size > backend.gpu_count() or array.dtype != np.float32:
+            return None
+        link: Any = importlib.import_module("cupy.cuda.nccl")
+        own = link.get_unique_id().hex() if group.rank == 0 else ""
+        name = bytes.fromhex(group.broadcast_object(own))
+        ranks = link.NcclCommunicator(group.size, name, group.rank)
+        stream = backend.cupy.cuda.get_current_stream()
+        place, float32, mean = array.data.ptr, 7, 4
+        return lambda: ranks.allReduce(place, place, array.size, float32, mean, stream.ptr)
 
     def _seconds(self, call: Any, calls: int, group: Comm, device: str) -> float:
         """Return the time of a call on the slowest rank."""
@@ -170,6 +203,6 @@ def draw_comm(rows: Sequence[Row]) -> dict[str, Any]:
 COMM = Sweep(
     "comm",
     ("backend", "ranks", "size_mb", "dtype"),
-    ("ms", "std", "algorithm_gbps", "bus_gbps"),
+    ("ms", "std", "algorithm_gbps", "bus_gbps", "direct_gbps", "ratio"),
     draw_comm,
 )

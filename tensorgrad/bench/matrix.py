@@ -1,15 +1,19 @@
-"""`tensorgrad bench matrix`: attention kernels x parallel modes, in tokens/s, scaling and memory.
+"""`tensorgrad bench matrix` and `bench parallel`: parallel modes, in tokens/s, scaling and memory.
 
 All ranks train a GPT-2 on random tokens. In the mode "none" each trains for itself while the others
 do the same, so that all GPUs are equally warm; its figures are those of one GPU. Peers are PyTorch
-alone and PyTorch's DDP. Tests: tests/bench/test_matrix.py.
+alone and PyTorch's DDP. Modes of data parallelism give each rank a batch; schedules of a pipeline
+and tensor parallelism share one. "idle" is the time that the rank with most to do waits for others,
+"most_idle" that of the one with least, and "bubble" the formula for stages of equal time.
+"peak_mb" is the memory of arrays; "device_mb" all memory used on a GPU, with NCCL's buffers and the
+memory pool's free blocks. Tests: tests/bench/test_matrix.py.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorgrad.bench import torch_ddp
@@ -22,12 +26,32 @@ from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.data import REDUCTIONS, DataParallel
+from tensorgrad.parallel.mesh import Mesh, make_mesh
+from tensorgrad.parallel.pipeline import Pipeline
+from tensorgrad.parallel.planning.estimate import TrainingJob, estimate
+from tensorgrad.parallel.schedule import bubble_fraction
+from tensorgrad.parallel.strategy import mesh_ranks
 from tensorgrad.parallel.train_gpt2 import MODES, ZERO
 from tensorgrad.parallel.zero import Zero
 from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.settings import has_narrow_products
 
 PEERS = {"none": "pytorch", "ddp": "pytorch-ddp"}  # kinds of `attention` of PyTorch, by mode
+SCHEDULES = {"model-parallel": 1, "gpipe": 1, "1f1b": 1, "interleaved": 2}  # chunks of a stage
+TENSOR = {"tensor": False, "tensor-sequence": True}  # whether ranks share rows between layers
+ALL_MODES = (*MODES, *SCHEDULES, *TENSOR)
+PARTS = {
+    "data": ("none", *REDUCTIONS),
+    "pipeline": ("none", *SCHEDULES),
+    "tensor": ("none", *TENSOR),
+    "zero": ("overlap", *ZERO),
+}
+# mode -> the mode that `speed_up` is against
+_SLOWER = {
+    **dict.fromkeys(REDUCTIONS[1:], REDUCTIONS[0]),
+    **dict.fromkeys(list(SCHEDULES)[1:], "model-parallel"),
+    **dict.fromkeys(TENSOR, "none"),
+}
 
 
 @dataclass(frozen=True)
@@ -42,10 +66,13 @@ class MatrixSettings:
         hidden: width of the feed-forward layers.
         batch: sequences of a rank.
         dtype: of `steps.PRECISIONS`.
-        steps: of a timed window; three windows are timed.
+        steps: of a timed window.
         tokens: of an epoch.
         compiled: whether PyTorch compiles its model.
         captured: whether our steps are CUDA graphs.
+        windows: number of timed windows; the median counts.
+        micro_batches: of a pipeline.
+        bucket_mb: size of a bucket of gradients; None: by the number of gradients.
     Raises:
         ArgumentError: a number is out of its range.
     """
@@ -58,10 +85,20 @@ class MatrixSettings:
     tokens: int = 100_000_000
     compiled: bool = False
     captured: bool = False
+    windows: int = 3
+    micro_batches: int = 1
+    bucket_mb: float | None = None
+
+    def step(self, attention: str, micro_batches: int) -> StepSettings:
+        """Return the settings of a step."""
+        return StepSettings(
+            self.config, self.batch, self.dtype, self.hidden, attention,
+            micro_batches=micro_batches,
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for name in ("hidden", "batch", "steps", "tokens"):
+        for name in ("hidden", "batch", "steps", "tokens", "windows"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"bench matrix: {name} is {getattr(self, name)}, expected > 0")
         if self.dtype not in PRECISIONS:
@@ -82,19 +119,23 @@ def matrix_cases(
         settings: the model and the batch.
         ranks: how many there are. On one rank "none" is the only mode.
         kernels: of ATTENTION_KERNELS.
-        modes: of MODES: none, naive, flat, overlap, zero1 to zero3.
+        modes: of ALL_MODES: none, naive, flat, overlap, zero1 to zero3, those of a pipeline, of
+            which those are left out that the ranks do not fit, and of tensor parallelism.
         peer: whether PyTorch is measured too.
     Raises:
         ArgumentError: a kernel or a mode is unknown.
     """
     for name, values, known in (
-        ("kernel", kernels, ATTENTION_KERNELS), ("parallel", modes, MODES)
+        ("kernel", kernels, ATTENTION_KERNELS), ("parallel", modes, ALL_MODES)
     ):  # fmt: skip
         for value in values:
             if value not in known:
                 expected = ", ".join(known)
                 raise ArgumentError(f"bench matrix: {name} is {value!r}, expected {expected}")
-    chosen = [mode for mode in MODES if mode in modes and (ranks > 1 or mode == "none")]
+    fits = ("none",) if ranks == 1 else _fitting(settings, ranks)
+    chosen = [mode for mode in ALL_MODES if mode in modes and mode in fits]
+    for kernel in kernels:
+        settings.step(kernel, settings.micro_batches)
     pairs = [(kernel, mode) for kernel in dict.fromkeys(kernels) for mode in chosen]
     if peer:
         pairs += [("sdpa", PEERS["none"])] + [("sdpa", PEERS["ddp"])] * (ranks > 1)
@@ -103,7 +144,8 @@ def matrix_cases(
         "layers": config.layers, "width": config.width, "hidden": settings.hidden,
         "heads": config.heads, "context": config.context, "vocab": config.vocab_size,
         "batch": settings.batch, "dtype": settings.dtype, "steps": settings.steps,
-        "epoch_tokens": settings.tokens,
+        "epoch_tokens": settings.tokens, "windows": settings.windows,
+        "micro_batches": settings.micro_batches, "bucket_mb": settings.bucket_mb,
     }  # fmt: skip
     return [
         {
@@ -113,6 +155,45 @@ def matrix_cases(
         }
         for kernel, mode in pairs
     ]  # fmt: skip
+
+
+def _fitting(settings: MatrixSettings, ranks: int) -> tuple[str, ...]:
+    """Return the modes that so many ranks can have."""
+    layers, micro = settings.config.layers, settings.micro_batches
+    return tuple(
+        mode
+        for mode in ALL_MODES
+        if ranks * SCHEDULES.get(mode, 0) <= layers
+        and not (SCHEDULES.get(mode, 1) > 1 and micro % ranks)
+    )
+
+
+def parallel_cases(
+    settings: MatrixSettings, ranks: int, parts: Sequence[str] = tuple(PARTS), peer: bool = False
+) -> list[Case]:
+    """Return the cases of `bench parallel`.
+
+    Args:
+        settings: the model and the batch; its micro-batches are those of pipelines.
+        ranks: how many there are.
+        parts: of PARTS.
+        peer: whether PyTorch is measured beside data parallelism.
+    Raises:
+        ArgumentError: a part is unknown, or the micro-batches do not divide the batch.
+    """
+    found: list[Case] = []
+    for part in dict.fromkeys(parts):
+        if part not in PARTS:
+            raise ArgumentError(f"bench parallel: part is {part!r}, expected {', '.join(PARTS)}")
+        own = settings if part == "pipeline" else replace(settings, micro_batches=1)
+        cases = matrix_cases(own, ranks, ["flash"], PARTS[part], peer and part == "data")
+        found += [case for case in cases if case not in found]
+    if not found:
+        raise ArgumentError(
+            "bench parallel: got one rank, expected several: start it with `mpirun -n 2 tensorgrad "
+            "bench parallel`"
+        )
+    return found
 
 
 def _ranks_of(mode: str, ranks: int) -> int:
@@ -130,13 +211,15 @@ class MatrixBench:
 
     def __init__(self, settings: MatrixSettings, comm: Comm, device: str) -> None:
         self._settings, self._comm, self._device = settings, comm, device
-        self._timer = RankTimer(comm, device, 3)
+        self._timer = RankTimer(comm, device, settings.windows)
         self._torch: Any = None
 
     def __call__(self, case: Case) -> Row:
         """Return the results of a case."""
         line = self._peer(case) if case["parallel"] in PEERS.values() else self._ours(case)
-        tokens = self._settings.batch * self._settings.config.context * case["ranks"]
+        shared = case["parallel"] in (*SCHEDULES, *TENSOR)
+        replicas = 1 if shared else case["ranks"]
+        tokens = self._settings.batch * self._settings.config.context * replicas
         speed = 1e3 * tokens / line["ms"]
         return {**line, "tokens_per_second": speed, "epoch_s": self._settings.tokens / speed}
 
@@ -147,17 +230,22 @@ class MatrixBench:
             self._torch = None
 
     def _ours(self, case: Case) -> Row:
-        settings = self._settings
-        step_settings = StepSettings(
-            settings.config, settings.batch, settings.dtype, settings.hidden, case["attention"]
-        )
+        settings, mode = self._settings, case["parallel"]
+        step_settings = settings.step(case["attention"], case["micro_batches"])
 
         def make() -> Step:
-            ranks = self._strategy(case["parallel"])
-            return training_step(step_settings, ranks, self._device, settings.captured)
+            return training_step(
+                step_settings, self._strategy(mode), self._device, settings.captured
+            )
 
         step = make()
-        ms = 1e3 * self._timer.seconds(step, settings.steps)
+        row: Row = {"ms": 1e3 * self._timer.seconds(step, settings.steps)}
+        if mode in SCHEDULES:
+            bubble = bubble_fraction(mode, self._comm.size, case["micro_batches"], SCHEDULES[mode])
+            row["bubble"] = 100 * bubble
+            if not settings.captured:  # a replay waits on the GPU, unseen
+                idle = self._timer.idle(step, settings.steps)
+                row |= {"idle": 100 * min(idle), "most_idle": 100 * max(idle)}
         del step
         found: dict[str, Any] = {}
         with self._timer.peak(found):  # of another one: the first case would have all workspaces
@@ -165,12 +253,45 @@ class MatrixBench:
             step()
             step()
             self._timer.wait()
-        return {"ms": ms, "peak_mb": found["peak MB"], "device_mb": found.get("device MB")}
+        row |= {"peak_mb": found["peak MB"], "device_mb": found.get("device MB")}
+        planned = self._planned_mb(case)
+        if planned is not None:
+            row |= {"planned_mb": planned, "planned_ratio": row["peak_mb"] / planned}
+        return row
 
     def _strategy(self, mode: str) -> Ranks:
+        comm = self._comm
         if mode in REDUCTIONS:
-            return DataParallel(self._comm, mode)
-        return Zero(self._comm, ZERO[mode]) if mode in ZERO else OneProcess()
+            return DataParallel(comm, mode, self._settings.bucket_mb)
+        if mode in ZERO:
+            return Zero(comm, ZERO[mode])
+        if mode in SCHEDULES:
+            return Pipeline(comm, mode, SCHEDULES[mode])
+        if mode in TENSOR:
+            return mesh_ranks(comm, self._mesh(mode), sequence=TENSOR[mode])
+        return OneProcess()
+
+    def _mesh(self, mode: str) -> Mesh:
+        comm = self._comm
+        if mode in SCHEDULES:
+            return Mesh(1, comm.size)
+        if mode in TENSOR:
+            return make_mesh(comm.size, comm.rank, tp=comm.size)
+        return Mesh() if mode == "none" else Mesh(comm.size)
+
+    def _planned_mb(self, case: Case) -> float | None:
+        """Return the peak memory of arrays by the plan; None where it has no formula."""
+        settings, mode = self._settings, case["parallel"]
+        usual = case["attention"] == "flash" and settings.hidden == 4 * settings.config.width
+        if not usual or mode in ("naive", "flat"):
+            return None
+        mesh = self._mesh(mode)
+        job = TrainingJob(
+            settings.config, mesh, settings.batch * mesh.dp, case["micro_batches"],
+            ZERO.get(mode, 0), mode if mode in SCHEDULES else "1f1b", SCHEDULES.get(mode, 1),
+            TENSOR.get(mode, False), settings.dtype,
+        )  # fmt: skip
+        return estimate(job).bytes / 1e6
 
     def _peer(self, case: Case) -> Row:
         """Return time and memory of PyTorch."""
@@ -197,17 +318,22 @@ def with_scaling(row: Row, before: Sequence[Row]) -> Row:
     """Add scaling efficiency (%) and memory overhead (%), against one GPU with the same attention.
 
     scaling = 100 tokens/s / (ranks * tokens/s of one),  overhead = 100 (peak / peak of one - 1)
+
+    The speed-up is against the slowest mode of the same kind.
     """
     if row["status"] != "ok" or row["ranks"] == 1:
         return row
-    same = "attention", "world", *_SIZES, "device"
-    alone = [
+    same = "attention", "world", *_SIZES, "device", "commit"
+    beside = [
         each
         for each in before
-        if each["ranks"] == 1
-        and each["status"] == "ok"
-        and all(str(each[name]) == str(row[name]) for name in same)
+        if each["status"] == "ok"
+        and all(str(each.get(name) or "") == str(row.get(name) or "") for name in same)
     ]
+    slower = [each for each in beside if each["parallel"] == _SLOWER.get(row["parallel"])]
+    alone = [each for each in beside if each["ranks"] == 1]
+    if slower:
+        row = {**row, "speed_up": slower[-1]["ms"] / row["ms"]}
     if not alone:
         return row
     one, speed = alone[-1], row["tokens_per_second"]
@@ -255,13 +381,17 @@ def _draw_bars(axes: Any, rows: Sequence[Row], value: str, note: str) -> None:
 
 _SIZES = (
     *("layers", "width", "hidden", "heads", "context", "vocab", "batch", "dtype", "steps"),
-    *("epoch_tokens", "compiled", "captured"),
+    *("epoch_tokens", "compiled", "captured", "windows", "micro_batches", "bucket_mb"),
 )
 MATRIX = Sweep(
     "matrix",
     ("attention", "parallel", "ranks", "world", *_SIZES),
-    (*("ms", "tokens_per_second", "scaling", "peak_mb", "memory_overhead", "device_mb"), "epoch_s"),
+    (
+        *("ms", "tokens_per_second", "scaling", "speed_up", "peak_mb", "memory_overhead"),
+        *("device_mb", "planned_mb", "planned_ratio", "idle", "most_idle", "bubble", "epoch_s"),
+    ),
     draw_matrix,
     with_scaling,
-    percents=("scaling", "memory_overhead"),
+    percents=("scaling", "memory_overhead", "idle", "most_idle", "bubble"),
 )
+PARALLEL = replace(MATRIX, name="parallel")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from tensorgrad.models.language_model import initialize
 from tensorgrad.optim import AdamW, LossScaler
 from tensorgrad.optim.flat import FlatParameters, NamedParameters
 from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import Batch, Ranks
 from tensorgrad.train.settings import DTYPES, with_gradients_of
@@ -204,6 +206,41 @@ class RankTimer:
             self.wait()
             windows.append(time.perf_counter() - begin)
         return self.largest(statistics.median(windows) / calls)
+
+    def idle(self, step: Step, steps: int) -> list[float]:
+        """Return for each rank the fraction of the time of some steps that it waits for others."""
+        spans: list[tuple[Any, Any]] = []
+        wait = Handle.wait
+
+        def timed(handle: Handle) -> None:
+            before = self._moment()
+            wait(handle)
+            spans.append((before, self._moment()))
+
+        self.comm.barrier()
+        with patch.object(Handle, "wait", timed):
+            begin = self._moment()
+            for _ in range(steps):
+                step()
+            end = self._moment()
+        self.wait()
+        waited = sum(self._between(*span) for span in spans)
+        fractions = self.comm.all_gather_objects(waited / self._between(begin, end))
+        return [float(fraction) for fraction in fractions]
+
+    def _moment(self) -> Any:
+        """Return the time, or on a GPU an event of its current stream."""
+        if self.device == "cpu":
+            return time.perf_counter()
+        event = backend.cupy.cuda.Event()
+        event.record()
+        return event
+
+    def _between(self, begin: Any, end: Any) -> float:
+        """Return the seconds between two past moments."""
+        if self.device == "cpu":
+            return float(end - begin)
+        return float(backend.cupy.cuda.get_elapsed_time(begin, end)) / 1e3
 
     def largest(self, value: float) -> float:
         """Return the largest value of all ranks."""

@@ -1,0 +1,158 @@
+"""`tensorgrad bench cpu`: a GPT-2 training step on the CPU beside PyTorch eager, float32.
+
+A step is forward, backward, clipping by the global norm and AdamW. The two libraries alternate,
+each in a new process, so that they share the machine's state but no threads; figures are medians.
+To compare on two cores of a larger machine:
+`OMP_NUM_THREADS=2 taskset -c 0,1 tensorgrad bench cpu`. Tests: tests/bench/test_cpu.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.bench.pictures import grouped_bars
+from tensorgrad.bench.processes import in_new_process
+from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.torch_gpt2 import gpt2
+from tensorgrad.errors import ArgumentError
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.optim import AdamW
+
+PARTS = ("forward", "backward", "optimizer", "step")
+_SIZES = ("layers", "width", "heads", "context", "batch", "vocab", "steps")
+
+
+def cpu_cases(sizes: dict[str, int], turns: int, peer: bool) -> list[Case]:
+    """Return the cases of a sweep, one for each part of a step.
+
+    Args:
+        sizes: layers, width, heads, context, batch, vocab, and the timed steps of a turn.
+        turns: of each library.
+        peer: whether PyTorch is measured.
+    Raises:
+        ArgumentError: a number is out of its range.
+    """
+    for name, value in {**sizes, "turns": turns}.items():
+        if value < 1:
+            raise ArgumentError(f"bench cpu: {name} is {value}, expected 1 or more")
+    config_of(sizes)
+    return [{"part": part, **sizes, "turns": turns, "peer": peer, "dtype": "float32"}
+            for part in PARTS]  # fmt: skip
+
+
+def config_of(sizes: dict[str, int]) -> GPT2Config:
+    """Return the model."""
+    names = "vocab", "context", "layers", "heads", "width"
+    return GPT2Config(*(sizes[name] for name in names))
+
+
+def step_times(peer: bool, sizes: dict[str, int]) -> list[list[float]]:
+    """Return the milliseconds of forward, backward and optimizer of some steps in this process."""
+    rng = np.random.default_rng(0)
+    arrays = rng.integers(0, sizes["vocab"], (2, sizes["batch"], sizes["context"]))
+    step = (_torch_step if peer else _our_step)(config_of(sizes), *arrays)
+    return [_times(*step) for _ in range(sizes["steps"] + 2)][2:]
+
+
+Parts = tuple[Callable[[], Any], Callable[[Any], object], Callable[[], object]]
+
+
+def _our_step(config: GPT2Config, tokens: Any, targets: Any) -> Parts:
+    """Return forward, backward and update of ours."""
+    model = GPT2(config)
+    optimizer = AdamW(model.named_parameters(), lr=6e-4, weight_decay=0.1)
+
+    def forward() -> Any:
+        optimizer.zero_grad()
+        return model(tokens, targets)
+
+    return forward, lambda loss: loss.backward(), lambda: optimizer.step(max_norm=1.0)
+
+
+def _torch_step(config: GPT2Config, tokens: Any, targets: Any) -> Parts:
+    """Return the same for an equal model in PyTorch, eager."""
+    torch: Any = importlib.import_module("torch")
+    torch.set_num_threads(backend.threads())
+    model = gpt2(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, weight_decay=0.1)
+    x, y = torch.from_numpy(tokens), torch.from_numpy(targets)
+
+    def forward() -> Any:
+        optimizer.zero_grad()
+        return model(x, y)
+
+    def update() -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return forward, lambda loss: loss.backward(), update
+
+
+def _times(
+    forward: Callable[[], Any], backward: Callable[[Any], object], update: Callable[[], object]
+) -> list[float]:
+    """Return the milliseconds of each part."""
+    moments = [time.perf_counter()]
+    loss = forward()
+    moments.append(time.perf_counter())
+    backward(loss)
+    moments.append(time.perf_counter())
+    update()
+    moments.append(time.perf_counter())
+    return [1e3 * (after - before) for before, after in pairwise(moments)]
+
+
+class CpuBench:
+    """Measures parts of steps, all parts at once."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, Any] = {}
+        self._found: dict[bool, list[list[float]]] = {}
+
+    def __call__(self, case: Case) -> Row:
+        """Return the results of a part."""
+        asked = {name: value for name, value in case.items() if name != "part"}
+        if asked != self._asked:
+            sizes = {name: case[name] for name in _SIZES}
+            peers = (False, True) if case["peer"] else (False,)
+            self._found = {peer: [] for peer in peers}
+            for _ in range(case["turns"]):
+                for peer in peers:
+                    given = {"peer": peer, "sizes": sizes}
+                    self._found[peer] += in_new_process(step_times, given)
+            self._asked = asked
+        times = {peer: _median(rows, case["part"]) for peer, rows in self._found.items()}
+        row: Row = {"ms": times[False], "threads": backend.threads()}
+        if True in times:
+            row |= {"peer_ms": times[True], "ratio": times[True] / times[False]}
+        return row
+
+
+def _median(rows: Sequence[Sequence[float]], part: str) -> float:
+    place = PARTS.index(part)
+    return statistics.median(sum(row) if part == "step" else row[place] for row in rows)
+
+
+def draw_cpu(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the figure: each part of a step, ours and PyTorch's."""
+    first = rows[0]
+    title = f"Training step on {first['threads']} threads: {first['layers']} layers, C "
+    title += f"{first['width']}, T {first['context']}, batch {first['batch']}"
+    names = [row["part"] for row in rows]
+    return {"": grouped_bars(rows, names, ("ms", "peer_ms"), title, "ms")}
+
+
+CPU = Sweep(
+    "cpu",
+    ("part", *_SIZES, "turns", "peer", "dtype"),
+    ("ms", "peer_ms", "ratio", "threads"),
+    draw_cpu,
+)

@@ -1,0 +1,109 @@
+"""`tensorgrad bench first-use`: the first training step with empty and with filled kernel caches.
+
+Each run is a new process. The time is that of forward, backward and the optimizer step, once
+modules, weights and the GPU are ready: compiling or loading kernels, libraries that initialize on
+first use, and the step itself. Tests: tests/bench/test_first_use.py.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorgrad.bench.pictures import grouped_bars
+from tensorgrad.bench.processes import in_new_process
+from tensorgrad.bench.steps import StepSettings, sized, training_step
+from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.timing import seconds_of
+from tensorgrad.train.ranks import OneProcess
+
+CACHES = ("empty", "warm")
+
+
+def first_use_cases(
+    preset: str, batch: int, dtype: str, caches: Sequence[str] = CACHES, **sizes: int | None
+) -> list[Case]:
+    """Return the cases of a sweep.
+
+    Args:
+        preset: of `steps.MODELS`.
+        batch: sequences of a step.
+        dtype: of `steps.PRECISIONS`.
+        caches: of CACHES; the warm ones are filled by an earlier process.
+        sizes: instead of the preset's; None: the preset's.
+    Raises:
+        ArgumentError: an argument is out of its range.
+    """
+    config = sized(preset, **sizes)
+    StepSettings(config, batch, dtype)
+    values = {
+        "preset": preset, "layers": config.layers, "width": config.width, "heads": config.heads,
+        "context": config.context, "vocab": config.vocab_size, "batch": batch, "dtype": dtype,
+    }  # fmt: skip
+    return [{"caches": each, **values} for each in caches]
+
+
+def first_steps(case: dict[str, Any], device: str) -> list[float]:
+    """Return the seconds of the first two steps of this process."""
+    config = sized(
+        case["preset"],
+        **{name: case[name] for name in ("vocab", "layers", "width", "heads", "context")},
+    )
+    settings = StepSettings(config, case["batch"], case["dtype"])
+    step = training_step(settings, OneProcess(), device)
+    return [seconds_of(step, device) for _ in range(2)]
+
+
+class FirstUseBench:
+    """Measures first steps; the caches are in a folder that ends with it."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._folder = tempfile.TemporaryDirectory()
+        self._filled = False
+
+    def close(self) -> None:
+        """Remove the caches."""
+        self._folder.cleanup()
+
+    def __call__(self, case: Case) -> Row:
+        """Return the results of a case."""
+        if case["caches"] == "warm" and not self._filled:
+            self._times(case)
+        first, second = self._times(case)
+        folder = Path(self._folder.name)
+        return {
+            "first_s": first, "second_s": second,
+            "kernels": len(list(folder.glob("tensorgrad/kernels/*"))),
+            "cupy_kernels": len(list(folder.glob("cupy/*.cubin"))),
+        }  # fmt: skip
+
+    def _times(self, case: Case) -> list[float]:
+        if case["caches"] == "empty":
+            self._folder.cleanup()
+            self._folder = tempfile.TemporaryDirectory()
+        name = self._folder.name
+        caches = {"XDG_CACHE_HOME": name, "CUPY_CACHE_DIR": f"{name}/cupy",
+                  "CUDA_CACHE_PATH": f"{name}/driver"}  # fmt: skip
+        found: list[float] = in_new_process(
+            first_steps, {"case": dict(case), "device": self._device}, caches
+        )
+        self._filled = True
+        return found
+
+
+def draw_first_use(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the figure: the first and the second step."""
+    title = f"First training step, {rows[0]['preset']}, {rows[0]['device']}"
+    names = [f"{row['caches']} caches" for row in rows]
+    return {"": grouped_bars(rows, names, ("first_s", "second_s"), title, "seconds")}
+
+
+FIRST_USE = Sweep(
+    "first-use",
+    ("caches", "preset", "layers", "width", "heads", "context", "vocab", "batch", "dtype"),
+    ("first_s", "second_s", "kernels", "cupy_kernels"),
+    draw_first_use,
+)

@@ -1,0 +1,111 @@
+"""`tensorgrad bench profiler`: what the profiler costs, and how well its times sum up to a step.
+
+Rounds without and with the profiler take turns; figures are medians. Run it while nothing else uses
+the machine. That it costs nothing while off is counted in tests/profile/test_profiler.py.
+Tests: tests/bench/test_profiler.py.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from tensorgrad.bench.pictures import grouped_bars
+from tensorgrad.bench.steps import Step, StepSettings, sized, training_step
+from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.timing import seconds_of
+from tensorgrad.errors import ArgumentError
+from tensorgrad.profile import Profiler
+from tensorgrad.profile.recording import Recording
+from tensorgrad.profile.tables import op_table
+from tensorgrad.train.ranks import OneProcess
+
+_MODEL = ("preset", "layers", "width", "heads", "context", "vocab", "batch", "dtype")
+
+
+def profiler_cases(
+    preset: str, batch: int, dtype: str, steps: int, rounds: int, device: str, **sizes: int | None
+) -> list[Case]:
+    """Return the cases of a sweep: each source of kernel times that the device has.
+
+    Args:
+        preset: of `steps.MODELS`.
+        batch: sequences of a step.
+        dtype: of `steps.PRECISIONS`.
+        steps: of a round.
+        rounds: with and without the profiler.
+        device: "cpu", "cuda" or "cuda:N".
+        sizes: instead of the preset's; None: the preset's.
+    Raises:
+        ArgumentError: an argument is out of its range.
+    """
+    for name, value in (("steps", steps), ("rounds", rounds)):
+        if value < 1:
+            raise ArgumentError(f"bench profiler: {name} is {value}, expected 1 or more")
+    config = sized(preset, **sizes)
+    StepSettings(config, batch, dtype)
+    values = (preset, config.layers, config.width, config.heads, config.context, config.vocab_size)
+    model = dict(zip(_MODEL, (*values, batch, dtype), strict=True))
+    sources = ("host",) if device == "cpu" else ("host", "events", "cupti")
+    return [{"source": source, **model, "steps": steps, "rounds": rounds} for source in sources]
+
+
+class ProfilerBench:
+    """Measures sources with one step, which has run before."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._step: Step | None = None
+
+    def __call__(self, case: Case) -> Row:
+        """Return the results of a case."""
+        device, steps = self._device, case["steps"]
+        if self._step is None:
+            sizes = {name: case[name] for name in _MODEL[1:6]}
+            settings = StepSettings(sized(case["preset"], **sizes), case["batch"], case["dtype"])
+            self._step = training_step(settings, OneProcess(), device)
+            seconds_of(self._step, device, 3)
+        off, on = [], []
+        for _ in range(case["rounds"]):
+            off.append(seconds_of(self._step, device, steps) / steps)
+            seconds, recording = self._profiled(case["source"], steps)
+            on.append(seconds)
+        table, without = op_table(recording), statistics.median(off)
+        return {
+            "off_ms": 1e3 * without,
+            "on_ms": 1e3 * statistics.median(on),
+            "cost": 100 * (statistics.median(on) / without - 1),
+            "busy_ms": 1e3 * table.busy,
+            "gaps_ms": 1e3 * table.gaps,
+            "sum_ratio": (table.busy + table.gaps) / without,
+        }
+
+    def _profiled(self, source: str, steps: int) -> tuple[float, Recording]:
+        """Return seconds of a step with a profiler, and what it recorded."""
+        step = self._step
+        assert step is not None
+
+        def profiled() -> None:
+            with profiler.step():
+                step()
+
+        with Profiler(source=source) as profiler:
+            seconds = seconds_of(profiled, self._device, steps) / steps
+        return seconds, profiler.recording
+
+
+def draw_profiler(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the figure: steps without and with the profiler."""
+    title = f"Step with the profiler, {rows[0]['preset']}, {rows[0]['device']}"
+    names = [row["source"] for row in rows]
+    return {"": grouped_bars(rows, names, ("off_ms", "on_ms"), title, "ms")}
+
+
+PROFILER = Sweep(
+    "profiler",
+    ("source", *_MODEL, "steps", "rounds"),
+    ("off_ms", "on_ms", "cost", "busy_ms", "gaps_ms", "sum_ratio"),
+    draw_profiler,
+    percents=("cost",),
+)
