@@ -110,30 +110,21 @@ def _times(
     return [1e3 * (after - before) for before, after in pairwise(moments)]
 
 
-class CpuBench:
-    """Measures parts of steps, all parts at once."""
-
-    def __init__(self) -> None:
-        self._asked: dict[str, Any] = {}
-        self._found: dict[bool, list[list[float]]] = {}
-
-    def __call__(self, case: Case) -> Row:
-        """Return the results of a part."""
-        asked = {name: value for name, value in case.items() if name != "part"}
-        if asked != self._asked:
-            sizes = {name: case[name] for name in _SIZES}
-            peers = (False, True) if case["peer"] else (False,)
-            self._found = {peer: [] for peer in peers}
-            for _ in range(case["turns"]):
-                for peer in peers:
-                    given = {"peer": peer, "sizes": sizes}
-                    self._found[peer] += in_new_process(step_times, given)
-            self._asked = asked
-        times = {peer: _median(rows, case["part"]) for peer, rows in self._found.items()}
-        row: Row = {"ms": times[False], "threads": backend.threads()}
-        if True in times:
-            row |= {"peer_ms": times[True], "ratio": times[True] / times[False]}
-        return row
+def measure_cpu(case: Case) -> dict[str, Row]:
+    """Return the results of all parts of a step."""
+    sizes = {name: case[name] for name in _SIZES}
+    peers = (False, True) if case["peer"] else (False,)
+    times: dict[bool, list[list[float]]] = {peer: [] for peer in peers}
+    for _ in range(case["turns"]):
+        for peer in peers:
+            times[peer] += in_new_process(step_times, {"peer": peer, "sizes": sizes})
+    found: dict[str, Row] = {}
+    for part in PARTS:
+        ms, *others = (_median(rows, part) for rows in times.values())
+        found[part] = {"ms": ms, "threads": backend.threads()}
+        if others:
+            found[part] |= {"peer_ms": others[0], "ratio": others[0] / ms}
+    return found
 
 
 def _median(rows: Sequence[Sequence[float]], part: str) -> float:

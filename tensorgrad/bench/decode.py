@@ -1,57 +1,53 @@
-"""Generation with GPT-2: tokens a second, and GB/s of the attention kernel on long caches.
-
-    python -m examples.bench.decode --json decode.json
-    python -m examples.bench.decode --no-peer --no-caches
-    python -m examples.bench.decode --kernels --models gpt2-124M --batches 1
+"""`tensorgrad bench decode`: generation with GPT-2, beside transformers', and its kernels.
 
 Random weights in bfloat16, prompts of 16 tokens, 256 new ones, greedy; the time of a whole call,
 reading the prompt included, the best of three after two to warm up. "prefill" is a call with a
-prompt of 1,024 tokens, for the first token after it. Where transformers is installed, its GPT-2 of
-the same size generates beside ours, eager and with --static compiled, with a cache of fixed size.
---kernels prints instead what each kernel of a step takes. Needs a GPU.
+prompt of 1,024 tokens, for the first token after it. The peer is transformers' GPT-2 of the same
+size, eager ("peer") and compiled with a cache of fixed size ("static_peer"). DECODE_KERNELS has
+what each kernel of a step takes: those of all blocks, with their own weights, one after the other
+as a CUDA graph. Needs a GPU. Tests: tests/bench/test_decode.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import importlib.util
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
-import tensorgrad as tg
-from examples.bench.timing import loaded
-from tensorgrad import Tensor, backend, graph
-from tensorgrad.bench.timing import Call, compare, random_array
+from tensorgrad import backend, graph
+from tensorgrad.bench.memory import release
+from tensorgrad.bench.pictures import grouped_bars
+from tensorgrad.bench.steps import MODELS
+from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.timing import host_seconds, random_array, seconds_of
 from tensorgrad.dtypes import bfloat16, float32
-from tensorgrad.files import write_json
-from tensorgrad.gpu import GpuMonitor, clock_and_watts, clock_and_watts_text
+from tensorgrad.errors import ArgumentError
+from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.generation.decoding_loop import Decoder
-from tensorgrad.models.gpt2 import GPT2, PRESETS
+from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.nn import evaluating, init
 from tensorgrad.ops.decode import attend
+from tensorgrad.ops.linear import linear_gelu
 from tensorgrad.ops.sampling import Sampling, extend, new_state
+from tensorgrad.tensor import Tensor
 
 PROMPT, NEW, LONG_PROMPT = 16, 256, 1024
-# Sequences, query heads, key heads, steps in the cache, width of a head.
-CACHES = (
-    (1, 12, 12, 1024, 64), (1, 12, 12, 32768, 64), (32, 12, 12, 1024, 64), (32, 12, 12, 8192, 64),
-    (1, 32, 8, 32768, 128), (16, 32, 8, 8192, 128),
-)  # fmt: skip
+KERNELS = (
+    *("norm", "add and norm", "qkv", "attention", "proj", "up and GELU", "down and residual"),
+    *("embedding", "logits", "sampling"),
+)
 
 
 def random_model(name: str) -> GPT2:
     """Return a GPT-2 in bfloat16 with weights drawn on the GPU, which takes seconds less."""
     nothing: dict[str, Any] = dict.fromkeys(("normal_", "uniform_", "zeros_"), lambda *_: None)
     with patch.multiple(init, **nothing):
-        model = GPT2(PRESETS[name])
+        model = GPT2(MODELS[name])
     for number, (key, parameter) in enumerate(model.named_parameters()):
         scale = float("norm" in key and key.endswith("weight"))
         values = random_array(parameter.shape, seed=number) * 0.02 + scale
@@ -59,25 +55,69 @@ def random_model(name: str) -> GPT2:
     return model
 
 
-def seconds(call: Callable[[], Any], repeats: int = 3) -> float:
+def best_seconds(call: Callable[[], Any], repeats: int = 3) -> float:
     """Return the shortest time of some calls after two, in which graphs are captured."""
-    times = []
-    for _ in range(repeats + 2):
-        backend.cupy.cuda.runtime.deviceSynchronize()
-        start = time.perf_counter()
-        call()
-        backend.cupy.cuda.runtime.deviceSynchronize()
-        times.append(time.perf_counter() - start)
-    return min(times[2:])
+    return min([seconds_of(call, "cuda") for _ in range(repeats + 2)][2:])
 
 
-def generation(model: GPT2, batch: int) -> dict[str, float]:
-    """Return how fast a model generates, and what a step costs the host and the GPU."""
+def decode_cases(
+    models: Sequence[str], batches: Sequence[int], peers: Sequence[str] = ()
+) -> list[Case]:
+    """Return the cases of a sweep.
+
+    Args:
+        models: of `steps.MODELS`.
+        batches: sequences.
+        peers: "eager" and "static", of transformers.
+    Raises:
+        ArgumentError: a model is unknown, or a batch is below 1.
+    """
+    for name in models:
+        if name not in MODELS:
+            raise ArgumentError(f"bench decode: model is {name!r}, expected {', '.join(MODELS)}")
+    for batch in batches:
+        if batch < 1:
+            raise ArgumentError(f"bench decode: batch is {batch}, expected 1 or more")
+    return [
+        {"model": model, "batch": batch, "prompt": PROMPT, "new": NEW, "dtype": "bfloat16",
+         "peers": " ".join(peers)}
+        for model in dict.fromkeys(models)
+        for batch in dict.fromkeys(batches)
+    ]  # fmt: skip
+
+
+def decode_kernel_cases(models: Sequence[str], batches: Sequence[int]) -> list[Case]:
+    """Return the cases of each kernel of the cases of `decode_cases`."""
+    names = "model", "batch", "dtype"
+    return [
+        {"kernel": kernel, **{name: case[name] for name in names}}
+        for case in decode_cases(models, batches)
+        for kernel in KERNELS
+    ]
+
+
+def measure_decode(case: Case) -> Row:
+    """Return how fast a model generates, what a step costs the host and the GPU, and the peers."""
+    batch = case["batch"]
+    row = _generation(random_model(case["model"]), batch)
+    for kind in case["peers"].split():
+        release()
+        prefix = "static_peer" if kind == "static" else "peer"
+        rate = peer_rate(case["model"], batch, kind == "static")
+        row[f"{prefix}_tokens_per_second"] = rate
+        row[f"{prefix}_ratio"] = row["tokens_per_second"] / rate
+    return row
+
+
+def _generation(model: GPT2, batch: int) -> Row:
     prompts = np.random.default_rng(0).integers(0, model.vocab_size, (batch, PROMPT))
-    whole = seconds(lambda: generate_batch(model, prompts, NEW, temperature=0))
-    with evaluating(model):
-        step, host = step_times(model, prompts)
-    return {"tokens/s": batch * NEW / whole, "ms a step": step, "ms of the host": host}
+    with GpuMonitor(backend.gpu_index(model.device), 0.2, busy=True) as monitor:
+        whole = best_seconds(lambda: generate_batch(model, prompts, NEW, temperature=0))
+        with evaluating(model):
+            step, host = step_times(model, prompts)
+        load = clock_and_watts(monitor.take())
+    row: Row = {"tokens_per_second": batch * NEW / whole, "step_ms": step, "host_ms": host, **load}
+    return row | {"prefill_ms": prefill(model, batch)}
 
 
 def step_times(model: GPT2, prompts: Any) -> tuple[float, float]:
@@ -88,30 +128,27 @@ def step_times(model: GPT2, prompts: Any) -> tuple[float, float]:
     times, first, last = [], cupy.cuda.Event(), cupy.cuda.Event()
     for number in range(NEW):
         if number < 32:  # later launches wait where the driver's queue is full
-            cupy.cuda.runtime.deviceSynchronize()
-        start = time.perf_counter()
-        decoder.step()
-        times.append(time.perf_counter() - start)
+            times.append(host_seconds(decoder.step, "cuda"))
+        else:
+            decoder.step()
         if number == NEW // 2:
             cupy.cuda.runtime.deviceSynchronize()
             first.record()
     last.record()
     last.synchronize()
     steps = NEW - NEW // 2 - 1
-    return cupy.cuda.get_elapsed_time(first, last) / steps, 1e3 * float(np.median(times[4:32]))
+    return cupy.cuda.get_elapsed_time(first, last) / steps, 1e3 * float(np.median(times[4:]))
 
 
 def prefill(model: GPT2, batch: int) -> float:
     """Return the milliseconds of a call that reads long prompts and writes one token after each."""
     prompts = np.random.default_rng(1).integers(0, model.vocab_size, (batch, LONG_PROMPT))
-    return 1e3 * seconds(lambda: generate_batch(model, prompts, 1, temperature=0))
+    return 1e3 * best_seconds(lambda: generate_batch(model, prompts, 1, temperature=0))
 
 
-def kernel_times(model: GPT2, batch: int) -> dict[str, tuple[int, float]]:
-    """Return how many launches of a kind a step has, and the microseconds of each.
-
-    Those of all blocks, with their own weights, run one after the other as a CUDA graph.
-    """
+def measure_decode_kernels(case: Case) -> dict[str, Row]:
+    """Return how many launches of each of KERNELS a step has, and the microseconds of one."""
+    batch, model = case["batch"], random_model(case["model"])
     width, cupy = model.config.width, backend.cupy
     x, hidden, qkv = (
         Tensor(random_array((batch, 1, columns), bfloat16))
@@ -131,7 +168,7 @@ def kernel_times(model: GPT2, batch: int) -> dict[str, tuple[int, float]]:
             qkv.data[:, 0], cache.arrays[0], cache.arrays[1], lengths, counters=cache.counters
         ),
         "proj": lambda block, cache: block.attention.proj(x),
-        "up and GELU": lambda block, cache: tg.linear_gelu(x, *block.feed_forward.up.affine()),
+        "up and GELU": lambda block, cache: linear_gelu(x, *block.feed_forward.up.affine()),
         "down and residual": lambda block, cache: block.feed_forward.down(hidden, x),
     }
     of_a_step: dict[str, Callable[[], Any]] = {
@@ -140,12 +177,15 @@ def kernel_times(model: GPT2, batch: int) -> dict[str, tuple[int, float]]:
         "sampling": lambda: extend(state, logits, Sampling(0.0)),
     }
     layers = list(zip(model.blocks, caches, strict=True))
+    calls = {kind: [partial(call, *each) for each in layers] for kind, call in of_a_block.items()}
+    calls |= {kind: [call] for kind, call in of_a_step.items()}
+    found: dict[str, Row] = {}
     with evaluating(model):
-        found = {
-            name: (len(layers), _graph_us([partial(call, *each) for each in layers]))
-            for name, call in of_a_block.items()
-        }
-        return found | {name: (1, _graph_us([call])) for name, call in of_a_step.items()}
+        for kind, launched in calls.items():
+            us = _graph_us(launched)
+            count = len(launched)
+            found[kind] = {"launches": count, "us": us, "step_us": count * us}
+    return found
 
 
 def _graph_us(calls: Sequence[Callable[[], Any]]) -> float:
@@ -170,125 +210,50 @@ def _graph_us(calls: Sequence[Callable[[], Any]]) -> float:
     return float(1e3 * elapsed / (20 * repeats * len(calls)))
 
 
-def peer(name: str, batches: Sequence[int], static: bool) -> dict[int, dict[str, float]]:
-    """Return tokens/s of transformers' GPT-2 for each batch."""
+def peer_rate(name: str, batch: int, static: bool) -> float:
+    """Return tokens/s of transformers' GPT-2."""
     torch, transformers = map(importlib.import_module, ("torch", "transformers"))
-    sizes = PRESETS[name]
+    sizes = MODELS[name]
     config = transformers.GPT2Config(n_layer=sizes.layers, n_head=sizes.heads, n_embd=sizes.width)
     with torch.device("cuda"):
         model = transformers.GPT2LMHeadModel(config).bfloat16().eval()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
-    found: dict[int, dict[str, float]] = {}
-    for batch in batches:
-        prompts = torch.randint(0, sizes.vocab_size, (batch, PROMPT), device="cuda")
-        options: dict[str, Any] = {
-            "max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False,
-            "attention_mask": torch.ones_like(prompts),
-        }  # fmt: skip
-        kinds = {"eager": options}
-        if static:
-            kinds["static"] = {**options, "cache_implementation": "static"}
-        found[batch] = {kind: _rate(model, prompts, given) for kind, given in kinds.items()}
-    return found
+    prompts = torch.randint(0, sizes.vocab_size, (batch, PROMPT), device="cuda")
+    options: dict[str, Any] = {
+        "max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False,
+        "attention_mask": torch.ones_like(prompts),
+    }  # fmt: skip
+    if static:
+        options["cache_implementation"] = "static"
+    return batch * NEW / best_seconds(lambda: model.generate(prompts, **options), 1)
 
 
-def _rate(model: Any, prompts: Any, options: dict[str, Any]) -> float:
-    return len(prompts) * NEW / seconds(lambda: model.generate(prompts, **options), 1)
+def draw_decode(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the figure: tokens a second."""
+    names = [f"{row['model']}\nbatch {row['batch']}" for row in rows]
+    columns = ("tokens_per_second", "peer_tokens_per_second", "static_peer_tokens_per_second")
+    title = f"Greedy generation, {rows[0]['device']}"
+    return {"": grouped_bars(rows, names, columns, title, "tokens/s")}
 
 
-def long_cache(shape: tuple[int, ...], monitor: GpuMonitor) -> dict[str, Any]:
-    """Return the time of attention against a cache, beside PyTorch's, and its load and energy."""
-    batch, heads, kv_heads, steps, width = shape
-    qkv = random_array((batch, (heads + 2 * kv_heads) * width), bfloat16)
-    moved = 2 * batch * kv_heads * steps * width * 2
-    sets = max(1, int(2e8 // moved))  # so that what is read is not in the L2 cache
-    keys, values = (
-        random_array((sets, batch, kv_heads, steps, width), bfloat16, seed) for seed in (1, 2)
-    )
-    lengths = backend.cupy.full(batch, steps - 1, np.int32)
-    counters = backend.cupy.zeros(batch * heads, np.uint32)
-
-    def ours_of(i: int) -> None:
-        attend(qkv, keys[i % sets], values[i % sets], lengths, counters=counters)
-
-    calls: list[Call] = [ours_of]
-    if importlib.util.find_spec("torch"):
-        torch = importlib.import_module("torch")
-        k, v = (torch.as_tensor(a.view("int16")).view(torch.bfloat16) for a in (keys, values))
-        q = torch.randn((batch, heads, 1, width), device="cuda", dtype=torch.bfloat16)
-        attention = torch.nn.functional.scaled_dot_product_attention
-        gqa = heads != kv_heads
-        calls.append(lambda i: attention(q, k[i % sets], v[i % sets], enable_gqa=gqa))
-    ours, *others = compare(*calls)
-    line: dict[str, Any] = {"cache": list(shape), "ms": ours, "GB/s": moved / ours / 1e6}
-    line["torch ms"] = others[0] if others else None
-    return line | loaded(ours_of, monitor, 0.5)
+def draw_decode_kernels(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the figure: microseconds of each kind in a step."""
+    names = [f"{row['kernel']}\n{row['model']}, {row['batch']}" for row in rows]
+    title = f"Kernels of a decoding step, {rows[0]['device']}"
+    return {"": grouped_bars(rows, names, ("step_us",), title, "microseconds")}
 
 
-def print_kernels(models: Sequence[str], batches: Sequence[int]) -> None:
-    """Print what the kernels of a step take, by kind."""
-    for name in models:
-        model = random_model(name)
-        for batch in batches:
-            found = kernel_times(model, batch)
-            total = sum(count * us for count, us in found.values())
-            print(f"{name} batch {batch}: {total / 1e3:.3f} ms a step")
-            for kind, (count, us) in found.items():
-                print(f"  {kind:22} {count:3} x {us:7.2f} us", flush=True)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print, and write what was measured."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--models", nargs="*", default=["gpt2-124M", "gpt2-1558M"])
-    parser.add_argument("--batches", nargs="*", type=int, default=[1, 32])
-    parser.add_argument("--no-peer", action="store_true", help="without transformers")
-    parser.add_argument("--static", action="store_true", help="its compiled variant too")
-    parser.add_argument("--no-caches", action="store_true", help="without the attention kernel")
-    parser.add_argument("--kernels", action="store_true", help="microseconds of each kernel")
-    parser.add_argument("--json", type=Path, help="file to write")
-    given = parser.parse_args(arguments)
-    if not backend.gpu_count():
-        parser.error("no GPU was found")
-    gpu = backend.cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    print(gpu, flush=True)
-    if given.kernels:
-        print_kernels(given.models, given.batches)
-        return
-    result: dict[str, Any] = {"gpu": gpu, "generation": [], "caches": []}
-    with_peer = not given.no_peer and importlib.util.find_spec("transformers") is not None
-    for name in given.models:
-        model = random_model(name)
-        lines = []
-        for b in given.batches:
-            with GpuMonitor(0, 0.2, busy=True) as monitor:
-                line = {"model": name, "batch": b, **generation(model, b)}
-                line |= clock_and_watts(monitor.take())
-            lines.append({**line, "ms of prefill": prefill(model, b)})
-        del model
-        backend.cupy.get_default_memory_pool().free_all_blocks()
-        theirs = peer(name, given.batches, given.static) if with_peer else {}
-        for line in lines:
-            line["transformers"] = theirs.get(line["batch"], {})
-            text = f"{name:11} batch {line['batch']:3} {line['tokens/s']:8.0f} tokens/s "
-            text += f"{line['ms a step']:7.3f} ms a step, host {line['ms of the host']:.3f} ms, "
-            text += f"prefill {line['ms of prefill']:.2f} ms  {clock_and_watts_text(line)}"
-            for kind, rate in line["transformers"].items():
-                text += f"  {kind} {rate:.0f} ({line['tokens/s'] / rate:.1f}x)"
-            print(text, flush=True)
-        result["generation"] += lines
-    if not given.no_caches:
-        with GpuMonitor(0, 0.05) as monitor:
-            for shape in CACHES:
-                line = long_cache(shape, monitor)
-                result["caches"].append(line)
-                peer_ms = f"  torch {line['torch ms']:.3f} ms" if line["torch ms"] else ""
-                text = f"{line['cache']!s:28} {line['ms']:.3f} ms {line['GB/s']:5.0f} GB/s{peer_ms}"
-                print(f"{text}  {clock_and_watts_text(line)}", flush=True)
-    if given.json is not None:
-        write_json(given.json, result, 1)
-
-
-if __name__ == "__main__":
-    main()
+DECODE = Sweep(
+    "decode",
+    ("model", "batch", "prompt", "new", "dtype", "peers"),
+    (
+        *("tokens_per_second", "step_ms", "host_ms", "prefill_ms", "peer_tokens_per_second"),
+        *("peer_ratio", "static_peer_tokens_per_second", "static_peer_ratio"),
+    ),
+    draw_decode,
+)
+DECODE_KERNELS = Sweep(
+    "decode-kernels", ("kernel", "model", "batch", "dtype"), ("launches", "us", "step_us"),
+    draw_decode_kernels,
+)  # fmt: skip

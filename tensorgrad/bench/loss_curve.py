@@ -1,52 +1,38 @@
-"""The loss of a GPT-2 that is trained here and in PyTorch, from equal weights on equal batches.
-
-    tensorgrad prepare books.txt tokens --vocab 50257
-    python -m examples.bench.loss_curve --data tokens --batch 16
-    python -m examples.bench.loss_curve --data tokens --batch 16 --dtype bfloat16
+"""`tensorgrad bench loss`: the loss of a GPT-2 that is trained here and in PyTorch.
 
 Both take a step on a batch before either takes the next. Equal are the weights at the start, as
---dtype rounds them, the batches, AdamW with its options, the schedule of the learning rate and
+the dtype rounds them, the batches, AdamW with its options, the schedule of the learning rate and
 clipping. PyTorch uses autocast for both bfloat16 dtypes and, on a GPU, fused AdamW and
 torch.compile. Our steps are captured. The vocabulary is as large as the token embedding, so that
-padding is the same on both sides.
-
-OUT/loss_curve.csv has a row for each step, written every 10 steps and when interrupted;
-OUT/loss_curve.png both curves, their running means and the difference of these. The exit status is
-1 if the running means differ by more than --most nats anywhere.
+padding is the same on both sides. The row has both curves, and the largest difference of their
+running means. Tests: tests/parity/test_loss_curve.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import csv
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from tensorgrad import backend, graph, nn, random
-from tensorgrad.bench.pictures import new_figure, save
+from tensorgrad.bench.pictures import new_figure
+from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.torch_gpt2 import gpt2
-from tensorgrad.command import command
 from tensorgrad.data import TokenFile, TokenLoader, is_prepared
 from tensorgrad.errors import ArgumentError
-from tensorgrad.files import make_folder
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.settings import TrainSettings
 
 DTYPES = ("bfloat16-parameters", "bfloat16", "float32")
-COLUMNS = ("step", "lr", "tensorgrad", "pytorch")
 _EVERY = 10  # steps between reading losses, for which the host waits
+_SIZES = ("layers", "heads", "width", "context")
 
 TrainStep = Callable[[Any, Any, float], Any]  # tokens, targets, learning rate: the loss
-Row = tuple[int, float, float, float]  # COLUMNS
 
 
 def read_tokens(data: str, vocab_size: int) -> Any:
@@ -123,51 +109,126 @@ def copy_weights(torch: Any, model: GPT2, peer: Any) -> None:
 
 
 def train_both(
-    ours: TrainStep, theirs: TrainStep, batches: TokenLoader, settings: TrainSettings, path: Path
-) -> list[Row]:
-    """Return a row for each step; all that are finished are in the file, however this ends."""
-    rows: list[Row] = []
-    pending: list[tuple[int, float, Any, Any]] = []
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-
-        def read() -> None:
-            new = [(step, lr, float(a), float(b)) for step, lr, a, b in pending]
+    ours: TrainStep, theirs: TrainStep, batches: TokenLoader, settings: TrainSettings
+) -> tuple[list[float], list[float]]:
+    """Return both losses of each step."""
+    losses: tuple[list[float], list[float]] = [], []
+    pending: list[tuple[Any, Any]] = []
+    for step in range(settings.steps):
+        x, y = batches.batch(step)
+        lr = settings.learning_rate(step)
+        pending.append((ours(x, y, lr), theirs(x, y, lr)))
+        if len(pending) == _EVERY or step == settings.steps - 1:
+            for both in pending:
+                for curve, loss in zip(losses, both, strict=True):
+                    curve.append(float(loss))
             pending.clear()
-            rows.extend(new)
-            writer.writerows(new)
-            file.flush()
-
-        try:
-            for step in tqdm(range(settings.steps), desc="steps", disable=None):
-                x, y = batches.batch(step)
-                lr = settings.learning_rate(step)
-                pending.append((step + 1, lr, ours(x, y, lr), theirs(x, y, lr)))
-                if len(pending) == _EVERY:
-                    read()
-        finally:
-            read()
-    return rows
+    return losses
 
 
-def running_means(rows: Sequence[Row], window: int) -> tuple[Any, Any, Any]:
-    """Return the last step of each window, and the means of both losses in it."""
-    steps, _, ours, theirs = np.array(rows, np.float64).T
-    mean = np.full(window, 1 / window)
-    return (steps[window - 1 :], *(np.convolve(each, mean, "valid") for each in (ours, theirs)))
+def loss_cases(
+    data: str,
+    preset: str = "gpt2-124M",
+    *,
+    vocab: int = 50304,
+    dtype: str = DTYPES[0],
+    grad_dtype: str = "float32",
+    steps: int = 1000,
+    batch: int = 8,
+    lr: float = 6e-4,
+    warmup: int | None = None,
+    seed: int = 0,
+    window: int = 50,
+    compiled: bool = True,
+    **sizes: int | None,
+) -> list[Case]:
+    """Return the case of a sweep.
+
+    Args:
+        data: a folder of `tensorgrad prepare`, or a .npy file of tokens.
+        preset: of `models.gpt2.PRESETS`.
+        vocab: tokens of the model.
+        dtype: of DTYPES.
+        grad_dtype: of ours; "bfloat16" with "bfloat16-parameters".
+        steps, batch, lr, warmup, seed: of training; warmup by default 5 % of the steps.
+        window: steps of a running mean.
+        compiled: whether PyTorch compiles its model, on a GPU.
+        sizes: layers, heads, width, context instead of the preset's; None: the preset's.
+    Raises:
+        ArgumentError: an argument is out of its range.
+    """
+    if not 1 <= window <= steps:
+        raise ArgumentError(f"--window: got {window}, expected 1 to --steps, {steps}")
+    model = {name: sizes.get(name) or getattr(PRESETS[preset], name) for name in _SIZES}
+    case: Case = {
+        "data": data, "preset": preset, **model, "vocab": vocab, "dtype": dtype,
+        "grad_dtype": grad_dtype, "steps": steps, "batch": batch, "lr": lr, "warmup": warmup,
+        "seed": seed, "window": window, "compiled": compiled,
+    }  # fmt: skip
+    config_of(case), settings_of(case)
+    return [case]
 
 
-def draw(rows: Sequence[Row], window: int, title: str) -> Any:
+def config_of(case: Case) -> GPT2Config:
+    """Return the model of a case."""
+    return GPT2Config(vocab_size=case["vocab"], **{name: case[name] for name in _SIZES})
+
+
+def settings_of(case: Case) -> TrainSettings:
+    """Return the training of a case."""
+    names = "steps", "batch", "lr", "warmup", "dtype", "grad_dtype", "seed"
+    return TrainSettings(**{name: case[name] for name in names})
+
+
+def measure_loss(case: Case, device: str) -> Row:
+    """Return both curves, their last means and how far the running means are apart.
+
+    Raises:
+        DataError, OSError: the tokens cannot be read.
+    """
+    torch = importlib.import_module("torch")
+    config, settings = config_of(case), settings_of(case)
+    tokens = read_tokens(case["data"], config.vocab_size)
+    batches = TokenLoader(tokens, settings.batch, config.context, settings.seed)
+    random.seed(settings.seed)
+    with nn.init.on(device):
+        model = GPT2(config)
+    model.to(device, settings.parameter_dtype)
+    theirs = peer_step(torch, model, settings, device, case["compiled"] and device != "cpu")
+    losses = train_both(our_step(model, settings, device), theirs, batches, settings)
+    means = [running_means(each, case["window"]) for each in losses]
+    apart = abs(means[0] - means[1])
+    worst = int(apart.argmax())  # NaN is the largest
+    return {
+        "tensorgrad": float(means[0][-1]),
+        "pytorch": float(means[1][-1]),
+        "largest_difference": float(apart[worst]),
+        "at_step": worst + case["window"],
+        "mean_difference": float((means[0] - means[1]).mean()),
+        **{name: " ".join(f"{loss:.6g}" for loss in each)
+           for name, each in zip(_CURVES, losses, strict=True)},
+    }  # fmt: skip
+
+
+def running_means(losses: Sequence[float], window: int) -> Any:
+    """Return the means of each window."""
+    return np.convolve(losses, np.full(window, 1 / window), "valid")
+
+
+def draw_loss(rows: Sequence[Row]) -> dict[str, Any]:
     """Return a figure of both curves above the difference of their running means."""
-    figure = new_figure(rows=2, title=title)
+    row = rows[-1]
+    window, title = row["window"], f"{row['preset']}, {row['dtype']}, batch {row['batch']}"
+    figure = new_figure(rows=2, title=f"{title} x {row['context']}, {row['device']}")
     curves, differences = figure.subplots(2, sharex=True)
-    steps, *means = running_means(rows, window)
-    for name, color, raw, mean in zip(
-        ("tensorgrad", "PyTorch"), ("C0", "C1"), np.array(rows).T[2:], means, strict=True
+    losses = [[float(word) for word in str(row[name]).split()] for name in _CURVES]
+    means = [running_means(each, window) for each in losses]
+    steps = range(window, row["steps"] + 1)
+    for number, (name, raw, mean) in enumerate(
+        zip(("tensorgrad", "PyTorch"), losses, means, strict=True)
     ):
-        curves.plot(range(1, len(rows) + 1), raw, color=color, alpha=0.25, linewidth=0.6)
-        curves.plot(steps, mean, color=color, linewidth=1.2, label=name)
+        curves.plot(range(1, len(raw) + 1), raw, color=f"C{number}", alpha=0.25, linewidth=0.6)
+        curves.plot(steps, mean, color=f"C{number}", linewidth=1.2, label=name)
     curves.set_ylabel(f"loss in nats, and means of {window} steps")
     curves.legend()
     differences.plot(steps, means[0] - means[1], color="C2", linewidth=1.2)
@@ -176,91 +237,17 @@ def draw(rows: Sequence[Row], window: int, title: str) -> Any:
     differences.set_xlabel("step")
     for axes in (curves, differences):
         axes.grid(alpha=0.3)
-    return figure
+    return {"": figure}
 
 
-def options() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--data", required=True, help="a folder of `tensorgrad prepare`, or a .npy file of tokens")
-    add("--preset", choices=tuple(PRESETS), default="gpt2-124M", help="(default: gpt2-124M)")
-    for name in ("layers", "heads", "width", "context"):
-        add(f"--{name}", type=int, help="of the model (default: the preset's)")
-    add("--vocab", type=int, default=50304, help="tokens of the model (default: 50304)")
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help="as in training (default: the first)")
-    add("--grad-dtype", choices=("float32", "bfloat16"), default="float32",
-        help="of ours; bfloat16: with --dtype bfloat16-parameters (default: float32)")  # fmt: skip
-    add("--steps", type=int, default=1000, help="(default: 1000)")
-    add("--batch", type=int, default=8, help="sequences of a step (default: 8)")
-    add("--lr", type=float, default=6e-4, help="peak learning rate (default: 6e-4)")
-    add("--warmup", type=int, help="warmup steps (default: 5 %% of --steps)")
-    add("--seed", type=int, default=0, help="of weights and batches (default: 0)")
-    add("--window", type=int, default=50, help="steps of a running mean (default: 50)")
-    add("--most", type=float, default=0.03,
-        help="largest difference of running means, in nats (default: 0.03)")  # fmt: skip
-    add("--no-compile", action="store_true", help="without torch.compile")
-    add("--device", default="auto", help="cpu, cuda, cuda:N, or auto: a GPU if there is one")
-    add("--out", type=Path, default=Path("runs/loss_curve"), help="(default: runs/loss_curve)")
-    return parser
-
-
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Train both, write the curves, and return 1 where they are too far apart."""
-    given = options().parse_args(arguments)
-    if importlib.util.find_spec("torch") is None:
-        raise ArgumentError("loss_curve: PyTorch is not installed; run `pip install torch`")
-    if not 1 <= given.window <= given.steps:
-        raise ArgumentError(f"--window: got {given.window}, expected 1 to --steps, {given.steps}")
-    settings = TrainSettings(
-        steps=given.steps, batch=given.batch, lr=given.lr, warmup=given.warmup, dtype=given.dtype,
-        grad_dtype=given.grad_dtype, seed=given.seed,
-    )  # fmt: skip
-    preset = PRESETS[given.preset]
-    sizes = {name: getattr(given, name) or getattr(preset, name)
-             for name in ("layers", "heads", "width", "context")}  # fmt: skip
-    config = GPT2Config(vocab_size=given.vocab, **sizes)
-    tokens = read_tokens(given.data, config.vocab_size)
-    batches = TokenLoader(tokens, settings.batch, config.context, settings.seed)
-    device = backend.use_device(given.device)
-    make_folder(given.out)
-    torch = importlib.import_module("torch")
-    random.seed(settings.seed)
-    with nn.init.on(device):
-        model = GPT2(config)
-    model.to(device, settings.parameter_dtype)
-    theirs = peer_step(
-        torch, model, settings, device, compiled=device != "cpu" and not given.no_compile
-    )
-    ours = our_step(model, settings, device)
-    path = given.out / "loss_curve.csv"
-    try:
-        rows = train_both(ours, theirs, batches, settings, path)
-    except KeyboardInterrupt as stop:
-        stop.add_note(f"finished rows are in {path}")
-        raise
-    title = f"{given.preset}, {given.dtype}, batch {given.batch} x {config.context}"
-    save(draw(rows, given.window, title), path.with_suffix(".png"))
-    return int(not _report(rows, given.window, given.most, path))
-
-
-def _report(rows: Sequence[Row], window: int, most: float, path: Path) -> bool:
-    """Print how far the curves are apart; return whether that is near enough."""
-    steps, ours, theirs = running_means(rows, window)
-    apart = abs(ours - theirs)
-    worst = int(apart.argmax())  # NaN is the largest
-    print(
-        f"after {len(rows):,} steps, mean of the last {window}: tensorgrad {ours[-1]:.4f}, "
-        f"PyTorch {theirs[-1]:.4f} nats\n"
-        f"largest difference of running means: {apart[worst]:.4f} nats up to step "
-        f"{steps[worst]:,.0f}, expected {most:g} or less; mean difference "
-        f"{(ours - theirs).mean():+.4f}\n{path}, {path.with_suffix('.png').name}"
-    )
-    return bool(apart[worst] <= most)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+_CURVES = ("tensorgrad_losses", "pytorch_losses")
+LOSS = Sweep(
+    "loss",
+    (
+        *("data", "preset", *_SIZES, "vocab", "dtype", "grad_dtype", "steps", "batch", "lr"),
+        *("warmup", "seed", "window", "compiled"),
+    ),
+    ("tensorgrad", "pytorch", "largest_difference", "at_step", "mean_difference", *_CURVES),
+    draw_loss,
+    hidden=_CURVES,
+)

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensorgrad.bench.pictures import grouped_bars
-from tensorgrad.bench.steps import Step, StepSettings, sized, training_step
+from tensorgrad.bench.steps import Step, StepSettings, model_and_step, sized
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import seconds_of
 from tensorgrad.errors import ArgumentError
+from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.profile import Profiler
 from tensorgrad.profile.recording import Recording
 from tensorgrad.profile.tables import op_table
@@ -56,15 +57,16 @@ class ProfilerBench:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._step: Step | None = None
+        self._model: GPT2 | None = None
+        self._step: Step = lambda: None
 
     def __call__(self, case: Case) -> Row:
         """Return the results of a case."""
         device, steps = self._device, case["steps"]
-        if self._step is None:
+        if self._model is None:
             sizes = {name: case[name] for name in _MODEL[1:6]}
             settings = StepSettings(sized(case["preset"], **sizes), case["batch"], case["dtype"])
-            self._step = training_step(settings, OneProcess(), device)
+            self._model, self._step = model_and_step(settings, OneProcess(), device)
             seconds_of(self._step, device, 3)
         off, on = [], []
         for _ in range(case["rounds"]):
@@ -83,14 +85,12 @@ class ProfilerBench:
 
     def _profiled(self, source: str, steps: int) -> tuple[float, Recording]:
         """Return seconds of a step with a profiler, and what it recorded."""
-        step = self._step
-        assert step is not None
 
         def profiled() -> None:
             with profiler.step():
-                step()
+                self._step()
 
-        with Profiler(source=source) as profiler:
+        with Profiler(self._model, source=source) as profiler:
             seconds = seconds_of(profiled, self._device, steps) / steps
         return seconds, profiler.recording
 

@@ -1,36 +1,31 @@
-"""What cuBLASLt proposes for the products of a GPT-2, under sustained load: microseconds of each.
-
-    python -m examples.bench.proposals --preset gpt2-1558M --batch 8 --json proposals.json
+"""`tensorgrad bench proposals`: cuBLASLt's kernels for the products of a GPT-2, under load.
 
 The library estimates which of its kernels is the best for a product; which one `cublaslt.preferred`
-takes instead was chosen by this table. Each proposal is repeated for --seconds, in turns with the
+takes instead was chosen by this table. Each proposal is repeated for some time, in turns with the
 others of the product and on three sets of operands, so that the GPU is as warm as in training and,
-where it reaches it, at its limit of power. A line has the time of the first proposal, the GPU's
-clock and power, and for each proposal its tile and its time relative to the first; * marks what is
-taken, "split" what divides the terms. Needs a GPU.
+where it reaches it, at its limit of power. A row has the time of the first proposal, that of the
+one that is taken, and for each its tile and its time relative to the first; * marks what is taken,
+"split" what divides the terms. Needs a GPU. Tests: tests/bench/test_proposals.py.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensorgrad import backend
+from tensorgrad.bench.pictures import grouped_bars
+from tensorgrad.bench.steps import sized
+from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import Call, in_turns, random_array, under_load
-from tensorgrad.command import command
 from tensorgrad.dtypes import Dtype, as_dtype, float32
-from tensorgrad.errors import ArgumentError, DeviceError
-from tensorgrad.files import write_json
-from tensorgrad.gpu import GpuMonitor, clock_and_watts, clock_and_watts_text
+from tensorgrad.errors import ArgumentError
+from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.kernels import cublaslt
 from tensorgrad.kernels.matmul import cublas
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
-from tensorgrad.models.gpt2 import PRESETS, GPT2Config
+from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.ops.linear_cross_entropy import rows_at_a_time
 
 TURNS = 3
@@ -99,8 +94,21 @@ def _matrix(rows: int, columns: int, dtype: Dtype, layout: str, seed: int) -> An
     return random_array((columns, rows), dtype, seed).T
 
 
-def measure(product: Product, seconds: float, monitor: GpuMonitor) -> dict[str, Any]:
-    """Return the line of a product."""
+class ProposalBench:
+    """Measures the products of `proposal_cases` on a GPU."""
+
+    def __init__(self, products: Sequence[Product], device: str) -> None:
+        self._products = {each.name: each for each in products}
+        self._index = backend.gpu_index(device)
+
+    def __call__(self, case: Case) -> Row:
+        """Return the results of a product."""
+        with GpuMonitor(self._index, 0.2) as monitor:
+            return measure_product(self._products[case["product"]], case["seconds"], monitor)
+
+
+def measure_product(product: Product, seconds: float, monitor: GpuMonitor) -> Row:
+    """Return the times of the proposals of a product."""
     sets = [operands(product, 3 * i) for i in range(3)]
     described = cublas.described(sets[0])
     found = cublaslt.proposals(described, 0)
@@ -109,23 +117,18 @@ def measure(product: Product, seconds: float, monitor: GpuMonitor) -> dict[str, 
     under_load(calls[0], seconds)
     monitor.take()
     times = in_turns([partial(under_load, call, seconds / TURNS) for call in calls], TURNS)
-    microseconds = [1e3 * ms / len(sets) for ms in times]
+    own = [bytes(each.plan.algorithm) == bytes(taken.algorithm) for each in found]
+    ratios = [ms / times[0] for ms in times]
+    names = [
+        f"{TILES.get(each.tile, each.tile)}{'*' * mine}{' split' if each.plan.workspace else ''}"
+        for each, mine in zip(found, own, strict=True)
+    ]
+    microseconds = 1e3 * times[0] / len(sets)
     return {
-        **product._asdict(),
-        "result": str(product.result),
-        "operands": str(product.operands),
-        "us": microseconds[0],
+        "us": microseconds,
+        "taken_us": microseconds * ratios[own.index(True)],
+        "proposals": "  ".join(f"{n} {r:.3f}" for n, r in zip(names, ratios, strict=True)),
         **clock_and_watts(monitor.take()),
-        "proposals": [
-            {
-                "tile": TILES.get(each.tile, each.tile),
-                "workspace": each.plan.workspace,
-                "us": us,
-                "ratio": us / microseconds[0],
-                "taken": bytes(each.plan.algorithm) == bytes(taken.algorithm),
-            }
-            for each, us in zip(found, microseconds, strict=True)
-        ],
     }
 
 
@@ -137,54 +140,47 @@ def _call(plan: cublaslt.CublasPlan, sets: Sequence[MatmulProblem]) -> Call:
     return call
 
 
-def to_text(line: dict[str, Any]) -> str:
-    """Return a line of the table."""
-    size = f"{line['rows']} x {line['columns']} x {line['terms']} {line['layout']}"
-    ways = (
-        f"{each['tile']}{'*' if each['taken'] else ''}{' split' if each['workspace'] else ''} "
-        f"{each['ratio']:.3f}"
-        for each in line["proposals"]
-    )
-    load = clock_and_watts_text(line)
-    return f"{line['name']:18} {size:26} {line['us']:8.1f} us  {load:16} {'  '.join(ways)}"
+def proposal_cases(
+    preset: str, batch: int, dtype: str, grad_dtype: str, seconds: float
+) -> tuple[list[Product], list[Case]]:
+    """Return the products of a model and the cases of a sweep.
+
+    Args:
+        preset: of `steps.MODELS`.
+        batch: sequences of 1,024 tokens.
+        dtype, grad_dtype: see `products`.
+        seconds: for each proposal.
+    Raises:
+        ArgumentError: an argument is out of its range.
+    """
+    if grad_dtype not in ("float32", dtype):
+        raise ArgumentError(f"--grad-dtype: got {grad_dtype}, expected float32 or {dtype}")
+    if batch < 1 or seconds <= 0:
+        raise ArgumentError(f"--batch, --seconds: got {batch} and {seconds}, expected more than 0")
+    found = list(products(sized(preset), 1024 * batch, as_dtype(dtype), as_dtype(grad_dtype)))
+    return found, [
+        {
+            "product": each.name, "rows": each.rows, "columns": each.columns, "terms": each.terms,
+            "layout": each.layout, "dtype": str(each.operands), "result_dtype": str(each.result),
+            "preset": preset, "batch": batch, "seconds": seconds,
+        }
+        for each in found
+    ]  # fmt: skip
 
 
-@command
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure the products of a model."""
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.bench.proposals", description=__doc__.partition("\n")[0]
-    )
-    add = parser.add_argument
-    add("--preset", choices=sorted(PRESETS), default="gpt2-124M")
-    add("--batch", type=int, default=32, help="sequences of 1,024 tokens (default: 32)")
-    add("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
-    add("--grad-dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    add("--seconds", type=float, default=0.3, help="for each proposal (default: 0.3)")
-    add("--json", type=Path, help="file to write")
-    given = parser.parse_args(arguments)
-    if given.grad_dtype not in ("float32", given.dtype):
-        raise ArgumentError(
-            f"--grad-dtype: got {given.grad_dtype}, expected float32 or {given.dtype}"
-        )
-    if given.batch < 1 or given.seconds <= 0:
-        raise ArgumentError(
-            f"--batch, --seconds: got {given.batch} and {given.seconds}, expected more than 0"
-        )
-    if not backend.gpu_count():
-        raise DeviceError("proposals: no GPU was found, expected one to measure on")
-    lines = []
-    rows = 1024 * given.batch
-    config = replace(PRESETS[given.preset], vocab_multiple=128)
-    dtypes = as_dtype(given.dtype), as_dtype(given.grad_dtype)
-    with GpuMonitor(0, 0.2) as monitor:
-        for product in products(config, rows, *dtypes):
-            lines.append(measure(product, given.seconds, monitor))
-            print(to_text(lines[-1]), flush=True)
-            backend.cupy.get_default_memory_pool().free_all_blocks()
-    if given.json is not None:
-        write_json(given.json, lines, 1)
+def draw_proposals(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the figure: the first proposal and the one that is taken."""
+    title = f"cuBLASLt's first proposal and ours, {rows[0]['preset']}, {rows[0]['device']}"
+    names = [row["product"] for row in rows]
+    return {"": grouped_bars(rows, names, ("us", "taken_us"), title, "microseconds")}
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+PROPOSALS = Sweep(
+    "proposals",
+    (
+        *("product", "rows", "columns", "terms", "layout", "dtype", "result_dtype", "preset"),
+        *("batch", "seconds"),
+    ),
+    ("us", "taken_us", "proposals"),
+    draw_proposals,
+)

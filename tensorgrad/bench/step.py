@@ -280,25 +280,17 @@ def kind_cases(cases: Sequence[Case]) -> list[Case]:
             for case in cases for kind in KINDS]  # fmt: skip
 
 
-class KindBench:
-    """Measures kinds of kernels of eager steps on a device, all of a step at once."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._last: tuple[Case, dict[str, tuple[float, float | None]]] = {}, {}
-
-    def __call__(self, case: Case) -> Row:
-        """Return the results of a row; nothing for a kind that the step does not have."""
-        step_of = {name: case[name] for name in _MODEL}
-        if self._last[0] != step_of:
-            settings, step = eager_step(case, self._device)
-            self._last = step_of, breakdown(step, settings, self._device)
-        kinds = self._last[1]
-        ms, floor = kinds[case["kind"]]
-        row: Row = {"ms": ms, "of_step": 100 * ms / sum(each for each, _ in kinds.values())}
+def measure_kinds(case: Case, device: str) -> dict[str, Row]:
+    """Return the results of all kinds of kernels; no floor where it is not known."""
+    settings, step = eager_step(case, device)
+    kinds = breakdown(step, settings, device)
+    total = sum(ms for ms, _ in kinds.values())
+    found: dict[str, Row] = {}
+    for kind, (ms, floor) in kinds.items():
+        found[kind] = {"ms": ms, "of_step": 100 * ms / total}
         if floor is not None and ms:
-            row |= {"floor_ms": floor, "of_floor": 100 * floor / ms}
-        return row
+            found[kind] |= {"floor_ms": floor, "of_floor": 100 * floor / ms}
+    return found
 
 
 def draw_steps(rows: Sequence[Row]) -> dict[str, Any]:

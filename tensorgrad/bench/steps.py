@@ -157,6 +157,12 @@ def training_step(
         device: "cpu", "cuda" or "cuda:N".
         captured: whether it is a CUDA graph from the third call on; on a CPU it never is.
     """
+    _, step = model_and_step(settings, ranks, device)
+    return graph.capture(step, device) if captured else step
+
+
+def model_and_step(settings: StepSettings, ranks: Ranks, device: str) -> tuple[GPT2, Step]:
+    """Return a model and its training step of this rank, which is not captured."""
     model = settings.model(device)
     optimizer, scaler = ranks.prepare(model, settings.optimizer), settings.scaler()
     ranks.begin(0, [])
@@ -172,7 +178,7 @@ def training_step(
         optimizer.step(1.0, scaler, ranks.reduce_norm)
         ranks.after_step()
 
-    return graph.capture(step, device) if captured else step
+    return model, step
 
 
 @dataclass(frozen=True)

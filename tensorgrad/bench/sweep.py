@@ -73,6 +73,28 @@ class Sweep:
         return (*self.parameters, *self.results, *_ALWAYS)
 
 
+class Together:
+    """Measures cases that differ in one parameter alone at once, with the first of them.
+
+    Args:
+        by: the parameter.
+        measure: returns the rows of all its values, given one of the cases.
+    """
+
+    def __init__(self, by: str, measure: Callable[[Case], Mapping[Any, Row]]) -> None:
+        self._by, self._measure = by, measure
+        self._same: Row = {}
+        self._rows: Mapping[Any, Row] = {}
+
+    def __call__(self, case: Case) -> Row:
+        """Return the results of a case."""
+        same = {name: value for name, value in case.items() if name != self._by}
+        if same != self._same:
+            self._rows = self._measure(case)
+            self._same = same
+        return self._rows[case[self._by]]
+
+
 @dataclass
 class SweepResult:
     """What a sweep gave.

@@ -1,39 +1,35 @@
-"""Training speed of a translation model, captured, beside the same model in PyTorch eager.
+"""`tensorgrad bench translation`: training of a translation model beside PyTorch eager.
 
-    python -m examples.bench.translation --data FOLDER --preset large --dtype bfloat16
-
-Takes the options of train_translation.py; --resume FOLDER reads the settings of that run, but not
-its weights. The two alternate on the same batches of one epoch. Each first trains on all of them
-twice, so that neither compilation nor the capture of steps is timed. PyTorch uses its fused AdamW
-and, for both bfloat16 dtypes, autocast; for tf32 TF32 too. Tokens are counted without padding.
+Ours is captured. The two alternate on the same batches of one epoch. Each first trains on all of
+them twice, so that neither compilation nor the capture of steps is timed. PyTorch has the same
+model, its fused AdamW and, for both bfloat16 dtypes, autocast; for tf32 TF32 too. Tokens are
+counted without padding. Tests: tests/bench/test_translation.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
-import importlib.util
 import math
 import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from examples.bench.torch_transformer_lm import transformer_lm
 from tensorgrad import backend, graph
-from tensorgrad.command import command
+from tensorgrad.bench.pictures import grouped_bars
+from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.timing import seconds_of
+from tensorgrad.bench.torch_arrays import to_torch
+from tensorgrad.bench.torch_transformer_lm import transformer_lm
 from tensorgrad.data.pair_loader import PairBatch
-from tensorgrad.files import write_json
-from tensorgrad.gpu import GpuMonitor, clock_and_watts, clock_and_watts_text
-from tensorgrad.train.command_line import read_command_line
-from tensorgrad.train.device import choose_device
+from tensorgrad.errors import ArgumentError
+from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.train.settings import has_narrow_products
 from tensorgrad.train.translation import TranslationRun, TranslationSettings
 
@@ -77,77 +73,91 @@ def theirs(torch: Any, run: TranslationRun, device: str) -> TrainStep:
     return step
 
 
-def seconds(step: TrainStep, batches: Sequence[Any], device: str) -> float:
-    """Return the time of some steps, with the GPU's work."""
-    began = time.perf_counter()
-    for tokens, targets in batches:
-        step(tokens, targets)
-    if device != "cpu":
-        backend.cupy.cuda.runtime.deviceSynchronize()
-    return time.perf_counter() - began
-
-
 def spread(run: TranslationRun, count: int) -> list[PairBatch]:
     """Return the first batches of an epoch, which have mixed lengths."""
     return [run.batches.batch(step) for step in range(min(count, run.batches.batches))]
 
 
-def measure(
-    settings: TranslationSettings, folder: Path, device: str, steps: int, turns: int
-) -> Any:
+def translation_cases(
+    settings: TranslationSettings, timed: int, turns: int, peer: bool
+) -> list[Case]:
+    """Return the case of a sweep.
+
+    Args:
+        settings: of training.
+        timed: batches.
+        turns: of each library.
+        peer: whether PyTorch is measured.
+    Raises:
+        ArgumentError: a number is below 1.
+    """
+    for name, value in (("timed", timed), ("turns", turns)):
+        if value < 1:
+            raise ArgumentError(f"bench translation: {name} is {value}, expected 1 or more")
+    return [
+        {**{name: getattr(settings, name) for name in _SETTINGS}, "timed": timed, "turns": turns,
+         "peer": peer}
+    ]  # fmt: skip
+
+
+def measure_translation(case: Case, settings: TranslationSettings, device: str) -> Row:
     """Return milliseconds a step and tokens a second of both."""
-    run = TranslationRun(settings, folder, device, False)
-    batches = spread(run, steps)
-    tokens = sum(int((batch != run.tokenizer.end_of_text).sum()) for batch, _ in batches)
-    arrays = [tuple(backend.to_device(a.astype(np.int64), device) for a in b) for b in batches]
-    kinds: dict[str, tuple[TrainStep, list[Any]]] = {"tensorgrad": (ours(run, device), arrays)}
-    if importlib.util.find_spec("torch"):
-        torch = importlib.import_module("torch")
-        shared = [tuple(torch.from_dlpack(a) for a in pair) for pair in arrays]
-        kinds["PyTorch"] = theirs(torch, run, device), shared
-    for step, own in kinds.values():
-        for _ in range(2):
-            seconds(step, own, device)
-    times: dict[str, list[float]] = {name: [] for name in kinds}
-    readings: dict[str, list[dict[str, float]]] = {name: [] for name in kinds}
-    with GpuMonitor(backend.gpu_index(device), 0.2) as monitor:
-        for _ in tqdm(range(turns), desc="turns", disable=None):
-            for name, (step, own) in kinds.items():
-                monitor.take()
-                times[name].append(seconds(step, own, device))
-                readings[name].append(monitor.take())
-    return {
-        name: {
-            "ms": statistics.median(each) / len(batches) * 1e3,
-            "tokens/s": tokens / statistics.median(each),
-            **clock_and_watts(*readings[name]),
-        }
-        for name, each in times.items()
-    }
-
-
-@command
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], add_help=False)
-    parser.add_argument("--timed", type=int, default=100, help="batches")
-    parser.add_argument("--turns", type=int, default=3, help="of each library")
-    parser.add_argument("--json", type=Path, help="file to write")
-    own, rest = parser.parse_known_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        new = not any(word.startswith("--resume") for word in rest)
-        arguments = [*(["--out", folder] if new else []), *rest]
-        settings, _, _ = read_command_line(TranslationSettings, __doc__, arguments)
-        settings, device = choose_device(settings)
-        found = measure(settings, Path(folder), device, own.timed, own.turns)
-    for name, values in found.items():
-        text = f"{name:12} {values['ms']:8.2f} ms a step {values['tokens/s']:10,.0f} tokens/s"
-        print(f"{text}  {clock_and_watts_text(values)}".rstrip())
-    if len(found) == 2:
-        print(f"ratio        {found['PyTorch']['ms'] / found['tensorgrad']['ms']:8.2f}")
-    if own.json:
-        write_json(own.json, {"device": device, **found}, 1)
+        run = TranslationRun(replace(settings, out=folder), Path(folder), device, False)
+        batches = spread(run, case["timed"])
+        tokens = sum(int((batch != run.tokenizer.end_of_text).sum()) for batch, _ in batches)
+        arrays = [[backend.to_device(a.astype(np.int64), device) for a in b] for b in batches]
+        steps: dict[str, tuple[TrainStep, list[list[Any]]]] = {"": (ours(run, device), arrays)}
+        if case["peer"]:
+            torch = importlib.import_module("torch")
+            shared = [[to_torch(torch, a) for a in pair] for pair in arrays]
+            steps["peer_"] = theirs(torch, run, device), shared
+        epochs = {name: partial(_all, step, own) for name, (step, own) in steps.items()}
+        for epoch in epochs.values():
+            seconds_of(epoch, device, 2)
+        times: dict[str, list[float]] = {name: [] for name in epochs}
+        readings: dict[str, list[dict[str, float]]] = {name: [] for name in epochs}
+        with GpuMonitor(backend.gpu_index(device), 0.2) as monitor:
+            for _ in range(case["turns"]):
+                for name, epoch in epochs.items():
+                    monitor.take()
+                    times[name].append(seconds_of(epoch, device))
+                    readings[name].append(monitor.take())
+    row: Row = {"tokens": tokens}
+    for name, each in times.items():
+        middle = statistics.median(each)
+        row |= {f"{name}ms": 1e3 * middle / len(batches),
+                f"{name}tokens_per_second": tokens / middle}  # fmt: skip
+        load = clock_and_watts(*readings[name])
+        row |= {f"{name}{value}": load[value] for value in load}
+    if case["peer"]:
+        row["ratio"] = row["peer_ms"] / row["ms"]
+    return row
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _all(step: TrainStep, batches: Sequence[Sequence[Any]]) -> None:
+    for tokens, targets in batches:
+        step(tokens, targets)
+
+
+def draw_translation(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the figure: tokens a second of both."""
+    names = [f"{row['layers']} layers, C {row['width']}\n{row['dtype']}" for row in rows]
+    columns = ("tokens_per_second", "peer_tokens_per_second")
+    title = f"Training a translation model, {rows[0]['device']}"
+    return {"": grouped_bars(rows, names, columns, title, "tokens/s")}
+
+
+_SETTINGS = (
+    *("data", "preset", "layers", "width", "heads", "context", "vocab", "batch", "dropout"),
+    "dtype",
+)
+TRANSLATION = Sweep(
+    "translation",
+    (*_SETTINGS, "timed", "turns", "peer"),
+    (
+        *("ms", "tokens_per_second", "peer_ms", "peer_tokens_per_second", "ratio", "tokens"),
+        *("peer_clock_mhz", "peer_watts"),
+    ),
+    draw_translation,
+)

@@ -33,19 +33,22 @@ COMMANDS = {
     "classify": "Classify sentences with a trained classifier.",
     "compare": "Show what differs between runs in settings, environment and result.",
     "report": "Write one HTML page about a run: curves, samples, settings, environment.",
-    "bench": "Measure attention, models, parallel modes, collectives, precision and bucket sizes.",
+    "bench": "Measure kernels, steps, models, generation, parallel modes and precision, and peers.",
     "profile": "Show where the time and the memory of a training step go.",
     "plan": "Plan the training of a GPT-2 on many GPUs: memory, traffic and time.",
 }
 # The commands that several ranks run together.
-ON_RANKS = ("train", "train gpt2", "profile", "bench matrix", "bench comm", "bench buckets")
+ON_RANKS = (
+    *("train", "train gpt2", "profile"),
+    *("bench matrix", "bench parallel", "bench comm", "bench buckets"),
+)
 # The commands of groups that only one process runs.
 ON_ONE = (
     "train translation",
     "train sentiment",
-    "bench attention",
-    "bench model",
-    "bench precision",
+    *("bench attention", "bench model", "bench precision", "bench step", "bench cpu"),
+    *("bench kernels", "bench decode", "bench overhead", "bench first-use", "bench errors"),
+    *("bench profiler", "bench proposals", "bench loss", "bench translation"),
 )
 
 app = App(
