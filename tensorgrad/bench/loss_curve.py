@@ -156,6 +156,7 @@ def loss_cases(
         sizes: layers, heads, width, context instead of the preset's; None: the preset's.
     Raises:
         ArgumentError: an argument is out of its range.
+        DataError, OSError: the tokens cannot be read.
     """
     if not 1 <= window <= steps:
         raise ArgumentError(f"--window: got {window}, expected 1 to --steps, {steps}")
@@ -165,7 +166,8 @@ def loss_cases(
         "grad_dtype": grad_dtype, "steps": steps, "batch": batch, "lr": lr, "warmup": warmup,
         "seed": seed, "window": window, "compiled": compiled,
     }  # fmt: skip
-    config_of(case), settings_of(case)
+    settings_of(case)
+    read_tokens(data, config_of(case).vocab_size)
     return [case]
 
 
@@ -181,11 +183,7 @@ def settings_of(case: Case) -> TrainSettings:
 
 
 def measure_loss(case: Case, device: str) -> Row:
-    """Return both curves, their last means and how far the running means are apart.
-
-    Raises:
-        DataError, OSError: the tokens cannot be read.
-    """
+    """Return both curves, their last means and how far the running means are apart."""
     torch = importlib.import_module("torch")
     config, settings = config_of(case), settings_of(case)
     tokens = read_tokens(case["data"], config.vocab_size)

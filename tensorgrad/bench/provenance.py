@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from tensorgrad import backend
+from tensorgrad import backend, gpu
 from tensorgrad.train.environment import packages
 
 COLUMNS = ("date", "commit", "versions")
@@ -55,6 +55,9 @@ def exists(name: str, code: Path = _CODE) -> bool:
 def versions() -> str:
     """Return the host's processor and threads, and versions, such as "... numpy 2.3.4"."""
     found = [f"{_processor()}, {backend.threads()} threads", f"Python {platform.python_version()}"]
+    if backend.gpu_count():
+        cuda = backend.cupy.cuda.runtime.runtimeGetVersion()
+        found.append(f"CUDA {cuda // 1000}.{cuda % 1000 // 10}, driver {gpu.driver_version()}")
     found += [f"{name} {number}" for name, number in packages().items() if _NAMED.fullmatch(name)]
     return ", ".join(found)
 

@@ -12,9 +12,7 @@ import contextlib
 import importlib
 import math
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,29 +98,37 @@ def translation_cases(
     ]  # fmt: skip
 
 
-def measure_translation(case: Case, settings: TranslationSettings, device: str) -> Row:
-    """Return milliseconds a step and tokens a second of both."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = TranslationRun(replace(settings, out=folder), Path(folder), device, False)
-        batches = spread(run, case["timed"])
-        tokens = sum(int((batch != run.tokenizer.end_of_text).sum()) for batch, _ in batches)
-        arrays = [[backend.to_device(a.astype(np.int64), device) for a in b] for b in batches]
-        steps: dict[str, tuple[TrainStep, list[list[Any]]]] = {"": (ours(run, device), arrays)}
-        if case["peer"]:
-            torch = importlib.import_module("torch")
-            shared = [[to_torch(torch, a) for a in pair] for pair in arrays]
-            steps["peer_"] = theirs(torch, run, device), shared
-        epochs = {name: partial(_all, step, own) for name, (step, own) in steps.items()}
-        for epoch in epochs.values():
-            seconds_of(epoch, device, 2)
-        times: dict[str, list[float]] = {name: [] for name in epochs}
-        readings: dict[str, list[dict[str, float]]] = {name: [] for name in epochs}
-        with GpuMonitor(backend.gpu_index(device), 0.2) as monitor:
-            for _ in range(case["turns"]):
-                for name, epoch in epochs.items():
-                    monitor.take()
-                    times[name].append(seconds_of(epoch, device))
-                    readings[name].append(monitor.take())
+def measure_translation(
+    case: Case, settings: TranslationSettings, folder: Path, device: str
+) -> Row:
+    """Return milliseconds a step and tokens a second of both.
+
+    Args:
+        case: of `translation_cases`.
+        settings: of training.
+        folder: for the tokenizer.
+        device: "cpu", "cuda" or "cuda:N".
+    """
+    run = TranslationRun(settings, folder, device, False)
+    batches = spread(run, case["timed"])
+    tokens = sum(int((batch != run.tokenizer.end_of_text).sum()) for batch, _ in batches)
+    arrays = [[backend.to_device(a.astype(np.int64), device) for a in b] for b in batches]
+    steps: dict[str, tuple[TrainStep, list[list[Any]]]] = {"": (ours(run, device), arrays)}
+    if case["peer"]:
+        torch = importlib.import_module("torch")
+        shared = [[to_torch(torch, a) for a in pair] for pair in arrays]
+        steps["peer_"] = theirs(torch, run, device), shared
+    epochs = {name: partial(_all, step, own) for name, (step, own) in steps.items()}
+    for epoch in epochs.values():
+        seconds_of(epoch, device, 2)
+    times: dict[str, list[float]] = {name: [] for name in epochs}
+    readings: dict[str, list[dict[str, float]]] = {name: [] for name in epochs}
+    with GpuMonitor(backend.gpu_index(device), 0.2) as monitor:
+        for _ in range(case["turns"]):
+            for name, epoch in epochs.items():
+                monitor.take()
+                times[name].append(seconds_of(epoch, device))
+                readings[name].append(monitor.take())
     row: Row = {"tokens": tokens}
     for name, each in times.items():
         middle = statistics.median(each)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
@@ -677,11 +678,16 @@ def translation(
         timed: batches.
         turns: of each library.
     """
-    given, _, _ = read_command_line(TranslationSettings, None, options)
-    settings, device = choose_device(given)
-    cases = translation_bench.translation_cases(settings, timed, turns, _measures(peer))
-    measure = partial(translation_bench.measure_translation, settings=settings, device=device)
-    return sweep_cases(translation_bench.TRANSLATION, cases, measure, out, device)
+    with TemporaryDirectory() as folder:  # for the tokenizer
+        own = [] if any(word.startswith("--resume") for word in options) else ["--out", folder]
+        given, _, _ = read_command_line(TranslationSettings, None, [*own, *options])
+        settings, device = choose_device(given)
+        cases = translation_bench.translation_cases(settings, timed, turns, _measures(peer))
+        measure = partial(
+            translation_bench.measure_translation, settings=settings, folder=Path(folder),
+            device=device,
+        )  # fmt: skip
+        return sweep_cases(translation_bench.TRANSLATION, cases, measure, out, device)
 
 
 def _precision(device: str) -> str:

@@ -3,11 +3,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tensorgrad.bench.matrix import MATRIX, MatrixBench, MatrixSettings, matrix_cases, with_scaling
+from tensorgrad.bench.matrix import (
+    MATRIX,
+    MatrixBench,
+    MatrixSettings,
+    matrix_cases,
+    parallel_cases,
+    with_scaling,
+)
 from tensorgrad.bench.sweep import Row, run_sweep
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
@@ -51,6 +59,20 @@ def test_cases_of_ranks_and_of_the_peer() -> None:
     assert [(case["parallel"], case["ranks"]) for case in cases] == [
         *(("none", 1), ("zero3", 2), ("pytorch", 1), ("pytorch-ddp", 2))
     ]
+
+
+def test_schedules_that_do_not_fit_are_left_out() -> None:
+    wide = replace(TINY, micro_batches=2)  # of 2 layers
+    modes = ["gpipe", "interleaved"]
+    assert [case["parallel"] for case in matrix_cases(wide, 2, ["flash"], modes)] == ["gpipe"]
+    deep = replace(wide, config=GPT2Config(64, 8, 4, 2, 16))
+    assert len(matrix_cases(deep, 2, ["flash"], modes)) == 2
+    odd = replace(deep, micro_batches=1)
+    assert [case["parallel"] for case in matrix_cases(odd, 2, ["flash"], modes)] == ["gpipe"]
+    with pytest.raises(ArgumentError, match="part is 'speed'"):
+        parallel_cases(TINY, 2, ["speed"])
+    with pytest.raises(ArgumentError, match="got one rank"):
+        parallel_cases(TINY, 1, ["zero"])
 
 
 def test_scaling_and_overhead_are_against_one_gpu() -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from tensorgrad.bench import sweep as sweep_module
 from tensorgrad.bench.pictures import new_figure, plot_lines
-from tensorgrad.bench.sweep import Case, Row, Sweep, SweepResult, run_sweep, to_markdown
+from tensorgrad.bench.sweep import Case, Row, Sweep, SweepResult, Together, run_sweep, to_markdown
 from tensorgrad.bench.timing import random_array, under_load
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import locked
 from tensorgrad.gpu import GpuMonitor
+from tensorgrad.readers import read_json
 from tests.ranks import run_ranks
 
 
@@ -29,6 +30,7 @@ def with_sum(row: Row, before: Sequence[Row]) -> Row:
 
 
 SQUARES = Sweep("squares", ("n", "dtype"), ("square", "sum"), draw, with_sum)
+FACTS = {"date": "2026-01-02", "commit": "12345678e012", "versions": "numpy 2.0"}
 CASES: list[Case] = [{"n": n, "dtype": "int64"} for n in range(1, 5)]
 
 
@@ -42,6 +44,7 @@ def run(folder: Path, measure: Any = square, cases: Sequence[Case] = CASES) -> S
 
 @pytest.fixture(autouse=True)
 def _quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:  # drawn in tests of the benchmarks
+    monkeypatch.setattr(sweep_module, "provenance", lambda: FACTS)
     monkeypatch.setattr(sweep_module, "save", lambda figure, path: path.write_bytes(b"PNG"))
 
 
@@ -53,16 +56,50 @@ def lines(folder: Path) -> list[dict[str, str]]:
 def test_a_sweep_writes_rows_a_table_and_a_picture(tmp_path: Path) -> None:
     found = run(tmp_path / "new" / "out")
     folder = tmp_path / "new" / "out"
-    assert [path.name for path in found.paths] == ["squares.csv", "squares.md", "squares.png"]
+    names = [f"squares.{kind}" for kind in ("csv", "md", "json", "png")]
+    assert [path.name for path in found.paths] == names
     assert [row["sum"] for row in lines(folder)] == ["1", "5", "14", "30"]
     assert lines(folder)[0] == {
         "n": "1", "dtype": "int64", "square": "1", "sum": "1", "clock_mhz": "", "watts": "",
-        "status": "ok", "message": "", "device": "cpu", "version": "1.2.3",
+        "status": "ok", "message": "", "device": "cpu", "version": "1.2.3", **FACTS,
+    }  # fmt: skip
+    table = read_json(folder / "squares.json")
+    assert (table["name"], table["parameters"]) == ("squares", ["n", "dtype"])
+    assert table["rows"][3] == {
+        "n": 4, "dtype": "int64", "square": 16, "sum": 30, "clock_mhz": None, "watts": None,
+        "status": "ok", "message": None, "device": "cpu", "version": "1.2.3", **FACTS,
     }  # fmt: skip
     assert (folder / "squares.md").read_text() == (
         "dtype int64, device cpu\n\n| n | square | sum |\n| --- | --- | --- |\n"
         "| 1 | 1 | 1 |\n| 2 | 4 | 5 |\n| 3 | 9 | 14 |\n| 4 | 16 | 30 |\n"
+        "\n2026-01-02, commit 12345678e012, tensorgrad 1.2.3, numpy 2.0\n"
     )
+
+
+def test_rows_of_another_commit_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path)
+    monkeypatch.setattr(sweep_module, "provenance", lambda: {**FACTS, "commit": "abc"})
+    found = run(tmp_path, cases=CASES[:2])
+    assert found.skipped == 0
+    assert {row["commit"] for row in found.rows} == {"abc"}
+    assert len(read_json(tmp_path / "squares.json")["rows"]) == 2
+    assert len(lines(tmp_path)) == 6
+
+
+def test_cases_that_differ_in_one_parameter_are_measured_together() -> None:
+    asked: list[Case] = []
+
+    def measure(case: Case) -> dict[int, Row]:
+        asked.append(case)
+        return {n: {"square": n * n} for n in range(5)}
+
+    together = Together("n", measure)
+    assert [together(case)["square"] for case in CASES] == [1, 4, 9, 16]
+    assert asked == CASES[:1]
+    assert together({"n": 2, "dtype": "int8"}) == {"square": 4}
+    assert len(asked) == 2
 
 
 class Monitor(GpuMonitor):
@@ -223,7 +260,7 @@ def test_without_matplotlib_there_is_a_table(
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     found = run(tmp_path)
     assert not found.pictures
-    assert [path.name for path in found.paths] == ["squares.csv", "squares.md"]
+    assert [path.name for path in found.paths] == ["squares.csv", "squares.md", "squares.json"]
 
 
 def test_numbers_of_a_table_have_one_format() -> None:

@@ -47,7 +47,7 @@ def test_attention_prints_a_table_and_resumes(
     out = capsys.readouterr().out
     assert "| kernel        | length |" in out
     assert "2 of 6 rows were in found before" in out
-    assert "in found: attention.csv, attention.md, attention.png" in out
+    assert "in found: attention.csv, attention.md, attention.json, attention.png" in out
 
 
 def test_model_and_precision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from examples.bench import translation
-from examples.bench.torch_transformer_lm import transformer_lm
 from tensorgrad import Tensor
+from tensorgrad.bench.torch_transformer_lm import transformer_lm
+from tensorgrad.cli import main
 from tensorgrad.models.translation import TranslationConfig, TranslationModel
+from tensorgrad.readers import read_json
 
 
 def test_the_speed_of_both_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,14 +25,17 @@ def test_the_speed_of_both_is_measured(tmp_path: Path, monkeypatch: pytest.Monke
             (tmp_path / f"{part}.{language}").write_text("\n".join(lines) + "\n")
     sizes = {"layers": 1, "width": 16, "heads": 2, "vocab": 280, "context": 32, "batch": 256,
              "warmup": 2, "timed": 2, "turns": 1}  # fmt: skip
-    wanted = tmp_path / "speed.json"
     options = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
-    more = ["--device", "cpu", *options, "--json", str(wanted)]
-    assert translation.main(["--data", str(tmp_path), *more]) == 0
-    found = json.loads(wanted.read_text())
-    assert found.pop("device") == "cpu"
-    assert "tensorgrad" in found
-    assert all(values["ms"] > 0 and values["tokens/s"] > 0 for values in found.values())
+    command = ["bench", "translation", "--data", str(tmp_path), "--device", "cpu", *options]
+    assert main([*command, "--out", "found"]) == 0
+    [row] = read_json(tmp_path / "found" / "translation.json")["rows"]
+    assert (row["status"], row["layers"], row["device"]) == ("ok", 1, "cpu")
+    assert row["ms"] > 0
+    assert row["tokens_per_second"] == pytest.approx(
+        row["tokens"] / (2e-3 * row["ms"]), rel=1e-3
+    )  # of two batches
+    if row["peer"]:
+        assert row["ratio"] == pytest.approx(row["peer_ms"] / row["ms"], rel=1e-3)
 
 
 @pytest.mark.parametrize("prefix", [False, True])
