@@ -320,8 +320,9 @@ def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
         words = [cell.replace("|", "\\|") for cell in cells]
         lines.append("| " + " | ".join(words) + " |")
     about = ", ".join(f"{name} {_shown(rows[0][name])}" for name in same if rows[0][name] != "")
-    sources = dict.fromkeys(_source(row) for row in rows)
-    return (f"{about}\n\n" if about else "") + "\n".join((*lines, "", *sources)) + "\n"
+    sources = [words for words in dict.fromkeys(map(_source, rows)) if words]
+    below = ["", *sources] if sources else []
+    return (f"{about}\n\n" if about else "") + "\n".join((*lines, *below)) + "\n"
 
 
 def _source(row: Row) -> str:

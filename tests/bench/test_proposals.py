@@ -44,7 +44,9 @@ class Plan(NamedTuple):
 def test_a_row_marks_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     product = next(proposals.products(PRESETS["gpt2-124M"], 1024, float16, float32))
     plans = [Plan(b"a"), Plan(b"b", 8)]
-    found = [SimpleNamespace(tile=tile, plan=plan) for tile, plan in zip((209, 29), plans)]
+    found = [
+        SimpleNamespace(tile=tile, plan=plan) for tile, plan in zip((209, 29), plans, strict=True)
+    ]
     cublaslt = SimpleNamespace(proposals=lambda *_: found, prepare=lambda *_: plans[1])
     monkeypatch.setattr(proposals, "cublaslt", cublaslt)
     monkeypatch.setattr(proposals, "operands", lambda product, seed: None)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from examples.bench import breakdown, train_step
-from examples.bench.breakdown import KINDS, kind_of, own_bytes, summed
+from tensorgrad.bench import step as train_step
 from tensorgrad.bench import torch_ddp
+from tensorgrad.bench.breakdown import KINDS, kind_of, own_bytes, summed
 from tensorgrad.bench.torch_gpt2 import gpt2
-from tensorgrad.errors import ArgumentError
+from tensorgrad.cli import main
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.profile.recording import Kernel, Range, Recording
 from tensorgrad.profile.tables import TimeSpan, spans
+from tensorgrad.readers import read_json
 
 SIZES = {"layers": 1, "heads": 2, "width": 16, "context": 16, "vocab": 64}
 SHORT = {"seconds": 0.005, "windows": 2, "device": "cpu", "dtype": "float32"}
@@ -33,26 +32,24 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def rows_of(path: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(Path(path).read_text())["rows"]
-    return found
+def run(*options: str) -> int:
+    return main(["bench", "step", *options])
+
+
+def rows(name: str = "step") -> list[dict[str, Any]]:
+    return list(read_json(f"runs/bench/{name}.json")["rows"])
 
 
 def test_rows_have_times_speed_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--preset", "char", "gpt2-124M", "--batch", "2", "4", "--micro-batches", "2"]
     had_torch = "torch" in sys.modules
-    assert (
-        train_step.main(
-            [*options, *ALONE, "--recompute", "--recompute-norms", "--json", "found.json"]
-        )
-        == 0
-    )
+    assert run(*options, *ALONE, "--recompute", "--recompute-norms") == 0
     assert had_torch or "torch" not in sys.modules
-    rows = rows_of("found.json")
-    assert [(row["preset"], row["batch"]) for row in rows] == [
+    found = rows()
+    assert [(row["preset"], row["batch"]) for row in found] == [
         ("char", 2), ("char", 4), ("gpt2-124M", 2), ("gpt2-124M", 4),
     ]  # fmt: skip
-    for row in rows:
+    for row in found:
         assert row["status"] == "ok"
         for name in ("eager_ms", "captured_ms", "host_ms", "first_step_s", "first_captured_s"):
             assert row[name] > 0
@@ -61,24 +58,22 @@ def test_rows_have_times_speed_and_memory(capsys: pytest.CaptureFixture[str]) ->
         assert row["peak_mb"] > 1
         for name in ("mfu", "clock_mhz", "watts", "peer_ms", "ratio"):  # not known on a CPU
             assert row[name] is None
-    printed = capsys.readouterr()
-    assert "| preset | batch | eager_ms | captured_ms |" in printed.out
-    assert "[4/4] gpt2-124M batch 4" in printed.err
+    words = capsys.readouterr().out.partition("host_ms")[0].split()
+    assert [word for word in words if word.endswith("_ms")] == ["eager_ms", "captured_ms"]
 
 
 def test_the_default_rows() -> None:
-    rows = train_step.cases_of(train_step.options().parse_args([]))
-    assert [(row["preset"], row["batch"]) for row in rows] == [
+    found = train_step.step_cases()
+    assert [(row["preset"], row["batch"]) for row in found] == [
         ("gpt2-124M", 32), ("gpt2-124M", 8), ("gpt2-124M", 2), ("gpt2-355M", 16),
         ("gpt2-1558M", 8), ("char", 64),
     ]  # fmt: skip
-    assert {row["dtype"] for row in rows} == {"bfloat16-parameters"}
-    assert {row["peer"] for row in rows} == {"default reduce-overhead"}
-    sizes = [train_step.settings_of(row).config for row in rows]
+    assert {row["dtype"] for row in found} == {"bfloat16-parameters"}
+    assert {row["peer"] for row in found} == {"default reduce-overhead"}
+    sizes = [train_step.settings_of(row).config for row in found]
     assert [each.context for each in sizes] == [1024] * 5 + [256]
     assert [each.rows for each in sizes] == [50304] * 5 + [10112]
-    parts = ["--micro-batches", "2"]
-    for row in train_step.cases_of(train_step.options().parse_args(parts)):
+    for row in train_step.step_cases(micro_batches=2):
         assert row["peer"] == "default"
 
 
@@ -96,16 +91,14 @@ def test_finished_rows_are_kept_and_the_command_resumes(
         seen.append(case)
         return measure(bench, case)
 
-    command = ["--preset", "char", "--batch", "2", "3", "4", *ALONE, "--json", "found.json"]
+    command = ["--preset", "char", "--batch", "2", "3", "4", *ALONE]
     monkeypatch.setattr(train_step.TrainStepBench, "__call__", stopped)
-    assert train_step.main(command) == 130
-    with Path("runs/bench/train_step.csv").open(newline="") as file:
+    assert run(*command) == 130
+    with Path("runs/bench/step.csv").open(newline="") as file:
         assert [row["status"] for row in csv.DictReader(file)] == ["ok", "out of memory"]
-    assert not Path("found.json").exists()
     monkeypatch.setattr(train_step.TrainStepBench, "__call__", measure)
-    assert train_step.main(command) == 0
-    rows = rows_of("found.json")
-    assert [row["status"] for row in rows] == ["ok", "out of memory", "ok"]
+    assert run(*command) == 0
+    assert [row["status"] for row in rows()] == ["ok", "out of memory", "ok"]
     assert "2 of 3 rows were in runs/bench before" in capsys.readouterr().out
 
 
@@ -130,15 +123,15 @@ class FakeTorch:
 
         compiler, cuda = SimpleNamespace(reset=reset), SimpleNamespace(is_available=lambda: False)
         monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(compiler=compiler, cuda=cuda))
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+        monkeypatch.setattr(sys.modules["tensorgrad.cli.bench"], "find_spec", lambda name: object())
         monkeypatch.setattr(torch_ddp, "training_step", training_step)
 
 
 def test_the_peer_is_the_fastest_compiled_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = FakeTorch(monkeypatch)
     modes = ["--peer-modes", "eager", "default", "reduce-overhead"]
-    assert train_step.main(["--preset", "char", "--batch", "2", *TINY, *modes, "--json", "a"]) == 0
-    [row] = rows_of("a")
+    assert run("--preset", "char", "--batch", "2", *TINY, *modes) == 0
+    [row] = rows()
     assert row["peer_ms"] == row["pytorch_reduce_overhead_ms"]
     assert row["pytorch_eager_ms"] > 0  # faster, but not compiled
     assert row["pytorch_default_ms"] is None
@@ -159,8 +152,8 @@ def test_the_peer_is_the_fastest_compiled_mode(monkeypatch: pytest.MonkeyPatch) 
 def test_a_peer_without_memory_leaves_our_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeTorch(monkeypatch, failing="reduce-overhead")
     modes = ["--peer-modes", "reduce-overhead", "eager"]
-    assert train_step.main(["--preset", "char", "--batch", "2", *TINY, *modes, "--json", "a"]) == 0
-    [row] = rows_of("a")
+    assert run("--preset", "char", "--batch", "2", *TINY, *modes) == 0
+    [row] = rows()
     assert row["status"] == "ok"
     assert row["message"] == "PyTorch reduce-overhead: out of memory"
     assert row["peer_ms"] == row["pytorch_eager_ms"]
@@ -193,31 +186,31 @@ def test_parts_of_a_step_of_pytorch_sum_up(
     [
         (["--seconds", "0"], "--seconds, --windows"),
         (["--batch", "3", "--micro-batches", "2"], "expected a divisor of the batch, 3"),
-        (["--heads", "7"], "expected a multiple of heads, 7"),
+        (["--heads", "7"], "expected a multiple of --heads, 7"),
     ],
 )
-def test_bad_options_are_errors(options: list[str], message: str) -> None:
-    given = train_step.options().parse_args(options)
-    with pytest.raises(ArgumentError, match=message):
-        train_step.cases_of(given)
+def test_bad_options_are_errors(
+    options: list[str], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(*options, "--no-peer") == 1
+    assert message in caplog.text
+    assert not Path("runs").exists()
 
 
-def test_the_breakdown_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["--preset", "char", "--batch", "2", *ALONE, "--breakdown", "--json", "found.json"]
-    assert train_step.main(command) == 0
-    [row] = rows_of("found.json")
-    there = {kind for kind in KINDS if row[f"{kind} ms"]}
+def test_the_breakdown_of_a_step() -> None:
+    assert run("--preset", "char", "--batch", "2", *ALONE, "--breakdown") == 0
+    found = {row["kind"]: row for row in rows("step-kinds")}
+    assert tuple(found) == KINDS
+    there = {kind for kind, row in found.items() if row["ms"]}
     assert there >= {
         "matrix products, forward", "matrix products, backward", "attention, forward",
         "attention, backward", "norms", "head and loss", "optimizer", "zeroing", "gaps",
     }  # fmt: skip
     for kind in there - {"gaps"}:
-        assert row[f"{kind} floor ms"] > 0
-    out = capsys.readouterr().out
-    assert "char, batch 2, an eager step with the profiler:" in out
-    assert "| head and loss |" in out
-    assert train_step.main(command[:-2]) == 0  # from the CSV
-    assert "| head and loss |" in capsys.readouterr().out
+        assert found[kind]["floor_ms"] > 0
+    assert sum(row["of_step"] for row in found.values()) == pytest.approx(100)
+    [step] = rows()
+    assert step["peer_ms"] is None
 
 
 def test_kinds_and_floors_of_kernels() -> None:
@@ -258,9 +251,6 @@ def test_kinds_and_floors_of_kernels() -> None:
         "bias gradients": (45, None),
         "optimizer": (100, 90), "zeroing": (10, None), "copies": (10, None), "gaps": (335, None),
     }  # fmt: skip
-    text = breakdown.to_markdown(found)
-    assert "| matrix products, backward | 0.000 | 21.0 | 0.000 | 38 |" in text
-    assert "embedding" not in text
     events = Recording(ranges, (0, 1000), [Kernel("feed_forward", 0, 9, range=2)], source="events")
     [span] = spans(events)
     assert kind_of(span, ranges[2]) == "matrix products, backward"

@@ -91,7 +91,7 @@ def test_bad_arguments_are_one_line(
     np.save(tmp_path / "high.npy", np.full(100, 70, np.uint16))
     for more, message in (
         (["--data", "high.npy"], "70"),
-        (["--data", "none.npy"], "cannot read"),
+        (["--data", "none.npy"], "no such file"),
         (["--window", "25"], "--window: got 25, expected 1 to --steps, 24"),
     ):
         assert main([*options, *more]) == 1

@@ -1,0 +1,190 @@
+"""The small sweeps: CPU steps, overhead, first use, rounding errors, the profiler, generation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensorgrad.bench import cpu, errors, first_use, profiler
+from tensorgrad.bench.decode import KERNELS, decode_cases, decode_kernel_cases
+from tensorgrad.bench.errors import OPS
+from tensorgrad.bench.processes import in_new_process
+from tensorgrad.cli import main
+from tensorgrad.errors import ArgumentError
+from tensorgrad.readers import read_json
+
+DTYPES = ("float32", "bfloat16")
+SIZES = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--vocab", "64"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    found = list(read_json(f"runs/bench/{name}.json")["rows"])
+    assert {row["status"] for row in found} == {"ok"}
+    assert Path(f"runs/bench/{name}.png").exists()
+    return found
+
+
+def test_parts_of_a_cpu_step_sum_up() -> None:
+    command = ["bench", "cpu", *SIZES, "--batch", "2", "--steps", "1", "--turns", "1", "--no-peer"]
+    assert main(command) == 0
+    found = {row["part"]: row for row in rows("cpu")}
+    assert tuple(found) == cpu.PARTS
+    assert all(row["ms"] > 0 and row["peer_ms"] is None for row in found.values())
+    parts = sum(found[part]["ms"] for part in cpu.PARTS[:3])
+    assert found["step"]["ms"] == pytest.approx(parts, rel=1e-4)
+
+
+def test_both_libraries_take_turns_and_medians_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[bool] = []
+
+    def times(function: Any, given: dict[str, Any]) -> list[list[float]]:
+        assert function is cpu.step_times
+        turns.append(given["peer"])
+        return [[len(turns), 2.0, 3.0]]
+
+    monkeypatch.setattr(cpu, "in_new_process", times)
+    sizes = {"layers": 1, "width": 16, "heads": 2, "context": 8, "batch": 1, "vocab": 9, "steps": 1}
+    cases = cpu.cpu_cases(sizes, 3, True)
+    found = cpu.measure_cpu(cases[0])
+    assert turns == [False, True] * 3
+    assert (found["forward"]["ms"], found["forward"]["peer_ms"]) == (3, 4)
+    assert (found["step"]["ms"], found["step"]["ratio"]) == (8, 9 / 8)
+
+
+def test_the_step_of_pytorch_has_the_same_parts() -> None:
+    pytest.importorskip("torch")
+    sizes = {"layers": 1, "width": 16, "heads": 2, "context": 8, "batch": 1, "vocab": 9, "steps": 2}
+    found = cpu.step_times(True, sizes)
+    assert [len(each) for each in found] == [3, 3]
+    assert min(map(min, found)) > 0
+
+
+def test_a_new_process_returns_json_or_says_why_not() -> None:
+    sizes = {"layers": 1, "width": 16, "heads": 3, "context": 8, "batch": 1, "vocab": 9, "steps": 1}
+    with pytest.raises(RuntimeError, match=r"step_times in a new process: .*multiple of heads, 3"):
+        in_new_process(cpu.step_times, {"peer": False, "sizes": sizes})
+
+
+def test_overhead_is_what_an_op_takes_beyond_numpy() -> None:
+    assert main(["bench", "overhead", "--length", "20", "--repeats", "2"]) == 0
+    found = rows("overhead")
+    assert [row["op"] for row in found] == ["add", "multiply", "negative", "tanh"]
+    for row in found:
+        for part in ("forward", "backward"):
+            total, numpy = row[f"{part}_total_us"], row[f"{part}_numpy_us"]
+            assert row[f"{part}_us"] == pytest.approx(total - numpy, abs=1e-3)
+            assert 0 < numpy < total
+
+
+def test_first_steps_are_of_new_processes_with_their_caches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folders: list[str] = []
+
+    def steps(function: Any, given: dict[str, Any], environment: dict[str, str]) -> list[float]:
+        assert function is first_use.first_steps
+        folders.append(environment["XDG_CACHE_HOME"])
+        kernels = Path(environment["XDG_CACHE_HOME"], "tensorgrad", "kernels")
+        kernels.mkdir(parents=True, exist_ok=True)
+        (kernels / f"{len(folders)}.cubin").touch()
+        return [2.0 / len(folders), 0.5]
+
+    monkeypatch.setattr(first_use, "in_new_process", steps)
+    assert main(["bench", "first-use", *SIZES, "--batch", "2", "--device", "cpu"]) == 0
+    empty, warm = rows("first-use")
+    assert (empty["caches"], empty["first_s"], empty["kernels"]) == ("empty", 2, 1)
+    assert (warm["caches"], warm["first_s"], warm["kernels"]) == ("warm", 1, 2)
+    assert folders[0] == folders[1]
+    assert not Path(folders[0]).exists()
+
+
+def test_a_first_step_has_a_second() -> None:
+    [case, _] = first_use.first_use_cases(
+        "char", 2, "float32", layers=1, width=16, heads=2, context=16, vocab=64
+    )
+    assert min(first_use.first_steps(dict(case), "cpu")) > 0
+
+
+def test_rounding_errors_are_beside_those_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(errors, "DTYPES", DTYPES)
+    assert main(["bench", "errors", "--rows", "64", "--columns", "40", "--device", "cpu"]) == 0
+    found = rows("errors")
+    assert [(row["dtype"], row["op"]) for row in found] == [(d, op) for d in DTYPES for op in OPS]
+    for row in found:
+        largest = {"float32": 1e-6, "bfloat16": 0.01}[row["dtype"]]
+        assert 0 < row["value_error"] < largest
+        assert 0 <= row["gradient_error"] < largest
+        if row["value_peer_error"]:
+            ratio = row["value_error"] / row["value_peer_error"]
+            assert row["value_ratio"] == pytest.approx(ratio, rel=1e-3)
+
+
+def test_the_profiler_is_measured_by_source() -> None:
+    command = ["bench", "profiler", "--preset", "char", *SIZES, "--batch", "2", "--steps", "1"]
+    assert main([*command, "--rounds", "1", "--device", "cpu"]) == 0
+    [row] = rows("profiler")
+    assert (row["source"], row["dtype"]) == ("host", "float32")
+    cost = 100 * (row["on_ms"] / row["off_ms"] - 1)
+    assert row["cost"] == pytest.approx(cost, rel=1e-3)
+    assert row["sum_ratio"] == pytest.approx(
+        (row["busy_ms"] + row["gaps_ms"]) / row["off_ms"], 1e-3
+    )
+    sizes = dict(layers=1, width=16, heads=2, context=16, vocab=64)
+    cases = profiler.profiler_cases("char", 2, "float32", 1, 1, "cuda", **sizes)
+    assert [case["source"] for case in cases] == ["host", "events", "cupti"]
+
+
+def test_cases_of_generation() -> None:
+    cases = decode_cases(["char", "gpt2-124M"], [1, 8], ["eager", "static"])
+    assert [(case["model"], case["batch"]) for case in cases] == [
+        ("char", 1), ("char", 8), ("gpt2-124M", 1), ("gpt2-124M", 8),
+    ]  # fmt: skip
+    assert {case["peers"] for case in cases} == {"eager static"}
+    assert [case["kernel"] for case in decode_kernel_cases(["char"], [1])] == list(KERNELS)
+    with pytest.raises(ArgumentError, match="model is 'gpt9'"):
+        decode_cases(["gpt9"], [1])
+    with pytest.raises(ArgumentError, match="batch is 0"):
+        decode_cases(["char"], [0])
+
+
+@pytest.mark.gpu
+def test_generation_is_measured_on_a_gpu() -> None:
+    command = ["bench", "decode", "--models", "char", "--batches", "2"]
+    assert main([*command, "--no-peer"]) == 0
+    [row] = rows("decode")
+    assert row["tokens_per_second"] > 0
+    assert 0 < row["host_ms"]
+    assert 0 < row["step_ms"]
+    assert main([*command, "--kernels"]) == 0
+    assert [row["kernel"] for row in rows("decode-kernels")] == list(KERNELS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cpu", "--steps", "0"], "--steps: got 0, expected 1 or more"),
+        (["cpu", "--heads", "7"], "expected a multiple of --heads, 7"),
+        (["overhead", "--length", "0"], "--length: got 0, expected 1 or more"),
+        (["errors", "--rows", "0"], "--rows: got 0, expected 1 or more"),
+        (["profiler", "--rounds", "0", "--device", "cpu"], "--rounds: got 0, expected 1 or more"),
+        (["first-use", "--batch", "0", "--device", "cpu"], "--batch: got 0, expected 1 or more"),
+        (["kernels", "fast"], "fast"),
+        (["parallel", "data", "--device", "cpu", "--dtype", "int8"], "int8"),
+    ],
+)
+def test_errors_are_one_line_and_leave_no_files(
+    arguments: list[str], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if arguments[0] == "errors":
+        pytest.importorskip("torch")
+    assert main(["bench", *arguments]) == 1
+    assert message in caplog.text
+    assert not list(Path().iterdir())
