@@ -192,7 +192,7 @@ READERS = {
 READ_MESSAGES = {
     *("tensorgrad.parallel.comm.collectives", "tensorgrad.parallel.comm.mpi_nccl"),
     *("tensorgrad.parallel.comm.watchdog_client", "tensorgrad.parallel.comm.watchdog"),
-    *("examples.bench.first_use", "examples.bench.step_cpu"),
+    "tensorgrad.bench.processes",
 }
 
 

@@ -48,8 +48,7 @@ LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 SHELL = {"sh", "bash", "shell", "console"}
 TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 MARKS = {"gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi, "torch": TORCH}
-BENCHES = sorted(ROOT.glob("examples/bench/*.py"))
-PROGRAMS = [*sorted(ROOT.glob("examples/*.py")), *BENCHES]
+PROGRAMS = sorted(ROOT.glob("examples/*.py"))
 SCRIPTS = [ROOT / ".ci" / "run", *sorted((ROOT / "examples" / "cluster").iterdir())]
 MADE_BY_RUNNING = ("runs/", ".venv")
 
@@ -155,8 +154,7 @@ def problems(parts: list[str]) -> Iterator[str]:
             if "=" not in target and target not in make_targets()
         )
     module = parts[parts.index("-m") + 1] if "-m" in parts else ""
-    known = {*module_names(), *(f"examples.bench.{path.stem}" for path in BENCHES)}
-    if module.startswith(("tensorgrad", "examples")) and module not in known:
+    if module.startswith(("tensorgrad", "examples")) and module not in module_names():
         yield f"python -m {module}"
     for word in parts:
         for extra in re.findall(r"(?:tensorgrad|\.)\[([a-z0-9,]+)\]", word):
@@ -199,7 +197,7 @@ def unknown_options(parts: list[str]) -> Iterator[str]:
     place = next((i for i, word in enumerate(parts) if ours.fullmatch(word)), len(parts))
     program = parts[place - 1 : place + 1] if "-m" in parts[:place] else parts[place : place + 1]
     if program == ["tensorgrad"]:
-        words = takewhile(lambda word: re.fullmatch("[a-z0-9]+", word), parts[place + 1 :])
+        words = takewhile(lambda word: re.fullmatch("[a-z0-9][a-z0-9-]*", word), parts[place + 1 :])
         grouped = parts[place + 1] in ("train", "bench")  # which have commands of their own
         program = ["-m", *program, *islice(words, 2 if grouped else 1)]
     for word in parts[place + 1 :]:
@@ -316,9 +314,9 @@ def test_the_checks_would_notice() -> None:
         "python -m tensorgrad.nothing"
     ]
     assert list(problems(["make", "train", "ARGS=--steps 10"])) == []
-    bench = ["mpirun", "-n", "2", "python", "-m", "examples.bench.parallel", "data", "--batch", "8"]
+    bench = ["mpirun", "-n", "2", "tensorgrad", "bench", "first-use", "--batch", "8"]
     assert list(problems(bench)) == []
-    assert list(problems([*bench, "--nothing"])) == ["examples.bench.parallel --nothing"]
+    assert list(problems([*bench, "--nothing"])) == ["tensorgrad --nothing"]
     links = "[a](docs/none.md) [b](#quick-start) [c](#nothing) [d](docs/guides/data.md#nothing)"
     found = list(dead_links(ROOT / "README.md", links))
     assert found == ["docs/none.md#", "#nothing", "docs/guides/data.md#nothing"]

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 from tests.source_tree import examples, imports
 
-# Benchmarks share what times them, and the packages of the courses are packages; nothing else is
-# imported from another example.
-SHARED = "examples.bench"
+# The packages of the courses are packages; nothing else is imported from another example.
 PACKAGES = ("examples.courses.minitorch", "examples.courses.cs336", "examples.courses.project")
 
 
@@ -17,7 +15,6 @@ def test_no_example_imports_another() -> None:
         for found in imports(source)
         # `from train_gpt2 import ...` finds the script beside the one that runs
         if found.name.split(".")[0] in {"examples", *stems}
-        and not (source.module.startswith(SHARED) and found.name.startswith(f"{SHARED}."))
         and not _of_its_package(source.module, found.name)
     ]
     assert len(names) > 8

@@ -1,6 +1,6 @@
 """The profiler on a GPU: every kernel has an op, and times sum up.
 
-What it costs is measured by examples/bench/profiler.py.
+What it costs is measured by `tensorgrad bench profiler`.
 """
 
 from __future__ import annotations
