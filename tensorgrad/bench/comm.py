@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -113,9 +112,7 @@ class CommBench:
             group.all_reduce(array, "mean")
 
         direct = self._direct(group, array)
-        calls = [call] if direct is None else [call, direct]
-        for each in calls:
-            each()  # connects, and allocates buffers
+        call()  # connects, and allocates buffers
         once = self._seconds(call, 1, group, device)
         count = max(1, min(_MOST_CALLS, int(_WINDOW / max(once, 1e-9))))
         times: list[float] = []
@@ -124,8 +121,10 @@ class CommBench:
             times.append(self._seconds(call, count, group, device))
             return times[-1]
 
-        measures = [ours, *(partial(self._seconds, each, count, group, device)
-                            for each in calls[1:])]  # fmt: skip
+        measures: list[Callable[[], float]] = [ours]
+        if direct is not None:
+            direct()
+            measures.append(lambda: self._seconds(direct, count, group, device))
         seconds, *others = in_turns(measures, _WINDOWS)
         algorithm = array.nbytes / seconds / 1e9
         bus = algorithm * 2 * (group.size - 1) / group.size

@@ -177,6 +177,7 @@ def measure_decode_kernels(case: Case) -> dict[str, Row]:
         "sampling": lambda: extend(state, logits, Sampling(0.0)),
     }
     layers = list(zip(model.blocks, caches, strict=True))
+    calls: dict[str, list[Callable[[], Any]]]
     calls = {kind: [partial(call, *each) for each in layers] for kind, call in of_a_block.items()}
     calls |= {kind: [call] for kind, call in of_a_step.items()}
     found: dict[str, Row] = {}

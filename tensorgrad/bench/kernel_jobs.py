@@ -7,7 +7,7 @@ Numbers of rows are divided by a scale, for CPUs. Tests: tests/bench/test_kernel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -51,6 +51,11 @@ def _eager_and_compiled(torch: Any, function: Any) -> dict[str, Any]:
     return {"eager": function, COMPILED: lambda *operands: compiled()(*operands)}
 
 
+def _calls(functions: dict[str, Any], call: Callable[[Any, int], object]) -> dict[str, Call]:
+    """Return the calls of functions: each takes one of them and the number of the round."""
+    return {name: partial(call, function) for name, function in functions.items()}
+
+
 @dataclass(frozen=True)
 class Function:
     """A function whose forward and backward are two jobs, and PyTorch's of the same formula.
@@ -69,6 +74,7 @@ class Function:
         sets: of first inputs, so that none is found in the L2 cache.
         unit: of `moved`.
         fixed: returns arrays that follow the inputs, given a device.
+        unfused: the same of our own ops, a peer with the whole of `Tensor.backward`; None: none.
     """
 
     name: str
@@ -84,6 +90,7 @@ class Function:
     sets: int = 1
     unit: str = "GB/s"
     fixed: Callable[[str], list[Any]] = lambda device: []
+    unfused: Callable[..., Tensor] | None = None
 
     def jobs(self) -> Jobs:
         """Yield forward and backward."""
@@ -130,12 +137,15 @@ class Function:
             with nullcontext() if self.recorded else no_grad():
                 return self.ours(*inputs[i % self.sets])
 
-        def theirs(i: int, function: Any) -> Any:
+        def theirs(function: Any, i: int) -> Any:
             with torch.set_grad_enabled(self.recorded):
                 return function(*sets[i % self.sets])
 
         functions, sets = self._torch(torch, device)
-        peers: dict[str, Call] = {n: partial(theirs, function=f) for n, f in functions.items()}
+        peers = _calls(functions, theirs)
+        if self.unfused is not None:
+            unfused = self.unfused
+            peers["unfused"] = lambda _: unfused(*inputs[0])
         return Calls(ours, _supported(peers))
 
     def _backward(self, device: str, torch: Any) -> Calls:
@@ -163,7 +173,21 @@ class Function:
                 outputs(name)[place], wanted[place], gradients[place], retain_graph=True
             )
 
-        return Calls(ours, _supported({name: partial(theirs, name=name) for name in functions}))
+        peers: dict[str, Call] = {name: partial(theirs, name=name) for name in functions}
+        if self.unfused is not None:
+            peers["unfused"] = self._whole_backward(self.unfused, device, dys[0])
+        return Calls(ours, _supported(peers))
+
+    def _whole_backward(self, function: Callable[..., Tensor], device: str, dy: Any) -> Call:
+        inputs = self._tensors(device)[0]
+        y = function(*inputs)
+
+        def backward(_: int) -> None:
+            for leaf in inputs:
+                leaf.grad = None
+            y.backward(dy, retain_graph=True)
+
+        return backward
 
 
 def _supported(peers: dict[str, Call]) -> dict[str, Call]:
@@ -206,31 +230,33 @@ def norm_jobs(device: str, scale: int) -> Jobs:
         yield from Function(
             "layer_norm", _size(rows, width), ((rows, width), (width,), (width,)), _NARROW,
             layer_norm, (4 * size, 6 * size),
-            lambda torch, width=width: lambda x, weight, bias: torch.nn.functional.layer_norm(
-                x, (width,), weight, bias
-            ),
+            lambda torch: lambda x, w, b: torch.nn.functional.layer_norm(x, w.shape, w, b),
             sets=max(1, 2**29 // (size * 2 * scale)),  # together larger than the L2 cache
         ).jobs()  # fmt: skip
     yield from Function(
         "rms_norm", _size(rows, 768), ((rows, 768), (768,)), _NARROW, rms_norm,
         (4 * rows * 768, None),
-        lambda torch: lambda x, weight: torch.nn.functional.rms_norm(x, (768,), weight, 1e-6),
+        lambda torch: lambda x, w: torch.nn.functional.rms_norm(x, w.shape, w, 1e-6),
     ).jobs()  # fmt: skip
+
+
+def _torch_function(name: str, **options: Any) -> Callable[[Any], Callable[..., Any]]:
+    return lambda torch: partial(getattr(torch.nn.functional, name), **options)
 
 
 def elementwise_jobs(device: str, scale: int) -> Jobs:
     """Yield maps, zips and fused functions of 64M elements."""
     shape = max(1, 16384 // scale), 4096
-    gelu, bias = activation.gelu, shape[1:]
+    gelu, tanh = activation.gelu, {"approximate": "tanh"}
     functions: tuple[tuple[str, Any, tuple[Shape, ...], Any], ...] = (
-        ("add", elementwise.add, (shape, shape), lambda f: lambda x, y: x + y),
-        ("gelu", lambda x: gelu(x, "tanh"), (shape,),
-         lambda f: partial(f.gelu, approximate="tanh")),
-        ("gelu erf", gelu, (shape,), lambda f: f.gelu),
-        ("silu", activation.silu, (shape,), lambda f: f.silu),
-        ("swiglu", activation.swiglu, (shape, shape), lambda f: lambda x, y: f.silu(x) * y),
-        ("bias_gelu", activation.bias_gelu, (shape, bias),
-         lambda f: lambda x, b: f.gelu(x + b, approximate="tanh")),
+        ("add", elementwise.add, (shape, shape), lambda torch: torch.add),
+        ("gelu", partial(gelu, **tanh), (shape,), _torch_function("gelu", **tanh)),
+        ("gelu erf", gelu, (shape,), _torch_function("gelu")),
+        ("silu", activation.silu, (shape,), _torch_function("silu")),
+        ("swiglu", activation.swiglu, (shape, shape),
+         lambda torch: lambda x, y: torch.nn.functional.silu(x) * y),
+        ("bias_gelu", activation.bias_gelu, (shape, shape[1:]),
+         lambda torch: lambda x, b: torch.nn.functional.gelu(x + b, **tanh)),
     )  # fmt: skip
     for dtype in (_NARROW, _WIDE):
         once = math.prod(shape) * _item(dtype)
@@ -238,9 +264,8 @@ def elementwise_jobs(device: str, scale: int) -> Jobs:
             large = sum(each == shape for each in shapes)
             moved = (large + 1) * once, None if name == "add" else (2 * large + 1) * once
             yield from Function(
-                name, _size(*shape), shapes, dtype, ours, moved,
-                lambda torch, theirs=theirs: theirs(torch.nn.functional), recorded=False,
-            ).jobs()  # fmt: skip
+                name, _size(*shape), shapes, dtype, ours, moved, theirs, recorded=False
+            ).jobs()
 
 
 def dropout_jobs(device: str, scale: int) -> Jobs:
@@ -305,7 +330,7 @@ def _torch_reduction(torch: Any, name: str, axis: int | None) -> Any:
 
 
 def fused_jobs(device: str, scale: int) -> Jobs:
-    """Yield fused ops beside the same formulas of our own ops: forward, and all of `backward`."""
+    """Yield fused ops beside the same formulas of our own ops."""
     exp, maximum, total, mean = elementwise.exp, reduce.max, reduce.sum, reduce.mean
 
     def unfused_softmax(x: Tensor) -> Tensor:
@@ -325,47 +350,23 @@ def fused_jobs(device: str, scale: int) -> Jobs:
         variance = mean(centred * centred, -1, keepdims=True)
         return centred / elementwise.sqrt(variance + 1e-5) * weight + bias
 
-    def scores(x: Tensor) -> Tensor:
-        return softmax(x, scale=0.125, causal=True)
-
+    scores = partial(softmax, scale=0.125, causal=True)
+    lines: tuple[tuple[str, Any, Any, Shape, int], ...] = (
+        ("softmax", softmax, unfused_softmax, (2**18, 1024), 0),
+        ("softmax", softmax, unfused_softmax, (2048, 256), 0),
+        ("attention softmax", scores, unfused_scores, (256, 1024, 1024), 0),
+        ("attention softmax", scores, unfused_scores, (64, 128, 128), 0),
+        ("layer_norm", layer_norm, unfused_layer_norm, (2**17, 768), 2),
+        ("layer_norm", layer_norm, unfused_layer_norm, (2048, 256), 2),
+    )
     for dtype in (_WIDE, _NARROW):
-        for name, fused, unfused, shape, parameters in (
-            ("softmax", softmax, unfused_softmax, (2**18, 1024), 0),
-            ("softmax", softmax, unfused_softmax, (2048, 256), 0),
-            ("attention softmax", scores, unfused_scores, (256, 1024, 1024), 0),
-            ("attention softmax", scores, unfused_scores, (64, 128, 128), 0),
-            ("layer_norm", layer_norm, unfused_layer_norm, (2**17, 768), 2),
-            ("layer_norm", layer_norm, unfused_layer_norm, (2048, 256), 2),
-        ):
+        for name, fused, unfused, shape, parameters in lines:
             shape = (max(1, shape[0] // scale), *shape[1:])
-            shapes, once = (shape, *(shape[1:],) * parameters), math.prod(shape) * _item(dtype)
-            for direction, times in (("forward", 2), ("backward", 3)):
-                make = partial(_fused, (fused, unfused), shapes, dtype, direction == "backward")
-                yield Job(f"{name} {direction}", _size(*shape), dtype, times * once, make)
-
-
-def _fused(
-    functions: Sequence[Any], shapes: Sequence[Shape], dtype: str, back: bool, device: str,
-    torch: Any,
-) -> Calls:  # fmt: skip
-    inputs = [Tensor(random_array(s, dtype, i, device), requires_grad=True)
-              for i, s in enumerate(shapes)]  # fmt: skip
-    dy = random_array(shapes[0], dtype, 9, device)
-
-    def call_of(function: Any) -> Call:
-        if not back:
-            return lambda _: function(*inputs)
-        y = function(*inputs)
-
-        def backward(_: int) -> None:
-            for leaf in inputs:
-                leaf.grad = None
-            y.backward(dy, retain_graph=True)
-
-        return backward
-
-    ours, unfused = map(call_of, functions)
-    return Calls(ours, {"unfused": unfused})
+            once = math.prod(shape) * _item(dtype)
+            yield from Function(
+                name, _size(*shape), (shape, *(shape[1:],) * parameters), dtype, fused,
+                (2 * once, 3 * once), unfused=unfused,
+            ).jobs()  # fmt: skip
 
 
 def cross_entropy_jobs(device: str, scale: int) -> Jobs:
@@ -396,9 +397,7 @@ def _cross_entropy(shape: tuple[int, int], both: bool, device: str, torch: Any) 
         return Calls(with_gradient if both else loss_alone)
     x, y = to_torch(torch, logits.data).requires_grad_(True), to_torch(torch, targets)
     functions = _eager_and_compiled(torch, lambda x: torch.nn.functional.cross_entropy(x, y))
-    peers: dict[str, Call] = {
-        name: lambda _, f=f: torch.autograd.grad(f(x), x) for name, f in functions.items()
-    }
+    peers = _calls(functions, lambda f, _: torch.autograd.grad(f(x), x))
     return Calls(with_gradient, peers)
 
 
@@ -432,8 +431,8 @@ def _head_and_loss(sizes: tuple[int, int, int], device: str, torch: Any) -> Call
         def loss(x: Any, weight: Any) -> Any:
             return torch.nn.functional.cross_entropy(x @ weight.T, y)
 
-        for name, f in _eager_and_compiled(torch, loss).items():
-            peers[name] = lambda _, f=f: f(*leaves).backward()
+        functions = _eager_and_compiled(torch, loss)
+        peers |= _calls(functions, lambda f, _: f(*leaves).backward())
     return Calls(fused, peers)
 
 
@@ -557,9 +556,8 @@ def _embedding(words: int, sizes: Shape, often: bool, back: bool, device: str, t
     look_up = torch.nn.functional.embedding
     if not back:
         functions = _eager_and_compiled(torch, lambda ids, w, p: look_up(ids, w) + p)
-        return Calls(forward, {
-            name: lambda i, f=f: f(tokens[i % _SETS], table, rows) for name, f in functions.items()
-        })  # fmt: skip
+        call = lambda f, i: f(tokens[i % _SETS], table, rows)  # noqa: E731
+        return Calls(forward, _calls(functions, call))
     leaf = table.clone().requires_grad_(True)
     outputs = [look_up(tokens[i], leaf) for i in range(_SETS)]
     dy = to_torch(torch, dys[0])
@@ -597,12 +595,12 @@ def matmul_jobs(device: str, scale: int) -> Jobs:
     if device != "cpu":
         for back in (False, True):
             direction = "backward" if back else "forward"
-            for rows, dtype, make in (
+            for rows, dtype, product in (
                 (32768, _NARROW, _kept_derivative), (16384, "tf32", _tf32_gelu)
             ):  # fmt: skip
                 shape = rows, 3072, 768
                 yield Job(f"gelu, {direction}", _size(*shape), dtype, 2 * math.prod(shape),
-                          partial(make, back), "TFLOP/s")  # fmt: skip
+                          partial(product, back), "TFLOP/s")  # fmt: skip
 
 
 def _call(p: MatmulProblem, kernel: str | None) -> Call:
@@ -698,12 +696,8 @@ def attention_jobs(device: str, scale: int) -> Jobs:
     for shapes, kinds, dtype in groups:
         for shape in shapes:
             for kind in kinds:
-                yield from _attention(_fewer(shape, scale), kind, dtype)
-    for shape in ((32, 12, 1024, 64), (1, 12, 8192, 64), (1, 12, 16384, 64)):
-        shape = _fewer(shape, scale)
-        yield Job("attention both", f"{_size(*shape)} causal", _NARROW,
-                  3.5 * operations(shape, True), partial(_fused_attention, shape),
-                  "TFLOP/s")  # fmt: skip
+                beside = kind == "causal" and shape in plain[:3]
+                yield from _attention(_fewer(shape, scale), kind, dtype, beside)
     shape = _fewer((4, 16, 4096, 128), scale)
     for option in ("plain", "window 512", "padding mask", "dropout", "varlen"):
         yield Job(f"attention {option}", f"{_size(*shape)} causal", _NARROW,
@@ -717,8 +711,11 @@ def _fewer(shape: Shape, scale: int) -> tuple[int, int, int, int]:
     return max(1, batch // scale), heads, max(8, length // scale), width
 
 
-def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str) -> Jobs:
-    """Yield forward and backward; a "mask" hides half of the keys, others in each sequence."""
+def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str, beside: bool) -> Jobs:
+    """Yield forward and backward, with `beside` next to ops that store the matrix of weights.
+
+    A "mask" hides half of the keys, others in each sequence.
+    """
     causal, tf32 = kind == "causal", dtype == "tf32"
 
     def mask(device: str) -> list[Any]:
@@ -761,24 +758,10 @@ def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str) -> Jobs:
     function = Function(
         "attention", f"{_size(*shape)} {kind}", (shape,) * 3, _WIDE if tf32 else dtype, ours,
         (amount, 2.5 * amount), theirs, variants, unit="TFLOP/s", fixed=mask,
+        unfused=partial(attention_unfused, causal=True) if beside else None,
     )  # fmt: skip
     for job in function.jobs():
         yield replace(job, dtype=dtype)
-
-
-def _fused_attention(shape: Shape, device: str, torch: Any) -> Calls:
-    """Return forward and backward, and the same by ops that store the matrix of weights."""
-    q, k, v = (Tensor(random_array(shape, _NARROW, i, device), requires_grad=True)
-               for i in range(3))  # fmt: skip
-    dy = random_array(shape, _NARROW, 3, device)
-
-    def both(_: int, function: Any) -> None:
-        for tensor in (q, k, v):
-            tensor.grad = None
-        function(q, k, v, causal=True).backward(dy)
-
-    unfused = {"unfused": partial(both, function=attention_unfused)}
-    return Calls(partial(both, function=attention), unfused)
 
 
 def _attention_option(option: str, shape: Shape, device: str, torch: Any) -> Calls:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, graph, nn, random
+from tensorgrad import graph, nn, random
 from tensorgrad.bench.pictures import new_figure
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.torch_gpt2 import gpt2

@@ -62,13 +62,13 @@ def measure_overhead(case: Case) -> Row:
             x = f(x)
 
     def best(prepare: Callable[[], Any], run: Callable[[Any], object]) -> float:
-        times = []
+        times: list[float] = []
         for _ in range(case["repeats"]):
             value = prepare()
             began = time.perf_counter()
             run(value)
             times.append(time.perf_counter() - began)
-        return 1e6 * min(times) / length
+        return 1e6 * min(times) / int(length)
 
     def nothing() -> None:
         return None

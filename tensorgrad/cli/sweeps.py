@@ -1,4 +1,4 @@
-"""How commands of `tensorgrad bench` run their sweeps: ranks, progress, the table that is printed."""
+"""How commands of `tensorgrad bench` run sweeps: ranks, progress, the table that is printed."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from tensorgrad.bench import proposals
 from tensorgrad.cli import main
 from tensorgrad.dtypes import float16, float32
 from tensorgrad.gpu import GpuMonitor
+from tensorgrad.kernels.matmul import cublas
 from tensorgrad.models.gpt2 import PRESETS
 from tensorgrad.readers import read_json
 
@@ -50,7 +51,7 @@ def test_a_row_marks_what_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     cublaslt = SimpleNamespace(proposals=lambda *_: found, prepare=lambda *_: plans[1])
     monkeypatch.setattr(proposals, "cublaslt", cublaslt)
     monkeypatch.setattr(proposals, "operands", lambda product, seed: None)
-    monkeypatch.setattr(proposals.cublas, "described", lambda p: None)
+    monkeypatch.setattr(cublas, "described", lambda p: None)
     monkeypatch.setattr(proposals, "under_load", lambda call, seconds: 1.0)
     monkeypatch.setattr(proposals, "in_turns", lambda calls, turns: [0.63, 0.567])
     row = proposals.measure_product(product, 0.1, GpuMonitor(None))

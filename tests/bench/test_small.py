@@ -161,8 +161,8 @@ def test_generation_is_measured_on_a_gpu() -> None:
     assert main([*command, "--no-peer"]) == 0
     [row] = rows("decode")
     assert row["tokens_per_second"] > 0
-    assert 0 < row["host_ms"]
-    assert 0 < row["step_ms"]
+    assert row["host_ms"] > 0
+    assert row["step_ms"] > 0
     assert main([*command, "--kernels"]) == 0
     assert [row["kernel"] for row in rows("decode-kernels")] == list(KERNELS)
 

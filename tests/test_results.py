@@ -1,0 +1,103 @@
+"""Documents show what docs/results has, and each result names a commit that exists."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensorgrad.bench import provenance
+from tensorgrad.files import write_json
+from tensorgrad.readers import read_json
+from tests.results import BLOCK, RESULTS, documents, problems, rendered
+
+RESULT = RESULTS / "overhead" / "overhead.json"
+
+
+@pytest.mark.parametrize("page", documents(), ids=lambda path: str(path.name))
+def test_a_document_is_as_rendered(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert rendered(text) == text, "run `python -m tests.results`"
+    assert text.count("<!-- end -->") == len(BLOCK.findall(text))
+
+
+@pytest.mark.skipif(not provenance.commit(), reason="the code is in no git checkout")
+def test_results_are_of_commits_that_exist_and_agree() -> None:
+    assert list(problems()) == []
+    assert list(RESULTS.rglob("*.json"))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    shutil.copytree(RESULT.parent, tmp_path / "overhead")
+    return tmp_path
+
+
+def changed(folder: Path, **values: Any) -> None:
+    path = folder / "overhead" / "overhead.json"
+    table = read_json(path)
+    table["rows"][0] |= values
+    write_json(path, table)
+
+
+@pytest.mark.skipif(not provenance.commit(), reason="the code is in no git checkout")
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"commit": "0123456789ab"}, "there is no commit 0123456789ab"),
+        ({"commit": None}, "there is no commit None"),
+        ({"forward_us": 0.1}, "the CSV beside it has another row"),
+        ({"status": "error"}, ": error"),
+    ],
+)
+def test_a_result_that_was_changed_by_hand_is_found(
+    copy: Path, values: dict[str, Any], words: str
+) -> None:
+    assert list(problems(copy)) == []
+    changed(copy, **values)
+    assert any(words in each for each in problems(copy))
+
+
+def test_results_that_disagree_or_have_no_csv_are_found(copy: Path) -> None:
+    shutil.copytree(copy / "overhead", copy / "again")
+    assert any("overhead/overhead.json: op add" in each and "again/overhead.json has this case too"
+               in each for each in problems(copy))  # fmt: skip
+    (copy / "again" / "overhead.csv").unlink()
+    assert "again/overhead.json: there is no CSV beside it" in next(problems(copy))
+
+
+def test_a_table_that_differs_is_rendered_anew(copy: Path) -> None:
+    changed(copy, forward_us=0.12345, backward_us=None)
+    begin = "<!-- table overhead/overhead.json where op=add show"
+    columns = "op = ; forward_us:.2f = forward; forward_us/0.001:,.0f = ns; backward_us:.1f"
+    text = f"a\n{begin} {columns} -->\nold\n<!-- end -->\nb"
+    assert rendered(text, copy) == (
+        f"a\n{begin} {columns} -->\n\n| op | forward | ns | backward_us |\n| --- | --- | --- | --- |"
+        "\n| add | 0.12 | 123 |  |\n\n<!-- end -->\nb"
+    ).replace("| op | forward", "|  | forward")
+    value = "<!-- value overhead/overhead.json where op=add and length=1000 show forward_us:.1f -->"
+    assert rendered(f"{value}9<!-- end -->", copy) == f"{value}0.1<!-- end -->"
+    assert rendered(rendered(text, copy), copy) == rendered(text, copy)
+    line = rendered("<!-- source overhead/overhead.json --><!-- end -->", copy)
+    assert f"commit {read_json(RESULT)['rows'][0]['commit']}, " in line
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ("table overhead/overhead.json where op=none show op", "no row where op=none"),
+        ("table overhead/overhead.json show speed", "got the column speed, expected one of op"),
+        ("table overhead/overhead.json show op forward", "expected NAME:FORMAT"),
+    ],
+)
+def test_a_wrong_block_is_an_error(block: str, words: str, copy: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        rendered(f"<!-- {block} --><!-- end -->", copy)
+
+
+def test_a_table_of_two_commits_is_an_error(copy: Path) -> None:
+    changed(copy, commit="0123456789ab")
+    with pytest.raises(ValueError, match="several commits"):
+        rendered("<!-- table overhead/overhead.json show op --><!-- end -->", copy)
