@@ -12,9 +12,10 @@ from tensorgrad.checks import array_of
 from tensorgrad.dtypes import DtypeLike, compute_dtype
 from tensorgrad.engine import mode, replaced
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.nn.shard import Region, Shard
 from tensorgrad.operands import tensor_of
-from tensorgrad.ops.linear import linear as linear_op
-from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy_op
+from tensorgrad.ops.linear import linear
+from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy
 from tensorgrad.recompute import checkpoint
 from tensorgrad.tensor import Tensor
 
@@ -43,8 +44,9 @@ class LanguageModel(nn.Module):
         captures: whether generation may capture steps into a CUDA graph; False where ranks share
             the model.
         output: Linear(C, V) without bias; None where the head is tied to the token embedding.
-        linear, linear_cross_entropy: compute logits and losses from features and the head; tensor
-            parallelism replaces these functions where ranks share the head.
+        region: the ranks that share the head; or None.
+        loss_of_any_rows: whether the loss is the mean over all targets, whatever their rows, as
+            sequence parallelism needs.
     """
 
     vocab_size: int
@@ -56,8 +58,8 @@ class LanguageModel(nn.Module):
     recompute: bool = False
     recompute_norms: bool = False
     captures: bool = True
-    linear: Callable[..., Tensor] = staticmethod(linear_op)
-    linear_cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy_op)
+    region: Region | None = None
+    loss_of_any_rows: bool = True
 
     def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:
         """Return (B, T, C), the input of the first block; arguments as for `forward`."""
@@ -73,10 +75,28 @@ class LanguageModel(nn.Module):
         """
         x = self.norm(x)
         if targets is None:
-            logits = self.linear(x, self.head(), dtype=dtype)
+            logits = self._logits(x, dtype)
             # Padding rows of the embedding are not tokens.
             return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
-        return self.linear_cross_entropy(x, self.head(), targets, vocab_size=self.vocab_size)
+        return self._cross_entropy(x, targets)
+
+    def _logits(self, x: Tensor, dtype: DtypeLike | None) -> Tensor:
+        """Return the products of features with all rows of the head."""
+        if self.region is not None:
+            return self.region.logits(self.region.enter(x), self.head(), dtype)
+        return linear(x, self.head(), dtype=dtype)
+
+    def _cross_entropy(self, x: Tensor, targets: Any, **options: Any) -> Tensor:
+        """Return the loss of features; options as of `linear_cross_entropy`."""
+        options["vocab_size"] = self.vocab_size
+        if self.region is not None:
+            return self.region.cross_entropy(self.region.enter(x), self.head(), targets, **options)
+        return linear_cross_entropy(x, self.head(), targets, **options)
+
+    def shards(self) -> list[Shard]:
+        """Return which layers outside the blocks ranks can share; blocks have their own tables."""
+        layers = ["tokens"] if self.output is None else ["tokens", "output"]
+        return [Shard(layer, "vocabulary") for layer in layers]
 
     def head(self) -> Tensor:
         """Return the weight of the head, (V or more, C)."""

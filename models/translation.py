@@ -60,6 +60,7 @@ class TranslationModel(TransformerLM):
     """
 
     config: TranslationConfig
+    loss_of_any_rows = False  # it is that of the last columns
 
     def __init__(self, config: TranslationConfig) -> None:
         super().__init__(config)
@@ -88,9 +89,7 @@ class TranslationModel(TransformerLM):
         targets = self._fitting(targets, x)
         x = self.norm(x[:, x.shape[1] - targets.shape[1] :])
         smoothing = self.config.label_smoothing if self.training else 0.0
-        return self.linear_cross_entropy(
-            x, self.head(), targets, label_smoothing=smoothing, vocab_size=self.vocab_size
-        )
+        return self._cross_entropy(x, targets, label_smoothing=smoothing)
 
     @staticmethod
     def _fitting(targets: Any, x: Tensor) -> Array:
