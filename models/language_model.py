@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,7 +21,28 @@ from tensorgrad.tensor import Tensor
 
 __all__ = ["LanguageModel", "check_tokens", "checked_prompts", "initialize"]
 
-Cache = list[nn.KeyValueCache]  # one per block
+Cache = list[Any]  # a KeyValueCache for each block, None for those of other ranks
+
+
+class Part(NamedTuple):
+    """The part of a model that a stage of a pipeline runs.
+
+    Attributes:
+        blocks: the numbers of its blocks.
+        x: (B, T, C), the output of the block before; None: the part begins with the tokens.
+        last: whether it ends with logits or the loss.
+    """
+
+    blocks: range
+    x: Tensor | None
+    last: bool
+
+
+class Stages(Protocol):
+    """The ranks that have the layers of a model, each some; see parallel/pipeline.py."""
+
+    def next_logits(self, tokens: Any, cache: Any, mask: Any) -> Tensor:
+        """Return what `LanguageModel.next_logits` does, on all ranks."""
 
 
 class LanguageModel(nn.Module):
@@ -41,10 +62,10 @@ class LanguageModel(nn.Module):
         recompute_norms: whether linear layers of blocks save no output of a norm, which backward
             computes again from the input of the norm. Results have the same bits. Under autocast,
             and with tensor parallelism, they save a copy or parts of it all the same.
-        captures: whether generation may capture steps into a CUDA graph; False where ranks share
-            the model.
         output: Linear(C, V) without bias; None where the head is tied to the token embedding.
-        region: the ranks that share the head; or None.
+        region: the ranks that share the layers; or None.
+        stages: the ranks that have the layers, each some; or None.
+        part: what this call runs of the model; None: all.
         loss_of_any_rows: whether the loss is the mean over all targets, whatever their rows, as
             sequence parallelism needs.
     """
@@ -57,8 +78,9 @@ class LanguageModel(nn.Module):
     output: nn.Linear | None = None
     recompute: bool = False
     recompute_norms: bool = False
-    captures: bool = True
     region: Region | None = None
+    stages: Stages | None = None
+    part: Part | None = None
     loss_of_any_rows: bool = True
 
     def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:
@@ -116,9 +138,23 @@ class LanguageModel(nn.Module):
             ArgumentError, DtypeError, DeviceError: see `tensorgrad.embedding` and
                 `tensorgrad.linear_cross_entropy`.
         """
-        x = self.embed(tokens, cache)
-        x = self._run_blocks(x, cache)
-        return self.finish(x, targets)
+        mask, part = self.mask(tokens, targets), self.part
+        if part is None:
+            self._check_whole()
+            return self.finish(self.run_blocks(self.embed(tokens, cache), cache, mask), targets)
+        x = self.embed(tokens, cache) if part.x is None else part.x
+        x = self.run_blocks(x, cache, mask, part.blocks)
+        return self.finish(x, targets) if part.last else x
+
+    def mask(self, tokens: Any, targets: Any) -> Any:
+        """Return the mask of all attention layers for a call, or None; see `attention`."""
+
+    def _check_whole(self) -> None:
+        if self.stages is not None:
+            raise ArgumentError(
+                f"{type(self).__name__}: this rank has some of the layers, expected to be called "
+                "by the loss of a training loop whose ranks are the Pipeline"
+            )
 
     def next_logits(self, tokens: Any, cache: Cache | None = None, mask: Any = None) -> Tensor:
         """Return the logits (B, V) of the one token after `tokens`, float32 for 16-bit models.
@@ -128,9 +164,10 @@ class LanguageModel(nn.Module):
             mask: broadcastable to (B, 1, T, all tokens so far), bool, False where a token must not
                 attend, such as to padding; see `tensorgrad.attention`.
         """
+        if self.stages is not None:
+            return self.stages.next_logits(tokens, cache, mask)
         x = self.embed(tokens, cache)
-        x = self._run_blocks(x, cache, mask)
-        return self.last_logits(x)
+        return self.last_logits(self.run_blocks(x, cache, mask))
 
     def last_logits(self, x: Tensor) -> Tensor:
         """Return the logits (B, V) after the last of the positions (B, T, C).
@@ -140,9 +177,20 @@ class LanguageModel(nn.Module):
         return self.finish(x[:, -1], dtype=compute_dtype(x.dtype))
 
     def new_cache(self, batch: int, steps: int | None = None) -> Cache:
-        """Return an empty cache for `batch` sequences of `steps` tokens (default: the context)."""
+        """Return an empty cache for `batch` sequences of `steps` tokens (default: the context).
+
+        A block that other ranks have gets None.
+        """
         steps = self.context if steps is None else steps
-        return [layer.new_cache(batch, steps) for layer in self.attention_layers()]
+        return [
+            block.attention.new_cache(batch, steps) if hasattr(block, "attention") else None
+            for block in self.blocks
+        ]
+
+    @property
+    def captures(self) -> bool:
+        """Whether generation may capture steps into a CUDA graph: where no ranks share them."""
+        return self.region is None and self.stages is None
 
     @property
     def causal(self) -> bool:
@@ -151,7 +199,7 @@ class LanguageModel(nn.Module):
 
     def attention_layers(self) -> list[nn.MultiHeadAttention]:
         """Return the attention of each block that this process has."""
-        return [block.attention for block in self.blocks if isinstance(block, nn.TransformerBlock)]
+        return [block.attention for block in self.blocks if hasattr(block, "attention")]
 
     @property
     def device(self) -> str:
@@ -171,8 +219,15 @@ class LanguageModel(nn.Module):
         with replaced(mode, recompute_norms=True):
             return run(x, mask)
 
-    def _run_blocks(self, x: Tensor, cache: Cache | None, mask: Any = None) -> Tensor:
-        for number in range(len(self.blocks)):
+    def run_blocks(
+        self,
+        x: Tensor,
+        cache: Cache | None = None,
+        mask: Any = None,
+        numbers: Iterable[int] | None = None,
+    ) -> Tensor:
+        """Return the output of all blocks, or of those with these numbers, (B, T, C)."""
+        for number in range(len(self.blocks)) if numbers is None else numbers:
             x = self.run_block(number, x, cache, mask)
         return x
 

@@ -171,7 +171,6 @@ def shard(model: nn.Module, rows: Sequence[Row], region: Region) -> dict[str, Pl
             setattr(module, count, getattr(module, count) // units * own)
         if kind == "vocabulary":
             layer.region = module.region = region
-            module.captures = False
         else:
             setattr(layer, "after" if kind == "row" else "before", region)
     return placements
