@@ -68,13 +68,13 @@ class Region:
         overwritten, so nothing else may use it.
         """
         if self.sequence:
-            y = reduce_scatter_rows(y, self.comm)
+            z = reduce_scatter_rows(y, self.comm)
         else:
-            y = all_reduce(y, self.comm, overwrite=True)
+            z = all_reduce(y, self.comm, overwrite=True)
         if bias is None:
-            return y if residual is None else y + residual
-        bias = bias.astype(y.dtype, copy=False)  # a float32 bias must not widen y
-        return y + bias if residual is None else _ADD_BIAS(y, bias, residual)
+            return z if residual is None else z + residual
+        bias = bias.astype(z.dtype, copy=False)  # a float32 bias must not widen z
+        return z + bias if residual is None else _ADD_BIAS(z, bias, residual)
 
     def embed(self, weight: Tensor, ids: Any, positions: Any = None, start: Any = 0) -> Tensor:
         """Return (B, T, width) or this rank's rows, where this rank has some rows of the weight.

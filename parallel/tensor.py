@@ -6,7 +6,7 @@
     tokens, output              rows, by tokens
     norms, positions, proj.bias, down.bias      whole on each rank
 
-The layers say so themselves, in the tables of their methods `shards`; region.py has what they call.
+The layers say so, in the tables of their methods `shards`; region.py has the functions they call.
 Tests: tests/parallel/test_tensor.py.
 """
 
@@ -167,6 +167,7 @@ def shard(model: nn.Module, rows: Sequence[Row], region: Region) -> dict[str, Pl
                 parameter.data = cut_box(parameter.data, placements[name]).copy()
                 parameter.grad = None
         for count in counts:
+            assert units is not None  # what the counts are of
             own = units * (comm.rank + 1) // comm.size - units * comm.rank // comm.size
             setattr(module, count, getattr(module, count) // units * own)
         if kind == "vocabulary":

@@ -1,4 +1,4 @@
-"""What ranks share of a layer: rows of a table that a layer or a model states, and their region.
+"""Which layers ranks share: rows of a table that a layer or a model states, and their region.
 
     up      column      rows of W: a rank computes some columns of the result
     down    row         columns of W: a rank computes one term of a sum over the ranks
@@ -20,7 +20,7 @@ from tensorgrad.tensor import Tensor
 
 
 class Shard(NamedTuple):
-    """A row of the table of what ranks share, which the method `shards` of a module returns.
+    """A row of the table of layers that ranks share, which the method `shards` of a module returns.
 
     Attributes:
         layer: the name of a sublayer, or of an attribute that is None: a Linear, for "vocabulary"
