@@ -13,16 +13,12 @@ import numpy as np
 import torch
 
 import tensorgrad as tg
+from cs336.bridge import shared
 from tensorgrad.optim import schedule
 from tensorgrad.optim.clip import clip_grad_norm
 from tensorgrad.readers import parse_json
 
 File = str | os.PathLike[str] | Any  # or an open file of bytes
-
-
-def shared(tensor: Any) -> tg.Tensor:
-    """Return a tensor of tensorgrad on the memory of PyTorch's."""
-    return tg.from_dlpack(tensor.detach())
 
 
 def get_batch(dataset: Any, batch_size: int, context_length: int, device: str) -> tuple[Any, Any]:
@@ -51,12 +47,18 @@ def clip_gradients(parameters: Iterable[Any], max_l2_norm: float) -> None:
 
 
 def cosine_schedule(
-    it: int, highest: float, lowest: float, warmup: int, cosine_cycle: int
+    it: int,
+    max_learning_rate: float,
+    min_learning_rate: float,
+    warmup_iters: int,
+    cosine_cycle_iters: int,
 ) -> float:
     """Return the learning rate of an iteration: 0 in the first, after warmup half a cosine."""
-    if it < warmup:
-        return highest * it / warmup  # tensorgrad's warmup begins with highest / warmup
-    return schedule.cosine(it, highest, cosine_cycle, warmup, lowest)
+    if it < warmup_iters:  # tensorgrad's warmup begins with a rate above 0
+        return max_learning_rate * it / warmup_iters
+    return schedule.cosine(
+        it, max_learning_rate, cosine_cycle_iters, warmup_iters, min_learning_rate
+    )
 
 
 class AdamW(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch's class is Any here
@@ -81,7 +83,7 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch's class is 
         super().__init__(
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         )
-        self._ours: dict[Any, tuple[tg.Tensor, tg.optim.AdamW]] = {}
+        self._ours: dict[Any, tuple[Any, tg.optim.AdamW]] = {}
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -97,14 +99,13 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch's class is 
         return loss
 
     def _update(self, parameter: Any, group: dict[str, Any]) -> None:
-        values, gradient = shared(parameter), shared(parameter.grad)
+        values = shared(parameter)
         if parameter not in self._ours:
             self._ours[parameter] = self._made(values, group, self.state[parameter])
         leaf, adamw = self._ours[parameter]
         leaf.data[...] = values.data
+        leaf.grad[...] = shared(parameter.grad).data
         adamw.lr = group["lr"]
-        adamw.zero_grad()
-        (leaf * gradient).sum().backward()
         adamw.step()
         values.data[...] = leaf.data
         state = adamw.state_dict()
