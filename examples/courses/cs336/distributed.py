@@ -124,11 +124,9 @@ class Averages:
 
 
 class Replicas(torch.nn.Module):  # type: ignore[misc]  # PyTorch's class is Any here
-    """A module that begins with the values of rank 0 on all ranks.
+    """A module that begins with the values of rank 0; the base of both kinds of parallelism."""
 
-    Args:
-        module: the module of this rank.
-    """
+    _averages: Averages
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -142,8 +140,8 @@ class Replicas(torch.nn.Module):  # type: ignore[misc]  # PyTorch's class is Any
         return self.module(*args, **kwargs)
 
     def finish_gradients(self) -> None:
-        """Wait for the gradients, after backward and before the optimizer's step."""
-        raise NotImplementedError
+        """Wait for the averages, after backward and before the optimizer's step."""
+        self._averages.finish()
 
 
 class DataParallel(Replicas):
@@ -158,17 +156,13 @@ class DataParallel(Replicas):
     def __init__(self, module: Any, bucket_size_mb: float = 0.0) -> None:
         super().__init__(module)
         wanted = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        buckets = {name: [p] for name, p in wanted.items()}
+        numbers = {name: number for number, name in enumerate(wanted)}
         if bucket_size_mb:
-            buckets = {}
             numbers = assign_buckets({n: shared(p) for n, p in wanted.items()}, bucket_size_mb)
-            for name, number in numbers.items():
-                buckets.setdefault(number, []).append(wanted[name])
+        buckets: dict[int, list[Any]] = {}
+        for name, number in numbers.items():
+            buckets.setdefault(number, []).append(wanted[name])
         self._averages = Averages(self._comm, list(buckets.values()))
-
-    def finish_gradients(self) -> None:
-        """Wait for the averages, after backward and before the optimizer's step."""
-        self._averages.finish()
 
 
 class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # likewise
@@ -307,8 +301,8 @@ class FullyShardedDataParallel(Replicas):
         self._averages = Averages(self._comm, [[p] for p in replicated])
 
     def finish_gradients(self) -> None:
-        """Wait for the gradients, after backward and before the optimizer's step."""
-        self._averages.finish()
+        """Wait for the averages, after backward and before the optimizer's step."""
+        super().finish_gradients()
         for shard in self._shards.values():
             shard.finish()
 

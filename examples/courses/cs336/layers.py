@@ -71,11 +71,10 @@ def self_attention(
     qkv = tg.linear(x.reshape(-1, length, x.shape[-1]), projections)  # (B, T, 3 H D)
     if theta is not None:
         parts = qkv.reshape(len(qkv), length, 3 * heads, -1)
-        if positions is None:
-            positions = tg.arange(length, device=x.device)
-        positions = tg.broadcast_to(positions, x.shape[:-1]).reshape(-1, length)
+        if positions is not None:
+            positions = tg.broadcast_to(positions, x.shape[:-1]).reshape(-1, length)
         rotary = RotaryEmbedding(parts.shape[-1], theta, interleaved=True)
-        qkv = rotary(parts, positions, 2 * heads).reshape(qkv.shape)
+        qkv = rotary(parts, 0 if positions is None else positions, 2 * heads).reshape(qkv.shape)
     y = tg.nn.functional.attention_packed(qkv, heads, heads, causal=True, dropout=dropout)
     return tg.linear(y, weights["output_proj.weight"]).reshape(*x.shape[:-1], -1)
 

@@ -10,16 +10,9 @@ from typing import Any
 import tensorgrad as tg
 
 __all__ = [
-    "Computed",
-    "Context",
-    "Function",
-    "History",
-    "Variable",
-    "backpropagate",
-    "central_difference",
-    "function",
-    "topological_sort",
-]
+    "Computed", "Context", "Function", "History", "Variable", "backpropagate", "central_difference",
+    "function", "topological_sort",
+]  # fmt: skip
 
 _ids = itertools.count()
 

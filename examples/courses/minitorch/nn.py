@@ -12,21 +12,9 @@ from minitorch.tensor import rand, tensor
 from minitorch.tensor_functions import integer
 
 __all__ = [
-    "GELU",
-    "Max",
-    "argmax",
-    "avgpool2d",
-    "dropout",
-    "layer_norm",
-    "logsoftmax",
-    "logsumexp",
-    "max",
-    "maxpool2d",
-    "one_hot",
-    "softmax",
-    "softmax_loss",
-    "tile",
-]
+    "GELU", "Max", "argmax", "avgpool2d", "dropout", "layer_norm", "logsoftmax", "logsumexp", "max",
+    "maxpool2d", "one_hot", "softmax", "softmax_loss", "tile",
+]  # fmt: skip
 
 
 def tile(input: Any, kernel: tuple[int, int]) -> tuple[Any, int, int]:

@@ -4,15 +4,5 @@ from minitorch.scalar import ScalarFunction
 from minitorch.tensor_functions import EQ, LT, Add, Exp, Inv, Log, Mul, Neg, ReLU, Sigmoid
 
 __all__ = [
-    "EQ",
-    "LT",
-    "Add",
-    "Exp",
-    "Inv",
-    "Log",
-    "Mul",
-    "Neg",
-    "ReLU",
-    "ScalarFunction",
-    "Sigmoid",
-]
+    "EQ", "LT", "Add", "Exp", "Inv", "Log", "Mul", "Neg", "ReLU", "ScalarFunction", "Sigmoid",
+]  # fmt: skip

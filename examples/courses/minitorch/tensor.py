@@ -17,17 +17,9 @@ from minitorch.tensor_data import TensorData, UserIndex
 from minitorch.tensor_ops import SimpleBackend, TensorBackend
 
 __all__ = [
-    "Tensor",
-    "grad_central_difference",
-    "grad_check",
-    "ones",
-    "ones_tensor_from_numpy",
-    "rand",
-    "tensor",
-    "tensor_from_numpy",
-    "zeros",
-    "zeros_tensor_from_numpy",
-]
+    "Tensor", "grad_central_difference", "grad_check", "ones", "ones_tensor_from_numpy", "rand",
+    "tensor", "tensor_from_numpy", "zeros", "zeros_tensor_from_numpy",
+]  # fmt: skip
 
 
 class Tensor(Arithmetic):

@@ -10,18 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 __all__ = [
-    "IndexingError",
-    "Storage",
-    "TensorData",
-    "UserIndex",
-    "UserShape",
-    "UserStrides",
-    "broadcast_index",
-    "index_to_position",
-    "shape_broadcast",
-    "strides_from_shape",
-    "to_index",
-]
+    "IndexingError", "Storage", "TensorData", "UserIndex", "UserShape", "UserStrides",
+    "broadcast_index", "index_to_position", "shape_broadcast", "strides_from_shape", "to_index",
+]  # fmt: skip
 
 Storage: TypeAlias = Any  # a NumPy array of float32, 1-D
 UserIndex: TypeAlias = Sequence[int]

@@ -9,30 +9,10 @@ from minitorch.autodiff import function
 from minitorch.operators import EPS
 
 __all__ = [
-    "EQ",
-    "LT",
-    "Add",
-    "All",
-    "Attn_Softmax",
-    "Copy",
-    "Div",
-    "Exp",
-    "Inv",
-    "IsClose",
-    "LayerNorm",
-    "Log",
-    "MatMul",
-    "Mul",
-    "Neg",
-    "Permute",
-    "PowerScalar",
-    "ReLU",
-    "Sigmoid",
-    "Sum",
-    "Tanh",
-    "View",
-    "integer",
-]
+    "EQ", "LT", "Add", "All", "Attn_Softmax", "Copy", "Div", "Exp", "Inv", "IsClose", "LayerNorm",
+    "Log", "MatMul", "Mul", "Neg", "Permute", "PowerScalar", "ReLU", "Sigmoid", "Sum", "Tanh",
+    "View", "integer",
+]  # fmt: skip
 
 
 def integer(value: Any) -> int:

@@ -12,14 +12,9 @@ from minitorch.operators import EPS
 from tensorgrad import backend
 
 __all__ = [
-    "CudaKernelOps",
-    "CudaOps",
-    "FastOps",
-    "SimpleBackend",
-    "SimpleOps",
-    "TensorBackend",
+    "CudaKernelOps", "CudaOps", "FastOps", "SimpleBackend", "SimpleOps", "TensorBackend",
     "TensorOps",
-]
+]  # fmt: skip
 
 OPS: dict[str, type[Computed]] = {
     "neg_map": functions.Neg,
