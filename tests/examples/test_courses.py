@@ -56,6 +56,18 @@ def test_scalars_have_the_derivatives_of_calculus() -> None:
     assert y.derivative == pytest.approx(2 * (math.exp(-1) - sigmoid * (1 - sigmoid)))
 
 
+def test_sgd_replaces_scalars_as_tensors() -> None:
+    scalar, number = minitorch.Parameter(minitorch.Scalar(2)), minitorch.Parameter(5)
+    optimizer = minitorch.SGD([scalar, number], lr=0.25)
+    (scalar.value**3).backward()
+    optimizer.step()
+    assert (scalar.value.data, scalar.value.derivative, number.value) == (-1, None, 5)
+    (scalar.value / 4).backward()
+    assert scalar.value.derivative == 0.25
+    optimizer.zero_grad()
+    assert scalar.value.derivative is None
+
+
 @pytest.mark.parametrize("backend", BACKENDS, ids=["SimpleOps", "CudaKernelOps"])
 def test_tensors_broadcast_and_sum_their_gradients(backend: minitorch.TensorBackend) -> None:
     a = minitorch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], backend)

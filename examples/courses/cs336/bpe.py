@@ -170,9 +170,8 @@ class CourseTokenizer:
     def _last_cut(self, text: str) -> int:
         """Return the last place to cut the text: at the end of a word, in no special token."""
         end = len(text) - self._longest  # a special token may be half there
-        cut = max(
-            (found.start() for found in CUT.finditer(text) if found.start() <= end), default=0
-        )
+        cuts = (match.start() for match in CUT.finditer(text))
+        cut = max((place for place in cuts if place <= end), default=0)
         for special in self._pattern.finditer(text):
             if special.start() < cut < special.end():
                 return special.start()

@@ -57,8 +57,8 @@ class GlooNetwork:
     def all_gather(self, data: Array, out: Array) -> Finish:
         """Put the bytes of all ranks into `out`."""
         pieces = list(torch.from_numpy(out.reshape(self.size, -1)).unbind())
-        mine = torch.from_numpy(data.reshape(-1).copy())
-        return cast(Finish, dist.all_gather(pieces, mine, async_op=True).wait)
+        piece = torch.from_numpy(data.reshape(-1).copy())
+        return cast(Finish, dist.all_gather(pieces, piece, async_op=True).wait)
 
     def broadcast(self, data: Array, root: int) -> Finish:
         """Send the bytes of `root` to all."""
@@ -187,16 +187,16 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # likewise
         """Add parameters; each goes to the rank that has the fewest elements."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        mine = []
+        local_params = []
         for parameter in group["params"]:
             owner = int(np.argmin(self._loads))
             self._loads[owner] += parameter.numel()
             self._owners.append((parameter, owner))
             if owner == self._comm.rank:
-                mine.append(parameter)
-        if not mine:
+                local_params.append(parameter)
+        if not local_params:
             return
-        local = {**group, "params": mine}
+        local = {**group, "params": local_params}
         if self._local is None:
             self._local = self._make([local], **self.defaults)
         else:
@@ -263,19 +263,19 @@ class _Shard:
         grad = whole.grad.to(self.piece.dtype).reshape(-1)
         padded = grad.new_zeros(self.piece.numel() * self._comm.size)
         padded[: self._size] = grad
-        mine = torch.empty_like(self.piece)
+        mean = torch.empty_like(self.piece)
         handle = self._comm.reduce_scatter(
-            shared(padded).data, shared(mine).data, "mean", wait=False
+            shared(padded).data, shared(mean).data, "mean", wait=False
         )
-        self._pending = handle, mine
+        self._pending = handle, mean
         whole.grad = self._whole = None
 
     def finish(self) -> None:
         """Wait for the gradient, and add it to the piece's."""
         if self._pending is not None:
-            handle, mine = self._pending
+            handle, mean = self._pending
             handle.wait()
-            self.piece.grad = mine if self.piece.grad is None else self.piece.grad + mine
+            self.piece.grad = mean if self.piece.grad is None else self.piece.grad + mean
             self._pending = None
 
 

@@ -16,7 +16,7 @@ from tensorgrad.nn import RotaryEmbedding
 Weights = Mapping[str, tg.Tensor]
 
 
-def below(weights: Mapping[str, Any], name: str) -> dict[str, Any]:
+def submodule(weights: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the weights of a submodule, under its own names."""
     prefix = f"{name}."
     return {key.removeprefix(prefix): w for key, w in weights.items() if key.startswith(prefix)}
@@ -109,7 +109,7 @@ def block(
         attention_dropout: probability of dropping an attention weight.
         dropout: probability of dropping an output of the two sublayers.
     """
-    attn, ffn = below(weights, "attn"), below(weights, "ffn")
+    attn, ffn = submodule(weights, "attn"), submodule(weights, "ffn")
     normed = tg.rms_norm(x, weights["ln1.weight"], eps=1e-5)
     attended = self_attention(normed, attn, heads, theta, dropout=attention_dropout)
     middle: tg.Tensor = x + tg.dropout(attended, dropout)
@@ -142,7 +142,7 @@ def language_model(
     positions = weights.get("position_embeddings.weight")
     x = tg.dropout(tg.embedding(weights["token_embeddings.weight"], ids, positions), dropout)
     for number in range(layers):
-        layer = below(weights, f"layers.{number}")
+        layer = submodule(weights, f"layers.{number}")
         x = block(x, layer, heads, theta, attention_dropout, dropout)
     return tg.linear(
         tg.rms_norm(x, weights["ln_final.weight"], eps=1e-5), weights["lm_head.weight"]

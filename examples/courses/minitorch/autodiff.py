@@ -18,7 +18,7 @@ _ids = itertools.count()
 
 
 class Context:
-    """What the forward of a function saves for its backward."""
+    """The values that the forward of a function saves for its backward."""
 
     def __init__(self, no_grad: bool = False) -> None:
         self.no_grad = no_grad

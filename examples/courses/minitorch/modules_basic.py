@@ -14,7 +14,6 @@ from minitorch.tensor_ops import SimpleBackend, TensorBackend
 
 __all__ = ["Dropout", "Embedding", "LayerNorm1d", "Linear"]
 
-
 _embedding = function(lambda weight, ids: tg.embedding(weight, ids.astype(np.int64))).apply
 _linear = function(tg.linear).apply
 _layer_norm = function(tg.layer_norm).apply
@@ -59,8 +58,8 @@ class Dropout(Module):
         """Return x with dropout; the mask is drawn by np.random.binomial, as the course asks."""
         if not self.training or self.p_dropout == 0:
             return x
-        kept = np.random.binomial(1, 1 - self.p_dropout, x.shape) / (1 - self.p_dropout)
-        return x * tensor(kept, x.backend).detach()
+        mask = np.random.binomial(1, 1 - self.p_dropout, x.shape) / (1 - self.p_dropout)
+        return x * tensor(mask, x.backend).detach()
 
 
 class Linear(Module):

@@ -225,9 +225,9 @@ def grad_central_difference(
     """Return the derivative of the sum of f by one element, from differences in float64."""
 
     def total(step: float) -> float:
-        moved = [v._wrap(v.value.astype(np.float64)) for v in vals]
-        moved[arg][ind] = moved[arg].value[tuple(ind)].item() + step
-        return float(f(*moved).value.sum())
+        shifted = [v._wrap(v.value.astype(np.float64)) for v in vals]
+        shifted[arg][ind] = shifted[arg].value[tuple(ind)].item() + step
+        return float(f(*shifted).value.sum())
 
     return (total(epsilon) - total(-epsilon)) / (2 * epsilon)
 
