@@ -25,8 +25,8 @@ def memory_advice(job: TrainingJob, memory: float, reserved: float = RESERVED) -
             return f"{tried}; with {option} it is {_gib(need)}"
     return (
         f"{tried}, and no division of the batch fits: train with --recompute, which the estimate "
-        f"leaves out, see `tensorgrad plan --fit --memory {memory / 2**30:.0f}GiB` for more GPUs, "
-        "or choose a smaller model or --context"
+        f"does not know, see `tensorgrad plan --fit --memory {memory / 2**30:.0f}GiB` for more "
+        "GPUs, or choose a smaller model or --context"
     )
 
 
