@@ -74,9 +74,9 @@ def test_a_table_that_differs_is_rendered_anew(copy: Path) -> None:
     columns = "op = ; forward_us:.2f = forward; forward_us/0.001:,.0f = ns; backward_us:.1f"
     text = f"a\n{begin} {columns} -->\nold\n<!-- end -->\nb"
     assert rendered(text, copy) == (
-        f"a\n{begin} {columns} -->\n\n| op | forward | ns | backward_us |\n| --- | --- | --- | --- |"
-        "\n| add | 0.12 | 123 |  |\n\n<!-- end -->\nb"
-    ).replace("| op | forward", "|  | forward")
+        f"a\n{begin} {columns} -->\n\n|  | forward | ns | backward_us |\n"
+        "| --- | --- | --- | --- |\n| add | 0.12 | 123 |  |\n\n<!-- end -->\nb"
+    )
     value = "<!-- value overhead/overhead.json where op=add and length=1000 show forward_us:.1f -->"
     assert rendered(f"{value}9<!-- end -->", copy) == f"{value}0.1<!-- end -->"
     assert rendered(rendered(text, copy), copy) == rendered(text, copy)
