@@ -26,10 +26,12 @@ from tests.source_tree import ROOT
 
 RESULTS = ROOT / "docs" / "results"
 BLOCK = re.compile(
-    r"(<!-- (table|value|source) (\S+?\.json)(?: where (.+?))?(?: show (.+?))? -->)(.*?)(<!-- end -->)",
-    re.DOTALL,
+    r"^```.*?^```$|"  # what stands in a block of code is no block of results
+    r"(<!-- (table|value|source) (\S+?\.json)(?: where (.+?))?(?: show (.+?))? -->)"
+    r".*?(<!-- end -->)",
+    re.DOTALL | re.MULTILINE,
 )
-COLUMN = re.compile(r"(\w+)(?:/([\d.]+))?(?::(\S+))?(?: = (.*))?")
+COLUMN = re.compile(r"(\w+)(?:/([\d.]+))?(?::(\S+))?(?: =(.*))?")
 Row = Mapping[str, Any]
 
 
@@ -47,7 +49,9 @@ def rendered(text: str, folder: Path = RESULTS) -> str:
     """
 
     def block(match: re.Match[str]) -> str:
-        begin, kind, name, where, show, _, end = match.groups()
+        begin, kind, name, where, show, end = match.groups()
+        if begin is None:
+            return match[0]
         rows = chosen(list(read_json(folder / name)["rows"]), where or "", name)
         if kind == "source":
             return f"{begin}{source(rows)}{end}"
@@ -57,7 +61,8 @@ def rendered(text: str, folder: Path = RESULTS) -> str:
         cells = [[cell(row, column, name) for column in columns if column] for row in rows]
         if kind == "value":
             return f"{begin}{cells[0][0]}{end}"
-        titles = [column[1] if column[4] is None else column[4] for column in columns if column]
+        titles = [column[1] if column[4] is None else column[4].strip()
+                  for column in columns if column]  # fmt: skip
         lines = [titles, ["---"] * len(titles), *cells]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return f"{begin}\n\n{table}\n\n{end}"
@@ -97,7 +102,7 @@ def source(rows: Sequence[Row]) -> str:
 
 
 def problems(folder: Path = RESULTS) -> Iterator[str]:
-    """Yield what is wrong with result files: of an unknown commit, changed by hand, contradictory."""
+    """Yield what is wrong with result files: an unknown commit, a change by hand, a second one."""
     known: dict[tuple[object, ...], str] = {}
     for path in sorted(folder.rglob("*.json")):
         table, name = read_json(path), str(path.relative_to(folder))
