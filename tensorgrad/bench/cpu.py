@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.bench.pictures import grouped_bars
+from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.processes import in_new_process
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.torch_gpt2 import gpt2
@@ -132,18 +132,9 @@ def _median(rows: Sequence[Sequence[float]], part: str) -> float:
     return statistics.median(sum(row) if part == "step" else row[place] for row in rows)
 
 
-def draw_cpu(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the figure: each part of a step, ours and PyTorch's."""
-    first = rows[0]
-    title = f"Training step on {first['threads']} threads: {first['layers']} layers, C "
-    title += f"{first['width']}, T {first['context']}, batch {first['batch']}"
-    names = [row["part"] for row in rows]
-    return {"": grouped_bars(rows, names, ("ms", "peer_ms"), title, "ms")}
-
-
 CPU = Sweep(
     "cpu",
     ("part", *_SIZES, "turns", "peer", "dtype"),
     ("ms", "peer_ms", "ratio", "threads"),
-    draw_cpu,
+    bars("Training step of a GPT-2", "ms", ("part",), ("ms", "peer_ms")),
 )

@@ -20,7 +20,7 @@ import numpy as np
 
 from tensorgrad import backend, graph
 from tensorgrad.bench.memory import release
-from tensorgrad.bench.pictures import grouped_bars
+from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.steps import MODELS
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import host_seconds, random_array, seconds_of
@@ -230,21 +230,6 @@ def peer_rate(name: str, batch: int, static: bool) -> float:
     return batch * NEW / best_seconds(lambda: model.generate(prompts, **options), 1)
 
 
-def draw_decode(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the figure: tokens a second."""
-    names = [f"{row['model']}\nbatch {row['batch']}" for row in rows]
-    columns = ("tokens_per_second", "peer_tokens_per_second", "static_peer_tokens_per_second")
-    title = f"Greedy generation, {rows[0]['device']}"
-    return {"": grouped_bars(rows, names, columns, title, "tokens/s")}
-
-
-def draw_decode_kernels(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the figure: microseconds of each kind in a step."""
-    names = [f"{row['kernel']}\n{row['model']}, {row['batch']}" for row in rows]
-    title = f"Kernels of a decoding step, {rows[0]['device']}"
-    return {"": grouped_bars(rows, names, ("step_us",), title, "microseconds")}
-
-
 DECODE = Sweep(
     "decode",
     ("model", "batch", "prompt", "new", "dtype", "peers"),
@@ -252,9 +237,14 @@ DECODE = Sweep(
         *("tokens_per_second", "step_ms", "host_ms", "prefill_ms", "peer_tokens_per_second"),
         *("peer_ratio", "static_peer_tokens_per_second", "static_peer_ratio"),
     ),
-    draw_decode,
+    bars(
+        "Greedy generation",
+        "tokens/s",
+        ("model", "batch"),
+        ("tokens_per_second", "peer_tokens_per_second", "static_peer_tokens_per_second"),
+    ),
 )
 DECODE_KERNELS = Sweep(
     "decode-kernels", ("kernel", "model", "batch", "dtype"), ("launches", "us", "step_us"),
-    draw_decode_kernels,
+    bars("Kernels of a decoding step", "us", ("kernel", "model", "batch"), ("step_us",)),
 )  # fmt: skip

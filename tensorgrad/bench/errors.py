@@ -8,13 +8,13 @@ below 1 ours are nearer. Tests: tests/bench/test_errors.py.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.bench.pictures import grouped_bars
+from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import random_array
 from tensorgrad.bench.torch_arrays import to_torch
@@ -102,17 +102,10 @@ def _error(found: Any, exact: Any) -> float:
     return float(np.linalg.norm((found - exact).reshape(-1)) / np.linalg.norm(exact.reshape(-1)))
 
 
-def draw_errors(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the figure: errors of ours divided by PyTorch's."""
-    names = [f"{row['op']}\\n{row['dtype']}" for row in rows]
-    title = "Rounding error divided by PyTorch's"
-    return {"": grouped_bars(rows, names, ("value_ratio", "gradient_ratio"), title, "ratio")}
-
-
 ERRORS = Sweep(
     "errors",
     ("op", "dtype", "rows", "columns"),
     tuple(f"{part}_{what}" for part in ("value", "gradient")
           for what in ("error", "peer_error", "ratio")),
-    draw_errors,
+    bars("Error / PyTorch's", "", ("op", "dtype"), ("value_ratio", "gradient_ratio")),
 )  # fmt: skip

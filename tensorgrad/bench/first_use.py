@@ -8,51 +8,30 @@ first use, and the step itself. Tests: tests/bench/test_first_use.py.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.bench.pictures import grouped_bars
+from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.processes import in_new_process
-from tensorgrad.bench.steps import StepSettings, sized, training_step
+from tensorgrad.bench.steps import MODEL, model_case, settings_of, training_step
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import seconds_of
 from tensorgrad.train.ranks import OneProcess
 
-CACHES = ("empty", "warm")
 
-
-def first_use_cases(
-    preset: str, batch: int, dtype: str, caches: Sequence[str] = CACHES, **sizes: int | None
-) -> list[Case]:
-    """Return the cases of a sweep.
+def first_use_cases(preset: str, batch: int, dtype: str, **sizes: int | None) -> list[Case]:
+    """Return the cases of a sweep: empty caches, and those that an earlier process has filled.
 
     Args:
-        preset: of `steps.MODELS`.
-        batch: sequences of a step.
-        dtype: of `steps.PRECISIONS`.
-        caches: of CACHES; the warm ones are filled by an earlier process.
-        sizes: instead of the preset's; None: the preset's.
-    Raises:
-        ArgumentError: an argument is out of its range.
+        preset, batch, dtype, sizes: see `steps.model_case`.
     """
-    config = sized(preset, **sizes)
-    StepSettings(config, batch, dtype)
-    values = {
-        "preset": preset, "layers": config.layers, "width": config.width, "heads": config.heads,
-        "context": config.context, "vocab": config.vocab_size, "batch": batch, "dtype": dtype,
-    }  # fmt: skip
-    return [{"caches": each, **values} for each in caches]
+    model = model_case(preset, batch, dtype, **sizes)
+    return [{"caches": caches, **model} for caches in ("empty", "warm")]
 
 
 def first_steps(case: dict[str, Any], device: str) -> list[float]:
     """Return the seconds of the first two steps of this process."""
-    config = sized(
-        case["preset"],
-        **{name: case[name] for name in ("vocab", "layers", "width", "heads", "context")},
-    )
-    settings = StepSettings(config, case["batch"], case["dtype"])
-    step = training_step(settings, OneProcess(), device)
+    step = training_step(settings_of(case), OneProcess(), device)
     return [seconds_of(step, device) for _ in range(2)]
 
 
@@ -94,16 +73,9 @@ class FirstUseBench:
         return found
 
 
-def draw_first_use(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the figure: the first and the second step."""
-    title = f"First training step, {rows[0]['preset']}, {rows[0]['device']}"
-    names = [f"{row['caches']} caches" for row in rows]
-    return {"": grouped_bars(rows, names, ("first_s", "second_s"), title, "seconds")}
-
-
 FIRST_USE = Sweep(
     "first-use",
-    ("caches", "preset", "layers", "width", "heads", "context", "vocab", "batch", "dtype"),
+    ("caches", *MODEL),
     ("first_s", "second_s", "kernels", "cupy_kernels"),
-    draw_first_use,
+    bars("First training step", "s", ("caches", "preset"), ("first_s", "second_s")),
 )

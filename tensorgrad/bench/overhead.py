@@ -8,12 +8,12 @@ Tests: tests/bench/test_overhead.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tensorgrad.bench.pictures import grouped_bars
+from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.errors import ArgumentError
 from tensorgrad.ops import elementwise
@@ -84,17 +84,10 @@ def measure_overhead(case: Case) -> Row:
     return row
 
 
-def draw_overhead(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the figure: microseconds of each op beyond NumPy's own."""
-    names, columns = [row["op"] for row in rows], ("forward_us", "backward_us")
-    title = "Time of an op beyond NumPy's own work"
-    return {"": grouped_bars(rows, names, columns, title, "microseconds")}
-
-
 OVERHEAD = Sweep(
     "overhead",
     ("op", "length", "repeats", "dtype"),
     tuple(f"{part}{what}_us" for part in ("forward", "backward")
           for what in ("", "_total", "_numpy")),
-    draw_overhead,
+    bars("Op beyond NumPy's own work", "us", ("op",), ("forward_us", "backward_us")),
 )  # fmt: skip

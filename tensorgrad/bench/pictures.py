@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +45,34 @@ def plot_lines(
         axes.legend(fontsize=8)
 
 
-def grouped_bars(
-    rows: Sequence[dict[str, Any]],
-    names: Sequence[str],
+def bars(
+    title: str, unit: str, names: Sequence[str], columns: Sequence[str]
+) -> Callable[[Sequence[dict[str, Any]]], dict[str, Any]]:
+    """Return the `draw` of a sweep: a group of bars for each row.
+
+    Args:
+        title: to which the device is added.
+        unit: of the columns.
+        names: columns that tell the rows apart.
+        columns: of which each that has values is a bar.
+    """
+    return lambda rows: {"": _bars(rows, title, unit, names, columns)}
+
+
+def _bars(
+    rows: Sequence[dict[str, Any]], title: str, unit: str, names: Sequence[str],
     columns: Sequence[str],
-    title: str,
-    unit: str,
-) -> Any:
-    """Return a figure with a group of bars for each row: one for each column that it has."""
-    figure = new_figure(1, 1, title, max(6.4, 0.9 * len(rows)))
+) -> Any:  # fmt: skip
+    device = rows[0]["device"]
+    figure = new_figure(1, 1, f"{title}, {device}", max(6.4, 0.9 * len(rows)))
     axes = figure.subplots()
     shown = [column for column in columns if any(row[column] != "" for row in rows)]
     width = 0.8 / max(1, len(shown))
     for number, column in enumerate(shown):
         places = [i + (number - (len(shown) - 1) / 2) * width for i in range(len(rows))]
         axes.bar(places, [row[column] or 0 for row in rows], 0.95 * width, label=column)
-    axes.set_xticks(range(len(rows)), names, fontsize=7)
+    labels = ["\n".join(str(row[name]) for name in names) for row in rows]
+    axes.set_xticks(range(len(rows)), labels, fontsize=7)
     axes.set_ylabel(unit)
     axes.grid(alpha=0.3, axis="y")
     axes.legend()

@@ -8,11 +8,9 @@ Tests: tests/bench/test_profiler.py.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from typing import Any
 
-from tensorgrad.bench.pictures import grouped_bars
-from tensorgrad.bench.steps import Step, StepSettings, model_and_step, sized
+from tensorgrad.bench.pictures import bars
+from tensorgrad.bench.steps import MODEL, Step, model_and_step, model_case, settings_of
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import seconds_of
 from tensorgrad.errors import ArgumentError
@@ -22,8 +20,6 @@ from tensorgrad.profile.recording import Recording
 from tensorgrad.profile.tables import op_table
 from tensorgrad.train.ranks import OneProcess
 
-_MODEL = ("preset", "layers", "width", "heads", "context", "vocab", "batch", "dtype")
-
 
 def profiler_cases(
     preset: str, batch: int, dtype: str, steps: int, rounds: int, device: str, **sizes: int | None
@@ -31,23 +27,17 @@ def profiler_cases(
     """Return the cases of a sweep: each source of kernel times that the device has.
 
     Args:
-        preset: of `steps.MODELS`.
-        batch: sequences of a step.
-        dtype: of `steps.PRECISIONS`.
         steps: of a round.
         rounds: with and without the profiler.
         device: "cpu", "cuda" or "cuda:N".
-        sizes: instead of the preset's; None: the preset's.
+        preset, batch, dtype, sizes: see `steps.model_case`.
     Raises:
         ArgumentError: an argument is out of its range.
     """
     for name, value in (("steps", steps), ("rounds", rounds)):
         if value < 1:
             raise ArgumentError(f"bench profiler: {name} is {value}, expected 1 or more")
-    config = sized(preset, **sizes)
-    StepSettings(config, batch, dtype)
-    values = (preset, config.layers, config.width, config.heads, config.context, config.vocab_size)
-    model = dict(zip(_MODEL, (*values, batch, dtype), strict=True))
+    model = model_case(preset, batch, dtype, **sizes)
     sources = ("host",) if device == "cpu" else ("host", "events", "cupti")
     return [{"source": source, **model, "steps": steps, "rounds": rounds} for source in sources]
 
@@ -64,9 +54,7 @@ class ProfilerBench:
         """Return the results of a case."""
         device, steps = self._device, case["steps"]
         if self._model is None:
-            sizes = {name: case[name] for name in _MODEL[1:6]}
-            settings = StepSettings(sized(case["preset"], **sizes), case["batch"], case["dtype"])
-            self._model, self._step = model_and_step(settings, OneProcess(), device)
+            self._model, self._step = model_and_step(settings_of(case), OneProcess(), device)
             seconds_of(self._step, device, 3)
         off, on = [], []
         for _ in range(case["rounds"]):
@@ -95,17 +83,10 @@ class ProfilerBench:
         return seconds, profiler.recording
 
 
-def draw_profiler(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the figure: steps without and with the profiler."""
-    title = f"Step with the profiler, {rows[0]['preset']}, {rows[0]['device']}"
-    names = [row["source"] for row in rows]
-    return {"": grouped_bars(rows, names, ("off_ms", "on_ms"), title, "ms")}
-
-
 PROFILER = Sweep(
     "profiler",
-    ("source", *_MODEL, "steps", "rounds"),
+    ("source", *MODEL, "steps", "rounds"),
     ("off_ms", "on_ms", "cost", "busy_ms", "gaps_ms", "sum_ratio"),
-    draw_profiler,
+    bars("Step with the profiler", "ms", ("source", "preset"), ("off_ms", "on_ms")),
     percents=("cost",),
 )

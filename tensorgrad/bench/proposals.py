@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tensorgrad import backend
-from tensorgrad.bench.pictures import grouped_bars
+from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.steps import sized
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import Call, in_turns, random_array, under_load
@@ -168,13 +168,6 @@ def proposal_cases(
     ]  # fmt: skip
 
 
-def draw_proposals(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the figure: the first proposal and the one that is taken."""
-    title = f"cuBLASLt's first proposal and ours, {rows[0]['preset']}, {rows[0]['device']}"
-    names = [row["product"] for row in rows]
-    return {"": grouped_bars(rows, names, ("us", "taken_us"), title, "microseconds")}
-
-
 PROPOSALS = Sweep(
     "proposals",
     (
@@ -182,5 +175,5 @@ PROPOSALS = Sweep(
         *("batch", "seconds"),
     ),
     ("us", "taken_us", "proposals"),
-    draw_proposals,
+    bars("cuBLASLt's first proposal and ours", "us", ("product",), ("us", "taken_us")),
 )

@@ -36,19 +36,17 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tensorgrad import backend, graph
 from tensorgrad.bench import torch_ddp
 from tensorgrad.bench.breakdown import KINDS, breakdown
 from tensorgrad.bench.memory import check_fits, is_out_of_memory, release
-from tensorgrad.bench.pictures import grouped_bars
-from tensorgrad.bench.steps import Step, StepSettings, sized, training_step
+from tensorgrad.bench.pictures import bars
+from tensorgrad.bench.steps import MODEL, Step, StepSettings, model_case, settings_of, training_step
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import host_seconds, seconds_of
 from tensorgrad.errors import ArgumentError
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
-from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.settings import has_narrow_products
 from tensorgrad.train.times import memory, peak_of
@@ -60,12 +58,9 @@ BATCHES = {
 ROWS = ("gpt2-124M", "gpt2-355M", "gpt2-1558M", "char")  # by default
 MODES = ("eager", "default", "reduce-overhead")  # of PyTorch; the last two of torch.compile
 
-_SIZES = ("layers", "width", "heads", "context", "vocab")
 _MODE_MS = {mode: f"pytorch_{mode.replace('-', '_')}_ms" for mode in MODES}
-_MODEL = (
-    *("preset", *_SIZES, "batch", "micro_batches", "recompute", "recompute_norms", "dtype"),
-    "grad_dtype",
-)
+_OPTIONS = ("micro_batches", "recompute", "recompute_norms", "grad_dtype")
+_MODEL = (*MODEL, *_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -77,21 +72,13 @@ class Timing:
     watts: float
 
 
-def settings_of(case: Case) -> StepSettings:
+def step_settings(case: Case) -> StepSettings:
     """Return the model and the batch of a row.
 
     Raises:
         ArgumentError: a size is out of its range.
     """
-    config = GPT2Config(
-        *(case["vocab"], case["context"], case["layers"], case["heads"], case["width"]),
-        vocab_multiple=128,
-    )
-    return StepSettings(
-        config, case["batch"], case["dtype"], recompute=case["recompute"],
-        recompute_norms=case["recompute_norms"], micro_batches=case["micro_batches"],
-        grad_dtype=case["grad_dtype"],
-    )  # fmt: skip
+    return settings_of(case, **{name: case[name] for name in _OPTIONS})
 
 
 def eager_step(case: Case, device: str) -> tuple[StepSettings, Step]:
@@ -100,7 +87,7 @@ def eager_step(case: Case, device: str) -> tuple[StepSettings, Step]:
     Raises:
         MemoryError: parameters, gradients and optimizer state do not fit in the free memory.
     """
-    settings = settings_of(case)
+    settings = step_settings(case)
     fixed = 18 if case["dtype"] == "bfloat16-parameters" else 16  # bytes: AdamW, gradients
     fixed -= 2 * (case["grad_dtype"] == "bfloat16")
     check_fits(fixed * settings.config.parameters, device)
@@ -256,21 +243,17 @@ def step_cases(
     runs = [
         mode for mode in dict.fromkeys(modes) if micro_batches == 1 or mode != "reduce-overhead"
     ]  # its graph overwrites gradients
-    found: list[Case] = []
-    for preset in dict.fromkeys(presets):
-        config = sized(preset, **sizes)
-        values = config.layers, config.width, config.heads, config.context, config.vocab_size
-        found += [
-            {
-                "preset": preset, **dict(zip(_SIZES, values, strict=True)), "batch": batch,
-                "micro_batches": micro_batches, "recompute": recompute,
-                "recompute_norms": recompute_norms, "dtype": dtype, "grad_dtype": grad_dtype,
-                "peer": " ".join(runs), "seconds": seconds, "windows": windows,
-            }
-            for batch in dict.fromkeys(batches or BATCHES[preset])
-        ]  # fmt: skip
+    options = dict(
+        zip(_OPTIONS, (micro_batches, recompute, recompute_norms, grad_dtype), strict=True)
+    )
+    timing = {"peer": " ".join(runs), "seconds": seconds, "windows": windows}
+    found: list[Case] = [
+        {**model_case(preset, batch, dtype, **sizes), **options, **timing}
+        for preset in dict.fromkeys(presets)
+        for batch in dict.fromkeys(batches or BATCHES[preset])
+    ]
     for case in found:
-        settings_of(case)
+        step_settings(case)
     return found
 
 
@@ -293,21 +276,6 @@ def measure_kinds(case: Case, device: str) -> dict[str, Row]:
     return found
 
 
-def draw_steps(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the figure of a sweep: eager, captured and PyTorch's steps."""
-    names = [f"{row['preset']}\nbatch {row['batch']}" for row in rows]
-    return {"": grouped_bars(rows, names, ("eager_ms", "captured_ms", "peer_ms"),
-                             f"Training step, {rows[0]['device']}", "ms")}  # fmt: skip
-
-
-def draw_kinds(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the figure of a breakdown."""
-    rows = [row for row in rows if row["ms"]]
-    names = [f"{row['kind']}\n{row['preset']}, {row['batch']}" for row in rows]
-    title = f"Kernels of an eager step, {rows[0]['device']}"
-    return {"": grouped_bars(rows, names, ("ms", "floor_ms"), title, "ms")}
-
-
 STEP = Sweep(
     "step",
     (*_MODEL, "peer", "seconds", "windows"),
@@ -317,10 +285,13 @@ STEP = Sweep(
         *(*_MODE_MS.values(), "peer_ms", "ratio"),
         *("peer_peak_mb", "peer_clock_mhz", "peer_watts", "peer_first_step_s"),
     ),
-    draw_steps,
+    bars("Training step", "ms", ("preset", "batch"), ("eager_ms", "captured_ms", "peer_ms")),
     hidden=("layers", "width", "heads", "vocab", "recompute_norms", "grad_dtype"),
 )
 STEP_KINDS = Sweep(
-    "step-kinds", (*_MODEL, "kind"), ("ms", "of_step", "floor_ms", "of_floor"), draw_kinds,
+    "step-kinds",
+    (*_MODEL, "kind"),
+    ("ms", "of_step", "floor_ms", "of_floor"),
+    bars("Kernels of an eager step", "ms", ("kind", "preset"), ("ms", "floor_ms")),
     percents=("of_step", "of_floor"),
-)  # fmt: skip
+)

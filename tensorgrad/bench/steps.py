@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,6 +52,23 @@ def sized(preset: str, vocab: int | None = None, **sizes: int | None) -> GPT2Con
     given = {"vocab_size": vocab, **sizes}
     changed = {name: size for name, size in given.items() if size is not None}
     return replace(MODELS[preset], vocab_multiple=128, **changed)
+
+
+MODEL = ("preset", "layers", "width", "heads", "context", "vocab", "batch", "dtype")
+
+
+def model_case(preset: str, batch: int, dtype: str, **sizes: int | None) -> dict[str, Any]:
+    """Return the parameters of MODEL, after a check; see `sized` and `StepSettings`."""
+    config = sized(preset, **sizes)
+    StepSettings(config, batch, dtype)
+    values = (config.layers, config.width, config.heads, config.context, config.vocab_size)
+    return dict(zip(MODEL, (preset, *values, batch, dtype), strict=True))
+
+
+def settings_of(case: Mapping[str, Any], **others: Any) -> StepSettings:
+    """Return the settings of a case with the parameters of MODEL; `others` of `StepSettings`."""
+    config = sized(case["preset"], **{name: case[name] for name in MODEL[1:6]})
+    return StepSettings(config, case["batch"], case["dtype"], **others)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, graph
-from tensorgrad.bench.pictures import grouped_bars
+from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import seconds_of
 from tensorgrad.bench.torch_arrays import to_torch
@@ -146,14 +146,6 @@ def _all(step: TrainStep, batches: Sequence[Sequence[Any]]) -> None:
         step(tokens, targets)
 
 
-def draw_translation(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the figure: tokens a second of both."""
-    names = [f"{row['layers']} layers, C {row['width']}\n{row['dtype']}" for row in rows]
-    columns = ("tokens_per_second", "peer_tokens_per_second")
-    title = f"Training a translation model, {rows[0]['device']}"
-    return {"": grouped_bars(rows, names, columns, title, "tokens/s")}
-
-
 _SETTINGS = (
     *("data", "preset", "layers", "width", "heads", "context", "vocab", "batch", "dropout"),
     "dtype",
@@ -165,5 +157,10 @@ TRANSLATION = Sweep(
         *("ms", "tokens_per_second", "peer_ms", "peer_tokens_per_second", "ratio", "tokens"),
         *("peer_clock_mhz", "peer_watts"),
     ),
-    draw_translation,
+    bars(
+        "Training a translation model",
+        "tokens/s",
+        ("width", "dtype"),
+        ("tokens_per_second", "peer_tokens_per_second"),
+    ),
 )

@@ -70,7 +70,7 @@ def test_the_default_rows() -> None:
     ]  # fmt: skip
     assert {row["dtype"] for row in found} == {"bfloat16-parameters"}
     assert {row["peer"] for row in found} == {"default reduce-overhead"}
-    sizes = [train_step.settings_of(row).config for row in found]
+    sizes = [train_step.step_settings(row).config for row in found]
     assert [each.context for each in sizes] == [1024] * 5 + [256]
     assert [each.rows for each in sizes] == [50304] * 5 + [10112]
     for row in train_step.step_cases(micro_batches=2):
