@@ -33,10 +33,7 @@ _SIZES = ("layers", "width", "heads", "context", "batch", "vocab", "steps")
 def cpu_cases(sizes: dict[str, int], turns: int, peer: bool) -> list[Case]:
     """Return the cases of a sweep, one for each part of a step.
 
-    Args:
-        sizes: layers, width, heads, context, batch, vocab, and the timed steps of a turn.
-        turns: of each library.
-        peer: whether PyTorch is measured.
+    Args: see `tensorgrad bench cpu --help`.
     Raises:
         ArgumentError: a number is out of its range.
     """

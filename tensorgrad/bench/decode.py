@@ -21,7 +21,6 @@ import numpy as np
 from tensorgrad import backend, graph
 from tensorgrad.bench.memory import release
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.steps import MODELS
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import host_seconds, random_array, seconds_of
 from tensorgrad.dtypes import bfloat16, float32
@@ -29,7 +28,7 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.generation.decoding_loop import Decoder
-from tensorgrad.models.gpt2 import GPT2
+from tensorgrad.models.gpt2 import GPT2, PRESETS
 from tensorgrad.nn import evaluating, init
 from tensorgrad.ops.decode import attend
 from tensorgrad.ops.linear import linear_gelu
@@ -47,7 +46,7 @@ def random_model(name: str) -> GPT2:
     """Return a GPT-2 in bfloat16 with weights drawn on the GPU, which takes seconds less."""
     nothing: dict[str, Any] = dict.fromkeys(("normal_", "uniform_", "zeros_"), lambda *_: None)
     with patch.multiple(init, **nothing):
-        model = GPT2(MODELS[name])
+        model = GPT2(PRESETS[name])
     for number, (key, parameter) in enumerate(model.named_parameters()):
         scale = float("norm" in key and key.endswith("weight"))
         values = random_array(parameter.shape, seed=number) * 0.02 + scale
@@ -65,16 +64,13 @@ def decode_cases(
 ) -> list[Case]:
     """Return the cases of a sweep.
 
-    Args:
-        models: of `steps.MODELS`.
-        batches: sequences.
-        peers: "eager" and "static", of transformers.
+    Args: see `tensorgrad bench decode --help`.
     Raises:
         ArgumentError: a model is unknown, or a batch is below 1.
     """
     for name in models:
-        if name not in MODELS:
-            raise ArgumentError(f"bench decode: model is {name!r}, expected {', '.join(MODELS)}")
+        if name not in PRESETS:
+            raise ArgumentError(f"bench decode: model is {name!r}, expected {', '.join(PRESETS)}")
     for batch in batches:
         if batch < 1:
             raise ArgumentError(f"bench decode: batch is {batch}, expected 1 or more")
@@ -214,7 +210,7 @@ def _graph_us(calls: Sequence[Callable[[], Any]]) -> float:
 def peer_rate(name: str, batch: int, static: bool) -> float:
     """Return tokens/s of transformers' GPT-2."""
     torch, transformers = map(importlib.import_module, ("torch", "transformers"))
-    sizes = MODELS[name]
+    sizes = PRESETS[name]
     config = transformers.GPT2Config(n_layer=sizes.layers, n_head=sizes.heads, n_embd=sizes.width)
     with torch.device("cuda"):
         model = transformers.GPT2LMHeadModel(config).bfloat16().eval()

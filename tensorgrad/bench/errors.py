@@ -55,8 +55,7 @@ def _targets(shape: tuple[int, int]) -> Any:
 def error_cases(rows: int = 4096, columns: int = 1000) -> list[Case]:
     """Return the cases of a sweep: each op in each dtype.
 
-    Args:
-        rows, columns: of the input.
+    Args: see `tensorgrad bench errors --help`.
     Raises:
         ArgumentError: a size is below 1.
     """

@@ -144,16 +144,7 @@ def loss_cases(
 ) -> list[Case]:
     """Return the case of a sweep.
 
-    Args:
-        data: a folder of `tensorgrad prepare`, or a .npy file of tokens.
-        preset: of `models.gpt2.PRESETS`.
-        vocab: tokens of the model.
-        dtype: of DTYPES.
-        grad_dtype: of ours; "bfloat16" with "bfloat16-parameters".
-        steps, batch, lr, warmup, seed: of training; warmup by default 5 % of the steps.
-        window: steps of a running mean.
-        compiled: whether PyTorch compiles its model, on a GPU.
-        sizes: layers, heads, width, context instead of the preset's; None: the preset's.
+    Args: see `tensorgrad bench loss --help`.
     Raises:
         ArgumentError: an argument is out of its range.
         DataError, OSError: the tokens cannot be read.

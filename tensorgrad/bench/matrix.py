@@ -89,12 +89,16 @@ class MatrixSettings:
     micro_batches: int = 1
     bucket_mb: float | None = None
 
+    @property
+    def model(self) -> GPT2Config:
+        """The sizes with the width of the feed-forward layers."""
+        return replace(self.config, hidden=self.hidden)
+
     def step(self, attention: str, micro_batches: int) -> StepSettings:
         """Return the settings of a step."""
         return StepSettings(
-            self.config, self.batch, self.dtype, self.hidden, attention,
-            micro_batches=micro_batches,
-        )  # fmt: skip
+            self.model, self.batch, self.dtype, attention, micro_batches=micro_batches
+        )
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -282,12 +286,11 @@ class MatrixBench:
     def _planned_mb(self, case: Case) -> float | None:
         """Return the peak memory of arrays by the plan; None where it has no formula."""
         settings, mode = self._settings, case["parallel"]
-        usual = case["attention"] == "flash" and settings.hidden == 4 * settings.config.width
-        if not usual or mode in ("naive", "flat"):
+        if case["attention"] != "flash" or mode in ("naive", "flat"):
             return None
         mesh = self._mesh(mode)
         job = TrainingJob(
-            settings.config, mesh, settings.batch * mesh.dp, case["micro_batches"],
+            settings.model, mesh, settings.batch * mesh.dp, case["micro_batches"],
             ZERO.get(mode, 0), mode if mode in SCHEDULES else "1f1b", SCHEDULES.get(mode, 1),
             TENSOR.get(mode, False), settings.dtype,
         )  # fmt: skip
@@ -304,9 +307,9 @@ class MatrixBench:
         if cuda is not None:
             cuda.reset_peak_memory_stats()
         step = torch_ddp.training_step(
-            *(self._torch, settings.config, settings.batch, self._device),
+            *(self._torch, settings.model, settings.batch, self._device),
             autocast=has_narrow_products(settings.dtype), several=case["parallel"] == PEERS["ddp"],
-            compiled=settings.compiled, hidden=settings.hidden,
+            compiled=settings.compiled,
         )  # fmt: skip
         row: Row = {"ms": 1e3 * self._timer.seconds(step, settings.steps)}
         if cuda is not None:

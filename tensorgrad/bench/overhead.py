@@ -32,9 +32,7 @@ OPS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Any], Any], A
 def overhead_cases(length: int = 1000, repeats: int = 60) -> list[Case]:
     """Return the cases of a sweep.
 
-    Args:
-        length: ops in a chain.
-        repeats: of a chain; the fastest one counts.
+    Args: see `tensorgrad bench overhead --help`.
     Raises:
         ArgumentError: a number is below 1.
     """

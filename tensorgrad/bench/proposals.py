@@ -145,11 +145,7 @@ def proposal_cases(
 ) -> tuple[list[Product], list[Case]]:
     """Return the products of a model and the cases of a sweep.
 
-    Args:
-        preset: of `steps.MODELS`.
-        batch: sequences of 1,024 tokens.
-        dtype, grad_dtype: see `products`.
-        seconds: for each proposal.
+    Args: see `tensorgrad bench proposals --help`.
     Raises:
         ArgumentError: an argument is out of its range.
     """

@@ -6,18 +6,10 @@ until the GPU has finished the last one. First eager and captured steps take tur
 of the two and each mode of PyTorch. Figures are medians of windows. Those of the faster one are of
 its turns with PyTorch, so that both sides are equally warm.
 
-host_ms                 a captured step until the call returns; the GPU is idle when it begins
-first_step_s            the first step, which compiles kernels that are not on disk yet
-first_captured_s        the step that is captured, the second one
-tokens_per_second, mfu  of the faster one
-mfu                     FLOPs of the model / peak FLOP/s of the GPU's data sheet. FLOPs of a token
-                        are 3 (L (24 C^2 + 2 T C) + 2 V C), causal attention counted as half, and
-                        V with padding; see GPT2Config.training_flops
-peak_mb                 memory reserved for arrays once steps are captured; on a CPU the process's
-clock_mhz, watts        means in windows of the faster one; NaN without the package nvidia-ml-py
-peer_ms                 PyTorch compiled, the fastest of the modes that were measured; eager only if
-                        nothing else was. peer_peak_mb is what it reserves
-ratio                   peer_ms / ms of the faster one
+The columns are in docs/guides/benchmarks.md. `mfu` counts 3 (L (24 C^2 + 2 T C) + 2 V C) FLOPs of
+a token, causal attention as half and V with padding, against the GPU's data sheet; `peak_mb` and
+`peer_peak_mb` are reserved memory; `peer_ms` is that of the fastest mode, eager only if nothing
+else was measured.
 
 PyTorch runs bfloat16 autocast for each dtype of 16 bits. For float32 and tf32 it has no autocast
 and set_float32_matmul_precision("high"), which is TF32. It has scaled_dot_product_attention
@@ -225,14 +217,7 @@ def step_cases(
 ) -> list[Case]:
     """Return the cases of a sweep.
 
-    Args:
-        presets: of MODELS.
-        batches: sequences of a step; default: BATCHES of each preset.
-        dtype, grad_dtype, micro_batches, recompute, recompute_norms: see `StepSettings`.
-        modes: of PyTorch; "reduce-overhead" is left out with micro-batches.
-        seconds: least length of a window.
-        windows: of each side.
-        sizes: layers, width, heads, context, vocab instead of the preset's; None: the preset's.
+    Args: see `tensorgrad bench step --help`.
     Raises:
         ArgumentError: an argument is out of its range.
     """

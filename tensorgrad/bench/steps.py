@@ -22,7 +22,6 @@ from tensorgrad.bench.memory import peak_memory
 from tensorgrad.bench.timing import synchronize
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
-from tensorgrad.models.language_model import initialize
 from tensorgrad.optim import AdamW, LossScaler
 from tensorgrad.optim.flat import FlatParameters, NamedParameters
 from tensorgrad.parallel.comm.collectives import Comm
@@ -80,7 +79,6 @@ class StepSettings:
         batch: sequences of a rank.
         precision: "float32"; "tf32" and "bfloat16": autocast; "bfloat16-parameters": parameters
             too, with float32 copies in the optimizer; "float16": autocast with a loss scaler.
-        hidden: width of the feed-forward layers; default 4 * width.
         attention: one of `nn.ATTENTION_KERNELS`.
         recompute: whether blocks are computed again in backward.
         recompute_norms: whether the outputs of their norms are.
@@ -93,7 +91,6 @@ class StepSettings:
     config: GPT2Config
     batch: int = 8
     precision: str = "float32"
-    hidden: int | None = None
     attention: str = "flash"
     recompute: bool = False
     recompute_norms: bool = False
@@ -125,11 +122,6 @@ class StepSettings:
         random.seed(0)
         with nn.init.on(device):
             model = GPT2(self.config)
-            if self.hidden not in (None, 4 * self.config.width):
-                for block in model.blocks:
-                    assert isinstance(block, nn.TransformerBlock)
-                    block.feed_forward = nn.FeedForward(self.config.width, self.hidden)
-                initialize(model)
         wide = "float32" if self.precision != "bfloat16-parameters" else "bfloat16"
         model.to(device, wide)
         nn.use_attention(model, self.attention)

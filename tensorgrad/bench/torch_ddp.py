@@ -46,7 +46,6 @@ def training_step(
     autocast: bool,
     several: bool,
     compiled: bool,
-    hidden: int | None = None,
     mode: str = "default",
     micro_batches: int = 1,
     recompute: bool = False,
@@ -61,7 +60,6 @@ def training_step(
         autocast: whether matrix products are in bfloat16.
         several: whether all ranks train together.
         compiled: whether the model is compiled.
-        hidden: width of the feed-forward layers; default: 4 C.
         mode: of torch.compile.
         micro_batches: parts of a batch, one after the other.
         recompute: whether blocks are computed again in backward.
@@ -69,7 +67,7 @@ def training_step(
     torch.set_num_threads(backend.threads())
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    model = gpt2(config, hidden, recompute).to(device)
+    model = gpt2(config, recompute).to(device)
     run = model
     if several:
         wrap = torch.nn.parallel.DistributedDataParallel

@@ -8,12 +8,11 @@ from typing import Any
 from tensorgrad.models.gpt2 import GPT2Config
 
 
-def gpt2(config: GPT2Config, hidden: int | None = None, recompute: bool = False) -> Any:
+def gpt2(config: GPT2Config, recompute: bool = False) -> Any:
     """Return a module that takes tokens and targets, (B, T), and returns the mean loss.
 
     Args:
         config: the sizes.
-        hidden: width of the feed-forward layers; default: 4 C.
         recompute: whether blocks are computed again in backward.
     """
     torch = importlib.import_module("torch")
@@ -22,7 +21,7 @@ def gpt2(config: GPT2Config, hidden: int | None = None, recompute: bool = False)
     functional = nn.functional
     checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
     width, heads = config.width, config.heads
-    inner = 4 * width if hidden is None else hidden
+    inner = config.hidden_width
 
     class Block(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -81,11 +81,7 @@ def translation_cases(
 ) -> list[Case]:
     """Return the case of a sweep.
 
-    Args:
-        settings: of training.
-        timed: batches.
-        turns: of each library.
-        peer: whether PyTorch is measured.
+    Args: see `tensorgrad bench translation --help`.
     Raises:
         ArgumentError: a number is below 1.
     """

@@ -476,7 +476,7 @@ def kernels(
 @bench.command
 def decode(
     *,
-    models: Annotated[tuple[Literal[tuple(MODELS)], ...], Many] = ("gpt2-124M", "gpt2-1558M"),  # type: ignore[valid-type]
+    models: Annotated[tuple[Literal[tuple(PRESETS)], ...], Many] = ("gpt2-124M", "gpt2-1558M"),  # type: ignore[valid-type]
     batches: Annotated[tuple[int, ...], Many] = (1, 32),
     peer: Peer = None,
     static: bool = False,

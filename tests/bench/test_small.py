@@ -143,21 +143,21 @@ def test_the_profiler_is_measured_by_source() -> None:
 
 
 def test_cases_of_generation() -> None:
-    cases = decode_cases(["char", "gpt2-124M"], [1, 8], ["eager", "static"])
+    cases = decode_cases(["gpt2-355M", "gpt2-124M"], [1, 8], ["eager", "static"])
     assert [(case["model"], case["batch"]) for case in cases] == [
-        ("char", 1), ("char", 8), ("gpt2-124M", 1), ("gpt2-124M", 8),
+        ("gpt2-355M", 1), ("gpt2-355M", 8), ("gpt2-124M", 1), ("gpt2-124M", 8),
     ]  # fmt: skip
     assert {case["peers"] for case in cases} == {"eager static"}
-    assert [case["kernel"] for case in decode_kernel_cases(["char"], [1])] == list(KERNELS)
+    assert [case["kernel"] for case in decode_kernel_cases(["gpt2-124M"], [1])] == list(KERNELS)
     with pytest.raises(ArgumentError, match="model is 'gpt9'"):
         decode_cases(["gpt9"], [1])
     with pytest.raises(ArgumentError, match="batch is 0"):
-        decode_cases(["char"], [0])
+        decode_cases(["gpt2-124M"], [0])
 
 
 @pytest.mark.gpu
 def test_generation_is_measured_on_a_gpu() -> None:
-    command = ["bench", "decode", "--models", "char", "--batches", "2"]
+    command = ["bench", "decode", "--models", "gpt2-124M", "--batches", "2"]
     assert main([*command, "--no-peer"]) == 0
     [row] = rows("decode")
     assert row["tokens_per_second"] > 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ TINY = GPT2Config(vocab_size=64, context=8, layers=2, heads=2, width=16)
 
 
 def test_the_width_of_feed_forward_layers_can_be_chosen() -> None:
-    model = StepSettings(TINY, 2, hidden=24, attention="unfused", recompute=True).model("cpu")
+    model = StepSettings(replace(TINY, hidden=24), 2, attention="unfused", recompute=True).model(
+        "cpu"
+    )
     for block in model.blocks:
         assert isinstance(block, nn.TransformerBlock)
         assert isinstance(block.feed_forward, nn.FeedForward)
