@@ -26,7 +26,7 @@ from tests.source_tree import ROOT
 
 RESULTS = ROOT / "docs" / "results"
 BLOCK = re.compile(
-    r"^```.*?^```$|"  # what stands in a block of code is no block of results
+    r"^```.*?^```$|"  # a block of code is not rendered
     r"(<!-- (table|value|source) (\S+?\.json)(?: where (.+?))?(?: show (.+?))? -->)"
     r".*?(<!-- end -->)",
     re.DOTALL | re.MULTILINE,

@@ -3,7 +3,7 @@
 A step is forward, backward, clipping by the global norm and AdamW. The two libraries alternate,
 each in a new process, so that they share the machine's state but no threads; figures are medians.
 To compare on two cores of a larger machine:
-`OMP_NUM_THREADS=2 taskset -c 0,1 tensorgrad bench cpu`. Tests: tests/bench/test_cpu.py.
+`OMP_NUM_THREADS=2 taskset -c 0,1 tensorgrad bench cpu`. Tests: tests/bench/test_small.py.
 """
 
 from __future__ import annotations

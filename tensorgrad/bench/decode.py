@@ -5,7 +5,7 @@ reading the prompt included, the best of three after two to warm up. "prefill" i
 prompt of 1,024 tokens, for the first token after it. The peer is transformers' GPT-2 of the same
 size, eager ("peer") and compiled with a cache of fixed size ("static_peer"). DECODE_KERNELS has
 what each kernel of a step takes: those of all blocks, with their own weights, one after the other
-as a CUDA graph. Needs a GPU. Tests: tests/bench/test_decode.py.
+as a CUDA graph. Needs a GPU. Tests: tests/bench/test_small.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The error is |y - exact| / |exact| in the Euclidean norm over all elements, for inputs already
 rounded to the dtype; exact values are PyTorch's in float64. The ratio is ours over PyTorch's, so
-below 1 ours are nearer. Tests: tests/bench/test_errors.py.
+below 1 ours are nearer. Tests: tests/bench/test_small.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each run is a new process. The time is that of forward, backward and the optimizer step, once
 modules, weights and the GPU are ready: compiling or loading kernels, libraries that initialize on
-first use, and the step itself. Tests: tests/bench/test_first_use.py.
+first use, and the step itself. Tests: tests/bench/test_small.py.
 """
 
 from __future__ import annotations

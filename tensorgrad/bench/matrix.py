@@ -123,8 +123,8 @@ def matrix_cases(
         settings: the model and the batch.
         ranks: how many there are. On one rank "none" is the only mode.
         kernels: of ATTENTION_KERNELS.
-        modes: of ALL_MODES: none, naive, flat, overlap, zero1 to zero3, those of a pipeline, of
-            which those are left out that the ranks do not fit, and of tensor parallelism.
+        modes: of ALL_MODES: none, naive, flat, overlap, zero1 to zero3, those of a pipeline, and
+            of tensor parallelism. Those that do not fit the ranks are skipped.
         peer: whether PyTorch is measured too.
     Raises:
         ArgumentError: a kernel or a mode is unknown.
@@ -162,7 +162,7 @@ def matrix_cases(
 
 
 def _fitting(settings: MatrixSettings, ranks: int) -> tuple[str, ...]:
-    """Return the modes that so many ranks can have."""
+    """Return the modes that a number of ranks can have."""
     layers, micro = settings.config.layers, settings.micro_batches
     return tuple(
         mode

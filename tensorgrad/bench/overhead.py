@@ -2,7 +2,7 @@
 
 Arrays have one element, so that NumPy's own work is small; its time is measured and subtracted.
 Figures are minima over many repeats; run it while nothing else uses the machine.
-Tests: tests/bench/test_overhead.py.
+Tests: tests/bench/test_small.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rounds without and with the profiler take turns; figures are medians. Run it while nothing else uses
 the machine. That it costs nothing while off is counted in tests/profile/test_profiler.py.
-Tests: tests/bench/test_profiler.py.
+Tests: tests/bench/test_small.py.
 """
 
 from __future__ import annotations

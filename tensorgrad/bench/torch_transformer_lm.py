@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from typing import Any
 
@@ -10,9 +11,8 @@ from tensorgrad.models.translation import TranslationConfig
 
 def transformer_lm(config: TranslationConfig) -> Any:
     """Return a module that takes tokens (B, T) and the last n targets (B, n): the mean loss."""
-    import torch
-    from torch import nn
-
+    torch = importlib.import_module("torch")
+    nn: Any = torch.nn
     functional = nn.functional
     width, heads, dropout = config.width, config.heads, config.dropout
     of_weights = dropout if config.attention_dropout is None else config.attention_dropout
