@@ -53,14 +53,7 @@ def attention_cases(
 ) -> list[Case]:
     """Return the cases of a sweep, short sequences first.
 
-    Args:
-        lengths: T, tokens of a sequence.
-        widths: D, of a head.
-        kernels: of ATTENTION_KERNELS, and "pytorch".
-        causal: whether there is a causal mask; both may be measured.
-        batch: B, sequences.
-        heads: H.
-        dtype: of q, k and v.
+    Args: see `tensorgrad bench attention --help`.
     Raises:
         ArgumentError: a size is below 1, or there is no such kernel.
         DtypeError: there is no such dtype.

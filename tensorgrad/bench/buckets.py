@@ -18,6 +18,7 @@ from tensorgrad.bench.pictures import new_figure
 from tensorgrad.bench.steps import RankTimer, StepSettings, training_step
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import synchronize
+from tensorgrad.checks import check_integer
 from tensorgrad.errors import ArgumentError
 from tensorgrad.parallel.bucket_size import Overlap, default_bucket_bytes
 from tensorgrad.parallel.buckets import assign_buckets, leading_embeddings
@@ -48,8 +49,7 @@ def bucket_cases(
             "bench buckets: got one rank, expected several: start it with `mpirun -n 2 "
             "tensorgrad bench buckets`"
         )
-    if steps < 1:
-        raise ArgumentError(f"bench buckets: steps is {steps}, expected 1 or more")
+    check_integer("bench buckets", "steps", steps, 1)
     for size in sizes:
         if not 0 < size < 1e9:
             raise ArgumentError(f"bench buckets: size is {size} MB, expected a number above 0")

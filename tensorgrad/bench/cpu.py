@@ -22,7 +22,7 @@ from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.processes import in_new_process
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.torch_gpt2 import gpt2
-from tensorgrad.errors import ArgumentError
+from tensorgrad.checks import check_integer
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import AdamW
 
@@ -38,8 +38,7 @@ def cpu_cases(sizes: dict[str, int], turns: int, peer: bool) -> list[Case]:
         ArgumentError: a number is out of its range.
     """
     for name, value in {**sizes, "turns": turns}.items():
-        if value < 1:
-            raise ArgumentError(f"bench cpu: {name} is {value}, expected 1 or more")
+        check_integer("bench cpu", name, value, 1)
     config_of(sizes)
     return [{"part": part, **sizes, "turns": turns, "peer": peer, "dtype": "float32"}
             for part in PARTS]  # fmt: skip

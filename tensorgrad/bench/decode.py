@@ -23,6 +23,7 @@ from tensorgrad.bench.memory import release
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import host_seconds, random_array, seconds_of
+from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import bfloat16, float32
 from tensorgrad.errors import ArgumentError
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
@@ -72,8 +73,7 @@ def decode_cases(
         if name not in PRESETS:
             raise ArgumentError(f"bench decode: model is {name!r}, expected {', '.join(PRESETS)}")
     for batch in batches:
-        if batch < 1:
-            raise ArgumentError(f"bench decode: batch is {batch}, expected 1 or more")
+        check_integer("bench decode", "batch", batch, 1)
     return [
         {"model": model, "batch": batch, "prompt": PROMPT, "new": NEW, "dtype": "bfloat16",
          "peers": " ".join(peers)}

@@ -18,8 +18,8 @@ from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import random_array
 from tensorgrad.bench.torch_arrays import to_torch
+from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import as_dtype
-from tensorgrad.errors import ArgumentError
 from tensorgrad.ops import reduce
 from tensorgrad.ops.cross_entropy import cross_entropy
 from tensorgrad.ops.norm import layer_norm, rms_norm
@@ -60,8 +60,7 @@ def error_cases(rows: int = 4096, columns: int = 1000) -> list[Case]:
         ArgumentError: a size is below 1.
     """
     for name, value in (("rows", rows), ("columns", columns)):
-        if value < 1:
-            raise ArgumentError(f"bench errors: {name} is {value}, expected 1 or more")
+        check_integer("bench errors", name, value, 1)
     return [
         {"op": op, "dtype": dtype, "rows": rows, "columns": columns}
         for dtype in DTYPES

@@ -20,6 +20,7 @@ from tensorgrad.bench.memory import peak_memory
 from tensorgrad.bench.pictures import new_figure
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import Call, compare_on, under_load
+from tensorgrad.checks import check_integer
 from tensorgrad.errors import ArgumentError
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.profile.ceilings import measure_ceilings
@@ -83,8 +84,7 @@ def kernel_jobs(
     Raises:
         ArgumentError: a family is unknown, or the scale is below 1.
     """
-    if scale < 1:
-        raise ArgumentError(f"bench kernels: scale is {scale}, expected 1 or more")
+    check_integer("bench kernels", "scale", scale, 1)
     for name in names:
         if name not in families:
             expected = ", ".join(families)
@@ -118,7 +118,7 @@ class KernelBench:
         peer: bool = True,
         compiled: bool = False,
     ) -> None:
-        if load < 0:
+        if not load >= 0:
             raise ArgumentError(f"bench kernels: load is {load}, expected 0 or more")
         self._jobs, self._device, self._load, self._compiled = jobs, device, load, compiled
         self._peer = peer and find_spec("torch") is not None

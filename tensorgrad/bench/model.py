@@ -17,6 +17,7 @@ from tensorgrad.bench.pictures import new_figure, plot_lines
 from tensorgrad.bench.steps import StepSettings, training_step
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import synchronize
+from tensorgrad.checks import check_integer
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import Optimizer
@@ -55,29 +56,16 @@ def model_cases(
 ) -> list[Case]:
     """Return the cases of a sweep, small models first.
 
-    Args:
-        sizes: of SIZES.
-        precisions: of `steps.PRECISIONS`.
-        warmups: steps that are not timed before those that are.
-        recompute: whether blocks are computed again in backward; both may be measured.
-        captured: whether steps are CUDA graphs, whose phases cannot be told apart.
-        context: tokens of a sequence.
-        batch: sequences of a step.
-        vocab: size of the vocabulary.
-        steps: to time.
-        attention: one of `nn.ATTENTION_KERNELS`.
-        layers, width, heads: replace those of every size.
+    Args: see `tensorgrad bench model --help`.
     Raises:
         ArgumentError: a size is unknown, or a number is out of its range.
     """
     for name in sizes:
         if name not in SIZES:
             raise ArgumentError(f"bench model: size is {name!r}, expected {', '.join(SIZES)}")
-    if steps < 1:
-        raise ArgumentError(f"bench model: steps is {steps}, expected 1 or more")
+    check_integer("bench model", "steps", steps, 1)
     for warmup in warmups:
-        if warmup < 0:
-            raise ArgumentError(f"bench model: warmup is {warmup}, expected 0 or more")
+        check_integer("bench model", "warmup", warmup, 0)
     cases: list[Case] = [
         {
             "size": name,

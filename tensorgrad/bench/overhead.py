@@ -15,7 +15,7 @@ import numpy as np
 
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep
-from tensorgrad.errors import ArgumentError
+from tensorgrad.checks import check_integer
 from tensorgrad.ops import elementwise
 from tensorgrad.tensor import Tensor
 
@@ -37,8 +37,7 @@ def overhead_cases(length: int = 1000, repeats: int = 60) -> list[Case]:
         ArgumentError: a number is below 1.
     """
     for name, value in (("length", length), ("repeats", repeats)):
-        if value < 1:
-            raise ArgumentError(f"bench overhead: {name} is {value}, expected 1 or more")
+        check_integer("bench overhead", name, value, 1)
     return [{"op": op, "length": length, "repeats": repeats, "dtype": "float32"} for op in OPS]
 
 

@@ -17,6 +17,7 @@ from tensorgrad import backend, random
 from tensorgrad.amp import AUTOCAST, autocast
 from tensorgrad.bench.pictures import new_figure, plot_lines
 from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
@@ -49,8 +50,7 @@ def accumulation_cases(counts: Sequence[int] = (100, 1000, 10_000, 100_000)) -> 
         ArgumentError: a count is below 1.
     """
     for count in counts:
-        if count < 1:
-            raise ArgumentError(f"bench precision: count is {count}, expected 1 or more")
+        check_integer("bench precision", "count", count, 1)
     names = [(name, dtype) for name, (dtype, _) in SUMS.items()]
     names += [(f"tensorgrad.sum of {dtype}", dtype) for dtype in ("float16", "bfloat16")]
     return [
@@ -128,8 +128,7 @@ def loss_cases(kinds: Sequence[str] = KINDS, steps: int = 300, seed: int = 0) ->
         ArgumentError: there is no such kind, or no step.
     """
     _check(kinds)
-    if steps < 1:
-        raise ArgumentError(f"bench precision: steps is {steps}, expected 1 or more")
+    check_integer("bench precision", "steps", steps, 1)
     return [{"dtype": kind, "steps": steps, "seed": seed} for kind in dict.fromkeys(kinds)]
 
 

@@ -13,7 +13,7 @@ from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.steps import MODEL, Step, model_and_step, model_case, settings_of
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import seconds_of
-from tensorgrad.errors import ArgumentError
+from tensorgrad.checks import check_integer
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.profile import Profiler
 from tensorgrad.profile.recording import Recording
@@ -35,8 +35,7 @@ def profiler_cases(
         ArgumentError: an argument is out of its range.
     """
     for name, value in (("steps", steps), ("rounds", rounds)):
-        if value < 1:
-            raise ArgumentError(f"bench profiler: {name} is {value}, expected 1 or more")
+        check_integer("bench profiler", name, value, 1)
     model = model_case(preset, batch, dtype, **sizes)
     sources = ("host",) if device == "cpu" else ("host", "events", "cupti")
     return [{"source": source, **model, "steps": steps, "rounds": rounds} for source in sources]

@@ -20,6 +20,7 @@ from tensorgrad import backend, graph, nn, random
 from tensorgrad.amp import AUTOCAST, autocast
 from tensorgrad.bench.memory import peak_memory
 from tensorgrad.bench.timing import synchronize
+from tensorgrad.checks import check_integer
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.optim import AdamW, LossScaler
@@ -104,8 +105,7 @@ class StepSettings:
                 f"bench: precision is {self.precision!r}, expected {', '.join(PRECISIONS)}"
             )
         for name in ("batch", "micro_batches"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"bench: {name} is {getattr(self, name)}, expected 1 or more")
+            check_integer("bench", name, getattr(self, name), 1)
         if self.batch % self.micro_batches:
             raise ArgumentError(
                 f"bench: micro_batches is {self.micro_batches}, expected a divisor of the batch, "

@@ -25,8 +25,8 @@ from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import seconds_of
 from tensorgrad.bench.torch_arrays import to_torch
 from tensorgrad.bench.torch_transformer_lm import transformer_lm
+from tensorgrad.checks import check_integer
 from tensorgrad.data.pair_loader import PairBatch
-from tensorgrad.errors import ArgumentError
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.train.settings import has_narrow_products
 from tensorgrad.train.translation import TranslationRun, TranslationSettings
@@ -86,8 +86,7 @@ def translation_cases(
         ArgumentError: a number is below 1.
     """
     for name, value in (("timed", timed), ("turns", turns)):
-        if value < 1:
-            raise ArgumentError(f"bench translation: {name} is {value}, expected 1 or more")
+        check_integer("bench translation", name, value, 1)
     return [
         {**{name: getattr(settings, name) for name in _SETTINGS}, "timed": timed, "turns": turns,
          "peer": peer}
