@@ -15,16 +15,15 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from tensorgrad import backend
+from tensorgrad.bench.model import Trainee
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.processes import in_new_process
+from tensorgrad.bench.steps import StepSettings
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.checks import check_integer
-from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.optim import AdamW
+from tensorgrad.models.gpt2 import GPT2Config
 
 PARTS = ("forward", "backward", "optimizer", "step")
 _SIZES = ("layers", "width", "heads", "context", "batch", "vocab", "steps")
@@ -52,58 +51,39 @@ def config_of(sizes: dict[str, int]) -> GPT2Config:
 
 def step_times(peer: bool, sizes: dict[str, int]) -> list[list[float]]:
     """Return the milliseconds of forward, backward and optimizer of some steps in this process."""
-    rng = np.random.default_rng(0)
-    arrays = rng.integers(0, sizes["vocab"], (2, sizes["batch"], sizes["context"]))
-    step = (_torch_step if peer else _our_step)(config_of(sizes), *arrays)
-    return [_times(*step) for _ in range(sizes["steps"] + 2)][2:]
+    settings = StepSettings(config_of(sizes), sizes["batch"])
+    if peer:
+        step = _torch_step(settings)
+    else:
+        trainee = Trainee(settings, "cpu")
+        trainee.prepare()
+        step = trainee.step
+    found = [step() for _ in range(sizes["steps"] + 2)][2:]
+    return [[1e3 * seconds for seconds in each] for each in found]
 
 
-Parts = tuple[Callable[[], Any], Callable[[Any], object], Callable[[], object]]
-
-
-def _our_step(config: GPT2Config, tokens: Any, targets: Any) -> Parts:
-    """Return forward, backward and update of ours."""
-    model = GPT2(config)
-    optimizer = AdamW(model.named_parameters(), lr=6e-4, weight_decay=0.1)
-
-    def forward() -> Any:
-        optimizer.zero_grad()
-        return model(tokens, targets)
-
-    return forward, lambda loss: loss.backward(), lambda: optimizer.step(max_norm=1.0)
-
-
-def _torch_step(config: GPT2Config, tokens: Any, targets: Any) -> Parts:
-    """Return the same for an equal model in PyTorch, eager."""
+def _torch_step(settings: StepSettings) -> Callable[[], list[float]]:
+    """Return a step of an equal model in PyTorch, eager, which returns the seconds of its parts."""
     torch: Any = importlib.import_module("torch")
     torch.set_num_threads(backend.threads())
-    model = gpt2(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, weight_decay=0.1)
-    x, y = torch.from_numpy(tokens), torch.from_numpy(targets)
+    model = gpt2(settings.config)
+    optimizer = torch.optim.AdamW(model.parameters(), 6e-4, (0.9, 0.95), weight_decay=0.1)
+    x, y = (torch.from_numpy(each) for each in settings.parts("cpu")[0])
+    tokens, targets = x.long(), y.long()
 
-    def forward() -> Any:
+    def step() -> list[float]:
         optimizer.zero_grad()
-        return model(x, y)
-
-    def update() -> None:
+        moments = [time.perf_counter()]
+        loss = model(tokens, targets)
+        moments.append(time.perf_counter())
+        loss.backward()
+        moments.append(time.perf_counter())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        moments.append(time.perf_counter())
+        return [after - before for before, after in pairwise(moments)]
 
-    return forward, lambda loss: loss.backward(), update
-
-
-def _times(
-    forward: Callable[[], Any], backward: Callable[[Any], object], update: Callable[[], object]
-) -> list[float]:
-    """Return the milliseconds of each part."""
-    moments = [time.perf_counter()]
-    loss = forward()
-    moments.append(time.perf_counter())
-    backward(loss)
-    moments.append(time.perf_counter())
-    update()
-    moments.append(time.perf_counter())
-    return [1e3 * (after - before) for before, after in pairwise(moments)]
+    return step
 
 
 def measure_cpu(case: Case) -> dict[str, Row]:

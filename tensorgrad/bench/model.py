@@ -177,7 +177,7 @@ def _forward_bytes(costs: Costs, tokens: int, layers: int, fused: bool) -> float
     return parameters * costs.wide + costs.kept_by_embedding(tokens) + most
 
 
-class _Trainee:
+class Trainee:
     """A model, its optimizer and a batch."""
 
     def __init__(self, settings: StepSettings, device: str) -> None:
@@ -221,7 +221,7 @@ class _Trainee:
 
 def _times(settings: StepSettings, device: str, warmup: int, steps: int) -> Row:
     """Return mean and standard deviation of each phase, in ms."""
-    trainee = _Trainee(settings, device)
+    trainee = Trainee(settings, device)
     trainee.prepare()
     for _ in range(warmup):
         trainee.step()
@@ -253,7 +253,7 @@ def _mean_and_deviation(name: str, seconds: Sequence[float]) -> Row:
 def _memory(settings: StepSettings, device: str) -> Row:
     """Return the peaks of forward alone and of a full step."""
     with peak_memory(device) as peak:
-        trainee = _Trainee(settings, device)
+        trainee = Trainee(settings, device)
         peak.reset()
         trainee.forward_alone()
         forward = peak.bytes
