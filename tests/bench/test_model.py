@@ -46,7 +46,7 @@ def test_phases_precisions_and_warmup(device: str, tmp_path: Path) -> None:
         assert row["step_mb"] > row["forward_mb"] > 0
         assert row["step_planned_mb"] > 0
     names = [path.name for path in found.paths]
-    assert names[2:] == ["model.png", "model-memory.png", "model-warmup.png"]
+    assert names[3:] == ["model.png", "model-memory.png", "model-warmup.png"]
 
 
 def test_a_captured_step_is_timed_as_a_whole(device: str, tmp_path: Path) -> None:

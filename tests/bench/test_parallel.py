@@ -9,7 +9,7 @@ import pytest
 from tensorgrad.readers import read_json
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 MODEL = "--layers 4 --width 128 --heads 4 --context 32 --vocab 100 --batch 4 --micro-batches 4"
 
 

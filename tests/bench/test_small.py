@@ -16,6 +16,7 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.readers import read_json
 
 DTYPES = ("float32", "bfloat16")
+pytestmark = pytest.mark.slow
 SIZES = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--vocab", "64"]
 
 
