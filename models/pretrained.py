@@ -196,7 +196,7 @@ def pretrained_folder(
 def _read_config(path: Path) -> tuple[Architecture, PublishedSettings, Any]:
     """Return the architecture, the settings and our sizes of a config.json."""
     try:
-        theirs = PublishedSettings(read_json(path), str(path))
+        theirs = PublishedSettings(read_json(path, links=True), str(path))
         kinds = {each.model_type: each for each in ARCHITECTURES}
         kind = str(theirs.values.get("model_type"))
         if kind not in kinds:
@@ -216,7 +216,7 @@ def _weight_files(folder: Path) -> list[Path]:
             _refuse_other_weights(folder)
         return [folder / _ONE_FILE]
     try:
-        places = read_json(index).get("weight_map")
+        places = read_json(index, links=True).get("weight_map")
     except (OSError, DataError) as error:
         raise CheckpointError(f"from_pretrained: {index}: {error}") from error
     names = sorted(set(map(str, places.values()))) if isinstance(places, dict) else []

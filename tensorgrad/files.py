@@ -177,6 +177,8 @@ def _lock(path: str | os.PathLike[str], wait: bool) -> int | None:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
+            if os.fstat(descriptor).st_nlink > 1:  # the other may be a file of the user
+                raise OSError(errno.EMLINK, "it has a second name, a hard link", os.fspath(path))
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 return descriptor

@@ -71,7 +71,7 @@ class Corpus:
         try:
             make_folder(target)
             for name in _FILES:
-                with replacing(target / name) as file, open_regular(self.folder / name) as source:
+                with replacing(target / name) as file, open_regular(self.folder / name, links=True) as source:
                     shutil.copyfileobj(source, file, _CHUNK)
         except OSError as error:
             raise DataError(
@@ -214,7 +214,7 @@ def _open(folder: Path, settings: Mapping[str, Any], progress: ProgressCallback 
     for name in (_FACTS, *_FILES):
         if not (folder / name).is_file():
             raise DataError(f"prepare: {folder / name} is missing, expected a file")
-    facts = read_json(folder / _FACTS)
+    facts = read_json(folder / _FACTS, links=True)
     if any(facts.get(name) != value for name, value in settings.items()):
         raise DataError(f"prepare: {folder / _FACTS} is damaged: it is of other settings")
     found, written = _sums(folder, progress), facts.get("files")
@@ -242,7 +242,7 @@ def _sums(folder: Path, progress: ProgressCallback | None) -> dict[str, str]:
     total, done, sums = sum((folder / name).stat().st_size for name in _FILES), 0, {}
     for name in _FILES:
         digest = hashlib.sha256()
-        with open_regular(folder / name) as file:
+        with open_regular(folder / name, links=True) as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
                 done += len(chunk)

@@ -333,7 +333,7 @@ def _template(value: Any) -> str | None:
 def _ends_of_model(folder: Path) -> list[int]:
     """Return the ids that end a text by the model's config.json, where there is one."""
     try:
-        found = read_json(folder / "config.json").get("eos_token_id")
+        found = read_json(folder / "config.json", links=True).get("eos_token_id")
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -21,6 +21,7 @@ from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY
 from tensorgrad.errors import ArgumentError, TrainingError
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
+from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.callbacks import Callback
@@ -245,7 +246,7 @@ def _initial_model(
     if not settings.init_from and not settings.tokenizer:
         return None, None
     if resuming:  # the checkpoint has the weights, and config.json the sizes
-        return None, Tokenizer.load(folder / "tokenizer.json")
+        return None, Tokenizer.load(no_link(folder / "tokenizer.json"))
     return _load(settings, Path(settings.init_from))
 
 

@@ -35,6 +35,7 @@ from tensorgrad.models.sentiment import (
 )
 from tensorgrad.nn import evaluating
 from tensorgrad.ops.cross_entropy import cross_entropy
+from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import run_checkpoint
@@ -165,7 +166,7 @@ def make_vocabulary(settings: SentimentSettings, folder: Path, texts: Sequence[s
 def load_vocabulary(settings: SentimentSettings, folder: Path) -> Vocabulary:
     """Return the vocabulary of the run in this folder."""
     kind = WordVocabulary if settings.tokens == "words" else Tokenizer
-    return kind.load(folder / vocabulary_file(settings))
+    return kind.load(no_link(folder / vocabulary_file(settings)))
 
 
 def vocabulary_file(settings: SentimentSettings) -> str:

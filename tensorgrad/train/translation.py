@@ -32,6 +32,7 @@ from tensorgrad.files import finite, replacing
 from tensorgrad.models.generation.search import LARGEST_PENALTY
 from tensorgrad.models.transformer_lm import OF_PUBLISHED
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
+from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.average import average_checkpoints
@@ -188,7 +189,7 @@ class TranslationRun:
         self.corpus = read_corpus(settings)
         known, keys = folder / "tokenizer.json", (settings.source, settings.target)
         self.tokenizer = (
-            Tokenizer.load(known)
+            Tokenizer.load(no_link(known))
             if resuming and known.exists()
             else train_tokenizer(self.corpus.train, settings.vocab, keys)
         )
@@ -387,7 +388,7 @@ def evaluate(
     run = EvaluatedRun(settings, folder, device, True)
     averaged = checkpoint == "averaged"
     run.model.load_state_dict(
-        load_arrays(folder / AVERAGED)
+        load_arrays(no_link(folder / AVERAGED))
         if averaged
         else run_checkpoint(folder, checkpoint).arrays("model")
     )
