@@ -122,11 +122,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "zero").symlink_to("/dev/zero")
     for name in ("fifo", "zero"):
         path = tmp_path / name
-        for read in (
-            partial(open_regular, links=True),
-            partial(read_json, links=True),
-            map_array,
-        ):
+        for read in (partial(open_regular, links=True), partial(read_json, links=True), map_array):
             with pytest.raises(DataError, match=rf"{path} is a FIFO or a device, expected a reg"):
                 read(path)
     (tmp_path / "circle").symlink_to("circle")

@@ -71,7 +71,10 @@ class Corpus:
         try:
             make_folder(target)
             for name in _FILES:
-                with replacing(target / name) as file, open_regular(self.folder / name, links=True) as source:
+                with (
+                    replacing(target / name) as file,
+                    open_regular(self.folder / name, links=True) as source,
+                ):
                     shutil.copyfileobj(source, file, _CHUNK)
         except OSError as error:
             raise DataError(
