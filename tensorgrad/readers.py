@@ -22,7 +22,7 @@ import numpy as np
 
 from tensorgrad.errors import DataError
 
-JSON_BYTES = 1 << 24
+JSON_BYTES = 1 << 23  # read in some seconds, whatever they are
 VOCABULARY_BYTES = 1 << 26  # 64 MB: some published tokenizer.json have 30
 JSON_DEPTH = 64
 JSON_LINE_BYTES = 1 << 20
@@ -70,7 +70,7 @@ def open_regular(
         return descriptor
 
     try:
-        return cast(BinaryIO, open(path, mode, opener=opened))  # noqa: SIM115  the caller closes it
+        return cast(BinaryIO, open(path, mode, opener=opened))
     except DataError:
         raise
     except ValueError as error:  # a NUL in the name
@@ -137,10 +137,12 @@ def read_json(
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"read: {os.fspath(path)} cannot be read as JSON: {error}") from error
-    return parse_json(text, os.fspath(path), long_integers)
+    return parse_json(text, os.fspath(path), long_integers, limit)
 
 
-def parse_json(text: str, name: str, long_integers: bool = False) -> dict[str, Any]:
+def parse_json(
+    text: str, name: str, long_integers: bool = False, limit: int = JSON_BYTES
+) -> dict[str, Any]:
     """Return a JSON object that can be printed, compared and written again.
 
     Numbers are finite floats or integers of at most 64 bits, keys are unique, text can be encoded
@@ -151,9 +153,14 @@ def parse_json(text: str, name: str, long_integers: bool = False) -> dict[str, A
         name: of its file, for errors.
         long_integers: whether integers of more than 18 digits become floats: some programs write
             10^30 for "no limit".
+        limit: the largest number of characters.
     Raises:
         DataError: the text is not such an object.
     """
+    if len(text) > limit:
+        raise DataError(
+            f"read: {name} has {len(text):,} characters of JSON, expected at most {limit:,}"
+        )
     try:
         value = json.loads(
             text,
@@ -229,7 +236,7 @@ def map_array(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
     """Map a .npy file into memory.
 
     Args:
-        path: a file, or a link to one, of format version 1.0, with numbers or booleans of any shape.
+        path: a file of format version 1.0, with numbers or booleans of any shape, or a link to it.
     Returns:
         The array, read-only.
     Raises:

@@ -254,7 +254,7 @@ def test_what_is_no_conversation_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         (
             "tokenizer.json",
             lambda v: v.update(normalizer={"type": "No"}),
-            "is not a tokenizer.json",
+            "has the normalizer 'No', expected one of",
         ),
         ("generation_config.json", lambda v: v.update(eos_token_id=10**6), "eos_token_id 1000000"),
         ("generation_config.json", lambda v: v.update(eos_token_id="x"), "eos_token_id 'x'"),
