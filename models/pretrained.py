@@ -27,6 +27,7 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import GPT2_ARCHITECTURE
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.llama_weights import LLAMA_ARCHITECTURES
+from tensorgrad.models.restore import check_building
 from tensorgrad.models.transformer_lm import OF_PUBLISHED, TransformerLM
 from tensorgrad.nn import init
 from tensorgrad.nn.wrapped_names import unwrapped
@@ -94,6 +95,7 @@ def from_pretrained(
     files = _weight_files(folder)
     _check_headers(files, architecture, theirs, config)
     try:
+        check_building(config)
         with init.skipped():
             model: GPT2 | TransformerLM = architecture.model(config)
     except ArgumentError as error:

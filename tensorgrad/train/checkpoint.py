@@ -265,6 +265,15 @@ def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1)
     return Checkpoint(path, state)
 
 
+def open_state(path: Path) -> Checkpoint:
+    """Open a checkpoint by its state alone: its other files may be damaged.
+
+    Raises:
+        DamagedError, CheckpointError: as for `load_checkpoint`.
+    """
+    return Checkpoint(path, _read_state(path))
+
+
 def _read_state(path: Path) -> dict[str, Any]:
     """Return the state of a checkpoint, checked by its own CRC-32; errors as `load_checkpoint`."""
     try:
@@ -286,7 +295,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         if not isinstance(files, Mapping):
             raise ValueError(f"files is {files!r:.80}, expected a mapping")
         numbers = [step, *(sums[kind] for sums in files.values() for kind in ("bytes", "crc32"))]
-        plain = all(Path(name).name == name for name in files)  # in this folder
+        plain = all(Path(name).name == name and "\0" not in name for name in files)  # in here
         if not plain or not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError(
                 f"step is {step!r:.40} and files {files!r:.200}, expected names and whole numbers"

@@ -36,6 +36,7 @@ from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.ranks import Ranks
 from tensorgrad.train.run import free_folder, report_stop, resume_run, save_facts
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.sizes import check_sizes
 
 _log = logging.getLogger(__name__)
 
@@ -203,7 +204,9 @@ def train(
         check_parts(settings.batch // ranks.ranks, settings.micro_batches, ranks.ranks)
         corpus = prepare_corpus(settings, tokenizer, ranks.is_main)
         random.seed(settings.seed)
-        model = GPT2(settings.model(corpus.tokenizer.vocab_size))
+        sizes = settings.model(corpus.tokenizer.vocab_size)
+        check_sizes(sizes, folder)
+        model = GPT2(sizes)
         if initial is not None:
             model.load_state_dict(initial.state_dict())
         model.to(device, settings.parameter_dtype)

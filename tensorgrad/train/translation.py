@@ -45,6 +45,7 @@ from tensorgrad.train.options import in_options
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.run import report_stop, resume_run, save_facts
 from tensorgrad.train.settings import EpochSettings
+from tensorgrad.train.sizes import check_sizes
 from tensorgrad.weights import load_arrays, save_arrays
 
 _log = logging.getLogger(__name__)
@@ -207,7 +208,9 @@ class TranslationRun:
         self.settings = settings.with_steps(self.batches.batches)
         self.precision = settings.precision()
         random.seed(settings.seed)
-        self.model = TranslationModel(settings.model(self.tokenizer.vocab_size))
+        sizes = settings.model(self.tokenizer.vocab_size)
+        check_sizes(sizes, folder)
+        self.model = TranslationModel(sizes)
         self.model.to(device, settings.parameter_dtype)
         self.optimizer = OneProcess().prepare(self.model, settings.optimizer)
 
