@@ -33,6 +33,7 @@ from tensorgrad.data.word_patterns import problem_of
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
 
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text
+_LARGEST = 1 << 24  # the library takes memory for all tokens at once
 
 # The BPE merges within words and never across them. GPT-2's rule for words in ASCII text:
 _WORD = re.compile(
@@ -142,10 +143,10 @@ class Tokenizer(TokenBytes):
         check_added([{"content": token} for token in specials], _refuse_special)
         smallest = SMALLEST_VOCABULARY + len(special_tokens)
         check_integer("Tokenizer.train", "vocab_size", vocab_size)
-        if not smallest <= vocab_size < 1 << 31:
+        if not smallest <= vocab_size < _LARGEST:
             raise ArgumentError(
                 f"Tokenizer.train: vocab_size has {vocab_size}, expected {smallest} or more "
-                f"(256 bytes and {len(specials)} special tokens) and below 2^31"
+                f"(256 bytes and {len(specials)} special tokens) and below 2^24"
             )
         check_pattern("Tokenizer.train", pattern)
         inner = tokenizers.Tokenizer(models.BPE())
