@@ -42,7 +42,7 @@ from tests.train.test_config import given
         ("yaml", "steps: {a: 1}", "steps is {'a': 1}, expected a text, a number"),
         ("toml", "[steps]\na = 1", "steps is {'a': 1}, expected a text, a number"),
         ("yaml", f"steps: [{'1,' * 2000}]", "steps has 2,000 values, expected at most 1,000"),
-        ("yaml", "[" * 5000, "nested too deep"),
+        ("yaml", "[" * 1000, "nested too deep"),
         ("yaml", "- " * 5000, "nested too deep"),
         ("toml", "a = " + "[" * 5000, "cannot read|nested too deep"),
         ("toml", "a = " + "{a = " * 5000, "nested too deep"),
