@@ -94,10 +94,9 @@ def _rendered(data: bytes, limit: int, name: str) -> str:
     if finished.is_cut:
         raise DataError(f"{problem}: its text has more than {limit:,} bytes, expected fewer")
     try:
-        found = json.loads(finished.output)
-        error, text = found.get("error"), found.get("text")
+        found: dict[str, str] = json.loads(finished.output)
     except ValueError:
-        error, text = f"its process ended with status {finished.status}", None
-    if not isinstance(text, str):
-        raise DataError(f"{problem}: {error}")
-    return text
+        found = {"error": f"its process ended with status {finished.status}"}
+    if "text" not in found:
+        raise DataError(f"{problem}: {found['error']}")
+    return str(found["text"])

@@ -25,7 +25,7 @@ from tensorgrad.data.text import SUFFIXES, documents, fingerprint, folder_files
 from tensorgrad.data.token_file import TokenFile, write_tokens
 from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, check_pattern
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.files import locked, make_folder, replacing, sync_folder
+from tensorgrad.files import hidden_name, locked, make_folder, replacing, sync_folder
 from tensorgrad.readers import open_regular, read_json
 
 ProgressCallback = Callable[[str, int, int], None]
@@ -313,9 +313,9 @@ def _alone(target: Path) -> Iterator[None]:
     The lock only keeps processes from doing the same work twice: nothing breaks without it.
     """
     make_folder(target.parent)
-    with locked(target.with_name(f".{target.name}.lock"), wait=True) as alone:
+    with locked(hidden_name(target, ".lock"), wait=True) as alone:
         if alone:
-            for left in target.parent.glob(_temporary(target, "*")):  # by a process that was killed
+            for left in target.parent.glob(_temporary(target, "?" * 8).name):  # by a killed process
                 shutil.rmtree(left)
         yield
 
@@ -328,7 +328,7 @@ def _replacing_folder(target: Path) -> Iterator[Path]:
     system without locks, stays.
     """
     damaged = target.is_dir()
-    new, old = (target.with_name(_temporary(target, secrets.token_hex(4))) for _ in range(2))
+    new, old = (_temporary(target, secrets.token_hex(4)) for _ in range(2))
     new.mkdir()
     try:
         yield new
@@ -346,5 +346,5 @@ def _replacing_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _temporary(target: Path, end: str) -> str:
-    return f".{target.name}-{platform.node()}-{end}.tmp"
+def _temporary(target: Path, end: str) -> Path:
+    return hidden_name(target, f"-{platform.node()}-{end}.tmp")

@@ -1,8 +1,8 @@
 """Files of settings for `--config`: JSON, TOML or YAML, with plain values by name.
 
-Such a file may come from a stranger. It has texts, numbers, true or false, null, and lists of these;
-each name once; no tags, which make objects in YAML, and no aliases, by which a few lines become a
-billion values. Tests: tests/train/test_settings_file.py.
+Such a file may come from a stranger. It has texts, numbers, true or false, null, and lists of
+these; each name once; no tags, which make objects in YAML, and no aliases, by which a few lines
+become a billion values. Tests: tests/train/test_settings_file.py.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _check(name: Any, value: Any) -> None:
             raise DataError(f"{name:.80} is {one!r:.80}, expected text without NUL, in UTF-8")
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # the package has no types
     """Reads YAML without aliases, in which each name is there once."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -92,12 +92,13 @@ class _Loader(yaml.SafeLoader):
             if name in names:
                 raise DataError(f"line {line} has {name!r:.80} a second time, expected it once")
             names.add(name)
-        return super().construct_mapping(node, deep)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
     ".json": lambda text: parse_json(text, "it"),
     ".toml": tomllib.loads,
-    ".yaml": lambda text: yaml.load(text, _Loader),  # noqa: S506  a SafeLoader
-    ".yml": lambda text: yaml.load(text, _Loader),  # noqa: S506  a SafeLoader
+    ".yaml": lambda text: yaml.load(text, _Loader),
+    ".yml": lambda text: yaml.load(text, _Loader),
 }

@@ -1,6 +1,7 @@
 """The sizes of a model before it is built: those of its run's checkpoints, and of the machine.
 
-config.json of a stranger may ask for a model that no memory holds. Tests: tests/train/test_sizes.py.
+config.json of a stranger may ask for a model that no memory holds. Tests:
+tests/train/test_sizes.py.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def is_running(process: int) -> bool:
 def test_a_program_ends_with_its_children(tmp_path: Path, waits: bool) -> None:
     script = f"sleep 60 & echo $! > {tmp_path / 'child'}; {'sleep 60' if waits else 'exit 3'}"
     if waits:
-        with pytest.raises(TimeoutError, match="sh took more than 0.3 s"):
+        with pytest.raises(TimeoutError, match=r"sh took more than 0.3 s"):
             run_limited(["sh", "-c", script], seconds=0.3, memory=1 << 30, output=10)
     else:
         found = run_limited(["sh", "-c", script], seconds=5, memory=1 << 30, output=10)

@@ -147,7 +147,7 @@ def test_a_long_text_is_encoded_within_its_time(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_training_refuses_what_could_not_be_loaded() -> None:
-    with pytest.raises(ArgumentError, match="pattern is .*expected one that is matched soon"):
+    with pytest.raises(ArgumentError, match=r"pattern is .*expected one that is matched soon"):
         Tokenizer.train(["a b"], 300, pattern="(a+)+$")
     with pytest.raises(ArgumentError, match="special_tokens has an added token of 3,000 char"):
         Tokenizer.train(["a b"], 300, ["x" * 3000])

@@ -125,9 +125,7 @@ def test_links_in_a_checkpoint_are_refused(tmp_path: Path, trained: Path, name: 
     (newest / name).rename(tmp_path / "moved")
     (newest / name).symlink_to(tmp_path / "moved")
     with pytest.raises((CheckpointError, DataError), match="is a symbolic link"):
-        if name:
-            load_checkpoint(newest)
-        list_checkpoints(folder / "checkpoints")
+        load_checkpoint(newest) if name else list_checkpoints(folder / "checkpoints")
 
 
 def test_a_hard_linked_lock_is_not_written(tmp_path: Path, secret: Path) -> None:
