@@ -45,8 +45,8 @@ def open_regular(
         links: whether the path may be a symbolic link: of files that the user names, and of
             published models, whose cache consists of links.
     Raises:
-        DataError: it is a symbolic link, a FIFO or a device, its name has a NUL, or it is to be
-            changed and has a second name (a hard link).
+        DataError: it is a symbolic link, a FIFO or a device, its name has a NUL, or the mode
+            may change it and it has a second name (a hard link).
         OSError: it is missing, a directory, or may not be opened.
     """
     name = os.fspath(path)
@@ -77,8 +77,21 @@ def open_regular(
         raise DataError(f"read: {name!r:.300} is not the name of a file: {error}") from error
     except OSError as error:
         if not links and error.errno in _IS_LINK:
-            no_link(Path(path))
+            _refuse_link(Path(path))
         raise
+
+
+def _refuse_link(path: Path) -> None:
+    """Raise DataError for a symbolic link, unless it leads to itself."""
+    try:
+        is_device = not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
+    except FileNotFoundError:
+        is_device = False
+    except OSError:
+        return
+    if is_device:
+        raise DataError(f"read: {path} is a FIFO or a device, expected a regular file")
+    no_link(path)
 
 
 def no_link(path: Path) -> Path:

@@ -12,7 +12,6 @@ from tests.source_tree import ROOT, examples, library
 LAYERS: dict[str, tuple[str, ...]] = {
     "ground: devices, types, files": (
         *("errors", "interrupt", "dtypes", "backend", "files", "readers", "command"),
-        "limited",
         *(
             "ranges",
             "checks",

@@ -6,7 +6,6 @@ import os
 import struct
 import sys
 import tracemalloc
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +121,14 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "zero").symlink_to("/dev/zero")
     for name in ("fifo", "zero"):
         path = tmp_path / name
-        for read in (partial(open_regular, links=True), partial(read_json, links=True), map_array):
+        for read in (open_regular, read_json, map_array):
             with pytest.raises(DataError, match=rf"{path} is a FIFO or a device, expected a reg"):
                 read(path)
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "folder").mkdir()
     for name in ("circle", "folder", "none"):
         with pytest.raises(OSError, match=str(tmp_path / name)):
-            open_regular(tmp_path / name, links=True)
+            open_regular(tmp_path / name)
 
 
 @pytest.mark.parametrize(

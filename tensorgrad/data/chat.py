@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad.data import template_program
+from tensorgrad.data.limited import run_limited
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.limited import run_limited
+from tensorgrad.readers import parse_json
 
 __all__ = ["render_chat"]
 
 _SECONDS = 5.0
 _OUTPUT = 1 << 18  # bytes, besides 8 times those of the messages
-_PACKAGES = ("jinja2", "markupsafe")
+_MODULES = ("jinja2.sandbox", "markupsafe")
 
 
 def render_chat(
@@ -55,22 +56,26 @@ def render_chat(
         "messages": [dict(message) for message in messages],
         "add_generation_prompt": True,
     }
-    given = {"path": _places(name), "template": template, "values": values}
     try:
-        size, data = len(json.dumps(values)), json.dumps(given)
+        text = json.dumps(values)
+        plain = parse_json(text, "the conversation", limit=len(text))
     except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(
             f"chat: messages or variables cannot be written as JSON: {error!s:.200}; expected "
             "text, numbers, and lists and mappings of them"
         ) from error
-    return _rendered(data.encode(), _OUTPUT + 8 * size, name)
+    given = {"path": _places(name), "template": template, "values": plain}
+    return _rendered(ascii(given).encode(), _OUTPUT + 8 * len(text), name)
 
 
 def _places(name: str) -> list[str]:
     """Return the folders of the packages that the program needs."""
-    specs = [importlib.util.find_spec(package) for package in _PACKAGES]
+    try:
+        specs = [importlib.util.find_spec(module) for module in _MODULES]
+    except ImportError:
+        specs = []
     places = [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
-    if len(places) < len(_PACKAGES):
+    if len(places) < len(_MODULES):
         raise DataError(
             f"chat: {name} has a chat template and jinja2 is not installed, expected it: "
             "pip install 'tensorgrad-cupy[hub]'"
@@ -94,7 +99,7 @@ def _rendered(data: bytes, limit: int, name: str) -> str:
     if finished.is_cut:
         raise DataError(f"{problem}: its text has more than {limit:,} bytes, expected fewer")
     try:
-        found: dict[str, str] = json.loads(finished.output)
+        found = parse_json(finished.output.decode(), "its text", limit=limit)
     except ValueError:
         found = {"error": f"its process ended with status {finished.status}"}
     if "text" not in found:

@@ -6,13 +6,14 @@ imports nothing of tensorgrad, so that it starts soon.
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 
 
 def main() -> None:
-    """Encode the text of the JSON on the standard input; write JSON with "ids"."""
-    given = json.load(sys.stdin)
+    """Encode the text of the literal on the standard input; write JSON with "ids"."""
+    given = ast.literal_eval(sys.stdin.read())
     sys.path += given["path"]
     from tokenizers import Tokenizer
 

@@ -5,15 +5,15 @@ Tests: tests/data/test_tokenizer_parts.py.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import tokenizers
 
 from tensorgrad.data import encode_program
+from tensorgrad.data.limited import run_limited
 from tensorgrad.errors import DataError
-from tensorgrad.limited import run_limited
+from tensorgrad.readers import parse_json
 
 __all__ = ["encode_limited"]
 
@@ -40,18 +40,20 @@ def encode_limited(
         "with_special": with_special,
     }
     command = [sys.executable, "-I", "-S", "-B", encode_program.__file__]
+    output = (1 << 20) + 1000 * len(text)
     problem = f"PublishedTokenizer.encode: {text[:30]!r} cannot be encoded by that of {name}"
     try:
         finished = run_limited(
             command,
-            json.dumps(given).encode(),
+            ascii(given).encode(),
             seconds=_SECONDS,
             memory=_MEMORY,
-            output=(1 << 20) + 1000 * len(text),
+            output=output,
             environment={"TOKENIZERS_PARALLELISM": "false"},
         )
         if finished.status == 0 and not finished.is_cut:
-            ids: list[int] = json.loads(finished.output)["ids"]
+            found = parse_json(finished.output.decode(), "its ids", limit=output)
+            ids: list[int] = found["ids"]
             return ids
     except TimeoutError as error:
         raise DataError(f"{problem}: it took more than {_SECONDS:g} s") from error

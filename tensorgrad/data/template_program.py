@@ -7,6 +7,7 @@ socket and start no process. This file imports nothing of tensorgrad, so that it
 
 from __future__ import annotations
 
+import ast
 import datetime
 import json
 import sys
@@ -21,8 +22,8 @@ _FIRST = (
 
 
 def main() -> None:
-    """Render the template of the JSON on the standard input; write JSON with "text" or "error"."""
-    given = json.load(sys.stdin)
+    """Render the template on the standard input, a literal; write JSON: "text" or "error"."""
+    given = ast.literal_eval(sys.stdin.read())
     sys.path += given["path"]
     render = _renderer()
     _limit()

@@ -61,7 +61,10 @@ def check_parts(state: Mapping[str, Any], size: int, name: str) -> None:
     """
 
     def refuse(part: str, expected: str) -> NoReturn:
-        raise DataError(f"Tokenizer: {name} has {part}, expected {expected}")
+        raise DataError(
+            f"Tokenizer: {name} is not a tokenizer.json of a published model: it has {part}, "
+            f"expected {expected}"
+        )
 
     _check_model(state["model"], refuse)
     check_added(state["added_tokens"], refuse)
@@ -183,7 +186,7 @@ def _check_pattern(kind: str, pattern: Any, refuse: _Refuse) -> None:
     ((form, text),) = pattern.items()
     if form == "String":
         _check_text(text, f"{kind}: pattern", _TEXT, refuse)
-    problem = "" if isinstance(text, str) and text else "it is no text"
+    problem = "" if isinstance(text, str) and text else "it is empty or not a text"
     problem = problem or (problem_of(text) if form != "String" else "")
     if problem:
         refuse(f"{kind}: pattern {text!r:.80}", f"one that is matched soon: {problem}")

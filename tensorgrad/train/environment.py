@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensorgrad import backend, gpu
+from tensorgrad.data.limited import run_limited
 from tensorgrad.errors import DataError
 from tensorgrad.files import replacing, write_json
-from tensorgrad.limited import run_limited
 from tensorgrad.readers import read_bytes
 
 FILE = "environment.json"
@@ -31,7 +31,7 @@ _INDEX_BYTES = 1 << 26  # of half a million files
 _NAME_BYTES = 1 << 12
 _COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _SUBMODULES = ("--ignore-submodules=dirty",)  # git would start another git with their settings
-# Settings of a checkout that say how its files are to be compared, and start no program.
+# Settings of a checkout that say how to compare its files, and start no program.
 _PLAIN = {
     *("core.autocrlf", "core.eol", "core.filemode", "core.ignorecase", "core.symlinks"),
     *("core.precomposeunicode", "core.trustctime", "core.checkstat", "extensions.objectformat"),
@@ -61,7 +61,7 @@ def save_environment(folder: Path, device: str, ranks: int) -> None:
         device: "cpu" or "cuda:N".
         ranks: the number of processes that train together.
     """
-    git, diff = _git_changes()
+    git, diff = _git()
     try:
         write_json(folder / FILE, environment(device, ranks) | {"git": git}, 2)
         (folder / DIFF).unlink(missing_ok=True)
@@ -105,7 +105,7 @@ def _cuda_version() -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _git_changes() -> tuple[dict[str, Any] | None, bytes]:
+def _git() -> tuple[dict[str, Any] | None, bytes]:
     """Return the commit of the working directory, whether files differ from it, and their diff.
 
     The checkout may be a stranger's, whose settings name programs: filters, textconv, fsmonitor,

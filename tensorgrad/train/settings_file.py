@@ -7,14 +7,13 @@ become a billion values. Tests: tests/train/test_settings_file.py.
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.readers import parse_json, read_bytes
@@ -46,7 +45,7 @@ def read_settings(path: Path) -> dict[str, Any]:
             raise DataError("it has the setting config, expected it on the command line alone")
     except RecursionError as error:
         raise ArgumentError(f"--config: cannot read {path}: it is nested too deep") from error
-    except (OSError, ValueError, OverflowError, yaml.YAMLError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ArgumentError(f"--config: cannot read {path}: {reason:.500}") from error
     return found
@@ -73,32 +72,42 @@ def _check(name: Any, value: Any) -> None:
             raise DataError(f"{name:.80} is {one!r:.80}, expected text without NUL, in UTF-8")
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # the package has no types
-    """Reads YAML without aliases, in which each name is there once."""
+def _yaml(text: str) -> Any:
+    """Parse YAML without aliases, in which each name is there once.
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            event = self.get_event()
-            raise DataError(f"line {event.start_mark.line + 1} has an alias, expected the value")
-        return super().compose_node(parent, index)
+    Raises:
+        DataError: it is something else.
+    """
+    yaml = importlib.import_module("yaml")
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        names = set()
-        for key, _ in node.value:
-            name = key.value if isinstance(key, yaml.ScalarNode) else None
-            line = key.start_mark.line + 1
-            if name is None or key.tag != "tag:yaml.org,2002:str":
-                raise DataError(f"line {line} has the name {name!r:.80}, expected a text")
-            if name in names:
-                raise DataError(f"line {line} has {name!r:.80} a second time, expected it once")
-            names.add(name)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
+    class Loader(yaml.SafeLoader):  # type: ignore[misc,name-defined]  # the package has no types
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                line = self.get_event().start_mark.line + 1
+                raise DataError(f"line {line} has an alias, expected the value")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            names = set()
+            for key, _ in node.value:
+                name = key.value if isinstance(key, yaml.ScalarNode) else None
+                line = key.start_mark.line + 1
+                if name is None or key.tag != "tag:yaml.org,2002:str":
+                    raise DataError(f"line {line} has the name {name!r:.80}, expected a text")
+                if name in names:
+                    raise DataError(f"line {line} has {name!r:.80} a second time, expected it once")
+                names.add(name)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise DataError(str(error)) from error
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
     ".json": lambda text: parse_json(text, "it"),
     ".toml": tomllib.loads,
-    ".yaml": lambda text: yaml.load(text, _Loader),
-    ".yml": lambda text: yaml.load(text, _Loader),
+    ".yaml": _yaml,
+    ".yml": _yaml,
 }

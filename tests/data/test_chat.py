@@ -13,8 +13,8 @@ import pytest
 
 from tensorgrad.data import chat, template_program
 from tensorgrad.data.chat import render_chat
+from tensorgrad.data.limited import run_limited
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.limited import run_limited
 
 pytest.importorskip("jinja2", reason="jinja2 is not installed")
 MESSAGES: list[dict[str, Any]] = [

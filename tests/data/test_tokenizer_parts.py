@@ -78,7 +78,7 @@ SPECIAL: State = {"SpecialToken": {"id": "x", "type_id": 0}}
         (steps("normalizer", *[replace("a", "aa")] * 32), "times as long"),
         (steps("normalizer", *[replace("a", "a")] * 33), "33 steps of its normalizer"),
         (steps("normalizer", replace("a", "a" * 65)), "content of 65 characters"),
-        (steps("normalizer", replace("", "a")), "it is no text"),
+        (steps("normalizer", replace("", "a")), "it is empty or not a text"),
         (steps("normalizer", replace("a", 3)), "content 3, expected a text"),  # type: ignore[arg-type]
         (steps("normalizer", *[{"type": "Prepend", "prepend": "a" * 64}] * 4), "times as long"),
         (steps("normalizer", {"type": "Nmt"}), "the normalizer 'Nmt', expected one of"),
@@ -89,7 +89,7 @@ SPECIAL: State = {"SpecialToken": {"id": "x", "type_id": 0}}
         (precompiled(b"", 5000), "a trie of 5,000 bytes"),
         (steps("normalizer", {"type": "Precompiled", "precompiled_charsmap": "!"}), "map of char"),
         (split("(a+)+$"), "a repetition in a repetition"),
-        (split(""), "it is no text"),
+        (split(""), "it is empty or not a text"),
         (steps("pre_tokenizer", {"type": "FixedLength", "length": 0}), "'FixedLength'"),
         (steps("pre_tokenizer", *[BYTES] * 7), "times as long"),
         (template(TEXT_A, TEXT_A), r"texts \['A', 'A'\] in single"),
