@@ -25,8 +25,8 @@ from tensorgrad.readers import read_bytes
 FILE = "environment.json"
 DIFF = "uncommitted.diff"
 _DIFF_BYTES = 1_000_000
-_SECONDS = 5.0  # that git may take in all
-_MEMORY = 1 << 30
+_SECONDS = 8.0  # that git may take in all
+_MEMORY = 2 << 30
 _INDEX_BYTES = 1 << 26  # of half a million files
 _NAME_BYTES = 1 << 12
 _COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
@@ -113,11 +113,11 @@ def _git() -> tuple[dict[str, Any] | None, bytes]:
     our own, which has the checkout's commit, objects and index, and of its settings only plain
     ones. Without a setting a name in .gitattributes starts nothing.
     """
-    checkout = _checkout(Path.cwd())
-    if checkout is None:
-        return None, b""
     deadline = time.monotonic() + _SECONDS
     try:
+        checkout = _checkout(Path.cwd())
+        if checkout is None:
+            return None, b""
         with tempfile.TemporaryDirectory(prefix="tensorgrad-git-") as own:
             git = _Git(checkout, Path(own), deadline)
             commit = git.take_over()

@@ -251,3 +251,12 @@ def test_honest_settings_count_and_the_index_is_unchanged(
     assert found == {"commit": git("rev-parse", "HEAD").strip(), "dirty": True}
     diff = (tmp_path / "uncommitted.diff").read_text()
     assert diff == git("diff", "HEAD")
+
+
+def test_a_working_directory_may_be_gone(
+    tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / "gone").mkdir()
+    monkeypatch.chdir(checkout / "gone")
+    (checkout / "gone").rmdir()
+    assert saved(tmp_path)["git"] is None
