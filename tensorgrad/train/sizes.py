@@ -44,7 +44,8 @@ def check_sizes(config: Config, folder: Path) -> None:
             continue  # resuming warns of it, and goes back
         if whole != config.parameters or held < whole:
             raise CheckpointError(
-                f"resume: {path} has arrays of {min(whole, held):,} elements in all, expected "
-                f"{config.parameters:,}, as config.json says"
+                f"resume: {path} is of another model: its arrays have {min(whole, held):,} "
+                f"elements in all, expected {config.parameters:,}, as config.json and the "
+                "tokenizer say"
             )
         return

@@ -32,9 +32,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"width": 10**9}, "train: the model has .* expected a model for the .* GB of this"),
         ({"vocab_size": 10**12}, "train: the model has .* parameters, which need"),
         ({"context": 10**12}, "train: the model has .* parameters, which need"),
-        ({"layers": 500}, r"step-00000002 has arrays of 3,952 elements in all, expected"),
-        ({"vocab_multiple": 1000}, "as config.json says"),
-        ({"width": 18}, "as config.json says"),
+        ({"layers": 500}, r"step-00000002 is of another model: its arrays have 3,952 elements"),
+        ({"vocab_multiple": 1000}, "as config.json and the tokenizer say"),
+        ({"width": 18}, "as config.json and the tokenizer say"),
     ],
 )
 def test_sizes_of_a_stranger_are_refused(run: Path, change: dict[str, Any], problem: str) -> None:
@@ -52,7 +52,7 @@ def test_sizes_of_the_run_and_of_a_new_one_are_allowed(run: Path, tmp_path: Path
     check_sizes(replace(MODEL, layers=3), tmp_path)
     (list_checkpoints(run / "checkpoints")[0] / "state.json").write_text("{}")
     check_sizes(MODEL, run)  # the one before is compared
-    with pytest.raises(CheckpointError, match="step-00000001 has arrays of"):
+    with pytest.raises(CheckpointError, match="step-00000001 is of another model"):
         check_sizes(replace(MODEL, layers=3), run)
 
 
