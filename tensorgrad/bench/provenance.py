@@ -71,8 +71,12 @@ def _processor() -> str:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """Return what a git command prints; None where it fails."""
-    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
+    """Return what a git command prints; None where it fails.
+
+    The checkout is that of the code which runs, so its settings are trusted as the code is.
+    """
+    options = ("--no-optional-locks", "-c", "core.fsmonitor=false")
+    command = ["git", *options, "-C", str(folder), *words]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
