@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tensorgrad.errors import ArgumentError, CheckpointError
-from tensorgrad.files import write_json
+from tensorgrad.files import is_utf8, write_json
 from tensorgrad.readers import read_json
 
 FILE = "config.json"
@@ -27,6 +27,7 @@ _FITS = {float: Real, int: Integral}
 _RENAMED = {"accumulate": "micro_batches"}  # in files of earlier versions
 _SOURCES = ("data", "also")  # options that a resumed run reads
 _NAMED_SOURCES = ("stdlib", "phrases", "reviews")
+_CHARACTERS = 1 << 16  # of a text
 _NAMES = {
     float: "a number",
     int: "an integer",
@@ -138,7 +139,11 @@ def option(
 
 
 def check(settings: Dataclass) -> None:
-    """Raise ArgumentError for a setting that is out of its range; make lists of JSON tuples."""
+    """Raise ArgumentError for a setting that is out of its range.
+
+    Lists of JSON become tuples, and numbers of other types those of Python: config.json and
+    checkpoints hold what passes here.
+    """
     hints = get_type_hints(type(settings))
     for f in fields(settings):
         value, low, high = getattr(settings, f.name), f.metadata["low"], f.metadata["high"]
@@ -159,7 +164,7 @@ def check(settings: Dataclass) -> None:
             isinstance(value, bool) and kind is not bool
         ):
             expected = kind_name(kind)
-        elif kind is float and not -math.inf < value < math.inf:
+        elif kind is float and not _is_finite(value):
             expected = "a finite number"
         elif kind is int and abs(value) >= 2**63:
             expected = "less than 2^63"
@@ -167,9 +172,23 @@ def check(settings: Dataclass) -> None:
             expected = f"{low:g} or more"
         elif high is not None and value > high:
             expected = f"{high:g} or less"
+        elif kind is str and not is_utf8(value):
+            expected = "text that fits UTF-8"
+        elif kind is str and len(value) > _CHARACTERS:
+            expected = f"at most {_CHARACTERS:,} characters"
         else:
+            if kind in _FITS:
+                object.__setattr__(settings, f.name, kind(value))
             continue
         raise ArgumentError(f"{flag(f)}: got {value!r:.200}, expected {expected}")
+
+
+def _is_finite(value: Real) -> bool:
+    """Whether a number is a finite float: 10**400 is an integer and none."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def save(settings: Dataclass, folder: Path) -> None:
