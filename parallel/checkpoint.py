@@ -179,7 +179,7 @@ class PendingShards:
         self._sums: dict[str, int] = {}
         self._error: Exception | None = None
 
-    def write(self, rest: files.Rest = files.no_rest) -> None:
+    def write(self, rest: files.Rest = files.no_rest) -> bool:
         """Write this rank's file and read it back; see `Saving.write`."""
         arrays, pieces = {}, {}
         for number, (piece, array) in enumerate(self._pieces):
@@ -191,6 +191,7 @@ class PendingShards:
         except Exception as error:
             self._error = error
         self._pieces = []  # free the memory
+        return self._error is None
 
     def finish(self) -> Path:
         """Let the checkpoint appear; see `Saving.finish`."""

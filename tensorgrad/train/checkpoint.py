@@ -141,11 +141,13 @@ class Checkpoint:
 class Saving(Protocol):
     """A checkpoint that is being written: first `write`, then `finish`."""
 
-    def write(self, rest: Rest = no_rest) -> None:
-        """Write the arrays and read them back, in any thread; `finish` raises an error of it.
+    def write(self, rest: Rest = no_rest) -> bool:
+        """Write the arrays and read them back, in any thread.
 
         Args:
             rest: called after each few MB, to leave the processor to others.
+        Returns:
+            Whether that worked; `finish` raises the error.
         """
 
     def finish(self) -> Path:
@@ -189,7 +191,7 @@ class PendingCheckpoint:
         self._error: Exception | None = None
         self._new = begin_checkpoint(folder, step)
 
-    def write(self, rest: Rest = no_rest) -> None:
+    def write(self, rest: Rest = no_rest) -> bool:
         """Write the arrays and read them back; see `Saving.write`."""
         try:
             for name, group in self._arrays.items():
@@ -201,6 +203,7 @@ class PendingCheckpoint:
             self.abandon()
             raise
         self._arrays = {}  # free the memory
+        return self._error is None
 
     def finish(self) -> Path:
         """Let the checkpoint appear; see `Saving.finish`."""
