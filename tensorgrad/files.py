@@ -240,9 +240,7 @@ def write_json(
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
     """Replace inf and NaN, which JSON does not support, by None; other values stay."""
     return {
-        name: None
-        if isinstance(value, float | np.floating) and not math.isfinite(value)
-        else value
+        name: None if isinstance(value, float | np.floating) and not math.isfinite(value) else value
         for name, value in values.items()
     }
 
@@ -271,8 +269,9 @@ def _plain(value: Any, op: str, name: str, depth: int) -> Any:
     if isinstance(value, int | np.integer):
         if -(2**63) <= value < 2**64:
             return int(value)
-        # The decimal digits of a large integer take long, and Python refuses more than 4,300.
-        value, expected = f"{float(value):g}" if abs(value) < 10**300 else "huge", "64 bits"
+        # Python refuses to print more than 4,300 digits.
+        bits = int(value).bit_length()
+        value, expected = f"an integer of {bits} bits", "-2^63 to 2^64 - 1"
     elif isinstance(value, float | np.floating):
         if math.isfinite(value):
             return float(value)
@@ -298,7 +297,7 @@ def _plain_mapping(value: Mapping[Any, Any], op: str, name: str, depth: int) -> 
     for key, item in value.items():
         if not isinstance(key, str) or not is_utf8(key):
             raise ArgumentError(
-                f"{op}: {name or 'the value'} has the key {ascii(key):.80}, expected text that "
+                f"{op}: {name or 'the value'} has the key {key!a:.80}, expected text that "
                 "fits UTF-8"
             )
         inner = f"{name}.{key:.80}" if name else f"{key:.80}"

@@ -69,7 +69,8 @@ def save_arrays(
     size = crc = 0
     try:
         with replacing(path) as file, named_in_errors(path):
-            for content in (_header(host, header), *map(_bytes, host.values())):
+            contents = memoryview(_header(host, header)), *map(_bytes, host.values())
+            for content in contents:
                 for start in range(0, len(content), _CHUNK):
                     chunk = content[start : start + _CHUNK]
                     file.write(chunk)
@@ -200,15 +201,17 @@ def _header(arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, s
     text += b" " * (-len(text) % 8)
     if len(text) > _HEADER_BYTES:
         raise ArgumentError(
-            f"save: names and metadata have {len(text):,} bytes, expected at most "
-            f"{_HEADER_BYTES:,}"
+            f"save: names and metadata have {len(text):,} bytes, expected at most {_HEADER_BYTES:,}"
         )
     return len(text).to_bytes(8, "little") + text
 
 
 def _little_endian(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return an array as files have it: contiguous, the lowest byte first."""
-    return contiguous(array.astype(array.dtype.newbyteorder("<"), copy=False))
+    found: np.ndarray[Any, Any] = contiguous(
+        array.astype(array.dtype.newbyteorder("<"), copy=False)
+    )
+    return found
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> memoryview:

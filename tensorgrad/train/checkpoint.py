@@ -33,13 +33,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tensorgrad.backend import Array
-from tensorgrad.errors import (
-    ArgumentError,
-    CheckpointError,
-    DamagedError,
-    DataError,
-    ShapeError,
-)
+from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DataError, ShapeError
 from tensorgrad.files import make_folder, replacing, sync_folder, to_json
 from tensorgrad.readers import JSON_BYTES, parse_json, read_json
 from tensorgrad.train.pieces import Stored, open_pieces, read_whole
@@ -501,15 +495,25 @@ def load_best(folder: str | os.PathLike[str]) -> Checkpoint:
         CheckpointError: the folder has no checkpoint, the best is damaged, or the system cannot
             read one.
     """
-    states, paths = {}, list_checkpoints(Path(folder))
+    path = best_checkpoint(Path(folder))
+    if path is None:
+        raise CheckpointError(f"load: {folder} has no checkpoint, expected one or more")
+    return load_checkpoint(path)
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint that `load_best` opens; None if there is none.
+
+    Raises:
+        CheckpointError: the system cannot read one.
+    """
+    states, paths = {}, list_checkpoints(folder)
     for path in paths:
         try:
             states[path] = _read_state(path)
         except DamagedError as error:
             _log.warning("%s; skipping it", error)
-    if not paths:
-        raise CheckpointError(f"load: {folder} has no checkpoint, expected one or more")
-    return load_checkpoint(_best(states) or next(iter(states), paths[0]))
+    return _best(states) or next(iter([*states, *paths]), None)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

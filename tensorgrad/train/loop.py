@@ -257,7 +257,19 @@ class Trainer:
         self._saved = found.path
         if self._ranks.is_main:
             _log.info("resuming from step %d of %d: %s", self.step, self.settings.steps, found.path)
+            self._tell_longer_schedule(found)
         return True
+
+    def _tell_longer_schedule(self, checkpoint: Checkpoint) -> None:
+        """Log how the learning rate goes on where the run gets more steps than it had."""
+        before, steps = checkpoint.settings("settings").get("steps"), self.settings.steps
+        if isinstance(before, int) and before < steps:
+            _log.warning(
+                "%d steps instead of %d: the learning rate follows the longer schedule, %.3g at "
+                "step %d after %.3g at step %d",
+                *(steps, before, self._schedule(self.step), self.step + 1),
+                *(self.optimizer.lr, self.step),
+            )
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load the whole state of a checkpoint; nothing changes if it does not fit.
@@ -644,12 +656,11 @@ class Trainer:
 
         Several ranks finish it together, and others may not have failed. An interrupt ends at once.
         """
-        if self._saving is not None and isinstance(error, Exception):
-            if isinstance(self._ranks, OneProcess):
-                try:
-                    self._finish_saving()
-                except Exception as another:
-                    _log.warning("%s", another)
+        if isinstance(error, Exception) and isinstance(self._ranks, OneProcess):
+            try:
+                self._finish_saving()
+            except Exception as another:
+                _log.warning("%s", another)
         if self._saving is not None:
             (_, saving), self._saving = self._saving, None
             saving.abandon()

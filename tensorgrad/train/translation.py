@@ -401,7 +401,7 @@ def train(settings: TranslationSettings, folder: Path, resuming: bool, device: s
     A finished run that is resumed averages and translates again, as with other --beams.
     """
     began = time.perf_counter()
-    with in_options(settings), run_folder(folder):
+    with in_options(settings), run_folder(folder, settings=None if resuming else settings):
         run = EvaluatedRun(settings, folder, device, resuming)
         batches = run.batches
         if resuming:

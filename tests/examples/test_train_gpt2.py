@@ -258,20 +258,40 @@ def test_a_run_may_get_more_steps(
     assert parameters(tmp_path / "run") == found
 
 
-def test_a_run_without_its_checkpoints_is_not_started_again(
+@pytest.mark.parametrize("place", ["prepare_corpus", "save_facts", "Trainer._save"])
+def test_a_run_without_a_checkpoint_starts_at_step_0(
+    place: str, options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Killed as it reads its data, before its first step and after it; fine-tuned from another."""
+    train_gpt2.main([*options, "--out", str(tmp_path / "first"), "--stop-after", "2"])
+    sizes = len(options) - options.index("--layers")
+    start = [*options[:-sizes], "--init-from", str(tmp_path / "first"), *SHORT.split()]
+    start += ["--batch", "4", "--warmup", "2", "--no-plot"]
+    assert train_gpt2.main([*start, "--out", str(tmp_path / "whole")]) == 0
+    folder = tmp_path / "run"
+    program = (
+        "import os, sys; from examples import train_gpt2; from tensorgrad.train import gpt2\n"
+        f"gpt2.{place} = lambda *_, **__: os.kill(os.getpid(), 9)\n"
+        "train_gpt2.main(sys.argv[1:])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *start], cwd=ROOT, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert (folder / "metrics.jsonl").exists() == (place == "Trainer._save")
+    message = "holds a run, expected a new folder; to start it at step 0, as it has no checkpoint"
+    assert f"{message}: --resume {folder}" in fails(start, caplog)
+    assert train_gpt2.main(["--resume", str(folder)]) == 0
+    assert f"{folder} has no checkpoint: starting at step 0" in caplog.text
+    for name in ("metrics.jsonl", "config.json", "facts.json", "tokenizer.json"):
+        files = [(tmp_path / run / name).read_text() for run in ("run", "whole")]
+        assert files[0].replace(str(folder), str(tmp_path / "whole")) == files[1]
+    assert parameters(folder) == parameters(tmp_path / "whole")
+
+
+def test_a_run_that_failed_before_its_data_was_read_leaves_no_folder(
     options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = tmp_path / "run"
-    train_gpt2.main([*options, "--stop-after", "5"])
-    before = (folder / "metrics.jsonl").read_bytes()
-    shutil.rmtree(folder / "checkpoints")
-    message = f"{folder} came to step 5 but has no checkpoint"
-    assert message in fails(["--resume", str(folder)], caplog)
-    assert (folder / "metrics.jsonl").read_bytes() == before
-    (folder / "metrics.jsonl").write_text('{"step": 0, "validation_loss": 5.7}\n')
-    with caplog.at_level(logging.INFO):
-        assert train_gpt2.main(["--resume", str(folder)]) == 0
-    assert "has trained nothing yet: starting at step 0" in caplog.text
+    assert "no such file" in fails([*options, "--data", str(tmp_path / "lost")], caplog)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
