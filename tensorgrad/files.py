@@ -245,6 +245,14 @@ def finite(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def shown(value: Any, length: int) -> str:
+    """Return the start of the `repr` of a value, for errors."""
+    try:
+        return repr(value)[:length]
+    except ValueError:  # an integer of more than 4,300 digits
+        return f"a {type(value).__name__} of very many digits"
+
+
 def is_utf8(text: str) -> bool:
     """Return whether text can be encoded: half of a surrogate pair cannot.
 
@@ -273,9 +281,9 @@ def _plain(value: Any, op: str, name: str, depth: int) -> Any:
         bits = int(value).bit_length()
         value, expected = f"an integer of {bits} bits", "-2^63 to 2^64 - 1"
     elif isinstance(value, float | np.floating):
-        if math.isfinite(value):
+        if math.isfinite(value) and float(value) == value:
             return float(value)
-        expected = "a finite number"
+        expected = "a finite number of at most 64 bits"
     elif isinstance(value, str):
         if is_utf8(value):
             return str.__str__(value)
@@ -286,7 +294,7 @@ def _plain(value: Any, op: str, name: str, depth: int) -> Any:
         return _plain_mapping(value, op, name, depth)
     else:
         raise DtypeError(
-            f"{op}: {name or 'the value'} is {value!r:.80}; JSON does not support a "
+            f"{op}: {name or 'the value'} is {shown(value, 80)}; JSON does not support a "
             f"{type(value).__name__}"
         )
     raise ArgumentError(f"{op}: {name or 'the value'} is {value!s:.80}, expected {expected}")
