@@ -33,7 +33,7 @@ LONGEST = 0.05  # seconds between the last of them and the kill
 STEPS, EVERY = 80, 2
 OPTIONS = [
     *("--steps", str(STEPS), "--checkpoint-every", str(EVERY)),
-    *("--evaluate-every", "30", "--no-plot"),
+    *("--evaluate-every", "30", "--no-plot", "--background-checkpoints"),
 ]
 
 

@@ -18,7 +18,7 @@ from tests.processes import wait_for, wait_until
 from tests.source_tree import ROOT
 
 KILLS = 20
-CHAINS = 2  # runs that are killed at the same time: most of it is starting again
+CHAINS = 2  # runs that are killed at the same time, with checkpoints in the background or not
 MOST_SAVED = 4  # checkpoints that are written before a kill
 LONGEST = 0.05  # seconds between the last of them and the kill
 STEPS, EVERY = 200, 4
@@ -43,12 +43,13 @@ def start(folder: Path, *more: str) -> subprocess.Popen[str]:
     return process
 
 
-def end_of(folder: Path) -> dict[str, bytes]:
-    """Return the loss curve and all files of the last checkpoint."""
-    last = list_checkpoints(folder / "checkpoints")[0]
-    assert load_checkpoint(last).step == STEPS
-    files = [folder / "metrics.jsonl", *last.iterdir()]
-    return {path.name: path.read_bytes() for path in files}
+def end_of(folder: Path) -> dict[str, object]:
+    """Return the loss curve and the last checkpoint, without the settings."""
+    last = load_checkpoint(list_checkpoints(folder / "checkpoints")[0])
+    assert last.step == STEPS
+    del last.state["settings"]
+    files = [folder / "metrics.jsonl", *last.path.glob("*.safetensors")]
+    return {"state": last.state, **{path.name: path.read_bytes() for path in files}}
 
 
 def last_step(folder: Path) -> int:
@@ -61,7 +62,7 @@ def has_saved(folder: Path, step: int) -> bool:
     return last_step(folder) >= step
 
 
-def kill_and_resume(folder: Path) -> list[Path]:
+def kill_and_resume(folder: Path, *more: str) -> list[Path]:
     """Kill a run at random moments and resume it each time; return the runs that finished.
 
     A fast machine may finish before the last kill, and begins again.
@@ -71,7 +72,7 @@ def kill_and_resume(folder: Path) -> list[Path]:
     while kills < KILLS // CHAINS:
         run = folder / f"{len(finished)}"
         while True:
-            process = start(run, "--resume")
+            process = start(run, "--resume", *more)
             if kills < KILLS // CHAINS:
                 step = last_step(run) + EVERY * moments.randint(0, MOST_SAVED)
                 wait_until(partial(has_saved, run, step), process)
@@ -92,7 +93,10 @@ def kill_and_resume(folder: Path) -> list[Path]:
 @pytest.mark.slow
 def test_killed_and_resumed_twenty_times(tmp_path: Path) -> None:
     with start(tmp_path / "undisturbed") as undisturbed, ThreadPoolExecutor(CHAINS) as pool:
-        chains = list(pool.map(kill_and_resume, [tmp_path / f"chain-{i}" for i in range(CHAINS)]))
+        waits, goes_on = tmp_path / "waits", tmp_path / "goes-on"
+        chains = list(
+            pool.map(kill_and_resume, [waits, goes_on], ["--no-report", "--background-checkpoints"])
+        )
         assert wait_for(undisturbed, 120)[0] == "finished\n"
     expected = end_of(tmp_path / "undisturbed")
     assert all(end_of(run) == expected for chain in chains for run in chain)
