@@ -27,6 +27,8 @@ from tensorgrad.report.run import read_run
 from tensorgrad.train import checkpoint, command_line, gpt2
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.log import read_metrics, read_samples
+from tensorgrad.train.stop_signals import STOPS
+from tests.processes import started
 from tests.source_tree import ROOT
 
 TINY = "--layers 1 --heads 2 --width 16 --context 16 --vocab 300 --batch 4 --warmup 2 --no-plot"
@@ -389,25 +391,17 @@ def test_16_bits_learn_as_well(options: list[str], tmp_path: Path, dtype: str) -
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", STOPS)
 def test_it_runs_as_a_program_and_stops_when_asked(
     options: list[str], tmp_path: Path, number: signal.Signals
 ) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "examples/train_gpt2.py", *options, "--steps", "100000"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "examples/train_gpt2.py", *options, "--steps", "100000"]
     metrics = tmp_path / "run" / "metrics.jsonl"
-    try:
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         while not (metrics.exists() and metrics.stat().st_size):
             assert process.poll() is None, process.communicate()[1]
         process.send_signal(number)
         output, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
     assert process.returncode == 128 + number
     assert output == ""
     assert f"to resume: python examples/train_gpt2.py --resume {tmp_path / 'run'}" in errors
@@ -418,14 +412,9 @@ def test_it_runs_as_a_program_and_stops_when_asked(
 def test_a_program_that_is_interrupted_twice_ends_quietly(
     options: list[str], tmp_path: Path
 ) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "examples/train_gpt2.py", *options, "--steps", "100000"],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    with process, process.stderr:
+    command = [sys.executable, "examples/train_gpt2.py", *options, "--steps", "100000"]
+    with started(command, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
         checkpoints = tmp_path / "run" / "checkpoints"
         while not (checkpoint.list_checkpoints(checkpoints)):
             assert process.poll() is None
@@ -434,6 +423,7 @@ def test_a_program_that_is_interrupted_twice_ends_quietly(
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         errors = process.stderr.read()
+        process.wait()
     assert process.returncode in (130, -signal.SIGINT), errors  # 130 for a shell
     assert "Traceback" not in errors
     assert checkpoint.load_latest(checkpoints) is not None

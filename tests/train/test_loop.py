@@ -26,7 +26,7 @@ from tensorgrad.train.loop import Trainer, mean_loss
 from tensorgrad.train.ranks import OneProcess, Ranks, count_targets
 from tensorgrad.train.settings import TrainSettings
 from tests.disk import full_disk
-from tests.source_tree import ROOT
+from tests.processes import started
 from tests.train.tiny_run import MODEL, SMALL, make_trainer
 
 
@@ -407,17 +407,14 @@ def test_an_overflow_of_the_loss_scale_does_not_stop_the_run(tmp_path: Path) -> 
 def test_a_signal_writes_a_checkpoint(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.train.tiny_run", str(tmp_path)]
     options = ["--steps", "100000", "--checkpoint-every", "100000", "--no-plot"]
-    process = subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
+    with started([*command, *options], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         metrics_of_it = tmp_path / "metrics.jsonl"
         while not (metrics_of_it.exists() and metrics_of_it.stat().st_size):
             assert process.poll() is None
         process.send_signal(number)
         rest = process.communicate(timeout=60)[0]
-    finally:
-        process.kill()
     assert process.returncode == 0
     (step,) = steps_of(tmp_path)
     assert rest == f"stopped after {step}\n"
