@@ -19,6 +19,7 @@ from tensorgrad.parallel.checkpoint import Shards
 from tensorgrad.train import checkpoint
 from tensorgrad.train.background import BackgroundSaving
 from tensorgrad.train.checkpoint import PendingCheckpoint, list_checkpoints, load_checkpoint
+from tensorgrad.weights import save_arrays
 from tests.parallel.test_checkpoint import FULL, held_on
 from tests.parallel.threads import on_ranks
 from tests.train.test_callbacks import Recorder
@@ -31,12 +32,12 @@ OPTIONS: dict[str, Any] = {"background_checkpoints": True, "keep": 9}
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Let threads write checkpoints only once the event is set."""
-    event, save = threading.Event(), checkpoint.save_arrays
+    event = threading.Event()
 
     def wait(*arguments: Any, **options: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             assert event.wait(60)
-        return save(*arguments, **options)
+        return save_arrays(*arguments, **options)
 
     monkeypatch.setattr(checkpoint, "save_arrays", wait)
     yield event

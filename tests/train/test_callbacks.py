@@ -264,7 +264,8 @@ def stopped(folder: Path, stops_in: str, **options: Any) -> int:
     assert (outcome.finished, outcome.stopped_by, outcome.status) == (False, None, 0)
     assert stopper.end is outcome
     assert step_of(list_checkpoints(folder / "checkpoints")[0]) == outcome.step
-    return outcome.step
+    step: int = outcome.step
+    return step
 
 
 def test_a_callback_stops_a_run_which_then_resumes(tmp_path: Path, alone: Any) -> None:

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DtypeError
-from tensorgrad.files import make_folder
+from tensorgrad.files import make_folder, to_json
 from tensorgrad.train import average_checkpoints, checkpoint
 from tensorgrad.train.checkpoint import (
     Checkpoint,
@@ -375,16 +375,15 @@ def test_older_checkpoints_are_deleted_only_for_one_that_was_read_back(
 ) -> None:
     for step in (1, 2):
         save(tmp_path, step)
-    save_arrays_well, to_json_well = checkpoint.save_arrays, checkpoint.to_json
 
     def write_wrongly(path: Path, *arguments: Any, **options: Any) -> dict[str, int]:
-        sums = save_arrays_well(path, *arguments, **options)
+        sums = save_arrays(path, *arguments, **options)
         flip(path)
         return sums
 
     with monkeypatch.context() as patch:
         if place == "to_json":
-            patch.setattr(checkpoint, "to_json", lambda *a, **b: to_json_well(*a, **b)[:-2] + "]}")
+            patch.setattr(checkpoint, "to_json", lambda *a, **b: to_json(*a, **b)[:-2] + "]}")
         else:
             patch.setattr(checkpoint, "save_arrays", write_wrongly)
         with pytest.raises(
