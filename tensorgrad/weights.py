@@ -42,7 +42,7 @@ def save_arrays(
 ) -> dict[str, int]:
     """Write arrays to a safetensors file, which is replaced atomically.
 
-    The GIL is free while a chunk is written, so other threads go on.
+    The GIL is free while a chunk is written, so other threads run.
 
     Args:
         path: the file; its folder must exist.

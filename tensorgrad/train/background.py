@@ -1,4 +1,4 @@
-"""Writing a checkpoint in a thread while the steps go on.
+"""Writing a checkpoint in a thread while training continues.
 
 The thread has copies of the arrays in host memory, so the files have the bits of the step that they
 were copied at. It needs no other rank: those write their own files. When all have, the ranks finish

@@ -50,7 +50,7 @@ class Callback:
         """Called when the model has written a sample; the text begins with the prompt."""
 
     def on_checkpoint(self, step: int, path: Path) -> None:
-        """Called when a checkpoint is safe on the disk; in the background steps go on meanwhile."""
+        """Called when a checkpoint is safe on the disk; with one in the background, steps later."""
 
     def on_end(self, result: Outcome | BaseException) -> None:
         """Called once, after a successful `on_start`, however the run ends.

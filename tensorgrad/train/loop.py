@@ -176,7 +176,7 @@ class Trainer:
         graphs: steps of this number of shapes are captured (with `settings.capture`), those of
             further shapes run eagerly.
     Raises:
-        ArgumentError: a group of `belongs_to` is no mapping, or has the name of another entry.
+        ArgumentError: a group of `belongs_to` is not a mapping, or has the name of another entry.
     Attributes:
         step: the number of steps done.
         sampled: the newest sample's text, None before the first.
@@ -261,7 +261,7 @@ class Trainer:
         return True
 
     def _tell_longer_schedule(self, checkpoint: Checkpoint) -> None:
-        """Log how the learning rate goes on where the run gets more steps than it had."""
+        """Log how the learning rate continues where the run gets more steps than it had."""
         before, steps = checkpoint.settings("settings").get("steps"), self.settings.steps
         if isinstance(before, int) and before < steps:
             _log.warning(

@@ -69,7 +69,7 @@ class TrainSettings:
     keep: int = option(2, "newest checkpoints to keep, besides the best", low=1, free=True)
     background_checkpoints: bool = option(
         False,
-        "write checkpoints in a thread while training goes on, from a copy in host memory",
+        "write checkpoints in a thread while training continues, from a copy in host memory",
         free=True,
     )
     log_every: int = option(

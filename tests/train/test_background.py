@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on: the same files, and nothing is lost."""
+"""Checkpoints that are written while training continues: the same files, and nothing is lost."""
 
 from __future__ import annotations
 
