@@ -209,8 +209,10 @@ def train(
         settings.model(tokenizer.vocab_size if tokenizer else settings.largest_vocab)
         check_parts(settings.batch // ranks.ranks, settings.micro_batches, ranks.ranks)
         corpus = prepare_corpus(settings, tokenizer, ranks.is_main)
+        sizes = settings.model(corpus.tokenizer.vocab_size)
+        make_loaders(settings, corpus, sizes.context, ranks)  # a short text is found out at once
         random.seed(settings.seed)
-        model = GPT2(settings.model(corpus.tokenizer.vocab_size))
+        model = GPT2(sizes)
         if initial is not None:
             model.load_state_dict(initial.state_dict())
         model.to(device, settings.parameter_dtype)
@@ -343,6 +345,17 @@ def evaluate(
     return {"validation_loss": mean, "perplexity": perplexity, "tokens": found["validation_tokens"]}
 
 
+def make_loaders(
+    settings: GPT2Settings, corpus: Corpus, context: int, ranks: Ranks
+) -> tuple[TokenLoader, TokenLoader]:
+    """Return this rank's batches of the training text and of the validation text."""
+    training, validation = (
+        TokenLoader(tokens, settings.batch, context, settings.seed, ranks.rank, ranks.ranks)
+        for tokens in (corpus.train, corpus.validation)
+    )
+    return training, validation
+
+
 def make_trainer(
     settings: GPT2Settings,
     folder: Path,
@@ -354,10 +367,7 @@ def make_trainer(
     """Return the trainer of a model: loss, batches, optimizer and evaluation, at step 0."""
     precision = settings.precision()
     context = model.config.context
-    batches, validation = (
-        TokenLoader(tokens, settings.batch, context, settings.seed, ranks.rank, ranks.ranks)
-        for tokens in (corpus.train, corpus.validation)
-    )
+    batches, validation = make_loaders(settings, corpus, context, ranks)
     check_parts(settings.batch // ranks.ranks, settings.micro_batches, ranks.ranks)
 
     def loss(x: backend.Array, y: backend.Array) -> Tensor:
