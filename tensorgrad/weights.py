@@ -21,7 +21,7 @@ from tensorgrad.readers import open_regular
 _SUM = "crc32"  # the header entry with the checksum of the rest of the file
 _METADATA = "__metadata__"  # the entry of a header with text
 _HEADER_BYTES = 100_000_000  # the format's limit
-_CHUNK = 1 << 22  # bytes
+_CHUNK = 1 << 25  # bytes: after each the writer waits for the GIL
 # The format's names of dtypes.
 _CODES = {
     "bool": "BOOL", "int8": "I8", "uint8": "U8", "int16": "I16", "uint16": "U16", "int32": "I32",
@@ -50,7 +50,7 @@ def save_arrays(
         metadata: text for the file's header.
         with_sum: whether the header gets a CRC-32 of the file, which `load_arrays` verifies; not
             needed where another file has one.
-        rest: called after each chunk of 4 MB, to leave the processor to others.
+        rest: called after each chunk of 32 MB, to leave the processor to others.
     Returns:
         "bytes" and "crc32" of the file.
     Raises:

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 _FORMAT = 1
 _STATE = "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
-_CHUNK = 1 << 22
+_CHUNK = 1 << 25
 _STATE_BYTES = JSON_BYTES // 2  # the rest is for the names of the files
 BEST_BY = "validation_loss"
 # The entries of a state that `finish_checkpoint` adds.
@@ -139,7 +139,7 @@ class Saving(Protocol):
         """Write the arrays and read them back, in any thread.
 
         Args:
-            rest: called after each few MB, to leave the processor to others.
+            rest: called after each chunk of 32 MB, to leave the processor to others.
         Returns:
             Whether that worked; `finish` raises the error.
         """
@@ -580,9 +580,10 @@ def step_of(path: Path) -> int:
 
 def _crc32(path: Path, rest: Rest = no_rest) -> int:
     total = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            total = zlib.crc32(chunk, total)
+    with path.open("rb", 0) as file:
+        buffer = memoryview(bytearray(min(_CHUNK, os.fstat(file.fileno()).st_size + 1)))
+        while size := file.readinto(buffer):
+            total = zlib.crc32(buffer[:size], total)
             rest()
     return total
 
