@@ -77,6 +77,9 @@ class GPT2Settings(TrainSettings):
     layers: int | None = option(None, "transformer blocks", shown="the preset's", low=1)
     heads: int | None = option(None, "attention heads", shown="the preset's", low=1)
     width: int | None = option(None, "width of the model", shown="the preset's", low=1)
+    hidden: int | None = option(
+        None, "width inside the feed-forward layers", shown="4 times --width", low=1
+    )
     context: int | None = option(None, "context length in tokens", shown="the preset's", low=1)
     vocab: int | None = option(None, "size of the vocabulary", shown="the preset's", low=257)
     tokenizer: str = option(
@@ -145,7 +148,7 @@ class GPT2Settings(TrainSettings):
         Raises:
             ArgumentError: one of them is of --init-from's model already.
         """
-        sizes = ("preset", "layers", "heads", "width", "context", "vocab", "tokenizer")
+        sizes = ("preset", "layers", "heads", "width", "hidden", "context", "vocab", "tokenizer")
         for name in (*sizes, "vocab_multiple"):
             if given.get("init_from") and given.get(name) is not None:
                 raise ArgumentError(
@@ -227,6 +230,7 @@ def train(
             corpus.tokenizer.save(folder / "tokenizer.json")
             names = ("layers", "heads", "width", "context")
             resolved = {name: getattr(model.config, name) for name in names}
+            resolved["hidden"] = model.config.hidden_width
             resolved |= {"vocab": model.config.vocab_size, "warmup": settings.warmup_steps}
             tokens = len(corpus.train)
             save_facts(
@@ -272,7 +276,7 @@ def _load(settings: GPT2Settings, path: Path, checkpoint: str = "best") -> tuple
 
 def _with_sizes(settings: GPT2Settings, model: GPT2Config) -> GPT2Settings:
     """Return the settings with the sizes of a model."""
-    names = ("layers", "heads", "width", "context", "vocab_multiple")
+    names = ("layers", "heads", "width", "hidden", "context", "vocab_multiple")
     sizes = {name: getattr(model, name) for name in names}
     return replace(settings, vocab=model.vocab_size, **sizes)
 
