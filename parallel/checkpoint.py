@@ -107,9 +107,7 @@ class Shards:
         """
         files.check_state(state)
         new = folder / _on_main(self._comm, lambda: files.begin_checkpoint(folder, step).name)
-        pieces = [
-            (piece, host_copy(array) if copies else array) for piece, array in self._written
-        ]
+        pieces = [(piece, host_copy(array) if copies else array) for piece, array in self._written]
         return PendingShards(self._comm, new, step, pieces, state, keep)
 
     def load(self, checkpoint: Checkpoint) -> None:

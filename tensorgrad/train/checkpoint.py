@@ -163,7 +163,7 @@ class PendingCheckpoint:
         step: the number of optimizer steps done.
         arrays: for each file (without ".safetensors") its arrays by name. They must not change
             before `write` has ended.
-        state: what `to_json` takes, without the entries that are RESERVED.
+        state: what `to_json` takes; entries that are RESERVED are replaced.
         keep: 1 or more.
     Raises:
         ArgumentError, DtypeError: the state could not be read again.
@@ -241,13 +241,9 @@ def check_state(state: Mapping[str, Any]) -> None:
     """Check before any work that the state of a checkpoint could be read again.
 
     Raises:
-        ArgumentError: it has an entry that the format has itself, is too large, or has a value that
-            `to_json` refuses.
+        ArgumentError: it is too large, or has a value that `to_json` refuses.
         DtypeError: a value is of a kind that JSON does not support.
     """
-    for name in RESERVED:
-        if name in state:
-            raise ArgumentError(f"save: the state has {name!r}, expected another name")
     size = len(to_json(state, 1, "save"))
     if size > _STATE_BYTES:
         raise ArgumentError(
@@ -317,7 +313,8 @@ def finish_checkpoint(
     target = folder / f"step-{step:08d}"
     try:
         with replacing(new / _STATE) as file:
-            content = {"format": _FORMAT, "step": step, **state, "files": files}
+            others = {name: state[name] for name in state if name not in RESERVED}
+            content = {"format": _FORMAT, "step": step, **others, "files": files}
             file.write(to_json({**content, "crc32": _crc32_of_json(content)}, 1, "save").encode())
         _read_state(new)  # before older ones are deleted
         _take_place(new, target)

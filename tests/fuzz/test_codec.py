@@ -112,8 +112,11 @@ def test_json_is_read_back_as_it_was_written(value: dict[Any, Any]) -> None:
 
 def checkpoint_state(folder: Path, value: dict[Any, Any]) -> Any:
     path = save_checkpoint(folder / "checkpoints", 1, {}, value, keep=1)
-    state = load_checkpoint(path).state
-    return {name: state[name] for name in state if name not in RESERVED}
+    return without_reserved(load_checkpoint(path).state)
+
+
+def without_reserved(value: dict[Any, Any]) -> dict[Any, Any]:
+    return {name: value[name] for name in value if name not in RESERVED}
 
 
 def json_file(folder: Path, value: dict[Any, Any]) -> Any:
@@ -152,7 +155,7 @@ def as_arrays(value: Any) -> Any:
 
 
 FILES: dict[str, tuple[Callable[[Path, dict[Any, Any]], Any], Callable[[Any], dict[Any, Any]]]] = {
-    "state": (checkpoint_state, dict),
+    "state": (checkpoint_state, without_reserved),
     "facts": (json_file, dict),
     "metrics": (lambda folder, value: log_line(folder, value, False), of_steps),
     "samples": (lambda folder, value: log_line(folder, value, True), of_samples),

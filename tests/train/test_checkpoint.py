@@ -398,7 +398,6 @@ def test_older_checkpoints_are_deleted_only_for_one_that_was_read_back(
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"step": 3}, "the state has 'step', expected another name"),
         ({"data": {"key": math.nan}}, "save: data.key is nan, expected a finite number"),
         ({"data": {1: 2, "1": 3}}, "save: data has the key 1, expected text"),
         ({"data": {"text": "x" * (1 << 23)}}, "the state has 8,388,6.. bytes, expected at most"),
