@@ -167,7 +167,7 @@ def check(settings: Dataclass) -> None:
             expected = kind_name(kind)
         elif kind is float and not _is_finite(value):
             expected = "a finite number"
-        elif kind is int and abs(value) >= 2**63:
+        elif kind is int and abs(int(value)) >= 2**63:
             expected = "less than 2^63"
         elif low is not None and value < low:
             expected = f"{low:g} or more"
