@@ -247,7 +247,7 @@ def _tensor(
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """Open a safetensors file; the library checks that its length matches its header."""
     try:
-        open_regular(path).close()  # its errors give the reason, the library's do not
+        open_regular(path, links=True).close()  # its errors give the reason, the library's do not
         opened = safe_open(path, framework="np")
     except FileNotFoundError as error:
         raise CheckpointError(

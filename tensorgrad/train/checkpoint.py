@@ -35,7 +35,7 @@ import numpy as np
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DataError, ShapeError
 from tensorgrad.files import make_folder, replacing, sync_folder, to_json
-from tensorgrad.readers import JSON_BYTES, parse_json, read_json
+from tensorgrad.readers import JSON_BYTES, no_link, open_regular, parse_json, read_json
 from tensorgrad.train.pieces import Stored, open_pieces, read_whole
 from tensorgrad.weights import ArrayFile, save_arrays
 
@@ -275,6 +275,7 @@ def begin_checkpoint(folder: Path, step: int) -> Path:
         CheckpointError: the folder cannot be made.
     """
     new = folder / f".step-{step:08d}-{secrets.token_hex(4)}.tmp"
+    no_link(folder)  # it could lead to files of the user, which would be deleted as older ones
     try:
         if not folder.is_dir():
             os.stat(folder.parent)  # fails where the folder of the run was removed
@@ -378,6 +379,15 @@ def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1)
     return Checkpoint(path, state)
 
 
+def open_state(path: Path) -> Checkpoint:
+    """Open a checkpoint by its state alone: its other files may be damaged.
+
+    Raises:
+        DamagedError, CheckpointError: as for `load_checkpoint`.
+    """
+    return Checkpoint(path, _read_state(path))
+
+
 def _read_state(path: Path) -> dict[str, Any]:
     """Return the state of a checkpoint, checked by its own CRC-32; errors as `load_checkpoint`."""
     try:
@@ -399,7 +409,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         if not isinstance(files, Mapping):
             raise ValueError(f"files is {files!r:.80}, expected a mapping")
         numbers = [step, *(sums[kind] for sums in files.values() for kind in ("bytes", "crc32"))]
-        plain = all(Path(name).name == name for name in files)  # in this folder
+        plain = all(Path(name).name == name and "\0" not in name for name in files)  # in here
         if not plain or not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError(
                 f"step is {step!r:.40} and files {files!r:.200}, expected names and whole numbers"
@@ -412,7 +422,7 @@ def _read_state(path: Path) -> dict[str, Any]:
 def _compare(file: Path, expected: Mapping[str, int], rest: Rest = no_rest) -> None:
     """Raise DamagedError unless a file matches its recorded sums."""
     try:
-        found = file.stat()
+        found = no_link(file).stat()
         if not stat.S_ISREG(found.st_mode):
             raise DamagedError(f"load: {file} is not a file")
         if found.st_size != expected["bytes"]:
@@ -422,6 +432,8 @@ def _compare(file: Path, expected: Mapping[str, int], rest: Rest = no_rest) -> N
             )
         if _crc32(file, rest) != expected["crc32"]:
             raise DamagedError(f"load: {file} has another CRC-32 than when it was written")
+    except DataError as error:
+        raise DamagedError(f"load: {error}") from error
     except _GONE as error:
         raise DamagedError(
             f"load: {file} is missing, expected {expected['bytes']:,} bytes"
@@ -517,11 +529,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, the newest first, damaged or not; [] if it is missing.
 
     Raises:
+        DataError: the folder, or a checkpoint in it, is a symbolic link.
         OSError: the system cannot list it.
     """
     try:
-        with os.scandir(folder) as entries:
-            found = [folder / entry.name for entry in entries if _is_checkpoint(entry)]
+        with os.scandir(no_link(folder)) as entries:
+            found = [no_link(folder / entry.name) for entry in entries if _is_checkpoint(entry)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(found, key=step_of, reverse=True)
@@ -577,9 +590,9 @@ def step_of(path: Path) -> int:
 
 def _crc32(path: Path, rest: Rest = no_rest) -> int:
     total = 0
-    with path.open("rb", 0) as file:
+    with open_regular(path) as file:
         buffer = memoryview(bytearray(min(_CHUNK, os.fstat(file.fileno()).st_size + 1)))
-        while size := file.readinto(buffer):
+        while size := file.readinto(buffer):  # type: ignore[attr-defined]
             total = zlib.crc32(buffer[:size], total)
             rest()
     return total

@@ -165,6 +165,8 @@ def check(settings: Dataclass) -> None:
             isinstance(value, bool) and kind is not bool
         ):
             expected = kind_name(kind)
+        elif isinstance(value, str) and "\0" in value:
+            expected = "a text without NUL"
         elif kind is float and not _is_finite(value):
             expected = "a finite number"
         elif kind is int and abs(int(value)) >= 2**63:

@@ -21,6 +21,7 @@ from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY
 from tensorgrad.errors import ArgumentError, TrainingError
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
+from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.callbacks import Callback
@@ -42,6 +43,7 @@ from tensorgrad.train.run import (
     without_checkpoint,
 )
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.sizes import check_sizes
 
 _log = logging.getLogger(__name__)
 
@@ -215,6 +217,7 @@ def train(
         sizes = settings.model(corpus.tokenizer.vocab_size)
         make_loaders(settings, corpus, sizes.context, ranks)  # a short text is found out at once
         random.seed(settings.seed)
+        check_sizes(sizes, folder)
         model = GPT2(sizes)
         if initial is not None:
             model.load_state_dict(initial.state_dict())
@@ -257,7 +260,7 @@ def _initial_model(
 
     Of a run with a checkpoint that has the weights, and config.json the sizes.
     """
-    own = folder / "tokenizer.json"
+    own = no_link(folder / "tokenizer.json")
     if settings.init_from and not (resuming and list_checkpoints(folder / "checkpoints")):
         return _load(settings, Path(settings.init_from))
     if settings.init_from:
