@@ -126,6 +126,7 @@ def json_file(folder: Path, value: dict[Any, Any]) -> Any:
 
 def log_line(folder: Path, value: dict[Any, Any], text: bool) -> Any:
     path = folder / "log.jsonl"
+    path.unlink(missing_ok=True)  # a line of a negative step would stay
     log = StepLog(path, -1, text)
     try:
         log.write(value)
