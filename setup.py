@@ -24,7 +24,4 @@ class Editable(editable_wheel):
             self.mode = "strict"
 
 
-setup(
-    package_dir={"": "."} if LINKED else FOLDERS,
-    cmdclass={"editable_wheel": Editable},
-)
+setup(package_dir={"": "."} if LINKED else FOLDERS, cmdclass={"editable_wheel": Editable})

@@ -16,8 +16,8 @@ _MODULES = (
 )  # fmt: skip
 
 __all__ = [
-    "PRESETS",
     "GPT2",
+    "PRESETS",
     "Classifier",
     "ClassifierConfig",
     "GPT2Config",
@@ -85,4 +85,4 @@ else:  # to a type checker every name would exist
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, *_MODULES})
+        return sorted([*__all__, *_MODULES])

@@ -6,7 +6,12 @@ what each of them lists in its `__all__`. `data`, `models`, `parallel`, `testing
 `weights` are loaded at their first use.
 """
 
+__distribution__ = "tensorgrad-cupy"  # which tensorgrad this is, for distribution.py
+
 from tensorgrad import interrupt  # noqa: F401  first: Ctrl-C during the imports below ends quietly
+
+# isort: split
+from tensorgrad import distribution  # noqa: F401  whether the files are those of this project
 from tensorgrad.tensor import Tensor  # before the ops: they import it, and it imports them last
 
 # isort: split

@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, DataError
 
 __all__ = ["render_chat"]
@@ -44,7 +45,7 @@ def render_chat(
     except ImportError as error:
         raise DataError(
             f"chat: {name} has a chat template and jinja2 is not installed, expected it: "
-            "pip install 'tensorgrad-cupy[hub]'"
+            f"{install('hub')}"
         ) from error
     environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()]
