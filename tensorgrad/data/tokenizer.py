@@ -27,6 +27,7 @@ from tensorgrad.data.tokenizer_file import (
     named_errors,
     vocabulary_file,
 )
+from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
 from tensorgrad.readers import parse_json
 
@@ -96,6 +97,9 @@ class Tokenizer(TokenBytes):
         self._known: dict[str, list[int]] = {}
         self._remembered = 0  # characters
         self._byte_ids = [ids[character] for character in ALPHABET]
+
+    def __repr__(self) -> str:
+        return call_text(self, vocab_size=self.vocab_size, special_tokens=list(self._special))
 
     @classmethod
     def train(
