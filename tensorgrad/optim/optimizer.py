@@ -150,11 +150,10 @@ class Optimizer:
         sizes = {"parameters": len(tensors), "elements": sum(tensor.size for tensor in tensors)}
         if len(self.groups) > 1:
             sizes["groups"] = len(self.groups)
-        kinds = bool | int | float | tuple | None
         options = {
             name: value
             for name, value in vars(self).items()
-            if not name.startswith("_") and isinstance(value, kinds)
+            if not name.startswith("_") and isinstance(value, bool | int | float | tuple | None)
         }
         return call_text(self, **sizes, lr=self.lr, **options)
 
