@@ -72,7 +72,7 @@ $(VENV)/.installed-%: pyproject.toml $(VENV)/.created
 	@touch $@
 
 clean: ## remove build products and caches (runs/ stays)
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build/lib build/bdist* dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and remove $(VENV)

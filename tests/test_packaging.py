@@ -188,6 +188,17 @@ def test_a_wheel_says_what_it_needs(wheel: Path) -> None:
     assert f"\nVersion: {tensorgrad.__version__}\n" in metadata
     for extra in ("cuda13", "cuda12", "mpi", "text", "plot", "dev"):
         assert f"Provides-Extra: {extra}\n" in metadata
+    urls = dict(re.findall(r"^Project-URL: (\w+), (\S+)$", metadata, re.MULTILINE))
+    assert set(urls) == {"Repository", "Documentation", "Changelog", "Issues"}
+    _, _, description = metadata.partition("\n\n")
+    assert description.startswith("# tensorgrad\n")
+    links = re.findall(r"\]\(([^)\s]+)\)", description)
+    assert [link for link in links if not link.startswith("https://")] == []
+    own = [link.removeprefix(f"{urls['Repository']}/") for link in links]
+    assert len(own) > 10
+    assert "raw/main/docs/loss.png" in own
+    paths = [path.partition("/main/")[2].partition("#")[0] for path in own if path in own]
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
 
 
 # What an index does not have: the other project's name as a requirement with extras, or either name
@@ -243,6 +254,7 @@ def test_an_sdist_holds_everything_and_builds_the_same_wheel(
     }
     wanted |= {
         "pyproject.toml",
+        "setup.py",
         "README.md",
         "LICENSE",
         "CHANGELOG.md",
@@ -274,31 +286,43 @@ def test_it_works_uninstalled_with_the_root_on_the_path(
 
 
 @pytest.mark.parametrize("kind", ["wheel", "checkout", "without_links"])
-def test_pip_installs_it(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_pip_installs_it_and_type_checkers_see_it(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     source: Path = request.getfixturevalue(kind)
     editable = kind != "wheel"
+    environment = tmp_path / "environment"
+    succeed("-m", "venv", "--without-pip", str(environment), cwd=tmp_path)
     succeed(
         *("-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "--no-index"),
-        *("--ignore-installed", "--no-warn-script-location", "--prefix", str(tmp_path)),
+        *("--ignore-installed", "--no-warn-script-location", "--prefix", str(environment)),
         *(["-e"] if editable else []),
         str(source),
         cwd=tmp_path,
     )
-    (installed,) = tmp_path.rglob("site-packages")
+    (installed,) = environment.rglob("site-packages")
+    (installed / "dependencies.pth").write_text("\n".join(map(str, site_packages())))
+    interpreter = str(environment / "bin" / "python")
     script = (
-        "import site, sys, json; site.addsitedir(sys.argv[1]);"
-        "import tensorgrad.models, tensorgrad.parallel;"
+        "import json, tensorgrad.models, tensorgrad.parallel;"
         "print(json.dumps([tensorgrad.__file__, tensorgrad.models.__file__]))"
     )
-    paths = [installed, *site_packages()]
-    found = json.loads(succeed("-S", "-c", script, str(installed), cwd=tmp_path, paths=paths))
-    places = [Path(file).resolve() for file in found]
+    run = subprocess.run(
+        [interpreter, "-I", "-c", script], cwd=tmp_path, capture_output=True, check=True
+    )
+    places = [Path(file).resolve() for file in json.loads(run.stdout)]
     if editable:
         assert places == [source / "tensorgrad/__init__.py", source / "models/__init__.py"]
     else:
         package = installed / "tensorgrad"
         assert places == [package / "__init__.py", package / "models/__init__.py"]
         assert not (installed / "models").exists()
+    shutil.copy(ROOT / "tests" / "typed_program.py", tmp_path)
+    succeed(
+        *("-m", "mypy", "--strict", "--config-file", "", "--python-executable", interpreter),
+        *("--cache-dir", str(tmp_path.parent / "mypy"), "typed_program.py"),
+        cwd=tmp_path,
+    )
 
 
 def site_packages() -> list[Path]:
