@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +28,8 @@ def call_text(kind: Any, /, *first: str, **settings: Any) -> str:
 
 def to_html(x: Tensor) -> str:
     """Return shape, dtype and device, and the values: as a table up to two axes, else as text."""
+    from html import escape  # which takes milliseconds to import
+
     grad = ", requires_grad" if x.requires_grad else ""
     title = f"<code>tensor {x.shape}, {x.dtype}, {x.device}{grad}</code>"
     if x.ndim in (1, 2) and x.size:
