@@ -33,7 +33,7 @@ train: install ## train a small GPT-2 with the defaults (ARGS="--help" lists its
 
 test: lint types ## install everything, then lint, types and all tests
 	@echo 'tests (pytest)'
-	@$(bin)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+	@$(bin)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: install ## check style and format with ruff
 	@echo 'lint (ruff)'

@@ -7,6 +7,7 @@ and, against PyTorch and transformers, tests/parity/test_gpt2.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tensorgrad import nn
@@ -33,6 +34,7 @@ class GPT2Config:
         vocab_multiple: the rows of the token embedding are padded to a multiple of this. Padding
             rows are not tokens and have no logits: 128 pads 50,257 rows to 50,304, which GPUs
             multiply faster.
+        hidden: width inside the feed-forward layers; default 4 C.
     Raises:
         ArgumentError: a size is out of its range.
     """
@@ -44,10 +46,13 @@ class GPT2Config:
     width: int = 768
     dropout: float = 0.0
     vocab_multiple: int = 1
+    hidden: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context", "layers", "heads", "width", "vocab_multiple"):
             check_integer("GPT2Config", name, getattr(self, name), 1)
+        if self.hidden is not None:
+            check_integer("GPT2Config", "hidden", self.hidden, 1)
         if self.width % self.heads:
             raise ArgumentError(
                 f"GPT2Config: width is {self.width}, expected a multiple of heads, {self.heads}"
@@ -62,16 +67,26 @@ class GPT2Config:
     @property
     def parameters(self) -> int:
         """The number of parameters, each counted once."""
-        block = 12 * self.width**2 + 13 * self.width
+        block = self._block_matrices + 9 * self.width + self.hidden_width
         return (self.rows + self.context + 2) * self.width + self.layers * block
+
+    @property
+    def hidden_width(self) -> int:
+        """The width inside the feed-forward layers."""
+        return 4 * self.width if self.hidden is None else self.hidden
+
+    @property
+    def _block_matrices(self) -> int:
+        """Elements of the matrices of a block."""
+        return self.width * (4 * self.width + 2 * self.hidden_width)
 
     @property
     def training_flops(self) -> float:
         """FLOPs of training on a token, see models/flops.py.
 
-        3 (L (24 C^2 + 2 T C) + 2 V C)
+        3 (L (24 C^2 + 2 T C) + 2 V C), where the hidden width is 4 C
         """
-        elements = 12 * self.layers * self.width**2 + self.rows * self.width
+        elements = self.layers * self._block_matrices + self.rows * self.width
         return training_flops(elements, self.layers, self.width, self.context / 2)
 
 
@@ -114,7 +129,12 @@ class GPT2(LanguageModel):
         self.positions = nn.Embedding(config.context, config.width)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            nn.TransformerBlock(config.width, config.heads, dropout=config.dropout)
+            nn.TransformerBlock(
+                config.width,
+                config.heads,
+                dropout=config.dropout,
+                feed_forward=partial(nn.FeedForward, hidden=config.hidden),
+            )
             for _ in range(config.layers)
         )
         self.norm = nn.LayerNorm(config.width)

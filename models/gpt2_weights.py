@@ -22,8 +22,8 @@ _MODULES = (
     ("h.#.attn.c_attn", "blocks.#.attention.qkv", "C 3C", True),
     ("h.#.attn.c_proj", "blocks.#.attention.proj", "C C", True),
     ("h.#.ln_2", "blocks.#.norm2", "C", False),
-    ("h.#.mlp.c_fc", "blocks.#.feed_forward.up", "C 4C", True),
-    ("h.#.mlp.c_proj", "blocks.#.feed_forward.down", "4C C", True),
+    ("h.#.mlp.c_fc", "blocks.#.feed_forward.up", "C H", True),
+    ("h.#.mlp.c_proj", "blocks.#.feed_forward.down", "H C", True),
     ("ln_f", "norm", "C", False),
 )
 # The same of each array: a bias has the length of its module's output.
@@ -53,7 +53,6 @@ _FIXED: dict[str, tuple[Any, ...]] = {
         *("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"),
     ),
     "layer_norm_epsilon": (1e-5,),
-    "n_inner": (None,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "scale_attn_weights": (True,),
     "tie_word_embeddings": (True,),
@@ -62,9 +61,10 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 
 def _read(theirs: PublishedSettings) -> GPT2Config:
     sizes = {ours: _size(theirs, name) for name, ours in _SIZES.items()}
-    theirs.only({**_FIXED, "n_inner": (None, 4 * sizes["width"])})
+    theirs.only(_FIXED)
+    hidden = theirs.integer("n_inner", None)
     theirs.check_all_known("GPT2LMHeadModel")
-    return GPT2Config(**sizes)
+    return GPT2Config(**sizes, hidden=None if hidden == 4 * sizes["width"] else hidden)
 
 
 def _size(theirs: PublishedSettings, name: str) -> int:
@@ -80,13 +80,14 @@ def _size(theirs: PublishedSettings, name: str) -> int:
 def _write(config: GPT2Config) -> dict[str, Any]:
     fixed = {name: values[0] for name, values in _FIXED.items()}
     values = {**fixed, **{theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}}
+    values["n_inner"] = config.hidden
     return values | dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout)
 
 
 def _stored(config: GPT2Config) -> Iterator[StoredArray]:
     """Yield the arrays, block by block."""
     sizes = {"V": config.vocab_size, "T": config.context}
-    sizes |= {"C": config.width, "3C": 3 * config.width, "4C": 4 * config.width}
+    sizes |= {"C": config.width, "3C": 3 * config.width, "H": config.hidden_width}
     for number in range(-1, config.layers):  # -1: the arrays outside the blocks
         for theirs, ours, letters, transposed in _NAMES:
             if ("#" in theirs) == (number >= 0):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -12,15 +12,37 @@ from tensorgrad.checks import array_of
 from tensorgrad.dtypes import DtypeLike, compute_dtype
 from tensorgrad.engine import mode, replaced
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.nn.shard import Region, Shard
 from tensorgrad.operands import tensor_of
-from tensorgrad.ops.linear import linear as linear_op
-from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy_op
+from tensorgrad.ops.linear import linear
+from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy
 from tensorgrad.recompute import checkpoint
 from tensorgrad.tensor import Tensor
 
 __all__ = ["LanguageModel", "check_tokens", "checked_prompts", "initialize"]
 
-Cache = list[nn.KeyValueCache]  # one per block
+Cache = list[Any]  # a KeyValueCache for each block, None for those of other ranks
+
+
+class Part(NamedTuple):
+    """The part of a model that a stage of a pipeline runs.
+
+    Attributes:
+        blocks: the numbers of its blocks.
+        x: (B, T, C), the output of the block before; None: the part begins with the tokens.
+        last: whether it ends with logits or the loss.
+    """
+
+    blocks: range
+    x: Tensor | None
+    last: bool
+
+
+class Stages(Protocol):
+    """The ranks that have the layers of a model, each some; see parallel/pipeline.py."""
+
+    def next_logits(self, tokens: Any, cache: Any, mask: Any) -> Tensor:
+        """Return what `LanguageModel.next_logits` does, on all ranks."""
 
 
 class LanguageModel(nn.Module):
@@ -40,11 +62,13 @@ class LanguageModel(nn.Module):
         recompute_norms: whether linear layers of blocks save no output of a norm, which backward
             computes again from the input of the norm. Results have the same bits. Under autocast,
             and with tensor parallelism, they save a copy or parts of it all the same.
-        captures: whether generation may capture steps into a CUDA graph; False where ranks share
-            the model.
         output: Linear(C, V) without bias; None where the head is tied to the token embedding.
-        linear, linear_cross_entropy: compute logits and losses from features and the head; tensor
-            parallelism replaces these functions where ranks share the head.
+        captures: whether generation may capture steps into a CUDA graph.
+        region: the ranks that share the layers; or None.
+        stages: the ranks that have the layers, each some; or None.
+        part: what this call runs of the model; None: all.
+        loss_of_any_rows: whether the loss is the mean over all targets, whatever their rows, as
+            sequence parallelism needs.
     """
 
     vocab_size: int
@@ -56,8 +80,10 @@ class LanguageModel(nn.Module):
     recompute: bool = False
     recompute_norms: bool = False
     captures: bool = True
-    linear: Callable[..., Tensor] = staticmethod(linear_op)
-    linear_cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy_op)
+    region: Region | None = None
+    stages: Stages | None = None
+    part: Part | None = None
+    loss_of_any_rows: bool = True
 
     def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:
         """Return (B, T, C), the input of the first block; arguments as for `forward`."""
@@ -73,10 +99,28 @@ class LanguageModel(nn.Module):
         """
         x = self.norm(x)
         if targets is None:
-            logits = self.linear(x, self.head(), dtype=dtype)
+            logits = self._logits(x, dtype)
             # Padding rows of the embedding are not tokens.
             return logits if logits.shape[-1] == self.vocab_size else logits[..., : self.vocab_size]
-        return self.linear_cross_entropy(x, self.head(), targets, vocab_size=self.vocab_size)
+        return self._cross_entropy(x, targets)
+
+    def _logits(self, x: Tensor, dtype: DtypeLike | None) -> Tensor:
+        """Return the products of features with all rows of the head."""
+        if self.region is not None:
+            return self.region.logits(self.region.enter(x), self.head(), dtype)
+        return linear(x, self.head(), dtype=dtype)
+
+    def _cross_entropy(self, x: Tensor, targets: Any, **options: Any) -> Tensor:
+        """Return the loss of features; options as of `linear_cross_entropy`."""
+        options["vocab_size"] = self.vocab_size
+        if self.region is not None:
+            return self.region.cross_entropy(self.region.enter(x), self.head(), targets, **options)
+        return linear_cross_entropy(x, self.head(), targets, **options)
+
+    def shards(self) -> list[Shard]:
+        """Return which layers outside the blocks ranks can share; blocks have their own tables."""
+        layers = ["tokens"] if self.output is None else ["tokens", "output"]
+        return [Shard(layer, "vocabulary") for layer in layers]
 
     def head(self) -> Tensor:
         """Return the weight of the head, (V or more, C)."""
@@ -96,9 +140,23 @@ class LanguageModel(nn.Module):
             ArgumentError, DtypeError, DeviceError: see `tensorgrad.embedding` and
                 `tensorgrad.linear_cross_entropy`.
         """
-        x = self.embed(tokens, cache)
-        x = self._run_blocks(x, cache)
-        return self.finish(x, targets)
+        mask, part = self.mask(tokens, targets), self.part
+        if part is None:
+            self._check_whole()
+            return self.finish(self.run_blocks(self.embed(tokens, cache), cache, mask), targets)
+        x = self.embed(tokens, cache) if part.x is None else part.x
+        x = self.run_blocks(x, cache, mask, part.blocks)
+        return self.finish(x, targets) if part.last else x
+
+    def mask(self, tokens: Any, targets: Any) -> Any:
+        """Return the mask of all attention layers for a call, or None; see `attention`."""
+
+    def _check_whole(self) -> None:
+        if self.stages is not None:
+            raise ArgumentError(
+                f"{type(self).__name__}: this rank has some of the layers, expected to be called "
+                "by the loss of a training loop whose ranks are the Pipeline"
+            )
 
     def next_logits(self, tokens: Any, cache: Cache | None = None, mask: Any = None) -> Tensor:
         """Return the logits (B, V) of the one token after `tokens`, float32 for 16-bit models.
@@ -108,9 +166,10 @@ class LanguageModel(nn.Module):
             mask: broadcastable to (B, 1, T, all tokens so far), bool, False where a token must not
                 attend, such as to padding; see `tensorgrad.attention`.
         """
+        if self.stages is not None:
+            return self.stages.next_logits(tokens, cache, mask)
         x = self.embed(tokens, cache)
-        x = self._run_blocks(x, cache, mask)
-        return self.last_logits(x)
+        return self.last_logits(self.run_blocks(x, cache, mask))
 
     def last_logits(self, x: Tensor) -> Tensor:
         """Return the logits (B, V) after the last of the positions (B, T, C).
@@ -120,9 +179,20 @@ class LanguageModel(nn.Module):
         return self.finish(x[:, -1], dtype=compute_dtype(x.dtype))
 
     def new_cache(self, batch: int, steps: int | None = None) -> Cache:
-        """Return an empty cache for `batch` sequences of `steps` tokens (default: the context)."""
+        """Return an empty cache for `batch` sequences of `steps` tokens (default: the context).
+
+        A block that other ranks have gets None.
+        """
         steps = self.context if steps is None else steps
-        return [layer.new_cache(batch, steps) for layer in self.attention_layers()]
+        return [
+            block.attention.new_cache(batch, steps) if hasattr(block, "attention") else None
+            for block in self.blocks
+        ]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ranks share its layers, or each has some."""
+        return self.region is not None or self.stages is not None
 
     @property
     def causal(self) -> bool:
@@ -131,7 +201,7 @@ class LanguageModel(nn.Module):
 
     def attention_layers(self) -> list[nn.MultiHeadAttention]:
         """Return the attention of each block that this process has."""
-        return [block.attention for block in self.blocks if isinstance(block, nn.TransformerBlock)]
+        return [block.attention for block in self.blocks if hasattr(block, "attention")]
 
     @property
     def device(self) -> str:
@@ -151,8 +221,15 @@ class LanguageModel(nn.Module):
         with replaced(mode, recompute_norms=True):
             return run(x, mask)
 
-    def _run_blocks(self, x: Tensor, cache: Cache | None, mask: Any = None) -> Tensor:
-        for number in range(len(self.blocks)):
+    def run_blocks(
+        self,
+        x: Tensor,
+        cache: Cache | None = None,
+        mask: Any = None,
+        numbers: Iterable[int] | None = None,
+    ) -> Tensor:
+        """Return the output of all blocks, or of those with these numbers, (B, T, C)."""
+        for number in range(len(self.blocks)) if numbers is None else numbers:
             x = self.run_block(number, x, cache, mask)
         return x
 

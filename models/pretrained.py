@@ -369,7 +369,7 @@ def _architecture_of(model: Any, config: Any) -> tuple[Architecture, dict[str, A
 def _loadable(config: Any) -> Any:
     """Return the sizes as `from_pretrained` would make them, without what training alone needs."""
     if isinstance(config, GPT2Config):
-        return replace(config, dropout=0.0, vocab_multiple=1)
+        return replace(config, hidden=config.hidden_width, dropout=0.0, vocab_multiple=1)
     return replace(
         config,
         hidden=config.hidden_width,

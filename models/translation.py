@@ -20,7 +20,6 @@ from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.dtypes import DtypeLike, float32
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.models.generation import beam_search, greedy_search
-from tensorgrad.models.language_model import Cache
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.operands import integer_array
 from tensorgrad.tensor import Tensor
@@ -60,18 +59,19 @@ class TranslationModel(TransformerLM):
     """
 
     config: TranslationConfig
+    loss_of_any_rows = False  # it is that of the last columns
 
     def __init__(self, config: TranslationConfig) -> None:
         super().__init__(config)
         for layer in self.attention_layers():
             layer.causal = not config.prefix
 
-    def forward(self, tokens: Any, targets: Any = None, cache: Cache | None = None) -> Tensor:
-        """Return the logits, or the mean loss when targets are given; see `LanguageModel`."""
-        x, mask = self.embed(tokens, cache), None
-        if self.config.prefix and targets is not None:
-            mask = prefix_mask(self._fitting(targets, x), x.shape[1])
-        return self.finish(self._run_blocks(x, cache, mask), targets)
+    def mask(self, tokens: Any, targets: Any) -> Any:
+        """Return the mask of the prefixes, where the model has them."""
+        if not self.config.prefix or targets is None:
+            return None
+        tokens, _ = self._checked(tokens, None)
+        return prefix_mask(self._fitting(targets, tokens), tokens.shape[1])
 
     def finish(self, x: Tensor, targets: Any = None, dtype: DtypeLike | None = None) -> Tensor:
         """Return the logits, or the mean loss of the last positions.
@@ -88,9 +88,7 @@ class TranslationModel(TransformerLM):
         targets = self._fitting(targets, x)
         x = self.norm(x[:, x.shape[1] - targets.shape[1] :])
         smoothing = self.config.label_smoothing if self.training else 0.0
-        return self.linear_cross_entropy(
-            x, self.head(), targets, label_smoothing=smoothing, vocab_size=self.vocab_size
-        )
+        return self._cross_entropy(x, targets, label_smoothing=smoothing)
 
     @staticmethod
     def _fitting(targets: Any, x: Tensor) -> Array:

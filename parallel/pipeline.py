@@ -28,7 +28,7 @@ from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, as_dtype
 from tensorgrad.engine import replaced
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.models.language_model import LanguageModel, Part
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
@@ -36,13 +36,7 @@ from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.nested import NestedRanks
 from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, check_schedule, with_transfers
-from tensorgrad.parallel.stages import (
-    RemoteLayer,
-    block_costs,
-    check_not_shared,
-    keep_parts,
-    partition,
-)
+from tensorgrad.parallel.stages import block_costs, check_not_shared, keep_parts, partition
 from tensorgrad.parallel.zero import Zero
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import Batch, Count, Loss, MakeOptimizer, Ranks, count_targets, weighted
@@ -113,15 +107,13 @@ class Pipeline(NestedRanks):
         self.parts: list[range] = []
         self._actions_by_count: dict[int, list[Action]] = {}  # by the number of micro-batches
         self._outputs: dict[Any, list[_PartOutput]] = {}  # of each part, by the shapes of a batch
-        self._now: tuple[int, Tensor | None] | None = None  # the running part, and its input
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Remove the layers of the other stages from the model; return the optimizer of the rest.
 
         Args:
             model: a LanguageModel, the same on all ranks, made from equal seeds. Afterwards all
-                ranks call it alike, through the loss of the training loop or `generate`. That runs
-                `embed`, each of `blocks` once, and `finish`, but not a `forward` of a subclass.
+                ranks call it alike, through the loss of the training loop or `generate`.
             make_optimizer: see `Ranks.prepare`.
         Raises:
             ArgumentError: it is another model, has fewer layers than parts, or has attention that
@@ -162,9 +154,7 @@ class Pipeline(NestedRanks):
                 f"Pipeline: all parameters of stage {trains.index(False)} are frozen, expected "
                 f"some to train on each of the {comm.size} stages"
             )
-        self._model = model
-        replaced = {"forward": self._forward, "next_logits": self._next_logits}
-        vars(model).update({**replaced, "new_cache": self._new_cache, "captures": False})
+        self._model, model.stages = model, self
         optimizer = self._inner.prepare(model, make_optimizer)
         self._flat: FlatParameters = optimizer.flat
         self._like: Array = optimizer.hyper
@@ -257,26 +247,15 @@ class Pipeline(NestedRanks):
                 self._tied = next(name for name, each in model.named_parameters() if each is head)
             self._ends.broadcast(head.data)
 
-    def _forward(self, tokens: Any, targets: Any = None) -> Tensor:
-        """Replace the model's `forward`: run one part."""
-        if self._now is None:
-            raise ArgumentError(
-                f"{type(self._model).__name__}: this rank has some of the layers, expected to be "
-                "called by the loss of a training loop whose ranks are the Pipeline"
-            )
-        part, x = self._now
-        y = self._run_blocks(part, self._model.embed(tokens) if x is None else x)
-        return y if part < len(self.parts) - 1 else self._model.finish(y, targets)
-
-    def _next_logits(self, tokens: Any, cache: Any = None) -> Tensor:
-        """Replace the model's `next_logits`: all stages call it and get the logits."""
+    def next_logits(self, tokens: Any, cache: Any = None, mask: Any = None) -> Tensor:
+        """Return the logits of the next tokens: all stages call it, through the model."""
         x: Tensor | None = None
-        for part in range(len(self.parts)):
+        for part, blocks in enumerate(self.parts):
             owner = part % self._comm.size
             y: Tensor | None = None
             if owner == self._comm.rank:
                 x = self._model.embed(tokens, cache) if x is None else x
-                y = self._run_blocks(part, x, cache)
+                y = self._model.run_blocks(x, cache, mask, blocks)
                 if part == len(self.parts) - 1:
                     y = self._model.last_logits(y)
             kind = None if y is None else [y.shape, str(y.dtype)]
@@ -289,24 +268,11 @@ class Pipeline(NestedRanks):
         assert x is not None  # there is at least one part
         return x
 
-    def _new_cache(self, batch: int, steps: int | None = None) -> list[Any]:
-        """Replace the model's `new_cache`: layers of other stages have None."""
-        layers: list[Any] = list(self._model.blocks)
-        steps = self._model.context if steps is None else steps
-        return [
-            None if isinstance(layer, RemoteLayer) else layer.attention.new_cache(batch, steps)
-            for layer in layers
-        ]
-
-    def _run_blocks(self, part: int, x: Tensor, cache: Any = None) -> Tensor:
-        for number in self.parts[part]:
-            x = self._model.run_block(number, x, cache)
-        return x
-
     def _run_part(self, loss: Loss, batch: Batch, part: int, x: Array | None) -> _PartPass:
         """Run a part forward, on the activation `x` or, for the first part, on the tokens."""
         given = None if x is None else Tensor(x, requires_grad=True)
-        with replaced(self, _now=(part, given)):
+        now = Part(self.parts[part], given, part == len(self.parts) - 1)
+        with replaced(self._model, part=now):
             return _PartPass(given, loss(*batch))
 
     def _dry_run(self, loss: Loss, batch: Batch) -> list[_PartOutput]:

@@ -6,17 +6,17 @@
     tokens, output              rows, by tokens
     norms, positions, proj.bias, down.bias      whole on each rank
 
-`_sharded_layers` and `_shard_layers` are the one place that says which layers of a model are
-sharded, and what replaces them. Models know nothing of it. Tests: tests/parallel/test_tensor.py.
+The layers say so, in the tables of their methods `shards`; region.py has the functions they call.
+Tests: tests/parallel/test_tensor.py.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -24,31 +24,15 @@ import numpy as np
 
 from tensorgrad import backend, nn
 from tensorgrad.backend import Array
-from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.gpt2 import GPT2
-from tensorgrad.models.transformer_lm import TransformerLM
-from tensorgrad.models.translation import TranslationModel
-from tensorgrad.ops.linear import linear
-from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import ALIGNMENT, zeros
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.nested import NestedRanks
+from tensorgrad.parallel.region import Region
 from tensorgrad.parallel.stages import check_not_shared
-from tensorgrad.parallel.tensor_layers import (
-    ColumnParallelLinear,
-    ParallelBlock,
-    ParallelDropout,
-    ParallelNorm,
-    Region,
-    ShardedLayer,
-    VocabularyParallelEmbedding,
-)
-from tensorgrad.parallel.tensor_ops import all_gather_columns
-from tensorgrad.parallel.vocabulary import vocabulary_parallel_cross_entropy
-from tensorgrad.placement import Placement
+from tensorgrad.placement import Placement, cut_box, divide
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import Batch, Count, Loss, MakeOptimizer, Ranks, count_targets
 
@@ -63,11 +47,13 @@ class TensorParts:
         comm: the ranks that share its layers.
         sequence: whether they also share the rows between the layers.
         placements: which part of the whole model's parameter each of its parameters is, by name.
+        inside: the parameters that every rank has, but applies to its own shard alone.
     """
 
     comm: Comm
     sequence: bool
     placements: dict[str, Placement]
+    inside: frozenset[str] = frozenset()
 
     @property
     def replicated(self) -> frozenset[str]:
@@ -82,31 +68,39 @@ class TensorParts:
 
         With `sequence` these are the replicated ones: each rank applies them to its own rows.
         """
-        return self.replicated if self.sequence else frozenset()
+        return self.replicated if self.sequence else self.replicated & self.inside
 
 
-class _Role(NamedTuple):
-    """A layer that ranks share, and what may stand in its place in the whole model."""
+class Row(NamedTuple):
+    """A row of a module's table, with the module and the layer that it names."""
 
-    name: str
+    owner: str  # the name of the module
+    module: Any
+    shard: nn.Shard
     layer: Any
-    kinds: tuple[type[nn.Module], ...]
-    in_region: bool  # its parallel form computes something else than the layer's own forward
+
+    @property
+    def name(self) -> str:
+        """The name of the layer in the model."""
+        return f"{self.owner}.{self.shard.layer}".lstrip(".")
+
+    @property
+    def axis(self) -> int:
+        """The axis of the weight that ranks divide."""
+        return 1 if self.shard.kind == "row" else 0
 
 
 def tensor_parallel(model: nn.Module, comm: Comm, sequence: bool = False) -> TensorParts:
     """Shard a whole model in place: afterwards this rank has its part, and all compute together.
 
-    All ranks must have made the same model, from equal seeds; the parts put together are that
-    model, for any number of ranks. Tokens and targets go to all ranks alike, and all get the same
-    loss and logits. Without dropout, losses and gradients are those of the whole model, but for
-    the order of sums.
-
-    A layer of a subclass is sharded like its base. It must inherit its forward where the parallel
-    form has another one: in attention, feed-forward layers, embedding and head.
+    Which layers ranks share is in the tables that the model and its layers return from `shards`;
+    the others are whole on each rank. All ranks must have made the same model, from equal seeds;
+    the parts put together are that model, for any number of ranks. Tokens and targets go to all
+    ranks alike, and all get the same loss and logits. Without dropout, losses and gradients are
+    those of the whole model, but for the order of sums.
 
     Args:
-        model: a GPT2 or TransformerLM that is not sharded yet, before its optimizer is made; its
+        model: a model that is not sharded yet, before its optimizer is made; its layers and
             parameters stay the same objects.
         comm: the ranks; their number divides the hidden width and the rows of the token embedding,
             and is at most that of key and value heads. Where it does not divide the heads, some
@@ -116,116 +110,126 @@ def tensor_parallel(model: nn.Module, comm: Comm, sequence: bool = False) -> Ten
             length T of sequences. Sum gradients of `TensorParts.summed` over the ranks, as the
             strategy `TensorParallel` does.
     Raises:
-        ArgumentError: a size does not divide, a layer or the function of the loss is not the
-            library's, layers share a parameter, queries and keys have norms, or `sequence` is
-            asked of a TranslationModel; nothing was changed then.
+        ArgumentError: the model has no table, a size does not divide, a layer of a table is of
+            another kind or has a forward of its own, layers share a parameter, or `sequence` is
+            asked of a model whose loss needs all rows; nothing was changed then.
         CommError: the ranks have made different models, or differ in `sequence`.
     """
-    if not isinstance(model, GPT2 | TransformerLM):
+    rows = list(rows_of(model))
+    if not any(row.shard.kind != "inside" for row in rows):
         raise ArgumentError(
-            f"tensor_parallel: model is a {type(model).__name__}, expected a GPT2 or TransformerLM"
+            f"tensor_parallel: model is a {type(model).__name__} without a table of the layers "
+            "that ranks share, expected a method `shards` of the model or of its layers"
         )
-    _check(model, comm.size, sequence)
+    _check(model, rows, comm.size, sequence)
     marks = {name: _fingerprint(parameter) for name, parameter in model.named_parameters()}
     comm.agree("tensor_parallel", {"sequence": sequence, **marks})
     region = Region(comm, sequence and comm.size > 1)
+    placements: dict[str, Placement] = {}
     if comm.size > 1:
-        _shard_layers(model, region)
-    placements = {}
-    for prefix, module in model.named_modules():
-        for key, placement in getattr(module, "placements", {}).items():
-            name = f"{prefix}.{key}"
-            placements[name] = replace(placement, name=name)
+        placements = shard(model, rows, region)
     for name, parameter in model.named_parameters():
         placements.setdefault(name, Placement(name, parameter.shape))
-    return TensorParts(comm, region.sequence, placements)
+    inside = {
+        f"{row.name}.{key}"
+        for row in rows
+        if row.shard.kind == "inside"
+        for key, _ in row.layer.named_parameters()
+    }
+    return TensorParts(comm, region.sequence, placements, frozenset(inside))
 
 
-def _shard_layers(model: Any, region: Region) -> None:
-    """Replace the layers that `_sharded_layers` names, and the functions of the head."""
-    model.tokens = VocabularyParallelEmbedding(model.tokens, region)
-    model.dropout = ParallelDropout(model.dropout, region)
-    for number, block in enumerate(model.blocks):
-        model.blocks[number] = ParallelBlock(block, region)
-    model.norm = ParallelNorm(model.norm, region)
-    if model.output is not None:  # else the head was sharded with the token embedding
-        model.output = ColumnParallelLinear(model.output, region)
-    model.captures = False
-    model.linear = partial(_gathered_linear, comm=region.comm)
-    model.linear_cross_entropy = partial(vocabulary_parallel_cross_entropy, comm=region.comm)
+def rows_of(model: nn.Module) -> Iterator[Row]:
+    """Yield the rows of all tables of a model."""
+    for owner, module in model.named_modules():
+        for shard in getattr(module, "shards", list)():
+            layer = getattr(module, shard.layer)
+            if layer is not None:
+                yield Row(owner, module, shard, layer)
 
 
-def _gathered_linear(x: Any, weight: Any, comm: Comm, dtype: DtypeLike | None = None) -> Tensor:
-    """Return the logits of all ranks' rows of the head."""
-    return all_gather_columns(linear(x, weight, dtype=dtype), comm)
+def shard(model: nn.Module, rows: Sequence[Row], region: Region) -> dict[str, Placement]:
+    """Cut the layers of tables and give them their region; return the parts of parameters."""
+    comm, placements = region.comm, dict[str, Placement]()
+    _draw(model, region.outer_stream)
+    for row in rows:
+        module, layer, (_, kind, sections, units, counts) = row.module, row.layer, row.shard
+        if kind == "inside":
+            _draw(layer, region.inner_stream)
+            continue
+        for key in ("weight",) if kind == "row" else ("weight", "bias"):
+            parameter = getattr(layer, key, None)
+            if parameter is not None:
+                name = f"{row.name}.{key}".lstrip(".")
+                placements[name] = divide(
+                    name, parameter.shape, row.axis, comm.rank, comm.size, sections, units
+                )
+                parameter.data = cut_box(parameter.data, placements[name]).copy()
+                parameter.grad = None
+        for count in counts:
+            assert units is not None  # what the counts are of
+            own = units * (comm.rank + 1) // comm.size - units * comm.rank // comm.size
+            setattr(module, count, getattr(module, count) // units * own)
+        if kind == "vocabulary":
+            layer.region = module.region = region
+        else:
+            setattr(layer, "after" if kind == "row" else "before", region)
+    return placements
 
 
-def _check(model: Any, ranks: int, sequence: bool) -> None:
+def _draw(module: nn.Module, stream: Callable[[], AbstractContextManager[None]]) -> None:
+    """Let the dropout layers of a module draw from a stream."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.stream = stream
+
+
+def _check(model: Any, rows: Sequence[Row], ranks: int, sequence: bool) -> None:
     """Raise ArgumentError unless the model can be sharded over this number of ranks."""
-    if sequence and ranks > 1 and isinstance(model, TranslationModel):
+    if sequence and ranks > 1 and not getattr(model, "loss_of_any_rows", True):
         raise ArgumentError(
-            "tensor_parallel: sequence is True, expected False: a TranslationModel takes its loss "
-            "of the last places alone, which are not the last of each rank's rows"
+            f"tensor_parallel: sequence is True, expected False: a {type(model).__name__} takes "
+            "its loss of some rows alone, which are not the same of each rank's rows"
         )
     if ranks > 1:
         check_not_shared("tensor_parallel", model)
-    for name, layer, kinds, in_region in _sharded_layers(model):
-        base = next((kind for kind in kinds if isinstance(layer, kind)), None)
-        overrides = in_region and base is not None and type(layer).forward is not base.forward
-        own = " with a forward of its own" if overrides or "forward" in vars(layer) else ""
-        if base is None or own or isinstance(layer, ShardedLayer):
-            raise ArgumentError(
-                f"tensor_parallel: {name} is a {type(layer).__name__}{own}, expected nn."
-                f"{' or nn.'.join(kind.__name__ for kind in kinds)}, not sharded yet, or a "
-                "subclass that keeps its forward: a layer that ranks share takes its place"
-            )
-    for name, op in (("linear", linear), ("linear_cross_entropy", linear_cross_entropy)):
-        if getattr(model, name) is not op:
-            raise ArgumentError(
-                f"tensor_parallel: {name} of the model is {getattr(model, name)!r}, expected "
-                f"tensorgrad.{name}, since one that ranks share takes its place"
-            )
-    for number, block in enumerate(model.blocks):
-        heads = block.attention.kv_heads
-        if heads < ranks:
-            raise ArgumentError(
-                f"tensor_parallel: kv_heads of block {number} is {heads}, expected one or more "
-                f"for each of the {ranks} ranks"
-            )
-        if ranks > 1 and block.attention.q_norm is not None:
-            raise ArgumentError(
-                f"tensor_parallel: attention of block {number} has norms of queries and keys, "
-                "expected none: each rank would have the gradient of its own heads alone"
-            )
-        hidden = block.feed_forward.up.weight.shape[0]
-        _check_divides(f"the hidden width of block {number}", hidden, ranks)
-    rows, hint = model.tokens.weight.shape[0], "; see GPT2Config.vocab_multiple"
-    _check_divides("the number of rows of the token embedding", rows, ranks, hint)
+    for row in rows:
+        if row.shard.kind != "inside":
+            _check_layer(row)
+            _check_sizes(row, ranks)
 
 
-def _check_divides(name: str, size: int, ranks: int, hint: str = "") -> None:
-    if size % ranks:
+def _check_layer(row: Row) -> None:
+    layer = row.layer
+    kinds = (nn.Embedding, nn.Linear)[row.shard.kind != "vocabulary" :]
+    base = next((kind for kind in kinds if isinstance(layer, kind)), None)
+    overrides = base is not None and type(layer).forward is not base.forward
+    own = " with a forward of its own" if overrides or "forward" in vars(layer) else ""
+    regions = (getattr(layer, name, None) for name in ("region", "before", "after"))
+    sharded = " that ranks share already" if any(each is not None for each in regions) else ""
+    if base is None or own or sharded:
         raise ArgumentError(
-            f"tensor_parallel: {name} is {size}, expected a multiple of the {ranks} ranks{hint}"
+            f"tensor_parallel: {row.name} is a {type(layer).__name__}{own}{sharded}, expected nn."
+            f"{' or nn.'.join(kind.__name__ for kind in kinds)}, not sharded yet, or a subclass "
+            "that keeps its forward"
         )
 
 
-def _sharded_layers(model: Any) -> Iterator[_Role]:
-    """Yield the layers that ranks share."""
-    for number, block in enumerate(model.blocks):
-        name = f"blocks.{number}"
-        yield _Role(name, block, (nn.TransformerBlock,), False)
-        yield _Role(f"{name}.attention", block.attention, (nn.MultiHeadAttention,), True)
-        yield _Role(f"{name}.feed_forward", block.feed_forward, (nn.FeedForward, nn.SwiGLU), True)
-        for part in ("attention", "feed_forward"):
-            for key, layer in vars(getattr(block, part)).items():
-                if key in ("qkv", "proj", "gate", "up", "down"):
-                    yield _Role(f"{name}.{part}.{key}", layer, (nn.Linear,), True)
-    yield _Role("tokens", model.tokens, (nn.Embedding,), True)
-    yield _Role("dropout", model.dropout, (nn.Dropout,), False)
-    yield _Role("norm", model.norm, (nn.LayerNorm, nn.RMSNorm), False)
-    if model.output is not None:
-        yield _Role("output", model.output, (nn.Linear,), True)
+def _check_sizes(row: Row, ranks: int) -> None:
+    (_, kind, sections, units, counts), length = row.shard, row.layer.weight.shape[row.axis]
+    if units is not None and units < ranks:
+        what = f"{counts[-1]} of {row.owner}" if counts else f"the number of units of {row.name}"
+        raise ArgumentError(
+            f"tensor_parallel: {what} is {units}, expected one or more for each of the {ranks} "
+            "ranks"
+        )
+    if units is None and any(size % ranks for size in sections or (length,)):
+        what = {"column": "outputs", "row": "inputs", "vocabulary": "rows"}[kind]
+        hint = "; see `vocab_multiple`" if kind == "vocabulary" else ""
+        raise ArgumentError(
+            f"tensor_parallel: {row.name} has {length} {what}, expected a multiple of the {ranks} "
+            f"ranks{hint}"
+        )
 
 
 def _fingerprint(parameter: Tensor) -> str:

@@ -52,10 +52,10 @@ def note_zeros(gradients: Mapping[int, weakref.ref[Any]]) -> None:
     _untouched.update(gradients)
 
 
-def touch(leaves: Iterable[tuple[Any, Any]]) -> None:
-    """Note that the replay of a graph has added to the gradients of leaves, the first of pairs."""
+def touch(leaves: Iterable[Any]) -> None:
+    """Note that something was added to the gradients of leaves where `is_first` did not see it."""
     if _untouched:
-        for leaf, _ in leaves:
+        for leaf in leaves:
             _untouched.pop(id(leaf.grad), None)
 
 

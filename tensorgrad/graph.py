@@ -536,7 +536,7 @@ class _Variant:
                 call()
             for tensor, grad in self._grads:
                 tensor.grad = grad
-            touch(self._watch.leaves.values())
+            touch(tensor for tensor, _ in self._watch.leaves.values())
             for array in self._notes.assigned:
                 engine.mark_assigned(array)
         return _mapped(_copy, self._result)

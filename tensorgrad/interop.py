@@ -29,7 +29,7 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_function
 from tensorgrad.engine import mode, replaced
-from tensorgrad.errors import ArgumentError, DtypeError
+from tensorgrad.errors import ArgumentError, DtypeError, GradError
 from tensorgrad.tensor import Tensor
 
 
@@ -178,6 +178,11 @@ def _torch_op() -> Any:
         @staticmethod
         @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
         def backward(ctx: Any, *dys: Any) -> Any:
+            if ctx.outputs is None:
+                raise GradError(
+                    "as_torch_function: backward came a second time, expected once: the first "
+                    "frees the graph; call the function again"
+                )
             arrays = [None if dy is None else dlpack.from_dlpack(dy) for dy in dys]
             _backward_from(ctx.outputs, arrays)
             ctx.outputs = None

@@ -551,12 +551,12 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Order = "fro") -> Tensor:
     if ord in ("fro", None):
         y = _norm(_magnitudes("norm", x), (-2, -1), 2, keepdims)
     elif ord in ("nuc", 2, -2):
-        function: Any = {"nuc": sum, 2: max, -2: min}[ord]
+        function: Any = {"nuc": sum, 2: _largest, -2: min}[ord]
         y = function(svdvals(x), -1)
         y = reshape(y, (*y.shape, 1, 1)) if keepdims else y
     elif ord in (1, -1, math.inf, -math.inf):
         axis = -2 if ord in (1, -1) else -1
-        choose: Any = max if float(ord) > 0 else min
+        choose: Any = _largest if float(ord) > 0 else min
         totals = sum(abs(x), axis, True)
         y = choose(totals, (-2, -1), keepdims)
     else:
@@ -564,6 +564,11 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Order = "fro") -> Tensor:
             f"norm: ord is {ord!r}, expected 'fro', 'nuc', 1, -1, 2, -2, inf or -inf for matrices"
         )
     return _rounded(y, dtype)
+
+
+def _largest(x: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) -> Tensor:
+    """Return the largest of the norms along the axes, 0 where there are none."""
+    return (max if x.size else sum)(x, axis, keepdims)
 
 
 def norm(x: Any, ord: Order = None, axis: Axis = None, keepdims: bool = False) -> Tensor:

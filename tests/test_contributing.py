@@ -15,6 +15,8 @@ import pytest
 from tests.ranks import missing
 from tests.source_tree import ROOT
 
+pytestmark = pytest.mark.slow
+
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SECTIONS = {m[1]: m[2] for m in re.finditer(r"^## (Add .+?)\n(.*?)(?=^## )", TEXT, re.M | re.S)}
 FILE = re.compile(r"^```\w+ (\S+/\S+)\n(.*?)^```$", re.M | re.S)

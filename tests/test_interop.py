@@ -10,7 +10,7 @@ import pytest
 
 import tensorgrad
 from tensorgrad import Tensor, backend, from_dlpack, interop, nn
-from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
+from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, GradError
 
 bfloat16 = tensorgrad.dtypes.bfloat16
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"]
@@ -253,6 +253,14 @@ def test_bad_functions_across_libraries() -> None:
         interop.as_torch_function(lambda x: x)(
             torch.ones(2, dtype=torch.complex64, requires_grad=True)
         )
+
+
+def test_a_second_backward_is_one_error() -> None:
+    torch = pytest.importorskip("torch")
+    y = interop.as_torch_function(lambda x: x * x)(torch.ones(2, requires_grad=True)).sum()
+    y.backward(retain_graph=True)
+    with pytest.raises(GradError, match="as_torch_function: backward came a second time"):
+        y.backward()
 
 
 def test_torch_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

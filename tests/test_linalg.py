@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -190,3 +191,10 @@ def test_ranks(device: str) -> None:
     assert linalg.matrix_rank(x, 0.1).numpy().tolist() == [3, 1]
     each = Tensor(backend.to_device(np.array([2.0, 1e-4]), device))
     assert linalg.matrix_rank(x, each).numpy().tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3)])
+def test_norms_of_matrices_without_elements(shape: tuple[int, ...]) -> None:
+    for order in ("fro", "nuc", 2, 1, math.inf):
+        y = linalg.matrix_norm(Tensor(np.zeros(shape)), ord=order)
+        np.testing.assert_array_equal(y.numpy(), np.zeros(shape[:-2]))

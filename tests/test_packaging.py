@@ -20,6 +20,8 @@ import pytest
 import tensorgrad
 from tests.source_tree import FOLDERS, ROOT, library, module_names
 
+pytestmark = pytest.mark.slow
+
 OPTIONAL = (
     "cuda",
     "cupy",

@@ -32,6 +32,8 @@ from tensorgrad.cli import main
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT, module_names
 
+pytestmark = pytest.mark.slow
+
 DOCS = sorted(ROOT.glob("docs/**/*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
 FENCE = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)

@@ -18,6 +18,8 @@ from tensorgrad.cli import main
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT
 
+pytestmark = pytest.mark.slow
+
 PAGE = ROOT / "docs" / "guides" / "systems-questions.md"
 BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUESTIONS, CPU = PAGE.read_text(encoding="utf-8").split("\n## On a CPU\n")

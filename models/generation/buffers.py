@@ -128,7 +128,7 @@ class BatchBuffers:
         self.parts = parts
         self.key = _key(state, steps, how)
         self._released: Any = None
-        captures = model.captures and model.device != "cpu"
+        captures = model.captures and not model.is_shared and model.device != "cpu"
         own = weakref.ref(model)
         self.step = _Replayed("steps", _step(own, self.cache, state, how), model.device, captures)
         self.read = _Replayed("prompts", _read(own, self.cache, state), model.device, captures)

@@ -24,8 +24,9 @@ def memory_advice(job: TrainingJob, memory: float, reserved: float = RESERVED) -
         if need <= memory:
             return f"{tried}; with {option} it is {_gib(need)}"
     return (
-        f"{tried}, and no division of the batch fits: see `tensorgrad plan --fit --memory "
-        f"{memory / 2**30:.0f}GiB` for more GPUs, or choose a smaller model or --context"
+        f"{tried}, and no division of the batch fits: train with --recompute, which the estimate "
+        f"does not know, see `tensorgrad plan --fit --memory {memory / 2**30:.0f}GiB` for more "
+        "GPUs, or choose a smaller model or --context"
     )
 
 

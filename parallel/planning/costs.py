@@ -68,7 +68,7 @@ class Costs:
     @property
     def hidden(self) -> int:
         """The largest hidden width on a rank."""
-        return -(-4 * self.config.width // self.tp)
+        return -(-self.config.hidden_width // self.tp)
 
     @property
     def rows(self) -> int:
@@ -82,7 +82,7 @@ class Costs:
 
     @property
     def block_parameters(self) -> int:
-        """All parameters of a block: 12 C^2 + 13 C with tp 1."""
+        """All parameters of a block: 12 C^2 + 13 C with tp 1 and a hidden width of 4 C."""
         return self.block_matrices + 3 * self.inner + self.hidden + 6 * self.config.width
 
     @property

@@ -121,7 +121,7 @@ class TrainingJob:
     def problems(self) -> list[str]:
         """Why this mesh cannot train the model, although its costs can be estimated."""
         config, tp = self.config, self.mesh.tp
-        sizes = {"hidden width": 4 * config.width, "token embedding": config.rows}
+        sizes = {"hidden width": config.hidden_width, "token embedding": config.rows}
         found = [
             f"the {name} is {size}, not a multiple of tp, {tp}: the estimate is of the fullest rank"
             for name, size in sizes.items()

@@ -118,7 +118,7 @@ def _meshes(job: TrainingJob, speeds: Speeds, most: int) -> Iterator[Mesh]:
     config = job.config
     widest = min(config.heads, speeds.gpus_per_host)
     for tp in range(1, widest + 1):
-        if any(size % tp for size in (config.rows, 4 * config.width)):
+        if any(size % tp for size in (config.rows, config.hidden_width)):
             continue
         if job.sequence and config.context % tp:
             continue

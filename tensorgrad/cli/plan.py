@@ -9,7 +9,7 @@ from typing import Literal
 
 from cyclopts import Parameter
 
-from tensorgrad.cli.sizes import Context, Heads, Layers, Vocab, Width
+from tensorgrad.cli.sizes import Context, Heads, Hidden, Layers, Vocab, Width
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import PRESETS, GPT2Config
 from tensorgrad.parallel.mesh import Mesh
@@ -37,6 +37,7 @@ class ModelOptions:
     layers: Layers | None = None
     heads: Heads | None = None
     width: Width | None = None
+    hidden: Hidden | None = None
     context: Context | None = None
     vocab: Vocab | None = None
     vocab_multiple: int = 128
@@ -47,14 +48,15 @@ class ModelOptions:
         config, known = self.config(), PRESETS[self.preset]
         if replace(config, vocab_multiple=known.vocab_multiple) == known:
             return str(self.preset)
+        hidden = "" if config.hidden is None else f"hidden width {config.hidden:,}, "
         return (
             f"GPT-2 with {config.layers} layers, {config.heads} heads, width {config.width:,}, "
-            f"context {config.context:,}, vocabulary {config.vocab_size:,}"
+            f"{hidden}context {config.context:,}, vocabulary {config.vocab_size:,}"
         )
 
     def config(self) -> GPT2Config:
         """Return the sizes of the model."""
-        names = ("layers", "heads", "width", "context")
+        names = ("layers", "heads", "width", "hidden", "context")
         given = {**{name: getattr(self, name) for name in names}, "vocab_size": self.vocab}
         changed = {name: value for name, value in given.items() if value is not None}
         return replace(PRESETS[self.preset], vocab_multiple=self.vocab_multiple, **changed)

@@ -14,7 +14,7 @@ from typing import Literal
 from cyclopts import Parameter
 from tqdm import tqdm
 
-from tensorgrad.cli.sizes import Context, Heads, Layers, Vocab, Width
+from tensorgrad.cli.sizes import Context, Heads, Hidden, Layers, Vocab, Width
 from tensorgrad.command import aligned, printable
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError
@@ -66,6 +66,7 @@ class StepOptions:
     layers: Layers | None = None
     heads: Heads | None = None
     width: Width | None = None
+    hidden: Hidden | None = None
     context: Context | None = None
     vocab: Vocab | None = None
     vocab_multiple: int | None = None

@@ -21,5 +21,8 @@ def _shown(default: Any) -> str:
 Layers = Annotated[int, _option("transformer blocks.")]
 Heads = Annotated[int, _option("attention heads.")]
 Width = Annotated[int, _option("width of the model.")]
+Hidden = Annotated[
+    int, Parameter(help="hidden width of the blocks (default: 4 x --width).", show_default=False)
+]
 Context = Annotated[int, _option("context length in tokens.")]
 Vocab = Annotated[int, _option("size of the vocabulary.")]

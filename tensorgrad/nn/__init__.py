@@ -29,6 +29,7 @@ from tensorgrad.nn.model_graph import ModelGraph
 from tensorgrad.nn.module import Module, Parameter, evaluating
 from tensorgrad.nn.norm import GroupNorm, LayerNorm, RMSNorm
 from tensorgrad.nn.shape import Flatten, Identity
+from tensorgrad.nn.shard import Shard
 from tensorgrad.nn.summary import Summary
 from tensorgrad.nn.transformer import FeedForward, SwiGLU, TransformerBlock
 from tensorgrad.omitted import missing as _missing
@@ -65,6 +66,7 @@ __all__ = [
     "RopeScaling",
     "RotaryEmbedding",
     "Sequential",
+    "Shard",
     "SiLU",
     "Sigmoid",
     "Softmax",

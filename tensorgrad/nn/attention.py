@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module, offers
+from tensorgrad.nn.shard import Shard
 from tensorgrad.ops.attention import attention, attention_packed
 from tensorgrad.ops.attention_unfused import attention_unfused
 from tensorgrad.ops.creation import empty, zeros
@@ -330,7 +332,15 @@ class MultiHeadAttention(Module):
                 cached steps, then those of x.
             cache: from `new_cache`; x continues its steps and is appended to it.
         """
+        region = getattr(self.qkv, "before", None)
         qkv: Tensor = self.qkv(x)
+        with nullcontext() if region is None else region.inner_stream():
+            y = self._mixed(qkv, mask, cache)
+        result: Tensor = self.proj(y)
+        return result
+
+    def _mixed(self, qkv: Tensor, mask: Any, cache: KeyValueCache | None) -> Tensor:
+        """Return (B, T, H D), what the heads mix of the values of all steps."""
         batch, length, width = qkv.shape  # (B, T, (H + 2 kv_heads) D): queries, keys, values
         parts = self.heads + 2 * self.kv_heads
         # Of Linear's own forward, without hooks, nothing else holds the result; nor does backward.
@@ -380,8 +390,18 @@ class MultiHeadAttention(Module):
             else:
                 y = attention(q, k, v, mask, self.causal, dropout=dropout, window=self.window)
                 y = y.swapaxes(1, 2).reshape(batch, length, self.heads * y.shape[3])
-        result: Tensor = self.proj(y)  # y is (B, T, H D) in each case
-        return result
+        return y
+
+    def shards(self) -> list[Shard]:
+        """Return which layers ranks can share: by heads of keys and values."""
+        width = self.proj.weight.shape[1] // self.heads
+        sections = [width * heads for heads in (self.heads, self.kv_heads, self.kv_heads)]
+        counts = ("heads", "kv_heads")
+        return [
+            Shard("qkv", "column", sections, self.kv_heads, counts),
+            *(Shard("q_norm", "inside"), Shard("k_norm", "inside")),
+            Shard("proj", "row", None, self.kv_heads),
+        ]
 
     def _attend_rotates(self, cache: KeyValueCache | None) -> bool:
         """Whether `attend` rotates the queries and keys of this call itself."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tensorgrad.checks import probability
@@ -15,7 +17,12 @@ class Dropout(Module):
 
     Args:
         p: in [0, 1).
+
+    Attributes:
+        stream: makes the context in which ranks that share a layer draw; see nn/shard.py.
     """
+
+    stream: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __init__(self, p: float = 0.5) -> None:
         self.p = probability("Dropout", "p", p)
@@ -27,11 +34,13 @@ class Dropout(Module):
 
     def forward(self, x: Any) -> Tensor:
         """Return dropout(x), the shape of x; x itself after `eval()` or where p is 0."""
-        return dropout(x, self.p, self.training)
+        with self.stream():
+            return dropout(x, self.p, self.training)
 
     def add(self, x: Any, residual: Any) -> Tensor:
         """Return residual + dropout(x), in one kernel; both have the shape of the result."""
-        return dropout_add(x, residual, self.p, training=self.training)
+        with self.stream():
+            return dropout_add(x, residual, self.p, training=self.training)
 
     def extra_repr(self) -> str:
         """Return the probability."""

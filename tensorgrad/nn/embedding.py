@@ -9,6 +9,7 @@ import numpy as np
 from tensorgrad.checks import check_integer
 from tensorgrad.nn import init
 from tensorgrad.nn.module import Module, Parameter
+from tensorgrad.nn.shard import Region
 from tensorgrad.ops.embedding import embedding
 from tensorgrad.tensor import Tensor
 
@@ -22,7 +23,10 @@ class Embedding(Module):
 
     Attributes:
         weight: (vocabulary, width), at first standard normal, as in PyTorch.
+        region: the ranks that share the rows of the weight; or None.
     """
+
+    region: Region | None = None
 
     def __init__(self, vocabulary: int, width: int) -> None:
         check_integer("Embedding", "vocabulary", vocabulary, 0)
@@ -39,6 +43,8 @@ class Embedding(Module):
                 axis of ids; see `tensorgrad.embedding`.
             start: position of the first step, an integer or one for each row of ids.
         """
+        if self.region is not None:
+            return self.region.embed(self.weight, ids, positions, start)
         return embedding(self.weight, ids, positions, start)
 
     def extra_repr(self) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from tensorgrad.checks import check_integer
 from tensorgrad.nn import init
 from tensorgrad.nn.module import Module, Parameter, check_input
+from tensorgrad.nn.shard import Region
 from tensorgrad.ops.linear import linear
 from tensorgrad.tensor import Tensor
 
@@ -25,7 +26,12 @@ class Linear(Module):
     Attributes:
         weight: W, (outputs, inputs), initialized uniformly in +-1 / sqrt(inputs), as in PyTorch.
         bias: b, (outputs,), initialized likewise; or None.
+        before, after: the region that x enters before the product, where ranks share the columns
+            of y, and the one that y leaves after it, where they share those of x; or None.
     """
+
+    before: Region | None = None
+    after: Region | None = None
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
         check_integer("Linear", "inputs", inputs, 0)
@@ -45,7 +51,14 @@ class Linear(Module):
             residual: (..., outputs), added in the same op; or None.
         """
         check_input(self, self.weight, x=x, residual=residual)
+        x = self.enter(x)
+        if self.after is not None:
+            return self.after.leave(linear(x, self.weight), self.bias, residual)
         return linear(x, self.weight, self.bias, residual=residual)
+
+    def enter(self, x: Any) -> Any:
+        """Return x in the region of the layer, for ops that fuse the product."""
+        return x if self.before is None else self.before.enter(x)
 
     def affine(self) -> tuple[Parameter, Parameter | None]:
         """Return weight and bias, for ops that fuse the product; see nn/module.py."""
@@ -54,4 +67,6 @@ class Linear(Module):
     def extra_repr(self) -> str:
         """Return the sizes."""
         outputs, inputs = self.weight.shape
-        return f"{inputs}, {outputs}" + ("" if self.bias is not None else ", bias=False")
+        shared = ", column of ranks" * (self.before is not None)
+        shared += ", row of ranks" * (self.after is not None)
+        return f"{inputs}, {outputs}" + ("" if self.bias is not None else ", bias=False") + shared

@@ -10,6 +10,7 @@ from tensorgrad.nn.dropout import Dropout
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module, add_branch, check_input, offers
 from tensorgrad.nn.norm import LayerNorm, add_norm
+from tensorgrad.nn.shard import Shard
 from tensorgrad.ops.elementwise.activation import gelu, swiglu
 from tensorgrad.ops.linear import feed_forward, gated_linear
 from tensorgrad.tensor import Tensor
@@ -46,8 +47,16 @@ class FeedForward(Module):
         if offers(up, "affine") and offers(down, "affine") and not self.dropout.drops:
             check_input(self, up.weight, x=x)
             check_input(self, down.weight, residual=residual)
-            return feed_forward(x, *up.affine(), *down.affine(), residual, self.approximate)
+            x, (weight, bias) = up.enter(x), down.affine()
+            if down.after is not None:
+                y = feed_forward(x, *up.affine(), weight, None, None, self.approximate)
+                return down.after.leave(y, bias, residual)
+            return feed_forward(x, *up.affine(), weight, bias, residual, self.approximate)
         return add_branch(down, self.dropout(gelu(up(x), self.approximate)), residual)
+
+    def shards(self) -> list[Shard]:
+        """Return which layers ranks can share."""
+        return [Shard("up", "column"), Shard("dropout", "inside"), Shard("down", "row")]
 
 
 class SwiGLU(Module):
@@ -79,12 +88,21 @@ class SwiGLU(Module):
             weights, biases = zip(gate.affine(), up.affine(), strict=True)
             fused = offers(self.dropout, "drops")
             p = self.dropout.p if fused and self.dropout.drops else 0.0
-            hidden = gated_linear(x, *weights, *biases, dropout=p)
+            x = gate.enter(x)
+            with self.dropout.stream():
+                hidden = gated_linear(x, *weights, *biases, dropout=p)
             if not fused:
                 hidden = self.dropout(hidden)
         else:
             hidden = self.dropout(swiglu(gate(x), up(x)))
         return add_branch(self.down, hidden, residual)
+
+    def shards(self) -> list[Shard]:
+        """Return which layers ranks can share."""
+        return [
+            *(Shard("gate", "column"), Shard("up", "column")),
+            *(Shard("dropout", "inside"), Shard("down", "row")),
+        ]
 
     @staticmethod
     def default_hidden(width: int) -> int:

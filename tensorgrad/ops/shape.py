@@ -451,7 +451,8 @@ def roll(
     Args:
         x: any shape and dtype.
         shift: by how many elements, one number or one for each axis.
-        axis: an axis or several; None rolls the flattened x and restores its shape.
+        axis: an axis or several, whose shifts add up where an axis comes twice; None rolls the
+            flattened x and restores its shape.
 
     Raises:
         ArgumentError: shift and axis are sequences of different length.
@@ -468,7 +469,8 @@ def roll(
     if axis is None:
         y = namespace(x.data).roll(x.data, sum(shifts))
         return record("roll", y, (x,), _roll_backward, (-sum(shifts), None))
-    axes = axis_tuple("roll", axis, x.data.ndim)
+    names = axis if isinstance(axis, (tuple, list)) else (axis,)
+    axes = tuple([axis_index("roll", name, x.data.ndim) for name in names])
     if not several:
         shifts *= len(axes)
     elif len(shifts) != len(axes):

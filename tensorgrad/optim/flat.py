@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import NamedTuple
 
 from tensorgrad import backend
-from tensorgrad.accumulation import count_as_zeros, note_zeros, references, untouched
+from tensorgrad.accumulation import count_as_zeros, note_zeros, references, touch, untouched
 from tensorgrad.backend import Array, Shape, widened
 from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, bfloat16, compute_dtype, is_float
@@ -178,6 +178,7 @@ class FlatParameters:
                 self._move(segment, name, found[name], data, grad)
             self._moved(number)
         self._references = references([grad for *_, grad in self._parts])
+        note_zeros(self._references)  # gradients that the parameters brought along count as written
         self._zeroed_in: object = None  # the capture of the last `zero_grad`
         self.touched_elsewhere: frozenset[str] = frozenset()
 
@@ -249,22 +250,25 @@ class FlatParameters:
             grad.fill(0)
 
     def untouched(self) -> list[str]:
-        """Return the parameters whose gradient no backward has added to since `zero_grad`."""
+        """Return the parameters whose gradient no backward has added to since it was 0."""
         return untouched((name, grad) for name, _, _, grad in self._parts)
 
     def without_gradient(self) -> frozenset[str]:
         """Return the parameters without a gradient: backward added none, and nobody wrote one.
 
         Only where backward has passed a parameter by, the host reads whether somebody wrote its
-        gradient. In a captured step it does not.
+        gradient, which then counts until `zero_grad`. In a captured step it does not.
         """
         names = [name for name in self.untouched() if name not in self.touched_elsewhere]
         if mode.capture is not None:
             return frozenset(names if self._zeroed_in is mode.capture else ())
-        return frozenset(name for name in names if not self._is_written(name))
+        written = [name for name in names if self._is_written(name)]
+        touch(self.parameters[name] for name in written)
+        return frozenset(names) - frozenset(written)
 
     def _is_written(self, name: str) -> bool:
-        return bool(self.grad[self.slots[name].piece].any())
+        grad = self.grad[self.slots[name].piece]
+        return not grad.size or bool(grad.any())
 
     def runs(self, piece: Piece, without: Collection[str]) -> list[Piece]:
         """Return the parts of a piece between some parameters."""

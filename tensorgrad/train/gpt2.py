@@ -70,6 +70,9 @@ class GPT2Settings(TrainSettings):
     layers: int | None = option(None, "transformer blocks", shown="the preset's", low=1)
     heads: int | None = option(None, "attention heads", shown="the preset's", low=1)
     width: int | None = option(None, "width of the model", shown="the preset's", low=1)
+    hidden: int | None = option(
+        None, "width inside the feed-forward layers", shown="4 times --width", low=1
+    )
     context: int | None = option(None, "context length in tokens", shown="the preset's", low=1)
     vocab: int | None = option(None, "size of the vocabulary", shown="the preset's", low=257)
     tokenizer: str = option(
@@ -138,7 +141,7 @@ class GPT2Settings(TrainSettings):
         Raises:
             ArgumentError: one of them is of --init-from's model already.
         """
-        sizes = ("preset", "layers", "heads", "width", "context", "vocab", "tokenizer")
+        sizes = ("preset", "layers", "heads", "width", "hidden", "context", "vocab", "tokenizer")
         for name in (*sizes, "vocab_multiple"):
             if given.get("init_from") and given.get(name) is not None:
                 raise ArgumentError(
@@ -201,8 +204,10 @@ def train(
         settings.model(tokenizer.vocab_size if tokenizer else settings.largest_vocab)
         check_parts(settings.batch // ranks.ranks, settings.micro_batches, ranks.ranks)
         corpus = prepare_corpus(settings, tokenizer, ranks.is_main)
+        sizes = settings.model(corpus.tokenizer.vocab_size)
+        make_loaders(settings, corpus, sizes.context, ranks)  # a short text is found out at once
         random.seed(settings.seed)
-        model = GPT2(settings.model(corpus.tokenizer.vocab_size))
+        model = GPT2(sizes)
         if initial is not None:
             model.load_state_dict(initial.state_dict())
         model.to(device, settings.parameter_dtype)
@@ -217,6 +222,7 @@ def train(
             corpus.tokenizer.save(folder / "tokenizer.json")
             names = ("layers", "heads", "width", "context")
             resolved = {name: getattr(model.config, name) for name in names}
+            resolved["hidden"] = model.config.hidden_width
             resolved |= {"vocab": model.config.vocab_size, "warmup": settings.warmup_steps}
             tokens = len(corpus.train)
             save_facts(
@@ -257,7 +263,7 @@ def _load(settings: GPT2Settings, path: Path, checkpoint: str = "best") -> tuple
 
 def _with_sizes(settings: GPT2Settings, model: GPT2Config) -> GPT2Settings:
     """Return the settings with the sizes of a model."""
-    names = ("layers", "heads", "width", "context", "vocab_multiple")
+    names = ("layers", "heads", "width", "hidden", "context", "vocab_multiple")
     sizes = {name: getattr(model, name) for name in names}
     return replace(settings, vocab=model.vocab_size, **sizes)
 
@@ -330,6 +336,17 @@ def evaluate(
     return {"validation_loss": mean, "perplexity": perplexity, "tokens": found["validation_tokens"]}
 
 
+def make_loaders(
+    settings: GPT2Settings, corpus: Corpus, context: int, ranks: Ranks
+) -> tuple[TokenLoader, TokenLoader]:
+    """Return this rank's batches of the training text and of the validation text."""
+    training, validation = (
+        TokenLoader(tokens, settings.batch, context, settings.seed, ranks.rank, ranks.ranks)
+        for tokens in (corpus.train, corpus.validation)
+    )
+    return training, validation
+
+
 def make_trainer(
     settings: GPT2Settings,
     folder: Path,
@@ -341,10 +358,7 @@ def make_trainer(
     """Return the trainer of a model: loss, batches, optimizer and evaluation, at step 0."""
     precision = settings.precision()
     context = model.config.context
-    batches, validation = (
-        TokenLoader(tokens, settings.batch, context, settings.seed, ranks.rank, ranks.ranks)
-        for tokens in (corpus.train, corpus.validation)
-    )
+    batches, validation = make_loaders(settings, corpus, context, ranks)
     check_parts(settings.batch // ranks.ranks, settings.micro_batches, ranks.ranks)
 
     def loss(x: backend.Array, y: backend.Array) -> Tensor:

@@ -49,6 +49,7 @@ SYNONYMS = {
     "n-layer": "layers", "n-layers": "layers", "num-layers": "layers", "depth": "layers",
     "n-head": "heads", "n-heads": "heads", "num-heads": "heads",
     "n-embd": "width", "hidden-size": "width", "d-model": "width", "dim": "width",
+    "d-ff": "hidden", "n-inner": "hidden", "intermediate-size": "hidden",
     "vocab-size": "vocab", "model": "preset", "model-size": "preset", "size": "preset",
     "output": "out", "output-dir": "out", "out-dir": "out", "o": "out", "save": "out",
     "dataset": "data", "data-dir": "data", "input": "data", "file": "data", "text": "data",

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +20,7 @@ from minitorch.cuda_kernel_ops import CudaKernelOps
 from project.run_machine_translation import collate_batch, generate, loss_fn
 from project.run_sentiment_linear import Network
 
+ROOT = Path(__file__).parents[2]
 BACKENDS = [minitorch.SimpleBackend, minitorch.TensorBackend(CudaKernelOps)]
 
 
@@ -49,6 +54,18 @@ def test_scalars_have_the_derivatives_of_calculus() -> None:
     assert x.derivative == pytest.approx(2 * (math.exp(-1) * (-2 / 0.5 + 4) + 1 / 0.500001))
     sigmoid = 1 / (1 + math.exp(2))
     assert y.derivative == pytest.approx(2 * (math.exp(-1) - sigmoid * (1 - sigmoid)))
+
+
+def test_sgd_replaces_scalars_as_tensors() -> None:
+    scalar, number = minitorch.Parameter(minitorch.Scalar(2)), minitorch.Parameter(5)
+    optimizer = minitorch.SGD([scalar, number], lr=0.25)
+    (scalar.value**3).backward()
+    optimizer.step()
+    assert (scalar.value.data, scalar.value.derivative, number.value) == (-1, None, 5)
+    (scalar.value / 4).backward()
+    assert scalar.value.derivative == 0.25
+    optimizer.zero_grad()
+    assert scalar.value.derivative is None
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=["SimpleOps", "CudaKernelOps"])
@@ -262,3 +279,28 @@ def test_the_language_model_of_either_year_is_causal() -> None:
         assert y.shape == (2, 4, 9)
         np.testing.assert_allclose(y[0, :3], y[1, :3], atol=1e-6)
         assert abs(y[0, 3] - y[1, 3]).max() > 1e-2
+
+
+def test_the_guides_commands_run_a_checkouts_tests_with_the_adapters(tmp_path: Path) -> None:
+    course, elsewhere = tmp_path / "course", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for file, text in {
+        "minitorch/__init__.py": "raise ImportError('the package of the course')",
+        "tests/__init__.py": "",
+        "tests/strategies.py": "numbers = [1.0, 2.0]",
+        "tests/test_course.py": "import minitorch\nfrom .strategies import numbers\n"
+        "def test_sum(): assert minitorch.tensor(numbers).sum().item() == 3\n",
+    }.items():
+        path = course / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    guide = (ROOT / "docs/guides/courses.md").read_text(encoding="utf-8")
+    setup = guide.partition("```text\n")[2].partition("```")[0]
+    python = f'pytest() {{ {shlex.quote(sys.executable)} -P -m pytest "$@"; }}\n'
+    # The environment's path has the project first, whose `tests` is another package.
+    script = python + setup.replace("PYTHONPATH=", "PYTHONPATH=$TENSORGRAD:")
+    environment = os.environ | {"TENSORGRAD": str(ROOT), "COURSE": str(course)}
+    run = subprocess.run(
+        ["bash", "-c", script], cwd=elsewhere, env=environment, capture_output=True, text=True
+    )
+    assert "1 passed" in run.stdout, run.stdout + run.stderr

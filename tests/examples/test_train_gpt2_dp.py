@@ -22,7 +22,7 @@ from tensorgrad.weights import load_arrays
 from tests.ranks import descendants, mpirun, run_ranks
 from tests.source_tree import ROOT
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 PROGRAM = ROOT / "examples" / "train_gpt2_dp.py"
 MODEL = "--layers 2 --heads 2 --width 32 --context 32 --vocab 300 --batch 8"
 MODE: dict[int, list[object]] = {2: ["--parallel", "zero3"], 4: ["--bucket-mb", 0.02]}

@@ -10,6 +10,8 @@ import pytest
 
 from tests.source_tree import ROOT
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOK = ROOT / "examples" / "walkthrough.ipynb"
 
 

@@ -2,7 +2,8 @@
 
 A call is a function and its operands as words: lengths of the axes ("2x3", "" for a number, "*" for
 any shape that broadcasts to (2, 3)), then "+" for numbers above 0, "%" for fractions, "<" for
-ascending ones, "!" for an operand that is always a tensor, "?" for one that is float64 beside any.
+ascending ones, "." for floats alone, "!" for an operand that is always a tensor, "?" for one that
+is float64 beside any.
 """
 
 from __future__ import annotations
@@ -54,6 +55,20 @@ def _changed(x: Tensor, change: Callable[[Tensor], Any]) -> Tensor:
     return y if again is None else again
 
 
+def _quantiles(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the function, in which an array of fractions stands for its numbers beside float32.
+
+    A float64 array widens the result there. A list does not, nor does a number.
+    """
+
+    def call(x: Tensor, q: Any) -> Tensor:
+        if isinstance(q, list | tuple) or x.dtype != "float32":
+            return function(x, q)
+        return tg.stack([function(x, number) for number in q.tolist()])
+
+    return call
+
+
 def _method(name: str) -> Callable[..., Any]:
     return lambda x, *others: getattr(x, name)(*others)
 
@@ -85,14 +100,14 @@ CALLS: dict[str, Call] = {
     "add_layer_norm": (tg.add_layer_norm, "2x3 2x3 3 3"),
     "add_rms_norm": (tg.add_rms_norm, "2x3 2x3 3"),
     "append": (tg.append, "2x3 *"),
-    "attention": (tg.attention, "1x1x2x2 1x1x2x2 1x1x2x2 2x2%"),
-    "attention_unfused": (tg.attention_unfused, "1x1x2x2 1x1x2x2 1x1x2x2 2x2%"),
-    "attention_packed": (lambda x, mask: tg.attention_packed(x, 1, mask), "1x2x6 2x2%"),
+    "attention": (tg.attention, "1x1x2x2 1x1x2x2 1x1x2x2 2x2."),
+    "attention_unfused": (tg.attention_unfused, "1x1x2x2 1x1x2x2 1x1x2x2 2x2."),
+    "attention_packed": (lambda x, mask: tg.attention_packed(x, 1, mask=mask), "1x2x6 2x2."),
     "attention_packed, angles": (
         lambda x, *angles: tg.attention_packed(x, 1, angles=angles), "1x2x6 2x1x1 2x1x1",
     ),
     "attention_varlen": (
-        lambda q, k, v: tg.attention_varlen(q, k, v, [0, 1, 3], 2), "3x1x2 3x1x2 3x1x2",
+        lambda q, k, v: tg.attention_varlen(q, k, v, [0, 1, 3]), "3x1x2 3x1x2 3x1x2",
     ),
     "average": (lambda x, w: tg.average(x, weights=w), "2x3 2x3+"),
     "average, one axis": (lambda x, w: tg.average(x, 1, w), "2x3 3+"),
@@ -148,16 +163,17 @@ CALLS: dict[str, Call] = {
     "matvec": (tg.matvec, "2x3 3"),
     "max": (lambda x, v: tg.max(x, initial=v.item() if hasattr(v, "item") else v), "2x3! "),
     "meshgrid": (tg.meshgrid, "2 3 4"),
-    "nanpercentile": (lambda x, q: tg.nanpercentile(x.astype("float64"), q), "2x3! 2%?"),
-    "nanquantile": (lambda x, q: tg.nanquantile(x.astype("float64"), q), "2x3! 2%?"),
+    "nan_to_num": (lambda x, *numbers: tg.nan_to_num(x / 0, *numbers), "2x3!   "),
+    "nanpercentile": (_quantiles(tg.nanpercentile), "2x3! 2%?"),
+    "nanquantile": (_quantiles(tg.nanquantile), "2x3! 2%?"),
     "nll_loss": (lambda x, w: tg.nll_loss(x, [2, 0], w), "2x3 3+"),
     "outer": (tg.outer, "2 3"),
     "pad": (lambda x, v: tg.pad(x, 1, "constant", v), "2x3! "),
-    "percentile": (lambda x, q: tg.percentile(x.astype("float64"), q), "2x3! 2%?"),
+    "percentile": (_quantiles(tg.percentile), "2x3! 2%?"),
     "put_along_axis": (
         lambda x, v: _changed(x, lambda y: tg.put_along_axis(y, _IDS, v, 0)), "3x2! 2x2",
     ),
-    "quantile": (lambda x, q: tg.quantile(x.astype("float64"), q), "2x3! 2%?"),
+    "quantile": (_quantiles(tg.quantile), "2x3! 2%?"),
     "rms_norm": (tg.rms_norm, "2x3 3"),
     "rotary": (tg.rotary, "2x1x4 2x1x2 2x1x2"),
     "scatter": (lambda x, v: tg.scatter(x, 0, _IDS, v), "3x2 2x2"),
@@ -170,7 +186,7 @@ CALLS: dict[str, Call] = {
     "setdiff1d": (tg.setdiff1d, "5 4"),
     "setxor1d": (tg.setxor1d, "5 4"),
     "slice_scatter": (lambda x, v: tg.slice_scatter(x, v, 0, 1), "3x3 2x3"),
-    "softmax": (lambda x, mask: tg.softmax(x, mask=mask), "2x3 2x3%"),
+    "softmax": (lambda x, mask: tg.softmax(x, mask=mask), "2x3 2x3."),
     "stack": (lambda *x: tg.stack(x), "3 3 3"),
     "tensordot": (lambda a, b: tg.tensordot(a, b, 1), "2x3 3x2"),
     "trapezoid": (tg.trapezoid, "2x3 3<"),

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,14 +34,14 @@ def test_a_literal_takes_its_dtype_with_the_other_operands(name: str, seed: int)
     check(name, np.random.default_rng(seed))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_each_function_takes_literals(seed: int) -> None:
+def test_each_function_takes_literals() -> None:
     for name in sorted(CALLS):
-        check(name, np.random.default_rng(seed))
+        results = [check(name, np.random.default_rng(seed)) for seed in range(4)]
+        assert any(isinstance(result, list) for result in results), (name, results)
 
 
-def check(name: str, rng: np.random.Generator) -> None:
-    """Compare a call with some literals to the same call with tensors alone."""
+def check(name: str, rng: np.random.Generator) -> Any:
+    """Compare a call with some literals to the same call with tensors alone; return its outcome."""
     function, text = CALLS[name]
     operands = text.split(" ")
     dtype = DTYPES[rng.integers(len(DTYPES))]
@@ -58,7 +57,9 @@ def check(name: str, rng: np.random.Generator) -> None:
         as_array = rng.random() < 0.2 and "!" not in operand
         mixed.append(value if use else array if as_array else tensors[-1])
     with np.errstate(all="ignore"):
-        assert outcome(function, mixed) == outcome(function, tensors), (name, mixed)
+        result = outcome(function, mixed)
+        assert result == outcome(function, tensors), (name, mixed)
+    return result
 
 
 def outcome(function: Any, operands: list[Any]) -> Any:
@@ -81,7 +82,7 @@ def bits(result: Any) -> Iterator[Any]:
 
 def drawn(rng: np.random.Generator, operand: str, integers: bool) -> Any:
     """Return a number, or lists and tuples of them, as the word for an operand says."""
-    lengths = operand.rstrip("+%<!?")
+    lengths = operand.rstrip("+%<.!?")
     if lengths == "*":
         shape = SHAPES[rng.integers(len(SHAPES))]
     else:
@@ -90,6 +91,8 @@ def drawn(rng: np.random.Generator, operand: str, integers: bool) -> Any:
     flat = [pool[i] for i in rng.integers(len(pool), size=int(np.prod(shape)))]
     if rng.random() < 0.3 and "%" not in operand and not integers:
         flat = rng.standard_normal(len(flat)).tolist()
+    if "." in operand:  # whole numbers alone would be integers, which a mask refuses
+        flat = [float(number) for number in flat]
     if "+" in operand and not integers:
         flat = [abs(number) + 1e-9 for number in flat]
     if "<" in operand:

@@ -64,6 +64,8 @@ from tests.parallel.test_checkpoint import at, held_on
 from tests.parallel.threads import on_ranks
 from tests.train.tiny_run import make_trainer
 
+pytestmark = pytest.mark.slow
+
 resource = pytest.importorskip("resource", reason="the system has no limits of memory")
 
 SECONDS, MEMORY = 10, 1 << 30

@@ -58,6 +58,7 @@ def test_optimizer_steps(kind: str, dtype: Any, options: str) -> None:
 
     (eager, one, step, scaler), (captured, two, other, other_scaler) = prepare(), prepare()
     toy.set_gradients(captured, 0)
+    assert not two.flat.without_gradient()  # the host reads what was written, before the capture
     launch = Capture(other)
     for number in range(5):
         for tensors, optimizer in ((eager, one), (captured, two)):

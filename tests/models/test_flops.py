@@ -23,9 +23,12 @@ def matrices(module: nn.Module, prefix: str = "") -> int:
     return sum(p.size for name, p in found if p.ndim == 2 and name.startswith(prefix))
 
 
-def test_gpt2() -> None:
-    config = GPT2Config(vocab_size=60, context=16, layers=3, heads=4, width=24, vocab_multiple=64)
+@pytest.mark.parametrize("hidden", [None, 40])
+def test_gpt2(hidden: int | None) -> None:
+    sizes = {"vocab_size": 60, "context": 16, "layers": 3, "heads": 4, "width": 24}
+    config = GPT2Config(**sizes, vocab_multiple=64, hidden=hidden)
     model = GPT2(config)
+    assert config.parameters == sum(parameter.size for parameter in model.parameters())
     products = matrices(model, "blocks") + matrices(model, "tokens")
     assert config.training_flops == 3 * (2 * products + 3 * 2 * 16 * 24)
 

@@ -485,6 +485,8 @@ def test_round_leaves_integers_that_have_no_decimals() -> None:
     assert tg.round(np.array(ends), 2).tolist() == ends
     assert tg.round(np.array([1.26, 25]), 1).tolist() == [1.3, 25]
     assert tg.round(np.array([25, 36]), -1).tolist() == [20, 40]
+    parts = np.array([complex(np.inf, 1.26), complex(np.nan, -0.04)])
+    np.testing.assert_array_equal(tg.round(parts, 1).numpy(), np.round(parts, 1))
     for decimals in (1.5, 400, None, Tensor(np.ones(2))):
         with pytest.raises(ArgumentError, match="round: decimals is"):
             tg.round(1.26, decimals)  # type: ignore[arg-type]

@@ -208,3 +208,27 @@ def test_values_that_a_dtype_holds_are_taken() -> None:
     y = beside("int8")
     with pytest.raises(ArgumentError, match=r"\+=: the result is 302, expected -128 to 127"):
         y += [301, 300]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_number_is_compared_in_the_dtype_of_16_bits(dtype: str) -> None:
+    x = tg.tensor([0.1, 1 / 3], dtype)
+    for number, index in ((0.1, 0), (1 / 3, 1)):
+        same = [i == index for i in range(2)]
+        assert (x == number).tolist() == tg.equal(number, x).tolist() == same
+        assert (x != number).tolist() == [not equal for equal in same]
+        assert tg.fuse(lambda x, number=number: x == number)(x).tolist() == same
+        compared = [bool(values[index]) for values in (x <= number, x >= number, x < number)]
+        assert compared == [True, True, False]
+    assert (tg.tensor([2048.0], "float16") == 2049).all()  # as float16 has no 2049
+    assert (x < 1e30).all()
+    assert not (x == float("nan")).any()
+
+
+@pytest.mark.parametrize("op", [tg.floor_divide, tg.remainder, tg.fmod], ids=lambda op: op.__name__)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_number_divides_in_the_dtype_of_16_bits(op: Any, dtype: str) -> None:
+    x = tg.tensor([1.0, 0.3, -7.0], dtype)
+    for number in (0.1, 1 / 3):
+        beside = op(x, tg.tensor(number, dtype)).tolist()
+        assert op(x, number).tolist() == tg.fuse(lambda x, c=number: op(x, c))(x).tolist() == beside

@@ -90,6 +90,7 @@ CASES = [
     both("roll", (3, 5), -1, axis=1),
     both("roll", (3, 5), (1, 7), axis=(0, 1)),
     both("roll", (3, 5), 2, axis=(0, 1)),
+    both("roll", (3, 5), (2, 2, 1), axis=(1, 1, 0)),
     Case(lambda a, b: tg.concatenate([a, b]), [(2, 3), (4, 3)],
          lambda a, b: np.concatenate([a, b]), name="concatenate"),
     Case(lambda a, b, c: tg.concatenate((a, b, c), axis=-1), [(2, 3), (2, 0), (2, 1)],

@@ -108,6 +108,20 @@ def test_a_parameter_without_a_gradient_does_not_move(kind: str, dtype: Any, dev
     assert optimizer.flat.without_gradient() == set(shapes)
 
 
+def test_a_parameter_that_backward_never_reached_does_not_move(device: str) -> None:
+    used, unused, brought = (
+        Tensor(backend.to_device(np.ones((2, 2), np.float32), device), requires_grad=True)
+        for _ in range(3)
+    )
+    (brought * 2).sum().backward()
+    optimizer = SGD([used, unused, brought], 0.5, weight_decay=0.1)
+    (used * used).sum().backward()
+    optimizer.step()
+    assert unused.numpy().tolist() == [[1, 1], [1, 1]]
+    assert (used.numpy() < 1).all()
+    assert (brought.numpy() < 0.1).all()
+
+
 def test_a_gradient_that_was_written_counts() -> None:
     x = Tensor(np.ones(3, np.float32), requires_grad=True)
     optimizer = SGD([x], 0.5)
@@ -115,6 +129,7 @@ def test_a_gradient_that_was_written_counts() -> None:
     optimizer.flat.grad[1] = 1
     optimizer.step()
     assert x.numpy().tolist() == [1, 0.5, 1]
+    assert not optimizer.flat.untouched()  # no step asks the host again before `zero_grad`
 
 
 def test_equal_runs_give_equal_bits(make: Make, device: str) -> None:
@@ -164,7 +179,9 @@ def decayed(make: Callable[[Any], Optimizer], device: str = "cpu") -> set[str]:
     """Return the parameters that a step with gradients of 0 changes."""
     tensors = toy.parameters(device=device)
     before = toy.values(tensors)
-    make(tensors).step()
+    optimizer = make(tensors)
+    toy.total(*[t * 0 for t in tensors.values()]).backward()
+    optimizer.step()
     return {name for name, t in tensors.items() if (t.numpy() != before[name]).any()}
 
 
@@ -554,6 +571,8 @@ def test_ctrl_c_between_the_kernels_of_a_step_waits(
 
     monkeypatch.setattr(launches, "load", load)
     toy.set_gradients(tensors, 0)
+    assert not optimizer.flat.without_gradient()  # a launch each, once
+    launched.clear()
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
     assert len(launched) == 2

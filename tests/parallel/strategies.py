@@ -523,7 +523,7 @@ def check_errors(comm: Comm, folder: Path) -> None:
 class Recomputed(GPT2):
     """A model whose blocks run again in backward."""
 
-    def _run_blocks(self, x: Tensor, cache: Any, mask: Any = None) -> Tensor:
+    def run_blocks(self, x: Tensor, *args: Any) -> Tensor:
         for block in self.blocks:
             x = checkpoint(block)(x)
         return x
@@ -538,7 +538,7 @@ def check_blocks_that_run_again_in_backward(comm: Comm, folder: Path) -> None:
 class Twice(GPT2):
     """A model that uses one block twice."""
 
-    def _run_blocks(self, x: Tensor, cache: Any, mask: Any = None) -> Tensor:
+    def run_blocks(self, x: Tensor, *args: Any) -> Tensor:
         for block in (*self.blocks, self.blocks[0]):
             x = block(x)
         return x

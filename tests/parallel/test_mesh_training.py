@@ -7,6 +7,8 @@ import pytest
 from tests.parallel import mesh_training
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(mesh_training.__file__)
 
 

@@ -15,6 +15,8 @@ from tests.parallel import strategies
 from tests.parallel.threads import on_ranks
 from tests.ranks import run_ranks
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, 4])

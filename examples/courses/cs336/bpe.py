@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import heapq
-import json
 import os
 import re
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from tokenizers import pre_tokenizers
+import tokenizers
+from tokenizers import models, pre_tokenizers
 
 from tensorgrad.data import Tokenizer
+from tensorgrad.data.text import END_OF_TEXT
 from tensorgrad.data.tokenizer_file import ALPHABET, BYTE_OF
 
 Pair = tuple[bytes, bytes]
-END_OF_TEXT = "<|endoftext|>"
+WORDS = pre_tokenizers.ByteLevel(add_prefix_space=False)  # GPT-2's rule
 CUT = re.compile(r"(?<=\S)(?=[ \t\n\r\f\v])")  # where words end, whatever follows
 
 
@@ -40,7 +39,7 @@ class _Candidate:
 
 
 def train(
-    path: str | os.PathLike[str], vocab_size: int, special_tokens: Sequence[str]
+    input_path: str | os.PathLike[str], vocab_size: int, special_tokens: Sequence[str]
 ) -> tuple[dict[int, bytes], list[Pair]]:
     """Return the vocabulary and the merges that the course's rules give.
 
@@ -48,16 +47,15 @@ def train(
     smaller ids; here the greater bytes), so its merges differ.
 
     Args:
-        path: the text. Special tokens in it are skipped, and words end there.
+        input_path: the text. Special tokens in it are skipped, and words end there.
         vocab_size: the number of tokens, with the 256 bytes and the special tokens.
         special_tokens: texts that are never split.
     """
-    text = Path(path).read_text(encoding="utf-8")
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    text = Path(input_path).read_text(encoding="utf-8")
     counts: Counter[str] = Counter()
     for part in _special_pattern(special_tokens).split(text):
         if part not in special_tokens:
-            counts.update(word for word, _ in split.pre_tokenize_str(part))
+            counts.update(word for word, _ in WORDS.pre_tokenize_str(part))
     words = [[bytes([BYTE_OF[ord(c)]]) for c in word] for word in counts]
     merges = list(_merges(words, list(counts.values()), vocab_size - 256 - len(special_tokens)))
     tokens = [
@@ -172,9 +170,8 @@ class CourseTokenizer:
     def _last_cut(self, text: str) -> int:
         """Return the last place to cut the text: at the end of a word, in no special token."""
         end = len(text) - self._longest  # a special token may be half there
-        cut = max(
-            (found.start() for found in CUT.finditer(text) if found.start() <= end), default=0
-        )
+        cuts = (match.start() for match in CUT.finditer(text))
+        cut = max((place for place in cuts if place <= end), default=0)
         for special in self._pattern.finditer(text):
             if special.start() < cut < special.end():
                 return special.start()
@@ -186,12 +183,14 @@ class CourseTokenizer:
 
 
 def _tokenizer(tokens: Sequence[bytes], merges: Sequence[Pair]) -> Tokenizer:
-    """Return a tokenizer whose ids are the places of the tokens, from files as GPT-2's."""
-    names = ["".join(ALPHABET[byte] for byte in token) for token in tokens]
-    vocabulary: dict[str, Any] = {name: index for index, name in enumerate([*names, END_OF_TEXT])}
-    lines = [" ".join("".join(ALPHABET[byte] for byte in part) for part in pair) for pair in merges]
-    with tempfile.TemporaryDirectory() as folder:
-        vocab_file, merges_file = Path(folder, "vocab.json"), Path(folder, "merges.txt")
-        vocab_file.write_text(json.dumps(vocabulary), encoding="utf-8")
-        merges_file.write_text("\n".join(lines), encoding="utf-8")
-        return Tokenizer.from_gpt2(vocab_file, merges_file)
+    """Return a tokenizer whose ids are the places of the tokens, with GPT-2's rule for words."""
+
+    def name(token: bytes) -> str:
+        return "".join(ALPHABET[byte] for byte in token)
+
+    vocabulary = {name(token): index for index, token in enumerate(tokens)}
+    pairs = [(name(left), name(right)) for left, right in merges]
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    inner.pre_tokenizer = WORDS
+    inner.add_special_tokens([END_OF_TEXT])
+    return Tokenizer(inner, "the vocabulary of the course")

@@ -1,25 +1,32 @@
-"""Calls of tensorgrad's functions with PyTorch's tensors, through which gradients flow."""
+"""PyTorch's tensors as tensorgrad's, and calls with them through which gradients flow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import tensorgrad as tg
 from tensorgrad import interop
 
 
+def shared(tensor: Any) -> tg.Tensor:
+    """Return a tensor of tensorgrad on the memory of PyTorch's."""
+    return tg.from_dlpack(tensor.detach())
+
+
 def call(function: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function of tensorgrad's tensors gives for PyTorch's."""
-    return interop.as_torch_function(function)(*args)
+    """Return what a function of tensorgrad's tensors gives for PyTorch's, also in dictionaries."""
+    flat = [x for arg in args for x in (arg.values() if isinstance(arg, Mapping) else [arg])]
 
+    def nested(*values: Any) -> Any:
+        remaining = iter(values)
+        return function(
+            *(
+                {name: next(remaining) for name in arg}
+                if isinstance(arg, Mapping)
+                else next(remaining)
+                for arg in args
+            )
+        )
 
-def call_with_weights(
-    function: Callable[..., Any], weights: Mapping[str, Any], x: Any, *others: Any
-) -> Any:
-    """Return function(x, weights, *others), with the tensors of a dictionary too."""
-    names, rest = list(weights), len(weights)
-
-    def flat(x: Any, *tensors: Any) -> Any:
-        return function(x, dict(zip(names, tensors[:rest], strict=True)), *tensors[rest:])
-
-    return call(flat, x, *weights.values(), *others)
+    return interop.as_torch_function(nested)(*flat)

@@ -7,7 +7,8 @@ average, and ranks that call different ones get an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import tensorgrad as tg
-from cs336.training import shared
+from cs336.bridge import shared
 from tensorgrad.backend import Array
 from tensorgrad.parallel import Comm, Handle
 from tensorgrad.parallel.buckets import assign_buckets
@@ -56,8 +57,8 @@ class GlooNetwork:
     def all_gather(self, data: Array, out: Array) -> Finish:
         """Put the bytes of all ranks into `out`."""
         pieces = list(torch.from_numpy(out.reshape(self.size, -1)).unbind())
-        mine = torch.from_numpy(data.reshape(-1).copy())
-        return cast(Finish, dist.all_gather(pieces, mine, async_op=True).wait)
+        piece = torch.from_numpy(data.reshape(-1).copy())
+        return cast(Finish, dist.all_gather(pieces, piece, async_op=True).wait)
 
     def broadcast(self, data: Array, root: int) -> Finish:
         """Send the bytes of `root` to all."""
@@ -88,62 +89,80 @@ def communicator() -> Comm:
     return Comm(cast(Network, GlooNetwork()))
 
 
-class DataParallel(torch.nn.Module):  # type: ignore[misc]  # PyTorch's class is Any here
-    """A module whose gradients are averaged over the ranks while backward runs.
+class Averages:
+    """Averages the gradients of PyTorch's parameters over the ranks while backward runs.
 
     Args:
-        module: begins with the values of rank 0.
-        bucket_mb: size of a bucket of gradients (10^6 bytes), which travel together; 0: each
-            gradient alone.
+        comm: of the ranks.
+        buckets: the parameters; gradients of one bucket travel together, after the last of them.
     """
 
-    def __init__(self, module: Any, bucket_mb: float = 0.0) -> None:
+    def __init__(self, comm: Comm, buckets: Sequence[Sequence[Any]]) -> None:
+        self._comm, self._buckets = comm, buckets
+        self._missing = [len(bucket) for bucket in buckets]  # gradients that backward will make
+        self._sent: list[tuple[Handle, Array, Sequence[Any]]] = []
+        for number, bucket in enumerate(buckets):
+            for parameter in bucket:
+                parameter.register_post_accumulate_grad_hook(partial(self._ready, number))
+
+    def _ready(self, number: int, _: Any) -> None:
+        self._missing[number] -= 1
+        if not self._missing[number]:
+            bucket = self._buckets[number]
+            flat = tg.concatenate([shared(p.grad).reshape(-1) for p in bucket]).data
+            self._sent.append((self._comm.all_reduce(flat, "mean", wait=False), flat, bucket))
+
+    def finish(self) -> None:
+        """Wait for the averages, and put them in place of the gradients."""
+        for handle, flat, bucket in self._sent:
+            handle.wait()
+            ends = np.cumsum([p.numel() for p in bucket])
+            for p, part in zip(bucket, np.split(flat, ends[:-1]), strict=True):
+                shared(p.grad).data[...] = part.reshape(p.shape)
+        self._sent.clear()
+        self._missing = [len(bucket) for bucket in self._buckets]
+
+
+class Replicas(torch.nn.Module):  # type: ignore[misc]  # PyTorch's class is Any here
+    """A module that begins with the values of rank 0; the base of both kinds of parallelism."""
+
+    _averages: Averages
+
+    def __init__(self, module: Any) -> None:
         super().__init__()
-        self.module = module
         self._comm = communicator()
         for value in module.state_dict().values():
             self._comm.broadcast(shared(value).data)
-        wanted = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        buckets = {name: number for number, name in enumerate(wanted)}
-        if bucket_mb:
-            buckets = assign_buckets({name: shared(p) for name, p in wanted.items()}, bucket_mb)
-        self._buckets: dict[int, list[Any]] = {}
-        for name, number in buckets.items():
-            self._buckets.setdefault(number, []).append(wanted[name])
-        self._waiting: dict[int, int] = {}  # by bucket: gradients that backward has not made
-        self._sent: list[tuple[Handle, Array, list[Any]]] = []
-        for number, parameters in self._buckets.items():
-            self._waiting[number] = len(parameters)
-            for parameter in parameters:
-                parameter.register_post_accumulate_grad_hook(self._hook(number))
+        self.module = module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's result."""
         return self.module(*args, **kwargs)
 
-    def _hook(self, number: int) -> Callable[[Any], None]:
-        def ready(_: Any) -> None:
-            self._waiting[number] -= 1
-            if not self._waiting[number]:
-                self._send(number)
-
-        return ready
-
-    def _send(self, number: int) -> None:
-        parameters = self._buckets[number]
-        flat = tg.concatenate([shared(p.grad).reshape(-1) for p in parameters]).data
-        self._sent.append((self._comm.all_reduce(flat, "mean", wait=False), flat, parameters))
-
     def finish_gradients(self) -> None:
         """Wait for the averages, after backward and before the optimizer's step."""
-        for handle, flat, parameters in self._sent:
-            handle.wait()
-            start = 0
-            for p in parameters:
-                shared(p.grad).data[...] = flat[start : start + p.numel()].reshape(p.shape)
-                start += p.numel()
-        self._sent.clear()
-        self._waiting = {number: len(each) for number, each in self._buckets.items()}
+        self._averages.finish()
+
+
+class DataParallel(Replicas):
+    """A module whose gradients are averaged over the ranks while backward runs.
+
+    Args:
+        module: begins with the values of rank 0.
+        bucket_size_mb: size of a bucket of gradients (10^6 bytes), which travel together; 0: each
+            gradient alone.
+    """
+
+    def __init__(self, module: Any, bucket_size_mb: float = 0.0) -> None:
+        super().__init__(module)
+        wanted = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        numbers = {name: number for number, name in enumerate(wanted)}
+        if bucket_size_mb:
+            numbers = assign_buckets({n: shared(p) for n, p in wanted.items()}, bucket_size_mb)
+        buckets: dict[int, list[Any]] = {}
+        for name, number in numbers.items():
+            buckets.setdefault(number, []).append(wanted[name])
+        self._averages = Averages(self._comm, list(buckets.values()))
 
 
 class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # likewise
@@ -168,16 +187,16 @@ class ShardedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # likewise
         """Add parameters; each goes to the rank that has the fewest elements."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        mine = []
+        local_params = []
         for parameter in group["params"]:
             owner = int(np.argmin(self._loads))
             self._loads[owner] += parameter.numel()
             self._owners.append((parameter, owner))
             if owner == self._comm.rank:
-                mine.append(parameter)
-        if not mine:
+                local_params.append(parameter)
+        if not local_params:
             return
-        local = {**group, "params": mine}
+        local = {**group, "params": local_params}
         if self._local is None:
             self._local = self._make([local], **self.defaults)
         else:
@@ -244,23 +263,23 @@ class _Shard:
         grad = whole.grad.to(self.piece.dtype).reshape(-1)
         padded = grad.new_zeros(self.piece.numel() * self._comm.size)
         padded[: self._size] = grad
-        mine = torch.empty_like(self.piece)
+        mean = torch.empty_like(self.piece)
         handle = self._comm.reduce_scatter(
-            shared(padded).data, shared(mine).data, "mean", wait=False
+            shared(padded).data, shared(mean).data, "mean", wait=False
         )
-        self._pending = handle, mine
+        self._pending = handle, mean
         whole.grad = self._whole = None
 
     def finish(self) -> None:
         """Wait for the gradient, and add it to the piece's."""
         if self._pending is not None:
-            handle, mine = self._pending
+            handle, mean = self._pending
             handle.wait()
-            self.piece.grad = mine if self.piece.grad is None else self.piece.grad + mine
+            self.piece.grad = mean if self.piece.grad is None else self.piece.grad + mean
             self._pending = None
 
 
-class FullyShardedDataParallel(torch.nn.Module):  # type: ignore[misc]  # likewise
+class FullyShardedDataParallel(Replicas):
     """A module whose linear layers and embeddings have their weights divided among the ranks.
 
     The other parameters are on all ranks, and their gradients averaged.
@@ -271,34 +290,19 @@ class FullyShardedDataParallel(torch.nn.Module):  # type: ignore[misc]  # likewi
     """
 
     def __init__(self, module: Any, compute_dtype: Any = None) -> None:
-        super().__init__()
-        self._comm = communicator()
-        for value in module.state_dict().values():
-            self._comm.broadcast(shared(value).data)
+        super().__init__(module)
         self._shards = {
             f"{name}.weight": _Shard(layer, self._comm, compute_dtype)
             for name, layer in module.named_modules()
             if type(layer).__name__ in ("Linear", "Embedding")
         }
-        self.module = module
-        self._reductions: list[Handle] = []
-        for name, parameter in module.named_parameters():
-            if parameter.requires_grad and name not in self._shards:
-                parameter.register_post_accumulate_grad_hook(self._average)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's result."""
-        return self.module(*args, **kwargs)
-
-    def _average(self, parameter: Any) -> None:
-        grad = shared(parameter.grad).data
-        self._reductions.append(self._comm.all_reduce(grad, "mean", wait=False))
+        parameters = module.named_parameters()
+        replicated = [p for name, p in parameters if p.requires_grad and name not in self._shards]
+        self._averages = Averages(self._comm, [[p] for p in replicated])
 
     def finish_gradients(self) -> None:
-        """Wait for the gradients, after backward and before the optimizer's step."""
-        for handle in self._reductions:
-            handle.wait()
-        self._reductions.clear()
+        """Wait for the averages, after backward and before the optimizer's step."""
+        super().finish_gradients()
         for shard in self._shards.values():
             shard.finish()
 

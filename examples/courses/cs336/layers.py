@@ -16,7 +16,7 @@ from tensorgrad.nn import RotaryEmbedding
 Weights = Mapping[str, tg.Tensor]
 
 
-def below(weights: Mapping[str, Any], name: str) -> dict[str, Any]:
+def submodule(weights: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the weights of a submodule, under its own names."""
     prefix = f"{name}."
     return {key.removeprefix(prefix): w for key, w in weights.items() if key.startswith(prefix)}
@@ -71,11 +71,10 @@ def self_attention(
     qkv = tg.linear(x.reshape(-1, length, x.shape[-1]), projections)  # (B, T, 3 H D)
     if theta is not None:
         parts = qkv.reshape(len(qkv), length, 3 * heads, -1)
-        if positions is None:
-            positions = tg.arange(length, device=x.device)
-        positions = tg.broadcast_to(positions, x.shape[:-1]).reshape(-1, length)
+        if positions is not None:
+            positions = tg.broadcast_to(positions, x.shape[:-1]).reshape(-1, length)
         rotary = RotaryEmbedding(parts.shape[-1], theta, interleaved=True)
-        qkv = rotary(parts, positions, 2 * heads).reshape(qkv.shape)
+        qkv = rotary(parts, 0 if positions is None else positions, 2 * heads).reshape(qkv.shape)
     y = tg.nn.functional.attention_packed(qkv, heads, heads, causal=True, dropout=dropout)
     return tg.linear(y, weights["output_proj.weight"]).reshape(*x.shape[:-1], -1)
 
@@ -110,7 +109,7 @@ def block(
         attention_dropout: probability of dropping an attention weight.
         dropout: probability of dropping an output of the two sublayers.
     """
-    attn, ffn = below(weights, "attn"), below(weights, "ffn")
+    attn, ffn = submodule(weights, "attn"), submodule(weights, "ffn")
     normed = tg.rms_norm(x, weights["ln1.weight"], eps=1e-5)
     attended = self_attention(normed, attn, heads, theta, dropout=attention_dropout)
     middle: tg.Tensor = x + tg.dropout(attended, dropout)
@@ -143,7 +142,7 @@ def language_model(
     positions = weights.get("position_embeddings.weight")
     x = tg.dropout(tg.embedding(weights["token_embeddings.weight"], ids, positions), dropout)
     for number in range(layers):
-        layer = below(weights, f"layers.{number}")
+        layer = submodule(weights, f"layers.{number}")
         x = block(x, layer, heads, theta, attention_dropout, dropout)
     return tg.linear(
         tg.rms_norm(x, weights["ln_final.weight"], eps=1e-5), weights["lm_head.weight"]

@@ -10,24 +10,19 @@ from typing import Any
 import torch
 
 import tensorgrad as tg
-from cs336.distributed import DataParallel, FullyShardedDataParallel, ShardedOptimizer
-from cs336.training import shared
+from cs336.bridge import shared
+from cs336.distributed import DataParallel as get_ddp
+from cs336.distributed import FullyShardedDataParallel as get_fsdp
+from cs336.distributed import Replicas
+from cs336.distributed import ShardedOptimizer as get_sharded_optimizer
 
 __all__ = [
-    "ddp_bucketed_on_after_backward",
-    "ddp_bucketed_on_train_batch_start",
-    "ddp_individual_parameters_on_after_backward",
-    "ddp_on_after_backward",
-    "fsdp_gather_full_params",
-    "fsdp_on_after_backward",
-    "get_ddp",
-    "get_ddp_bucketed",
-    "get_ddp_individual_parameters",
-    "get_flashattention_autograd_function_pytorch",
-    "get_flashattention_autograd_function_triton",
-    "get_fsdp",
-    "get_sharded_optimizer",
-]
+    "ddp_bucketed_on_after_backward", "ddp_bucketed_on_train_batch_start",
+    "ddp_individual_parameters_on_after_backward", "ddp_on_after_backward",
+    "fsdp_gather_full_params", "fsdp_on_after_backward", "get_ddp", "get_ddp_bucketed",
+    "get_ddp_individual_parameters", "get_flashattention_autograd_function_pytorch",
+    "get_flashattention_autograd_function_triton", "get_fsdp", "get_sharded_optimizer",
+]  # fmt: skip
 
 
 class FlashAttention(torch.autograd.Function):  # type: ignore[misc]  # PyTorch's class is Any here
@@ -48,65 +43,34 @@ class FlashAttention(torch.autograd.Function):  # type: ignore[misc]  # PyTorch'
         return *(torch.from_dlpack(tg.Tensor(x.grad)[:, 0]) for x in ctx.leaves), None
 
 
-def get_flashattention_autograd_function_pytorch() -> Any:
-    """Return the attention; without PyTorch's ops, it is tensorgrad's."""
-    return FlashAttention
-
-
 def get_flashattention_autograd_function_triton() -> Any:
-    """Return the attention; without Triton, it is tensorgrad's CUDA kernels."""
+    """Return the attention; with neither PyTorch's ops nor Triton, it is tensorgrad's."""
     return FlashAttention
 
 
-def get_ddp(module: Any) -> DataParallel:
-    """Return the module with gradients that are averaged one by one during backward."""
-    return DataParallel(module)
+get_flashattention_autograd_function_pytorch = get_flashattention_autograd_function_triton
+
+get_ddp_bucketed = get_ddp_individual_parameters = get_ddp
 
 
-def ddp_on_after_backward(ddp_model: DataParallel, optimizer: Any) -> None:
-    """Wait for the averages."""
+def ddp_on_after_backward(ddp_model: Replicas, optimizer: Any) -> None:
+    """Wait for the averages of the gradients."""
     ddp_model.finish_gradients()
 
 
-def get_ddp_individual_parameters(module: Any) -> DataParallel:
-    """Return the module with gradients that are averaged one by one during backward."""
-    return DataParallel(module)
+ddp_bucketed_on_after_backward = ddp_on_after_backward
+ddp_individual_parameters_on_after_backward = ddp_on_after_backward
 
 
-def ddp_individual_parameters_on_after_backward(ddp_model: DataParallel, optimizer: Any) -> None:
-    """Wait for the averages."""
-    ddp_model.finish_gradients()
-
-
-def get_ddp_bucketed(module: Any, bucket_size_mb: float) -> DataParallel:
-    """Return the module with gradients that are averaged in buckets during backward."""
-    return DataParallel(module, bucket_size_mb)
-
-
-def ddp_bucketed_on_after_backward(ddp_model: DataParallel, optimizer: Any) -> None:
-    """Wait for the averages."""
-    ddp_model.finish_gradients()
-
-
-def ddp_bucketed_on_train_batch_start(ddp_model: DataParallel, optimizer: Any) -> None:
+def ddp_bucketed_on_train_batch_start(ddp_model: Replicas, optimizer: Any) -> None:
     """Do nothing: `finish_gradients` has prepared the next batch."""
 
 
-def get_fsdp(module: Any, compute_dtype: Any = None) -> FullyShardedDataParallel:
-    """Return the module with weights that are divided among the ranks."""
-    return FullyShardedDataParallel(module, compute_dtype)
-
-
-def fsdp_on_after_backward(fsdp_model: FullyShardedDataParallel, optimizer: Any) -> None:
-    """Wait for the gradients."""
+def fsdp_on_after_backward(fsdp_model: Replicas, optimizer: Any) -> None:
+    """Wait for the averages of the gradients."""
     fsdp_model.finish_gradients()
 
 
-def fsdp_gather_full_params(fsdp_model: FullyShardedDataParallel) -> dict[str, Any]:
+def fsdp_gather_full_params(fsdp_model: get_fsdp) -> dict[str, Any]:
     """Return all parameters, whole."""
     return fsdp_model.full_parameters()
-
-
-def get_sharded_optimizer(params: Any, optimizer_cls: type, **kwargs: Any) -> ShardedOptimizer:
-    """Return an optimizer of which each rank has the state of its own parameters."""
-    return ShardedOptimizer(params, optimizer_cls, **kwargs)

@@ -13,16 +13,12 @@ import numpy as np
 import torch
 
 import tensorgrad as tg
+from cs336.bridge import shared
 from tensorgrad.optim import schedule
 from tensorgrad.optim.clip import clip_grad_norm
 from tensorgrad.readers import parse_json
 
 File = str | os.PathLike[str] | Any  # or an open file of bytes
-
-
-def shared(tensor: Any) -> tg.Tensor:
-    """Return a tensor of tensorgrad on the memory of PyTorch's."""
-    return tg.from_dlpack(tensor.detach())
 
 
 def get_batch(dataset: Any, batch_size: int, context_length: int, device: str) -> tuple[Any, Any]:
@@ -41,22 +37,28 @@ def get_batch(dataset: Any, batch_size: int, context_length: int, device: str) -
 
 def clip_gradients(parameters: Iterable[Any], max_l2_norm: float) -> None:
     """Scale the gradients of PyTorch's parameters in place, to a total norm of at most this."""
-    ours = []
+    tensors = []
     for parameter in parameters:
         if parameter.grad is not None:
             tensor = shared(parameter)
             tensor.grad = shared(parameter.grad).data
-            ours.append(tensor)
-    clip_grad_norm(ours, max_l2_norm)
+            tensors.append(tensor)
+    clip_grad_norm(tensors, max_l2_norm)
 
 
 def cosine_schedule(
-    it: int, highest: float, lowest: float, warmup: int, cosine_cycle: int
+    it: int,
+    max_learning_rate: float,
+    min_learning_rate: float,
+    warmup_iters: int,
+    cosine_cycle_iters: int,
 ) -> float:
     """Return the learning rate of an iteration: 0 in the first, after warmup half a cosine."""
-    if it < warmup:
-        return highest * it / warmup  # tensorgrad's warmup begins with highest / warmup
-    return schedule.cosine(it, highest, cosine_cycle, warmup, lowest)
+    if it < warmup_iters:  # tensorgrad's warmup begins with a rate above 0
+        return max_learning_rate * it / warmup_iters
+    return schedule.cosine(
+        it, max_learning_rate, cosine_cycle_iters, warmup_iters, min_learning_rate
+    )
 
 
 class AdamW(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch's class is Any here
@@ -81,7 +83,7 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch's class is 
         super().__init__(
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         )
-        self._ours: dict[Any, tuple[tg.Tensor, tg.optim.AdamW]] = {}
+        self._optimizers: dict[Any, tuple[Any, tg.optim.AdamW]] = {}
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -97,14 +99,13 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch's class is 
         return loss
 
     def _update(self, parameter: Any, group: dict[str, Any]) -> None:
-        values, gradient = shared(parameter), shared(parameter.grad)
-        if parameter not in self._ours:
-            self._ours[parameter] = self._made(values, group, self.state[parameter])
-        leaf, adamw = self._ours[parameter]
+        values = shared(parameter)
+        if parameter not in self._optimizers:
+            self._optimizers[parameter] = self._optimizer(values, group, self.state[parameter])
+        leaf, adamw = self._optimizers[parameter]
         leaf.data[...] = values.data
+        leaf.grad[...] = shared(parameter.grad).data
         adamw.lr = group["lr"]
-        adamw.zero_grad()
-        (leaf * gradient).sum().backward()
         adamw.step()
         values.data[...] = leaf.data
         state = adamw.state_dict()
@@ -114,13 +115,13 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch's class is 
             "exp_avg_sq": torch.from_dlpack(tg.Tensor(state["v/0"])),
         }
 
-    def _made(
+    def _optimizer(
         self, values: tg.Tensor, group: dict[str, Any], state: dict[str, Any]
     ) -> tuple[tg.Tensor, tg.optim.AdamW]:
         """Return a copy of a parameter and its optimizer, with the state that was loaded."""
         leaf = values.copy().requires_grad_()
-        ours = [{"params": [leaf], "weight_decay": group["weight_decay"]}]
-        adamw = tg.optim.AdamW(ours, group["lr"], group["betas"], group["eps"])
+        groups = [{"params": [leaf], "weight_decay": group["weight_decay"]}]
+        adamw = tg.optim.AdamW(groups, group["lr"], group["betas"], group["eps"])
         if state:
             adamw.load_state_dict(
                 {
@@ -135,7 +136,7 @@ class AdamW(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch's class is 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` of an optimizer with the same parameters returned."""
         super().load_state_dict(state_dict)
-        self._ours.clear()
+        self._optimizers.clear()
 
 
 def save_checkpoint(model: Any, optimizer: Any, iteration: int, out: File) -> None:
@@ -150,8 +151,8 @@ def save_checkpoint(model: Any, optimizer: Any, iteration: int, out: File) -> No
     state = optimizer.state_dict()
     values = {
         "iteration": iteration,
-        "model": _ours(model.state_dict()),
-        "state": {str(number): _ours(entry) for number, entry in state["state"].items()},
+        "model": _to_tensorgrad(model.state_dict()),
+        "state": {str(number): _to_tensorgrad(entry) for number, entry in state["state"].items()},
         "param_groups": json.dumps({"groups": state["param_groups"]}),
     }
     if isinstance(out, str | os.PathLike):
@@ -172,7 +173,7 @@ def load_checkpoint(src: File, model: Any, optimizer: Any) -> int:
             path = Path(folder, "checkpoint")
             path.write_bytes(src.read())
             values = tg.load(path)
-    model.load_state_dict(_theirs(values["model"]))
+    model.load_state_dict(_to_torch(values["model"]))
     groups = [
         {
             key: tuple(v) if isinstance(v, list) and key != "params" else v
@@ -180,14 +181,14 @@ def load_checkpoint(src: File, model: Any, optimizer: Any) -> int:
         }
         for group in parse_json(values["param_groups"], "load_checkpoint")["groups"]
     ]
-    entries = {int(number): _theirs(entry) for number, entry in values["state"].items()}
+    entries = {int(number): _to_torch(entry) for number, entry in values["state"].items()}
     optimizer.load_state_dict({"state": entries, "param_groups": groups})
     return int(values["iteration"])
 
 
-def _ours(state: dict[str, Any]) -> dict[str, Any]:
+def _to_tensorgrad(state: dict[str, Any]) -> dict[str, Any]:
     return {k: shared(v) if isinstance(v, torch.Tensor) else v for k, v in state.items()}
 
 
-def _theirs(state: dict[str, Any]) -> dict[str, Any]:
+def _to_torch(state: dict[str, Any]) -> dict[str, Any]:
     return {k: torch.from_dlpack(v) if isinstance(v, tg.Tensor) else v for k, v in state.items()}

@@ -14,19 +14,10 @@ from minitorch.nn import *
 from minitorch.operators import prod
 from minitorch.optim import *
 from minitorch.scalar import *
-from minitorch.scalar_functions import ScalarFunction
 from minitorch.tensor import *
 from minitorch.tensor_data import *
 from minitorch.tensor_functions import *
 from minitorch.tensor_ops import *
 from minitorch.testing import MathTest, MathTestVariable
 
-__all__ = [
-    "MathTest",
-    "MathTestVariable",
-    "ScalarFunction",
-    "cuda_ops",
-    "operators",
-    "prod",
-    "scalar_functions",
-]
+__all__ = ["MathTest", "MathTestVariable", "cuda_ops", "operators", "prod", "scalar_functions"]

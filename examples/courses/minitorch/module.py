@@ -49,8 +49,9 @@ class Module:
 
     def __getattr__(self, key: str) -> Any:
         """Return a parameter or module; None where there is none, as in minitorch."""
-        own = self.__dict__
-        return own.get("_parameters", {}).get(key) or own.get("_modules", {}).get(key)
+        attributes = self.__dict__
+        parameter = attributes.get("_parameters", {}).get(key)
+        return parameter or attributes.get("_modules", {}).get(key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the subclass's `forward` does."""
@@ -75,12 +76,12 @@ class Module:
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
         """Return the parameters, here and below, with their dotted names."""
-        below = [
+        inner_parameters = [
             (f"{name}.{inner}", parameter)
             for name, module in self._modules.items()
             for inner, parameter in module.named_parameters()
         ]
-        return [*self._parameters.items(), *below]
+        return [*self._parameters.items(), *inner_parameters]
 
     def parameters(self) -> list[Parameter]:
         """Return the parameters, here and below."""

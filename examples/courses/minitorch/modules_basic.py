@@ -7,23 +7,16 @@ from typing import Any
 import numpy as np
 
 import tensorgrad as tg
+from minitorch.autodiff import function
 from minitorch.module import Module, Parameter
-from minitorch.tensor_functions import Computed, tensor_from_numpy
+from minitorch.tensor import tensor
 from minitorch.tensor_ops import SimpleBackend, TensorBackend
 
 __all__ = ["Dropout", "Embedding", "LayerNorm1d", "Linear"]
 
-
-class _Rows(Computed):
-    compute = staticmethod(lambda weight, ids: tg.embedding(weight, ids.astype(np.int64)))
-
-
-class _Linear(Computed):
-    compute = staticmethod(tg.linear)
-
-
-class _LayerNorm(Computed):
-    compute = staticmethod(lambda x, weight, bias, eps: tg.layer_norm(x, weight, bias, eps))
+_embedding = function(lambda weight, ids: tg.embedding(weight, ids.astype(np.int64))).apply
+_linear = function(tg.linear).apply
+_layer_norm = function(tg.layer_norm).apply
 
 
 class Embedding(Module):
@@ -43,11 +36,11 @@ class Embedding(Module):
     ) -> None:
         super().__init__()
         weights = np.random.normal(size=(num_embeddings, embedding_dim))
-        self.weights = Parameter(tensor_from_numpy(weights, backend))
+        self.weights = Parameter(tensor(weights, backend))
 
     def forward(self, x: Any) -> Any:
         """Return (B, T, C) of ids (B, T)."""
-        return _Rows.apply(self.weights.value, x)
+        return _embedding(self.weights.value, x)
 
 
 class Dropout(Module):
@@ -65,8 +58,8 @@ class Dropout(Module):
         """Return x with dropout; the mask is drawn by np.random.binomial, as the course asks."""
         if not self.training or self.p_dropout == 0:
             return x
-        kept = np.random.binomial(1, 1 - self.p_dropout, x.shape) / (1 - self.p_dropout)
-        return x * tensor_from_numpy(kept, x.backend).detach()
+        mask = np.random.binomial(1, 1 - self.p_dropout, x.shape) / (1 - self.p_dropout)
+        return x * tensor(mask, x.backend).detach()
 
 
 class Linear(Module):
@@ -90,7 +83,7 @@ class Linear(Module):
 
         def uniform(*shape: int) -> Parameter:
             bound = in_size**-0.5
-            return Parameter(tensor_from_numpy(np.random.uniform(-bound, bound, shape), backend))
+            return Parameter(tensor(np.random.uniform(-bound, bound, shape), backend))
 
         self.weights = uniform(in_size, out_size)
         self.bias = uniform(out_size) if bias else None
@@ -98,7 +91,7 @@ class Linear(Module):
     def forward(self, x: Any) -> Any:
         """Return (..., O) of (..., I)."""
         bias = [self.bias.value] if self.bias else []
-        return _Linear.apply(x, self.weights.value.permute(1, 0), *bias)
+        return _linear(x, self.weights.value.permute(1, 0), *bias)
 
 
 class LayerNorm1d(Module):
@@ -117,9 +110,9 @@ class LayerNorm1d(Module):
     def __init__(self, dim: int, eps: float = 1e-5, backend: TensorBackend = SimpleBackend) -> None:
         super().__init__()
         self.eps = eps
-        self.weights = Parameter(tensor_from_numpy(np.ones(dim), backend))
-        self.bias = Parameter(tensor_from_numpy(np.zeros(dim), backend))
+        self.weights = Parameter(tensor(np.ones(dim), backend))
+        self.bias = Parameter(tensor(np.zeros(dim), backend))
 
     def forward(self, x: Any) -> Any:
         """Return x normalised, times weights, plus bias."""
-        return _LayerNorm.apply(x, self.weights.value, self.bias.value, self.eps)
+        return _layer_norm(x, self.weights.value, self.bias.value, self.eps)

@@ -5,6 +5,6 @@ from minitorch.modules_transformer import (
     FeedForward,
     MultiHeadAttention,
     TransformerLayer,
-)
+)  # fmt: skip
 
 __all__ = ["DecoderLM", "FeedForward", "MultiHeadAttention", "TransformerLayer"]

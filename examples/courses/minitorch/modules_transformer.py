@@ -7,19 +7,17 @@ from typing import Any
 import numpy as np
 
 import tensorgrad as tg
+from minitorch.autodiff import function
 from minitorch.module import Module
 from minitorch.modules_basic import Dropout, Embedding, LayerNorm1d, Linear
 from minitorch.nn import GELU
-from minitorch.tensor_functions import Computed, tensor_from_numpy
+from minitorch.tensor import tensor
 from minitorch.tensor_ops import SimpleBackend, TensorBackend
 
 __all__ = ["DecoderLM", "FeedForward", "MultiHeadAttention", "TransformerLayer"]
 
 
-class _Attention(Computed):
-    compute = staticmethod(
-        lambda q, k, v, causal, dropout: tg.attention(q, k, v, causal=causal, dropout=dropout)
-    )
+_attention = function(tg.attention).apply
 
 
 class MultiHeadAttention(Module):
@@ -58,7 +56,7 @@ class MultiHeadAttention(Module):
     def create_causal_mask(self, bs: int, nh: int, seq_len: int) -> Any:
         """Return (1, 1, T, T), the lowest float32 above the diagonal, otherwise 0."""
         lowest = np.full((1, 1, seq_len, seq_len), np.finfo(np.float32).min)
-        return tensor_from_numpy(np.triu(lowest, 1), backend=self.backend)
+        return tensor(np.triu(lowest, 1), self.backend)
 
     def project_to_query_key_value(self, x: Any) -> tuple[Any, Any, Any]:
         """Return q (B, H, T, D), k transposed (B, H, D, T) and v (B, H, T, D) of (B, T, C)."""
@@ -73,7 +71,7 @@ class MultiHeadAttention(Module):
     def self_attention(self, q: Any, kT: Any, v: Any) -> Any:
         """Return softmax(q kT / sqrt(D)) v, the heads side by side: (B, T, C)."""
         dropout = self.dropout.p_dropout if self.training else 0.0
-        y = _Attention.apply(q, kT.permute(0, 1, 3, 2), v, self.causal, dropout)
+        y = _attention(q, kT.permute(0, 1, 3, 2), v, causal=self.causal, dropout=dropout)
         return y.permute(0, 2, 1, 3).view(q.shape[0], q.shape[2], self.n_embd)
 
     def forward(self, x: Any) -> Any:
@@ -191,7 +189,7 @@ class DecoderLM(Module):
 
     def forward(self, idx: Any) -> Any:
         """Return logits (B, T, V) of ids (B, T)."""
-        positions = tensor_from_numpy(np.arange(idx.shape[1])[None], self.backend)
+        positions = tensor(np.arange(idx.shape[1])[None], self.backend)
         x = self.dropout(self.token_embeddings(idx) + self.position_embeddings(positions))
         for number in range(1, self.n_layer + 1):
             x = getattr(self, f"t_layer_{number}")(x)

@@ -7,24 +7,14 @@ from typing import Any
 import numpy as np
 
 import tensorgrad as tg
-from minitorch.tensor_functions import Computed, integer, rand, tensor_from_numpy
+from minitorch.autodiff import function
+from minitorch.tensor import rand, tensor
+from minitorch.tensor_functions import integer
 
 __all__ = [
-    "GELU",
-    "Max",
-    "argmax",
-    "avgpool2d",
-    "dropout",
-    "layer_norm",
-    "logsoftmax",
-    "logsumexp",
-    "max",
-    "maxpool2d",
-    "one_hot",
-    "softmax",
-    "softmax_loss",
-    "tile",
-]
+    "GELU", "Max", "argmax", "avgpool2d", "dropout", "layer_norm", "logsoftmax", "logsumexp", "max",
+    "maxpool2d", "one_hot", "softmax", "softmax_loss", "tile",
+]  # fmt: skip
 
 
 def tile(input: Any, kernel: tuple[int, int]) -> tuple[Any, int, int]:
@@ -67,66 +57,20 @@ class _EqualMaxima(tg.Function):
         return tg.where(x == y, dy, 0), None
 
 
-class Max(Computed):
-    """The maximum over an axis, which stays with length 1."""
+# Over an axis `dim`, which stays with length 1 where it is reduced.
+Max = function(lambda a, dim: _EqualMaxima.apply(a, integer(dim)))
+max = Max.apply
+softmax = function(lambda a, dim: tg.softmax(a, axis=integer(dim))).apply
+logsoftmax = function(lambda a, dim: tg.log_softmax(a, axis=integer(dim))).apply
+logsumexp = function(lambda a, dim: tg.logsumexp(a, axis=integer(dim), keepdims=True)).apply
 
-    compute = staticmethod(lambda a, dim: _EqualMaxima.apply(a, integer(dim)))
+GELU = function(lambda a: tg.gelu(a, approximate="tanh")).apply
+layer_norm = function(lambda a, eps=1e-5: tg.layer_norm(a, eps=eps)).apply  # over the last axis
 
-
-def max(input: Any, dim: Any) -> Any:
-    """Return the maximum over an axis, which stays with length 1."""
-    return Max.apply(input, dim)
-
-
-class _Softmax(Computed):
-    compute = staticmethod(lambda a, dim: tg.softmax(a, axis=integer(dim)))
-
-
-class _LogSoftmax(Computed):
-    compute = staticmethod(lambda a, dim: tg.log_softmax(a, axis=integer(dim)))
-
-
-class _LogSumExp(Computed):
-    compute = staticmethod(lambda a, dim: tg.logsumexp(a, axis=integer(dim), keepdims=True))
-
-
-class _GELU(Computed):
-    compute = staticmethod(lambda a: tg.gelu(a, approximate="tanh"))
-
-
-class _Normalised(Computed):
-    compute = staticmethod(lambda a, eps: tg.layer_norm(a, eps=eps))
-
-
-class _SoftmaxLoss(Computed):
-    compute = staticmethod(
-        lambda logits, target: tg.cross_entropy(logits, target.astype(np.int64), reduction="none")
-    )
-
-
-def softmax(input: Any, dim: Any) -> Any:
-    """Return exp(x) over its sum along an axis."""
-    return _Softmax.apply(input, dim)
-
-
-def logsoftmax(input: Any, dim: Any) -> Any:
-    """Return the logarithm of the softmax along an axis."""
-    return _LogSoftmax.apply(input, dim)
-
-
-def logsumexp(input: Any, dim: Any) -> Any:
-    """Return log(sum(exp(x))) over an axis, which stays with length 1."""
-    return _LogSumExp.apply(input, dim)
-
-
-def GELU(input: Any) -> Any:
-    """Return GELU(x), by its approximation with tanh."""
-    return _GELU.apply(input)
-
-
-def layer_norm(input: Any, eps: float = 1e-5) -> Any:
-    """Return x normalised over its last axis."""
-    return _Normalised.apply(input, eps)
+# The cross-entropy of each row, (B,), of logits (B, C) and targets (B,).
+softmax_loss = function(
+    lambda logits, target: tg.cross_entropy(logits, target.astype(np.int64), reduction="none")
+).apply
 
 
 def dropout(input: Any, rate: float, ignore: bool = False) -> Any:
@@ -137,9 +81,4 @@ def dropout(input: Any, rate: float, ignore: bool = False) -> Any:
 def one_hot(input: Any, num_classes: int) -> Any:
     """Return for each index a row of zeros with a one at its position."""
     rows = tg.one_hot(input.value.astype(np.int64), num_classes)
-    return tensor_from_numpy(rows.numpy(), backend=input.backend)
-
-
-def softmax_loss(logits: Any, target: Any) -> Any:
-    """Return the cross-entropy of each row, (B,), of logits (B, C) and targets (B,)."""
-    return _SoftmaxLoss.apply(logits, target)
+    return tensor(rows.numpy(), input.backend)

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable, Iterable
 from functools import reduce as fold
+from math import exp, pow, tanh
+from operator import add, mul, neg
 from typing import Any
+
+__all__ = [
+    "EPS", "add", "addLists", "eq", "exp", "id", "inv", "inv_back", "is_close", "log", "log_back",
+    "lt", "map", "max", "mul", "neg", "negList", "pow", "prod", "reduce", "relu", "relu_back",
+    "sigmoid", "sum", "tanh", "zipWith",
+]  # fmt: skip
 
 EPS = 1e-6  # log(0) is finite in minitorch
 
-
-def mul(x: float, y: float) -> float:
-    """Return x y."""
-    return x * y
+max = builtins.max
 
 
 def id(x: float) -> float:
     """Return x."""
     return x
-
-
-def add(x: float, y: float) -> float:
-    """Return x + y."""
-    return x + y
-
-
-def neg(x: float) -> float:
-    """Return -x."""
-    return -x
 
 
 def lt(x: float, y: float) -> float:
@@ -40,11 +36,6 @@ def eq(x: float, y: float) -> float:
     return float(x == y)
 
 
-def max(x: float, y: float) -> float:
-    """Return the larger number."""
-    return x if x > y else y
-
-
 def is_close(x: Any, y: Any) -> Any:
     """Return whether x and y, numbers or tensors, differ by less than 0.01."""
     return (x - y < 1e-2) and (y - x < 1e-2)
@@ -52,33 +43,18 @@ def is_close(x: Any, y: Any) -> Any:
 
 def sigmoid(x: float) -> float:
     """Return 1 / (1 + exp(-x)), without overflow."""
-    small = math.exp(-abs(x))
+    small = exp(-abs(x))
     return (1.0 if x >= 0 else small) / (1.0 + small)
 
 
 def relu(x: float) -> float:
     """Return x where it is positive, otherwise 0.0."""
-    return x if x > 0 else 0.0
+    return max(x, 0.0)
 
 
 def log(x: float) -> float:
     """Return log(x + EPS)."""
     return math.log(x + EPS)
-
-
-def exp(x: float) -> float:
-    """Return exp(x)."""
-    return math.exp(x)
-
-
-def tanh(x: float) -> float:
-    """Return tanh(x)."""
-    return math.tanh(x)
-
-
-def pow(x: float, y: float) -> float:
-    """Return x to the power of y."""
-    return float(x**y)
 
 
 def inv(x: float) -> float:

@@ -22,11 +22,13 @@ class Optimizer:
         self.parameters = parameters
 
     def zero_grad(self) -> None:
-        """Forget the gradients of tensors and scalars."""
-        for p in self.parameters:
-            for name in ("grad", "derivative"):
-                if hasattr(p.value, name):
-                    setattr(p.value, name, None)
+        """Forget the gradients."""
+        for p in self._learned():
+            p.value.zero_grad_()
+
+    def _learned(self) -> list[Parameter]:
+        """Return the parameters that have a gradient."""
+        return [p for p in self.parameters if getattr(p.value, "grad", None) is not None]
 
 
 class SGD(Optimizer):
@@ -43,11 +45,8 @@ class SGD(Optimizer):
 
     def step(self) -> None:
         """Replace each value that has a gradient."""
-        for p in self.parameters:
-            if getattr(p.value, "derivative", None) is not None:
-                p.update(type(p.value)(p.value.data - self.lr * p.value.derivative))
-            elif getattr(p.value, "grad", None) is not None:
-                p.update(p.value.detach() - self.lr * p.value.grad)
+        for p in self._learned():
+            p.update(p.value.detach() - self.lr * p.value.grad)
 
 
 class Adam(Optimizer):
@@ -71,20 +70,17 @@ class Adam(Optimizer):
     ) -> None:
         super().__init__(parameters)
         self.lr, self.betas, self.eps = lr, (beta1, beta2), eps
-        self._adams: dict[int, tuple[tg.Tensor, Any]] = {}  # id of a parameter: weights, optimizer
+        self._adams: dict[int, tuple[Any, Any]] = {}  # id of a parameter: weights, optimizer
 
     def step(self) -> None:
         """Replace each value that has a gradient."""
-        for p in self.parameters:
-            if getattr(p.value, "grad", None) is None:
-                continue
+        for p in self._learned():
             if id(p) not in self._adams:
                 leaf = p.value.value.copy().requires_grad_()
                 self._adams[id(p)] = leaf, tg.optim.Adam([leaf], self.lr, self.betas, self.eps)
             leaf, adam = self._adams[id(p)]
             leaf.data[...] = p.value.value.data
-            adam.zero_grad()
-            (leaf * p.value.grad.value).sum().backward()
+            leaf.grad[...] = p.value.grad.value.data
             adam.lr = self.lr
             adam.step()
-            p.update(p.value._wrap(leaf.detach().copy()))
+            p.update(p.value._wrap(leaf.copy()))

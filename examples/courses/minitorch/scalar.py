@@ -1,50 +1,47 @@
-"""Scalars with a history, and a check of derivatives."""
+"""Scalars, functions of them, and a check of derivatives."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from minitorch import scalar_functions as functions
-from minitorch.autodiff import Context, backpropagate, central_difference
+import tensorgrad as tg
+from minitorch.arithmetic import Arithmetic
+from minitorch.autodiff import Context, Function, History, backpropagate, central_difference
 
-__all__ = ["Scalar", "ScalarHistory", "derivative_check"]
+__all__ = ["Scalar", "ScalarFunction", "ScalarHistory", "derivative_check"]
 
-_ids = itertools.count()
-
-
-@dataclass
-class ScalarHistory:
-    """The function call that made a scalar; of a leaf, none."""
-
-    last_fn: type[functions.ScalarFunction] | None = None
-    ctx: Context | None = None
-    inputs: Sequence[Scalar] = ()
+ScalarHistory = History
 
 
-class Scalar:
-    """A number that remembers how it was computed.
+class Scalar(Arithmetic):
+    """A number that remembers how it was computed, by tensorgrad in float64.
 
     Args:
         v: the number.
-        back: its history.
+        back: its history; default: that of a leaf.
         name: for messages; default: its id.
 
     Attributes:
         data: the number.
-        derivative: of a leaf after `backward`, otherwise None.
     """
 
-    def __init__(self, v: Any, back: ScalarHistory | None = None, name: str | None = None) -> None:
-        self.unique_id = next(_ids)
+    def __init__(self, v: Any, back: History | None = None, name: str | None = None) -> None:
+        super().__init__(History() if back is None else back, name)
         self.data = float(v)
-        self.history = ScalarHistory() if back is None else back
-        self.derivative: float | None = None
-        self.name = str(self.unique_id) if name is None else name
+
+    @property
+    def value(self) -> tg.Tensor:  # type: ignore[override]
+        """The number as a tensor of tensorgrad."""
+        return tg.Tensor(np.array(self.data))
+
+    @property
+    def derivative(self) -> float | None:
+        """The derivative of a leaf after `backward`, otherwise None."""
+        derivative: float | None = self.grad
+        return derivative
 
     def __repr__(self) -> str:
         return f"Scalar({self.data:f})"
@@ -52,91 +49,32 @@ class Scalar:
     def __bool__(self) -> bool:
         return bool(self.data)
 
-    def __add__(self, b: Any) -> Scalar:
-        return self._apply(functions.Add, self, b)
+    def _wrap(self, value: tg.Tensor) -> Scalar:
+        scalar = Scalar(value)
+        scalar.history = None
+        return scalar
 
-    __radd__ = __add__
+    def _ensure(self, b: Any) -> Scalar:
+        return b if isinstance(b, Scalar) else Scalar(b)
 
-    def __mul__(self, b: Any) -> Scalar:
-        return self._apply(functions.Mul, self, b)
-
-    __rmul__ = __mul__
-
-    def __neg__(self) -> Scalar:
-        return self._apply(functions.Neg, self)
-
-    def __sub__(self, b: Any) -> Scalar:
-        return self + self._apply(functions.Neg, b)
-
-    def __rsub__(self, b: Any) -> Scalar:
-        return self._apply(functions.Add, b, -self)
-
-    def __truediv__(self, b: Any) -> Scalar:
-        return self * self._apply(functions.Inv, b)
-
-    def __rtruediv__(self, b: Any) -> Scalar:
-        return self._apply(functions.Mul, b, self._apply(functions.Inv, self))
-
-    def __lt__(self, b: Any) -> Scalar:
-        return self._apply(functions.LT, self, b)
-
-    def __gt__(self, b: Any) -> Scalar:
-        return self._apply(functions.LT, b, self)
-
-    def __eq__(self, b: Any) -> Scalar:  # type: ignore[override]  # 1.0 or 0.0
-        return self._apply(functions.EQ, self, b)
-
-    __hash__ = object.__hash__
-
-    def log(self) -> Scalar:
-        """Return log(x + 1e-6)."""
-        return self._apply(functions.Log, self)
-
-    def exp(self) -> Scalar:
-        """Return exp(x)."""
-        return self._apply(functions.Exp, self)
-
-    def sigmoid(self) -> Scalar:
-        """Return 1 / (1 + exp(-x))."""
-        return self._apply(functions.Sigmoid, self)
-
-    def relu(self) -> Scalar:
-        """Return max(x, 0)."""
-        return self._apply(functions.ReLU, self)
-
-    @staticmethod
-    def _apply(function: type[functions.ScalarFunction], *values: Any) -> Scalar:
-        result: Scalar = function.apply(*values)
-        return result
-
-    def accumulate_derivative(self, x: float) -> None:
-        """Add to the derivative of a leaf."""
-        assert self.is_leaf(), "only leaves have derivatives"
-        self.derivative = x + (self.derivative or 0.0)
-
-    def is_leaf(self) -> bool:
-        """Return whether no function made the scalar."""
-        return self.history.last_fn is None
-
-    def is_constant(self) -> bool:
-        """Return whether the scalar has no history."""
-        return self.history is None
-
-    @property
-    def parents(self) -> Iterable[Scalar]:
-        """The inputs of the function that made the scalar."""
-        return self.history.inputs
-
-    def chain_rule(self, d_output: Any) -> Iterable[tuple[Scalar, Any]]:
-        """Return each parent with its derivative, given that of this scalar."""
-        function, ctx = self.history.last_fn, self.history.ctx
-        assert function is not None
-        assert ctx is not None
-        return list(zip(self.parents, function._backward(ctx, d_output), strict=True))
+    def _fit(self, gradient: Any) -> float:
+        return float(gradient)
 
     def backward(self, d_output: float = 1.0) -> None:
         """Add the derivatives of this scalar, times d_output, to the leaves."""
         backpropagate(self, d_output)
+
+
+class ScalarFunction(Function):
+    """A function of scalars: its `forward` and `backward` take and return numbers."""
+
+    @classmethod
+    def apply(cls, *vals: Any, **options: Any) -> Any:
+        """Return the result for scalars or numbers, with its history."""
+        scalars = [v if isinstance(v, Scalar) else Scalar(v) for v in vals]
+        ctx = Context()
+        result = cls.forward(ctx, *[s.data for s in scalars], **options)
+        return Scalar(result, History(cls, ctx, scalars))
 
 
 def derivative_check(f: Callable[..., Scalar], *scalars: Scalar) -> None:

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 import tensorgrad as tg
 from minitorch import tensor_functions as functions
-from minitorch.autodiff import Context, backpropagate
-from minitorch.tensor_data import TensorData
+from minitorch.arithmetic import Arithmetic
+from minitorch.autodiff import Function, History, backpropagate
+from minitorch.tensor_data import TensorData, UserIndex
 from minitorch.tensor_ops import SimpleBackend, TensorBackend
 
-__all__ = ["History", "Tensor"]
-
-_ids = itertools.count()
-
-
-@dataclass
-class History:
-    """The function call that made a tensor; of a leaf, none."""
-
-    last_fn: type[functions.Function] | None = None
-    ctx: Context | None = None
-    inputs: Sequence[Tensor] = ()
+__all__ = [
+    "Tensor", "grad_central_difference", "grad_check", "ones", "ones_tensor_from_numpy", "rand",
+    "tensor", "tensor_from_numpy", "zeros", "zeros_tensor_from_numpy",
+]  # fmt: skip
 
 
-class Tensor:
+class Tensor(Arithmetic):
     """A tensor that remembers how it was computed.
 
     Args:
@@ -40,7 +33,6 @@ class Tensor:
 
     Attributes:
         value: the tensor of tensorgrad, without a graph.
-        grad: of a leaf after `backward`, otherwise None.
     """
 
     def __init__(
@@ -50,13 +42,10 @@ class Tensor:
         name: str | None = None,
         backend: TensorBackend | None = None,
     ) -> None:
-        self.unique_id = next(_ids)
+        super().__init__(back, name)
         self.backend = SimpleBackend if backend is None else backend
         value = tg.tensor(v.array) if isinstance(v, TensorData) else v.detach()
-        self.value: tg.Tensor = value.to(self.backend.device)
-        self.history = back
-        self.grad: Tensor | None = None
-        self.name = str(self.unique_id) if name is None else name
+        self.value = value.to(self.backend.device)
 
     @property
     def f(self) -> TensorBackend:
@@ -82,14 +71,6 @@ class Tensor:
         """The number of axes."""
         return self.value.ndim
 
-    def requires_grad_(self, x: bool) -> None:
-        """Make the tensor a leaf. As in minitorch, False does so too."""
-        self.history = History()
-
-    def requires_grad(self) -> bool:
-        """Return whether backward reaches the tensor."""
-        return self.history is not None
-
     def to_numpy(self) -> Any:
         """Return the values as an array of NumPy."""
         return np.array(self.value.numpy())
@@ -97,10 +78,6 @@ class Tensor:
     def item(self) -> Any:
         """Return the only element."""
         return self.value.item()
-
-    def detach(self) -> Tensor:
-        """Return a constant with the same values."""
-        return self._wrap(self.value)
 
     @staticmethod
     def make(
@@ -131,81 +108,21 @@ class Tensor:
         self.backend = backend
         self.value = self.value.to(backend.device)
 
-    def _ensure_tensor(self, b: Any) -> Tensor:
+    def _ensure(self, b: Any) -> Tensor:
         if not isinstance(b, Tensor):
-            return self._wrap(tg.tensor([b], self.value.dtype))
+            return self._wrap(b if isinstance(b, tg.Tensor) else tg.tensor([b], self.value.dtype))
         b._type_(self.backend)
         return b
 
-    def _apply(self, function: type[functions.Function], *others: Any) -> Tensor:
-        result: Tensor = function.apply(self, *others)
-        return result
-
-    def __add__(self, b: Any) -> Tensor:
-        return self._apply(functions.Add, self._ensure_tensor(b))
-
-    __radd__ = __add__
-
-    def __sub__(self, b: Any) -> Tensor:
-        return self + -self._ensure_tensor(b)
-
-    def __rsub__(self, b: Any) -> Tensor:
-        return self._ensure_tensor(b) + -self
-
-    def __mul__(self, b: Any) -> Tensor:
-        return self._apply(functions.Mul, self._ensure_tensor(b))
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, b: Any) -> Tensor:
-        return self._apply(functions.Div, self._ensure_tensor(b))
-
-    def __rtruediv__(self, b: Any) -> Tensor:
-        return self._ensure_tensor(b) / self
+    def _fit(self, gradient: Any) -> Tensor:
+        return self.expand(self._ensure(gradient))
 
     def __matmul__(self, b: Tensor) -> Tensor:
         return self._apply(functions.MatMul, b)
 
-    def __pow__(self, b: Any) -> Tensor:
-        return self._apply(functions.PowerScalar, self._ensure_tensor(b))
-
-    def __neg__(self) -> Tensor:
-        return self._apply(functions.Neg)
-
-    def __lt__(self, b: Any) -> Tensor:
-        return self._apply(functions.LT, self._ensure_tensor(b))
-
-    def __gt__(self, b: Any) -> Tensor:
-        return self._ensure_tensor(b) < self
-
-    def __eq__(self, b: Any) -> Tensor:  # type: ignore[override]  # elementwise, 1.0 or 0.0
-        return self._apply(functions.EQ, self._ensure_tensor(b))
-
-    __hash__ = object.__hash__
-
     def is_close(self, y: Tensor) -> Tensor:
         """Return 1.0 where the difference is below 0.01, otherwise 0.0."""
-        return self._apply(functions.IsClose, self._ensure_tensor(y))
-
-    def sigmoid(self) -> Tensor:
-        """Return 1 / (1 + exp(-x))."""
-        return self._apply(functions.Sigmoid)
-
-    def relu(self) -> Tensor:
-        """Return max(x, 0)."""
-        return self._apply(functions.ReLU)
-
-    def log(self) -> Tensor:
-        """Return log(x + 1e-6)."""
-        return self._apply(functions.Log)
-
-    def exp(self) -> Tensor:
-        """Return exp(x)."""
-        return self._apply(functions.Exp)
-
-    def tanh(self) -> Tensor:
-        """Return tanh(x)."""
-        return self._apply(functions.Tanh)
+        return self._zip(functions.IsClose, y)
 
     def all(self, dim: int | None = None) -> Tensor:
         """Return the product over an axis, which stays with length 1; or over all, (1,)."""
@@ -224,12 +141,9 @@ class Tensor:
         difference = self - self.mean(dim)
         return (difference * difference).mean(dim)
 
-    def _reduced(self, function: type[functions.Function], dim: int | None) -> Tensor:
-        return (
-            self.view(self.size)._reduced(function, 0)
-            if dim is None
-            else self._apply(function, dim)
-        )
+    def _reduced(self, function: type[Function], dim: int | None) -> Tensor:
+        x = self.view(self.size) if dim is None else self
+        return x._apply(function, dim or 0)
 
     def permute(self, *order: int) -> Tensor:
         """Return the tensor with its axes in another order."""
@@ -245,12 +159,11 @@ class Tensor:
 
     def attn_softmax(self, mask: Tensor) -> Tensor:
         """Return the softmax of x + mask over the last axis, by the fused kernel."""
-        return self._apply(functions.Attn_Softmax, self._ensure_tensor(mask))
+        return self._zip(functions.Attn_Softmax, mask)
 
     def layernorm(self, gamma: Tensor, beta: Tensor) -> Tensor:
         """Return x normalised over its last axis, times gamma, plus beta, by the fused kernel."""
-        gamma, beta = self._ensure_tensor(gamma), self._ensure_tensor(beta)
-        return self._apply(functions.LayerNorm, gamma, beta)
+        return self._apply(functions.LayerNorm, self._ensure(gamma), self._ensure(beta))
 
     def __getitem__(self, key: int | Sequence[int]) -> Any:
         return self._tensor.get(key)
@@ -268,37 +181,6 @@ class Tensor:
         axes = tuple(i for i, n in enumerate(self.shape) if n == 1 and extra.shape[i] != 1)
         return self._wrap(tg.broadcast_to(extra.sum(axis=axes, keepdims=True), self.shape))
 
-    def accumulate_derivative(self, x: Tensor) -> None:
-        """Add to the gradient of a leaf."""
-        assert self.is_leaf(), "only leaves have gradients"
-        self.grad = x if self.grad is None else self.grad + x
-
-    def is_leaf(self) -> bool:
-        """Return whether the tensor wants a gradient and no function made it."""
-        return self.history is not None and self.history.last_fn is None
-
-    def is_constant(self) -> bool:
-        """Return whether the tensor has no history."""
-        return self.history is None
-
-    @property
-    def parents(self) -> Iterable[Tensor]:
-        """The inputs of the function that made the tensor."""
-        assert self.history is not None
-        return self.history.inputs
-
-    def chain_rule(self, d_output: Any) -> Iterable[Any]:
-        """Return each parent with its gradient, given that of this tensor."""
-        assert self.history is not None
-        function, ctx = self.history.last_fn, self.history.ctx
-        assert function is not None
-        assert ctx is not None
-        gradients = function._backward(ctx, self._ensure_tensor(d_output))
-        return [
-            (parent, parent.expand(parent._ensure_tensor(gradient)))
-            for parent, gradient in zip(self.parents, gradients, strict=True)
-        ]
-
     def backward(self, grad_output: Tensor | None = None) -> None:
         """Add the gradients of this tensor, times grad_output, to the leaves.
 
@@ -307,9 +189,58 @@ class Tensor:
         """
         if grad_output is None:
             assert self.shape == (1,), "backward: give grad_output for a tensor of several elements"
-            grad_output = self._ensure_tensor(1.0)
+            grad_output = self._ensure(1.0)
         backpropagate(self, grad_output)
 
-    def zero_grad_(self) -> None:
-        """Forget the gradient."""
-        self.grad = None
+
+def zeros(shape: tuple[int, ...], backend: TensorBackend = SimpleBackend) -> Tensor:
+    """Return zeros, a constant."""
+    return Tensor(tg.zeros(shape), backend=backend)
+
+
+def ones(shape: tuple[int, ...], backend: TensorBackend = SimpleBackend) -> Tensor:
+    """Return ones, a constant."""
+    return Tensor(tg.ones(shape), backend=backend)
+
+
+def tensor(ls: Any, backend: TensorBackend = SimpleBackend, requires_grad: bool = False) -> Tensor:
+    """Return a leaf with the values of nested lists or of an array, float32."""
+    return Tensor(tg.tensor(np.asarray(ls, np.float32)), History(), backend=backend)
+
+
+def rand(
+    shape: tuple[int, ...], backend: TensorBackend = SimpleBackend, requires_grad: bool = False
+) -> Tensor:
+    """Return a leaf of uniform numbers in [0, 1), drawn one by one by Python's `random`."""
+    return tensor(np.reshape([random.random() for _ in range(math.prod(shape))], shape), backend)
+
+
+tensor_from_numpy = tensor
+zeros_tensor_from_numpy, ones_tensor_from_numpy = zeros, ones
+
+
+def grad_central_difference(
+    f: Callable[..., Any], *vals: Any, arg: int = 0, epsilon: float = 1e-6, ind: UserIndex
+) -> float:
+    """Return the derivative of the sum of f by one element, from differences in float64."""
+
+    def total(step: float) -> float:
+        shifted = [v._wrap(v.value.astype(np.float64)) for v in vals]
+        shifted[arg][ind] = shifted[arg].value[tuple(ind)].item() + step
+        return float(f(*shifted).value.sum())
+
+    return (total(epsilon) - total(-epsilon)) / (2 * epsilon)
+
+
+def grad_check(f: Callable[..., Any], *vals: Any, tol: float = 1e-6) -> None:
+    """Raise AssertionError unless the gradients of f are those of differences."""
+    for v in vals:
+        v.requires_grad_(True)
+        v.zero_grad_()
+    f(*vals).sum().backward()
+    for i, v in enumerate(vals):
+        ind = v._tensor.sample()
+        expected = grad_central_difference(f, *vals, arg=i, ind=ind)
+        np.testing.assert_allclose(
+            v.grad[ind], expected, 1e-2, 1e-2, err_msg=f"grad_check: argument {i}, index {ind}"
+        )

@@ -10,18 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 __all__ = [
-    "IndexingError",
-    "Storage",
-    "TensorData",
-    "UserIndex",
-    "UserShape",
-    "UserStrides",
-    "broadcast_index",
-    "index_to_position",
-    "shape_broadcast",
-    "strides_from_shape",
-    "to_index",
-]
+    "IndexingError", "Storage", "TensorData", "UserIndex", "UserShape", "UserStrides",
+    "broadcast_index", "index_to_position", "shape_broadcast", "strides_from_shape", "to_index",
+]  # fmt: skip
 
 Storage: TypeAlias = Any  # a NumPy array of float32, 1-D
 UserIndex: TypeAlias = Sequence[int]
@@ -110,10 +101,7 @@ class TensorData:
         """Return whether no axis has a larger stride than an axis before it."""
         return list(self.strides) == sorted(self.strides, reverse=True)
 
-    @staticmethod
-    def shape_broadcast(shape_a: UserShape, shape_b: UserShape) -> tuple[int, ...]:
-        """Return the shape that two shapes broadcast to."""
-        return shape_broadcast(shape_a, shape_b)
+    shape_broadcast = staticmethod(shape_broadcast)
 
     def index(self, index: int | UserIndex) -> int:
         """Return the place in the storage of an index.
@@ -151,8 +139,8 @@ class TensorData:
     def permute(self, *order: int) -> TensorData:
         """Return the same storage with the axes in another order."""
         assert sorted(order) == list(range(self.dims)), f"permute: {order} of shape {self.shape}"
-        shape, strides = (tuple(each[i] for i in order) for each in (self.shape, self.strides))
-        return TensorData(self._storage, shape, strides)
+        shape, strides = [self.shape[i] for i in order], [self.strides[i] for i in order]
+        return TensorData(self._storage, tuple(shape), tuple(strides))
 
     def to_string(self) -> str:
         """Return the elements as text."""

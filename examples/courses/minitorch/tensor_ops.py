@@ -1,4 +1,4 @@
-"""Backends: where the tensors of minitorch live. Each op is a function of tensorgrad."""
+"""Backends: where the tensors of minitorch live, and the functions by minitorch's names."""
 
 from __future__ import annotations
 
@@ -6,48 +6,39 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorgrad as tg
+from minitorch import tensor_functions as functions
+from minitorch.autodiff import Computed, Variable, function
 from minitorch.operators import EPS
 from tensorgrad import backend
 
 __all__ = [
-    "CudaKernelOps",
-    "CudaOps",
-    "FastOps",
-    "SimpleBackend",
-    "SimpleOps",
-    "TensorBackend",
+    "CudaKernelOps", "CudaOps", "FastOps", "SimpleBackend", "SimpleOps", "TensorBackend",
     "TensorOps",
-]
+]  # fmt: skip
 
-
-def _zeros_ones(condition: tg.Tensor, like: tg.Tensor) -> tg.Tensor:
-    return condition.astype(like.dtype)
-
-
-# What `backend.<name>` computes; the functions of `tensor_functions` are made of them.
-OPS: dict[str, Callable[..., tg.Tensor]] = {
-    "neg_map": lambda a: -a,
-    "id_map": lambda a: a.copy(),
-    "inv_map": lambda a: 1 / a,
-    "log_map": lambda a: tg.log(a + EPS),
-    "exp_map": tg.exp,
-    "sigmoid_map": tg.sigmoid,
-    "relu_map": tg.relu,
-    "tanh_map": tg.tanh,
-    "add_zip": lambda a, b: a + b,
-    "mul_zip": lambda a, b: a * b,
-    "div_zip": lambda a, b: a / b,
-    "lt_zip": lambda a, b: _zeros_ones(a < b, a),
-    "eq_zip": lambda a, b: _zeros_ones(a == b, a),
-    "is_close_zip": lambda a, b: _zeros_ones(abs(a - b) < 1e-2, a),
-    "pow_scalar_zip": lambda a, b: a**b,
-    "relu_back_zip": lambda a, d: tg.where(a > 0, d, 0.0 * d),
-    "log_back_zip": lambda a, d: d / (a + EPS),
-    "inv_back_zip": lambda a, d: -d / (a * a),
-    "add_reduce": lambda a, dim: a.sum(axis=dim, keepdims=True),
-    "mul_reduce": lambda a, dim: a.prod(axis=dim, keepdims=True),
-    "max_reduce": lambda a, dim: a.max(axis=dim, keepdims=True),
-    "matrix_multiply": lambda a, b: a @ b,
+OPS: dict[str, type[Computed]] = {
+    "neg_map": functions.Neg,
+    "id_map": functions.Copy,
+    "inv_map": functions.Inv,
+    "log_map": functions.Log,
+    "exp_map": functions.Exp,
+    "sigmoid_map": functions.Sigmoid,
+    "relu_map": functions.ReLU,
+    "tanh_map": functions.Tanh,
+    "add_zip": functions.Add,
+    "mul_zip": functions.Mul,
+    "div_zip": functions.Div,
+    "lt_zip": functions.LT,
+    "eq_zip": functions.EQ,
+    "is_close_zip": functions.IsClose,
+    "pow_scalar_zip": functions.PowerScalar,
+    "relu_back_zip": function(lambda a, d: tg.where(a > 0, d, 0.0 * d)),
+    "log_back_zip": function(lambda a, d: d / (a + EPS)),
+    "inv_back_zip": function(lambda a, d: -d / (a * a)),
+    "add_reduce": functions.Sum,
+    "mul_reduce": functions.All,
+    "max_reduce": function(lambda a, dim: a.max(axis=dim, keepdims=True)),
+    "matrix_multiply": functions.MatMul,
 }
 
 
@@ -94,12 +85,9 @@ class TensorBackend:
         """Return a map, zip or reduction by minitorch's name, of tensors that are not recorded."""
         if name not in OPS:
             raise AttributeError(f"TensorBackend has no {name!r}, expected one of {sorted(OPS)}")
-
-        def call(*args: Any) -> Any:
-            values = [getattr(arg, "value", arg) for arg in args]
-            return args[0]._wrap(OPS[name](*values))
-
-        return call
+        return lambda *args: OPS[name].apply(
+            *(arg.detach() if isinstance(arg, Variable) else arg for arg in args)
+        )
 
 
 SimpleBackend = TensorBackend(SimpleOps)

@@ -19,7 +19,7 @@ from typing import Any, overload
 
 from ml_dtypes import finfo
 
-from tensorgrad.backend import namespace
+from tensorgrad.backend import empty_like, namespace
 from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import compute_dtype, float32, is_complex, is_float
 from tensorgrad.errors import ArgumentError, DtypeError
@@ -459,6 +459,11 @@ def round(x: Any, decimals: int = 0) -> Tensor:
     x = tensor_of("round", "x", x)
     if decimals > 0 and x.dtype.kind in "iu":
         return ROUND(x)  # exact, where products with powers of 10 would wrap
+    if is_complex(x.dtype):  # part by part: an infinite one would make both NaN
+        y = Tensor(empty_like(x.data))
+        for part, source in ((y.data.real, real(x.detach())), (y.data.imag, imag(x.detach()))):
+            part[...] = round(source, decimals).data
+        return y
     scale = 10.0 ** builtins.abs(decimals)
     scaled = x.detach() * scale if decimals > 0 else x.detach() / scale
     y = ROUND(scaled)

@@ -22,7 +22,7 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
 from tensorgrad.checks import not_an_operand, note_widening
-from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64
+from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
@@ -32,6 +32,11 @@ from tensorgrad.ops.elementwise.trace import Symbol
 from tensorgrad.tensor import Tensor
 
 _NDARRAY = np.ndarray
+# Rows whose value may jump where a number beside 16 bits is rounded or not.
+_JUMPS = {
+    *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
+    *("floor_divide", "remainder", "fmod"),
+}
 _FUSED_BLOCK = BLOCK // 2  # elements; fused expressions have more temporaries
 
 
@@ -368,10 +373,27 @@ class _Constant:
         self.data = data
 
 
+def _rounded(number: float, other: Any) -> float:
+    """Return a number as the 16-bit dtype of the other operand has it; others as they are.
+
+    0.1 equals float16's 0.1, as in NumPy. Numbers beyond the range of the dtype stay finite.
+    """
+    data = other.data if isinstance(other, Tensor) else other
+    dtype = data.dtype if type(data) is not Symbol or data.stored else None
+    if dtype is None or dtype.itemsize != 2 or not is_float(dtype):
+        return number
+    with np.errstate(over="ignore"):
+        rounded = float(np.asarray(number, dtype))
+    return rounded if math.isfinite(rounded) else number
+
+
 def _constant(row: Row, place: int, operands: Sequence[Any]) -> Any:
     """Return one of the operands of a row that is not a tensor."""
     operand = operands[place]
     if type(operand) in SCALARS:
+        other = operands[1 - place] if row.name in _JUMPS else None
+        if type(operand) in (int, float) and hasattr(other, "dtype"):
+            return _Constant(_rounded(operand, other))
         return _Constant(operand)
     if isinstance(operand, np.generic) or backend.is_array(operand):
         if operand.dtype.kind == "O":  # NumPy would compute with objects

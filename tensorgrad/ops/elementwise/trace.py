@@ -53,7 +53,7 @@ class Trace:
     def symbol(self, name: str, kind: Any) -> Symbol:
         """Return a symbol for an argument of a dtype, or of a Python number's type."""
         self.kinds.append(kind)
-        return Symbol(self, self.expressions.name(name), kind)
+        return Symbol(self, self.expressions.name(name), kind, stored=kind not in SCALARS)
 
     def run(
         self, f: Callable[..., Tensor], symbols: Sequence[Symbol], constants: dict[str, Any]
@@ -185,15 +185,18 @@ class Symbol:
         trace: the trace that it belongs to.
         expression: its index among those of the trace.
         dtype: the dtype that it will have, or the type of a Python number.
+        stored: whether it is an array in memory, rounded to its dtype; values computed on the way
+            are not rounded.
     """
 
-    __slots__ = ("dtype", "expression", "trace")
+    __slots__ = ("dtype", "expression", "stored", "trace")
     __array_ufunc__ = None  # makes NumPy's operators raise an error
 
-    def __init__(self, trace: Trace, expression: int, dtype: Any) -> None:
+    def __init__(self, trace: Trace, expression: int, dtype: Any, stored: bool = False) -> None:
         self.trace = trace
         self.expression = expression
         self.dtype = dtype
+        self.stored = stored
 
     @property
     def is_float(self) -> bool:
@@ -206,7 +209,7 @@ class Symbol:
 
     def detached(self) -> Symbol:
         """Return the same value, through which no gradient flows."""
-        return Symbol(self.trace, self.expression, self.dtype)
+        return Symbol(self.trace, self.expression, self.dtype, self.stored)
 
     def __bool__(self) -> bool:
         raise ArgumentError(

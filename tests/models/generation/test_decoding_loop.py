@@ -128,7 +128,7 @@ def test_captured_steps_have_the_bits_of_eager_ones(kind: str, dtype: str, how: 
     model = make(kind, "cuda", dtype)
     found = []
     for captures in (False, True):
-        vars(model)["captures"] = captures
+        model.captures = captures
         one: Any = decoder(model, 20, how)
         written = tokens(one, 20)
         lengths = backend.to_numpy(one.state.lengths)

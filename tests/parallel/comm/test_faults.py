@@ -16,7 +16,7 @@ from tensorgrad.parallel.comm import watchdog_client
 from tests.parallel.comm import faults
 from tests.ranks import mpirun, run_ranks
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 Results = dict[str, subprocess.CompletedProcess[str]]
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,21 +73,23 @@ def test_parameters_add_up(config: GPT2Config) -> None:
     assert found == config.parameters
 
 
-@pytest.mark.parametrize("tp", [2, 4])
-def test_a_tensor_parallel_rank_has_as_many_parameters(tp: int) -> None:
+@pytest.mark.parametrize(("tp", "hidden"), [(2, None), (4, None), (2, 24)])
+def test_a_tensor_parallel_rank_has_as_many_parameters(tp: int, hidden: int | None) -> None:
+    config = replace(TINY, hidden=hidden)
+
     def program(comm: Comm) -> None:
-        model = GPT2(TINY)
+        model = GPT2(config)
         for parameter in model.parameters():
             parameter.data[...] = 0
         tensor_parallel(model, comm)
-        costs = Costs(TINY, tp)
+        costs = Costs(config, tp)
         block = sum(parameter.size for parameter in model.blocks[0].parameters())
         assert costs.block_parameters == block
         assert costs.block_matrices == sum(
             parameter.size for parameter in model.blocks[0].parameters() if parameter.ndim == 2
         )
         everything = sum(parameter.size for parameter in model.parameters())
-        assert TINY.layers * block + costs.root_parameters(True, True) == everything
+        assert config.layers * block + costs.root_parameters(True, True) == everything
 
     on_ranks(tp, program)
 
