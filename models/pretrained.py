@@ -28,6 +28,7 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import GPT2_ARCHITECTURE
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.llama_weights import LLAMA_ARCHITECTURES
+from tensorgrad.models.restore import check_building
 from tensorgrad.models.transformer_lm import OF_PUBLISHED, TransformerLM
 from tensorgrad.nn import init
 from tensorgrad.nn.wrapped_names import unwrapped
@@ -95,6 +96,7 @@ def from_pretrained(
     files = _weight_files(folder)
     _check_headers(files, architecture, theirs, config)
     try:
+        check_building(config)
         with init.skipped():
             model: GPT2 | TransformerLM = architecture.model(config)
     except ArgumentError as error:
@@ -197,7 +199,7 @@ def pretrained_folder(
 def _read_config(path: Path) -> tuple[Architecture, PublishedSettings, Any]:
     """Return the architecture, the settings and our sizes of a config.json."""
     try:
-        theirs = PublishedSettings(read_json(path), str(path))
+        theirs = PublishedSettings(read_json(path, links=True), str(path))
         kinds = {each.model_type: each for each in ARCHITECTURES}
         kind = str(theirs.values.get("model_type"))
         if kind not in kinds:
@@ -217,7 +219,7 @@ def _weight_files(folder: Path) -> list[Path]:
             _refuse_other_weights(folder)
         return [folder / _ONE_FILE]
     try:
-        places = read_json(index).get("weight_map")
+        places = read_json(index, links=True).get("weight_map")
     except (OSError, DataError) as error:
         raise CheckpointError(f"from_pretrained: {index}: {error}") from error
     names = sorted(set(map(str, places.values()))) if isinstance(places, dict) else []

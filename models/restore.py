@@ -6,6 +6,7 @@ as the file. Tests: tests/models/test_restore.py.
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -14,8 +15,12 @@ from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.nn import Module
+from tensorgrad.nn.init import skipped
 
-__all__ = ["Config", "config_of", "restore"]
+__all__ = ["Config", "check_building", "config_of", "restore"]
+
+# Blocks take memory and time besides that of their parameters, which may be few.
+_MOST_LAYERS = 1000
 
 
 class Config(Protocol):
@@ -57,12 +62,37 @@ def restore(
             f"load: {name} has arrays of {found:,} elements in all, expected "
             f"{config.parameters:,}, as its sizes say: {sizes!r:.300}"
         )
-    model = make(config)
+    try:
+        check_building(config)
+    except ArgumentError as error:
+        raise CheckpointError(f"load: {name}: {error}") from error
+    with skipped():
+        model = make(config)
     try:
         model.load_state_dict(arrays)
     except CheckpointError as error:
         raise CheckpointError(f"load: {name}: {error}") from error
     return model
+
+
+def check_building(config: Config) -> None:
+    """Raise ArgumentError where a model could not be built on this machine.
+
+    Its parameters alone must fit into the memory, and its layers be 1,000 at most.
+    """
+    layers = getattr(config, "layers", 0)
+    if layers > _MOST_LAYERS:
+        raise ArgumentError(f"layers is {layers:,}, expected at most {_MOST_LAYERS:,}")
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # another system
+        return
+    if 4 * config.parameters > memory:
+        raise ArgumentError(
+            f"the model has {config.parameters:,} parameters, which need "
+            f"{4 * config.parameters / 1e9:,.0f} GB; expected a model for the {memory / 1e9:,.0f} "
+            "GB of this machine"
+        )
 
 
 def config_of(kind: type[_AnyConfig], sizes: object, name: str) -> _AnyConfig:

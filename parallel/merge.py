@@ -54,6 +54,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
+    path = path.resolve()  # the user may name a link; those in a run are refused
     for folder in (path, path / "checkpoints"):
         if (folder / "state.json").exists():
             return load_checkpoint(folder)

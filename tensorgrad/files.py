@@ -20,6 +20,7 @@ import numpy as np
 if sys.platform != "win32":
     import fcntl
 
+_LONGEST_NAME = 255  # bytes of a file's name
 # Errors of file systems that do not support an operation.
 _NOT_OFFERED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK}
 
@@ -41,7 +42,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             unless the final `fsync` of the folder failed.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")
+    temporary = temporary_name(path)
     file = temporary.open("xb", buffering=1 << 20)
     try:
         yield file
@@ -57,6 +58,17 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """Return a new name `.NAME-*.tmp` beside a path, in which a long NAME is cut."""
+    return hidden_name(path, f"-{secrets.token_hex(4)}.tmp")
+
+
+def hidden_name(path: Path, end: str) -> Path:
+    """Return `.NAME` and an end beside a path, in which a NAME too long for both is cut."""
+    name = os.fsencode(path.name)[: _LONGEST_NAME - len(os.fsencode(end)) - 1]
+    return path.with_name(f".{os.fsdecode(name)}{end}")
 
 
 @contextlib.contextmanager
@@ -177,6 +189,8 @@ def _lock(path: str | os.PathLike[str], wait: bool) -> int | None:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
+            if os.fstat(descriptor).st_nlink > 1:  # the other may be a file of the user
+                raise OSError(errno.EMLINK, "it has a second name, a hard link", os.fspath(path))
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 return descriptor

@@ -6,6 +6,7 @@ for the size that it claims. weights.py reads safetensors files, data/text.py te
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import mmap
@@ -14,41 +15,107 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, BinaryIO, NoReturn
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 
 from tensorgrad.errors import DataError
 
-JSON_BYTES = 1 << 24
+JSON_BYTES = 1 << 23  # read in some seconds, whatever they are
 VOCABULARY_BYTES = 1 << 26  # 64 MB: some published tokenizer.json have 30
 JSON_DEPTH = 64
 JSON_LINE_BYTES = 1 << 20
 _LINES = 5000  # between calls of progress
+_NO_WAIT, _NO_LINK = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)
+_IS_LINK = (errno.ELOOP, errno.EMLINK)  # what O_NOFOLLOW gives, the latter on FreeBSD
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file to read bytes, without blocking on a FIFO.
+def open_regular(
+    path: str | os.PathLike[str], mode: str = "rb", *, links: bool = False
+) -> BinaryIO:
+    """Open a regular file, without blocking on a FIFO; every file of a run is opened here.
+
+    A run may come from a stranger: a link in its folder, symbolic or hard, could lead to any file
+    of the user, whose content would be shown or changed.
+
+    Args:
+        path: the file.
+        mode: as of `open`, binary.
+        links: whether the path may be a symbolic link: of files that the user names, and of
+            published models, whose cache consists of links.
+    Raises:
+        DataError: it is a symbolic link, a FIFO or a device, its name has a NUL, or the mode
+            may change it and it has a second name (a hard link).
+        OSError: it is missing, a directory, or may not be opened.
+    """
+    name = os.fspath(path)
+
+    def opened(_: str, flags: int) -> int:
+        descriptor = os.open(path, flags | _NO_WAIT | (0 if links else _NO_LINK), 0o666)
+        try:
+            status = os.fstat(descriptor)
+            wrong = ""
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+            if not stat.S_ISREG(status.st_mode):
+                wrong = "is a FIFO or a device, expected a regular file"
+            elif mode != "rb" and status.st_nlink > 1:
+                wrong = "has a second name (a hard link), expected one: writing would change both"
+            if wrong:
+                raise DataError(f"read: {name} {wrong}")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    try:
+        return cast(BinaryIO, open(path, mode, opener=opened))
+    except DataError:
+        raise
+    except ValueError as error:  # a NUL in the name
+        raise DataError(f"read: {name!r:.300} is not the name of a file: {error}") from error
+    except OSError as error:
+        if not links and error.errno in _IS_LINK:
+            _refuse_link(Path(path))
+        raise
+
+
+def _refuse_link(path: Path) -> None:
+    """Raise DataError for a symbolic link, unless it leads to itself."""
+    try:
+        is_device = not stat.S_ISREG(path.stat().st_mode) and not path.is_dir()
+    except FileNotFoundError:
+        is_device = False
+    except OSError:
+        return
+    if is_device:
+        raise DataError(f"read: {path} is a FIFO or a device, expected a regular file")
+    no_link(path)
+
+
+def no_link(path: Path) -> Path:
+    """Return the path of a file or folder of a run that another function opens.
 
     Raises:
-        DataError: it is a FIFO or a device.
-        OSError: it is missing, a directory, or may not be read.
+        DataError: it is a symbolic link.
     """
-    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115  the caller closes it
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise DataError(f"read: {os.fspath(path)} is a FIFO or a device, expected a regular file")
-    return file
+    if os.path.islink(path):
+        raise DataError(
+            f"read: {path} is a symbolic link, expected a file or folder: a link in the folder of "
+            "a run is not followed"
+        )
+    return path
 
 
-def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
-    """Return the content of a regular file.
+def read_bytes(path: str | os.PathLike[str], limit: int, *, links: bool = False) -> bytes:
+    """Return the content of a regular file; see `open_regular`.
 
     Raises:
         DataError: it has more than `limit` bytes, or is not a regular file.
         OSError: it is missing or cannot be read.
     """
-    with open_regular(path) as file:
+    with open_regular(path, links=links) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise DataError(
@@ -61,7 +128,11 @@ def read_bytes(path: str | os.PathLike[str], limit: int) -> bytes:
 
 
 def read_json(
-    path: str | os.PathLike[str], limit: int = JSON_BYTES, long_integers: bool = False
+    path: str | os.PathLike[str],
+    limit: int = JSON_BYTES,
+    long_integers: bool = False,
+    *,
+    links: bool = False,
 ) -> dict[str, Any]:
     """Return the object in a JSON file; see `parse_json`.
 
@@ -69,19 +140,22 @@ def read_json(
         path: the file, in UTF-8.
         limit: its largest size in bytes.
         long_integers: see `parse_json`.
+        links: see `open_regular`.
     Raises:
         DataError: it is not such a file.
         OSError: it is missing or cannot be read.
     """
-    data = read_bytes(path, limit)
+    data = read_bytes(path, limit, links=links)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"read: {os.fspath(path)} cannot be read as JSON: {error}") from error
-    return parse_json(text, os.fspath(path), long_integers)
+    return parse_json(text, os.fspath(path), long_integers, limit)
 
 
-def parse_json(text: str, name: str, long_integers: bool = False) -> dict[str, Any]:
+def parse_json(
+    text: str, name: str, long_integers: bool = False, limit: int = JSON_BYTES
+) -> dict[str, Any]:
     """Return a JSON object that can be printed, compared and written again.
 
     Numbers are finite floats or integers of at most 64 bits, keys are unique, text can be encoded
@@ -92,9 +166,14 @@ def parse_json(text: str, name: str, long_integers: bool = False) -> dict[str, A
         name: of its file, for errors.
         long_integers: whether integers of more than 18 digits become floats: some programs write
             10^30 for "no limit".
+        limit: the largest number of characters.
     Raises:
         DataError: the text is not such an object.
     """
+    if len(text) > limit:
+        raise DataError(
+            f"read: {name} has {len(text):,} characters of JSON, expected at most {limit:,}"
+        )
     try:
         value = json.loads(
             text,
@@ -170,7 +249,7 @@ def map_array(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
     """Map a .npy file into memory.
 
     Args:
-        path: a file of format version 1.0, with numbers or booleans of any shape.
+        path: a file of format version 1.0, with numbers or booleans of any shape, or a link to it.
     Returns:
         The array, read-only.
     Raises:
@@ -178,7 +257,7 @@ def map_array(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
         OSError: it is missing or cannot be read.
     """
     name = os.fspath(path)
-    with open_regular(path) as file:
+    with open_regular(path, links=True) as file:
         size = os.fstat(file.fileno()).st_size
         try:
             version = np.lib.format.read_magic(file)
@@ -205,10 +284,6 @@ def map_array(path: str | os.PathLike[str]) -> np.ndarray[Any, Any]:
         return array.reshape(shape, order="F" if fortran_order else "C")
     except ValueError as error:  # an empty array with an axis too long, or with too many axes
         raise DataError(f"read: {name} has shape {shape}: {error}") from error
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _integer(text: str) -> int:

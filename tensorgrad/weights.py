@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,7 +16,7 @@ from safetensors.numpy import save_file
 from tensorgrad.backend import Array, Shape, contiguous, to_numpy
 from tensorgrad.dtypes import Dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DataError, DtypeError
-from tensorgrad.files import named_in_errors, sync_folder
+from tensorgrad.files import named_in_errors, sync_folder, temporary_name
 from tensorgrad.readers import open_regular
 
 _SUM = "crc32"  # the header entry with the checksum of the rest of the file
@@ -48,7 +47,7 @@ def save_arrays(
     header = dict(metadata or {})
     _check_names(arrays, header)
     path = Path(path)
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")
+    temporary = temporary_name(path)
     host = {name: contiguous(to_numpy(array)) for name, array in arrays.items()}
     for name, array in host.items():
         if str(array.dtype).startswith("float8"):
@@ -199,7 +198,7 @@ def _tensor(
 def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """Open a safetensors file; the library checks that its length matches its header."""
     try:
-        open_regular(path).close()  # its errors give the reason, the library's do not
+        open_regular(path, links=True).close()  # its errors give the reason, the library's do not
         opened = safe_open(path, framework="np")
     except FileNotFoundError as error:
         raise CheckpointError(

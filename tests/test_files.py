@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorgrad.files import is_locked, locked, replacing, write_json
+from tensorgrad.errors import DataError
+from tensorgrad.files import hidden_name, is_locked, locked, replacing, temporary_name, write_json
+from tensorgrad.readers import read_json
 from tensorgrad.weights import save_arrays
 from tests.disk import full_disk
 from tests.source_tree import ROOT
@@ -118,3 +121,25 @@ def test_a_lock_is_seen_without_taking_it(tmp_path: Path) -> None:
     assert not is_locked(path)
     (tmp_path / "link").symlink_to(path)
     assert not is_locked(tmp_path / "link")
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "\u00e9" * 127, "a" * 250 + ".json"])
+def test_the_longest_names_are_written(tmp_path: Path, name: str) -> None:
+    write_json(tmp_path / name, {"a": 1})
+    write_json(tmp_path / name, {"a": 2})
+    save_arrays(tmp_path / f"{name[:100]}.safetensors", {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [name, f"{name[:100]}.safetensors"]
+    )
+    for path in (temporary_name(tmp_path / name), hidden_name(tmp_path / name, ".lock")):
+        assert len(os.fsencode(path.name)) <= 255
+    assert hidden_name(tmp_path / "a", ".lock").name == ".a.lock"
+
+
+def test_a_name_that_is_too_long_or_has_a_nul_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="a" * 256):
+        write_json(tmp_path / ("a" * 256), {})
+    with pytest.raises(DataError, match=r"'.*a\\x00b' is not the name of a file"):
+        read_json(tmp_path / "a\0b")
+    with pytest.raises(OSError, match="a" * 300):
+        read_json(tmp_path / ("a" * 300))

@@ -58,7 +58,7 @@ def evaluate(
     folder, task = run_of(model), "gpt2"
     if folder is not None and (folder / config.FILE).exists():
         task = read_json(folder / config.FILE).get("task", "gpt2")
-        kind, run = _TASKS.get(task, _TASKS["gpt2"])
+        kind, run = _TASKS.get(str(task), _TASKS["gpt2"])
         settings = config.load(kind, folder)
         if run is not gpt2.evaluate and folder != model:
             raise ArgumentError(

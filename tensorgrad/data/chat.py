@@ -1,21 +1,30 @@
 """Chat templates: the text of a conversation, in the form in which a model was trained on it.
 
 A template is a program in Jinja's language that comes with a published model. It runs in jinja2's
-sandbox, with what transformers offers to it. Tests: tests/data/test_published_tokenizer.py.
+sandbox, in a process of its own with limits of time, memory and output (template_program.py).
+Tests: tests/data/test_chat.py and tests/data/test_published_tokenizer.py.
 """
 
 from __future__ import annotations
 
-import datetime
-import importlib
+import importlib.util
 import json
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
+from tensorgrad.data import template_program
+from tensorgrad.data.limited import run_limited
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.readers import parse_json
 
 __all__ = ["render_chat"]
+
+_SECONDS = 5.0
+_OUTPUT = 1 << 18  # bytes, besides 8 times those of the messages
+_MODULES = ("jinja2.sandbox", "markupsafe")
 
 
 def render_chat(
@@ -26,12 +35,13 @@ def render_chat(
     Args:
         template: in Jinja's language.
         messages: of the conversation, each with a "role" ("system", "user", "assistant") and its
-            "content".
+            "content": text, numbers, and lists and mappings of them.
         variables: more that the template may use, such as `bos_token`.
         name: of the model, for errors.
     Raises:
         ArgumentError: there is no message, or one is not as above.
-        DataError: jinja2 is not installed, or the template fails.
+        DataError: jinja2 is not installed; or the template fails, or takes more than 5 s, 512 MB,
+            or 256 KB of output besides 8 times the messages.
     """
     for message in messages:
         if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
@@ -40,51 +50,59 @@ def render_chat(
             )
     if not messages:
         raise ArgumentError("chat: messages is empty, expected at least one")
-    try:
-        sandbox = importlib.import_module("jinja2.sandbox")
-    except ImportError as error:
-        raise DataError(
-            f"chat: {name} has a chat template and jinja2 is not installed, expected it: "
-            f"{install('hub')}"
-        ) from error
-    environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _now}
-    # Templates may ask whether there are tools.
-    given = {
-        "tools": None,
+    values = {
+        "tools": None,  # templates may ask whether there are some
         "documents": None,
         **variables,
-        "messages": list(messages),
+        "messages": [dict(message) for message in messages],
         "add_generation_prompt": True,
     }
     try:
-        text: str = environment.from_string(template).render(given)
-    except Exception as error:  # a template may raise anything
-        raise DataError(f"chat: the chat template of {name} fails: {error!s:.300}") from error
-    return text
+        text = json.dumps(values)
+        plain = parse_json(text, "the conversation", limit=len(text))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(
+            f"chat: messages or variables cannot be written as JSON: {error!s:.200}; expected "
+            "text, numbers, and lists and mappings of them"
+        ) from error
+    given = {"path": _places(name), "template": template, "values": plain}
+    return _rendered(ascii(given).encode(), _OUTPUT + 8 * len(text), name)
 
 
-def _generation() -> Any:
-    """Return the extension for `{% generation %}`, which marks what a model writes."""
-
-    def parse(self: Any, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    base = importlib.import_module("jinja2.ext").Extension
-    return type("Generation", (base,), {"tags": {"generation"}, "parse": parse})
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _refuse(message: object) -> NoReturn:
-    raise ValueError(message)
+def _places(name: str) -> list[str]:
+    """Return the folders of the packages that the program needs."""
+    try:
+        specs = [importlib.util.find_spec(module) for module in _MODULES]
+    except ImportError:
+        specs = []
+    places = [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
+    if len(places) < len(_MODULES):
+        raise DataError(
+            f"chat: {name} has a chat template and jinja2 is not installed, expected it: "
+            f"{install('hub')}"
+        )
+    return places
 
 
-def _now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
+def _rendered(data: bytes, limit: int, name: str) -> str:
+    """Run the program; return the text that it writes."""
+    problem = f"chat: the chat template of {name} fails"
+    # Without the user's modules, the site (slow to start), and .pyc files, which limits would cut.
+    command = [sys.executable, "-I", "-S", "-B", template_program.__file__]
+    try:
+        finished = run_limited(
+            command, data, seconds=_SECONDS, memory=template_program.MEMORY, output=limit
+        )
+    except TimeoutError as error:
+        raise DataError(f"{problem}: it took more than {_SECONDS:g} s") from error
+    except OSError as error:
+        raise DataError(f"chat: {sys.executable!r} cannot be started: {error}") from error
+    if finished.is_cut:
+        raise DataError(f"{problem}: its text has more than {limit:,} bytes, expected fewer")
+    try:
+        found = parse_json(finished.output.decode(), "its text", limit=limit)
+    except ValueError:
+        found = {"error": f"its process ended with status {finished.status}"}
+    if "text" not in found:
+        raise DataError(f"{problem}: {found['error']}")
+    return str(found["text"])

@@ -108,11 +108,11 @@ def content_of(path: Path) -> Content:
         DataError: it is a FIFO or a device, or needs zstandard, which is not installed.
         OSError, EOFError, zlib.error, lzma.LZMAError: it cannot be read, or is damaged.
     """
-    with open_regular(path) as file:
+    with open_regular(path, links=True) as file:
         head = file.read(SAMPLE)
     unpack = _decompressor(head)
     if unpack is None:
-        return Content(kind_of(head), head, partial(open_regular, path), False)
+        return Content(kind_of(head), head, partial(open_regular, path, links=True), False)
     with unpack(path) as file:
         head = file.read(SAMPLE)
     nested = head.startswith(b"PAR1") or _decompressor(head) is not None
@@ -231,7 +231,7 @@ def _open_zstd(path: Path) -> BinaryIO:
             f"documents: {path} is compressed by Zstandard, which needs the zstandard package: "
             f"{install('text')}"
         ) from error
-    return cast(BinaryIO, io.BufferedReader(_ZstdFile(open_regular(path), zstandard)))
+    return cast(BinaryIO, io.BufferedReader(_ZstdFile(open_regular(path, links=True), zstandard)))
 
 
 class _ZstdFile(io.RawIOBase):

@@ -25,7 +25,7 @@ from tensorgrad.data.text import SUFFIXES, documents, fingerprint, folder_files
 from tensorgrad.data.token_file import TokenFile, write_tokens
 from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, check_pattern
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.files import locked, make_folder, replacing, sync_folder
+from tensorgrad.files import hidden_name, locked, make_folder, replacing, sync_folder
 from tensorgrad.readers import open_regular, read_json
 
 ProgressCallback = Callable[[str, int, int], None]
@@ -71,7 +71,10 @@ class Corpus:
         try:
             make_folder(target)
             for name in _FILES:
-                with replacing(target / name) as file, open_regular(self.folder / name) as source:
+                with (
+                    replacing(target / name) as file,
+                    open_regular(self.folder / name, links=True) as source,
+                ):
                     shutil.copyfileobj(source, file, _CHUNK)
         except OSError as error:
             raise DataError(
@@ -214,7 +217,7 @@ def _open(folder: Path, settings: Mapping[str, Any], progress: ProgressCallback 
     for name in (_FACTS, *_FILES):
         if not (folder / name).is_file():
             raise DataError(f"prepare: {folder / name} is missing, expected a file")
-    facts = read_json(folder / _FACTS)
+    facts = read_json(folder / _FACTS, links=True)
     if any(facts.get(name) != value for name, value in settings.items()):
         raise DataError(f"prepare: {folder / _FACTS} is damaged: it is of other settings")
     found, written = _sums(folder, progress), facts.get("files")
@@ -242,7 +245,7 @@ def _sums(folder: Path, progress: ProgressCallback | None) -> dict[str, str]:
     total, done, sums = sum((folder / name).stat().st_size for name in _FILES), 0, {}
     for name in _FILES:
         digest = hashlib.sha256()
-        with open_regular(folder / name) as file:
+        with open_regular(folder / name, links=True) as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
                 done += len(chunk)
@@ -310,9 +313,9 @@ def _alone(target: Path) -> Iterator[None]:
     The lock only keeps processes from doing the same work twice: nothing breaks without it.
     """
     make_folder(target.parent)
-    with locked(target.with_name(f".{target.name}.lock"), wait=True) as alone:
+    with locked(hidden_name(target, ".lock"), wait=True) as alone:
         if alone:
-            for left in target.parent.glob(_temporary(target, "*")):  # by a process that was killed
+            for left in target.parent.glob(_temporary(target, "?" * 8).name):  # by a killed process
                 shutil.rmtree(left)
         yield
 
@@ -325,7 +328,7 @@ def _replacing_folder(target: Path) -> Iterator[Path]:
     system without locks, stays.
     """
     damaged = target.is_dir()
-    new, old = (target.with_name(_temporary(target, secrets.token_hex(4))) for _ in range(2))
+    new, old = (_temporary(target, secrets.token_hex(4)) for _ in range(2))
     new.mkdir()
     try:
         yield new
@@ -343,5 +346,5 @@ def _replacing_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _temporary(target: Path, end: str) -> str:
-    return f".{target.name}-{platform.node()}-{end}.tmp"
+def _temporary(target: Path, end: str) -> Path:
+    return hidden_name(target, f"-{platform.node()}-{end}.tmp")

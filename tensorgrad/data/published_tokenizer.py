@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad.data.chat import render_chat
+from tensorgrad.data.limited_encoding import encode_limited
 from tensorgrad.data.text import END_OF_TEXT, read_text, write_text
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.data.tokenizer_file import (
@@ -28,7 +29,9 @@ from tensorgrad.data.tokenizer_file import (
     merges_of,
     named_errors,
     vocabulary_file,
+    vocabulary_state,
 )
+from tensorgrad.data.tokenizer_parts import check_parts, takes_long
 from tensorgrad.display import call_text
 from tensorgrad.errors import DataError, DtypeError
 from tensorgrad.readers import parse_json, read_json
@@ -40,6 +43,7 @@ _CONFIG, _TOKENS, _GENERATION = (
 _SETTINGS = (_CONFIG, _TOKENS, _GENERATION, _TEMPLATE)
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of SentencePiece that is one byte
 _BYTE_LEVEL = ("GPT2Tokenizer", "Qwen2Tokenizer")  # classes that apply add_prefix_space
+_LONG = 2000  # characters of a text whose encoding may take long
 _SPACE = "\u2581"  # stands for a space in SentencePiece's tokens
 
 
@@ -65,7 +69,7 @@ class PublishedTokenizer(TokenBytes):
         Raises:
             DataError: a file is damaged, or the vocabulary is not a BPE.
         """
-        state = parse_json(files[_VOCABULARY], f"{name}/{_VOCABULARY}")
+        state = vocabulary_state(files[_VOCABULARY], f"{name}/{_VOCABULARY}")
         _check_vocabulary(state, f"{name}/{_VOCABULARY}")
         settings = {
             key: parse_json(files[key], f"{name}/{key}", long_integers=True)
@@ -76,6 +80,7 @@ class PublishedTokenizer(TokenBytes):
         _set_prefix_space(state, named)
         inner = inner_tokenizer(json.dumps(state), f"{name}/{_VOCABULARY}")
         self._inner, self._name, self._files = inner, name, dict(files)
+        self._takes_long = takes_long(state)
         self._ids = inner.get_vocab(with_added_tokens=True)
         self._bytes = list(_bytes_of_tokens(state, self._ids, name))
         self.special_ids = frozenset(
@@ -201,6 +206,8 @@ class PublishedTokenizer(TokenBytes):
         if not isinstance(text, str):
             kind = type(text).__name__
             raise DtypeError(f"PublishedTokenizer.encode: text is a {kind}, expected a str")
+        if self._takes_long and len(text) > _LONG:
+            return encode_limited(self._inner, text, with_special, self._name)
         with named_errors(f"PublishedTokenizer.encode: {text[:30]!r} cannot be encoded"):
             ids: list[int] = self._inner.encode(text, add_special_tokens=with_special).ids
         return ids
@@ -230,6 +237,7 @@ def _check_vocabulary(state: dict[str, Any], name: str) -> None:
     ids = {entry(token, "content", str, name): token.get("id") for token in added}
     for each in (vocabulary, ids):
         check_ids(each, len(vocabulary | ids), name)
+    check_parts(state, len(vocabulary | ids), name)
 
 
 def _bytes_of_tokens(state: dict[str, Any], ids: Mapping[str, int], name: str) -> Iterator[bytes]:
@@ -339,7 +347,7 @@ def _template(value: Any) -> str | None:
 def _ends_of_model(folder: Path) -> list[int]:
     """Return the ids that end a text by the model's config.json, where there is one."""
     try:
-        found = read_json(folder / "config.json").get("eos_token_id")
+        found = read_json(folder / "config.json", links=True).get("eos_token_id")
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -26,12 +26,15 @@ from tensorgrad.data.tokenizer_file import (
     merges_of,
     named_errors,
     vocabulary_file,
+    vocabulary_state,
 )
+from tensorgrad.data.tokenizer_parts import check_added, check_parts
+from tensorgrad.data.word_patterns import problem_of
 from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
-from tensorgrad.readers import parse_json
 
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text
+_LARGEST = 1 << 24  # the library takes memory for all tokens at once
 
 # The BPE merges within words and never across them. GPT-2's rule for words in ASCII text:
 _WORD = re.compile(
@@ -64,7 +67,7 @@ class Tokenizer(TokenBytes):
             DataError: it is not a byte-level BPE of GPT-2's kind, lacks `<|endoftext|>` or one
                 of the 256 bytes, its ids have gaps, or text gives a special token too.
         """
-        state = parse_json(inner.to_str(), name)
+        state = vocabulary_state(inner.to_str(), name)
         _check_kind(state, name)
         ids = inner.get_vocab(with_added_tokens=True)
         self._special = {t["content"]: int(t["id"]) for t in state["added_tokens"]}
@@ -141,12 +144,13 @@ class Tokenizer(TokenBytes):
                 f"Tokenizer.train: special_tokens has {list(special_tokens)}, "
                 f"expected distinct, not empty, without {END_OF_TEXT!r}"
             )
+        check_added([{"content": token} for token in specials], _refuse_special)
         smallest = SMALLEST_VOCABULARY + len(special_tokens)
         check_integer("Tokenizer.train", "vocab_size", vocab_size)
-        if not smallest <= vocab_size < 1 << 31:
+        if not smallest <= vocab_size < _LARGEST:
             raise ArgumentError(
                 f"Tokenizer.train: vocab_size has {vocab_size}, expected {smallest} or more "
-                f"(256 bytes and {len(specials)} special tokens) and below 2^31"
+                f"(256 bytes and {len(specials)} special tokens) and below 2^24"
             )
         check_pattern("Tokenizer.train", pattern)
         inner = tokenizers.Tokenizer(models.BPE())
@@ -179,7 +183,7 @@ class Tokenizer(TokenBytes):
         if file.name == "vocab.json":
             return cls.from_gpt2(file, file.with_name("merges.txt"))
         text = read_text(file)
-        _check_file(parse_json(text, os.fspath(file)), os.fspath(file))
+        _check_file(vocabulary_state(text, os.fspath(file)), os.fspath(file))
         return cls(inner_tokenizer(text, str(file)), str(file))
 
     @classmethod
@@ -197,7 +201,7 @@ class Tokenizer(TokenBytes):
             DataError: a file is missing or damaged, or they do not fit together: the pairs of
                 merges.txt must make all tokens of vocab.json and no others.
         """
-        vocabulary = parse_json(read_text(vocab_file), os.fspath(vocab_file))
+        vocabulary = vocabulary_state(read_text(vocab_file), os.fspath(vocab_file))
         _check_needed(vocabulary, os.fspath(vocab_file))
         check_ids(vocabulary, len(vocabulary), os.fspath(vocab_file))
         lines = read_text(merges_file).split("\n")
@@ -245,7 +249,7 @@ class Tokenizer(TokenBytes):
     @property
     def pattern(self) -> str | None:
         """The regular expression of its words; None: GPT-2's rule."""
-        return _split_pattern(parse_json(self._inner.to_str(), "the tokenizer"))
+        return _split_pattern(vocabulary_state(self._inner.to_str(), "the tokenizer"))
 
     @property
     def end_of_text(self) -> int:
@@ -323,6 +327,10 @@ class Tokenizer(TokenBytes):
             ) from error
 
 
+def _refuse_special(part: str, expected: str) -> NoReturn:
+    raise ArgumentError(f"Tokenizer.train: special_tokens has {part}, expected {expected}")
+
+
 def check_pattern(op: str, pattern: str | None) -> None:
     """Raise ArgumentError unless a pattern is None or a regular expression for words."""
     if pattern is None:
@@ -335,6 +343,11 @@ def check_pattern(op: str, pattern: str | None) -> None:
         raise ArgumentError(
             f"{op}: pattern is {pattern!r:.200}, expected a regular expression: {error}"
         ) from error
+    problem = problem_of(pattern)
+    if problem:
+        raise ArgumentError(
+            f"{op}: pattern is {pattern!r:.200}, expected one that is matched soon: {problem}"
+        )
 
 
 def _complete(inner: tokenizers.Tokenizer, pattern: str | None = None) -> None:
@@ -380,6 +393,7 @@ def _check_file(state: dict[str, Any], name: str) -> None:
     _check_needed(vocabulary | ids, name)
     for each in (vocabulary, ids):
         check_ids(each, len(vocabulary | ids), name)
+    check_parts(state, len(vocabulary | ids), name)
 
 
 def _check_needed(tokens: Mapping[str, Any], name: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import tokenizers
 
 from tensorgrad.errors import DataError, DtypeError
+from tensorgrad.readers import VOCABULARY_BYTES, parse_json
 
 
 def _byte_alphabet() -> list[str]:
@@ -28,6 +29,8 @@ def _byte_alphabet() -> list[str]:
 
 
 ALPHABET = _byte_alphabet()
+# Of a tokenizer.json; those of published models have half a million tokens and pairs at most.
+_VALUES = {",": 4_000_000, "{": 100_000, "[": 2_000_000}
 BYTE_OF = {ord(character): byte for byte, character in enumerate(ALPHABET)}
 
 
@@ -130,6 +133,21 @@ def named_errors(problem: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise DataError(f"{problem}: {error!s:.300}") from error
+
+
+def vocabulary_state(text: str, name: str) -> dict[str, Any]:
+    """Return the object of a tokenizer.json or vocab.json, which may have a million tokens.
+
+    Raises:
+        DataError: it is none, or has more values than can be read soon.
+    """
+    for sign, most in _VALUES.items():
+        if text.count(sign) > most:
+            raise DataError(
+                f"Tokenizer: {name} has {text.count(sign):,} times {sign!r}, expected at most "
+                f"{most:,}"
+            )
+    return parse_json(text, name, limit=VOCABULARY_BYTES)
 
 
 def inner_tokenizer(text: str, name: str) -> tokenizers.Tokenizer:

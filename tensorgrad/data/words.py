@@ -17,7 +17,7 @@ from tensorgrad.data.content import CHARACTERS
 from tensorgrad.data.text import read_lines, read_text, write_text
 from tensorgrad.display import call_text
 from tensorgrad.errors import DataError
-from tensorgrad.readers import parse_json
+from tensorgrad.readers import VOCABULARY_BYTES, parse_json
 
 # As in the Penn treebank: do n't, it 's; and "well-made" and "3.5" are one word each.
 _WORD = re.compile(
@@ -79,7 +79,7 @@ class WordVocabulary:
         Raises:
             DataError: the file is missing or not such a file.
         """
-        found = parse_json(read_text(path), os.fspath(path))
+        found = parse_json(read_text(path), os.fspath(path), limit=VOCABULARY_BYTES)
         version, words = found.get("format"), found.get("words", ())
         texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
         if version != _FORMAT or not texts:

@@ -99,7 +99,7 @@ def merge_traces(paths: Sequence[str | os.PathLike[str]], path: str | os.PathLik
 
 def _read(path: str | os.PathLike[str]) -> tuple[list[Event], dict[str, Any]]:
     """Return the events of a trace that `write_trace` wrote, and the facts about it."""
-    trace = read_json(path, _LARGEST)
+    trace = read_json(path, _LARGEST, links=True)
     events, facts = trace.get("traceEvents"), trace.get("otherData")
     known = isinstance(facts, dict) and all(
         type(facts.get(name)) is int for name in ("rank", "epoch_ns")

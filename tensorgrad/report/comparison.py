@@ -33,6 +33,9 @@ _SAME_KIND = 0.75  # of all settings, which runs of one program have in common
 _CURVE_POINTS = 75_000  # of all curves of a page
 _POINTS = 3000  # of a curve
 _VALUE = 200  # characters
+# What begins a formula of a spreadsheet.
+_FORMULAS = (*"=+-@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+_CONTROLS = tuple("\t\r\n\0")
 _WIDEST = 32  # characters of a column on a terminal
 
 
@@ -256,10 +259,11 @@ def to_csv(comparison: Comparison) -> str:
     """Return a line for each run with all settings, facts of the environment, and results.
 
     Columns are called config.lr, environment.gpu, result.validation_loss; numbers have all digits.
+    An apostrophe precedes texts that a spreadsheet would take for formulas, such as "=1+1".
     """
     lines = [
         {
-            "run": name,
+            "run": _no_formula(name),
             **{f"config.{key}": _csv_cell(value) for key, value in run.resolved.items()},
             **{
                 f"environment.{key}": _csv_cell(value)
@@ -274,20 +278,32 @@ def to_csv(comparison: Comparison) -> str:
         key for part in ("config", "environment", "result") for key in keys
         if key.startswith(f"{part}.")
     ]  # fmt: skip
+    rows = [columns, *([line.get(column, "") for column in columns] for line in lines)]
+    return "".join(map(_csv_line, rows))
+
+
+def _csv_line(cells: Sequence[Any]) -> str:
+    """Return a line of CSV; the writer quotes CR only if that ends its lines."""
     file = io.StringIO()
-    writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return file.getvalue()
+    csv.writer(file, lineterminator="\r\n").writerow(cells)
+    return file.getvalue().removesuffix("\r\n") + "\n"
 
 
 def _csv_cell(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return _no_formula(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _no_formula(text: str) -> str:
+    """Return a text of a stranger that spreadsheets do not run as a formula, after an apostrophe.
+
+    Some drop white space before it, and take full-width signs.
+    """
+    return f"'{text}" if text[:1] in _CONTROLS or text.lstrip()[:1] in _FORMULAS else text
 
 
 def _csv_results(result: Result) -> dict[str, Any]:
     values = {f"result.{name}": value for name, value in result.values.items()}
-    return {"result.status": result.status, **values, "result.step": result.step}
+    return {"result.status": _no_formula(result.status), **values, "result.step": result.step}
 
 
 def to_page(comparison: Comparison) -> str:

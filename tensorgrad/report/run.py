@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -29,6 +30,9 @@ Record = dict[str, Any]
 _Read = TypeVar("_Read")
 
 DIFF_BYTES = 1 << 20  # that are read of uncommitted.diff
+_KEYS = 200  # of a log that are read: a chart or a column each
+_NAME = 200  # characters of a key
+_ENTRIES = 2000  # of an object that are read, such as the packages
 _LARGEST_STEP = 2**53  # that a page can show exactly
 _LONG = 10_000_000  # bytes of a file whose reading takes a noticeable time
 
@@ -46,11 +50,13 @@ class Log:
         columns: the values under each key but "step".
         last_step: the largest of any line; 0 without lines.
         damaged: the number of damaged lines.
+        omitted: the number of keys besides the first ones, or too long, which have no column.
     """
 
     columns: dict[str, Column]
     last_step: int = 0
     damaged: int = 0
+    omitted: int = 0
 
     def __getitem__(self, key: str) -> Column:
         """Return the values under a key: an empty column where no line has it."""
@@ -137,13 +143,25 @@ def read_run(folder: Path, progress: Progress | None = None) -> Run:
         for name in ("metrics.jsonl", "times.jsonl")
     )
     nothing: list[Record | None] = []
-    samples = read("samples.jsonl", lambda path: list(records(path, progress)), nothing)
-    settings = renamed(read(FILE, read_json, {}))
+    samples = read("samples.jsonl", lambda path: _samples(records(path, progress)), nothing)
+
+    def entries(name: str) -> Record:
+        found, omitted = _first(read(name, read_json, {}))
+        if omitted:
+            notes.append(f"{name}: {omitted:,} more entries are omitted")
+        return found
+
+    settings = renamed(entries(FILE))
     if is_published(settings):
         raise DataError(
             f"report: {folder} has a published model, expected the folder of a run: {FILE} has its "
             "sizes and not the settings of a run"
         )
+    notes += [
+        f"{name}: values under {log.omitted:,} more names are omitted"
+        for name, log in (("metrics.jsonl", metrics), ("times.jsonl", times))
+        if log.omitted
+    ]
     notes += _notes_of_damage(
         {
             "metrics.jsonl": metrics.damaged,
@@ -154,15 +172,35 @@ def read_run(folder: Path, progress: Progress | None = None) -> Run:
     return Run(
         folder=folder,
         config=settings,
-        facts=read(FACTS, read_json, {}),
+        facts=entries(FACTS),
         metrics=metrics,
         times=times,
         samples=[sample for sample in samples if sample is not None],
-        environment=read("environment.json", read_json, {}),
+        environment=entries("environment.json"),
         diff=read("uncommitted.diff", _read_diff, ""),
         is_training=is_locked(folder / LOCK),
         notes=tuple(notes),
     )
+
+
+def _samples(records: Iterable[Record | None]) -> list[Record | None]:
+    """Return what a page shows of samples."""
+    keys = ("step", "prompt", "text")
+    return [
+        None if record is None else {key: record[key] for key in keys if key in record}
+        for record in records
+    ]
+
+
+def _first(values: Record) -> tuple[Record, int]:
+    """Return the first entries of an object and of those in it, and how many are omitted."""
+    omitted = max(0, len(values) - _ENTRIES)
+    found = dict(islice(values.items(), _ENTRIES))
+    for key, value in found.items():
+        if isinstance(value, dict) and len(value) > _ENTRIES:
+            found[key] = dict(islice(value.items(), _ENTRIES))
+            omitted += len(value) - _ENTRIES
+    return found, omitted
 
 
 def _notes_of_damage(lines: Mapping[str, int]) -> list[str]:
@@ -208,6 +246,7 @@ def _has_step(record: Record) -> bool:
 def to_log(records: Iterable[Record | None]) -> Log:
     """Return the numbers of records by key; of lines with equal steps the last one counts."""
     found: dict[str, tuple[list[int], list[Any]]] = {}
+    omitted: set[str] = set()
     damaged = 0
     for record in records:
         if record is None:
@@ -216,13 +255,16 @@ def to_log(records: Iterable[Record | None]) -> Log:
         step = record["step"]
         for key, value in record.items():
             if key not in found:
+                if (len(found) >= _KEYS or len(key) > _NAME) and key not in KNOWN:
+                    omitted.add(key)
+                    continue
                 found[key] = [], []
             steps, values = found[key]
             steps.append(step)
             values.append(value)
     steps, _ = found.pop("step", ([], []))
     columns = {key: _column(*pair) for key, pair in found.items()}
-    return Log(columns, max(steps, default=0), damaged)
+    return Log(columns, max(steps, default=0), damaged, len(omitted))
 
 
 def _column(steps: list[int], values: list[Any]) -> Column:

@@ -34,7 +34,7 @@ import numpy as np
 from tensorgrad.backend import Array
 from tensorgrad.errors import CheckpointError, DamagedError, DataError, ShapeError
 from tensorgrad.files import make_folder, replacing, sync_folder, to_json
-from tensorgrad.readers import parse_json, read_json
+from tensorgrad.readers import no_link, open_regular, parse_json, read_json
 from tensorgrad.train.pieces import Stored, open_pieces, read_whole
 from tensorgrad.weights import save_arrays
 
@@ -166,6 +166,7 @@ def begin_checkpoint(folder: Path, step: int) -> Path:
         CheckpointError: the folder cannot be made.
     """
     new = folder / f".step-{step:08d}-{secrets.token_hex(4)}.tmp"
+    no_link(folder)  # it could lead to files of the user, which would be deleted as older ones
     try:
         if not folder.is_dir():
             os.stat(folder.parent)  # fails where the folder of the run was removed
@@ -264,6 +265,15 @@ def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1)
     return Checkpoint(path, state)
 
 
+def open_state(path: Path) -> Checkpoint:
+    """Open a checkpoint by its state alone: its other files may be damaged.
+
+    Raises:
+        DamagedError, CheckpointError: as for `load_checkpoint`.
+    """
+    return Checkpoint(path, _read_state(path))
+
+
 def _read_state(path: Path) -> dict[str, Any]:
     """Return the state of a checkpoint, checked by its own CRC-32; errors as `load_checkpoint`."""
     try:
@@ -285,7 +295,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         if not isinstance(files, Mapping):
             raise ValueError(f"files is {files!r:.80}, expected a mapping")
         numbers = [step, *(sums[kind] for sums in files.values() for kind in ("bytes", "crc32"))]
-        plain = all(Path(name).name == name for name in files)  # in this folder
+        plain = all(Path(name).name == name and "\0" not in name for name in files)  # in here
         if not plain or not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError(
                 f"step is {step!r:.40} and files {files!r:.200}, expected names and whole numbers"
@@ -298,7 +308,7 @@ def _read_state(path: Path) -> dict[str, Any]:
 def _compare(file: Path, expected: Mapping[str, int]) -> None:
     """Raise DamagedError unless a file matches its recorded sums."""
     try:
-        found = file.stat()
+        found = no_link(file).stat()
         if not stat.S_ISREG(found.st_mode):
             raise DamagedError(f"load: {file} is not a file")
         if found.st_size != expected["bytes"]:
@@ -308,6 +318,8 @@ def _compare(file: Path, expected: Mapping[str, int]) -> None:
             )
         if _crc32(file) != expected["crc32"]:
             raise DamagedError(f"load: {file} has another CRC-32 than when it was written")
+    except DataError as error:
+        raise DamagedError(f"load: {error}") from error
     except _GONE as error:
         raise DamagedError(
             f"load: {file} is missing, expected {expected['bytes']:,} bytes"
@@ -393,11 +405,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, the newest first, damaged or not; [] if it is missing.
 
     Raises:
+        DataError: the folder, or a checkpoint in it, is a symbolic link.
         OSError: the system cannot list it.
     """
     try:
-        with os.scandir(folder) as entries:
-            found = [folder / entry.name for entry in entries if _is_checkpoint(entry)]
+        with os.scandir(no_link(folder)) as entries:
+            found = [no_link(folder / entry.name) for entry in entries if _is_checkpoint(entry)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(found, key=step_of, reverse=True)
@@ -453,7 +466,7 @@ def step_of(path: Path) -> int:
 
 def _crc32(path: Path) -> int:
     total = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK):
             total = zlib.crc32(chunk, total)
     return total

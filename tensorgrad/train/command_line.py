@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from cyclopts import App, ArgumentCollection, Group, Parameter
-from cyclopts.config import ConfigFromFile, Dict, Json, Toml, Yaml
+from cyclopts.config import Dict
 from cyclopts.exceptions import (
     CoercionError,
     CycloptsError,
@@ -32,10 +32,8 @@ from tensorgrad.train import config
 from tensorgrad.train.config import ProgramSettings, flag
 from tensorgrad.train.folder import check_new_folder
 from tensorgrad.train.options import PATHS, in_options, suggest
+from tensorgrad.train.settings_file import read_settings
 
-_READERS: dict[str, type[ConfigFromFile]] = {
-    ".json": Json, ".toml": Toml, ".yaml": Yaml, ".yml": Yaml,
-}  # fmt: skip
 _FILE = "settings from this file: .json, .yaml or .toml; options given here override them"
 _RESUME = "resume the run in this folder"
 
@@ -257,25 +255,13 @@ def read_config(app: App, commands: tuple[str, ...], arguments: Any) -> None:
     """Add the settings of the file that --config names, where the command line gives none.
 
     Raises:
-        ArgumentError: the file cannot be read, or its name ends otherwise than expected.
+        ArgumentError: see `read_settings`.
     """
     given = next((each for each in arguments if each.name == "--config"), None)
     if given is None or not given.tokens:
         return
     path = Path(given.tokens[0].value)
-    reader = _READERS.get(path.suffix)
-    if reader is None:
-        raise ArgumentError(f"--config: got {path}, expected a file in {', '.join(_READERS)}")
-    try:
-        found: Any = reader(path, must_exist=True, search_parents=False).config
-    except (OSError, ValueError, CycloptsError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ArgumentError(f"--config: cannot read {path}: {reason}") from error
-    if not isinstance(found, dict):
-        kind = type(found).__name__
-        raise ArgumentError(
-            f"--config: cannot read {path}: got a {kind}, expected settings by name"
-        )
+    found: dict[str, Any] = read_settings(path)
     for command in reversed(commands):  # so that no setting is taken for a command of its name
         found = {command: found}
     Dict(found, source=str(path))(app, commands, arguments)

@@ -159,6 +159,8 @@ def check(settings: Dataclass) -> None:
             isinstance(value, bool) and kind is not bool
         ):
             expected = kind_name(kind)
+        elif isinstance(value, str) and "\0" in value:
+            expected = "a text without NUL"
         elif kind is float and not -math.inf < value < math.inf:
             expected = "a finite number"
         elif kind is int and abs(value) >= 2**63:

@@ -4,21 +4,47 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import platform
+import re
 import shlex
-import subprocess
+import shutil
 import sys
+import tempfile
+import time
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensorgrad import backend, gpu
+from tensorgrad.data.limited import run_limited
+from tensorgrad.errors import DataError
 from tensorgrad.files import replacing, write_json
+from tensorgrad.readers import read_bytes
 
 FILE = "environment.json"
 DIFF = "uncommitted.diff"
 _DIFF_BYTES = 1_000_000
-_SECONDS = 10  # that git may take
+_SECONDS = 8.0  # that git may take in all
+_MEMORY = 2 << 30
+_INDEX_BYTES = 1 << 26  # of half a million files
+_NAME_BYTES = 1 << 12
+_COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+_SUBMODULES = ("--ignore-submodules=dirty",)  # git would start another git with their settings
+# Settings of a checkout that say how to compare its files, and start no program.
+_PLAIN = {
+    *("core.autocrlf", "core.eol", "core.filemode", "core.ignorecase", "core.symlinks"),
+    *("core.precomposeunicode", "core.trustctime", "core.checkstat", "extensions.objectformat"),
+    *("core.repositoryformatversion", "core.sparsecheckout"),
+}
+_OURS = {
+    "core.repositoryformatversion": "0",
+    "core.bare": "false",
+    "core.packedGitWindowSize": "32m",  # within the memory
+    "core.packedGitLimit": "256m",
+    "core.bigFileThreshold": "64m",
+    "core.preloadIndex": "false",
+}
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +61,7 @@ def save_environment(folder: Path, device: str, ranks: int) -> None:
         device: "cpu" or "cuda:N".
         ranks: the number of processes that train together.
     """
-    git = _git_state()
-    diff = _git("diff", "--no-ext-diff", "--no-textconv", "HEAD") if git and git["dirty"] else b""
+    git, diff = _git()
     try:
         write_json(folder / FILE, environment(device, ranks) | {"git": git}, 2)
         (folder / DIFF).unlink(missing_ok=True)
@@ -80,30 +105,125 @@ def _cuda_version() -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _git_state() -> dict[str, Any] | None:
-    """Return the commit of the working directory and whether files differ from it."""
-    status = _git("status", "--porcelain=v2", "--branch", "--untracked-files=no")
-    if status is None:
-        return None
-    lines = status.decode(errors="replace").splitlines()
-    commit = next((x.removeprefix("# branch.oid ") for x in lines if "# branch.oid" in x), "")
-    if not commit or commit == "(initial)":
-        return None
-    return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}
+def _git() -> tuple[dict[str, Any] | None, bytes]:
+    """Return the commit of the working directory, whether files differ from it, and their diff.
 
-
-def _git(*arguments: str) -> bytes | None:
-    """Return what a git command prints; None where there is no git or no checkout."""
-    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *arguments]
-    null = subprocess.DEVNULL
+    The checkout may be a stranger's, whose settings name programs: filters, textconv, fsmonitor,
+    hooks, a pager, the remote of missing objects. So git compares the files with a git directory of
+    our own, which has the checkout's commit, objects and index, and of its settings only plain
+    ones. Without a setting a name in .gitattributes starts nothing.
+    """
+    deadline = time.monotonic() + _SECONDS
     try:
-        done = subprocess.run(
-            command, stdin=null, stdout=subprocess.PIPE, stderr=null, timeout=_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
+        checkout = _checkout(Path.cwd())
+        if checkout is None:
+            return None, b""
+        with tempfile.TemporaryDirectory(prefix="tensorgrad-git-") as own:
+            git = _Git(checkout, Path(own), deadline)
+            commit = git.take_over()
+            if commit is None:
+                return None, b""
+            status = git.run("status", "--porcelain=v2", "--untracked-files=no", *_SUBMODULES)
+            dirty = any(line[:1] not in (b"", b"#") for line in status.splitlines())
+            diff = git.run("diff", *_SUBMODULES, commit, most=_DIFF_BYTES) if dirty else b""
+            return {"commit": commit, "dirty": dirty}, diff
+    except (OSError, DataError, UnicodeError) as error:
         _log.debug("the git checkout is not described: %s", error)
-        return None
-    return done.stdout
+        return None, b""
+
+
+class _Checkout(NamedTuple):
+    """A git checkout: its top folder, its git directory, and that of its main worktree."""
+
+    top: Path
+    git: Path
+    common: Path
+
+
+def _checkout(folder: Path) -> _Checkout | None:
+    """Return the checkout that holds a folder; None where there is none.
+
+    Only a folder with .git counts. Settings of a checkout, and GIT_DIR, could name another.
+    """
+    ceilings = os.environ.get("GIT_CEILING_DIRECTORIES", "").split(os.pathsep)
+    for top in (folder, *folder.parents):
+        place = top / ".git"
+        if os.path.lexists(place):
+            try:
+                if not place.is_dir():  # of a submodule or a worktree
+                    name = read_bytes(place, _NAME_BYTES).decode().strip()
+                    place = top / name.removeprefix("gitdir: ")
+                common = place
+                if (place / "commondir").exists():
+                    name = read_bytes(place / "commondir", _NAME_BYTES).decode().strip()
+                    common = place / name
+                return _Checkout(top, place.resolve(), common.resolve())
+            except (OSError, DataError, UnicodeError) as error:
+                _log.debug("the git checkout is not described: %s", error)
+                return None
+        if str(top.parent) in ceilings:
+            return None
+    return None
+
+
+class _Git:
+    """Git with a git directory of our own for the files of a checkout."""
+
+    def __init__(self, checkout: _Checkout, own: Path, deadline: float) -> None:
+        self._checkout, self._own, self._deadline = checkout, own, deadline
+        self._environment = {
+            "GIT_DIR": str(checkout.git),
+            "GIT_OPTIONAL_LOCKS": "0",
+            "GIT_TERMINAL_PROMPT": "0",
+            "LC_ALL": "C",
+        }
+
+    def take_over(self) -> str | None:
+        """Make the git directory; return the commit, None where there is none."""
+        source, own = self._checkout, self._own
+        commit = self.run("rev-parse", "--verify", "--quiet", "HEAD").decode().strip()
+        if not _COMMIT.fullmatch(commit):
+            return None
+        found = self.run("config", "--list", "-z")
+        pairs = (line.partition("\n") for line in found.decode(errors="replace").split("\0"))
+        kept = {k: v for k, _, v in pairs if k in _PLAIN and re.fullmatch(r"[\w-]{0,20}", v)}
+        sections = [*_OURS.items(), *kept.items()]
+        lines = ["[{}]\n\t{} = {}".format(*key.split("."), value) for key, value in sections]
+        (own / "refs").mkdir()
+        (own / "HEAD").write_text(f"{commit}\n")
+        (own / "config").write_text("\n".join(lines) + "\n")
+        for file in (source.git / "index", *source.git.glob("sharedindex.*")):
+            if file.exists():
+                (own / file.name).write_bytes(read_bytes(file, _INDEX_BYTES))
+                shutil.copystat(file, own / file.name)  # git compares its time with that of files
+        self._environment |= {
+            "GIT_DIR": str(own),
+            "GIT_WORK_TREE": str(source.top),
+            "GIT_OBJECT_DIRECTORY": str(source.common / "objects"),
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_ATTR_NOSYSTEM": "1",
+        }
+        return commit
+
+    def run(self, *arguments: str, most: int = _INDEX_BYTES) -> bytes:
+        """Return what a git command prints, at most `most` bytes.
+
+        Raises:
+            OSError: there is no git, it fails, or takes too long.
+        """
+        finished = run_limited(
+            ["git", *arguments],
+            seconds=max(0.1, self._deadline - time.monotonic()),
+            memory=_MEMORY,
+            output=most,
+            file=_INDEX_BYTES,
+            folder=self._checkout.top,
+            environment=self._environment,
+        )
+        if finished.status and not finished.is_cut:
+            raise OSError(f"git {arguments[0]} ended with status {finished.status}")
+        return finished.output
 
 
 def _cut(diff: bytes) -> bytes:

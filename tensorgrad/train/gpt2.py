@@ -21,6 +21,7 @@ from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY
 from tensorgrad.errors import ArgumentError, TrainingError
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
+from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.callbacks import Callback
@@ -35,6 +36,7 @@ from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.ranks import Ranks
 from tensorgrad.train.run import free_folder, report_stop, resume_run, save_facts
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.sizes import check_sizes
 
 _log = logging.getLogger(__name__)
 
@@ -207,6 +209,7 @@ def train(
         sizes = settings.model(corpus.tokenizer.vocab_size)
         make_loaders(settings, corpus, sizes.context, ranks)  # a short text is found out at once
         random.seed(settings.seed)
+        check_sizes(sizes, folder)
         model = GPT2(sizes)
         if initial is not None:
             model.load_state_dict(initial.state_dict())
@@ -251,7 +254,7 @@ def _initial_model(
     if not settings.init_from and not settings.tokenizer:
         return None, None
     if resuming:  # the checkpoint has the weights, and config.json the sizes
-        return None, Tokenizer.load(folder / "tokenizer.json")
+        return None, Tokenizer.load(no_link(folder / "tokenizer.json"))
     return _load(settings, Path(settings.init_from))
 
 

@@ -17,7 +17,7 @@ from tensorgrad.models.pretrained import from_pretrained, is_pretrained, pretrai
 from tensorgrad.models.restore import restore
 from tensorgrad.models.sentiment import Classifier, class_probabilities
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
-from tensorgrad.readers import parse_json, read_json
+from tensorgrad.readers import no_link, parse_json, read_json
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import Checkpoint, check_same, load_checkpoint, run_checkpoint
 from tensorgrad.train.sentiment import (
@@ -85,6 +85,7 @@ def load_gpt2(
     run = run_of(path)
     if run is not None:
         found = run_checkpoint(path, checkpoint) if run == path else load_checkpoint(path)
+        no_link(run / "tokenizer.json")
         return _model(found), _tokenizer(found, tokenizer or run)
     if is_pretrained(path):
         return _published_gpt2(path), _published_tokenizer(tokenizer or path)
@@ -104,7 +105,7 @@ def load_gpt2(
 def _published_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer of a published GPT-2, which adds no space before a text."""
     settings = path / "tokenizer_config.json"
-    if settings.is_file() and read_json(settings).get("add_prefix_space"):
+    if settings.is_file() and read_json(settings, links=True).get("add_prefix_space"):
         raise DataError(
             f"load: {settings} has add_prefix_space true, expected false: only `tensorgrad "
             "generate` adds a space before each text"
@@ -184,12 +185,12 @@ def load_translator(folder: Path, checkpoint: str = "best", device: str = "auto"
             f"load: {averaged} is missing; it comes at the end of a run with --average, "
             "expected that, or 'best' or 'last'"
         )
-    arrays = load_arrays(averaged) if checkpoint == "averaged" else found.arrays("model")
+    arrays = load_arrays(no_link(averaged)) if checkpoint == "averaged" else found.arrays("model")
     device = backend.use_device(device)
     name = str(averaged if checkpoint == "averaged" else found.path)
     model = restore(TranslationModel, TranslationConfig, sizes, arrays, name)
     model.to(device)
-    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    tokenizer = Tokenizer.load(no_link(folder / "tokenizer.json"))
     check_same(found, "tokenizer", {"sha256": tokenizer.digest})
     return Translator(model, tokenizer, data["source"], data["target"], data["lowercase"])
 

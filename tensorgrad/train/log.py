@@ -45,21 +45,26 @@ class StepLog:
             step: of the checkpoint that the run resumes from; -1 for a new run.
             text: whether values may be text, as in samples.jsonl; else they are numbers.
         Raises:
-            DataError: the path is not a regular file, or cannot be read.
-            OSError: the file cannot be written.
+            DataError: the path is not a regular file, or is a link.
+            OSError: the file cannot be read or written.
         """
         with named_in_errors(path):
             is_new = not os.path.lexists(path)
-            if not is_new:
-                os.truncate(path, _length_until(path, step, text))
-            self._file = path.open("x" if is_new else "a", encoding="utf-8")
-            if is_new:
-                sync_folder(path.parent)  # or checkpoints could outlive it when power fails
+            self._file = open_regular(path, "xb" if is_new else "r+b")
+            try:
+                if is_new:
+                    sync_folder(path.parent)  # or checkpoints could outlive it when power fails
+                else:
+                    self._file.truncate(_length_until(self._file, step, text))
+                    self._file.seek(0, os.SEEK_END)
+            except BaseException:
+                self._file.close()
+                raise
 
     def write(self, record: Record) -> None:
         """Append a record with the key "step"."""
         with named_in_errors(self._file.name):
-            self._file.write(to_json(record) + "\n")
+            self._file.write((to_json(record) + "\n").encode())
             self._file.flush()
 
     def sync(self) -> None:
@@ -94,17 +99,16 @@ def _records(path: Path, text: bool) -> list[dict[str, Any]]:
         return [record for line in _lines(file) if (record := _parsed(line, text)) is not None]
 
 
-def _length_until(path: Path, step: int, text: bool) -> int:
+def _length_until(file: BinaryIO, step: int, text: bool) -> int:
     """Return the length in bytes of the lines up to `step`, with damaged ones in between."""
     length = end = 0
-    with _opened(path) as file:
-        for line in _lines(file):
-            end += len(line)
-            record = _parsed(line, text)
-            if record is not None:
-                if record["step"] > step:
-                    break
-                length = end
+    for line in _lines(file):
+        end += len(line)
+        record = _parsed(line, text)
+        if record is not None:
+            if record["step"] > step:
+                break
+            length = end
     return length
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import finite, to_json, write_json
-from tensorgrad.readers import read_json
+from tensorgrad.readers import no_link, read_json
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.log import read_metrics, read_samples
 from tensorgrad.train.settings import LOGGERS
@@ -142,7 +142,7 @@ class TensorBoard(Logger):
     def open(self, trainer: Trainer, resumed: str | None) -> str:
         """Open a new event file; TensorBoard then ignores steps after the checkpoint in others."""
         self._logged = {}
-        folder = trainer.folder / "tensorboard"
+        folder = no_link(trainer.folder / "tensorboard")
         # Step 0 has an evaluation in a new run only.
         first = trainer.step + 1 if trainer.step else 0
         self._writer = self._package.SummaryWriter(
@@ -180,7 +180,7 @@ class WandB(Logger):
         """Start or resume a run of this id."""
         identity = resumed or secrets.token_hex(4)
         environment = os.environ
-        folder = Path(environment.get("WANDB_DIR", trainer.folder))
+        folder = Path(environment.get("WANDB_DIR", no_link(trainer.folder / "wandb").parent))
         # W&B names a part of an offline run by the second: two starts in one would share a folder.
         while any((folder / "wandb").glob(f"*{time.strftime('%Y%m%d_%H%M%S')}-{identity}")):
             time.sleep(0.05)

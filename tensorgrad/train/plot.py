@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 
 _POINTS = 2400  # of a curve: three for each column of pixels
 _SECONDS = 30.0  # between two plots of a run, at least
+_OTHERS, _NAME = 20, 100  # other measures that are drawn, characters of their names
 _FRACTION = 0.005  # of a run's time spent on plots, at most
 
 
@@ -59,7 +60,8 @@ def plot_losses(records: Sequence[Record], path: Path, title: str = "") -> bool:
     if len(validation):
         _draw(axes, validation, marker="o", color="C1", markersize=4, label="validation loss")
     lines = list(axes.lines)
-    others = dict.fromkeys(key for record in records for key in record if key not in KNOWN)
+    named = dict.fromkeys(key for record in records for key in record if key not in KNOWN)
+    others = [key for key in named if len(key) <= _NAME][:_OTHERS]
     if others:
         right = axes.twinx()
         right.set_ylabel(", ".join(others))

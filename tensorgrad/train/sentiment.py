@@ -35,6 +35,7 @@ from tensorgrad.models.sentiment import (
 )
 from tensorgrad.nn import evaluating
 from tensorgrad.ops.cross_entropy import cross_entropy
+from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import run_checkpoint
@@ -47,6 +48,7 @@ from tensorgrad.train.options import in_options
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.run import free_folder, report_stop, resume_run, save_facts
 from tensorgrad.train.settings import SCHEDULES, EpochSettings
+from tensorgrad.train.sizes import check_sizes
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +167,7 @@ def make_vocabulary(settings: SentimentSettings, folder: Path, texts: Sequence[s
 def load_vocabulary(settings: SentimentSettings, folder: Path) -> Vocabulary:
     """Return the vocabulary of the run in this folder."""
     kind = WordVocabulary if settings.tokens == "words" else Tokenizer
-    return kind.load(folder / vocabulary_file(settings))
+    return kind.load(no_link(folder / vocabulary_file(settings)))
 
 
 def vocabulary_file(settings: SentimentSettings) -> str:
@@ -227,7 +229,9 @@ class SentimentRun:
         self.settings = settings.with_steps(self.train.batches)
         self.precision = settings.precision()
         random.seed(settings.seed)
-        self.model: Classifier = make(kind(vocab_size=self.vocabulary.vocab_size, **sizes))
+        model_config = kind(vocab_size=self.vocabulary.vocab_size, **sizes)
+        check_sizes(model_config, folder)
+        self.model: Classifier = make(model_config)
         self.model.to(device, settings.parameter_dtype)
         _log.info(
             "%s: %s sentences to train on, %s to measure with, vocabulary %s, %s parameters, on %s",

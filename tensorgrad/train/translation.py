@@ -33,6 +33,7 @@ from tensorgrad.files import finite, replacing
 from tensorgrad.models.generation.search import LARGEST_PENALTY
 from tensorgrad.models.transformer_lm import OF_PUBLISHED
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
+from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.average import average_checkpoints
@@ -45,6 +46,7 @@ from tensorgrad.train.options import in_options
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.run import report_stop, resume_run, save_facts
 from tensorgrad.train.settings import EpochSettings
+from tensorgrad.train.sizes import check_sizes
 from tensorgrad.weights import load_arrays, save_arrays
 
 _log = logging.getLogger(__name__)
@@ -189,7 +191,7 @@ class TranslationRun:
         self.corpus = read_corpus(settings)
         known, keys = folder / "tokenizer.json", (settings.source, settings.target)
         self.tokenizer = (
-            Tokenizer.load(known)
+            Tokenizer.load(no_link(known))
             if resuming and known.exists()
             else train_tokenizer(self.corpus.train, settings.vocab, keys)
         )
@@ -207,7 +209,9 @@ class TranslationRun:
         self.settings = settings.with_steps(self.batches.batches)
         self.precision = settings.precision()
         random.seed(settings.seed)
-        self.model = TranslationModel(settings.model(self.tokenizer.vocab_size))
+        sizes = settings.model(self.tokenizer.vocab_size)
+        check_sizes(sizes, folder)
+        self.model = TranslationModel(sizes)
         self.model.to(device, settings.parameter_dtype)
         self.optimizer = OneProcess().prepare(self.model, settings.optimizer)
 
@@ -386,7 +390,7 @@ def evaluate(
     run = EvaluatedRun(settings, folder, device, True)
     averaged = checkpoint == "averaged"
     run.model.load_state_dict(
-        load_arrays(folder / AVERAGED)
+        load_arrays(no_link(folder / AVERAGED))
         if averaged
         else run_checkpoint(folder, checkpoint).arrays("model")
     )

@@ -499,3 +499,12 @@ def test_a_name_is_downloaded_only_when_asked(
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match="huggingface_hub is not installed, expected it"):
         from_pretrained("a/model", download=True)
+
+
+@pytest.mark.parametrize("name", ["a\0b.safetensors", "a" * 300 + ".safetensors"])
+def test_an_index_may_name_no_file_at_all(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {"wte.weight": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"is not the name of a file|File name too long"):
+        from_pretrained(folder)

@@ -185,3 +185,16 @@ def test_the_command(two: list[Path], tmp_path: Path, capsys: pytest.CaptureFixt
     assert all(path.stat().st_size for path in places)
     with pytest.raises(ArgumentError, match=r"--csv: \S+ has the ending '.json', expected .csv"):
         compare_command(*two, csv=tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", " =", "\uff1d", "\n=", "\t@"])
+def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path, start: str) -> None:
+    formula = f"{start}cmd|' /C calc'!A0"
+    folders = [make_run(tmp_path / "a", data=formula), make_run(tmp_path / f"{start}b".strip())]
+    (folders[1] / "environment.json").write_text(json.dumps({"gpu": formula, "x": -1.5}))
+    rows = list(csv.reader(io.StringIO(to_csv(compare(folders)), newline="")))
+    assert f"'{formula}" in rows[1]
+    assert f"'{formula}" in rows[2]
+    cells = [cell for row in rows for cell in row if cell != "-1.5"]
+    assert "-1.5" in rows[2]
+    assert not [cell for cell in cells if cell.strip()[:1] in tuple("=+-@\uff1d")]

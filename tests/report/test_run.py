@@ -183,3 +183,18 @@ def test_progress_is_shown_for_long_logs_alone(
     assert main(arguments) == 0
     said = [each.getMessage() for each in caplog.records if "reading" in each.getMessage()]
     assert said == [f"reading: {folder}/times.jsonl" for folder in arguments[1:]]
+
+
+def test_a_stranger_may_have_written_any_number_of_keys(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    many = {f"k{n}": 1.5 for n in range(5000)}
+    write_lines(folder / "metrics.jsonl", [{"step": 1, **many, "x" * 300: 1, "loss": 2.0}])
+    config = json.loads((folder / "config.json").read_text()) | many
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "environment.json").write_text(json.dumps({"gpu": "none", "packages": many}))
+    run = read_run(folder)
+    assert len(run.metrics.columns) <= 201
+    assert run.metrics["loss"].values.tolist() == [2.0]
+    assert len(run.config) == len(run.environment["packages"]) == 2000
+    assert any("metrics.jsonl: values under 4,80" in note for note in run.notes)
+    assert sum("more entries are omitted" in note for note in run.notes) == 2

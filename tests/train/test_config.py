@@ -271,3 +271,9 @@ def test_a_run_of_another_task_is_named(tmp_path: Path) -> None:
     config.save(Other(), tmp_path)
     with pytest.raises(CheckpointError, match="task is 'other', expected 'one'"):
         config.load(Task, tmp_path)
+
+
+def test_a_text_with_a_nul_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"text": "a\\u0000b"}')
+    with pytest.raises(CheckpointError, match=r"--text: got .*expected a text without NUL"):
+        config.load(Settings, tmp_path)

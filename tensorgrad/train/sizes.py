@@ -1,0 +1,51 @@
+"""The sizes of a model before it is built: those of its run's checkpoints, and of the machine.
+
+config.json of a stranger may ask for a model that no memory holds. Tests:
+tests/train/test_sizes.py.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from pathlib import Path
+
+from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError
+from tensorgrad.models.restore import Config, check_building
+from tensorgrad.train.checkpoint import list_checkpoints, open_state
+
+__all__ = ["check_sizes"]
+
+
+def check_sizes(config: Config, folder: Path) -> None:
+    """Compare the sizes of a model with the newest readable checkpoint of its run, if there is one.
+
+    Only headers are read.
+
+    Args:
+        config: the sizes.
+        folder: of the run.
+    Raises:
+        CheckpointError: the checkpoint has arrays of other sizes.
+        ArgumentError: the model is too large for this machine.
+    """
+    try:
+        check_building(config)
+    except ArgumentError as error:
+        raise ArgumentError(f"train: {error}") from error
+    for path in list_checkpoints(folder / "checkpoints"):
+        try:
+            with ExitStack() as stack:
+                stored = open_state(path).pieces(stack)
+                pieces = [parts for name, parts in stored.items() if name.startswith("model/")]
+                held = sum(part.piece.size for parts in pieces for part in parts)
+                whole = sum(math.prod(parts[0].piece.placement.shape) for parts in pieces)
+        except DamagedError:
+            continue  # resuming warns of it, and goes back
+        if whole != config.parameters or held < whole:
+            raise CheckpointError(
+                f"resume: {path} is of another model: its arrays have {min(whole, held):,} "
+                f"elements in all, expected {config.parameters:,}, as config.json and the "
+                "tokenizer say"
+            )
+        return
