@@ -50,7 +50,7 @@ TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 MARKS = {"gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi, "torch": TORCH}
 BENCHES = sorted(ROOT.glob("examples/bench/*.py"))
 PROGRAMS = [*sorted(ROOT.glob("examples/*.py")), *BENCHES]
-SCRIPTS = [ROOT / ".ci" / "run", *sorted((ROOT / "examples" / "cluster").iterdir())]
+SCRIPTS = [*sorted((ROOT / ".ci").iterdir()), *sorted((ROOT / "examples" / "cluster").iterdir())]
 MADE_BY_RUNNING = ("runs/", ".venv")
 
 

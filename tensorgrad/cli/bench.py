@@ -26,6 +26,7 @@ from tensorgrad.bench.steps import PRECISIONS, StepSettings
 from tensorgrad.bench.sweep import Case, Row, Sweep, run_sweep, to_markdown
 from tensorgrad.cli.sizes import Context, Heads, Layers, Vocab, Width
 from tensorgrad.command import aligned, printable, status_and_line
+from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.nn import ATTENTION_KERNELS
@@ -348,7 +349,7 @@ def _sweep(
         if found.skipped:
             print(f"{found.skipped} of {len(cases)} rows were in {out} before")
         if not found.pictures:
-            print("no pictures: run `pip install 'tensorgrad-cupy[plot]'` to draw them")
+            print(f"no pictures: run {install('plot')} to draw them")
         print(f"in {out}: {', '.join(path.name for path in found.paths)}")
         if found.failed:
             _log.error("bench %s: %d of %d cases failed", sweep.name, found.failed, len(cases))

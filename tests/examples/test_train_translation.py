@@ -439,7 +439,7 @@ def test_without_sacrebleu_nothing_begins(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
     assert train_translation.main(options) == 1
-    assert "pip install 'tensorgrad-cupy[text]'" in caplog.records[-1].getMessage()
+    assert 'pip install -e ".[text]"' in caplog.records[-1].getMessage()
     assert not (tmp_path / "run").exists()
 
 
