@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test lint types fuzz sanitize install clean distclean
+.PHONY: help train test lint types fuzz nightly sanitize install clean distclean
 
 VENV ?= .venv
 ARGS ?=
@@ -47,6 +47,9 @@ types: install ## check types with mypy --strict
 fuzz: install ## run every fuzz test with 100,000 new cases (ARGS="-k protocol" chooses)
 	@$(bin)/python -m pytest -q -o faulthandler_timeout=0 --hypothesis-profile=fuzz tests/fuzz $(ARGS)
 
+nightly: install ## install every extra with the lowest and newest versions, and test the lowest (hours)
+	@.ci/nightly $(ARGS)
+
 sanitize: install ## look for memory errors and races in kernels, on a GPU (ARGS="tests/kernels -k softmax")
 	@for tool in memcheck racecheck initcheck; do echo "$$tool"; \
 		compute-sanitizer --tool $$tool --error-exitcode 1 $(bin)/python -m tests.sanitize \
@@ -69,7 +72,7 @@ $(VENV)/.installed-%: pyproject.toml $(VENV)/.created
 	@touch $@
 
 clean: ## remove build products and caches (runs/ stays)
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build/lib build/bdist* dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and remove $(VENV)

@@ -19,6 +19,7 @@ import numpy as np
 
 from tensorgrad.backend import Array, Shape, to_numpy
 from tensorgrad.checks import check_integer
+from tensorgrad.distribution import install
 from tensorgrad.dtypes import DtypeLike, as_dtype, is_float
 from tensorgrad.errors import ArgumentError, CheckpointError, DataError
 from tensorgrad.files import replacing
@@ -181,7 +182,7 @@ def pretrained_folder(
     except ImportError as error:
         raise CheckpointError(
             "from_pretrained: download is True and huggingface_hub is not installed, expected "
-            "it: pip install 'tensorgrad-cupy[hub]'"
+            f"it: {install('hub')}"
         ) from error
     try:
         found = hub.snapshot_download(

@@ -15,7 +15,6 @@ process reads the pieces of ranks (`Checkpoint.arrays`). Tests: tests/parallel/t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,15 +26,15 @@ from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import float32
 from tensorgrad.engine import mark_assigned
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, ShapeError
+from tensorgrad.files import to_json
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.placement import ArrayPiece, Placement, assign_writers, copies
 from tensorgrad.train import checkpoint as files
-from tensorgrad.train.checkpoint import Checkpoint
+from tensorgrad.train.checkpoint import Checkpoint, Saving
 from tensorgrad.train.pieces import PIECES, Kind, LowBits, Stored, read_piece
-from tensorgrad.train.ranks import Ranks
-from tensorgrad.weights import save_arrays
+from tensorgrad.train.ranks import Ranks, host_copy
 
 Held = Sequence[tuple[ArrayPiece, Array]]
 Json = Any
@@ -90,18 +89,26 @@ class Shards:
         Raises:
             CheckpointError: a rank cannot write its part; earlier checkpoints are unchanged.
         """
-        comm = self._comm
-        new = folder / _on_main(comm, lambda: files.begin_checkpoint(folder, step).name)
-        try:
-            sums = dict(_on_all(comm, lambda: self._write(new)))
-        except CheckpointError as error:
-            reason = error
-            raise CheckpointError(
-                _on_main(comm, lambda: str(files.abandon_checkpoint(new, reason)))
-            ) from error
-        return Path(
-            _on_main(comm, lambda: str(files.finish_checkpoint(new, step, state, sums, keep)))
-        )
+        saving = self.begin(folder, step, state, keep)
+        saving.write()
+        return saving.finish()
+
+    def begin(
+        self, folder: Path, step: int, state: Mapping[str, Json], keep: int, copies: bool = False
+    ) -> PendingShards:
+        """Return a checkpoint that all ranks write and then finish.
+
+        Args:
+            folder, step, state, keep: as for `save`.
+            copies: see `Ranks.begin_save`.
+        Raises:
+            ArgumentError, DtypeError: the state could not be read again.
+            CheckpointError: no folder can be made for it; earlier ones are unchanged.
+        """
+        files.check_state(state)
+        new = folder / _on_main(self._comm, lambda: files.begin_checkpoint(folder, step).name)
+        pieces = [(piece, host_copy(array) if copies else array) for piece, array in self._written]
+        return PendingShards(self._comm, new, step, pieces, state, keep)
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load the pieces that this rank holds, one after the other.
@@ -118,15 +125,6 @@ class Shards:
                 if piece.size:
                     values = read_piece(piece, stored[piece.placement.name])
                     array[...] = backend.asarray_like(values, array)
-
-    def _write(self, new: Path) -> tuple[str, dict[str, int]]:
-        """Write this rank's file; return its name and sums."""
-        path = new / f"rank-{self._comm.rank:05d}.safetensors"
-        names = [f"{piece.placement.name}@{i}" for i, (piece, _) in enumerate(self._written)]
-        pieces = {name: each[0].to_json() for name, each in zip(names, self._written, strict=True)}
-        arrays = {name: each[1] for name, each in zip(names, self._written, strict=True)}
-        save_arrays(path, arrays, {PIECES: json.dumps(pieces)}, with_sum=False)
-        return path.name, files.sums_of(path)
 
     def _check(
         self, checkpoint: Checkpoint, stored: dict[str, list[Stored]], stack: ExitStack
@@ -157,6 +155,74 @@ class Shards:
                     raise CheckpointError(
                         f"load: {checkpoint.path} is not whole: {error}"
                     ) from error
+
+
+class PendingShards:
+    """A sharded checkpoint that is being written; see `tensorgrad.train.checkpoint.Saving`.
+
+    All ranks finish it together, and only then communicate.
+
+    Args:
+        comm: the ranks.
+        new: its temporary folder, which all ranks see.
+        step, state, keep: as for `Shards.save`.
+        pieces: those that this rank writes, each with its elements.
+    """
+
+    def __init__(
+        self, comm: Comm, new: Path, step: int, pieces: Held, state: Mapping[str, Json], keep: int
+    ) -> None:
+        self._comm, self._new, self._pieces = comm, new, pieces
+        self._step, self._state, self._keep = step, state, keep
+        self._sums: dict[str, int] = {}
+        self._error: Exception | None = None
+
+    def write(self, rest: files.Rest = files.no_rest) -> bool:
+        """Write this rank's file and read it back; see `Saving.write`."""
+        arrays, pieces = {}, {}
+        for number, (piece, array) in enumerate(self._pieces):
+            name = f"{piece.placement.name}@{number}"
+            arrays[name], pieces[name] = array, piece.to_json()
+        try:
+            described = {PIECES: to_json(pieces, op="save")}
+            self._sums = files.write_arrays(self._new / self._name, arrays, described, rest)
+        except Exception as error:
+            self._error = error
+        self._pieces = []  # free the memory
+        return self._error is None
+
+    def finish(self) -> Path:
+        """Let the checkpoint appear; see `Saving.finish`."""
+        comm, new = self._comm, self._new
+        try:
+            sums = dict(_on_all(comm, self._written))
+        except CheckpointError as error:
+            reason = error
+            raise CheckpointError(
+                _on_main(comm, lambda: str(files.abandon_checkpoint(new, reason)))
+            ) from error
+        return Path(
+            _on_main(
+                comm,
+                lambda: str(
+                    files.finish_checkpoint(new, self._step, self._state, sums, self._keep)
+                ),
+            )
+        )
+
+    def abandon(self) -> None:
+        """Delete this rank's file; the next checkpoint deletes the folder."""
+        (self._new / self._name).unlink(missing_ok=True)
+
+    @property
+    def _name(self) -> str:
+        return f"rank-{self._comm.rank:05d}.safetensors"
+
+    def _written(self) -> tuple[str, dict[str, int]]:
+        """Return the name and the sums of this rank's file, or raise the error of its writing."""
+        if self._error is not None:
+            raise self._error
+        return self._name, self._sums
 
 
 def _parts(held: Held, wanted: Sequence[ArrayPiece]) -> list[tuple[ArrayPiece, Array]]:
@@ -290,7 +356,7 @@ class ShardedRanks(Ranks):
     _world: Comm  # all ranks that write
     _placements: Mapping[str, Placement] | None = None  # as of `pieces_of`
 
-    def save(
+    def begin_save(
         self,
         folder: Path,
         step: int,
@@ -298,10 +364,13 @@ class ShardedRanks(Ranks):
         optimizer: Optimizer,
         state: Mapping[str, Json],
         keep: int,
-    ) -> Path | None:
-        """Write a sharded checkpoint; see `Ranks.save`."""
-        placements = self._placements
-        return save_pieces(self._world, folder, step, model, optimizer, state, keep, placements)
+        *,
+        copies: bool = False,
+    ) -> Saving | None:
+        """Return a sharded checkpoint to write and finish; see `Ranks.begin_save`."""
+        shards = Shards(self._world, pieces_of(model, optimizer, self._placements))
+        state = {**state, "optimizer": optimizer.numbers()}
+        return shards.begin(folder, step, state, keep, copies)
 
     def load_latest(self, folder: Path) -> Checkpoint | None:
         """Open the newest undamaged checkpoint, the same on all ranks; None without any."""

@@ -3,13 +3,19 @@
 Public are the names in `__all__`, these submodules: autograd, backend, data, dtypes, errors, fft,
 graph, kernels, linalg, models, nn, ops, optim, parallel, random, testing, train and weights, and
 what each of them lists in its `__all__`. `data`, `models`, `parallel`, `testing`, `train` and
-`weights` have to be imported.
+`weights` are loaded at their first use.
 """
 
+__distribution__ = "tensorgrad-cupy"  # which tensorgrad this is, for distribution.py
+
 from tensorgrad import interrupt  # noqa: F401  first: Ctrl-C during the imports below ends quietly
+
+# isort: split
+from tensorgrad import distribution  # noqa: F401  whether the files are those of this project
 from tensorgrad.tensor import Tensor  # before the ops: they import it, and it imports them last
 
 # isort: split
+from importlib import import_module as _import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,10 +136,30 @@ __all__ += _shape.__all__
 __all__ += _softmax.__all__
 __all__ += _sorting.__all__
 
-if not TYPE_CHECKING:  # to a type checker every name would exist
+_LATER = ("data", "models", "parallel", "testing", "train", "weights")
+
+if TYPE_CHECKING:  # the submodules that `__all__` does not name
+    from tensorgrad import autograd as autograd
+    from tensorgrad import backend as backend
+    from tensorgrad import data as data
+    from tensorgrad import dtypes as dtypes
+    from tensorgrad import errors as errors
+    from tensorgrad import kernels as kernels
+    from tensorgrad import models as models
+    from tensorgrad import ops as ops
+    from tensorgrad import parallel as parallel
+    from tensorgrad import testing as testing
+    from tensorgrad import train as train
+    from tensorgrad import weights as weights
+else:  # to a type checker every name would exist
 
     def __getattr__(name: str) -> Any:
+        if name in _LATER:
+            return _import_module(f"{__name__}.{name}")
         raise _missing(__name__, name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LATER})
 
 
 einops_backend.register()
@@ -144,6 +170,6 @@ if not Path(__file__).with_name("models").is_dir():
 
 # Importing a submodule makes it an attribute, and this file imports names of its own: those that
 # are not public are removed. The modules stay importable, for the library itself and its tests.
-_public = {*__all__, "autograd", "backend", "dtypes", "errors", "kernels", "ops"}
+_public = {*__all__, *_LATER, "autograd", "backend", "dtypes", "errors", "kernels", "ops"}
 for _name in [name for name in globals() if not name.startswith("_") and name not in _public]:
     del globals()[_name]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from tensorgrad.operands import tensor_of
 from tensorgrad.tensor import Tensor
 
 __all__ = ["grad", "no_grad", "on_grad_ready", "record", "value_and_grad"]
+
+_Index = int | np.integer[Any]
 
 _NDARRAY = np.ndarray
 
@@ -142,8 +144,20 @@ def on_grad_ready(leaf: Tensor, hook: Callable[[Tensor], None]) -> Callable[[], 
     return remove
 
 
+@overload  # which tells a type checker the parameter of a lambda
 def value_and_grad(
-    f: Callable[..., Tensor], argnums: int | tuple[int, ...] = 0
+    f: Callable[[Tensor], Tensor], argnums: _Index = 0
+) -> Callable[..., tuple[Tensor, Tensor]]: ...
+@overload
+def value_and_grad(
+    f: Callable[..., Tensor], argnums: _Index = 0
+) -> Callable[..., tuple[Tensor, Tensor]]: ...
+@overload
+def value_and_grad(
+    f: Callable[..., Tensor], argnums: tuple[_Index, ...]
+) -> Callable[..., tuple[Tensor, tuple[Tensor, ...]]]: ...
+def value_and_grad(
+    f: Callable[..., Tensor], argnums: _Index | tuple[_Index, ...] = 0
 ) -> Callable[..., tuple[Tensor, Any]]:
     """Return a function that computes f and its gradient for the arguments in `argnums`.
 
@@ -201,7 +215,15 @@ def _argument(index: Any, count: int) -> int:
     return int(index) % count
 
 
-def grad(f: Callable[..., Tensor], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
+@overload  # as above
+def grad(f: Callable[[Tensor], Tensor], argnums: _Index = 0) -> Callable[..., Tensor]: ...
+@overload
+def grad(f: Callable[..., Tensor], argnums: _Index = 0) -> Callable[..., Tensor]: ...
+@overload
+def grad(
+    f: Callable[..., Tensor], argnums: tuple[_Index, ...]
+) -> Callable[..., tuple[Tensor, ...]]: ...
+def grad(f: Callable[..., Tensor], argnums: _Index | tuple[_Index, ...] = 0) -> Callable[..., Any]:
     """Return the function that computes the gradient of f; see `value_and_grad`.
 
         dx = tensorgrad.grad(lambda x: (x * x).sum())(x)
@@ -210,7 +232,7 @@ def grad(f: Callable[..., Tensor], argnums: int | tuple[int, ...] = 0) -> Callab
         ArgumentError: f is not a function; call `loss.backward()` for the gradients of a tensor.
     """
     _check_differentiable("grad", f)
-    with_value = value_and_grad(f, argnums)
+    with_value: Callable[..., tuple[Tensor, Any]] = value_and_grad(f, argnums)
 
     @wraps(f)
     def only_grad(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,7 @@
-"""Tensors as HTML, for notebooks."""
+"""Tensors as HTML, for notebooks; the text of `repr` of what has settings."""
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +12,24 @@ if TYPE_CHECKING:
 _ROWS, _COLUMNS = 20, 10  # more are shown by their first and last ones
 
 
+def call_text(kind: Any, /, *first: str, **settings: Any) -> str:
+    """Return a line like a call: "AdamW(parameters=4, lr=0.001)".
+
+    Args:
+        kind: an object, whose class begins the line.
+        first: what follows, as it stands.
+        settings: shown by their `repr`, up to 200 characters; functions by their names.
+    """
+    shown = [
+        f"{name}={getattr(value, '__name__', repr(value)):.200}" for name, value in settings.items()
+    ]
+    return f"{type(kind).__name__}({', '.join([*first, *shown])})"
+
+
 def to_html(x: Tensor) -> str:
     """Return shape, dtype and device, and the values: as a table up to two axes, else as text."""
+    from html import escape  # which takes milliseconds to import
+
     grad = ", requires_grad" if x.requires_grad else ""
     title = f"<code>tensor {x.shape}, {x.dtype}, {x.device}{grad}</code>"
     if x.ndim in (1, 2) and x.size:

@@ -6,6 +6,8 @@ ShapeError.
 
 from __future__ import annotations
 
+from tensorgrad import distribution  # noqa: F401  whether the files are those of this project
+
 __all__ = [
     "ArgumentError",
     "CheckpointError",

@@ -17,6 +17,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tensorgrad.errors import ArgumentError, DtypeError
+from tensorgrad.readers import JSON_BYTES, JSON_DEPTH
+
 if sys.platform != "win32":
     import fcntl
 
@@ -208,26 +211,117 @@ def _lock(path: str | os.PathLike[str], wait: bool) -> int | None:
         os.close(descriptor)
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
-    """Return JSON; NumPy's numbers become Python's."""
-    return json.dumps(value, indent=indent, default=_python_number)
+def to_json(value: Any, indent: int | None = None, op: str = "to_json") -> str:
+    """Return JSON that `readers.parse_json` reads back as an equal value.
+
+    NumPy's numbers become Python's, tuples lists and mappings dictionaries.
+
+    Args:
+        value: what the reader accepts: finite numbers, integers of at most 64 bits, text that fits
+            UTF-8, None, lists, and mappings whose keys are text, nested at most JSON_DEPTH deep.
+        indent: spaces of a level; None: all on one line.
+        op: the start of errors, such as the name of the file.
+    Raises:
+        ArgumentError: the reader would refuse a value or read another one.
+        DtypeError: a value is of a kind that JSON does not support.
+    """
+    return json.dumps(_plain(value, op, "", 0), indent=indent)
 
 
-def write_json(path: str | os.PathLike[str], value: Any, indent: int | None = None) -> None:
-    """Write a value as a JSON file and a line break, as `replacing` does."""
+def write_json(
+    path: str | os.PathLike[str], value: Any, indent: int | None = None, limit: int = JSON_BYTES
+) -> None:
+    """Write a value as a JSON file and a line break, as `replacing` does.
+
+    Args:
+        path: the file.
+        value, indent: as for `to_json`.
+        limit: the largest size in bytes, that of `readers.read_json`.
+    Raises:
+        ArgumentError, DtypeError: as for `to_json`, or the file would be too large.
+        OSError: as for `replacing`.
+    """
+    name = Path(path).name
+    content = (to_json(value, indent, name) + "\n").encode()
+    if len(content) > limit:
+        raise ArgumentError(
+            f"{name}: the content has {len(content):,} bytes, expected at most {limit:,}"
+        )
     with replacing(path) as file:
-        file.write((to_json(value, indent) + "\n").encode())
+        file.write(content)
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace inf and NaN, which JSON does not support, by None; a text stays."""
+    """Replace inf and NaN, which JSON does not support, by None; other values stay."""
     return {
-        name: value if value is None or isinstance(value, str) or math.isfinite(value) else None
+        name: None if isinstance(value, float | np.floating) and not math.isfinite(value) else value
         for name, value in values.items()
     }
 
 
-def _python_number(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"JSON does not support a {type(value).__name__}")
+def shown(value: Any, length: int) -> str:
+    """Return the start of the `repr` of a value, for errors."""
+    try:
+        return repr(value)[:length]
+    except ValueError:  # an integer of more than 4,300 digits
+        return f"a {type(value).__name__} of very many digits"
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether text can be encoded: half of a surrogate pair cannot.
+
+    Python puts such halves into names of files and arguments that are not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _plain(value: Any, op: str, name: str, depth: int) -> Any:
+    """Return a value in the types that JSON is read as; raise where the reader would refuse it."""
+    expected = ""
+    if depth >= JSON_DEPTH:
+        raise ArgumentError(
+            f"{op}: {name[:80] or 'the value'} is nested more than {JSON_DEPTH} deep, expected less"
+        )
+    if value is None or isinstance(value, bool | np.bool_):
+        return None if value is None else bool(value)
+    if isinstance(value, int | np.integer):
+        if -(2**63) <= value < 2**64:
+            return int(value)
+        # Python refuses to print more than 4,300 digits.
+        bits = int(value).bit_length()
+        value, expected = f"an integer of {bits} bits", "-2^63 to 2^64 - 1"
+    elif isinstance(value, float | np.floating):
+        if math.isfinite(value) and float(value) == value:
+            return float(value)
+        expected = "a finite number of at most 64 bits"
+    elif isinstance(value, str):
+        if is_utf8(value):
+            return str.__str__(value)
+        value, expected = ascii(value), "text that fits UTF-8"
+    elif isinstance(value, list | tuple):
+        return [_plain(item, op, f"{name}[{i}]", depth + 1) for i, item in enumerate(value)]
+    elif isinstance(value, Mapping):
+        return _plain_mapping(value, op, name, depth)
+    else:
+        raise DtypeError(
+            f"{op}: {name or 'the value'} is {shown(value, 80)}; JSON does not support a "
+            f"{type(value).__name__}"
+        )
+    raise ArgumentError(f"{op}: {name or 'the value'} is {value!s:.80}, expected {expected}")
+
+
+def _plain_mapping(value: Mapping[Any, Any], op: str, name: str, depth: int) -> dict[str, Any]:
+    plain = {}
+    for key, item in value.items():
+        if not isinstance(key, str) or not is_utf8(key):
+            raise ArgumentError(
+                f"{op}: {name or 'the value'} has the key {key!a:.80}, expected text that "
+                "fits UTF-8"
+            )
+        inner = f"{name}.{key:.80}" if name else f"{key:.80}"
+        plain[str.__str__(key)] = _plain(item, op, inner, depth + 1)
+    return plain

@@ -5,14 +5,14 @@ Tests: tests/test_saving.py.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.errors import ArgumentError, DamagedError, DataError, DtypeError
-from tensorgrad.readers import parse_json
+from tensorgrad.files import to_json
+from tensorgrad.readers import JSON_DEPTH, parse_json
 from tensorgrad.tensor import Tensor
 
 __all__ = ["load", "save"]
@@ -44,11 +44,12 @@ def save(values: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
             "model.state_dict(), and then the path"
         )
     arrays: dict[str, Any] = {}
-    tree = json.dumps(_split(values, "", arrays))
     try:
-        parse_json(tree, os.fspath(path))
-    except DataError as error:  # such as NaN, or integers that do not fit 64 bits
-        raise ArgumentError(f"save: a value could not be read again: {error}") from error
+        tree = to_json(_split(values, "", arrays), op="save")
+    except RecursionError as error:
+        raise ArgumentError(
+            f"save: values is nested more than {JSON_DEPTH} deep, expected less"
+        ) from error
     save_arrays(path, arrays, {_TREE: tree})
 
 

@@ -64,8 +64,8 @@ class Tensor:
                 raise DtypeError(
                     f"tensor: got dtype {data.dtype} with requires_grad, expected a float"
                 )
-        self.data = data
-        self.requires_grad = requires_grad
+        self.data: Array = data
+        self.requires_grad: bool = requires_grad
         self.node: Any = node  # a Node or an Output, or the leaf
         self.grad: Array | None = None
         self.hooks: list[Callable[[Tensor], None]] | None = None

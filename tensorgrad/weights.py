@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from tensorgrad.backend import Array, Shape, contiguous, to_numpy
 from tensorgrad.dtypes import Dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DataError, DtypeError
-from tensorgrad.files import named_in_errors, sync_folder, temporary_name
+from tensorgrad.files import named_in_errors, replacing
 from tensorgrad.readers import open_regular
 
 _SUM = "crc32"  # the header entry with the checksum of the rest of the file
+_METADATA = "__metadata__"  # the entry of a header with text
+_HEADER_BYTES = 100_000_000  # the format's limit
+_CHUNK = 1 << 25  # bytes: after each the writer waits for the GIL
+# The format's names of dtypes.
+_CODES = {
+    "bool": "BOOL", "int8": "I8", "uint8": "U8", "int16": "I16", "uint16": "U16", "int32": "I32",
+    "uint32": "U32", "int64": "I64", "uint64": "U64", "float16": "F16", "bfloat16": "BF16",
+    "float32": "F32", "float64": "F64", "complex64": "C64",
+}  # fmt: skip
 
 __all__ = ["ArrayFile", "load_arrays", "load_metadata", "save_arrays"]
 
@@ -30,8 +38,11 @@ def save_arrays(
     metadata: Mapping[str, str] | None = None,
     *,
     with_sum: bool = True,
-) -> None:
+    rest: Callable[[], object] = lambda: None,
+) -> dict[str, int]:
     """Write arrays to a safetensors file, which is replaced atomically.
+
+    The GIL is free while a chunk is written, so other threads run.
 
     Args:
         path: the file; its folder must exist.
@@ -39,40 +50,35 @@ def save_arrays(
         metadata: text for the file's header.
         with_sum: whether the header gets a CRC-32 of the file, which `load_arrays` verifies; not
             needed where another file has one.
+        rest: called after each chunk of 32 MB, to leave the processor to others.
+    Returns:
+        "bytes" and "crc32" of the file.
     Raises:
         ArgumentError: a name or metadata is not text that the format can store.
         DtypeError: `load_arrays` does not support a dtype.
-        CheckpointError: the file cannot be written (a full disk); an existing one is unchanged.
+        CheckpointError: the file cannot be written (a full disk); an existing one is unchanged,
+            unless only the name of the new one may be lost with the power.
     """
     header = dict(metadata or {})
-    _check_names(arrays, header)
-    path = Path(path)
-    temporary = temporary_name(path)
-    host = {name: contiguous(to_numpy(array)) for name, array in arrays.items()}
-    for name, array in host.items():
-        if str(array.dtype).startswith("float8"):
-            raise DtypeError(
-                f"save: {name} has dtype {array.dtype}, expected one of 16 bits or more"
-            )
-    before = "an existing file is unchanged"
+    check_savable(arrays, header)
+    # Larger elements first, so that all are aligned in a mapped file.
+    names = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    host = {name: _little_endian(to_numpy(arrays[name])) for name in names}
+    if with_sum:
+        header[_SUM] = _sum_of(host, header)
+    size = crc = 0
     try:
-        temporary.touch(exist_ok=False)
-        usual = temporary.stat().st_mode
-        if with_sum:
-            header[_SUM] = _sum_of(host, header)
-        # safetensors cannot read its own file of no arrays and an empty header.
-        save_file(host, temporary, header or None)
-        temporary.chmod(usual)  # safetensors creates files that only their owner can read
-        with temporary.open("rb") as file, named_in_errors(path):
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        before = "it is written, but a power failure may lose it"
-        sync_folder(path.parent)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"save: cannot write {path}: {error}; {before}") from error
-    finally:
-        with suppress(OSError):  # renamed, or the first error is the one to report
-            temporary.unlink()
+        with replacing(path) as file, named_in_errors(path):
+            contents = memoryview(_header(host, header)), *map(_bytes, host.values())
+            for content in contents:
+                for start in range(0, len(content), _CHUNK):
+                    chunk = content[start : start + _CHUNK]
+                    file.write(chunk)
+                    size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+                    rest()
+    except OSError as error:
+        raise CheckpointError(f"save: cannot write {os.fspath(path)}: {error}") from error
+    return {"bytes": size, "crc32": crc}
 
 
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
@@ -155,8 +161,13 @@ class ArrayFile:
         return _tensor(self._path, self._file, name).reshape(-1)[start:stop]
 
 
-def _check_names(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
-    """Raise ArgumentError where a header could not be written or read."""
+def check_savable(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> None:
+    """Raise the error of `save_arrays` where arrays or their names could not be read again.
+
+    Raises:
+        ArgumentError, DtypeError, CheckpointError: as for `save_arrays`.
+    """
+    metadata = metadata or {}
     for text in (*arrays, *metadata, *metadata.values()):
         if not isinstance(text, str):
             raise ArgumentError(f"save: got {text!r} as a name or metadata, expected text")
@@ -164,8 +175,47 @@ def _check_names(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> No
             text.encode()
         except UnicodeEncodeError as error:
             raise ArgumentError(f"save: got {text!r}, expected text that fits UTF-8") from error
-    if "__metadata__" in arrays:
+    if _METADATA in arrays:
         raise ArgumentError("save: arrays has '__metadata__', expected any other name")
+    for name, array in arrays.items():
+        if str(array.dtype).startswith("float8"):
+            raise DtypeError(
+                f"save: {name} has dtype {array.dtype}, expected one of 16 bits or more"
+            )
+        if array.dtype.name not in _CODES:
+            raise CheckpointError(
+                f"save: {name} has dtype {array.dtype}, expected one of {', '.join(_CODES)}"
+            )
+
+
+def _header(arrays: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str]) -> bytes:
+    """Return the start of a file: the length of the header, and names, dtypes, shapes, places."""
+    # The format's library cannot read its own file of no arrays and an empty header.
+    entries: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    start = 0
+    for name, array in arrays.items():
+        place = [start, start := start + array.nbytes]
+        code = _CODES[array.dtype.name]
+        entries[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": place}
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > _HEADER_BYTES:
+        raise ArgumentError(
+            f"save: names and metadata have {len(text):,} bytes, expected at most {_HEADER_BYTES:,}"
+        )
+    return len(text).to_bytes(8, "little") + text
+
+
+def _little_endian(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array as files have it: contiguous, the lowest byte first."""
+    found: np.ndarray[Any, Any] = contiguous(
+        array.astype(array.dtype.newbyteorder("<"), copy=False)
+    )
+    return found
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _sum_of(arrays: Mapping[str, np.ndarray[Any, Any]], header: Mapping[str, str]) -> str:
@@ -173,8 +223,7 @@ def _sum_of(arrays: Mapping[str, np.ndarray[Any, Any]], header: Mapping[str, str
     total = zlib.crc32(repr(sorted(header.items())).encode())
     for name, array in sorted(arrays.items()):
         total = zlib.crc32(f"{name} {array.dtype.name} {array.shape}".encode(), total)
-        little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        total = zlib.crc32(np.ascontiguousarray(little).reshape(-1).view(np.uint8).data, total)
+        total = zlib.crc32(_bytes(_little_endian(array)), total)
     return f"{total:08x}"
 
 

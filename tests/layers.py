@@ -11,7 +11,16 @@ from tests.source_tree import ROOT, examples, library
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "ground: devices, types, files": (
-        *("errors", "interrupt", "dtypes", "backend", "files", "readers", "command"),
+        *(
+            "distribution",
+            "errors",
+            "interrupt",
+            "dtypes",
+            "backend",
+            "files",
+            "readers",
+            "command",
+        ),
         *(
             "ranges",
             "checks",

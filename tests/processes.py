@@ -3,15 +3,65 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.ranks import descendants
+from tests.source_tree import ROOT
+
 STREAMS = "stdin", "stdout", "stderr"
+# Signals that programs start with as ignored where their parent ignores them: nohup does so.
+_INHERITED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1)
+
+
+@contextmanager
+def default_signals() -> Iterator[None]:
+    """Let no signal be ignored in the block, for this process and the programs started in it."""
+    ignored = []
+    if threading.current_thread() is threading.main_thread():  # others cannot change it
+        ignored = [each for each in _INHERITED if signal.getsignal(each) is signal.SIG_IGN]
+    for number in ignored:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, usual)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def started(command: Sequence[str | Path], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a program in the root of the checkout; end it and what it has started with the block.
+
+    Args:
+        command: words.
+        options: of Popen; the streams are text.
+    """
+    with default_signals():
+        process = subprocess.Popen(command, cwd=ROOT, text=True, **options)
+    try:
+        yield process
+    finally:
+        family = descendants(process.pid) if process.poll() is None else []
+        process.kill()
+        for pid in family:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
 
 
 def wait_for(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:

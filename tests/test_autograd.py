@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import re
 import sys
@@ -266,7 +267,7 @@ def test_indices_of_arguments() -> None:
 
     x, y = Tensor(np.array([3.0])), np.array([2.0])
     assert tensorgrad.grad(f, -1)(x, y).item() == 9.0
-    assert tensorgrad.grad(f, np.int64(1))(x, y).item() == 9.0  # type: ignore[arg-type]
+    assert tensorgrad.grad(f, np.int64(1))(x, y).item() == 9.0
     assert [g.item() for g in tensorgrad.grad(f, (-1, 0, 1))(x, y)] == [9.0, 12.0, 9.0]
     for index in (2, -3, "x"):
         with pytest.raises(ArgumentError, match=f"argnums has {index!r}, expected indices of"):
@@ -346,6 +347,10 @@ def test_walk_is_deterministic() -> None:
     assert run() == run()
 
 
+# Markers for tools, which do nothing; Python 3.14 has one behind each condition.
+MARKERS = {dis.opmap[name] for name in ("NOP", "NOT_TAKEN") if name in dis.opmap}
+
+
 def count_opcodes(f: Callable[[], object]) -> int:
     """Return how many bytecodes of the library run in f()."""
     count = 0
@@ -355,7 +360,7 @@ def count_opcodes(f: Callable[[], object]) -> int:
         if "tensorgrad" not in frame.f_code.co_filename:
             return None
         frame.f_trace_opcodes = True
-        count += event == "opcode"
+        count += event == "opcode" and frame.f_code.co_code[frame.f_lasti] not in MARKERS
         return trace
 
     before = sys.gettrace()

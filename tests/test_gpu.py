@@ -180,7 +180,7 @@ def test_other_gpus_have_no_known_peak(name: str) -> None:
 
 @pytest.mark.gpu
 def test_a_real_gpu_is_read() -> None:
-    pytest.importorskip("pynvml", reason="needs nvidia-ml-py (pip install -e '.[log]')")
+    pytest.importorskip("pynvml", reason="needs nvidia-ml-py (pip install -e '.[cuda13]')")
     assert driver_version()
     with GpuMonitor(0, seconds=1000) as monitor:
         monitor.read()

@@ -57,9 +57,39 @@ def test_the_documented_submodules_exist() -> None:
 def test_the_root_shows_the_public_names_alone() -> None:
     shown = python("import tensorgrad; print(json.dumps(dir(tensorgrad)))")
     names = {name for name in shown if not name.startswith("_")}
-    later = {"data", "models", "parallel", "testing", "train", "weights"}
-    assert names == {*tensorgrad.__all__, *DOCUMENTED} - later
+    assert names == {*tensorgrad.__all__, *DOCUMENTED}
     assert len(set(tensorgrad.__all__)) == len(tensorgrad.__all__)
+
+
+def test_submodules_load_at_their_first_use_and_completely() -> None:
+    later = sorted({"data", "models", "parallel", "testing", "train", "weights"} & DOCUMENTED)
+    script = f"""
+import sys, tensorgrad as tg
+early = [name for name in {later} if f"tensorgrad.{{name}}" in sys.modules]
+first = [tg.models.GPT2.__module__, "tensorgrad.data" in sys.modules]
+modules = [getattr(tg, name) for name in {sorted(DOCUMENTED)}]
+missing = [(str(m), name) for m in modules for name in dir(m) if not hasattr(m, name)]
+print(json.dumps([early, first, len(modules), missing]))
+"""
+    expected = [[], ["tensorgrad.models.gpt2", False], len(DOCUMENTED), []]
+    assert (len(later), python(script)) == (6, expected)
+
+
+def test_models_has_the_models_of_its_modules() -> None:
+    models = tensorgrad.models
+    assert {getattr(models, name).__name__ for name in set(models.__all__) - {"PRESETS"}} == set(
+        models.__all__
+    ) - {"PRESETS"}
+    classes = {
+        name
+        for module in ("gpt2", "transformer_lm", "sentiment", "translation", "language_model")
+        for name, value in vars(getattr(models, module)).items()
+        if isinstance(value, type) and issubclass(value, tensorgrad.nn.Module)
+    }
+    assert classes >= {"GPT2", "TransformerLM", "TranslationModel", "MeanClassifier"}
+    assert {n for n in classes if not n.startswith("_")} - {"Module"} <= set(models.__all__)
+    with pytest.raises(AttributeError, match=r"'tensorgrad\.models' has no attribute 'GPT3'"):
+        models.GPT3  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_inner_modules_can_still_be_imported() -> None:

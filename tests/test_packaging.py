@@ -190,12 +190,22 @@ def test_a_wheel_says_what_it_needs(wheel: Path) -> None:
     assert f"\nVersion: {tensorgrad.__version__}\n" in metadata
     for extra in ("cuda13", "cuda12", "mpi", "text", "plot", "dev"):
         assert f"Provides-Extra: {extra}\n" in metadata
+    urls = dict(re.findall(r"^Project-URL: (\w+), (\S+)$", metadata, re.MULTILINE))
+    assert set(urls) == {"Repository", "Documentation", "Changelog", "Issues"}
+    _, _, description = metadata.partition("\n\n")
+    assert description.startswith("# tensorgrad\n")
+    links = re.findall(r"\]\(([^)\s]+)\)", description)
+    assert [link for link in links if not link.startswith("https://")] == []
+    own = [link.removeprefix(f"{urls['Repository']}/") for link in links]
+    assert len(own) > 10
+    assert "raw/main/docs/loss.png" in own
+    paths = [path.partition("/main/")[2].partition("#")[0] for path in own if path in own]
+    assert [path for path in paths if not (ROOT / path).is_file()] == []
 
 
-# The other project's name where ours is meant: as a requirement with extras, or after `install`.
-WRONG_NAME = re.compile(
-    r"""\btensorgrad\\?\[[^\]\s]|\binstall(\s+-\S+)*\s+["'`]?tensorgrad\b(?!-cupy)"""
-)
+# What an index does not have: the other project's name as a requirement with extras, or either name
+# after `install`.
+WRONG_NAME = re.compile(r"""\btensorgrad\\?\[[^\]\s]|\binstall(\s+-\S+)*\s+["'`]?tensorgrad\b""")
 
 
 @pytest.mark.parametrize(
@@ -204,8 +214,9 @@ WRONG_NAME = re.compile(
         ("pip install -U 'tensor" "grad'", True),
         ("pip install tensor" "grad", True),
         ('needs "tensor' 'grad[mpi,plot]"', True),
-        ('pip install "tensorgrad-cupy[mpi]"', False),
+        ('pip install "tensor' 'grad-cupy[mpi]"', True),
         ("pip install -e '.[mpi]'", False),
+        ("pip uninstall -y tensorgrad tensorgrad-cupy", False),
         ("import tensorgrad", False),
     ],
 )  # fmt: skip
@@ -245,6 +256,7 @@ def test_an_sdist_holds_everything_and_builds_the_same_wheel(
     }
     wanted |= {
         "pyproject.toml",
+        "setup.py",
         "README.md",
         "LICENSE",
         "CHANGELOG.md",
@@ -276,31 +288,43 @@ def test_it_works_uninstalled_with_the_root_on_the_path(
 
 
 @pytest.mark.parametrize("kind", ["wheel", "checkout", "without_links"])
-def test_pip_installs_it(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_pip_installs_it_and_type_checkers_see_it(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     source: Path = request.getfixturevalue(kind)
     editable = kind != "wheel"
+    environment = tmp_path / "environment"
+    succeed("-m", "venv", "--without-pip", str(environment), cwd=tmp_path)
     succeed(
         *("-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps", "--no-index"),
-        *("--ignore-installed", "--no-warn-script-location", "--prefix", str(tmp_path)),
+        *("--ignore-installed", "--no-warn-script-location", "--prefix", str(environment)),
         *(["-e"] if editable else []),
         str(source),
         cwd=tmp_path,
     )
-    (installed,) = tmp_path.rglob("site-packages")
+    (installed,) = environment.rglob("site-packages")
+    (installed / "dependencies.pth").write_text("\n".join(map(str, site_packages())))
+    interpreter = str(environment / "bin" / "python")
     script = (
-        "import site, sys, json; site.addsitedir(sys.argv[1]);"
-        "import tensorgrad.models, tensorgrad.parallel;"
+        "import json, tensorgrad.models, tensorgrad.parallel;"
         "print(json.dumps([tensorgrad.__file__, tensorgrad.models.__file__]))"
     )
-    paths = [installed, *site_packages()]
-    found = json.loads(succeed("-S", "-c", script, str(installed), cwd=tmp_path, paths=paths))
-    places = [Path(file).resolve() for file in found]
+    run = subprocess.run(
+        [interpreter, "-I", "-c", script], cwd=tmp_path, capture_output=True, check=True
+    )
+    places = [Path(file).resolve() for file in json.loads(run.stdout)]
     if editable:
         assert places == [source / "tensorgrad/__init__.py", source / "models/__init__.py"]
     else:
         package = installed / "tensorgrad"
         assert places == [package / "__init__.py", package / "models/__init__.py"]
         assert not (installed / "models").exists()
+    shutil.copy(ROOT / "tests" / "typed_program.py", tmp_path)
+    succeed(
+        *("-m", "mypy", "--strict", "--config-file", "", "--python-executable", interpreter),
+        *("--cache-dir", str(tmp_path.parent / "mypy"), "typed_program.py"),
+        cwd=tmp_path,
+    )
 
 
 def site_packages() -> list[Path]:
@@ -360,3 +384,62 @@ def test_the_blocker_blocks(tmp_path: Path) -> None:
     assert importlib.util.find_spec("matplotlib") is not None
     result = python("-c", BLOCK + "import matplotlib\n", "matplotlib", cwd=tmp_path)
     assert "No module named 'matplotlib'" in result.stderr
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Return a folder of installed packages: tensorgrad, as links to the files of this checkout."""
+    package = tmp_path / "site" / "tensorgrad"
+    package.mkdir(parents=True)
+    for path in (ROOT / "tensorgrad").iterdir():
+        if path.name not in ("__pycache__", "models", "parallel"):
+            (package / path.name).symlink_to(path)
+    for name in ("models", "parallel"):
+        (package / name).symlink_to(ROOT / name)
+    return package.parent
+
+
+def test_another_project_beside_this_one_is_named_at_import(site: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import tensorgrad\n")
+    (site / "tensorgrad_cupy-0.1.0.dist-info").mkdir()
+    quiet = python("-S", str(script), cwd=tmp_path, paths=[site, *site_packages()])
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+    (site / "tensorgrad-0.3.0.dist-info").mkdir()
+    warned = python("-S", str(script), cwd=tmp_path, paths=[site, *site_packages()])
+    assert warned.returncode == 0
+    first, _ = warned.stderr.splitlines()  # the second is the line of the script
+    assert first.startswith(
+        f"{script}:1: UserWarning: tensorgrad: another distribution, tensorgrad"
+    )
+    assert "tensorgrad-0.3.0" in first
+    assert "pip uninstall -y tensorgrad tensorgrad-cupy" in first
+
+
+@pytest.mark.parametrize("owner", ["belongs to another distribution", "is missing"])
+def test_where_another_project_has_replaced_files_an_import_says_so(
+    owner: str, site: Path, tmp_path: Path
+) -> None:
+    """After the other project was installed, and after it was uninstalled."""
+    for name in ("__init__.py", "tensor.py"):
+        (site / "tensorgrad" / name).unlink()
+        if owner != "is missing":
+            (site / "tensorgrad" / name).write_text("class Tensor: ...\n")
+    modules = ("autograd", "cli", "data", "models.gpt2", "models.translation", "nn", "optim",
+               "parallel", "profile", "random", "report", "train", "weights")  # fmt: skip
+    script = """
+import importlib, json, sys
+lines = []
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(f"tensorgrad.{name}")
+    except ImportError as error:
+        lines.append(str(error))
+print(json.dumps(lines))
+"""
+    paths = [site, *site_packages()]
+    lines = json.loads(succeed("-S", "-c", script, *modules, cwd=tmp_path, paths=paths))
+    place = site / "tensorgrad" / "__init__.py"
+    expected = f"tensorgrad: {place} {owner}, expected that of tensorgrad-cupy: run `pip uninstall"
+    assert len(lines) == len(modules)
+    assert [line for line in lines if not line.startswith(expected) or "\n" in line] == []

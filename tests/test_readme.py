@@ -49,7 +49,7 @@ SHELL = {"sh", "bash", "shell", "console"}
 TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 MARKS = {"gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi, "torch": TORCH}
 PROGRAMS = sorted(ROOT.glob("examples/*.py"))
-SCRIPTS = [ROOT / ".ci" / "run", *sorted((ROOT / "examples" / "cluster").iterdir())]
+SCRIPTS = [*sorted((ROOT / ".ci").iterdir()), *sorted((ROOT / "examples" / "cluster").iterdir())]
 MADE_BY_RUNNING = ("runs/", ".venv")
 
 

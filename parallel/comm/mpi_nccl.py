@@ -26,6 +26,7 @@ import numpy as np
 from tensorgrad import backend, dtypes, graph
 from tensorgrad.backend import Array
 from tensorgrad.command import open_standard_streams
+from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, CommError, DeviceError
 from tensorgrad.parallel.comm import launch, watchdog_client
 from tensorgrad.parallel.comm.agreement import by_rank
@@ -185,7 +186,7 @@ def _start() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
     except _NO_MPI as error:
         raise CommError(
             f"world: {started} ranks were started, but mpi4py cannot be imported ({error}); "
-            "run `pip install 'tensorgrad-cupy[mpi]'` on every host"
+            f"run {install('mpi')} on every host"
         ) from error
     if MPI.COMM_WORLD.Get_size() != started:
         library = MPI.Get_library_version().splitlines()[0].rstrip("\0")

@@ -15,6 +15,9 @@ from typing import Any
 from cyclopts import App
 from cyclopts.exceptions import CycloptsError
 
+from tensorgrad import distribution  # noqa: F401  first: whether the files are this project's
+
+# isort: split
 from tensorgrad import __version__
 from tensorgrad.command import command
 from tensorgrad.errors import TensorgradError

@@ -9,19 +9,26 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from tensorgrad import __version__, backend, gpu
+from tensorgrad.distribution import cuda_extra, install
 from tensorgrad.kernels import device as kernel_device
 from tensorgrad.parallel.comm.mpi_nccl import nccl_version
 
+_CUDA = ""  # the extra that `cuda_extra` names
 _EXTRAS = {
-    "cupy": ("GPUs", "cuda13"),
+    "cupy": ("GPUs", _CUDA),
+    "cupti": ("traces of single kernels", _CUDA),
+    "pynvml": ("GPU clock and power", _CUDA),
     "mpi4py": ("several ranks", "mpi"),
     "datasets": ("Hugging Face data sets", "text"),
+    "pyarrow": ("Parquet files", "text"),
     "sacrebleu": ("BLEU", "text"),
+    "huggingface_hub": ("downloads of models", "hub"),
     "jinja2": ("chat templates", "hub"),
     "matplotlib": ("plots", "plot"),
-    "tensorboardX": ("the TensorBoard logger", "log"),
-    "pynvml": ("GPU clock and power", "log"),
-    "cupti": ("traces of single kernels", "profile"),
+    "mlflow": ("the MLflow logger", "mlflow"),
+    "tensorboardX": ("the TensorBoard logger", "tensorboard"),
+    "trackio": ("the trackio logger", "trackio"),
+    "wandb": ("the W&B logger", "wandb"),
 }
 
 
@@ -29,7 +36,7 @@ def info() -> int:
     """Show devices, drivers, versions and what is missing, as a block for a bug report."""
     for name, value in (*_software(), *_devices()):
         print(f"{name:12} {value}")
-    missing = [f"{package} ({use}): {_install(extra)}" for package, use, extra in _missing()]
+    missing = [f"{package} ({use}): {install(extra)}" for package, use, extra in _missing()]
     print(f"{'missing':12} {missing[0] if missing else 'nothing'}")
     for line in missing[1:]:
         print(f"{'':12} {line}")
@@ -80,14 +87,10 @@ def _kernels(capability: int) -> str:
 def _missing() -> list[tuple[str, str, str]]:
     """Return the packages that are not installed: name, what they are for, extra."""
     return [
-        (package, use, extra)
+        (package, use, extra or cuda_extra())
         for package, (use, extra) in _EXTRAS.items()
         if importlib.util.find_spec(package) is None
     ]
-
-
-def _install(extra: str) -> str:
-    return f"pip install 'tensorgrad-cupy[{extra}]'"
 
 
 def _version(name: str) -> str:

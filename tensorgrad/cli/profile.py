@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from tensorgrad.cli.sizes import Context, Heads, Hidden, Layers, Vocab, Width
 from tensorgrad.command import aligned, printable
+from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError
 from tensorgrad.files import make_folder
 from tensorgrad.nn import ATTENTION_KERNELS
@@ -124,7 +125,7 @@ def profile(
     device = device if comm is None else comm.select_device(settings.device)
     folder = _new_folder(out, comm)
     if main and find_spec("matplotlib") is None:
-        _log.warning("no pictures: run `pip install 'tensorgrad-cupy[plot]'` to draw them")
+        _log.warning("no pictures: run %s to draw them", install("plot"))
     try:
         with _Progress(main) as progress:
             found = profile_step(

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from tensorgrad import __version__, backend, gpu
 from tensorgrad.bench.sweep import OK, Case, Row, Sweep, run_sweep, to_markdown
 from tensorgrad.command import aligned, printable, status_and_line
+from tensorgrad.distribution import install
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.comm.mpi_nccl import world
@@ -77,7 +78,7 @@ def sweep_cases(
         if found.skipped:
             print(f"{found.skipped} of {len(cases)} rows were in {out} before")
         if not found.pictures:
-            print("no pictures: run `pip install 'tensorgrad-cupy[plot]'` to draw them")
+            print(f"no pictures: run {install('plot')} to draw them")
         print(f"in {out}: {', '.join(path.name for path in found.paths)}")
         if found.failed:
             _log.error("bench %s: %d of %d cases failed", sweep.name, found.failed, len(cases))

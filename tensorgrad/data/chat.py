@@ -16,6 +16,7 @@ from typing import Any
 
 from tensorgrad.data import template_program
 from tensorgrad.data.limited import run_limited
+from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.readers import parse_json
 
@@ -78,7 +79,7 @@ def _places(name: str) -> list[str]:
     if len(places) < len(_MODULES):
         raise DataError(
             f"chat: {name} has a chat template and jinja2 is not installed, expected it: "
-            "pip install 'tensorgrad-cupy[hub]'"
+            f"{install('hub')}"
         )
     return places
 

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from tensorgrad.distribution import install
 from tensorgrad.errors import DataError
 from tensorgrad.readers import json_object, open_regular
 
@@ -228,7 +229,7 @@ def _open_zstd(path: Path) -> BinaryIO:
     except ImportError as error:
         raise DataError(
             f"documents: {path} is compressed by Zstandard, which needs the zstandard package: "
-            "pip install 'tensorgrad-cupy[text]'"
+            f"{install('text')}"
         ) from error
     return cast(BinaryIO, io.BufferedReader(_ZstdFile(open_regular(path, links=True), zstandard)))
 

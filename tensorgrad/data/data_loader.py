@@ -13,6 +13,7 @@ from tensorgrad.backend import is_array
 from tensorgrad.checks import check_function, check_integer
 from tensorgrad.data.batches import EpochLoader, read_ahead
 from tensorgrad.data.dataset import TensorDataset
+from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, CheckpointError, DataError
 from tensorgrad.ops.creation import tensor
 from tensorgrad.ops.shape import stack, to
@@ -84,6 +85,11 @@ class DataLoader(EpochLoader[Any]):
         self.epoch = 0
         self._place = 0  # of the next batch in the epoch
         self._resumes = True  # the next loop begins there
+
+    def __repr__(self) -> str:
+        names = ("batches", "batch_size", "shuffle", "epoch")
+        settings = {name: getattr(self, name) for name in names}
+        return call_text(self, items=self._length, **settings, seed=self._seed)
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.backend import is_array
+from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.tensor import Tensor
 
@@ -62,6 +63,9 @@ class TensorDataset(Dataset):
         self.tensors = tuple(
             each.detach() if isinstance(each, Tensor) else Tensor(each) for each in tensors
         )
+
+    def __repr__(self) -> str:
+        return call_text(self, *(f"{each.dtype} {each.shape}" for each in self.tensors))
 
     def __len__(self) -> int:
         return len(self.tensors[0])

@@ -16,6 +16,7 @@ from tensorgrad.data.content import CHARACTERS
 from tensorgrad.data.reviews import reviews
 from tensorgrad.data.rows import load_dataset
 from tensorgrad.data.text import find_file, read_lines
+from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, DataError
 
 Labels = np.ndarray[Any, np.dtype[np.int32]]
@@ -33,6 +34,9 @@ class LabelledTexts:
 
     texts: list[str]
     labels: Labels
+
+    def __repr__(self) -> str:
+        return call_text(self, texts=len(self.texts), classes=len(set(self.labels.tolist())))
 
     def __len__(self) -> int:
         """Return the number of texts."""

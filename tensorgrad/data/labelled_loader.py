@@ -11,6 +11,7 @@ import numpy as np
 from tensorgrad.checks import check_integer
 from tensorgrad.data.batches import EpochLoader, Ids, as_int32
 from tensorgrad.data.shapes import few_shapes
+from tensorgrad.display import call_text
 from tensorgrad.errors import DataError, ShapeError
 
 LabelledBatch = tuple[Ids, Ids, Ids]  # tokens, lengths, labels
@@ -96,6 +97,11 @@ class LabelledLoader(EpochLoader[LabelledBatch]):
         widths = np.maximum(self._lengths, 1)
         shapes, _ = few_shapes(widths, np.zeros_like(widths), least=0)
         self.widths = [columns for columns, _ in shapes]
+
+    def __repr__(self) -> str:
+        sizes = {"texts": len(self._rows), "batches": self.batches, "widths": len(self.widths)}
+        settings = {"batch": self._batch, "longest": self._longest, "seed": self._seed}
+        return call_text(self, **sizes, **settings)
 
     def evaluation_batches(self) -> Iterator[LabelledBatch]:
         """Yield every text once, the shortest first; the last batch may have fewer rows."""

@@ -23,6 +23,7 @@ import numpy as np
 from tensorgrad.checks import check_integer
 from tensorgrad.data.batches import EpochLoader, Ids, as_int32
 from tensorgrad.data.shapes import few_shapes
+from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, DataError
 
 PairBatch = tuple[Ids, Ids]  # tokens, targets
@@ -128,6 +129,11 @@ class PairLoader(EpochLoader[PairBatch]):
             self._groups.append((group, batches))
             self.shapes.append(PairShape(columns, counted, -(-len(group) // batches)))
         super().__init__(seed, sum(batches for _, batches in self._groups))
+
+    def __repr__(self) -> str:
+        settings = {name: getattr(self, name) for name in ("batches", "tokens", "skipped", "cut")}
+        sizes = {"pairs": len(self._lengths), "shapes": len(self.shapes)}
+        return call_text(self, **sizes, **settings, seed=self._seed)
 
     def mean_keys(self, prefix: bool) -> float:
         """Return the mean number of keys that a token attends to.

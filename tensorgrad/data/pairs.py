@@ -14,6 +14,7 @@ from tensorgrad.data.phrases import Pair, phrases
 from tensorgrad.data.rows import load_dataset
 from tensorgrad.data.text import find_file, read_lines
 from tensorgrad.data.tokenizer import Tokenizer
+from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, DataError
 
 PHRASES = (12_000, 500, 500)  # for training, validation and test
@@ -32,6 +33,10 @@ class PairCorpus:
     train: list[Pair]
     validation: list[Pair]
     test: list[Pair]
+
+    def __repr__(self) -> str:
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return call_text(self, **{name: len(pairs) for name, pairs in parts.items()})
 
     @property
     def digest(self) -> str:

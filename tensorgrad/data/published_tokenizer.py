@@ -32,6 +32,7 @@ from tensorgrad.data.tokenizer_file import (
     vocabulary_state,
 )
 from tensorgrad.data.tokenizer_parts import check_parts, takes_long
+from tensorgrad.display import call_text
 from tensorgrad.errors import DataError, DtypeError
 from tensorgrad.readers import parse_json, read_json
 
@@ -91,6 +92,11 @@ class PublishedTokenizer(TokenBytes):
         self._generation = settings.get(_GENERATION, {})
         given = self._generation.get("eos_token_id")
         self.end_tokens = self._checked_ends(list(end_tokens) if given is None else given)
+
+    def __repr__(self) -> str:
+        sizes = {"vocab_size": self.vocab_size, "special_tokens": len(self.special_ids)}
+        settings = {"end_tokens": self.end_tokens, "chat_template": self.chat_template is not None}
+        return call_text(self, repr(self._name), **sizes, **settings)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> PublishedTokenizer:

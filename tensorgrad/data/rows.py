@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.readers import json_object
 
@@ -78,8 +79,7 @@ def load_dataset(op: str, source: str, split: str | None, names_split: bool = Fa
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise DataError(
-            f"{op}: source has {source!r}, which needs the datasets package: "
-            "pip install 'tensorgrad-cupy[text]'"
+            f"{op}: source has {source!r}, which needs the datasets package: {install('text')}"
         ) from error
     offline = not Path(path).exists() and not _reaches_hub()
     try:
@@ -188,7 +188,7 @@ def _parquet_rows(path: Path, column: str) -> Iterator[dict[str, Any]]:
     except ImportError as error:
         raise DataError(
             f"documents: {path} is a Parquet file, which needs the pyarrow package: "
-            "pip install 'tensorgrad-cupy[text]'"
+            f"{install('text')}"
         ) from error
     problems = (OSError, importlib.import_module("pyarrow").ArrowException)
     try:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tensorgrad.data.tokenizer import Tokenizer
+from tensorgrad.display import call_text
 from tensorgrad.errors import DataError, DtypeError
 from tensorgrad.files import replacing
 from tensorgrad.readers import map_array
@@ -86,6 +87,10 @@ class TokenFile:
     path: Path
     tokens: Tokens
     vocab_size: int
+
+    def __repr__(self) -> str:
+        sizes = {"tokens": self.tokens.size, "vocab_size": self.vocab_size}
+        return call_text(self, repr(str(self.path)), **sizes)
 
     @classmethod
     def open(

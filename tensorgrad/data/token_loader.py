@@ -16,6 +16,7 @@ import numpy as np
 from tensorgrad.checks import check_integer, check_seed
 from tensorgrad.data.batches import Ids, read_ahead
 from tensorgrad.data.token_file import TokenFile, Tokens
+from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
 
 TokenBatch = tuple[Ids, Ids]  # x and y
@@ -87,6 +88,13 @@ class TokenLoader:
         # With one window less than fits, the windows can be shifted by `context` or more.
         self.windows = max(1, (array.size - 1) // context - 1)
         self._offsets = array.size - self.windows * context
+
+    def __repr__(self) -> str:
+        settings = {
+            name: getattr(self, f"_{name}")
+            for name in ("batch", "context", "seed", "rank", "ranks")
+        }
+        return call_text(self, tokens=self._tokens.size, windows=self.windows, **settings)
 
     def epoch(self, step: int) -> float:
         """Return the number of epochs before `step`, a fraction included."""

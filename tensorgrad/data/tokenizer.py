@@ -30,6 +30,7 @@ from tensorgrad.data.tokenizer_file import (
 )
 from tensorgrad.data.tokenizer_parts import check_added, check_parts
 from tensorgrad.data.word_patterns import problem_of
+from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
 
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text
@@ -99,6 +100,9 @@ class Tokenizer(TokenBytes):
         self._known: dict[str, list[int]] = {}
         self._remembered = 0  # characters
         self._byte_ids = [ids[character] for character in ALPHABET]
+
+    def __repr__(self) -> str:
+        return call_text(self, vocab_size=self.vocab_size, special_tokens=list(self._special))
 
     @classmethod
     def train(

@@ -15,6 +15,7 @@ import numpy as np
 from tensorgrad.checks import check_integer
 from tensorgrad.data.content import CHARACTERS
 from tensorgrad.data.text import read_lines, read_text, write_text
+from tensorgrad.display import call_text
 from tensorgrad.errors import DataError
 from tensorgrad.readers import VOCABULARY_BYTES, parse_json
 
@@ -49,6 +50,9 @@ class WordVocabulary:
                 f"WordVocabulary: words has {len(self.words)} words, {len(self._ids)} of them "
                 "different, expected one or more, all different"
             )
+
+    def __repr__(self) -> str:
+        return call_text(self, words=len(self.words))
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, at_least: int = 1) -> WordVocabulary:

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensorgrad import backend
+from tensorgrad.distribution import cuda_extra, install
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels.device import capability, shared_memory_per_block
 from tensorgrad.kernels.structs import static_asserts
@@ -328,13 +329,13 @@ def _gpu_target() -> str:
 def nvrtc() -> Any:
     """Return CuPy's binding of NVRTC once it is known to work."""
     if backend.cupy is None:
-        raise KernelError("kernels: CuPy is missing; pip install 'tensorgrad-cupy[cuda13]'")
+        raise KernelError(f"kernels: CuPy is missing; {install(cuda_extra())}")
     nvrtc = backend.cupy.cuda.nvrtc
     try:
         nvrtc.getVersion()
     except RuntimeError as error:  # the library is loaded by the first call
         raise KernelError(
-            "kernels: NVRTC is missing; pip install 'tensorgrad-cupy[cuda13]', or a CUDA toolkit"
+            f"kernels: NVRTC is missing; {install(cuda_extra())}, or a CUDA toolkit"
         ) from error
     return nvrtc
 

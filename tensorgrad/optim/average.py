@@ -9,6 +9,7 @@ from typing import Any
 from tensorgrad import backend, engine
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_between
+from tensorgrad.display import call_text
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.optim.flat import zeros
@@ -51,6 +52,9 @@ class WeightAverage:
         self._average: Array = zeros(self._flat.size, wide, self._flat.data)
         for piece in self._flat.pieces:
             self._average[piece.state] = optimizer.values(piece)
+
+    def __repr__(self) -> str:
+        return call_text(self, decay=self.decay, optimizer=self._optimizer)
 
     def update(self) -> None:
         """Set average = decay * average + (1 - decay) * parameters; call it after each step."""

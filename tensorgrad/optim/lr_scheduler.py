@@ -21,7 +21,7 @@ def LambdaLR(optimizer: Optimizer, lr_lambda: Callable[[int], float]) -> Schedul
         ArgumentError: lr_lambda is not a function.
     """
     check_function("LambdaLR", lr_lambda)
-    return Scheduler(optimizer, lambda step, lr: lr * lr_lambda(step))
+    return Scheduler(optimizer, _scaled, lr_lambda=lr_lambda)
 
 
 def StepLR(optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> Scheduler:
@@ -32,4 +32,12 @@ def StepLR(optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> Schedule
     """
     check_integer("StepLR", "step_size", step_size, 1)
     check_range("StepLR", "gamma", gamma)
-    return Scheduler(optimizer, lambda step, lr: lr * gamma ** (step // step_size))
+    return Scheduler(optimizer, _stepwise, step_size=step_size, gamma=gamma)
+
+
+def _scaled(step: int, lr: float, lr_lambda: Callable[[int], float]) -> float:
+    return lr * lr_lambda(step)
+
+
+def _stepwise(step: int, lr: float, step_size: int, gamma: float) -> float:
+    return lr * gamma ** (step // step_size)

@@ -20,6 +20,7 @@ from tensorgrad import backend, engine, ranges
 from tensorgrad.accumulation import settle
 from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import check_function, check_range
+from tensorgrad.display import call_text
 from tensorgrad.dtypes import bfloat16, c_name, compute_dtype, float64, uint16
 from tensorgrad.errors import ArgumentError, CheckpointError, GraphError
 from tensorgrad.interrupt import uninterrupted
@@ -143,6 +144,18 @@ class Optimizer:
                 self.state["master"][piece.state] = piece.data
         for name in states:
             self.state[name] = zeros(length, wide, like)
+
+    def __repr__(self) -> str:
+        tensors = self.flat.parameters.values()
+        sizes = {"parameters": len(tensors), "elements": sum(tensor.size for tensor in tensors)}
+        if len(self.groups) > 1:
+            sizes["groups"] = len(self.groups)
+        options = {
+            name: value
+            for name, value in vars(self).items()
+            if not name.startswith("_") and isinstance(value, bool | int | float | tuple | None)
+        }
+        return call_text(self, **sizes, lr=self.lr, **options)
 
     @property
     def lr(self) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, is_numpy
 from tensorgrad.checks import check_integer, check_number
+from tensorgrad.display import call_text
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.ops.elementwise import multiply
@@ -63,6 +64,10 @@ class LossScaler:
                 raise ArgumentError(f"LossScaler: {name} is {value}, expected {expected}")
         self.growth, self.backoff, self.interval = growth, backoff, interval
         self._state: Array = np.array([scale, 0.0])
+
+    def __repr__(self) -> str:
+        options = {name: getattr(self, name) for name in ("growth", "backoff", "interval")}
+        return call_text(self, **options)  # without the scale, which may be on a GPU
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return loss * scale; a 16-bit loss becomes float32."""

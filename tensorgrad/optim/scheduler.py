@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensorgrad.checks import check_function
+from tensorgrad.display import call_text
 from tensorgrad.errors import CheckpointError
 from tensorgrad.optim.optimizer import Optimizer
 
@@ -42,6 +43,11 @@ class Scheduler:
         self._options = {"lr": optimizer.lr if lr is None else lr, **options}
         self.last_step = 0
         self._apply()
+
+    def __repr__(self) -> str:
+        name = getattr(self._schedule, "__name__", type(self._schedule).__name__)
+        settings = {"last_step": self.last_step, **self._options}
+        return call_text(self, name.lstrip("_"), **settings)
 
     def step(self) -> None:
         """Set the rate of the next step."""

@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError
 from tensorgrad.files import replacing
 from tensorgrad.profile.ceilings import Ceilings
@@ -194,9 +195,7 @@ def _figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ArgumentError(
-            "plot: matplotlib is not installed; run `pip install 'tensorgrad-cupy[plot]'`"
-        ) from error
+        raise ArgumentError(f"plot: matplotlib is not installed; run {install('plot')}") from error
     return Figure(figsize=(width, height), dpi=120, layout="constrained")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tensorgrad import backend
+from tensorgrad.distribution import cuda_extra, install
 from tensorgrad.errors import DeviceError
 from tensorgrad.profile.recording import Kernel
 
@@ -72,7 +73,7 @@ def choose(kind: str | None) -> TimeSource:
     if kind == "cupti" and cupti is None:
         raise DeviceError(
             "Profiler: source is 'cupti', but cupti-python cannot be imported; run "
-            "`pip install 'tensorgrad-cupy[profile]'`, or pass source='events'"
+            f"{install(cuda_extra())}, or pass source='events'"
         )
     cuda = backend.cupy.cuda
     return EventSource(cuda) if cupti is None else CuptiSource(cupti, cuda)

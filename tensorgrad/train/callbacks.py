@@ -22,7 +22,7 @@ class Callback:
     An error in a method ends the run as soon as its last step is in a checkpoint, and the run
     raises it. With several ranks that is after the next step whose loss is logged. A callback that
     has failed is called once more, for `on_end`. What it does to the model or to the random numbers
-    changes the run.
+    changes the run. `trainer.stop()` ends the run early, without an error.
     """
 
     def on_start(self, trainer: Trainer) -> None:
@@ -50,12 +50,12 @@ class Callback:
         """Called when the model has written a sample; the text begins with the prompt."""
 
     def on_checkpoint(self, step: int, path: Path) -> None:
-        """Called when a checkpoint is safe on the disk."""
+        """Called when a checkpoint is safe on the disk; with one in the background, steps later."""
 
     def on_end(self, result: Outcome | BaseException) -> None:
         """Called once, after a successful `on_start`, however the run ends.
 
         Args:
-            result: the outcome where the run has finished or was asked to stop; else the error,
-                such as KeyboardInterrupt.
+            result: the outcome where the run has finished or was asked to stop, otherwise the
+                error, such as KeyboardInterrupt.
         """

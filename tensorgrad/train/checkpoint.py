@@ -6,8 +6,9 @@
         state.json              step, settings, generator, what the checkpoint belongs to, metrics,
                                 size and CRC-32 of the other files, and its own CRC-32
 
-A checkpoint is written into a temporary folder, synced to the disk, and renamed; then older ones
-are deleted. So a kill or a full disk at any moment leaves all earlier checkpoints unchanged.
+A checkpoint is written into a temporary folder, synced to the disk, read back, and renamed; then
+older ones are deleted. So a kill or a full disk at any moment leaves all earlier checkpoints
+unchanged, and none is deleted for one that cannot be read.
 
 A damaged checkpoint (a file differs from what was written) is skipped for an earlier one. One that
 the system fails to read (an I/O error, too many open files) may be intact: that is an error for the
@@ -27,25 +28,34 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from tensorgrad.backend import Array
-from tensorgrad.errors import CheckpointError, DamagedError, DataError, ShapeError
+from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DataError, ShapeError
 from tensorgrad.files import make_folder, replacing, sync_folder, to_json
-from tensorgrad.readers import no_link, open_regular, parse_json, read_json
+from tensorgrad.readers import JSON_BYTES, no_link, open_regular, parse_json, read_json
 from tensorgrad.train.pieces import Stored, open_pieces, read_whole
-from tensorgrad.weights import save_arrays
+from tensorgrad.weights import ArrayFile, save_arrays
 
 _log = logging.getLogger(__name__)
 _FORMAT = 1
 _STATE = "state.json"
 _NAME = re.compile(r"step-(\d{8,})")
-_CHUNK = 1 << 24
+_CHUNK = 1 << 25
+_STATE_BYTES = JSON_BYTES // 2  # the rest is for the names of the files
 BEST_BY = "validation_loss"
+# The entries of a state that `finish_checkpoint` adds.
+RESERVED = ("format", "step", "files", "crc32")
 # The errors of a file that is missing or of another kind.
 _GONE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+Rest = Callable[[], object]
+
+
+def no_rest() -> None:
+    """Go on at once; see `Saving.write`."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,87 @@ class Checkpoint:
         return arrays
 
 
+class Saving(Protocol):
+    """A checkpoint that is being written: first `write`, then `finish`."""
+
+    def write(self, rest: Rest = no_rest) -> bool:
+        """Write the arrays and read them back, in any thread.
+
+        Args:
+            rest: called after each chunk of 32 MB, to leave the processor to others.
+        Returns:
+            Whether that worked; `finish` raises the error.
+        """
+
+    def finish(self) -> Path:
+        """Let the checkpoint appear, and delete older ones; return its folder.
+
+        Raises:
+            CheckpointError: it cannot be written (a full disk); earlier ones are unchanged.
+        """
+
+    def abandon(self) -> None:
+        """Delete what was written."""
+
+
+class PendingCheckpoint:
+    """A checkpoint of one process that is being written; see `Saving`.
+
+    Args:
+        folder: of the checkpoints of a run; created if missing, but not its parent.
+        step: the number of optimizer steps done.
+        arrays: for each file (without ".safetensors") its arrays by name. They must not change
+            before `write` has ended.
+        state: what `to_json` takes; entries that are RESERVED are replaced.
+        keep: 1 or more.
+    Raises:
+        ArgumentError, DtypeError: the state could not be read again.
+        CheckpointError: no folder can be made for it; earlier ones are unchanged.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        arrays: Mapping[str, Mapping[str, Array]],
+        state: Mapping[str, Any],
+        keep: int = 2,
+    ) -> None:
+        check_state(state)
+        self._arrays, self._state = arrays, state
+        self._step, self._keep = step, keep
+        self._files: dict[str, dict[str, int]] = {}
+        self._error: Exception | None = None
+        self._new = begin_checkpoint(folder, step)
+
+    def write(self, rest: Rest = no_rest) -> bool:
+        """Write the arrays and read them back; see `Saving.write`."""
+        try:
+            for name, group in self._arrays.items():
+                path = self._new / f"{name}.safetensors"
+                self._files[path.name] = write_arrays(path, group, None, rest)
+        except Exception as error:
+            self._error = error
+        except BaseException:
+            self.abandon()
+            raise
+        self._arrays = {}  # free the memory
+        return self._error is None
+
+    def finish(self) -> Path:
+        """Let the checkpoint appear; see `Saving.finish`."""
+        if isinstance(self._error, OSError | CheckpointError):
+            raise abandon_checkpoint(self._new, self._error) from self._error
+        if self._error is not None:
+            self.abandon()
+            raise self._error
+        return finish_checkpoint(self._new, self._step, self._state, self._files, self._keep)
+
+    def abandon(self) -> None:
+        """Delete what was written."""
+        shutil.rmtree(self._new, ignore_errors=True)
+
+
 def save_checkpoint(
     folder: Path,
     step: int,
@@ -134,29 +225,47 @@ def save_checkpoint(
     The best is the one with the lowest `state["metrics"]["validation_loss"]`.
 
     Args:
-        folder: of the checkpoints of a run; created if missing, but not its parent.
-        step: the number of optimizer steps done.
-        arrays: for each file (without ".safetensors") its arrays by name.
-        state: anything that JSON can hold.
-        keep: 1 or more.
+        folder, step, arrays, state, keep: as for `PendingCheckpoint`.
     Returns:
         The checkpoint's folder.
     Raises:
+        ArgumentError, DtypeError: the state could not be read again.
         CheckpointError: it cannot be written (a full disk); earlier ones are unchanged.
     """
-    new = begin_checkpoint(folder, step)
-    try:
-        files = {}
-        for name, group in arrays.items():
-            path = new / f"{name}.safetensors"
-            save_arrays(path, group, with_sum=False)  # the state has the sum of the file
-            files[path.name] = sums_of(path)
-    except (OSError, CheckpointError) as error:
-        raise abandon_checkpoint(new, error) from error
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    return finish_checkpoint(new, step, state, files, keep)
+    saving = PendingCheckpoint(folder, step, arrays, state, keep)
+    saving.write()
+    return saving.finish()
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """Check before any work that the state of a checkpoint could be read again.
+
+    Raises:
+        ArgumentError: it is too large, or has a value that `to_json` refuses.
+        DtypeError: a value is of a kind that JSON does not support.
+    """
+    size = len(to_json(state, 1, "save"))
+    if size > _STATE_BYTES:
+        raise ArgumentError(
+            f"save: the state has {size:,} bytes, expected at most {_STATE_BYTES:,}"
+        )
+
+
+def write_arrays(
+    path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None, rest: Rest
+) -> dict[str, int]:
+    """Write a file of a checkpoint and read it back; return its size and CRC-32.
+
+    Args:
+        path, arrays, metadata, rest: as for `save_arrays`.
+    Raises:
+        CheckpointError: the file cannot be written, or differs from what was to be written.
+        ArgumentError, DtypeError: as for `save_arrays`.
+    """
+    sums = save_arrays(path, arrays, metadata, with_sum=False, rest=rest)  # the state has the sum
+    _compare(path, sums, rest)
+    with ArrayFile(path):
+        return sums
 
 
 def begin_checkpoint(folder: Path, step: int) -> Path:
@@ -205,11 +314,16 @@ def finish_checkpoint(
     target = folder / f"step-{step:08d}"
     try:
         with replacing(new / _STATE) as file:
-            content = {"format": _FORMAT, "step": step, **state, "files": files}
-            file.write(to_json({**content, "crc32": _crc32_of_json(content)}, 1).encode())
+            others = {name: state[name] for name in state if name not in RESERVED}
+            content = {"format": _FORMAT, "step": step, **others, "files": files}
+            file.write(to_json({**content, "crc32": _crc32_of_json(content)}, 1, "save").encode())
+        _read_state(new)  # before older ones are deleted
         _take_place(new, target)
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
         raise abandon_checkpoint(new, error) from error
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
     try:
         sync_folder(folder)
     except OSError as error:
@@ -305,7 +419,7 @@ def _read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _compare(file: Path, expected: Mapping[str, int]) -> None:
+def _compare(file: Path, expected: Mapping[str, int], rest: Rest = no_rest) -> None:
     """Raise DamagedError unless a file matches its recorded sums."""
     try:
         found = no_link(file).stat()
@@ -316,7 +430,7 @@ def _compare(file: Path, expected: Mapping[str, int]) -> None:
                 f"load: {file} has {found.st_size:,} bytes, expected {expected['bytes']:,}: it is "
                 "damaged"
             )
-        if _crc32(file) != expected["crc32"]:
+        if _crc32(file, rest) != expected["crc32"]:
             raise DamagedError(f"load: {file} has another CRC-32 than when it was written")
     except DataError as error:
         raise DamagedError(f"load: {error}") from error
@@ -390,15 +504,25 @@ def load_best(folder: str | os.PathLike[str]) -> Checkpoint:
         CheckpointError: the folder has no checkpoint, the best is damaged, or the system cannot
             read one.
     """
-    states, paths = {}, list_checkpoints(Path(folder))
+    path = best_checkpoint(Path(folder))
+    if path is None:
+        raise CheckpointError(f"load: {folder} has no checkpoint, expected one or more")
+    return load_checkpoint(path)
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint that `load_best` opens; None if there is none.
+
+    Raises:
+        CheckpointError: the system cannot read one.
+    """
+    states, paths = {}, list_checkpoints(folder)
     for path in paths:
         try:
             states[path] = _read_state(path)
         except DamagedError as error:
             _log.warning("%s; skipping it", error)
-    if not paths:
-        raise CheckpointError(f"load: {folder} has no checkpoint, expected one or more")
-    return load_checkpoint(_best(states) or next(iter(states), paths[0]))
+    return _best(states) or next(iter([*states, *paths]), None)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -423,7 +547,7 @@ def _is_checkpoint(entry: os.DirEntry[str]) -> bool:
 def check_same(checkpoint: Checkpoint, name: str, expected: Mapping[str, Any]) -> None:
     """Raise CheckpointError where `state[name]` differs from the expected, naming each key."""
     found = checkpoint.settings(name)
-    expected = parse_json(to_json(expected), name)  # tuples become lists, as in the file
+    expected = parse_json(to_json(expected, op=name), name)  # tuples become lists, as in the file
     wrong = [
         f"{key!s:.80} is {found.get(key)!r:.80} there, expected {expected.get(key)!r:.80}"
         for key in dict.fromkeys([*expected, *found])
@@ -464,11 +588,13 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def _crc32(path: Path) -> int:
+def _crc32(path: Path, rest: Rest = no_rest) -> int:
     total = 0
     with open_regular(path) as file:
-        while chunk := file.read(_CHUNK):
-            total = zlib.crc32(chunk, total)
+        buffer = memoryview(bytearray(min(_CHUNK, os.fstat(file.fileno()).st_size + 1)))
+        while size := file.readinto(buffer):  # type: ignore[attr-defined]
+            total = zlib.crc32(buffer[:size], total)
+            rest()
     return total
 
 

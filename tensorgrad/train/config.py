@@ -10,6 +10,7 @@ The options are read by command_line.py.
 from __future__ import annotations
 
 import math
+import os
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, field, fields, replace
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tensorgrad.errors import ArgumentError, CheckpointError
-from tensorgrad.files import write_json
+from tensorgrad.files import is_utf8, shown, write_json
 from tensorgrad.readers import read_json
 
 FILE = "config.json"
@@ -27,6 +28,7 @@ _FITS = {float: Real, int: Integral}
 _RENAMED = {"accumulate": "micro_batches"}  # in files of earlier versions
 _SOURCES = ("data", "also")  # options that a resumed run reads
 _NAMED_SOURCES = ("stdlib", "phrases", "reviews")
+_CHARACTERS = 1 << 16  # of a text
 _NAMES = {
     float: "a number",
     int: "an integer",
@@ -138,7 +140,11 @@ def option(
 
 
 def check(settings: Dataclass) -> None:
-    """Raise ArgumentError for a setting that is out of its range; make lists of JSON tuples."""
+    """Raise ArgumentError for a setting that is out of its range.
+
+    Lists of JSON become tuples, and numbers of other types those of Python: config.json and
+    checkpoints hold what passes here.
+    """
     hints = get_type_hints(type(settings))
     for f in fields(settings):
         value, low, high = getattr(settings, f.name), f.metadata["low"], f.metadata["high"]
@@ -149,11 +155,11 @@ def check(settings: Dataclass) -> None:
             value = tuple(value)
             object.__setattr__(settings, f.name, value)
         if kind is tuple and isinstance(value, tuple):
-            wrong = [each for each in value if each not in choices]
+            wrong = [each for each in value if not _is_one_of(each, choices)]
             if not wrong:
                 continue
             value, expected = wrong[0], f"names of {', '.join(choices)}"
-        elif choices is not None and value not in choices:
+        elif choices is not None and not _is_one_of(value, choices):
             expected = f"one of {', '.join(choices)}"
         elif not isinstance(value, _FITS.get(kind, kind)) or (
             isinstance(value, bool) and kind is not bool
@@ -161,24 +167,42 @@ def check(settings: Dataclass) -> None:
             expected = kind_name(kind)
         elif isinstance(value, str) and "\0" in value:
             expected = "a text without NUL"
-        elif kind is float and not -math.inf < value < math.inf:
+        elif kind is float and not _is_finite(value):
             expected = "a finite number"
-        elif kind is int and abs(value) >= 2**63:
+        elif kind is int and abs(int(value)) >= 2**63:
             expected = "less than 2^63"
         elif low is not None and value < low:
             expected = f"{low:g} or more"
         elif high is not None and value > high:
             expected = f"{high:g} or less"
+        elif kind is str and not is_utf8(value):
+            expected = "text that fits UTF-8"
+        elif kind is str and len(value) > _CHARACTERS:
+            expected = f"at most {_CHARACTERS:,} characters"
         else:
+            if kind in _FITS:
+                object.__setattr__(settings, f.name, kind(value))
             continue
-        raise ArgumentError(f"{flag(f)}: got {value!r:.200}, expected {expected}")
+        raise ArgumentError(f"{flag(f)}: got {shown(value, 200)}, expected {expected}")
+
+
+def _is_one_of(value: Any, choices: Sequence[str]) -> bool:
+    return isinstance(value, str) and value in choices
+
+
+def _is_finite(value: Real) -> bool:
+    """Whether a number is a finite float: 10**400 is an integer and none."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def save(settings: Dataclass, folder: Path) -> None:
     """Write config.json into the folder of a run."""
     kept = {f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata["saved"]}
     for f in fields(settings):
-        if f.metadata["path"] and _is_path(kept[f.name]) and Path(kept[f.name]).exists():
+        if f.metadata["path"] and _is_path(kept[f.name]) and os.path.exists(kept[f.name]):
             kept[f.name] = str(Path(kept[f.name]).absolute())
     write_json(folder / FILE, kept, 2)
 
@@ -239,7 +263,7 @@ def resume(saved: _Settings, given: Mapping[str, Any], folder: Path) -> _Setting
     settings = replace(saved, **given)
     for f in fields(settings):
         path = getattr(settings, f.name)
-        if f.name in _SOURCES and _is_path(path) and not Path(path).exists():
+        if f.name in _SOURCES and _is_path(path) and not os.path.exists(path):
             raise ArgumentError(
                 f"{flag(f)}: {path} does not exist; expected the same content as before: if it "
                 f"was moved, name its new place with {flag(f)}"

@@ -76,7 +76,8 @@ def environment(device: str, ranks: int) -> dict[str, Any]:
     """Return what environment.json says of this process, without the git checkout."""
     index = None if device == "cpu" else backend.gpu_index(device)
     return {
-        "command": shlex.join(sys.orig_argv),
+        # Arguments that are not UTF-8 have halves of surrogate pairs.
+        "command": shlex.join(sys.orig_argv).encode(errors="backslashreplace").decode(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": packages(),

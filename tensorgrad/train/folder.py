@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.files import check_writable, locked, make_folder
 from tensorgrad.train import config
+from tensorgrad.train.checkpoint import list_checkpoints
 
 LOCK = ".lock"
 
@@ -39,7 +40,7 @@ def check_new_folder(
         names = sorted(p.name for p in folder.iterdir() if p.name[0] != "." and not is_own(p))
         weights = any(name.endswith(".safetensors") for name in names)  # an exported model
         if "metrics.jsonl" in names or (config.FILE in names and not weights):
-            advice = f"; to resume it: --resume {folder}" if resumable else ""
+            advice = f"; to {_continuation(folder)}: --resume {folder}" if resumable else ""
             raise ArgumentError(f"{option}: {folder} holds a run, expected a new folder{advice}")
         if names:
             more = ", ..." if len(names) > 3 else ""
@@ -62,6 +63,13 @@ def check_new_folder(
         with suppress(OSError):
             for path in missing:
                 path.rmdir()
+
+
+def _continuation(folder: Path) -> str:
+    """Return what --resume does with the run in a folder."""
+    if list_checkpoints(folder / "checkpoints"):
+        return "resume it"
+    return "start it at step 0, as it has no checkpoint"
 
 
 @contextmanager
@@ -90,16 +98,20 @@ def hold(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def run_folder(folder: Path, is_main: bool = True) -> Iterator[None]:
+def run_folder(
+    folder: Path, is_main: bool = True, settings: config.Dataclass | None = None
+) -> Iterator[None]:
     """Create the folder of a run before any work, check that it is writable, and lock it.
 
-    A folder that is still empty after the block is removed.
+    A folder that has nothing else after the block is removed.
 
     Args:
         folder: created if missing.
         is_main: whether to do so: one of the ranks that train together does.
+        settings: of a new run; config.json has them from the start, so that a run that is killed
+            while it reads its data can be resumed. None: the folder has a config.json.
     Raises:
-        ArgumentError: the folder is not writable.
+        ArgumentError: the folder is not writable, or config.json could not be read again.
         CheckpointError: another process trains in it.
     """
     with ExitStack() as stack:
@@ -113,12 +125,18 @@ def run_folder(folder: Path, is_main: bool = True) -> Iterator[None]:
                     f"train: cannot write to {folder}: {error.strerror} ({error.filename}), "
                     "expected a folder that can be written to"
                 ) from error
-            stack.callback(_remove_if_empty, folder)
+            unused = [LOCK] if settings is None else [LOCK, config.FILE]
+            stack.callback(_remove_if_only, folder, unused)
+            if settings is not None:
+                config.save(settings, folder)
         yield
 
 
-def _remove_if_empty(folder: Path) -> None:
+def _remove_if_only(folder: Path, names: Sequence[str]) -> None:
+    """Remove a folder that has these files alone."""
     with suppress(OSError):
-        if [path.name for path in folder.iterdir()] == [LOCK]:
-            (folder / LOCK).unlink()
+        files = list(folder.iterdir())
+        if {path.name for path in files} <= set(names):
+            for path in files:
+                path.unlink()
             folder.rmdir()

@@ -25,6 +25,7 @@ from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.callbacks import Callback
+from tensorgrad.train.checkpoint import list_checkpoints
 from tensorgrad.train.config import option
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.load import load_gpt2
@@ -34,7 +35,13 @@ from tensorgrad.train.loop import Outcome, Trainer, check_parts, measure_loss
 from tensorgrad.train.options import in_options
 from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.ranks import Ranks
-from tensorgrad.train.run import free_folder, report_stop, resume_run, save_facts
+from tensorgrad.train.run import (
+    free_folder,
+    report_stop,
+    resume_run,
+    save_facts,
+    without_checkpoint,
+)
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.sizes import check_sizes
 
@@ -197,7 +204,8 @@ def train(
         run was stopped.
     """
     began = time.perf_counter()
-    with in_options(settings), run_folder(folder, ranks.is_main):
+    new = None if resuming else settings
+    with in_options(settings), run_folder(folder, ranks.is_main, new):
         callbacks = make_loggers(settings.loggers) if ranks.is_main else []
         initial, tokenizer = _initial_model(settings, folder, resuming)
         if initial is not None:
@@ -248,14 +256,19 @@ def train(
 def _initial_model(
     settings: GPT2Settings, folder: Path, resuming: bool
 ) -> tuple[GPT2 | None, Tokenizer | None]:
-    """Return the model that a new run starts from, and the tokenizer where none is trained."""
-    if settings.tokenizer and not (resuming and not Path(settings.tokenizer).exists()):
-        return None, Tokenizer.load(settings.tokenizer)
-    if not settings.init_from and not settings.tokenizer:
-        return None, None
-    if resuming:  # the checkpoint has the weights, and config.json the sizes
-        return None, Tokenizer.load(no_link(folder / "tokenizer.json"))
-    return _load(settings, Path(settings.init_from))
+    """Return the model that a run starts from at step 0, and the tokenizer where none is trained.
+
+    Of a run with a checkpoint that has the weights, and config.json the sizes.
+    """
+    own = no_link(folder / "tokenizer.json")
+    if settings.init_from and not (resuming and list_checkpoints(folder / "checkpoints")):
+        return _load(settings, Path(settings.init_from))
+    if settings.init_from:
+        return None, Tokenizer.load(own)
+    if settings.tokenizer:
+        moved = resuming and not Path(settings.tokenizer).exists()
+        return None, Tokenizer.load(own if moved else settings.tokenizer)
+    return None, None
 
 
 def _load(settings: GPT2Settings, path: Path, checkpoint: str = "best") -> tuple[GPT2, Tokenizer]:
@@ -438,7 +451,8 @@ def _report(folder: Path, outcome: Outcome, seconds: float) -> None:
     lowest = ""
     if known:
         best = min(known, key=known.__getitem__)
-        lowest = f"; the lowest was {known[best]:.4f}, at step {best:,}"
+        unkept = without_checkpoint(folder, best)
+        lowest = f"; the lowest was {known[best]:.4f}, at step {best:,}{unkept}"
     if None in last.values():
         raise TrainingError(
             f"train: the validation loss after the last step, {last['step']:,}, is not finite"

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tensorgrad.errors import DataError
+from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import named_in_errors, sync_folder, to_json
-from tensorgrad.readers import open_regular, parse_json
+from tensorgrad.readers import JSON_LINE_BYTES, open_regular, parse_json
 
 Record = Mapping[str, Any]
 
@@ -27,7 +27,7 @@ KNOWN = (
     *("final_validation_loss", "final_validation_tokens"),
 )
 
-_LONGEST = 1 << 20  # bytes of a line
+TEXT_CHARACTERS = 40_000  # of a prompt and of a sample in samples.jsonl: both fit on a line
 
 
 class StepLog:
@@ -51,6 +51,7 @@ class StepLog:
         with named_in_errors(path):
             is_new = not os.path.lexists(path)
             self._file = open_regular(path, "xb" if is_new else "r+b")
+            self._text = text
             try:
                 if is_new:
                     sync_folder(path.parent)  # or checkpoints could outlive it when power fails
@@ -62,9 +63,22 @@ class StepLog:
                 raise
 
     def write(self, record: Record) -> None:
-        """Append a record with the key "step"."""
+        """Append a record with the key "step".
+
+        Raises:
+            ArgumentError, DtypeError: a value is none that the file is read with.
+            OSError: the file cannot be written.
+        """
+        name = Path(self._file.name).name
+        line = to_json(record, op=name) + "\n"
+        if _parsed(line.encode(), self._text) is None:
+            expected = "numbers, text or None" if self._text else "numbers or None"
+            raise ArgumentError(
+                f"{name}: a line has {line.strip():.200}, expected a step, {expected}, and at most "
+                f"{JSON_LINE_BYTES:,} bytes"
+            )
         with named_in_errors(self._file.name):
-            self._file.write((to_json(record) + "\n").encode())
+            self._file.write(line.encode())
             self._file.flush()
 
     def sync(self) -> None:
@@ -120,8 +134,8 @@ def _parsed(line: bytes, text: bool) -> dict[str, Any] | None:
         return None
     kinds = (int, float, str) if text else (int, float)
     simple = all(value is None or type(value) in kinds for value in record.values())
-    whole = simple and type(record.get("step")) is int and line.endswith(b"\n")
-    return record if whole else None
+    whole = line.endswith(b"\n") and len(line) <= JSON_LINE_BYTES
+    return record if simple and whole and type(record.get("step")) is int else None
 
 
 @contextmanager
@@ -135,4 +149,4 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
     """Yield lines; a line too long for a record is yielded in pieces, which are not records."""
-    return iter(partial(file.readline, _LONGEST), b"")
+    return iter(partial(file.readline, JSON_LINE_BYTES), b"")

@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import finite, to_json, write_json
 from tensorgrad.readers import no_link, read_json
@@ -314,7 +315,7 @@ def _imported(logger: str, module: str, package: str = "") -> Any:
     except ImportError as error:
         raise ArgumentError(
             f"--loggers: {logger} needs the {package or module} package, which cannot be imported "
-            f"({error}): pip install 'tensorgrad-cupy[log]'"
+            f"({error}): {install(logger)}"
         ) from error
 
 

@@ -28,10 +28,14 @@ from tensorgrad.files import finite, make_folder
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.nn import Module, evaluating
 from tensorgrad.optim import LossScaler, Optimizer
+from tensorgrad.train.background import CPU_FRACTION, BackgroundSaving
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import (
+    RESERVED,
     Checkpoint,
+    Saving,
     check_same,
+    check_state,
     list_checkpoints,
     prune_checkpoints,
     step_of,
@@ -44,8 +48,11 @@ from tensorgrad.train.run_log import RunLog
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.stop_signals import STOPS, StopSignals
 from tensorgrad.train.times import Clock, Work, peak_of
+from tensorgrad.weights import check_savable
 
 _log = logging.getLogger(__name__)
+# The entries of a checkpoint's state beside those of `belongs_to`.
+_ENTRIES = (*RESERVED, "settings", "ranks", "scaler", "generator", "metrics", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,8 @@ class Outcome:
         skipped: the number of steps of this process skipped for NaN or infinity.
         tokens_per_second: of this process's steps, without evaluation and checkpoints.
         checkpoint: the newest one.
-        stopped_by: the signal that stopped the run before its end, or None.
+        stopped_by: the signal that stopped the run before its end, or None: all steps were done,
+            those of `stop_after`, or a callback has called `Trainer.stop`.
     """
 
     step: int
@@ -158,7 +166,7 @@ class Trainer:
         callbacks: called on the main rank; see Callback. `make_loggers(settings.loggers)` makes
             those of the settings.
         belongs_to: what a checkpoint must have been made with to fit this run, by group; for
-            example {"model": {"layers": 2}, "data": {"key": "0f3a"}}.
+            example {"model": {"layers": 2}, "data": {"key": "0f3a"}}; values as in JSON.
         ranks: the processes that train together.
         scaler: for float16.
         count: takes the arrays of a part and returns how much its mean loss divides by, by default
@@ -167,6 +175,8 @@ class Trainer:
             `micro_batches` divide a batch.
         graphs: steps of this number of shapes are captured (with `settings.capture`), those of
             further shapes run eagerly.
+    Raises:
+        ArgumentError: a group of `belongs_to` is not a mapping, or has the name of another entry.
     Attributes:
         step: the number of steps done.
         sampled: the newest sample's text, None before the first.
@@ -215,8 +225,16 @@ class Trainer:
         self._pending: list[_PendingStep] = []
         self._skipped = 0
         self._saved: Path | None = None
+        self._saving: tuple[int, BackgroundSaving] | None = None  # the step, and its checkpoint
         self._log: RunLog | None = None  # while it runs, on the main rank
-        self._failed = False  # whether a callback has failed, as all ranks know
+        self._asked = False  # whether `stop` was called here
+        self._ending = False  # whether a callback has failed or stopped the run, as all ranks know
+        for name, group in self._belongs_to.items():
+            if name in _ENTRIES or not isinstance(group, Mapping):
+                raise ArgumentError(
+                    f"Trainer: belongs_to has {name!r:.80} with {group!r:.80}, expected mappings "
+                    f"by other names than {', '.join(_ENTRIES)}"
+                )
 
     @property
     def checkpoints(self) -> Path:
@@ -239,7 +257,19 @@ class Trainer:
         self._saved = found.path
         if self._ranks.is_main:
             _log.info("resuming from step %d of %d: %s", self.step, self.settings.steps, found.path)
+            self._tell_longer_schedule(found)
         return True
+
+    def _tell_longer_schedule(self, checkpoint: Checkpoint) -> None:
+        """Log how the learning rate continues where the run gets more steps than it had."""
+        before, steps = checkpoint.settings("settings").get("steps"), self.settings.steps
+        if isinstance(before, int) and before < steps:
+            _log.warning(
+                "%d steps instead of %d: the learning rate follows the longer schedule, %.3g at "
+                "step %d after %.3g at step %d",
+                *(steps, before, self._schedule(self.step), self.step + 1),
+                *(self.optimizer.lr, self.step),
+            )
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load the whole state of a checkpoint; nothing changes if it does not fit.
@@ -289,17 +319,28 @@ class Trainer:
                 self.scaler.load_state_dict(scale)
             raise
 
+    def stop(self) -> None:
+        """End the run after the step in progress, with a checkpoint; a callback may call this.
+
+        With several ranks it ends after the next step whose loss is logged, as all of them must.
+        """
+        self._asked = True
+
     def run(self) -> Outcome:
-        """Train until all steps are done or a signal asks to stop; write a checkpoint at the end.
+        """Train until all steps are done or something asks to stop; write a checkpoint at the end.
 
         Raises:
             ArgumentError: a new run in a folder with checkpoints; batches end, or one is not a
-                tuple of arrays; the loss is not a scalar tensor.
+                tuple of arrays; the loss is not a scalar tensor; a checkpoint could not be read
+                again.
+            DtypeError: a parameter or a value of `belongs_to` is none that a checkpoint can hold.
             TrainingError: a loss or gradient is not finite, and `nan` is "stop".
             CheckpointError: a checkpoint cannot be written, or another process trains in the
                 folder.
         """
         settings, shown = self.settings, self._ranks.is_main
+        check_state(self._state())
+        check_savable({name: tensor.data for name, tensor in self.model.state_dict().items()})
         if self.step == 0 and list_checkpoints(self.checkpoints):
             raise ArgumentError(
                 f"train: {self.folder} has checkpoints of a run, which a new one would replace, "
@@ -313,7 +354,7 @@ class Trainer:
         self._progress = ProgressBar(
             settings.steps, first, self._tokens_per_step, self._clock, shown
         )
-        self._failed = False
+        self._asked = self._ending = False
         with StopSignals() as interrupts, ExitStack() as stack, self._progress:
             if shown:
                 make_folder(self.folder)
@@ -321,6 +362,7 @@ class Trainer:
                 prune_checkpoints(self.checkpoints, first, settings.keep)
                 with self._clock.paused():
                     self._log = stack.enter_context(self._run_log())
+            stack.push(self._end_saving)
             batches = self._batches(first)
             if isinstance(batches, Generator):
                 stack.enter_context(closing(batches))  # ends the read-ahead thread
@@ -337,15 +379,17 @@ class Trainer:
                 saves = self._due(settings.checkpoint_every) or self.step == end
                 asked = interrupts.received
                 # Several processes agree, so that all of them stop at the same step.
-                at_once = asked is not None and isinstance(self._ranks, OneProcess)
+                alone = isinstance(self._ranks, OneProcess)
+                at_once = alone and (asked is not None or self._asked)
                 if measures or samples or saves or at_once or self._due(settings.log_every):
                     stopped_by = self._read(asked)
                 if measures:
                     self._measure()
                 if samples:
                     self._sample()
-                if saves or stopped_by is not None or self._ends_early:
-                    self._save()
+                ends = self.step == end or stopped_by is not None or self._ends_early
+                if saves or ends:
+                    self._save(in_background=settings.background_checkpoints and not ends)
             finished = self.step >= settings.steps  # a longer run may have been resumed
             outcome = Outcome(
                 self.step,
@@ -371,10 +415,13 @@ class Trainer:
 
     @property
     def _ends_early(self) -> bool:
-        """Whether a callback has failed; several ranks stop at the same step, once all know it."""
-        alone = isinstance(self._ranks, OneProcess)
-        failed = self._log is not None and self._log.failure is not None
-        return self._failed or (alone and failed)
+        """Whether a callback has failed or stopped the run; ranks do so once all know of it."""
+        return self._ending or (isinstance(self._ranks, OneProcess) and self._asks_to_end)
+
+    @property
+    def _asks_to_end(self) -> bool:
+        """Whether a callback has failed or stopped the run here."""
+        return self._asked or (self._log is not None and self._log.failure is not None)
 
     def _synchronize(self) -> None:
         """Broadcast the main rank's state, and give each rank its stream of random numbers.
@@ -471,12 +518,14 @@ class Trainer:
         pending, self._pending = self._pending, []
         losses = [float(each.total) / self.settings.micro_batches for each in pending]
         targets = [float(each.targets) for each in pending]
-        failed = self._log is not None and self._log.failure is not None
-        flags = [failed, *(asked is each for each in STOPS)]
+        writes = self._saving is not None and not self._saving[1].is_written
+        flags = [writes, self._asks_to_end, *(asked is each for each in STOPS)]
         sums = iter(self._ranks.sum([*losses, *targets, *map(float, flags)]))
         totals, targets = ([next(sums) for _ in pending] for _ in range(2))
-        failures, *counts = sums
-        self._failed = failures > 0
+        writing, endings, *counts = sums
+        self._ending = endings > 0
+        if not writing:
+            self._finish_saving()
         for (step, rate, _, device_norm, _), total, counted in zip(
             pending, totals, targets, strict=True
         ):
@@ -502,6 +551,10 @@ class Trainer:
         if self.settings.nan == "skip":
             _log.warning("%s; the step was skipped, %d so far", what, self._skipped)
             return
+        try:
+            self._finish_saving()
+        except CheckpointError as error:
+            _log.warning("%s", error)
         kept = f"the last good checkpoint is {self._saved}" if self._saved else "none was saved yet"
         raise TrainingError(
             f"train: {what}, expected finite numbers; {kept}. Try a lower learning rate, or "
@@ -545,28 +598,72 @@ class Trainer:
         if self._log is not None:
             self._log.sample(self.step, prompt, self.sampled)
 
-    def _save(self) -> None:
+    def _state(self) -> dict[str, Any]:
+        """Return what a checkpoint of this step has beside the arrays."""
+        return {
+            **self._belongs_to,
+            "settings": asdict(self.settings),
+            "ranks": self._ranks.ranks,
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "generator": random.get_state(),
+            "metrics": finite(self._measured),
+        }
+
+    def _save(self, in_background: bool = False) -> None:
+        """Save a checkpoint, or begin to; first finish the one that is being written."""
+        self._finish_saving()
         if self._log is not None:
             self._log.times(self.step, at_once=True)
             self._log.sync()
         with self._clock.paused(), ranges.phase("checkpoint"):
-            self._saved = self._ranks.save(
+            saving = self._ranks.begin_save(
                 self.checkpoints,
                 self.step,
                 self.model,
                 self.optimizer,
-                {
-                    **self._belongs_to,
-                    "settings": asdict(self.settings),
-                    "ranks": self._ranks.ranks,
-                    "scaler": None if self.scaler is None else self.scaler.state_dict(),
-                    "generator": random.get_state(),
-                    "metrics": finite(self._measured),
-                },
+                self._state(),
                 self.settings.keep,
+                copies=in_background,
             )
-            if self._log is not None and self._saved is not None:
-                self._log.checkpoint(self.step, self._saved)
+            if saving is None:
+                return
+            if in_background:
+                fraction = CPU_FRACTION if self._device == "cpu" else 1.0
+                self._saving = self.step, BackgroundSaving(saving, fraction)
+            else:
+                saving.write()
+                self._appear(self.step, saving)
+
+    def _appear(self, step: int, saving: Saving | BackgroundSaving) -> None:
+        """Finish the checkpoint of a step, and tell callbacks."""
+        self._saved = saving.finish()
+        if self._log is not None:
+            self._log.checkpoint(step, self._saved)
+
+    def _finish_saving(self) -> None:
+        """Finish the checkpoint that is being written, if there is one.
+
+        Raises:
+            CheckpointError: it could not be written; earlier ones are unchanged.
+        """
+        if self._saving is not None:
+            (step, saving), self._saving = self._saving, None
+            with self._clock.paused(), ranges.phase("checkpoint"):
+                self._appear(step, saving)
+
+    def _end_saving(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """After an error, finish the checkpoint that is being written, or delete it.
+
+        Several ranks finish it together, and others may not have failed. An interrupt ends at once.
+        """
+        if isinstance(error, Exception) and isinstance(self._ranks, OneProcess):
+            try:
+                self._finish_saving()
+            except Exception as another:
+                _log.warning("%s", another)
+        if self._saving is not None:
+            (_, saving), self._saving = self._saving, None
+            saving.abandon()
 
 
 def check_parts(rows: int, count: int, ranks: int) -> None:

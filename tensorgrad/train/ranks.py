@@ -21,6 +21,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tensorgrad import backend, random, ranges
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import float64
@@ -29,7 +31,13 @@ from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.flat import NamedParameters
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.checkpoint import Checkpoint, check_arrays, load_latest, save_checkpoint
+from tensorgrad.train.checkpoint import (
+    Checkpoint,
+    PendingCheckpoint,
+    Saving,
+    check_arrays,
+    load_latest,
+)
 
 Batch = tuple[Any, ...]  # NumPy arrays whose first axis counts the rows
 Loss = Callable[..., Tensor]
@@ -217,13 +225,44 @@ class Ranks:
         """Write a checkpoint of the model and the optimizer, as `save_checkpoint` does.
 
         Args:
-            folder, step, keep: as for `save_checkpoint`.
-            model, optimizer: whose arrays are saved.
-            state: the other entries to save; those of the main rank count.
+            folder, step, model, optimizer, state, keep: as for `begin_save`.
         Returns:
             The checkpoint's folder; None on ranks that do not write it.
         Raises:
             CheckpointError: it cannot be written; earlier ones are unchanged.
+        """
+        saving = self.begin_save(folder, step, model, optimizer, state, keep)
+        if saving is None:
+            return None
+        saving.write()
+        return saving.finish()
+
+    def begin_save(
+        self,
+        folder: Path,
+        step: int,
+        model: Module,
+        optimizer: Optimizer,
+        state: Mapping[str, Any],
+        keep: int,
+        *,
+        copies: bool = False,
+    ) -> Saving | None:
+        """Return a checkpoint of the model and the optimizer to write and finish.
+
+        The ranks begin and finish together; each writes by itself, in any thread.
+
+        Args:
+            folder, step, keep: as for `save_checkpoint`.
+            model, optimizer: whose arrays are saved.
+            state: the other entries to save; those of the main rank count.
+            copies: whether the arrays are copied to host memory first, and may change before
+                `write` has ended.
+        Returns:
+            The checkpoint; None on ranks that do not write it.
+        Raises:
+            ArgumentError, DtypeError: the state could not be read again.
+            CheckpointError: no folder can be made for it; earlier ones are unchanged.
         """
         if not self.is_main:
             return None
@@ -232,7 +271,12 @@ class Ranks:
         found = optimizer.state_dict()
         buffers = {name: value for name, value in found.items() if name not in numbers}
         groups = {"model": arrays, "optimizer": buffers}
-        return save_checkpoint(folder, step, groups, {**state, "optimizer": numbers}, keep)
+        if copies:
+            groups = {
+                group: {name: host_copy(array) for name, array in arrays.items()}
+                for group, arrays in groups.items()
+            }
+        return PendingCheckpoint(folder, step, groups, {**state, "optimizer": numbers}, keep)
 
     def load_latest(self, folder: Path) -> Checkpoint | None:
         """Open the newest intact checkpoint, the same on all ranks; None if there is none.
@@ -253,6 +297,11 @@ class Ranks:
         numbers = checkpoint.mapping("optimizer")
         optimizer.load_state_dict({**checkpoint.arrays("optimizer"), **numbers})
         model.load_state_dict(arrays)
+
+
+def host_copy(array: Array) -> Array:
+    """Return a copy of an array in host memory."""
+    return np.array(array) if backend.is_numpy(array) else backend.to_numpy(array)
 
 
 def mean_of(loss: Loss, batch: Batch) -> Tensor:

@@ -9,9 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from tensorgrad.errors import CheckpointError
 from tensorgrad.files import write_json
-from tensorgrad.train.log import read_metrics
+from tensorgrad.train.checkpoint import best_checkpoint, list_checkpoints, step_of
 from tensorgrad.train.loop import Outcome, Trainer
 
 _log = logging.getLogger(__name__)
@@ -51,27 +50,25 @@ def free_folder(name: str) -> Path:
 
 
 def resume_run(trainer: Trainer) -> None:
-    """Resume a run from its newest checkpoint; a run without any step starts at step 0.
+    """Resume a run from its newest checkpoint; a run without a checkpoint starts at step 0.
 
     Raises:
-        CheckpointError: the run has steps but no checkpoint, or none that can be used.
+        CheckpointError: the run has checkpoints, but none that can be used.
     """
-    if trainer.resume():
-        return
-    metrics = trainer.folder / "metrics.jsonl"
-    try:
-        metrics.stat()
-    except FileNotFoundError:
-        records = []
-    else:
-        records = read_metrics(metrics)
-    done = max((record["step"] for record in records), default=0)
-    if done > 0:
-        raise CheckpointError(
-            f"resume: {trainer.folder} came to step {done} but has no checkpoint: it was stopped "
-            "before its first one, or they were removed. To start again, choose another --out"
-        )
-    _log.info("%s has trained nothing yet: starting at step 0", trainer.folder)
+    if not trainer.resume():
+        _log.warning("%s has no checkpoint: starting at step 0", trainer.folder)
+
+
+def without_checkpoint(folder: Path, step: int) -> str:
+    """Return what to say of the best step of a run: nothing where it has a checkpoint.
+
+    Evaluations may be more frequent than checkpoints.
+    """
+    checkpoints = folder / "checkpoints"
+    best = best_checkpoint(checkpoints)
+    if best is None or any(step_of(path) == step for path in list_checkpoints(checkpoints)):
+        return ""
+    return f", which has no checkpoint: the best one is of step {step_of(best):,}"
 
 
 def report_stop(outcome: Outcome, settings: TaskSettings, folder: Path, ranks: int = 1) -> None:

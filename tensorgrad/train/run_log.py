@@ -13,7 +13,7 @@ from tensorgrad.files import finite
 from tensorgrad.gpu import GpuMonitor
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.environment import save_environment
-from tensorgrad.train.log import StepLog
+from tensorgrad.train.log import TEXT_CHARACTERS, StepLog
 from tensorgrad.train.plot import LivePlot
 from tensorgrad.train.times import Clock, TimesLog, Work
 
@@ -108,8 +108,9 @@ class RunLog:
         self._call(lambda callback: callback.on_evaluation(step, metrics))
 
     def sample(self, step: int, prompt: str, text: str) -> None:
-        """Log a text that the model has written."""
+        """Log a text that the model has written; the file has the start of a long one."""
         assert self._samples is not None
+        prompt, text = prompt[:TEXT_CHARACTERS], text[:TEXT_CHARACTERS]
         self._samples.write({"step": step, "prompt": prompt, "text": text})
         self._samples.sync()
         self._call(lambda callback: callback.on_sample(step, prompt, text))

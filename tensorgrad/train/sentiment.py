@@ -46,7 +46,13 @@ from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer
 from tensorgrad.train.options import in_options
 from tensorgrad.train.ranks import OneProcess
-from tensorgrad.train.run import free_folder, report_stop, resume_run, save_facts
+from tensorgrad.train.run import (
+    free_folder,
+    report_stop,
+    resume_run,
+    save_facts,
+    without_checkpoint,
+)
 from tensorgrad.train.settings import SCHEDULES, EpochSettings
 from tensorgrad.train.sizes import check_sizes
 
@@ -314,7 +320,7 @@ def evaluate(
 def train(settings: SentimentSettings, folder: Path, resuming: bool, device: str) -> Outcome:
     """Train a classifier, from step 0 or from the newest checkpoint."""
     began = time.perf_counter()
-    with in_options(settings), run_folder(folder):
+    with in_options(settings), run_folder(folder, settings=None if resuming else settings):
         run = SentimentRun(settings, folder, device)
         if resuming:
             resume_run(run.trainer)
@@ -343,6 +349,8 @@ def _report(run: SentimentRun, outcome: Outcome, seconds: float) -> None:
     } or {outcome.step: run.measure()["accuracy"]}  # somebody has deleted what was written
     best = max(measured, key=lambda step: measured[step])
     _log.info(
-        "accuracy %.2f %% at the end (%.2f %% after step %d was the highest) in %.0f s; all in %s",
-        *(100 * measured[outcome.step], 100 * measured[best], best, seconds, run.folder),
+        "accuracy %.2f %% at the end (%.2f %% after step %d%s was the highest) in %.0f s; "
+        "all in %s",
+        *(100 * measured[outcome.step], 100 * measured[best], best),
+        *(without_checkpoint(run.folder, best), seconds, run.folder),
     )

@@ -67,6 +67,11 @@ class TrainSettings:
     evaluate_every: int = option(100, "steps between evaluations", low=1)
     checkpoint_every: int = option(100, "steps between checkpoints", low=1, free=True)
     keep: int = option(2, "newest checkpoints to keep, besides the best", low=1, free=True)
+    background_checkpoints: bool = option(
+        False,
+        "write checkpoints in a thread while training continues, from a copy in host memory",
+        free=True,
+    )
     log_every: int = option(
         1, "steps between logged losses; logging waits for the GPU", low=1, free=True
     )

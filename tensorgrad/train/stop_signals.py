@@ -1,4 +1,4 @@
-"""SIGINT (Ctrl-C), SIGTERM and SIGHUP as requests to stop at the end of a training step."""
+"""Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 as requests to stop at the end of a training step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import threading
 from types import FrameType
 from typing import Any
 
-# Ctrl-C, the signal of a scheduler before its time limit, and the end of the terminal.
+# Ctrl-C, the signals of a scheduler before its time limit, and the end of the terminal.
 STOPS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-]  # Windows has no SIGHUP
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    if hasattr(signal, name)
+]  # Windows has neither of the last two
 
 _log = logging.getLogger(__name__)
 

@@ -27,6 +27,7 @@ from tensorgrad.data import (
     train_tokenizer,
 )
 from tensorgrad.data.pair_loader import PairBatch
+from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import finite, replacing
 from tensorgrad.models.generation.search import LARGEST_PENALTY
@@ -237,9 +238,7 @@ class Bleu:
         try:
             metrics = importlib.import_module("sacrebleu.metrics")
         except ImportError as error:
-            raise DataError(
-                "BLEU needs the sacrebleu package: pip install 'tensorgrad-cupy[text]'"
-            ) from error
+            raise DataError(f"BLEU needs the sacrebleu package: {install('text')}") from error
         code = re.split("[-_.]", language.lower())[0]
         code = _LANGUAGES.get(code, code)
         try:
@@ -405,7 +404,7 @@ def train(settings: TranslationSettings, folder: Path, resuming: bool, device: s
     A finished run that is resumed averages and translates again, as with other --beams.
     """
     began = time.perf_counter()
-    with in_options(settings), run_folder(folder):
+    with in_options(settings), run_folder(folder, settings=None if resuming else settings):
         run = EvaluatedRun(settings, folder, device, resuming)
         batches = run.batches
         if resuming:

@@ -131,7 +131,7 @@ def test_rows_have_clock_and_power_of_what_was_measured(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_rows_of_a_busy_gpu_have_its_clock_and_power(tmp_path: Path) -> None:
-    pytest.importorskip("pynvml", reason="needs nvidia-ml-py (pip install -e '.[log]')")
+    pytest.importorskip("pynvml", reason="needs nvidia-ml-py (pip install -e '.[cuda13]')")
     a = random_array((4096, 4096))
 
     def measure(case: Case) -> Row:

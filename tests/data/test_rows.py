@@ -83,7 +83,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "a").write_bytes(b"PAR1 and more")
-    with pytest.raises(DataError, match=r"needs the pyarrow package: pip install 'tensorgrad-cupy"):
+    with pytest.raises(DataError, match=r"needs the pyarrow package: pip install -e \"\.\[text\]"):
         list(documents(tmp_path / "a"))
 
 

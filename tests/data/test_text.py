@@ -320,7 +320,7 @@ def test_a_data_set_that_cannot_be_loaded_is_an_error(
     with pytest.raises(DataError, match="cannot load 'hf:a': no network"):
         documents("hf:a")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"datasets package: pip install 'tensorgrad-cupy"):
+    with pytest.raises(DataError, match=r"datasets package: pip install -e \"\.\[text\]"):
         documents("hf:a")
 
 

@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +27,8 @@ from tensorgrad.report.run import read_run
 from tensorgrad.train import checkpoint, command_line, gpt2
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.log import read_metrics, read_samples
+from tensorgrad.train.stop_signals import STOPS
+from tests.processes import started
 from tests.source_tree import ROOT
 
 TINY = "--layers 1 --heads 2 --width 16 --context 16 --vocab 300 --batch 4 --warmup 2 --no-plot"
@@ -258,20 +259,40 @@ def test_a_run_may_get_more_steps(
     assert parameters(tmp_path / "run") == found
 
 
-def test_a_run_without_its_checkpoints_is_not_started_again(
+@pytest.mark.parametrize("place", ["prepare_corpus", "save_facts", "Trainer._save"])
+def test_a_run_without_a_checkpoint_starts_at_step_0(
+    place: str, options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Killed as it reads its data, before its first step and after it; fine-tuned from another."""
+    train_gpt2.main([*options, "--out", str(tmp_path / "first"), "--stop-after", "2"])
+    sizes = len(options) - options.index("--layers")
+    start = [*options[:-sizes], "--init-from", str(tmp_path / "first"), *SHORT.split()]
+    start += ["--batch", "4", "--warmup", "2", "--no-plot"]
+    assert train_gpt2.main([*start, "--out", str(tmp_path / "whole")]) == 0
+    folder = tmp_path / "run"
+    program = (
+        "import os, sys; from examples import train_gpt2; from tensorgrad.train import gpt2\n"
+        f"gpt2.{place} = lambda *_, **__: os.kill(os.getpid(), 9)\n"
+        "train_gpt2.main(sys.argv[1:])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *start], cwd=ROOT, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert (folder / "metrics.jsonl").exists() == (place == "Trainer._save")
+    message = "holds a run, expected a new folder; to start it at step 0, as it has no checkpoint"
+    assert f"{message}: --resume {folder}" in fails(start, caplog)
+    assert train_gpt2.main(["--resume", str(folder)]) == 0
+    assert f"{folder} has no checkpoint: starting at step 0" in caplog.text
+    for name in ("metrics.jsonl", "config.json", "facts.json", "tokenizer.json"):
+        files = [(tmp_path / run / name).read_text() for run in ("run", "whole")]
+        assert files[0].replace(str(folder), str(tmp_path / "whole")) == files[1]
+    assert parameters(folder) == parameters(tmp_path / "whole")
+
+
+def test_a_run_that_failed_before_its_data_was_read_leaves_no_folder(
     options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = tmp_path / "run"
-    train_gpt2.main([*options, "--stop-after", "5"])
-    before = (folder / "metrics.jsonl").read_bytes()
-    shutil.rmtree(folder / "checkpoints")
-    message = f"{folder} came to step 5 but has no checkpoint"
-    assert message in fails(["--resume", str(folder)], caplog)
-    assert (folder / "metrics.jsonl").read_bytes() == before
-    (folder / "metrics.jsonl").write_text('{"step": 0, "validation_loss": 5.7}\n')
-    with caplog.at_level(logging.INFO):
-        assert train_gpt2.main(["--resume", str(folder)]) == 0
-    assert "has trained nothing yet: starting at step 0" in caplog.text
+    assert "no such file" in fails([*options, "--data", str(tmp_path / "lost")], caplog)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -370,25 +391,17 @@ def test_16_bits_learn_as_well(options: list[str], tmp_path: Path, dtype: str) -
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", STOPS)
 def test_it_runs_as_a_program_and_stops_when_asked(
     options: list[str], tmp_path: Path, number: signal.Signals
 ) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "examples/train_gpt2.py", *options, "--steps", "100000"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "examples/train_gpt2.py", *options, "--steps", "100000"]
     metrics = tmp_path / "run" / "metrics.jsonl"
-    try:
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         while not (metrics.exists() and metrics.stat().st_size):
             assert process.poll() is None, process.communicate()[1]
         process.send_signal(number)
         output, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
     assert process.returncode == 128 + number
     assert output == ""
     assert f"to resume: python examples/train_gpt2.py --resume {tmp_path / 'run'}" in errors
@@ -399,14 +412,9 @@ def test_it_runs_as_a_program_and_stops_when_asked(
 def test_a_program_that_is_interrupted_twice_ends_quietly(
     options: list[str], tmp_path: Path
 ) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "examples/train_gpt2.py", *options, "--steps", "100000"],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    with process, process.stderr:
+    command = [sys.executable, "examples/train_gpt2.py", *options, "--steps", "100000"]
+    with started(command, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
         checkpoints = tmp_path / "run" / "checkpoints"
         while not (checkpoint.list_checkpoints(checkpoints)):
             assert process.poll() is None
@@ -415,6 +423,7 @@ def test_a_program_that_is_interrupted_twice_ends_quietly(
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         errors = process.stderr.read()
+        process.wait()
     assert process.returncode in (130, -signal.SIGINT), errors  # 130 for a shell
     assert "Traceback" not in errors
     assert checkpoint.load_latest(checkpoints) is not None

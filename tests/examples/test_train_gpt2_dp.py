@@ -19,6 +19,7 @@ from tensorgrad.parallel.merge import merge
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.log import read_metrics
 from tensorgrad.weights import load_arrays
+from tests.processes import started
 from tests.ranks import descendants, mpirun, run_ranks
 from tests.source_tree import ROOT
 
@@ -133,10 +134,7 @@ def test_an_interrupt_stops_all_ranks_at_one_step(
     folder = tmp_path / "run"
     endless = [*options, "--out", str(folder), "--steps", "100000"]
     command = [*launcher, "-n", "2", sys.executable, str(PROGRAM), *endless]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         end = time.monotonic() + 120
         while not list(folder.glob("checkpoints/step-*")):
             assert process.poll() is None, process.communicate()[0]
@@ -146,8 +144,6 @@ def test_an_interrupt_stops_all_ranks_at_one_step(
         assert len(ranks) == 2
         os.kill([process.pid, *ranks][place], number)
         out, _ = process.communicate(timeout=120)
-    finally:
-        process.kill()
     assert process.returncode == 128 + number, out
     found = load_latest(folder / "checkpoints")
     assert found is not None

@@ -353,10 +353,12 @@ def test_other_data_is_refused(
     assert "--average is 2 there, got 1" in caplog.records[-1].getMessage()
     config.write_text(saved)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    assert train_translation.main(resume) == 1
-    assert "came to step 1 but has no checkpoint" in caplog.records[-1].getMessage()
     assert train_translation.main(options) == 1
-    assert "holds a run, expected a new folder" in caplog.records[-1].getMessage()
+    assert "to start it at step 0, as it has no checkpoint" in caplog.records[-1].getMessage()
+    first = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    assert train_translation.main([*resume, "--stop-after", "1"]) == 0
+    assert f"{tmp_path / 'run'} has no checkpoint: starting at step 0" in caplog.text
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == first
 
 
 def test_a_run_resumes_with_its_pairs_elsewhere(
@@ -437,7 +439,7 @@ def test_without_sacrebleu_nothing_begins(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
     assert train_translation.main(options) == 1
-    assert "pip install 'tensorgrad-cupy[text]'" in caplog.records[-1].getMessage()
+    assert 'pip install -e ".[text]"' in caplog.records[-1].getMessage()
     assert not (tmp_path / "run").exists()
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tensorgrad.train.checkpoint import list_checkpoints
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.weights import load_arrays
-from tests.processes import wait_for, wait_until
+from tests.processes import started, wait_for, wait_until
 from tests.ranks import mpirun, run_ranks
 from tests.source_tree import ROOT
 from tests.train.tiny_run import make_trainer
@@ -33,28 +34,27 @@ LONGEST = 0.05  # seconds between the last of them and the kill
 STEPS, EVERY = 80, 2
 OPTIONS = [
     *("--steps", str(STEPS), "--checkpoint-every", str(EVERY)),
-    *("--evaluate-every", "30", "--no-plot"),
+    *("--evaluate-every", "30", "--no-plot", "--background-checkpoints"),
 ]
 
 
-def start(folder: Path, stage: int) -> tuple[subprocess.Popen[str], list[int]]:
-    """Start or resume a run on two ranks, and wait until they train; return their processes."""
+@contextlib.contextmanager
+def training(folder: Path, stage: int) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Start or resume a run on two ranks, wait until they train, and yield their processes."""
     launcher = mpirun()
     assert launcher is not None
     command = [*launcher, "-n", "2", sys.executable, "-m", PROGRAM, str(folder), str(stage)]
-    process = subprocess.Popen(
+    with started(
         [*command, "--resume", *OPTIONS],
-        cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    ready, *pids = process.stdout.readline().split() or [""]
-    assert ready == "ready", wait_for(process, 60)[1]
-    return process, [int(pid) for pid in pids]
+    ) as process:
+        assert process.stdout is not None
+        ready, *pids = process.stdout.readline().split() or [""]
+        assert ready == "ready", wait_for(process, 60)[1]
+        yield process, [int(pid) for pid in pids]
 
 
 def end_of(folder: Path) -> dict[str, bytes]:
@@ -85,14 +85,14 @@ def test_killed_and_resumed(stage: int, tmp_path: Path) -> None:
         rounds += 1
         folder = tmp_path / f"killed-{rounds}"
         while True:
-            process, pids = start(folder, stage)
-            if kills < KILLS:
-                step = last_step(folder) + EVERY * moments.randint(1, MOST_SAVED)
-                wait_until(partial(has_saved, folder, step), process)
-                time.sleep(moments.uniform(0, LONGEST))
-                with contextlib.suppress(ProcessLookupError):  # it may have finished
-                    os.kill(moments.choice(pids), signal.SIGKILL)
-            output, errors = wait_for(process, 60)
+            with training(folder, stage) as (process, pids):
+                if kills < KILLS:
+                    step = last_step(folder) + EVERY * moments.randint(1, MOST_SAVED)
+                    wait_until(partial(has_saved, folder, step), process)
+                    time.sleep(moments.uniform(0, LONGEST))
+                    with contextlib.suppress(ProcessLookupError):  # it may have finished
+                        os.kill(moments.choice(pids), signal.SIGKILL)
+                output, errors = wait_for(process, 60)
             if process.returncode == 0:
                 break
             assert kills < KILLS, errors

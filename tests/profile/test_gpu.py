@@ -28,7 +28,7 @@ pytestmark = pytest.mark.gpu
 
 needs_cupti = pytest.mark.skipif(
     importlib.util.find_spec("cupti") is None,
-    reason="cupti-python is not installed (pip install -e '.[profile]')",
+    reason="cupti-python is not installed (pip install -e '.[cuda13]')",
 )
 SOURCES = ["events", pytest.param("cupti", marks=needs_cupti)]
 

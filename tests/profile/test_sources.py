@@ -159,7 +159,7 @@ def test_the_source_is_chosen_by_what_is_installed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(backend, "cupy", SimpleNamespace(cuda=cuda()))
     monkeypatch.setattr(sources, "_cupti", lambda: None)
     assert choose(None).name == "events"
-    with pytest.raises(DeviceError, match=r"pip install 'tensorgrad-cupy\[profile\]'"):
+    with pytest.raises(DeviceError, match=r"pip install -e \"\.\[cuda13\]\""):
         choose("cupti")
     monkeypatch.setattr(sources, "_cupti", Cupti)
     assert choose(None).name == choose("cupti").name == "cupti"

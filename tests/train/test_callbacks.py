@@ -238,6 +238,48 @@ def test_several_ranks_stop_where_all_know_of_the_error(tmp_path: Path) -> None:
     assert step_of(list_checkpoints(tmp_path / "checkpoints")[0]) == 8
 
 
+class Stopper(Recorder):
+    """Stops a run at a step."""
+
+    def __init__(self, stops_in: str, at: int) -> None:
+        super().__init__(at=at)
+        self.stops_in = stops_in
+
+    def on_start(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        super().on_start(trainer)
+
+    def note(self, name: str, step: int, value: Any = None) -> None:
+        super().note(name, step, value)
+        if name == self.stops_in and step >= self.at:
+            self.trainer.stop()
+
+
+def stopped(folder: Path, stops_in: str, **options: Any) -> int:
+    """Return the step at which a callback has stopped a run."""
+    stopper = Stopper(stops_in, 4)
+    trainer = trainer_with(folder, stopper, checkpoint_every=24, **options)
+    trainer._sampler = None
+    outcome = trainer.run()
+    assert (outcome.finished, outcome.stopped_by, outcome.status) == (False, None, 0)
+    assert stopper.end is outcome
+    assert step_of(list_checkpoints(folder / "checkpoints")[0]) == outcome.step
+    step: int = outcome.step
+    return step
+
+
+def test_a_callback_stops_a_run_which_then_resumes(tmp_path: Path, alone: Any) -> None:
+    assert stopped(tmp_path / "run", "on_evaluation", log_every=5) == 6
+    resumed = trainer_with(tmp_path / "run")
+    resumed.resume()
+    resumed.run()
+    assert bits(resumed) == alone[0]
+    assert files(tmp_path / "run")["metrics.jsonl"] == alone[1]["metrics.jsonl"]
+    # Step 4 asks, step 8 tells all ranks.
+    several: dict[str, Any] = {"log_every": 4, "evaluate_every": 24, "ranks": TwoRanks()}
+    assert stopped(tmp_path / "ranks", "on_step", **several) == 8
+
+
 class Second(OneProcess):
     is_main = False
 

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from safetensors.numpy import load_file
 
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DtypeError
-from tensorgrad.files import make_folder
+from tensorgrad.files import make_folder, to_json
 from tensorgrad.train import average_checkpoints, checkpoint
 from tensorgrad.train.checkpoint import (
     Checkpoint,
@@ -366,6 +367,49 @@ def test_a_full_disk_at_any_file_leaves_earlier_checkpoints_whole(
                 save(tmp_path, 2)
         assert names(tmp_path) == ["step-00000001"]
         assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("place", ["replace_arrays", "to_json"])
+def test_older_checkpoints_are_deleted_only_for_one_that_was_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    for step in (1, 2):
+        save(tmp_path, step)
+
+    def write_wrongly(path: Path, *arguments: Any, **options: Any) -> dict[str, int]:
+        sums = save_arrays(path, *arguments, **options)
+        flip(path)
+        return sums
+
+    with monkeypatch.context() as patch:
+        if place == "to_json":
+            patch.setattr(checkpoint, "to_json", lambda *a, **b: to_json(*a, **b)[:-2] + "]}")
+        else:
+            patch.setattr(checkpoint, "save_arrays", write_wrongly)
+        with pytest.raises(
+            CheckpointError, match=r"cannot write .*step-00000003: load: .*"
+        ) as caught:
+            save(tmp_path, 3, keep=1)
+        assert "step-00000002 and earlier ones are unchanged" in str(caught.value)
+    assert names(tmp_path) == ["step-00000002", "step-00000001"]
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"data": {"key": math.nan}}, "save: data.key is nan, expected a finite number"),
+        ({"data": {1: 2, "1": 3}}, "save: data has the key 1, expected text"),
+        ({"data": {"text": "x" * (1 << 23)}}, "the state has 8,388,6.. bytes, expected at most"),
+        ({"data": ["\udce9"]}, r"data\[0\] is '\\udce9', expected text that fits UTF-8"),
+    ],
+)
+def test_a_state_that_could_not_be_read_again_is_refused(
+    tmp_path: Path, state: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        save_checkpoint(tmp_path / "checkpoints", 1, ARRAYS, state)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_killed_while_it_saves_loses_nothing(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import backend, gpu
+from tensorgrad.readers import read_json
 from tensorgrad.train import environment as environments
 from tensorgrad.train.environment import environment, save_environment
 from tests.disk import full_disk
@@ -119,6 +120,14 @@ def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     found = environment("cuda:0", 8)
     assert (found["gpu"], found["driver"], found["cuda"]) == ("NVIDIA H200", "580.1", "13.2")
     assert found["ranks"] == 8
+
+
+def test_a_command_that_is_not_utf8_is_saved_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "--resume", "caf\udce9"])
+    save_environment(tmp_path, "cpu", 1)
+    assert read_json(tmp_path / "environment.json")["command"] == "python --resume 'caf\\udce9'"
 
 
 def trap(marker: Path) -> str:

@@ -60,7 +60,7 @@ def test_a_damaged_line_does_not_cost_those_after_it(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_said_with_the_name_of_the_file(tmp_path: Path) -> None:
-    log = StepLog(tmp_path / "metrics.jsonl", -1)
+    log = StepLog(tmp_path / "metrics.jsonl", -1, text=True)
     with full_disk(100):
         with pytest.raises(OSError, match=r"too large: '.*metrics\.jsonl'"):
             log.write({"step": 1, "text": "x" * 200})

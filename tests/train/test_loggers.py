@@ -309,7 +309,7 @@ def test_loggers_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in zip(LOGGERS, ("tensorboardX", "wandb", "trackio", "mlflow"), strict=True):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)
-            with pytest.raises(ArgumentError, match=rf"{name} needs the {module}.*\[log\]"):
+            with pytest.raises(ArgumentError, match=rf"{name} needs the {module}.*\[{name}\]"):
                 make_loggers([name])
     assert make_loggers([]) == []
     with pytest.raises(ArgumentError, match="got 'comet', expected names of tensorboard, wandb"):

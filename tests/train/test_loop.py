@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import Tensor, backend, random
-from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
+from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError, TrainingError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.ops.cross_entropy import cross_entropy
 from tensorgrad.optim import AdamW, LossScaler
@@ -26,7 +26,7 @@ from tensorgrad.train.loop import Trainer, mean_loss
 from tensorgrad.train.ranks import OneProcess, Ranks, count_targets
 from tensorgrad.train.settings import TrainSettings
 from tests.disk import full_disk
-from tests.source_tree import ROOT
+from tests.processes import started
 from tests.train.tiny_run import MODEL, SMALL, make_trainer
 
 
@@ -298,6 +298,45 @@ def test_a_resumed_run_may_get_more_steps_but_not_fewer(
     assert bits(more) == bits(whole)
 
 
+def test_a_longer_schedule_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_trainer(tmp_path, steps=12).run()
+    make_trainer(tmp_path, steps=12).resume()
+    assert caplog.text == ""
+    more = make_trainer(tmp_path)
+    more.resume()
+    rates = [make_trainer(tmp_path / "new", steps=12)._schedule(11), more._schedule(12)]
+    assert rates[1] > 2 * rates[0]
+    words = f"the longer schedule, {rates[1]:.3g} at step 13 after {rates[0]:.3g} at step 12"
+    assert f"24 steps instead of 12: the learning rate follows {words}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("belongs_to", "error", "message"),
+    [
+        ({"settings": {}}, ArgumentError, "belongs_to has 'settings' with {}, expected mappings"),
+        ({"step": {}}, ArgumentError, "belongs_to has 'step'"),
+        ({"data": 3}, ArgumentError, "belongs_to has 'data' with 3, expected mappings"),
+        ({"data": {"key": math.inf}}, ArgumentError, "save: data.key is inf"),
+        ({"data": {"key": {1}}}, DtypeError, "JSON does not support a set"),
+    ],
+)
+def test_a_checkpoint_that_could_not_be_read_is_refused_before_the_first_step(
+    tmp_path: Path, belongs_to: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make_trainer(tmp_path, belongs_to=belongs_to).run()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_measure_that_could_not_be_read_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    measures: Any = {"accuracy": [0.5]}
+    trainer._evaluate = lambda: measures
+    with pytest.raises(ArgumentError, match=r"metrics.jsonl: a line has .*accuracy.*numbers or"):
+        trainer.run()
+    assert trainer.step == 0
+
+
 def test_a_warmup_that_too_few_steps_limited_grows_with_them(tmp_path: Path) -> None:
     make_trainer(tmp_path, steps=7, warmup=6).run()
     with pytest.raises(CheckpointError, match=r"--lr is 0.01 there"):
@@ -407,17 +446,14 @@ def test_an_overflow_of_the_loss_scale_does_not_stop_the_run(tmp_path: Path) -> 
 def test_a_signal_writes_a_checkpoint(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "tests.train.tiny_run", str(tmp_path)]
     options = ["--steps", "100000", "--checkpoint-every", "100000", "--no-plot"]
-    process = subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
+    with started([*command, *options], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         metrics_of_it = tmp_path / "metrics.jsonl"
         while not (metrics_of_it.exists() and metrics_of_it.stat().st_size):
             assert process.poll() is None
         process.send_signal(number)
         rest = process.communicate(timeout=60)[0]
-    finally:
-        process.kill()
     assert process.returncode == 0
     (step,) = steps_of(tmp_path)
     assert rest == f"stopped after {step}\n"

@@ -7,18 +7,19 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
-from tests.processes import wait_for, wait_until
-from tests.source_tree import ROOT
+from tests.processes import started, wait_for, wait_until
 
 KILLS = 20
-CHAINS = 2  # runs that are killed at the same time: most of it is starting again
+CHAINS = 2  # runs that are killed at the same time, with checkpoints in the background or not
 MOST_SAVED = 4  # checkpoints that are written before a kill
 LONGEST = 0.05  # seconds between the last of them and the kill
 STEPS, EVERY = 200, 4
@@ -28,27 +29,27 @@ OPTIONS = [
 ]
 
 
-def start(folder: Path, *more: str) -> subprocess.Popen[str]:
+@contextmanager
+def training(folder: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """Start or resume a run, and wait until it trains."""
-    process = subprocess.Popen(
+    with started(
         [sys.executable, "-m", "tests.train.tiny_run", str(folder), *OPTIONS, *more],
-        cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n", wait_for(process, 120)[1]
-    return process
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n", wait_for(process, 120)[1]
+        yield process
 
 
-def end_of(folder: Path) -> dict[str, bytes]:
-    """Return the loss curve and all files of the last checkpoint."""
-    last = list_checkpoints(folder / "checkpoints")[0]
-    assert load_checkpoint(last).step == STEPS
-    files = [folder / "metrics.jsonl", *last.iterdir()]
-    return {path.name: path.read_bytes() for path in files}
+def end_of(folder: Path) -> dict[str, object]:
+    """Return the loss curve and the last checkpoint, without the settings."""
+    last = load_checkpoint(list_checkpoints(folder / "checkpoints")[0])
+    assert last.step == STEPS
+    del last.state["settings"]
+    files = [folder / "metrics.jsonl", *last.path.glob("*.safetensors")]
+    return {"state": last.state, **{path.name: path.read_bytes() for path in files}}
 
 
 def last_step(folder: Path) -> int:
@@ -61,7 +62,7 @@ def has_saved(folder: Path, step: int) -> bool:
     return last_step(folder) >= step
 
 
-def kill_and_resume(folder: Path) -> list[Path]:
+def kill_and_resume(folder: Path, *more: str) -> list[Path]:
     """Kill a run at random moments and resume it each time; return the runs that finished.
 
     A fast machine may finish before the last kill, and begins again.
@@ -71,13 +72,13 @@ def kill_and_resume(folder: Path) -> list[Path]:
     while kills < KILLS // CHAINS:
         run = folder / f"{len(finished)}"
         while True:
-            process = start(run, "--resume")
-            if kills < KILLS // CHAINS:
-                step = last_step(run) + EVERY * moments.randint(0, MOST_SAVED)
-                wait_until(partial(has_saved, run, step), process)
-                time.sleep(moments.uniform(0, LONGEST))
-                process.kill()
-            output, errors = wait_for(process, 120)
+            with training(run, "--resume", *more) as process:
+                if kills < KILLS // CHAINS:
+                    step = last_step(run) + EVERY * moments.randint(0, MOST_SAVED)
+                    wait_until(partial(has_saved, run, step), process)
+                    time.sleep(moments.uniform(0, LONGEST))
+                    process.kill()
+                output, errors = wait_for(process, 120)
             if process.returncode == 0:
                 break
             assert process.returncode == -9, errors
@@ -91,8 +92,11 @@ def kill_and_resume(folder: Path) -> list[Path]:
 
 @pytest.mark.slow
 def test_killed_and_resumed_twenty_times(tmp_path: Path) -> None:
-    with start(tmp_path / "undisturbed") as undisturbed, ThreadPoolExecutor(CHAINS) as pool:
-        chains = list(pool.map(kill_and_resume, [tmp_path / f"chain-{i}" for i in range(CHAINS)]))
+    with training(tmp_path / "undisturbed") as undisturbed, ThreadPoolExecutor(CHAINS) as pool:
+        waits, goes_on = tmp_path / "waits", tmp_path / "goes-on"
+        chains = list(
+            pool.map(kill_and_resume, [waits, goes_on], ["--no-report", "--background-checkpoints"])
+        )
         assert wait_for(undisturbed, 120)[0] == "finished\n"
     expected = end_of(tmp_path / "undisturbed")
     assert all(end_of(run) == expected for chain in chains for run in chain)

@@ -3,13 +3,21 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
-from tensorgrad.train.stop_signals import StopSignals
+from tensorgrad.train.stop_signals import STOPS, StopSignals
+from tests.processes import default_signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.fixture(autouse=True)
+def no_signal_is_ignored() -> Iterator[None]:
+    with default_signals():
+        yield
+
+
+@pytest.mark.parametrize("number", STOPS)
 def test_the_first_signal_is_noted(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with StopSignals() as interrupts:

@@ -1,0 +1,80 @@
+"""Writing a checkpoint in a thread while training continues.
+
+The thread has copies of the arrays in host memory, so the files have the bits of the step that they
+were copied at. It needs no other rank: those write their own files. When all have, the ranks finish
+the checkpoint together between two steps (`Saving.finish`). Tests: tests/train/test_background.py.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from tensorgrad.train.checkpoint import Saving
+
+# The part of one core that writing may take beside steps that need all cores.
+CPU_FRACTION = 0.01
+
+
+class _AbandonedError(Exception):
+    """The checkpoint is not wanted any more."""
+
+
+class BackgroundSaving:
+    """A checkpoint that a thread writes, as fast as other work lets it.
+
+    Args:
+        saving: its arrays do not change.
+        fraction: of the time of a core that the thread takes, until `finish` waits for it.
+    """
+
+    def __init__(self, saving: Saving, fraction: float = 1.0) -> None:
+        self._saving, self._fraction = saving, fraction
+        self._worked = 0.0  # seconds of the thread, at its last rest
+        self._is_waited_for, self._abandoned = threading.Event(), False
+        self._is_written = threading.Event()
+        self._thread = threading.Thread(target=self._write, name="checkpoint", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no more threads can be started
+            self._is_waited_for.set()
+            self._write()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether all is written, without an error."""
+        return self._is_written.is_set()
+
+    def finish(self) -> Path:
+        """Wait for the thread, which hurries, and let the checkpoint appear.
+
+        Raises:
+            CheckpointError: it could not be written; earlier ones are unchanged.
+        """
+        self._join()
+        return self._saving.finish()
+
+    def abandon(self) -> None:
+        """Stop writing, and delete what was written."""
+        self._abandoned = True
+        self._join()
+        self._saving.abandon()
+
+    def _join(self) -> None:
+        self._is_waited_for.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _write(self) -> None:
+        if self._saving.write(self._rest):
+            self._is_written.set()
+
+    def _rest(self) -> None:
+        """Sleep as long as the time since the last rest asks for."""
+        if self._abandoned:
+            raise _AbandonedError
+        worked = time.thread_time()
+        if self._fraction < 1:
+            self._is_waited_for.wait((worked - self._worked) * (1 / self._fraction - 1))
+        self._worked = worked

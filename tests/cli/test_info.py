@@ -1,0 +1,86 @@
+"""`tensorgrad info` names what is missing, and the extra of pyproject.toml that installs it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import metadata
+
+import pytest
+
+from tensorgrad import distribution
+from tensorgrad.cli import info
+from tests.source_tree import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+# The distributions of packages with other names.
+DISTRIBUTIONS = {
+    "cupti": "cupti-python",
+    "huggingface_hub": "huggingface-hub",
+    "mlflow": "mlflow-skinny",
+    "pynvml": "nvidia-ml-py",
+}
+
+
+@pytest.mark.parametrize("cuda", ["cuda12", "cuda13"])
+def test_every_missing_package_comes_with_the_extra_that_is_named(
+    cuda: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(info, "cuda_extra", lambda: cuda)
+    assert info.info() == 0
+    pattern = r"(\w+) \(.+\): pip install -e \"\.\[(\w+)\]\" in the checkout"
+    named = dict(re.findall(pattern, capsys.readouterr().out))
+    assert {"cupy", "pynvml", "cupti", "mpi4py", "wandb", "matplotlib"} <= set(named)
+    assert named["pynvml"] == cuda
+    for package, extra in named.items():
+        wanted = f"cupy-{cuda}x" if package == "cupy" else DISTRIBUTIONS.get(package, package)
+        assert wanted in {re.split(r"[\[>=;]", line)[0] for line in EXTRAS[extra]}, package
+
+
+def test_the_extra_for_gpus_is_that_of_cupy_or_of_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    installed: set[str] = set()
+
+    def version(name: str) -> str:
+        if name in installed:
+            return "14.0"
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = []
+    for driver in (None, 550, 580):
+        monkeypatch.setattr(distribution, "_driver", lambda driver=driver: driver)
+        found.append(distribution.cuda_extra())
+    installed.add("cupy-cuda12x")
+    assert [*found, distribution.cuda_extra()] == ["cuda13", "cuda12", "cuda13", "cuda12"]
+
+
+def test_every_install_hint_names_an_extra() -> None:
+    named: set[str] = set()
+    for folder in ("tensorgrad", "models", "parallel", "docs", "tests"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".md"):
+                text = path.read_text(encoding="utf-8")
+                named |= set(re.findall(r"install\([\"'](\w+)[\"']\)", text))
+                for extras in re.findall(r"pip install -e [\"']\.\[([\w,]+)\]", text):
+                    named |= set(extras.split(","))
+    assert {"hub", "mpi", "plot", "text", "log", "cuda13"} <= named
+    assert named - set(EXTRAS) == set()
+
+
+def test_the_extra_log_is_all_loggers() -> None:
+    loggers = {"mlflow", "tensorboard", "trackio", "wandb"}
+    (whole,) = EXTRAS["log"]
+    assert set(re.findall(r"\w+", whole.partition("[")[2])) == loggers
+    assert loggers <= set(EXTRAS)
+
+
+def test_what_is_for_linux_alone_says_so() -> None:
+    for cuda, other in (("cuda12", "13"), ("cuda13", "12")):
+        lines = [line for line in EXTRAS[cuda] if "nccl" in line or "cupti" in line]
+        assert len(lines) == 2
+        assert [line for line in lines if "sys_platform == 'linux'" not in line] == []
+        assert not any(f"cu{other}" in line or f"cuda{other}" in line for line in EXTRAS[cuda])
