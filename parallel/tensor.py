@@ -30,7 +30,7 @@ from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import ALIGNMENT, zeros
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.nested import NestedRanks
-from tensorgrad.parallel.region import Region
+from tensorgrad.parallel.region import ParallelRegion
 from tensorgrad.parallel.stages import check_not_shared
 from tensorgrad.placement import Placement, cut_box, divide
 from tensorgrad.tensor import Tensor
@@ -124,7 +124,7 @@ def tensor_parallel(model: nn.Module, comm: Comm, sequence: bool = False) -> Ten
     _check(model, rows, comm.size, sequence)
     marks = {name: _fingerprint(parameter) for name, parameter in model.named_parameters()}
     comm.agree("tensor_parallel", {"sequence": sequence, **marks})
-    region = Region(comm, sequence and comm.size > 1)
+    region = ParallelRegion(comm, sequence and comm.size > 1)
     placements: dict[str, Placement] = {}
     if comm.size > 1:
         placements = shard(model, rows, region)
@@ -148,7 +148,7 @@ def rows_of(model: nn.Module) -> Iterator[Row]:
                 yield Row(owner, module, shard, layer)
 
 
-def shard(model: nn.Module, rows: Sequence[Row], region: Region) -> dict[str, Placement]:
+def shard(model: nn.Module, rows: Sequence[Row], region: ParallelRegion) -> dict[str, Placement]:
     """Cut the layers of tables and give them their region; return the parts of parameters."""
     comm, placements = region.comm, dict[str, Placement]()
     _draw(model, region.outer_stream)
