@@ -24,7 +24,7 @@ from tensorgrad.models.translation import TranslationConfig, TranslationModel
 from tensorgrad.nn import Module
 from tensorgrad.parallel import Comm
 from tensorgrad.parallel.region import ParallelRegion
-from tensorgrad.parallel.tensor import Row, rows_of, shard, tensor_parallel
+from tensorgrad.parallel.tensor import ShardRow, rows_of, shard, tensor_parallel
 from tensorgrad.parallel.tensor_ops import (
     all_gather_columns,
     all_gather_rows,
@@ -123,7 +123,9 @@ Placements = dict[str, Placement]
 
 def cut(layer: Module, region: ParallelRegion, kind: Any = None) -> Placements:
     """Shard a layer by its table, or by one row; return the parts of its parameters."""
-    rows = list(rows_of(layer)) if kind is None else [Row("", layer, nn.Shard("", kind), layer)]
+    rows = (
+        list(rows_of(layer)) if kind is None else [ShardRow("", layer, nn.Shard("", kind), layer)]
+    )
     return shard(layer, rows, region)
 
 
