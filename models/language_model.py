@@ -24,7 +24,7 @@ __all__ = ["LanguageModel", "check_tokens", "checked_prompts", "initialize"]
 Cache = list[Any]  # a KeyValueCache for each block, None for those of other ranks
 
 
-class Part(NamedTuple):
+class ModelPart(NamedTuple):
     """The part of a model that a stage of a pipeline runs.
 
     Attributes:
@@ -82,7 +82,7 @@ class LanguageModel(nn.Module):
     captures: bool = True
     region: Region | None = None
     stages: Stages | None = None
-    part: Part | None = None
+    part: ModelPart | None = None
     loss_of_any_rows: bool = True
 
     def embed(self, tokens: Any, cache: Cache | None = None) -> Tensor:

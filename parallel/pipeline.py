@@ -28,7 +28,7 @@ from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, as_dtype
 from tensorgrad.engine import replaced
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.language_model import LanguageModel, Part
+from tensorgrad.models.language_model import LanguageModel, ModelPart
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
@@ -271,7 +271,7 @@ class Pipeline(NestedRanks):
     def _run_part(self, loss: Loss, batch: Batch, part: int, x: Array | None) -> _PartPass:
         """Run a part forward, on the activation `x` or, for the first part, on the tokens."""
         given = None if x is None else Tensor(x, requires_grad=True)
-        now = Part(self.parts[part], given, part == len(self.parts) - 1)
+        now = ModelPart(self.parts[part], given, part == len(self.parts) - 1)
         with replaced(self._model, part=now):
             return _PartPass(given, loss(*batch))
 

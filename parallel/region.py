@@ -46,7 +46,7 @@ _ADD_BIAS = Row("add_bias", "x bias residual", "x + bias + residual", "dy", "dy"
 
 
 @dataclass(frozen=True)
-class Region:
+class ParallelRegion:
     """The ranks that share layers, and how activations enter and leave what each computes alone.
 
     Args:

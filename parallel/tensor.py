@@ -30,7 +30,7 @@ from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import ALIGNMENT, zeros
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.nested import NestedRanks
-from tensorgrad.parallel.region import Region
+from tensorgrad.parallel.region import ParallelRegion
 from tensorgrad.parallel.stages import check_not_shared
 from tensorgrad.placement import Placement, cut_box, divide
 from tensorgrad.tensor import Tensor
@@ -71,7 +71,7 @@ class TensorParts:
         return self.replicated if self.sequence else self.replicated & self.inside
 
 
-class Row(NamedTuple):
+class ShardRow(NamedTuple):
     """A row of a module's table, with the module and the layer that it names."""
 
     owner: str  # the name of the module
@@ -124,7 +124,7 @@ def tensor_parallel(model: nn.Module, comm: Comm, sequence: bool = False) -> Ten
     _check(model, rows, comm.size, sequence)
     marks = {name: _fingerprint(parameter) for name, parameter in model.named_parameters()}
     comm.agree("tensor_parallel", {"sequence": sequence, **marks})
-    region = Region(comm, sequence and comm.size > 1)
+    region = ParallelRegion(comm, sequence and comm.size > 1)
     placements: dict[str, Placement] = {}
     if comm.size > 1:
         placements = shard(model, rows, region)
@@ -139,16 +139,18 @@ def tensor_parallel(model: nn.Module, comm: Comm, sequence: bool = False) -> Ten
     return TensorParts(comm, region.sequence, placements, frozenset(inside))
 
 
-def rows_of(model: nn.Module) -> Iterator[Row]:
+def rows_of(model: nn.Module) -> Iterator[ShardRow]:
     """Yield the rows of all tables of a model."""
     for owner, module in model.named_modules():
         for shard in getattr(module, "shards", list)():
             layer = getattr(module, shard.layer)
             if layer is not None:
-                yield Row(owner, module, shard, layer)
+                yield ShardRow(owner, module, shard, layer)
 
 
-def shard(model: nn.Module, rows: Sequence[Row], region: Region) -> dict[str, Placement]:
+def shard(
+    model: nn.Module, rows: Sequence[ShardRow], region: ParallelRegion
+) -> dict[str, Placement]:
     """Cut the layers of tables and give them their region; return the parts of parameters."""
     comm, placements = region.comm, dict[str, Placement]()
     _draw(model, region.outer_stream)
@@ -184,7 +186,7 @@ def _draw(module: nn.Module, stream: Callable[[], AbstractContextManager[None]])
             layer.stream = stream
 
 
-def _check(model: Any, rows: Sequence[Row], ranks: int, sequence: bool) -> None:
+def _check(model: Any, rows: Sequence[ShardRow], ranks: int, sequence: bool) -> None:
     """Raise ArgumentError unless the model can be sharded over this number of ranks."""
     if sequence and ranks > 1 and not getattr(model, "loss_of_any_rows", True):
         raise ArgumentError(
@@ -199,7 +201,7 @@ def _check(model: Any, rows: Sequence[Row], ranks: int, sequence: bool) -> None:
             _check_sizes(row, ranks)
 
 
-def _check_layer(row: Row) -> None:
+def _check_layer(row: ShardRow) -> None:
     layer = row.layer
     kinds = (nn.Embedding, nn.Linear)[row.shard.kind != "vocabulary" :]
     base = next((kind for kind in kinds if isinstance(layer, kind)), None)
@@ -215,7 +217,7 @@ def _check_layer(row: Row) -> None:
         )
 
 
-def _check_sizes(row: Row, ranks: int) -> None:
+def _check_sizes(row: ShardRow, ranks: int) -> None:
     (_, kind, sections, units, counts), length = row.shard, row.layer.weight.shape[row.axis]
     if units is not None and units < ranks:
         what = f"{counts[-1]} of {row.owner}" if counts else f"the number of units of {row.name}"

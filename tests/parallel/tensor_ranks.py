@@ -23,8 +23,8 @@ from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.models.translation import TranslationConfig, TranslationModel
 from tensorgrad.nn import Module
 from tensorgrad.parallel import Comm
-from tensorgrad.parallel.region import Region
-from tensorgrad.parallel.tensor import Row, rows_of, shard, tensor_parallel
+from tensorgrad.parallel.region import ParallelRegion
+from tensorgrad.parallel.tensor import ShardRow, rows_of, shard, tensor_parallel
 from tensorgrad.parallel.tensor_ops import (
     all_gather_columns,
     all_gather_rows,
@@ -121,9 +121,11 @@ def double(module: Module, seed: int = 3) -> Module:
 Placements = dict[str, Placement]
 
 
-def cut(layer: Module, region: Region, kind: Any = None) -> Placements:
+def cut(layer: Module, region: ParallelRegion, kind: Any = None) -> Placements:
     """Shard a layer by its table, or by one row; return the parts of its parameters."""
-    rows = list(rows_of(layer)) if kind is None else [Row("", layer, nn.Shard("", kind), layer)]
+    rows = (
+        list(rows_of(layer)) if kind is None else [ShardRow("", layer, nn.Shard("", kind), layer)]
+    )
     return shard(layer, rows, region)
 
 
@@ -169,7 +171,7 @@ def check_layers(comm: Comm) -> None:
         dy = draw(y.shape, 1)
         y.backward(Tensor(dy))
         part = double(make())
-        placements = cut(part, Region(comm, sequence), kind)
+        placements = cut(part, ParallelRegion(comm, sequence), kind)
         mine = Tensor(own_rows(x, comm) if sequence else x, True)
         out = part(mine)
         width = 8 // comm.size
@@ -215,7 +217,7 @@ def check_row_parallel(comm: Comm) -> None:
         y.backward(Tensor(dy))
         mine = Tensor(x[columns].copy(), True)
         rest = own_rows(residual, comm) if sequence else residual
-        placements = cut(part, Region(comm, sequence), "row")
+        placements = cut(part, ParallelRegion(comm, sequence), "row")
         out = part(mine, rest if added else None)
         close(out.data, own_rows(y.data, comm) if sequence else y.data)
         out.backward(Tensor(own_rows(dy, comm) if sequence else dy))
@@ -232,7 +234,7 @@ def check_embedding(comm: Comm) -> None:
         y = whole(ids, *extra[0])
         dy = draw(y.shape, 2)
         y.backward(Tensor(dy))
-        placements = cut(part, Region(comm, sequence), "vocabulary")
+        placements = cut(part, ParallelRegion(comm, sequence), "vocabulary")
         out = part(Tensor(ids), *extra[1])
         np.testing.assert_array_equal(out.data, own_rows(y.data, comm) if sequence else y.data)
         out.backward(Tensor(own_rows(dy, comm) if sequence else dy))
@@ -471,7 +473,7 @@ def check_dropout(comm: Comm) -> None:
     """Ranks draw the same dropout outside the regions, and different ones inside or on own rows."""
     x = Tensor(np.ones((B, T, C), "float32"))
     for sequence in (False, True):
-        region = Region(comm, sequence)
+        region = ParallelRegion(comm, sequence)
         random.seed(1)
         block = nn.TransformerBlock(C, 4, dropout=0.5)
         plain = nn.TransformerBlock(C, 4, dropout=0.5)
@@ -496,7 +498,7 @@ def check_dropout(comm: Comm) -> None:
             random.set_state({"seed": 3, "draw": 0, "stream": 2})
             close(y.data, plain(x).data, 1e-6)
     random.set_state({"seed": 3, "draw": 0, "stream": 2})
-    with Region(comm).inner_stream(), Region(comm).inner_stream():
+    with ParallelRegion(comm).inner_stream(), ParallelRegion(comm).inner_stream():
         mine = random.uniform(size=4).numpy()
     everyone = comm.all_gather(mine)
     assert len({each.tobytes() for each in everyone}) == comm.size
@@ -513,7 +515,7 @@ def check_dropout_inside(comm: Comm) -> None:
         for parameter in layer.parameters():
             parameter.data[...] = 0.1
         each = layer.eval()(x).data.flat[0] / hidden  # what a feature adds
-        cut(layer.train(), Region(comm))
+        cut(layer.train(), ParallelRegion(comm))
         kept = layer(x).data / (2 * each)
         close(kept, kept.round(), 1e-3)
         assert (kept.round() % comm.size).any()  # with equal numbers each would keep as many
@@ -604,7 +606,7 @@ def check_errors(comm: Comm) -> None:
     with pytest.raises(CommError, match=r"tensor_parallel: tokens.weight is .* on rank 0"):
         tensor_parallel(other, comm)
     with pytest.raises(ShapeError, match=f"expected a multiple of the {ranks} parts"):
-        cut(nn.Linear(4, 7), Region(comm), "column")
+        cut(nn.Linear(4, 7), ParallelRegion(comm), "column")
 
 
 CHECKS = tuple(check for name, check in sorted(globals().items()) if name.startswith("check_"))
