@@ -57,7 +57,7 @@ def _calls(functions: dict[str, Any], call: Callable[[Any, int], object]) -> dic
 
 
 @dataclass(frozen=True)
-class Function:
+class TimedFunction:
     """A function whose forward and backward are two jobs, and PyTorch's of the same formula.
 
     Attributes:
@@ -216,7 +216,7 @@ def softmax_jobs(device: str, scale: int) -> Jobs:
     for shape in ((32, 12, 1024, 1024), (8192, 50304), (8192, 50257)):
         shape = (max(1, shape[0] // scale), *shape[1:])
         size = 2 * math.prod(shape)
-        yield from Function(
+        yield from TimedFunction(
             "softmax", _size(*shape), (shape,), _NARROW, softmax, (2 * size, 3 * size),
             lambda torch: partial(torch.softmax, dim=-1), lambda torch, f: {"eager": f},
         ).jobs()  # fmt: skip
@@ -227,13 +227,13 @@ def norm_jobs(device: str, scale: int) -> Jobs:
     rows = max(1, 32768 // scale)
     for width in (768, 1600, 4096):
         size = rows * width
-        yield from Function(
+        yield from TimedFunction(
             "layer_norm", _size(rows, width), ((rows, width), (width,), (width,)), _NARROW,
             layer_norm, (4 * size, 6 * size),
             lambda torch: lambda x, w, b: torch.nn.functional.layer_norm(x, w.shape, w, b),
             sets=max(1, 2**29 // (size * 2 * scale)),  # together larger than the L2 cache
         ).jobs()  # fmt: skip
-    yield from Function(
+    yield from TimedFunction(
         "rms_norm", _size(rows, 768), ((rows, 768), (768,)), _NARROW, rms_norm,
         (4 * rows * 768, None),
         lambda torch: lambda x, w: torch.nn.functional.rms_norm(x, w.shape, w, 1e-6),
@@ -263,7 +263,7 @@ def elementwise_jobs(device: str, scale: int) -> Jobs:
         for name, ours, shapes, theirs in functions:
             large = sum(each == shape for each in shapes)
             moved = (large + 1) * once, None if name == "add" else (2 * large + 1) * once
-            yield from Function(
+            yield from TimedFunction(
                 name, _size(*shape), shapes, dtype, ours, moved, theirs, recorded=False
             ).jobs()
 
@@ -291,7 +291,7 @@ def dropout_jobs(device: str, scale: int) -> Jobs:
         once = math.prod(shape) * _item(dtype)
         for name, ours, count, times, peer in functions:
             forward, backward = (None if n is None else n * once for n in times)
-            yield from Function(
+            yield from TimedFunction(
                 name, _size(*shape), (shape, shape, shape[1:])[:count], dtype, ours,
                 (forward, backward), peer, trained=(True, name.startswith("swiglu"), False)[:count],
                 recorded=False,
@@ -315,7 +315,7 @@ def reduce_jobs(device: str, scale: int) -> Jobs:
             known = math.prod(n for n in lengths if n)
             shape = tuple(n or max(1, count // known) for n in lengths)
             ours: Any = getattr(reduce, name)
-            yield from Function(
+            yield from TimedFunction(
                 name, f"{_size(*shape)} axis {axis}", (shape,), dtype,
                 partial(ours, axis=axis), (math.prod(shape) * _item(dtype), None),
                 partial(_torch_reduction, name=name, axis=axis), lambda torch, f: {"eager": f},
@@ -363,7 +363,7 @@ def fused_jobs(device: str, scale: int) -> Jobs:
         for name, fused, unfused, shape, parameters in lines:
             shape = (max(1, shape[0] // scale), *shape[1:])
             once = math.prod(shape) * _item(dtype)
-            yield from Function(
+            yield from TimedFunction(
                 name, _size(*shape), (shape, *(shape[1:],) * parameters), dtype, fused,
                 (2 * once, 3 * once), unfused=unfused,
             ).jobs()  # fmt: skip
@@ -755,7 +755,7 @@ def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str, beside: 
         return {name: partial(by, each) for name, each in names.items()}
 
     amount = operations(shape, causal)
-    function = Function(
+    function = TimedFunction(
         "attention", f"{_size(*shape)} {kind}", (shape,) * 3, _WIDE if tf32 else dtype, ours,
         (amount, 2.5 * amount), theirs, variants, unit="TFLOP/s", fixed=mask,
         unfused=partial(attention_unfused, causal=True) if beside else None,

@@ -23,7 +23,7 @@ def transformer_lm(config: TranslationConfig) -> Any:
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(x)
 
-    class Block(nn.Module):  # type: ignore[misc]  # PyTorch's types are not read here
+    class LlamaBlock(nn.Module):  # type: ignore[misc]  # PyTorch's types are not read here
         def __init__(self) -> None:
             super().__init__()
             self.norm1, self.norm2 = nn.RMSNorm(width, 1e-6), nn.RMSNorm(width, 1e-6)
@@ -46,11 +46,11 @@ def transformer_lm(config: TranslationConfig) -> Any:
             hidden = self.inside(functional.silu(self.gate(normed)) * self.up(normed))
             return x + self.dropout(self.down(hidden))
 
-    class Model(nn.Module):  # type: ignore[misc]  # PyTorch's types are not read here
+    class LlamaModel(nn.Module):  # type: ignore[misc]  # PyTorch's types are not read here
         def __init__(self) -> None:
             super().__init__()
             self.tokens = nn.Embedding(config.vocab_size, width)
-            self.blocks = nn.ModuleList(Block() for _ in range(config.layers))
+            self.blocks = nn.ModuleList(LlamaBlock() for _ in range(config.layers))
             self.norm, self.dropout = nn.RMSNorm(width, 1e-6), nn.Dropout(dropout)
             rates = config.rope_base ** (-torch.arange(half) / half)
             angles = torch.arange(config.context)[:, None] * rates
@@ -81,4 +81,4 @@ def transformer_lm(config: TranslationConfig) -> Any:
                 logits.flatten(0, 1), targets.flatten(), label_smoothing=config.label_smoothing
             )
 
-    return Model()
+    return LlamaModel()

@@ -7,7 +7,7 @@ from tokenizers import pre_tokenizers
 from tensorgrad.data.word_patterns import GPT2, LINEAR, problem_of
 
 PUBLISHED = [
-    *LINEAR,
+    *sorted(LINEAR),
     r"\s+$",  # DeepSeek
     r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿ]+",
     r"\s?[!-/:-~！-／：-～‘-‟　-。]+",  # noqa: RUF001
