@@ -51,6 +51,6 @@ def test_a_model_that_cannot_be_cut_is_reported_once(options: list[str], tmp_pat
     sizes = ["--vocab-multiple", 7, "--tp", 2, "--out", tmp_path / "run"]
     result = run_ranks(PROGRAM, 2, [*options, *sizes], check=False)
     assert result.returncode == 1
-    message = "the number of rows of the token embedding is 301, expected a multiple of the 2 ranks"
+    message = "tokens has 301 rows, expected a multiple of the 2 ranks"
     assert result.stderr.count(message) == 1, result.stderr
     assert "Traceback" not in result.stderr

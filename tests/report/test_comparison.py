@@ -81,6 +81,7 @@ def test_runs_of_different_programs_compare_what_they_share(two: list[Path]) -> 
         "steps": ("60", "5"),
         "lr": ("0.003", "2.0"),
         "dropout": ("0.0", "0.5"),
+        "hidden": ("none", "64"),
     }
     assert rows(found, "Environment") == {}  # only one run has it
     result = rows(found, "Result")
