@@ -86,7 +86,7 @@ def test_ranks_without_mpi4py_are_an_error(monkeypatch: pytest.MonkeyPatch, alon
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(
-        CommError, match=r"2 ranks were started, but mpi4py .*pip install -e "\.\[mpi\]""
+        CommError, match=r"2 ranks were started, but mpi4py .*pip install -e .\.\[mpi\]"
     ):
         mpi_nccl._start.__wrapped__()[0]
 
