@@ -142,7 +142,11 @@ class LanguageModel(nn.Module):
         """
         mask, part = self.mask(tokens, targets), self.part
         if part is None:
-            self._check_whole()
+            if self.stages is not None:
+                raise ArgumentError(
+                    f"{type(self).__name__}: this rank has some of the layers, expected to be "
+                    "called by the loss of a training loop whose ranks are the Pipeline"
+                )
             return self.finish(self.run_blocks(self.embed(tokens, cache), cache, mask), targets)
         x = self.embed(tokens, cache) if part.x is None else part.x
         x = self.run_blocks(x, cache, mask, part.blocks)
@@ -150,13 +154,6 @@ class LanguageModel(nn.Module):
 
     def mask(self, tokens: Any, targets: Any) -> Any:
         """Return the mask of all attention layers for a call, or None; see `attention`."""
-
-    def _check_whole(self) -> None:
-        if self.stages is not None:
-            raise ArgumentError(
-                f"{type(self).__name__}: this rank has some of the layers, expected to be called "
-                "by the loss of a training loop whose ranks are the Pipeline"
-            )
 
     def next_logits(self, tokens: Any, cache: Cache | None = None, mask: Any = None) -> Tensor:
         """Return the logits (B, V) of the one token after `tokens`, float32 for 16-bit models.

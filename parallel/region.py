@@ -87,11 +87,11 @@ class ParallelRegion:
         ids = integer_array("embedding", "ids", ids)
         check_ids("embedding", ids, rows * comm.size)
         local = ids - comm.rank * rows
-        here = (local >= 0) & (local < rows)
+        is_own = (local >= 0) & (local < rows)
         # The ids of other ranks read rows whose results are dropped. `%` spreads them over all
         # rows: their gradients are 0, but adding many to one row would be slow.
         y = embedding(weight, local % rows)
-        y = self.leave(where(here[..., None], y, 0.0))
+        y = self.leave(where(is_own[..., None], y, 0.0))
         if positions is None:
             return y
         return y + embedding(positions, self._positions(ids, start))
@@ -99,7 +99,7 @@ class ParallelRegion:
     def _positions(self, ids: backend.Array, start: Any) -> backend.Array:
         """Return the position of each row of the result in its sequence."""
         xp, (batch, length) = backend.namespace(ids), ids.shape
-        if backend.is_array(start):  # of sequences of any lengths, whose rows no ranks share
+        if backend.is_array(start):  # sequences of any lengths, whose rows no ranks share
             return start[:, None] + xp.arange(length)
         if not self.sequence:
             return xp.arange(start, start + length)

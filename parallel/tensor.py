@@ -169,7 +169,7 @@ def shard(
                 parameter.data = cut_box(parameter.data, placements[name]).copy()
                 parameter.grad = None
         for count in counts:
-            assert units is not None  # what the counts are of
+            assert units is not None  # the table of a layer with counts has their units
             own = units * (comm.rank + 1) // comm.size - units * comm.rank // comm.size
             setattr(module, count, getattr(module, count) // units * own)
         if kind == "vocabulary":
@@ -208,7 +208,7 @@ def _check_layer(row: ShardRow) -> None:
     overrides = base is not None and type(layer).forward is not base.forward
     own = " with a forward of its own" if overrides or "forward" in vars(layer) else ""
     regions = (getattr(layer, name, None) for name in ("region", "before", "after"))
-    sharded = " that ranks share already" if any(each is not None for each in regions) else ""
+    sharded = " that ranks share already" if any(region is not None for region in regions) else ""
     if base is None or own or sharded:
         raise ArgumentError(
             f"tensor_parallel: {row.name} is a {type(layer).__name__}{own}{sharded}, expected nn."
