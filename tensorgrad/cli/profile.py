@@ -34,9 +34,8 @@ from tensorgrad.profile.step import (
 )
 from tensorgrad.profile.tables import attention_split, kernel_table, op_table
 from tensorgrad.train.device import choose_device
-from tensorgrad.train.folder import check_new_folder
+from tensorgrad.train.folder import check_new_folder, free_folder
 from tensorgrad.train.language import LanguageSettings
-from tensorgrad.train.run import free_folder
 from tensorgrad.train.settings import DTYPES
 from tensorgrad.train.strategy_settings import MODES
 

@@ -23,12 +23,13 @@ from tensorgrad.models.restore import config_of
 from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.config import option
+from tensorgrad.train.folder import free_folder
 from tensorgrad.train.load import load_trained
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Outcome, measure_loss
 from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.ranks import Batch
-from tensorgrad.train.run import free_folder, without_checkpoint
+from tensorgrad.train.run import without_checkpoint
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.sizes import newest_entry
 from tensorgrad.train.task import Task
