@@ -211,6 +211,8 @@ def train(
     """
     began = time.perf_counter()
     ranks = OneProcess() if ranks is None else ranks
+    with in_options(settings):
+        settings.known_sizes()  # bad ones leave no folder
     with in_options(settings), run_folder(folder, ranks.is_main, None if resuming else settings):
         callbacks = make_loggers(settings.loggers) if ranks.is_main else []
         task = kind(settings, folder, ranks, resuming)
