@@ -1,7 +1,7 @@
 """The program of training runs: `tensorgrad train TASK`, alone or on the ranks of mpirun.
 
 Rank 0 reads the command line and prints; an error that a user can fix ends all ranks with one line.
-Tests: tests/parallel/test_program.py and, of each task on 1, 2 and 4 ranks, tests/train/.
+Tests: tests/cli/test_train.py and, of each task with each strategy, tests/train/test_task.py.
 """
 
 from __future__ import annotations

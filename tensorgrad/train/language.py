@@ -1,6 +1,6 @@
 """The task of training a language model: a GPT-2, a TransformerLM or a model of the user's.
 
-`tensorgrad train` runs it, see task.py. Tests: tests/train/test_language.py.
+`tensorgrad train` runs it, see task.py. Tests: tests/cli/test_train.py, tests/train/test_task.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SIZES = (
     *("norm_eps", "window", "tied", "qkv_bias", "qk_norm", "vocab_multiple", "dropout"),
 )
 # What a model of --init-from has already.
-_OF_MODEL = ("model", "preset", "vocab", "tokenizer", *_SIZES[:-1])
+_OF_MODEL = ("model", "preset", *_SIZES[:-1], "vocab", "tokenizer")
 
 
 @dataclass(frozen=True)

@@ -303,9 +303,12 @@ class Sentiment(Task):
 
     def about(self) -> str:
         """Return the numbers of sentences, and the size of the vocabulary."""
-        training, validation = (f"{len(part):,} sentences" for part in self.texts)
+        training, validation = (f"{len(part):,}" for part in self.texts)
         vocabulary = f"{self.vocabulary.vocab_size:,}"
-        return f"vocabulary {vocabulary}, {training} to train on, {validation} to measure with"
+        return (
+            f"vocabulary {vocabulary}, {training} sentences to train on, {validation} to measure "
+            "with"
+        )
 
     def end(self, outcome: Outcome) -> str:
         """Return the last accuracy and the highest one."""

@@ -21,9 +21,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from tensorgrad import nn, random
+from tensorgrad.models.restore import Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.callbacks import Callback
@@ -39,16 +40,6 @@ from tensorgrad.train.sizes import check_sizes
 from tensorgrad.train.user_file import is_file
 
 _log = logging.getLogger(__name__)
-
-
-class Sizes(Protocol):
-    """The sizes of a model; see models/restore.py."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def parameters(self) -> int:
-        """The number of parameters, each counted once."""
 
 
 class Task:
@@ -94,12 +85,12 @@ class Task:
         self.ranks = OneProcess() if ranks is None else ranks
         self.precision: Callable[[], AbstractContextManager[None]] = settings.precision()
 
-    def sizes(self) -> Sizes | None:
+    def sizes(self) -> Config | None:
         """Return the sizes of the model as far as the settings say; None: they say nothing.
 
         Called before the data is read, to find bad sizes at once.
         """
-        sizes: Sizes | None = self.settings.known_sizes()
+        sizes: Config | None = self.settings.known_sizes()
         return sizes
 
     def read(self) -> None:
@@ -182,7 +173,7 @@ class Task:
         """Whether the run begins at step 0: it has no checkpoint to resume."""
         return not (self.resuming and list_checkpoints(self.folder / "checkpoints"))
 
-    def check_model(self, sizes: Sizes) -> None:
+    def check_model(self, sizes: Config) -> None:
         """Raise TensorgradError where a model does not fit the machine or the run's checkpoints."""
         check_sizes(sizes, self.folder)
 
