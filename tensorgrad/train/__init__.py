@@ -3,8 +3,9 @@
 from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, load_latest
-from tensorgrad.train.loop import Outcome, Trainer, mean_loss
+from tensorgrad.train.loop import Outcome, Trainer, mean_loss, measure_loss
 from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.script import Run, ScriptSettings
 from tensorgrad.train.settings import TrainSettings
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "OneProcess",
     "Outcome",
     "Ranks",
+    "Run",
+    "ScriptSettings",
     "TrainSettings",
     "Trainer",
     "average_checkpoints",
@@ -20,4 +23,5 @@ __all__ = [
     "load_checkpoint",
     "load_latest",
     "mean_loss",
+    "measure_loss",
 ]
