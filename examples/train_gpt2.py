@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorgrad import backend, random, tensor
@@ -75,24 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with Run(settings, folder, resuming) as run:
         sizes = GPT2Config(settings.vocab, context, settings.layers, settings.heads, settings.width)
         device = backend.use_device(settings.device)
-        corpus = prepare(settings.data, settings.cache, settings.vocab)
+        corpus = prepare(settings.data, settings.cache, settings.vocab, progress=run.progress)
         tokenizer = corpus.tokenizer
-        tokenizer.save(folder / "tokenizer.json")
-        training = TokenLoader(corpus.train, batch, context)
-        validation = TokenLoader(corpus.validation, batch, context)
+        training = TokenLoader(corpus.train, batch, context, settings.seed)
+        validation = TokenLoader(corpus.validation, batch, context, settings.seed)
 
-        random.seed(0)
+        random.seed(settings.seed)
         sizes = replace(sizes, vocab_size=tokenizer.vocab_size)  # a short text has fewer
         model = GPT2(sizes).to(device)
         optimizer = AdamW(
             model.named_parameters(), betas=(0.9, 0.95), weight_decay=0.1, decay=decays_matrices
         )
-        belongs_to = {  # what a checkpoint must agree in
-            "model": asdict(sizes),
-            "tokenizer": {"sha256": tokenizer.digest},
-            "data": {"corpus": corpus.digest, "batch": batch, "seed": 0},
-        }
-        step = run.resume(model, optimizer, belongs_to, batch * context)
+        step = run.resume(model, optimizer, sizes, corpus)
         if step == 0:
             run.log_evaluation(step, evaluate(model, validation, last=False))
         while step < steps and not run.stopping():

@@ -13,7 +13,7 @@ the same steps, and has ZeRO, pipelines and tensor parallelism.
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -78,24 +78,19 @@ def main(comm: Comm) -> int:
     with Run(settings, folder, resuming, ranks) as run:
         sizes = GPT2Config(settings.vocab, context, settings.layers, settings.heads, settings.width)
         device = comm.select_device(settings.device)
-        corpus = prepare(settings.data, settings.cache, settings.vocab)
+        corpus = prepare(settings.data, settings.cache, settings.vocab, progress=run.progress)
         tokenizer = corpus.tokenizer
-        if ranks.is_main:
-            tokenizer.save(folder / "tokenizer.json")
-        training = TokenLoader(corpus.train, batch, context, 0, ranks.rank, ranks.ranks)
-        validation = TokenLoader(corpus.validation, batch, context, 0, ranks.rank, ranks.ranks)
+        training = TokenLoader(corpus.train, batch, context, settings.seed, ranks.rank, ranks.ranks)
+        validation = TokenLoader(
+            corpus.validation, batch, context, settings.seed, ranks.rank, ranks.ranks
+        )
 
-        random.seed(0)
+        random.seed(settings.seed)
         sizes = replace(sizes, vocab_size=tokenizer.vocab_size)  # a short text has fewer
         model = GPT2(sizes).to(device)
         adamw = partial(AdamW, betas=(0.9, 0.95), weight_decay=0.1, decay=decays_matrices)
         optimizer = ranks.prepare(model, adamw)  # one flat buffer of gradients, in buckets
-        belongs_to = {  # what a checkpoint must agree in
-            "model": asdict(sizes),
-            "tokenizer": {"sha256": tokenizer.digest},
-            "data": {"corpus": corpus.digest, "batch": batch, "seed": 0},
-        }
-        step = run.resume(model, optimizer, belongs_to, batch * context)
+        step = run.resume(model, optimizer, sizes, corpus)
         if step == 0:
             run.log_evaluation(step, evaluate(model, validation, ranks, last=False))
         while step < steps and not run.stopping():

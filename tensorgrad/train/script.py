@@ -1,9 +1,9 @@
-"""A run whose training loop is a script's own: its options, folder, logs, checkpoints and end.
+"""A language model that a script trains in a loop of its own: options, folder, logs, checkpoints.
 
     settings, folder, resuming = read_command_line(Settings, __doc__)
     with Run(settings, folder, resuming) as run:
-        ...                                           # data, model, optimizer
-        step = run.resume(model, optimizer, belongs_to)
+        ...                                           # corpus, model, optimizer
+        step = run.resume(model, optimizer, sizes, corpus)
         while step < settings.steps and not run.stopping():
             ...                                       # a step
             step += 1
@@ -23,11 +23,12 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from tensorgrad import backend
+from tensorgrad.data import Corpus
 from tensorgrad.errors import ArgumentError, TrainingError
 from tensorgrad.files import write_json
 from tensorgrad.nn import Module
@@ -38,11 +39,11 @@ from tensorgrad.train.config import check, option
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.loop import Outcome
 from tensorgrad.train.options import in_options
-from tensorgrad.train.progress import ProgressBar
+from tensorgrad.train.progress import ProgressBar, StageProgress
 from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.run import FACTS, free_folder, report_stop
 from tensorgrad.train.run_log import RunLog
-from tensorgrad.train.state import BelongsTo, load_state, state_of
+from tensorgrad.train.state import load_state, state_of
 from tensorgrad.train.stop_signals import STOPS, StopSignals
 from tensorgrad.train.times import Clock, Work
 
@@ -69,6 +70,7 @@ class ScriptSettings:
     )
     cache: str = option("runs/data", "folder for tokenized text", free=True)
     out: str = option("", "folder of the run", shown="a new one in runs", free=True)
+    seed: int = option(0, "seed of parameters and data order", low=0)
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
 
     def __post_init__(self) -> None:
@@ -94,6 +96,20 @@ class ScriptSettings:
         return self.steps // 20 if self.warmup is None else self.warmup
 
 
+class Sizes(Protocol):
+    """The sizes of a language model, a dataclass such as GPT2Config."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def context(self) -> int:
+        """The context length in tokens."""
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters, each counted once."""
+
+
 class Run:
     """The folder of a run, and what happens around the steps of a script's loop.
 
@@ -111,6 +127,7 @@ class Run:
         ArgumentError: the ranks cannot share the batch, or the folder is not writable.
         CheckpointError: another process trains in the folder.
     Attributes:
+        progress: shows the progress of `prepare`.
         status: the exit status of the program: 0, or 128 + the signal that stopped the run.
     """
 
@@ -129,6 +146,7 @@ class Run:
         self._measured: Mapping[str, float] = {}  # by an evaluation after `_step`
         self._log: RunLog | None = None  # on the main rank, from `resume` on
         self._pause = ExitStack()  # of the clock
+        self.progress = StageProgress(f"preparing {settings.data}", self._ranks.is_main)
         self.status = 0
 
     def __enter__(self) -> Run:
@@ -148,9 +166,7 @@ class Run:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def resume(
-        self, model: Module, optimizer: Optimizer, belongs_to: BelongsTo, tokens: int, **facts: int
-    ) -> int:
+    def resume(self, model: Module, optimizer: Optimizer, sizes: Sizes, corpus: Corpus) -> int:
         """Load the newest checkpoint, if there is one, and open the logs; return the steps done.
 
         All ranks get the parameters of the main one.
@@ -158,15 +174,19 @@ class Run:
         Args:
             model: on its device.
             optimizer: of the model, from `Ranks.prepare` where ranks train together.
-            belongs_to: what a checkpoint must have been made with to fit this run, by group, such
-                as {"model": {"layers": 2}}.
-            tokens: of a step on all ranks together, for the speed.
-            facts: numbers for the log and for reports, such as parameters=1000.
+            sizes: of the model; a checkpoint must be of these,
+            corpus: and of this text and vocabulary.
         Raises:
             CheckpointError: the newest checkpoint does not fit, or all of them are damaged.
         """
+        self.progress.__exit__()
         settings, ranks, folder = self._settings, self._ranks, self._folder
-        self._model, self._optimizer, self._belongs_to = model, optimizer, belongs_to
+        self._model, self._optimizer = model, optimizer
+        self._belongs_to = belongs_to = {
+            "model": asdict(sizes),
+            "tokenizer": {"sha256": corpus.tokenizer.digest},
+            "data": {"corpus": corpus.digest, "batch": settings.batch, "seed": settings.seed},
+        }
         checkpoint = ranks.load_latest(self._checkpoints) if self._resuming else None
         if checkpoint is not None:
             load_state(checkpoint, model, optimizer, settings, ranks, belongs_to)
@@ -175,14 +195,22 @@ class Run:
         arrays = [tensor.data for tensor in model.state_dict().values()]
         ranks.begin(self._step, [*arrays, *optimizer.state.values()], belongs_to)
         self._clock, device = Clock(), backend.device_of(optimizer.hyper)
+        tokens = settings.batch * sizes.context
         self._progress = ProgressBar(settings.steps, self._step, tokens, self._clock, ranks.is_main)
         self._signals = self._stack.enter_context(StopSignals())
         if ranks.is_main:
             config.save(settings, folder)
-            write_json(folder / FACTS, {"warmup": settings.warmup_steps, **facts}, 2)
+            corpus.tokenizer.save(folder / "tokenizer.json")
+            facts = {"warmup": settings.warmup_steps, "parameters": sizes.parameters}
+            facts |= {"training_tokens": len(corpus.train)}
+            facts |= {"validation_tokens": len(corpus.validation)}
+            write_json(folder / FACTS, facts, 2)
             prune_checkpoints(self._checkpoints, self._step, self._keep)
-            listed = (f"{value:,} {name.replace('_', ' ')}, " for name, value in facts.items())
-            _log.info("%s: %son %s", folder, "".join(listed), device)
+            _log.info(
+                "%s: %s parameters, vocabulary %s, %s tokens of text, on %s",
+                *(folder, f"{sizes.parameters:,}", f"{corpus.tokenizer.vocab_size:,}"),
+                *(f"{len(corpus.train):,}", device),
+            )
             if checkpoint is not None:
                 told = self._step, settings.steps, checkpoint.path
                 _log.info("resuming from step %d of %d: %s", *told)
@@ -271,6 +299,7 @@ class Run:
 
     def _end(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Log where the run is, or how to resume it."""
+        self._pause.close()
         if self._log is None or error is not None:
             return
         outcome = Outcome(
