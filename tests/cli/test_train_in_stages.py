@@ -5,12 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.test_train_gpt2_dp import options, same_run, train_alone
-from tests.ranks import run_ranks
-from tests.source_tree import ROOT
+from tests.cli.test_train_on_ranks import options, run_train, same_run, train_alone
 
 pytestmark = pytest.mark.mpi
-PROGRAM = ROOT / "examples" / "train_gpt2_pp.py"
+STAGES = ["--pp", 2, "--micro-batches", 4]
 
 __all__ = ["options"]  # a fixture
 
@@ -18,14 +16,14 @@ __all__ = ["options"]  # a fixture
 def test_a_run_resumes_with_another_number_of_stages(options: list[str], tmp_path: Path) -> None:
     alone, folder = tmp_path / "alone", tmp_path / "run"
     train_alone(*options, "--micro-batches", 4, "--out", alone)
-    result = run_ranks(PROGRAM, 2, [*options, "--out", folder, "--stop-after", 5])
+    result = run_train(2, [*options, *STAGES, "--out", folder, "--stop-after", 5])
     assert "stopped after step 5 of 20" in result.stderr
     saved = json.loads((folder / "config.json").read_text())
     assert saved == json.loads((alone / "config.json").read_text()) | {"out": str(folder)}
     more = ["--pp", 1, "--parallel", "zero1", "--stop-after", 3]
-    result = run_ranks(PROGRAM, 2, ["--resume", folder, *more])
+    result = run_train(2, ["--resume", folder, *more])
     assert "stopped after step 8 of 20" in result.stderr
-    result = run_ranks(PROGRAM, 2, ["--resume", folder, "--pipeline-schedule", "gpipe"])
+    result = run_train(2, ["--resume", folder, "--pp", 2, "--pipeline-schedule", "gpipe"])
     assert result.stdout.count("def ") == 1  # the sample, once
     same_run(folder, alone)
 
@@ -43,7 +41,7 @@ def test_sizes_that_do_not_fit_are_reported_once(options: list[str], tmp_path: P
             "--chunks: got 2 with schedule 'gpipe', expected 1; more",
         ),
     ):
-        result = run_ranks(PROGRAM, 2, [*options, *given, "--out", tmp_path / "run"], check=False)
+        result = run_train(2, [*options, *STAGES, *given, "--out", tmp_path / "run"], check=False)
         assert result.returncode == 1
         assert result.stderr.count(message) == 1, result.stderr
         assert "Traceback" not in result.stderr
