@@ -23,8 +23,8 @@ from tests.source_tree import ROOT
 
 SIZES = "--layers 2 --heads 2 --width 16 --context 16 --vocab 300 --batch 4 --device cpu"
 SHORT = "--steps 12 --warmup 2"
-SCRIPTS = [*("train_gpt2", "train_gpt2_dp", "train_gpt2_pp", "train_transformer_lm")]
-# Several runs of a script on the same ranks: whole, stopped after 5 steps on the last rank, resumed.
+SCRIPTS = ("train_gpt2", "train_gpt2_dp", "train_gpt2_pp", "train_transformer_lm")
+# Runs of a script on the same ranks: a whole one, and one that a signal to rank 1 stops at step 5.
 ON_RANKS = """
 import signal, sys
 from examples.{0} import main
