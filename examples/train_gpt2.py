@@ -42,14 +42,14 @@ class Settings(ScriptSettings):
     vocab: int = option(1024, "size of the vocabulary", low=257)
 
 
-def train_step(model: GPT2, optimizer: Optimizer, x: Any, y: Any) -> tuple[float, float]:
+def train_step(model: GPT2, optimizer: Optimizer, x: Any, y: Any) -> tuple[float, Any]:
     """Take a step; return the loss of the batch, and the gradient norm before clipping."""
     device = next(model.parameters()).device
     loss = model(tensor(x, device=device), tensor(y, device=device))  # forward
     optimizer.zero_grad()
     loss.backward()
     norm = optimizer.step(max_norm=1.0)  # clip and update
-    return float(loss), float(norm)
+    return float(loss), norm
 
 
 def evaluate(model: GPT2, validation: TokenLoader, last: bool) -> dict[str, float]:

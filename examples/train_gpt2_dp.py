@@ -43,7 +43,7 @@ class Settings(ScriptSettings):
 
 def train_step(
     model: GPT2, optimizer: Optimizer, ranks: Ranks, x: Any, y: Any
-) -> tuple[float, float]:
+) -> tuple[float, Any]:
     """Take a step; return the loss of the whole batch, and the gradient norm before clipping."""
     device = next(model.parameters()).device
     loss = model(tensor(x, device=device), tensor(y, device=device))  # forward, of this rank's rows
@@ -52,7 +52,7 @@ def train_step(
     ranks.reduce_gradients()  # waits until every gradient is the mean over the ranks
     norm = optimizer.step(max_norm=1.0)  # clip and update, the same on all ranks
     (total,) = ranks.sum([float(loss)])
-    return total / ranks.ranks, float(norm)
+    return total / ranks.ranks, norm
 
 
 def evaluate(model: GPT2, validation: TokenLoader, ranks: Ranks, last: bool) -> dict[str, float]:

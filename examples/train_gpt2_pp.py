@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from tensorgrad import backend, random
 from tensorgrad.command import printable
@@ -45,14 +46,14 @@ class Settings(ScriptSettings):
 
 def train_step(
     model: GPT2, optimizer: Optimizer, ranks: Ranks, parts: Sequence[Batch]
-) -> tuple[float, float]:
+) -> tuple[float, Any]:
     """Take a step; return the loss of the batch, and the gradient norm before clipping."""
     optimizer.zero_grad()
     # Forward and backward of the micro-batches, one after the other: while a stage computes on one,
     # the stages before it compute on the next. Activations go forward, their gradients back.
     total = ranks.compute_gradients(model, parts)
     norm = optimizer.step(max_norm=1.0, reduce_norm=ranks.reduce_norm)  # norm of all stages
-    return float(total) / len(parts), float(norm)
+    return float(total) / len(parts), norm
 
 
 def cut(batch: Batch, parts: int, device: str) -> list[Batch]:

@@ -47,7 +47,7 @@ class Settings(ScriptSettings):
 
 def train_step(
     model: TransformerLM, optimizer: Optimizer, x: Any, y: Any, settings: Settings
-) -> tuple[float, float]:
+) -> tuple[float, Any]:
     """Take a step; return the loss of the batch, and the gradient norm before clipping."""
     device, parts = next(model.parameters()).device, settings.micro_batches
     optimizer.zero_grad()
@@ -57,7 +57,7 @@ def train_step(
         (loss / parts).backward()  # adds to the gradients
         total += float(loss) / parts
     norm = optimizer.step(max_norm=1.0)  # clip and update
-    return total, float(norm)
+    return total, norm
 
 
 def evaluate(model: TransformerLM, validation: TokenLoader, last: bool) -> dict[str, float]:

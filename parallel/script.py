@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tensorgrad.command import drop_unwritten_output, status_and_line
 from tensorgrad.errors import TensorgradError
@@ -61,7 +61,7 @@ def read_on_ranks(
     Raises:
         SystemExit: after --help and after an error, of which rank 0 has said what it is.
     """
-    told = None
+    told: Any = None
     if comm.rank == 0:
         try:
             chosen, folder, resuming = read_command_line(settings, description, arguments)

@@ -236,27 +236,28 @@ class Run:
             self.status = 128 + found
         return found is not None
 
-    def log_step(self, step: int, loss: float, lr: float, gradient_norm: float) -> None:
+    def log_step(self, step: int, loss: float, lr: float, gradient_norm: Any) -> None:
         """Write a step to metrics.jsonl, and show it.
 
         Args:
             step: the number of steps done, from 1.
             loss: of the batch, on all ranks.
             lr: the learning rate of the step.
-            gradient_norm: before clipping.
+            gradient_norm: before clipping, a number or what `Optimizer.step` returned.
         Raises:
             TrainingError: the loss or the norm is not finite.
         """
         self._step, self._measured = step, {}
+        norm = float(gradient_norm)
         if self._log is not None:
-            self._log.step(step, {"loss": loss, "lr": lr, "gradient_norm": gradient_norm})
+            self._log.step(step, {"loss": loss, "lr": lr, "gradient_norm": norm})
             self._log.times(step)
-        if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
+        if not (math.isfinite(loss) and math.isfinite(norm)):
             raise TrainingError(
                 f"train: step {step}: the loss is {loss:g} and the gradient norm "
-                f"{gradient_norm:g}, expected finite numbers. Try a lower learning rate"
+                f"{norm:g}, expected finite numbers. Try a lower learning rate"
             )
-        self._progress.update(step, loss, lr, gradient_norm)
+        self._progress.update(step, loss, lr, norm)
         self._pause.enter_context(self._clock.paused())
 
     def log_evaluation(self, step: int, measured: Mapping[str, float]) -> None:
