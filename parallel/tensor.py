@@ -282,10 +282,10 @@ class TensorParallel(NestedRanks):
         self._placements = self.parts.placements
 
         def make(parameters: FlatParameters | NamedParameters) -> Optimizer:
-            known = isinstance(parameters, FlatParameters)
-            flat = parameters if known else FlatParameters(parameters)
-            flat.boxes = _LayerBoxes(self.parts)
-            return make_optimizer(flat)
+            if not isinstance(parameters, FlatParameters):
+                parameters = FlatParameters(parameters)
+            parameters.boxes = _LayerBoxes(self.parts)
+            return make_optimizer(parameters)
 
         optimizer = self._inner.prepare(model, make)
         self._terms = _JoinedGradients(optimizer.flat, self.parts.summed)

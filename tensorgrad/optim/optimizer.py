@@ -35,7 +35,6 @@ from tensorgrad.optim.flat import (
     Piece,
     Segment,
     Slot,
-    cut,
     slots_of,
     zeros,
 )
@@ -327,9 +326,7 @@ class Optimizer:
             for part in self.flat.owned():
                 if part.name in entries:
                     shape = entries[part.name].shape
-                    yield HeldState(
-                        kind, part.name, shape, part.values, self._of(kind, part.state)
-                    )
+                    yield HeldState(kind, part.name, shape, part.values, self._of(kind, part.state))
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers of the state: "step" and "lr", as in `state_dict`."""

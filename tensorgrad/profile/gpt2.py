@@ -288,7 +288,7 @@ class _ProfiledStep:
         self.model = GPT2(sizes).to(device, settings.parameter_dtype)
         use_attention(self.model, settings.attention)
         self.model.recompute = settings.recompute
-        self.optimizer: Optimizer = self._ranks.prepare(self.model, settings.optimizer)
+        self.optimizer: Optimizer = self._ranks.prepare(self.model, settings.make_optimizer)
         self._ranks.begin(0, [tensor.data for tensor in self.model.state_dict().values()])
         self._scaler, self._precision = settings.scaler(), settings.precision()
         rows = settings.batch // self._ranks.ranks

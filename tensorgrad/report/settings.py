@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from tensorgrad.train.config import GROUPS, OTHER, Dataclass
+from tensorgrad.train.config import GROUPS, OTHER, Dataclass, default_of
 from tensorgrad.train.gpt2 import GPT2Settings
 from tensorgrad.train.sentiment import SentimentSettings
 from tensorgrad.train.translation import TranslationSettings
@@ -30,7 +30,7 @@ def defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     Its task says which it is; of a run of an earlier version, the names of its settings.
     """
     known = [
-        {f.name: _as_saved(f.default) for f in fields(kind) if f.default is not MISSING}
+        {f.name: _as_saved(default_of(f, config)) for f in fields(kind) if f.default is not MISSING}
         for kind in _PROGRAMS
     ]
     fitting = [each for each in known if config.get("task", each.get("task")) == each.get("task")]

@@ -42,7 +42,7 @@ from tensorgrad.train.run import (
     save_facts,
     without_checkpoint,
 )
-from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.settings import TrainSettings, by_optimizer
 from tensorgrad.train.sizes import check_sizes
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class GPT2Settings(TrainSettings):
 
     task: str = option("gpt2", "what to train", choices=("gpt2",))
     steps: int = option(800, "optimizer steps", low=1, grows=True)
-    lr: float = option(3e-3, "peak learning rate", low=0)
+    lr: float = option(None, "peak learning rate", low=0, by=by_optimizer("lr", 3e-3))
     data: str = option(
         "stdlib",
         "training text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's source; or "
@@ -396,7 +396,7 @@ def make_trainer(
 
     trainer = Trainer(
         model,
-        ranks.prepare(model, settings.optimizer),
+        ranks.prepare(model, settings.make_optimizer),
         loss,
         batches.iterate,
         settings.learning_rate,

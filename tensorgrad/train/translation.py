@@ -45,7 +45,7 @@ from tensorgrad.train.loop import Outcome, Trainer, mean_loss
 from tensorgrad.train.options import in_options
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.run import report_stop, resume_run, save_facts
-from tensorgrad.train.settings import EpochSettings
+from tensorgrad.train.settings import EpochSettings, by_optimizer, fitting
 from tensorgrad.train.sizes import check_sizes
 from tensorgrad.weights import load_arrays, save_arrays
 
@@ -96,7 +96,9 @@ class TranslationSettings(EpochSettings):
     micro_batches: int = option(
         1, "parts of a batch", refused="a batch has tokens, not rows; see --batch for less memory"
     )
-    beta2: float = option(0.98, "AdamW: decay of the mean squared gradient", low=0, high=1)
+    beta2: float | None = option(
+        None, "decay of the mean squared gradient", low=0, high=1, by=by_optimizer("beta2", 0.98)
+    )
     lr_end: float = option(0.02, "final learning rate, as a fraction of --lr", low=0, high=1)
     vocab: int = option(10000, "tokens of both languages together", low=259)
     layers: int = option(4, "transformer blocks", low=1)
@@ -161,7 +163,7 @@ class TranslationSettings(EpochSettings):
         phrases = given.get("data") == "phrases"
         preset = given.get("preset") or ("phrases" if phrases else "small")
         short = {"warmup": None} if given.get("steps") else {}  # a preset's suits its epochs
-        return {**PRESETS[preset], **short, **given, "preset": preset}
+        return {**fitting(PRESETS[preset], given), **short, **given, "preset": preset}
 
     def with_steps(self, epoch: int) -> Self:
         """Return the settings with the number of steps; evaluation is after each epoch."""
@@ -213,7 +215,7 @@ class TranslationRun:
         check_sizes(sizes, folder)
         self.model = TranslationModel(sizes)
         self.model.to(device, settings.parameter_dtype)
-        self.optimizer = OneProcess().prepare(self.model, settings.optimizer)
+        self.optimizer = OneProcess().prepare(self.model, settings.make_optimizer)
 
     def loss(self, tokens: backend.Array, targets: backend.Array) -> Tensor:
         """Return the mean loss of a batch."""

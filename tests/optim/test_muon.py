@@ -99,7 +99,9 @@ def test_the_loss_of_a_linear_layer_falls() -> None:
 
 
 def test_other_parameters_than_matrices_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"bias has shape \(3,\), expected a matrix; `matrices`"):
+    with pytest.raises(
+        ArgumentError, match=r"bias has shape \(3,\), expected a matrix; `matrices`"
+    ):
         optim.Muon(nn.Linear(2, 3).named_parameters())
     with pytest.raises(ArgumentError, match="iterations is 0, expected 1 or more"):
         optim.Muon(nn.Linear(2, 3, bias=False).parameters(), iterations=0)

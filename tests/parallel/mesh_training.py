@@ -333,7 +333,9 @@ def main() -> None:
     Here.device = comm.select_device(sys.argv[1])
     found = cases(comm.size, Here.device)
     named = [options.get("optimizer", "adamw") for *_, options in found]
-    expected = in_one_process(comm, {(case[0], name) for case, name in zip(found, named, strict=True)})
+    expected = in_one_process(
+        comm, {(case[0], name) for case, name in zip(found, named, strict=True)}
+    )
     for (number, sizes, options), name in zip(found, named, strict=True):
         mesh = make_mesh(comm.size, comm.rank, **sizes)
         ranks = mesh_ranks(comm, mesh, **{k: v for k, v in options.items() if k != "optimizer"})

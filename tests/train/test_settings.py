@@ -53,10 +53,10 @@ def test_bfloat16_gradients_are_of_bfloat16_parameters_in_one_process() -> None:
         GPT2Settings(dtype="bfloat16", grad_dtype="bfloat16")
     settings = GPT2Settings(dtype="bfloat16-parameters", grad_dtype="bfloat16")
     parameters = toy.parameters(bfloat16).items()
-    assert settings.optimizer(parameters).flat.grad_dtype == bfloat16
+    assert settings.make_optimizer(parameters).flat.grad_dtype == bfloat16
     flat = FlatParameters(parameters)  # as data parallel ranks lay them out
     with pytest.raises(ArgumentError, match="got bfloat16 with data parallel ranks, expected"):
-        settings.optimizer(flat)
+        settings.make_optimizer(flat)
 
 
 @pytest.mark.parametrize("kind", [GPT2Settings, SentimentSettings, TranslationSettings])
