@@ -384,7 +384,7 @@ def make_trainer(
     def evaluate() -> dict[str, float]:
         some = validation.evaluation_batches(settings.evaluation_batches)
         found = measure_loss(model, loss, some, ranks)
-        if trainer.step < settings.steps:
+        if not trainer.finished:
             return found
         whole = found
         if found["validation_tokens"] < len(corpus.validation) - 1:

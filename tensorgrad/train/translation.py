@@ -304,7 +304,7 @@ class EvaluatedRun(TranslationRun):
         step, settings = self.trainer.step, self.settings
         measured = self.measure_loss()
         epoch = -(-step // self.batches.batches)
-        if step and (epoch % settings.bleu_every == 0 or step == settings.steps):
+        if step and (epoch % settings.bleu_every == 0 or self.trainer.finished):
             place, translated = {"epoch": epoch, "step": step}, self.translate(f"epoch {epoch}")
             results = {**place, **finite(measured), **translated}
             self.write(f"eval_results_epoch{epoch}.json", results)
