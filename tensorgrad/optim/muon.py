@@ -19,6 +19,7 @@ from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import DECAY, FACTOR, LR
 from tensorgrad.tensor import Tensor
 
+ITERATIONS = 5  # of Newton and Schulz; they serve 16-bit training
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315
 
 
@@ -76,7 +77,7 @@ class Muon(AdamW):
         momentum: float = 0.95,
         nesterov: bool = True,
         *,
-        iterations: int = 5,
+        iterations: int = ITERATIONS,
         match_adamw: bool = False,
         matrices: Callable[[str, Tensor], bool] | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -152,14 +153,14 @@ class Muon(AdamW):
         self._assign(part, new - update * (hyper[LR] * scale).astype(wide), hyper[FACTOR] != 0)
 
 
-def orthogonalized(matrix: Array, iterations: int = 5) -> Array:
+def orthogonalized(matrix: Array, iterations: int = ITERATIONS) -> Array:
     """Return a matrix with the same singular vectors and singular values of about 0.7 to 1.2.
 
     x = matrix / |matrix|, then in each iteration x = a x + (b A + c A^2) x, A = x x^T
 
     Args:
         matrix: (R, C), float32 or float64.
-        iterations: 5 serve 16-bit training.
+        iterations: of Newton and Schulz.
 
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon, with its coefficients.
     """
