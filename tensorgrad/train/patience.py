@@ -1,4 +1,4 @@
-"""How long a run goes on without a lower validation loss. Tests: tests/train/test_patience.py."""
+"""When a run ends early: its validation loss has stopped falling. Tests: tests/train/test_patience.py."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Patience:
     waited: int = 0
 
     def see(self, loss: float) -> None:
-        """Count an evaluation; a loss that is not finite is no lowest one."""
+        """Count an evaluation; NaN and infinity are not the lowest."""
         if loss < float("inf" if self.lowest is None else self.lowest):
             self.lowest, self.waited = loss, 0
         else:
             self.waited += 1
 
     def is_over(self, patience: int) -> bool:
-        """Whether so many evaluations or more came after the lowest; never with 0."""
+        """Whether `patience` evaluations came after the lowest; never with 0."""
         return 0 < patience <= self.waited
 
     @staticmethod

@@ -464,6 +464,7 @@ def check_a_run_resumes_on_other_ranks(comm: Comm, folder: Path) -> None:
         (("zero 3", "zero 1", "overlap"), adamw),
         (("flat", "zero 3", "zero 2"), adamw),
         (("zero 3", "flat", "zero 1"), adafactor),
+        (("zero 3", "flat", "zero 1"), muon),
     ):
         place = folder / "-".join((make.__name__, *chain)).replace(" ", "")
         alone = make_trainer(
