@@ -1,4 +1,4 @@
-"""When a run ends early: its validation loss has stopped falling. Tests: tests/train/test_patience.py."""
+"""Early stopping, where the validation loss no longer falls. Tests: tests/train/test_patience.py."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Patience:
         Raises:
             CheckpointError: it is something else.
         """
-        lowest, waited = (None, 0)
-        if state is not None:
-            known = isinstance(state, Mapping)
-            lowest, waited = (state.get("lowest"), state.get("waited")) if known else (None, None)
+        if state is None:
+            return Patience()
+        found = state if isinstance(state, Mapping) else {}
+        lowest, waited = found.get("lowest"), found.get("waited")
         if type(waited) is not int or waited < 0 or not isinstance(lowest, float | int | None):
             raise CheckpointError(
                 f"load: patience is {state!r:.80}, expected the lowest loss and a number from 0"

@@ -72,13 +72,14 @@ def test_every_optimizer_has_its_defaults_and_refuses_options_of_others() -> Non
     assert SentimentSettings().beta2 == 0.99
     assert TranslationSettings().beta2 == 0.98
     assert TranslationSettings().weight_decay == 0.01
-    for optimizer, option_, value in (
+    wrong: tuple[tuple[Any, str, Any], ...] = (
         *(("adamw", "momentum", 0.9), ("sgd", "beta1", 0.9), ("adafactor", "beta2", 0.95)),
         *(("adafactor", "momentum", 0.0), ("lion", "momentum", 0.5)),
-    ):
+    )
+    for optimizer, option_, value in wrong:
         message = f"--{option_}: got {value} with --optimizer {optimizer}, expected none: it is for"
         with pytest.raises(ArgumentError, match=message):
-            GPT2Settings(**{"optimizer": optimizer, option_: value})
+            values(**{"optimizer": optimizer, option_: value})
     with pytest.raises(
         ArgumentError, match="--optimizer: got 'adam', expected one of adamw, muon, "
     ):
