@@ -1,4 +1,4 @@
-"""Early stopping, where the validation loss no longer falls. Tests: tests/train/test_patience.py."""
+"""Early stopping, where the validation loss falls no more. Tests: tests/train/test_patience.py."""
 
 from __future__ import annotations
 
