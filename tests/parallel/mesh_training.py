@@ -57,26 +57,24 @@ MESHES: dict[int, list[Case]] = {
         (number, {"tp": 2}, {"sequence": sequence})
         for number, sequence in ((0, False), (1, True), (2, False), (FLOAT64, True))
     ]
-    + [(FLOAT64, {"dp": 2}, {}), (FLOAT64, {"dp": 2}, {"zero": 2}), (FLOAT64, {"pp": 2}, {})]
     + [
-        (FLOAT64, {axis: 2}, {"optimizer": name})
-        for axis, name in (("tp", "muon"), ("tp", "adafactor"), ("pp", "muon"), ("tp", "lion"))
+        (FLOAT64, {"dp": 2}, {"optimizer": "lion"}),
+        (FLOAT64, {"dp": 2}, {"zero": 2}),
+        (FLOAT64, {"pp": 2}, {"optimizer": "muon"}),
+        (FLOAT64, {"tp": 2}, {"optimizer": "muon"}),
+        (FLOAT64, {"tp": 2}, {"optimizer": "adafactor"}),
     ],
     4: [
         (0, {"tp": 4}, {"sequence": True}),
         (FLOAT64, {"dp": 2, "tp": 2}, {"sequence": True}),
         (2, {"dp": 2, "tp": 2}, {"zero": 3, "sequence": True}),
-        (FLOAT64, {"dp": 2, "tp": 2}, {"bucket_mb": 0.06, "sequence": True}),
-        (FLOAT64, {"dp": 2, "tp": 2}, {"bucket_mb": 0.04, "zero": 1, "sequence": True}),
+        (FLOAT64, {"dp": 2, "tp": 2}, {"bucket_mb": 0.06, "optimizer": "adafactor"}),
+        (FLOAT64, {"dp": 2, "tp": 2}, {"bucket_mb": 0.04, "zero": 1, "optimizer": "muon"}),
         (0, {"pp": 2, "tp": 2}, {"sequence": True}),
         (FLOAT64, {"pp": 2, "tp": 2}, {"schedule": "gpipe"}),
-        (FLOAT64, {"dp": 2, "tp": 2}, {"bucket_mb": 0.04, "zero": 1, "optimizer": "muon"}),
-        (FLOAT64, {"dp": 2, "tp": 2}, {"zero": 3, "sequence": True, "optimizer": "muon"}),
-        (FLOAT64, {"dp": 2, "tp": 2}, {"bucket_mb": 0.04, "optimizer": "adafactor"}),
-        (FLOAT64, {"dp": 2, "tp": 2}, {"zero": 2, "optimizer": "adafactor"}),
         (5, {"pp": 2, "tp": 2}, {}),
         (FLOAT64, {"dp": 4}, {"reduction": "flat"}),
-        (FLOAT64, {"dp": 4}, {"zero": 3}),
+        (FLOAT64, {"dp": 2, "tp": 2}, {"zero": 3, "sequence": True, "optimizer": "muon"}),
     ],
     8: [
         (0, {"dp": 2, "pp": 2, "tp": 2}, {}),
