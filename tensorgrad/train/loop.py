@@ -603,9 +603,9 @@ class Trainer:
         if self.finished and not ended:
             if self._ranks.is_main:
                 _log.info(
-                    "step %d: the run ends early, after %d evaluations without a lower validation "
-                    "loss than %s; see --patience",
-                    *(self.step, self._patience.waited, self._patience.lowest),
+                    "step %d: the run ends early: evaluations without a validation loss below %s: "
+                    "%d; see --patience",
+                    *(self.step, self._patience.lowest, self._patience.waited),
                 )
             self._measured = dict(self._evaluate())
 
