@@ -10,7 +10,7 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.optim import FlatParameters
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
-from tensorgrad.train.gpt2 import GPT2Settings
+from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.sentiment import SentimentSettings
 from tensorgrad.train.settings import OPTIMIZERS, EpochSettings, TrainSettings
 from tensorgrad.train.translation import TranslationSettings
@@ -50,8 +50,8 @@ def test_sizes_are_the_settings_that_a_config_has_too() -> None:
 
 def test_bfloat16_gradients_are_of_bfloat16_parameters_in_one_process() -> None:
     with pytest.raises(ArgumentError, match="--grad-dtype: got bfloat16 with --dtype bfloat16,"):
-        GPT2Settings(dtype="bfloat16", grad_dtype="bfloat16")
-    settings = GPT2Settings(dtype="bfloat16-parameters", grad_dtype="bfloat16")
+        LanguageSettings(dtype="bfloat16", grad_dtype="bfloat16")
+    settings = LanguageSettings(dtype="bfloat16-parameters", grad_dtype="bfloat16")
     parameters = toy.parameters(bfloat16).items()
     assert settings.make_optimizer(parameters).flat.grad_dtype == bfloat16
     flat = FlatParameters(parameters)  # as data parallel ranks lay them out
@@ -61,7 +61,7 @@ def test_bfloat16_gradients_are_of_bfloat16_parameters_in_one_process() -> None:
 
 def test_every_optimizer_has_its_defaults_and_refuses_options_of_others() -> None:
     def values(**options: Any) -> list[Any]:
-        settings = GPT2Settings(**options)
+        settings = LanguageSettings(**options)
         return [getattr(settings, n) for n in ("lr", "weight_decay", "beta1", "beta2", "momentum")]
 
     assert values() == [3e-3, 0.1, 0.9, 0.95, None]
@@ -83,18 +83,18 @@ def test_every_optimizer_has_its_defaults_and_refuses_options_of_others() -> Non
     with pytest.raises(
         ArgumentError, match="--optimizer: got 'adam', expected one of adamw, muon, "
     ):
-        GPT2Settings(optimizer="adam")
+        LanguageSettings(optimizer="adam")
     with pytest.raises(
         ArgumentError, match=r"--decay-fraction: got 0\.5 with --schedule cosine, ex"
     ):
-        GPT2Settings(decay_fraction=0.5)
-    assert replace(GPT2Settings(optimizer="sgd"), steps=7).momentum == 0.9
+        LanguageSettings(decay_fraction=0.5)
+    assert replace(LanguageSettings(optimizer="sgd"), steps=7).momentum == 0.9
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_is_made_of_the_options(name: str) -> None:
     tensors = toy.parameters(shapes={"blocks.0.weight": (5, 6), "tokens.weight": (7, 6)})
-    optimizer = GPT2Settings(optimizer=name).make_optimizer(tensors.items())
+    optimizer = LanguageSettings(optimizer=name).make_optimizer(tensors.items())
     assert type(optimizer) is OPTIMIZERS[name]
     state = {entry for entry in optimizer.state_dict() if "blocks" in entry}
     expected = {"adafactor": {"row", "column"}, "adamw": {"m", "v"}, "sgd": {"momentum"}}
@@ -125,7 +125,7 @@ def test_wsd_goes_on_with_more_steps() -> None:
     assert wide.learning_rate(75) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("kind", [GPT2Settings, SentimentSettings, TranslationSettings])
+@pytest.mark.parametrize("kind", [LanguageSettings, SentimentSettings, TranslationSettings])
 def test_every_program_captures_its_steps_unless_told_otherwise(kind: Any) -> None:
     assert kind().capture
     assert not read_command_line(kind, None, ["--no-capture"])[0].capture
