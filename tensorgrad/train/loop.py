@@ -361,8 +361,9 @@ class Trainer:
                     self._train_step(self._next(batches))
                 asked = interrupts.received
                 # Several processes agree, so that all of them stop at the same step.
-                alone = isinstance(self._ranks, OneProcess)
-                at_once = self.step == end or (alone and (asked is not None or self._asked))
+                at_once = self.step == end or (
+                    self._ranks.alone and (asked is not None or self._asked)
+                )
                 if at_once or any(map(self._due, reading)):
                     stopped_by = self._read(asked)
                 if self._due(settings.evaluate_every):
@@ -405,11 +406,7 @@ class Trainer:
     @property
     def _ends_early(self) -> bool:
         """Whether the run has finished, or all ranks know that a callback failed or stopped it."""
-        return (
-            self.finished
-            or self._ending
-            or (isinstance(self._ranks, OneProcess) and self._asks_to_end)
-        )
+        return self.finished or self._ending or (self._ranks.alone and self._asks_to_end)
 
     @property
     def _asks_to_end(self) -> bool:
@@ -450,7 +447,7 @@ class Trainer:
         before = self.step
         generator = random.get_state()
         # Several processes end together, and in this block they may wait for each other.
-        whole = uninterrupted() if isinstance(self._ranks, OneProcess) else nullcontext()
+        whole = uninterrupted() if self._ranks.alone else nullcontext()
         check_parts(len(batch[0]), self.settings.micro_batches, self._ranks.ranks)
         try:
             targets, arrays = count_targets(*batch), _moved(batch, self._device)
@@ -475,7 +472,7 @@ class Trainer:
             total, norm = self._captured(*arrays)
             return total, norm
         except (GraphError, MemoryError) as error:
-            if isinstance(error, MemoryError) and not isinstance(self._ranks, OneProcess):
+            if isinstance(error, MemoryError) and not self._ranks.alone:
                 raise  # other ranks may not have failed
             _log.info("steps are not captured: %s", error)
         self._captured = None
@@ -600,7 +597,7 @@ class Trainer:
                 prompt, self.sampled = self._sampler()
         except Exception:
             saved = self._saved is not None and step_of(self._saved) == self.step
-            if not saved and isinstance(self._ranks, OneProcess):
+            if not saved and self._ranks.alone:
                 self._save()  # a sample may need memory that training does not
             raise
         finally:
@@ -660,7 +657,7 @@ class Trainer:
 
         Several ranks finish it together, and others may not have failed. An interrupt ends at once.
         """
-        if isinstance(error, Exception) and isinstance(self._ranks, OneProcess):
+        if isinstance(error, Exception) and self._ranks.alone:
             try:
                 self._finish_saving()
             except Exception as another:
