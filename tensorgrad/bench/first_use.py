@@ -8,25 +8,38 @@ first use, and the step itself. Tests: tests/bench/test_small.py.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from tensorgrad.bench.options import PRESET, Device, Precision, Sizes, crossed, precision_on
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.processes import in_new_process
-from tensorgrad.bench.steps import MODEL, model_case, settings_of, training_step
-from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.steps import MODEL, Preset, model_case, settings_of, training_step
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
 from tensorgrad.bench.timing import seconds_of
 from tensorgrad.train.ranks import OneProcess
 
 
-def first_use_cases(preset: str, batch: int, dtype: str, **sizes: int | None) -> list[Case]:
-    """Return the cases of a sweep: empty caches, and those that an earlier process has filled.
+def first_use_sweep(
+    *,
+    preset: Preset = "gpt2-124M",
+    sizes: Sizes = PRESET,
+    batch: int = 4,
+    dtype: Precision | None = None,
+    device: Device = "auto",
+) -> Iterator[Measurement]:
+    """Measure the first training step of a process, with empty and with filled kernel caches.
 
     Args:
-        preset, batch, dtype, sizes: see `steps.model_case`.
+        preset: of the model.
+        batch: sequences of a step.
+        dtype: as in training (default: bfloat16-parameters, on a CPU float32).
     """
-    model = model_case(preset, batch, dtype, **sizes)
-    return [{"caches": caches, **model} for caches in ("empty", "warm")]
+    model = model_case(preset, batch, precision_on(device, dtype), sizes)
+    with closing(FirstUseBench(device)) as measure:
+        yield Measurement(FIRST_USE, crossed(caches=("empty", "warm"), **model), measure, device)
 
 
 def first_steps(case: dict[str, Any], device: str) -> list[float]:

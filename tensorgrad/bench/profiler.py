@@ -8,37 +8,52 @@ Tests: tests/bench/test_small.py.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterator
 
+from tensorgrad.bench.options import (
+    PRESET,
+    Device,
+    Precision,
+    Sizes,
+    check_counts,
+    crossed,
+    precision_on,
+)
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.steps import MODEL, Step, model_and_step, model_case, settings_of
-from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.steps import MODEL, Preset, Step, model_and_step, model_case, settings_of
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
 from tensorgrad.bench.timing import seconds_of
-from tensorgrad.checks import check_integer
-from tensorgrad.models.gpt2 import GPT2
+from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.profile import Profiler
 from tensorgrad.profile.recording import Recording
 from tensorgrad.profile.tables import op_table
 from tensorgrad.train.ranks import OneProcess
 
 
-def profiler_cases(
-    preset: str, batch: int, dtype: str, steps: int, rounds: int, device: str, **sizes: int | None
-) -> list[Case]:
-    """Return the cases of a sweep: each source of kernel times that the device has.
+def profiler_sweep(
+    *,
+    preset: Preset = "gpt2-124M",
+    sizes: Sizes = PRESET,
+    batch: int = 8,
+    dtype: Precision | None = None,
+    steps: int = 20,
+    rounds: int = 5,
+    device: Device = "auto",
+) -> Iterator[Measurement]:
+    """Measure what the profiler costs, by source of its times, and how well they sum up to a step.
 
     Args:
+        preset: of the model.
+        batch: sequences of a step.
+        dtype: as in training (default: bfloat16-parameters, on a CPU float32).
         steps: of a round.
-        rounds: with and without the profiler.
-        device: "cpu", "cuda" or "cuda:N".
-        preset, batch, dtype, sizes: see `steps.model_case`.
-    Raises:
-        ArgumentError: an argument is out of its range.
+        rounds: without and with the profiler, in turns; the median counts.
     """
-    for name, value in (("steps", steps), ("rounds", rounds)):
-        check_integer("bench profiler", name, value, 1)
-    model = model_case(preset, batch, dtype, **sizes)
+    check_counts("profiler", steps=steps, rounds=rounds)
+    model = model_case(preset, batch, precision_on(device, dtype), sizes)
     sources = ("host",) if device == "cpu" else ("host", "events", "cupti")
-    return [{"source": source, **model, "steps": steps, "rounds": rounds} for source in sources]
+    cases = crossed(source=sources, **model, steps=steps, rounds=rounds)
+    yield Measurement(PROFILER, cases, ProfilerBench(device), device)
 
 
 class ProfilerBench:
@@ -46,7 +61,7 @@ class ProfilerBench:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._model: GPT2 | None = None
+        self._model: LanguageModel | None = None
         self._step: Step = lambda: None
 
     def __call__(self, case: Case) -> Row:

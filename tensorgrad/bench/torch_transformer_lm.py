@@ -1,4 +1,4 @@
-"""TransformerLM in PyTorch, as its users write it: the peer of translation.py."""
+"""TransformerLM in PyTorch, as its users write it: the peer of matrix.py and translation.py."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import importlib
 import math
 from typing import Any
 
-from tensorgrad.models.translation import TranslationConfig
+from tensorgrad.models.transformer_lm import TransformerLMConfig
 
 
-def transformer_lm(config: TranslationConfig) -> Any:
-    """Return a module that takes tokens (B, T) and the last n targets (B, n): the mean loss."""
+def transformer_lm(
+    config: TransformerLMConfig, label_smoothing: float = 0.0, prefix: bool = False
+) -> Any:
+    """Return a module that takes tokens (B, T) and the last n targets (B, n): the mean loss.
+
+    Args:
+        config: the sizes; as many key heads as query heads.
+        label_smoothing: fraction of a target's probability spread over all tokens.
+        prefix: whether the tokens up to the first target attend to each other.
+    """
     torch = importlib.import_module("torch")
     nn: Any = torch.nn
     functional = nn.functional
@@ -52,6 +60,8 @@ def transformer_lm(config: TranslationConfig) -> Any:
             self.tokens = nn.Embedding(config.vocab_size, width)
             self.blocks = nn.ModuleList(LlamaBlock() for _ in range(config.layers))
             self.norm, self.dropout = nn.RMSNorm(width, 1e-6), nn.Dropout(dropout)
+            if not config.tied:
+                self.output = nn.Linear(width, config.vocab_size, bias=False)
             rates = config.rope_base ** (-torch.arange(half) / half)
             angles = torch.arange(config.context)[:, None] * rates
             self.register_buffer("cos", angles.cos())
@@ -73,12 +83,13 @@ def transformer_lm(config: TranslationConfig) -> Any:
         def forward(self, tokens: Any, targets: Any) -> Any:
             length = tokens.shape[1]
             x = self.dropout(self.tokens(tokens))
-            mask = self.mask(targets, length) if config.prefix else None
+            mask = self.mask(targets, length) if prefix else None
             for block in self.blocks:
                 x = block(x, self.cos[:length], self.sin[:length], mask)
-            logits = self.norm(x[:, length - targets.shape[1] :]) @ self.tokens.weight.t()
+            head = self.tokens if config.tied else self.output
+            logits = self.norm(x[:, length - targets.shape[1] :]) @ head.weight.t()
             return functional.cross_entropy(
-                logits.flatten(0, 1), targets.flatten(), label_smoothing=config.label_smoothing
+                logits.flatten(0, 1), targets.flatten(), label_smoothing=label_smoothing
             )
 
     return LlamaModel()

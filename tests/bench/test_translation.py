@@ -42,7 +42,7 @@ def test_the_speed_of_both_is_measured(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_peer_is_the_same_model(prefix: bool) -> None:
     torch = pytest.importorskip("torch")
     config = TranslationConfig(300, 16, 2, 2, 2, 32, label_smoothing=0.1, prefix=prefix)
-    ours, peer = TranslationModel(config), transformer_lm(config)
+    ours, peer = TranslationModel(config), transformer_lm(config, 0.1, prefix)
     pairs = {"tokens.weight": "tokens.weight", "norm.weight": "norm.weight"}
     for i in range(2):
         for a, b in (("attention.qkv", "qkv"), ("attention.proj", "proj"), ("norm1", "norm1"),
