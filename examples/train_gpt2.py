@@ -17,24 +17,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tensorgrad.command import command, printable
-from tensorgrad.parallel.comm.launch import check_one_process
-from tensorgrad.train import OneProcess
-from tensorgrad.train.command_line import read_command_line
-from tensorgrad.train.device import choose_device
-from tensorgrad.train.gpt2 import GPT2Settings, train
+from tensorgrad.command import command
+from tensorgrad.parallel.program import run_program
+from tensorgrad.train.language import LanguageModeling
 
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
-    check_one_process("train_gpt2.py")
-    settings, folder, resuming = read_command_line(GPT2Settings, __doc__, arguments)
-    settings, device = choose_device(settings)
-    outcome, sample = train(settings, folder, resuming, device, OneProcess())
-    if sample is not None:
-        print(printable(sample))
-    return outcome.status
+    return run_program(LanguageModeling, __doc__, arguments)
 
 
 if __name__ == "__main__":

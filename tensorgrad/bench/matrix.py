@@ -53,8 +53,8 @@ from tensorgrad.bench.steps import (
 from tensorgrad.bench.sweep import OK, Case, Measurement, Row, Sweep, like
 from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.bench.torch_transformer_lm import transformer_lm
-from tensorgrad.models.gpt2 import GPT2
-from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
+from tensorgrad.models.presets import MODELS
+from tensorgrad.models.transformer_lm import TransformerLMConfig
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.mesh import make_mesh
@@ -63,18 +63,17 @@ from tensorgrad.parallel.schedule import bubble_fraction
 from tensorgrad.parallel.strategy import mesh_ranks
 from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.settings import has_narrow_products
+from tensorgrad.train.strategy_settings import MODES, REDUCTIONS, ZERO
 
-MODELS: dict[str, tuple[Any, Any]] = {  # ours and PyTorch's
-    "transformer-lm": (TransformerLM, transformer_lm), "gpt2": (GPT2, gpt2),
-}  # fmt: skip
+TORCH = {"transformer-lm": transformer_lm, "gpt2": gpt2}  # by name of models/presets.py
 PLANNED = {"gpt2"}  # models whose memory the planner has formulas for
 # The setting of a published course project; its head is a matrix of its own.
 PUBLISHED = TransformerLMConfig(10_000, 256, 24, 16, 16, 512, 4096, tied=False)
 PEERS = {"pytorch": "none", "pytorch-ddp": "overlap"}  # modes of PyTorch, and ours beside them
 KINDS: dict[str, dict[str, dict[str, Any]]] = {  # axis -> mode -> options of `mesh_ranks`
     "dp": {
-        **{reduction: {"reduction": reduction} for reduction in ("naive", "flat", "overlap")},
-        **{f"zero{stage}": {"zero": stage} for stage in (1, 2, 3)},
+        **{reduction: {"reduction": reduction} for reduction in REDUCTIONS},
+        **{name: {"zero": stage} for name, stage in ZERO.items()},
     },
     "pp": {
         **{name: {"schedule": name} for name in ("model-parallel", "gpipe", "1f1b")},
@@ -84,7 +83,6 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {  # axis -> mode -> options of `m
 }
 AXIS = {mode: axis for axis, modes in KINDS.items() for mode in modes}
 OPTIONS = {mode: options for modes in KINDS.values() for mode, options in modes.items()}
-MODES = ("none", *KINDS["dp"])
 ALL_MODES = ("none", *OPTIONS)
 PARTS = {
     "data": MODES[:4], "pipeline": ("none", *KINDS["pp"]), "tensor": ("none", *KINDS["tp"]),
@@ -92,7 +90,7 @@ PARTS = {
 }  # fmt: skip
 # mode -> the mode that `speed_up` is against
 _SLOWER = {
-    **dict.fromkeys(("flat", "overlap"), "naive"),
+    **dict.fromkeys(REDUCTIONS[1:], REDUCTIONS[0]),
     **dict.fromkeys(list(KINDS["pp"])[1:], "model-parallel"),
     **dict.fromkeys(KINDS["tp"], "none"),
 }
@@ -135,9 +133,13 @@ class MatrixSettings:
 
     def step(self, attention: str, micro_batches: int) -> StepSettings:
         """Return the settings of a step."""
-        make, _ = MODELS[self.model]
         return StepSettings(
-            self.config, self.batch, self.dtype, attention, micro_batches=micro_batches, make=make
+            self.config,
+            self.batch,
+            self.dtype,
+            attention,
+            micro_batches=micro_batches,
+            make=MODELS[self.model],
         )
 
     def __post_init__(self) -> None:
@@ -416,7 +418,7 @@ class MatrixBench:
         if cuda is not None:
             cuda.reset_peak_memory_stats()
         step = torch_ddp.training_step(
-            *(self._torch, partial(MODELS[settings.model][1], settings.config), settings.config),
+            *(self._torch, partial(TORCH[settings.model], settings.config), settings.config),
             *(settings.batch, self._device), autocast=has_narrow_products(settings.dtype),
             several=case["parallel"] == "pytorch-ddp", compiled=settings.compiled,
         )  # fmt: skip

@@ -33,23 +33,24 @@ from tensorgrad.gpu import GpuMonitor
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.settings import has_narrow_products
-from tensorgrad.train.translation import TranslationRun, TranslationSettings
+from tensorgrad.train.translation import Translation, TranslationSettings
 
 TrainStep = Callable[[Any, Any], object]  # takes tokens and targets on the device
 
 
-def ours(run: TranslationRun, device: str) -> TrainStep:
-    """Return a training step of tensorgrad, captured: forward, backward, clipping, AdamW."""
-    step = train_function(run.loss, run.optimizer, run.settings.clip or math.inf)
-    return graph.capture(step, device, len(run.batches.shapes))
+def ours(task: Translation, device: str) -> TrainStep:
+    """Return a training step of tensorgrad, captured: forward, backward, clipping, optimizer."""
+    optimizer = task.settings.optimizer(task.model.named_parameters())
+    step = train_function(task.loss, optimizer, task.settings.clip or math.inf)
+    return graph.capture(step, device, task.graphs)
 
 
-def theirs(torch: Any, run: TranslationRun, device: str) -> TrainStep:
+def theirs(torch: Any, task: Translation, device: str) -> TrainStep:
     """Return the same of PyTorch."""
-    settings = run.settings
+    settings = task.settings
     torch.manual_seed(settings.seed)
     torch.set_float32_matmul_precision("high" if settings.dtype == "tf32" else "highest")
-    config = run.model.config
+    config = task.config
     model = transformer_lm(config, config.label_smoothing, config.prefix)
     trainer = TorchTrainer(
         torch, model, device, lr=settings.lr,
@@ -59,9 +60,9 @@ def theirs(torch: Any, run: TranslationRun, device: str) -> TrainStep:
     return lambda tokens, targets: trainer.step([(tokens, targets)])
 
 
-def spread(run: TranslationRun, count: int) -> list[PairBatch]:
+def spread(task: Translation, count: int) -> list[PairBatch]:
     """Return the first batches of an epoch, which have mixed lengths."""
-    return [run.batches.batch(step) for step in range(min(count, run.batches.batches))]
+    return [task.training.batch(step) for step in range(min(count, task.training.batches))]
 
 
 def translation_sweep(
@@ -102,15 +103,16 @@ def measure_translation(
         folder: for the tokenizer.
         device: "cpu", "cuda" or "cuda:N".
     """
-    run = TranslationRun(settings, folder, device, False)
-    batches = spread(run, case["timed"])
-    tokens = sum(int((batch != run.tokenizer.end_of_text).sum()) for batch, _ in batches)
+    task = Translation(settings, folder)
+    task.prepare(device)
+    batches = spread(task, case["timed"])
+    tokens = sum(int((batch != task.tokenizer.end_of_text).sum()) for batch, _ in batches)
     arrays = [[backend.to_device(a.astype(np.int64), device) for a in b] for b in batches]
-    steps: dict[str, tuple[TrainStep, list[list[Any]]]] = {"": (ours(run, device), arrays)}
+    steps: dict[str, tuple[TrainStep, list[list[Any]]]] = {"": (ours(task, device), arrays)}
     if case["peer"]:
         torch = importlib.import_module("torch")
         shared = [[to_torch(torch, a) for a in pair] for pair in arrays]
-        steps["peer_"] = theirs(torch, run, device), shared
+        steps["peer_"] = theirs(torch, task, device), shared
     epochs = {name: partial(_all, step, own) for name, (step, own) in steps.items()}
     for epoch in epochs.values():
         seconds_of(epoch, device, 2)

@@ -20,7 +20,7 @@ from tensorgrad.models.pretrained import save_pretrained
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train.checkpoint import save_checkpoint
-from tensorgrad.train.load import load_gpt2
+from tensorgrad.train.load import load_trained
 from tensorgrad.weights import load_arrays, save_arrays
 from tests.disk import flip
 from tests.processes import closed_streams, unread_output
@@ -404,7 +404,7 @@ def test_an_exported_run_writes_the_same(
     capsys.readouterr()
     assert program([folder, "def ", *OPTIONS]) == 0
     assert capsys.readouterr().out == expected(model, tokenizer, "def ") + "\n"
-    assert load_gpt2(Path(folder))[1].digest == tokenizer.digest  # to train it on
+    assert load_trained(Path(folder))[1].digest == tokenizer.digest  # to train it on
 
 
 def test_another_model_than_gpt2_is_for_generation_alone(
