@@ -13,20 +13,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.bench.options import (
-    Context,
-    Device,
-    Heads,
-    Layers,
-    Precision,
-    Vocab,
-    Width,
-    check_counts,
-    check_ranks,
-    check_sizes,
-    crossed,
-    precision_on,
-)
+from tensorgrad.bench import options
 from tensorgrad.bench.pictures import new_figure
 from tensorgrad.bench.steps import (
     MODEL,
@@ -53,15 +40,15 @@ def buckets_sweep(
     *,
     comm: Comm,
     sizes: tuple[float, ...] = (1, 2, 5, 10, 25, 50, 100, 200, 400),
-    layers: Layers = 12,
-    width: Width = 768,
-    heads: Heads = 12,
-    context: Context = 1024,
-    vocab: Vocab = 50304,
+    layers: options.Layers = 12,
+    width: options.Width = 768,
+    heads: options.Heads = 12,
+    context: options.Context = 1024,
+    vocab: options.Vocab = 50304,
     batch: int = 8,
-    dtype: Precision | None = None,
+    dtype: options.Precision | None = None,
     steps: int = 10,
-    device: Device = "auto",
+    device: options.Device = "auto",
 ) -> Iterator[Measurement]:
     """Measure what gradient buckets add to a step, by size, beside the formula and its optimum.
 
@@ -73,12 +60,12 @@ def buckets_sweep(
         dtype: of matrix products, as in training (default: bfloat16-parameters, on a CPU float32).
         steps: of a timed window; the median of three windows counts.
     """
-    check_ranks("buckets", comm.size)
-    check_counts("buckets", steps=steps)
-    check_sizes("buckets", sizes)
+    options.check_ranks("buckets", comm.size)
+    options.check_counts("buckets", steps=steps)
+    options.check_sizes("buckets", sizes)
     config = GPT2Config(vocab, context, layers, heads, width)
-    settings = StepSettings(config, batch, precision_on(device, dtype))
-    cases = crossed(
+    settings = StepSettings(config, batch, options.precision_on(device, dtype))
+    cases = options.crossed(
         bucket_mb=sorted(map(float, sizes)), **sizes_of(config), batch=batch,
         dtype=settings.precision, ranks=comm.size, steps=steps,
     )  # fmt: skip

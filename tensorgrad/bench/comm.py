@@ -10,8 +10,8 @@ MPI takes turns with ours. Tests: tests/bench/test_comm.py.
 from __future__ import annotations
 
 import importlib
-import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -20,8 +20,9 @@ from tensorgrad import backend
 from tensorgrad.bench.memory import check_fits
 from tensorgrad.bench.options import Device, check_known, check_ranks, check_sizes, crossed
 from tensorgrad.bench.pictures import lines
+from tensorgrad.bench.steps import RankTimer
 from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
-from tensorgrad.bench.timing import in_turns, synchronize
+from tensorgrad.bench.timing import in_turns
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError
 from tensorgrad.parallel.comm.collectives import Comm
@@ -104,19 +105,18 @@ class CommBench:
             group.all_reduce(array, "mean")
 
         direct = self._direct(group, array)
+        timer = RankTimer(group, device, 1)
         call()  # connects, and allocates buffers
-        once = self._seconds(call, 1, group, device)
-        count = max(1, min(_MOST_CALLS, int(_WINDOW / max(once, 1e-9))))
+        count = max(1, min(_MOST_CALLS, int(_WINDOW / max(timer.seconds(call, 1), 1e-9))))
         times: list[float] = []
 
         def ours() -> float:
-            times.append(self._seconds(call, count, group, device))
+            times.append(timer.seconds(call, count))
             return times[-1]
 
         measures: list[Callable[[], float]] = [ours]
         if direct is not None:
-            direct()
-            measures.append(lambda: self._seconds(direct, count, group, device))
+            measures.append(partial(timer.seconds, direct, count))
         seconds, *others = in_turns(measures, _WINDOWS)
         algorithm = array.nbytes / seconds / 1e9
         bus = algorithm * 2 * (group.size - 1) / group.size
@@ -146,17 +146,6 @@ class CommBench:
         stream = backend.cupy.cuda.get_current_stream()
         place, float32, mean = array.data.ptr, 7, 4
         return lambda: ranks.allReduce(place, place, array.size, float32, mean, stream.ptr)
-
-    def _seconds(self, call: Any, calls: int, group: Comm, device: str) -> float:
-        """Return the time of a call on the slowest rank."""
-        synchronize(device)
-        group.barrier()
-        begin = time.perf_counter()
-        for _ in range(calls):
-            call()
-        synchronize(device)
-        spent = (time.perf_counter() - begin) / calls
-        return max(float(each) for each in group.all_gather_objects(spent))
 
 
 def _check_fits(size: float, device: str, group: Comm) -> None:

@@ -15,17 +15,7 @@ from functools import partial
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.bench.options import (
-    Context,
-    Heads,
-    Layers,
-    Peer,
-    Vocab,
-    Width,
-    check_counts,
-    crossed,
-    is_measured,
-)
+from tensorgrad.bench import options
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.processes import in_new_process
 from tensorgrad.bench.steps import PhasedStep, StepSettings
@@ -41,15 +31,15 @@ _SIZES = ("layers", "width", "heads", "context", "batch", "vocab", "steps")
 
 def cpu_sweep(
     *,
-    layers: Layers = 6,
-    width: Width = 384,
-    heads: Heads = 6,
-    context: Context = 256,
+    layers: options.Layers = 6,
+    width: options.Width = 384,
+    heads: options.Heads = 6,
+    context: options.Context = 256,
     batch: int = 8,
-    vocab: Vocab = 4096,
+    vocab: options.Vocab = 4096,
     steps: int = 6,
     turns: int = 3,
-    peer: Peer = None,
+    peer: options.Peer = None,
 ) -> Iterator[Measurement]:
     """Measure a training step of a GPT-2 on the CPU in float32, beside PyTorch eager.
 
@@ -59,9 +49,11 @@ def cpu_sweep(
         turns: of each library, each in a new process.
     """
     sizes = dict(zip(_SIZES, (layers, width, heads, context, batch, vocab, steps), strict=True))
-    check_counts("cpu", **sizes, turns=turns)
+    options.check_counts("cpu", **sizes, turns=turns)
     settings_of(sizes)
-    cases = crossed(part=PARTS, **sizes, turns=turns, peer=is_measured(peer), dtype="float32")
+    cases = options.crossed(
+        part=PARTS, **sizes, turns=turns, peer=options.is_measured(peer), dtype="float32"
+    )
     yield Measurement(CPU, cases, Together("part", measure_cpu))
 
 

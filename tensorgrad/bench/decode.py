@@ -19,18 +19,11 @@ from unittest.mock import patch
 import numpy as np
 
 from tensorgrad import backend, graph
+from tensorgrad.bench import options
 from tensorgrad.bench.memory import release
-from tensorgrad.bench.options import (
-    Peer,
-    check_counts,
-    check_gpu,
-    check_known,
-    crossed,
-    is_measured,
-)
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep, Together
-from tensorgrad.bench.timing import host_seconds, random_array, seconds_of
+from tensorgrad.bench.timing import host_seconds, milliseconds_on, random_array, seconds_of
 from tensorgrad.dtypes import bfloat16, float32
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.models.generation import generate_batch
@@ -70,7 +63,7 @@ def decode_sweep(
     *,
     models: tuple[Literal[tuple(PRESETS)], ...] = ("gpt2-124M", "gpt2-1558M"),  # type: ignore[valid-type]
     batches: tuple[int, ...] = (1, 32),
-    peer: Peer = None,
+    peer: options.Peer = None,
     static: bool = False,
     kernels: bool = False,
 ) -> Iterator[Measurement]:
@@ -82,16 +75,18 @@ def decode_sweep(
         static: measure transformers compiled too, with a cache of fixed size.
         kernels: measure what each kernel of a step takes instead.
     """
-    check_gpu("decode")
-    check_known("decode", "model", models, PRESETS)
-    check_counts("decode", batch=batches)
+    options.check_gpu("decode")
+    options.check_known("decode", "model", models, PRESETS)
+    options.check_counts("decode", batch=batches)
     shared: Row = {"model": models, "batch": batches, "dtype": "bfloat16"}
     if kernels:
         measure = Together("kernel", measure_decode_kernels)
-        yield Measurement(DECODE_KERNELS, crossed(**shared, kernel=KERNELS), measure, "cuda")
+        yield Measurement(
+            DECODE_KERNELS, options.crossed(**shared, kernel=KERNELS), measure, "cuda"
+        )
         return
-    peers = ("eager", "static")[: 1 + static] if is_measured(peer, "transformers") else ()
-    cases = crossed(**shared, prompt=PROMPT, new=NEW, peers=" ".join(peers))
+    peers = ("eager", "static")[: 1 + static] if options.is_measured(peer, "transformers") else ()
+    cases = options.crossed(**shared, prompt=PROMPT, new=NEW, peers=" ".join(peers))
     yield Measurement(DECODE, cases, measure_decode, "cuda")
 
 
@@ -198,16 +193,8 @@ def _graph_us(calls: Sequence[Callable[[], Any]]) -> float:
                 call()
 
     captured = graph.capture(all_calls)
-    for _ in range(3):
-        captured()
-    first, last = backend.cupy.cuda.Event(), backend.cupy.cuda.Event()
-    first.record()
-    for _ in range(20):
-        captured()
-    last.record()
-    last.synchronize()
-    elapsed = backend.cupy.cuda.get_elapsed_time(first, last)
-    return float(1e3 * elapsed / (20 * repeats * len(calls)))
+    captured()  # the next call captures
+    return 1e3 * milliseconds_on("cuda", lambda _: captured()) / (repeats * len(calls))
 
 
 def peer_rate(name: str, batch: int, static: bool) -> float:
@@ -220,13 +207,13 @@ def peer_rate(name: str, batch: int, static: bool) -> float:
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     prompts = torch.randint(0, sizes.vocab_size, (batch, PROMPT), device="cuda")
-    options: dict[str, Any] = {
+    given: dict[str, Any] = {
         "max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False,
         "attention_mask": torch.ones_like(prompts),
     }  # fmt: skip
     if static:
-        options["cache_implementation"] = "static"
-    return batch * NEW / best_seconds(lambda: model.generate(prompts, **options), 1)
+        given["cache_implementation"] = "static"
+    return batch * NEW / best_seconds(lambda: model.generate(prompts, **given), 1)
 
 
 DECODE = Sweep(

@@ -123,19 +123,19 @@ class KernelBench:
 
     def _peaks(self, calls: Calls) -> Row:
         """Return the most memory that calls use beyond their operands."""
+        measured: dict[str, tuple[Call, Any]] = {
+            "": (calls.ours, None),
+            "unfused_": (calls.peers["unfused"], None),
+        }
+        if self._torch is not None and self._device != "cpu":
+            names = ("eager", COMPILED)[: 1 + self._compiled]
+            measured |= {f"{name}_": (calls.peers[name], self._torch) for name in names}
         row: Row = {}
-        for prefix, call in (("", calls.ours), ("unfused_", calls.peers["unfused"])):
-            with peak_memory(self._device) as peak:
+        for prefix, (call, torch) in measured.items():
+            call(0)  # which leaves gradients, and compiles
+            with peak_memory(self._device, torch) as peak:
                 call(0)
             row[f"{prefix}peak_mb"] = peak.bytes / 1e6
-        if self._torch is not None and self._device != "cpu":
-            cuda = self._torch.cuda
-            for name in ("eager", COMPILED)[: 1 + self._compiled]:
-                calls.peers[name](0)  # which leaves gradients, and compiles
-                cuda.reset_peak_memory_stats()
-                before = cuda.memory_allocated()
-                calls.peers[name](0)
-                row[f"{name}_peak_mb"] = (cuda.max_memory_allocated() - before) / 1e6
         return row
 
 

@@ -20,26 +20,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from tensorgrad.bench import torch_ddp
+from tensorgrad.bench import options, torch_ddp
 from tensorgrad.bench.memory import release
-from tensorgrad.bench.options import (
-    PRECISIONS,
-    PRESET,
-    Context,
-    Device,
-    Heads,
-    Layers,
-    Peer,
-    Precision,
-    Sizes,
-    Vocab,
-    Width,
-    check_counts,
-    check_known,
-    check_ranks,
-    is_measured,
-    precision_on,
-)
 from tensorgrad.bench.pictures import bar_figure
 from tensorgrad.bench.steps import (
     Preset,
@@ -65,7 +47,10 @@ from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.settings import has_narrow_products
 from tensorgrad.train.strategy_settings import MODES, REDUCTIONS, ZERO
 
-TORCH = {"transformer-lm": transformer_lm, "gpt2": gpt2}  # by name of models/presets.py
+TORCH: dict[str, Any] = {
+    "transformer-lm": transformer_lm,
+    "gpt2": gpt2,
+}  # by name of models/presets.py
 PLANNED = {"gpt2"}  # models whose memory the planner has formulas for
 # The setting of a published course project; its head is a matrix of its own.
 PUBLISHED = TransformerLMConfig(10_000, 256, 24, 16, 16, 512, 4096, tied=False)
@@ -145,8 +130,8 @@ class MatrixSettings:
     def __post_init__(self) -> None:
         """Check the numbers."""
         for name in ("batch", "steps", "tokens", "windows"):
-            check_counts("matrix", **{name: getattr(self, name)})
-        check_known("matrix", "dtype", [self.dtype], PRECISIONS)
+            options.check_counts("matrix", **{name: getattr(self, name)})
+        options.check_known("matrix", "dtype", [self.dtype], options.PRECISIONS)
 
 
 def matrix_sweep(
@@ -154,20 +139,20 @@ def matrix_sweep(
     comm: Comm,
     kernels: tuple[Literal[ATTENTION_KERNELS], ...] = ATTENTION_KERNELS,  # type: ignore[valid-type]
     parallel: tuple[Literal[MODES], ...] = MODES,  # type: ignore[valid-type]
-    layers: Layers = PUBLISHED.layers,
-    width: Width = PUBLISHED.width,
+    layers: options.Layers = PUBLISHED.layers,
+    width: options.Width = PUBLISHED.width,
     hidden: int = PUBLISHED.hidden_width,
-    heads: Heads = PUBLISHED.heads,
-    context: Context = PUBLISHED.context,
-    vocab: Vocab = PUBLISHED.vocab_size,
+    heads: options.Heads = PUBLISHED.heads,
+    context: options.Context = PUBLISHED.context,
+    vocab: options.Vocab = PUBLISHED.vocab_size,
     batch: int = 8,
-    dtype: Precision | None = None,
+    dtype: options.Precision | None = None,
     steps: int = 20,
     tokens: int = 100_000_000,
-    peer: Peer = None,
+    peer: options.Peer = None,
     compiled: bool = True,
     captured: bool = True,
-    device: Device = "auto",
+    device: options.Device = "auto",
 ) -> Iterator[Measurement]:
     """Measure attention kernels x parallel modes on the ranks that mpirun starts.
 
@@ -189,10 +174,10 @@ def matrix_sweep(
     config = TransformerLMConfig(vocab, context, layers, heads, heads, width, hidden, tied=False)
     on_gpu = device != "cpu"
     settings = MatrixSettings(
-        config, batch, precision_on(device, dtype), steps, tokens, compiled and on_gpu,
+        config, batch, options.precision_on(device, dtype), steps, tokens, compiled and on_gpu,
         captured and on_gpu,
     )  # fmt: skip
-    cases = matrix_cases(settings, comm.size, kernels, parallel, is_measured(peer))
+    cases = matrix_cases(settings, comm.size, kernels, parallel, options.is_measured(peer))
     with closing(MatrixBench(settings, comm, device)) as measure:
         yield Measurement(MATRIX, cases, measure, device)
 
@@ -203,17 +188,17 @@ def parallel_sweep(
     *,
     comm: Comm,
     model: Preset = "gpt2-124M",
-    sizes: Sizes = PRESET,
+    sizes: options.Sizes = options.PRESET,
     batch: int = 32,
     micro_batches: int = 8,
-    dtype: Precision | None = None,
+    dtype: options.Precision | None = None,
     steps: int = 10,
     windows: int = 3,
     bucket: float | None = None,
-    peer: Peer = None,
+    peer: options.Peer = None,
     compiled: bool = False,
     captured: bool = False,
-    device: Device = "auto",
+    device: options.Device = "auto",
 ) -> Iterator[Measurement]:
     """Measure data, pipeline, tensor and sharded parallelism beside one GPU and PyTorch's DDP.
 
@@ -230,11 +215,11 @@ def parallel_sweep(
         captured: run our steps as CUDA graphs, as training does.
     """
     settings = MatrixSettings(
-        sized(model, sizes), batch, precision_on(device, dtype), steps, compiled=compiled,
+        sized(model, sizes), batch, options.precision_on(device, dtype), steps, compiled=compiled,
         captured=captured, windows=windows, micro_batches=micro_batches, bucket_mb=bucket,
         model="gpt2",
     )  # fmt: skip
-    cases = parallel_cases(settings, comm.size, parts, is_measured(peer))
+    cases = parallel_cases(settings, comm.size, parts, options.is_measured(peer))
     with closing(MatrixBench(settings, comm, device)) as measure:
         yield Measurement(PARALLEL, cases, measure, device)
 
@@ -258,8 +243,8 @@ def matrix_cases(
     Raises:
         ArgumentError: a kernel or a mode is unknown.
     """
-    check_known("matrix", "kernel", kernels, ATTENTION_KERNELS)
-    check_known("matrix", "parallel", modes, ALL_MODES)
+    options.check_known("matrix", "kernel", kernels, ATTENTION_KERNELS)
+    options.check_known("matrix", "parallel", modes, ALL_MODES)
     fits = ("none",) if ranks == 1 else _fitting(settings, ranks)
     chosen = [mode for mode in ALL_MODES if mode in modes and mode in fits]
     for kernel in kernels:
@@ -307,8 +292,8 @@ def parallel_cases(
     Raises:
         ArgumentError: a part is unknown, or the micro-batches do not divide the batch.
     """
-    check_ranks("parallel", ranks)
-    check_known("parallel", "part", parts, PARTS)
+    options.check_ranks("parallel", ranks)
+    options.check_known("parallel", "part", parts, PARTS)
     found: list[Case] = []
     for part in dict.fromkeys(parts):
         own = settings if part == "pipeline" else replace(settings, micro_batches=1)
@@ -380,10 +365,10 @@ class MatrixBench:
     def _strategy(self, mode: str) -> Ranks:
         if mode == "none":
             return OneProcess()
-        options = dict(OPTIONS[mode])
-        if "reduction" in options:
-            options["bucket_mb"] = self._settings.bucket_mb
-        return mesh_ranks(self._comm, make_mesh(**self._mesh(mode)), **options)
+        arguments = dict(OPTIONS[mode])
+        if "reduction" in arguments:
+            arguments["bucket_mb"] = self._settings.bucket_mb
+        return mesh_ranks(self._comm, make_mesh(**self._mesh(mode)), **arguments)
 
     def _mesh(self, mode: str) -> dict[str, int]:
         """Return the arguments of `make_mesh`."""
@@ -399,11 +384,11 @@ class MatrixBench:
             return None
         if mode in ("naive", "flat"):
             return None
-        mesh, options = make_mesh(**self._mesh(mode)), dict(OPTIONS.get(mode, {}))
-        options.pop("reduction", None)
+        mesh, arguments = make_mesh(**self._mesh(mode)), dict(OPTIONS.get(mode, {}))
+        arguments.pop("reduction", None)
         job = TrainingJob(
             settings.config, mesh, settings.batch * mesh.dp, case["micro_batches"],
-            dtype=settings.dtype, **options,
+            dtype=settings.dtype, **arguments,
         )  # fmt: skip
         return estimate(job).bytes / 1e6
 

@@ -11,19 +11,8 @@ from functools import partial
 from typing import Any, Literal
 
 from tensorgrad.autograd import no_grad
+from tensorgrad.bench import options
 from tensorgrad.bench.memory import check_fits, peak_memory
-from tensorgrad.bench.options import (
-    Context,
-    Device,
-    Heads,
-    Layers,
-    Precision,
-    Vocab,
-    Width,
-    check_counts,
-    check_known,
-    crossed,
-)
 from tensorgrad.bench.pictures import bar_figure, lines
 from tensorgrad.bench.steps import PhasedStep, StepSettings, training_step
 from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
@@ -49,19 +38,19 @@ _FIXED = 16  # bytes a parameter, in every precision: parameters, gradients and 
 def model_sweep(
     *,
     sizes: tuple[Literal[tuple(SIZES)], ...] = tuple(SIZES),  # type: ignore[valid-type]
-    precision: tuple[Precision, ...] = ("float32", "bfloat16", "bfloat16-parameters"),
+    precision: tuple[options.Precision, ...] = ("float32", "bfloat16", "bfloat16-parameters"),
     warmup: tuple[int, ...] = (5,),
     steps: int = 10,
     recompute: bool = False,
     captured: bool = False,
-    context: Context = 512,
+    context: options.Context = 512,
     batch: int = 4,
-    vocab: Vocab = 10000,
+    vocab: options.Vocab = 10000,
     attention: Literal[ATTENTION_KERNELS] = "flash",  # type: ignore[valid-type]
-    layers: Layers | None = None,
-    width: Width | None = None,
-    heads: Heads | None = None,
-    device: Device = "auto",
+    layers: options.Layers | None = None,
+    width: options.Width | None = None,
+    heads: options.Heads | None = None,
+    device: options.Device = "auto",
 ) -> Iterator[Measurement]:
     """Measure forward, backward and optimizer of GPT-2s of five sizes, and their memory.
 
@@ -76,13 +65,13 @@ def model_sweep(
         batch: sequences of a step.
         attention: kernels of attention.
     """
-    check_known("model", "size", sizes, SIZES)
-    check_counts("model", steps=steps)
-    check_counts("model", 0, warmup=warmup)
+    options.check_known("model", "size", sizes, SIZES)
+    options.check_counts("model", steps=steps)
+    options.check_counts("model", 0, warmup=warmup)
     cases: list[Case] = []
     for size in dict.fromkeys(sizes):
         own = zip(("width", "layers", "heads"), SIZES[size], (width, layers, heads), strict=True)
-        cases += crossed(
+        cases += options.crossed(
             size=size, **{name: preset if given is None else given for name, preset, given in own},
             context=context, batch=batch, vocab=vocab, attention=attention, dtype=precision,
             recompute=recompute, captured=captured, warmup=warmup, steps=steps,

@@ -129,34 +129,29 @@ class TrainStepBench:
     ) -> Row:
         """Return the results of PyTorch; replace our times by those of the turns with it."""
         row: Row = {}
-        found: list[tuple[str, Timing, Timing, Row]] = []
+        found: list[tuple[str, dict[str, Timing], Row]] = []
         for mode in case["peer"].split():
+            release()
             try:
-                found.append((mode, *self._beside(mode, case, settings, faster, own)))
+                found.append((mode, *self._beside(mode, case, settings, {faster: own})))
             except Exception as error:  # our figures of this row are right all the same
                 line = str(error).strip().partition("\n")[0][:200] or type(error).__name__
                 why = "out of memory" if is_out_of_memory(error) else line
                 row["message"] = f"{row.get('message', '')} PyTorch {mode}: {why}".strip()
             finally:
                 _reset_torch()
-        row |= {_MODE_MS[mode]: theirs.ms for mode, _, theirs, _ in found}
+        row |= {_MODE_MS[mode]: turns["PyTorch"].ms for mode, turns, _ in found}
         if not found:
             return row
-        _, times[faster], theirs, facts = min(found, key=lambda f: (f[0] == "eager", f[2].ms))
+        _, turns, facts = min(found, key=lambda f: (f[0] == "eager", f[1]["PyTorch"].ms))
+        theirs, times[faster] = turns["PyTorch"], turns[faster]
         row |= {"peer_ms": theirs.ms, "ratio": theirs.ms / times[faster].ms, **facts}
         return row | {f"peer_{name}": reading for name, reading in theirs.load.items()}
 
     def _beside(
-        self, mode: str, case: Case, settings: StepSettings, faster: str, own: Step
-    ) -> tuple[Timing, Timing, Row]:
-        """Return our times and those of a mode of PyTorch, and facts about the latter."""
-        release()
-        peer, facts = self._peer(mode, settings)
-        times = self._turns(case, {faster: own, "PyTorch": peer})
-        return times[faster], times["PyTorch"], facts
-
-    def _peer(self, mode: str, settings: StepSettings) -> tuple[Step, Row]:
-        """Return a training step of PyTorch that has run, the time of its first and its memory."""
+        self, mode: str, case: Case, settings: StepSettings, own: dict[str, Step]
+    ) -> tuple[dict[str, Timing], Row]:
+        """Return times of ours and of a mode of PyTorch; its first step and its memory."""
         torch = importlib.import_module("torch")
         make = partial(gpt2, settings.config, settings.recompute)
         cuda = None if self._device == "cpu" else torch.cuda
@@ -172,7 +167,7 @@ class TrainStepBench:
             seconds_of(step, self._device)
         if cuda is not None:
             row["peer_peak_mb"] = round(cuda.max_memory_reserved() / 1e6)
-        return step, row
+        return self._turns(case, {**own, "PyTorch": step}), row
 
     def _turns(self, case: Case, steps: Mapping[str, Step]) -> dict[str, Timing]:
         """Return the times of steps that take turns in windows."""

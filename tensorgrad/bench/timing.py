@@ -37,20 +37,6 @@ extern "C" __global__ void wait(long long nanoseconds) {
 """
 
 
-def milliseconds(call: Call) -> float:
-    """Return the median GPU time of one call."""
-    return compare(call)[0]
-
-
-def compare(*calls: Call) -> list[float]:
-    """Return the median GPU time of each call.
-
-    They alternate: under such load a GPU lowers its clocks after a while, by a sixth and more,
-    which would favor the first call.
-    """
-    return in_turns([partial(next, _queue(call)) for call in calls], REPEATS)
-
-
 def in_turns(measures: Sequence[Callable[[], float]], turns: int) -> list[float]:
     """Return the median of what each function returns, called in turns, there and back."""
     found: list[list[float]] = [[] for _ in measures]
@@ -109,9 +95,13 @@ def _queue(call: Call) -> Iterator[float]:
 
 
 def compare_on(device: str, *calls: Call) -> list[float]:
-    """Return the median time of each call on a CPU or a GPU, in turns, after one to warm up."""
+    """Return the median time of each call on a CPU or a GPU, in turns, after one to warm up.
+
+    They alternate: under such load a GPU lowers its clocks after a while, by a sixth and more,
+    which would favor the first call.
+    """
     if device != "cpu":
-        return compare(*calls)
+        return in_turns([partial(next, _queue(call)) for call in calls], REPEATS)
     for call in calls:
         call(0)
     slowest = max(_host_milliseconds(call) for call in calls)
