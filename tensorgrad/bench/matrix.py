@@ -28,14 +28,12 @@ from tensorgrad.bench.steps import (
     RankTimer,
     Step,
     StepSettings,
+    family,
     sized,
     sizes_of,
     training_step,
 )
 from tensorgrad.bench.sweep import OK, Case, Measurement, Row, Sweep, like
-from tensorgrad.bench.torch_gpt2 import gpt2
-from tensorgrad.bench.torch_transformer_lm import transformer_lm
-from tensorgrad.models.presets import MODELS
 from tensorgrad.models.transformer_lm import TransformerLMConfig
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
@@ -47,10 +45,6 @@ from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.settings import has_narrow_products
 from tensorgrad.train.strategy_settings import MODES, REDUCTIONS, ZERO
 
-TORCH: dict[str, Any] = {
-    "transformer-lm": transformer_lm,
-    "gpt2": gpt2,
-}  # by name of models/presets.py
 PLANNED = {"gpt2"}  # models whose memory the planner has formulas for
 # The setting of a published course project; its head is a matrix of its own.
 PUBLISHED = TransformerLMConfig(10_000, 256, 24, 16, 16, 512, 4096, tied=False)
@@ -99,7 +93,6 @@ class MatrixSettings:
         windows: number of timed windows; the median counts.
         micro_batches: of a pipeline.
         bucket_mb: size of a bucket of gradients; None: by the number of gradients.
-        model: of MODELS.
     Raises:
         ArgumentError: a number is out of its range.
     """
@@ -114,17 +107,11 @@ class MatrixSettings:
     windows: int = 3
     micro_batches: int = 1
     bucket_mb: float | None = None
-    model: str = "transformer-lm"
 
     def step(self, attention: str, micro_batches: int) -> StepSettings:
         """Return the settings of a step."""
         return StepSettings(
-            self.config,
-            self.batch,
-            self.dtype,
-            attention,
-            micro_batches=micro_batches,
-            make=MODELS[self.model],
+            self.config, self.batch, self.dtype, attention, micro_batches=micro_batches
         )
 
     def __post_init__(self) -> None:
@@ -217,7 +204,6 @@ def parallel_sweep(
     settings = MatrixSettings(
         sized(model, sizes), batch, options.precision_on(device, dtype), steps, compiled=compiled,
         captured=captured, windows=windows, micro_batches=micro_batches, bucket_mb=bucket,
-        model="gpt2",
     )  # fmt: skip
     cases = parallel_cases(settings, comm.size, parts, options.is_measured(peer))
     with closing(MatrixBench(settings, comm, device)) as measure:
@@ -255,6 +241,7 @@ def matrix_cases(
     sizes = {
         **sizes_of(settings.config), "hidden": settings.config.hidden_width,
         "epoch_tokens": settings.tokens,
+        "model": family(settings.config),
         **{name: getattr(settings, name) for name in _SETTINGS},
     }  # fmt: skip
     return [
@@ -380,7 +367,7 @@ class MatrixBench:
     def _planned_mb(self, case: Case) -> float | None:
         """Return the peak memory of arrays by the plan; None where it has no formula."""
         settings, mode = self._settings, case["parallel"]
-        if settings.model not in PLANNED or case["attention"] != "flash":
+        if case["model"] not in PLANNED or case["attention"] != "flash":
             return None
         if mode in ("naive", "flat"):
             return None
@@ -403,9 +390,9 @@ class MatrixBench:
         if cuda is not None:
             cuda.reset_peak_memory_stats()
         step = torch_ddp.training_step(
-            *(self._torch, partial(TORCH[settings.model], settings.config), settings.config),
-            *(settings.batch, self._device), autocast=has_narrow_products(settings.dtype),
-            several=case["parallel"] == "pytorch-ddp", compiled=settings.compiled,
+            *(self._torch, settings.config, settings.batch, self._device),
+            autocast=has_narrow_products(settings.dtype), compiled=settings.compiled,
+            several=case["parallel"] == "pytorch-ddp",
         )  # fmt: skip
         row: Row = {"ms": 1e3 * self._timer.seconds(step, settings.steps)}
         if cuda is not None:
@@ -452,8 +439,11 @@ def draw_matrix(rows: Sequence[Row]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_SETTINGS = ("model", "batch", "dtype", "steps", "windows", "micro_batches", "bucket_mb")
-_SIZES = (*("layers", "width", "heads", "context", "vocab", "hidden", "epoch_tokens"), *_SETTINGS)
+_SETTINGS = ("batch", "dtype", "steps", "windows", "micro_batches", "bucket_mb")
+_SIZES = (
+    *("model", "layers", "width", "heads", "context", "vocab", "hidden", "epoch_tokens"),
+    *_SETTINGS,
+)
 MATRIX = Sweep(
     "matrix",
     ("attention", "parallel", "ranks", "world", *_SIZES, "compiled", "captured"),

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from tensorgrad import backend
 from tensorgrad.bench.options import check_gpu
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.steps import Preset, sized
+from tensorgrad.bench.steps import GPT2S, sized
 from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
 from tensorgrad.bench.timing import Call, in_turns, random_array, under_load
 from tensorgrad.dtypes import Dtype, as_dtype, float32
@@ -143,7 +143,7 @@ def _call(plan: cublaslt.CublasPlan, sets: Sequence[MatmulProblem]) -> Call:
 
 def proposals_sweep(
     *,
-    preset: Preset = "gpt2-124M",
+    preset: Literal[tuple(GPT2S)] = "gpt2-124M",  # type: ignore[valid-type]
     batch: int = 32,
     dtype: Literal["bfloat16", "float16"] = "bfloat16",
     grad_dtype: Literal["float32", "bfloat16", "float16"] = "float32",

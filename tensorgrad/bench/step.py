@@ -48,7 +48,6 @@ from tensorgrad.bench.steps import (
 )
 from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep, Together
 from tensorgrad.bench.timing import Timing, host_seconds, seconds_of, windows_in_turns
-from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.errors import ArgumentError
 from tensorgrad.gpu import GpuMonitor
 from tensorgrad.train.ranks import OneProcess
@@ -57,7 +56,7 @@ from tensorgrad.train.times import memory, peak_of
 
 BATCHES = {
     "gpt2-124M": (32, 8, 2), "gpt2-355M": (16,), "gpt2-774M": (8,), "gpt2-1558M": (8,),
-    "char": (64,),
+    "char": (64,), "llama-124M": (32,),
 }  # fmt: skip
 ROWS = ("gpt2-124M", "gpt2-355M", "gpt2-1558M", "char")  # by default
 MODES = ("eager", "default", "reduce-overhead")  # of PyTorch; the last two of torch.compile
@@ -153,14 +152,13 @@ class TrainStepBench:
     ) -> tuple[dict[str, Timing], Row]:
         """Return times of ours and of a mode of PyTorch; its first step and its memory."""
         torch = importlib.import_module("torch")
-        make = partial(gpt2, settings.config, settings.recompute)
         cuda = None if self._device == "cpu" else torch.cuda
         if cuda is not None:
             cuda.reset_peak_memory_stats()
         step = torch_ddp.training_step(
-            *(torch, make, settings.config, settings.batch, self._device),
+            *(torch, settings.config, settings.batch, self._device),
             autocast=has_narrow_products(settings.precision), compiled=mode != "eager", mode=mode,
-            micro_batches=settings.micro_batches,
+            micro_batches=settings.micro_batches, recompute=settings.recompute,
         )  # fmt: skip
         row: Row = {"peer_first_step_s": seconds_of(step, self._device)}
         for _ in range(3):  # reduce-overhead captures in its second and third step

@@ -23,7 +23,7 @@ from tensorgrad.bench.options import PRECISIONS, PRESET, Sizes
 from tensorgrad.bench.timing import phases, synchronize
 from tensorgrad.checks import check_integer
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
+from tensorgrad.models import gpt2, presets
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import AdamW, LossScaler, Optimizer
 from tensorgrad.optim.flat import FlatParameters, NamedParameters
@@ -33,15 +33,19 @@ from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import Batch, Ranks
 from tensorgrad.train.settings import with_gradients_of
 
-MODELS = {**PRESETS, "char": GPT2Config(10000, 256, 6, 6, 384)}
+GPT2S = {
+    name: replace(config, vocab_multiple=128)
+    for name, config in {**gpt2.PRESETS, "char": gpt2.GPT2Config(10000, 256, 6, 6, 384)}.items()
+}
+MODELS: dict[str, Any] = {**GPT2S, "llama-124M": presets.PRESETS["llama-124M"]}
 _NAMES = tuple(MODELS)
 Preset = Literal[_NAMES]  # type: ignore[valid-type]
 
 Step = Callable[[], object]
 
 
-def sized(preset: str, sizes: Sizes = PRESET) -> GPT2Config:
-    """Return a model of MODELS whose vocabulary is padded to a multiple of 128.
+def sized(preset: str, sizes: Sizes = PRESET) -> Any:
+    """Return a model of MODELS; a GPT-2 has its vocabulary padded to a multiple of 128.
 
     Raises:
         ArgumentError: there is no such preset, or the sizes do not fit.
@@ -49,10 +53,15 @@ def sized(preset: str, sizes: Sizes = PRESET) -> GPT2Config:
     if preset not in MODELS:
         raise ArgumentError(f"bench: preset is {preset!r}, expected {', '.join(MODELS)}")
     given = {"vocab_size" if n == "vocab" else n: size for n, size in sizes.given().items()}
-    return replace(MODELS[preset], vocab_multiple=128, **given)
+    return replace(MODELS[preset], **given)
 
 
 MODEL = ("preset", "layers", "width", "heads", "context", "vocab", "batch", "dtype")
+
+
+def family(config: Any) -> str:
+    """Return the name of the model that has such sizes, of models/presets.py."""
+    return next(name for name, model in presets.MODELS.items() if type(config) is model.Config)
 
 
 def sizes_of(config: Any) -> dict[str, int]:
@@ -88,7 +97,6 @@ class StepSettings:
         recompute_norms: whether the outputs of their norms are.
         micro_batches: parts of a batch, one after the other.
         grad_dtype: "float32", or "bfloat16" for "bfloat16-parameters" in one process.
-        make: returns the model of such sizes.
     Raises:
         ArgumentError: an argument is out of its range.
     """
@@ -101,7 +109,6 @@ class StepSettings:
     recompute_norms: bool = False
     micro_batches: int = 1
     grad_dtype: str = "float32"
-    make: Callable[[Any], LanguageModel] = GPT2
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -126,7 +133,8 @@ class StepSettings:
         """Return the model, with weights of seed 0."""
         random.seed(0)
         with nn.init.on(device):
-            model = self.make(self.config)
+            kind: Any = presets.MODELS[family(self.config)]
+            model: LanguageModel = kind(self.config)
         wide = "float32" if self.precision != "bfloat16-parameters" else "bfloat16"
         model.to(device, wide)
         nn.use_attention(model, self.attention)

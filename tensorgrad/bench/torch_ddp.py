@@ -13,9 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorgrad import backend
+from tensorgrad.bench.steps import Step, family
+from tensorgrad.bench.torch_gpt2 import gpt2
+from tensorgrad.bench.torch_transformer_lm import transformer_lm
 from tensorgrad.parallel import Comm
 
-Step = Callable[[], object]
+TORCH: dict[str, Callable[..., Any]] = {"gpt2": gpt2, "transformer-lm": transformer_lm}
 
 
 def join(torch: Any, comm: Comm, device: str) -> None:
@@ -118,28 +121,29 @@ class TorchTrainer:
 
 def training_step(
     torch: Any,
-    make: Callable[[], Any],
     config: Any,
     batch: int,
     device: str,
     *,
     micro_batches: int = 1,
+    recompute: bool = False,
     **options: Any,
 ) -> Step:
     """Return a training step of this rank on random tokens.
 
     Args:
         torch: PyTorch.
-        make: returns the model.
-        config: its vocabulary and context.
+        config: sizes of the model.
         batch: sequences of a rank.
         device: "cpu", "cuda" or "cuda:N".
         micro_batches: parts of a batch, one after the other.
+        recompute: whether blocks are computed again in backward.
         options: of `TorchTrainer`.
     """
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    trainer = TorchTrainer(torch, make(), device, cudnn=True, **options)
+    model = TORCH[family(config)](config, recompute=recompute)
+    trainer = TorchTrainer(torch, model, device, cudnn=True, **options)
     size = (batch, config.context)
     x, y = (
         torch.randint(0, config.vocab_size, size, device=device).chunk(micro_batches) for _ in "xy"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -162,19 +161,23 @@ def test_a_peer_without_memory_leaves_our_figures(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_parts_of_a_step_of_pytorch_sum_up(recompute: bool) -> None:
+def test_parts_of_a_step_of_pytorch_sum_up(
+    recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = pytest.importorskip("torch")
     models: list[Any] = []
 
     config = GPT2Config(64, 8, 2, 2, 16)
 
-    def kept(again: bool) -> Any:
-        models.append(gpt2(config, again))
+    def kept(*sizes: Any, **options: Any) -> Any:
+        models.append(gpt2(*sizes, **options))
         return models[-1]
+
+    monkeypatch.setitem(torch_ddp.TORCH, "gpt2", kept)
 
     for micro_batches, again in ((1, False), (2, recompute)):
         torch_ddp.training_step(
-            torch, partial(kept, again), config, 4, "cpu", micro_batches=micro_batches
+            torch, config, 4, "cpu", micro_batches=micro_batches, recompute=again
         )()  # fmt: skip
     for one, other in zip(*(model.parameters() for model in models), strict=True):
         assert (one - other).abs().max() < 1e-5
@@ -260,3 +263,11 @@ def test_bytes_of_the_optimizer() -> None:
     config = GPT2Config(64, 8, 2, 2, 16)
     known = own_bytes(config)
     assert known == {"optimizer": 32 * config.parameters, "zeroing": 4 * config.parameters}
+
+
+def test_a_llama_is_measured_as_a_gpt2() -> None:
+    sizes = ["--layers", "1", "--heads", "4", "--width", "16", "--context", "8", "--vocab", "64"]
+    options = ["--dtype", "float32", "--seconds", "0.005", "--windows", "1", "--device", "cpu"]
+    assert run("--preset", "llama-124M", "--batch", "2", "--no-peer", *sizes, *options) == 0
+    [row] = rows()
+    assert (row["preset"], row["heads"], row["status"]) == ("llama-124M", 4, "ok")
