@@ -8,23 +8,20 @@ and batches. Tests: tests/bench/test_precision.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
-from tensorgrad import backend, random
-from tensorgrad.amp import AUTOCAST, autocast
+from tensorgrad import backend
 from tensorgrad.bench.options import Device, check_counts, crossed
 from tensorgrad.bench.pictures import lines, loss_curves
-from tensorgrad.bench.steps import train_function
+from tensorgrad.bench.steps import StepSettings, train_function
 from tensorgrad.bench.sweep import OK, Case, Measurement, Row, Sweep, like
 from tensorgrad.dtypes import as_dtype
-from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.nn import FeedForward, TransformerBlock
+from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.ops.reduce import sum as sum_op
-from tensorgrad.optim import AdamW, LossScaler, decays_matrices
+from tensorgrad.optim import AdamW, decays_matrices
 from tensorgrad.tensor import Tensor
 
 # name -> dtype of the numbers, dtype of the sum
@@ -94,14 +91,13 @@ def measure_accumulation(case: Case, device: str) -> Row:
 
 def measure_dtypes(case: Case, device: str) -> Row:
     """Return the dtype of each thing in a training step of a small GPT-2."""
-    model = _model(case["dtype"], device)
+    settings = StepSettings(_SMALL, _BATCH, case["dtype"])
+    model = settings.model(device)
     x, y = _batch(0, device)
-    block = model.blocks[0]
-    assert isinstance(block, TransformerBlock)
-    assert isinstance(block.feed_forward, FeedForward)
+    block: Any = model.blocks[0]
     row: Row = {"parameters": str(model.tokens.weight.dtype)}
     optimizer = AdamW(model.named_parameters(), _LR)
-    with _casts(case["dtype"]):
+    with settings.casts():
         stream: Tensor = model.embed(Tensor(x))
         normed = block.norm1(stream)
         row["residual_stream"] = str(stream.dtype)
@@ -127,15 +123,15 @@ def measure_dtypes(case: Case, device: str) -> Row:
 
 def measure_losses(case: Case, device: str) -> Row:
     """Return the losses of a small GPT-2 that trains on synthetic text: a chain with noise."""
-    model = _model(case["dtype"], device, case["seed"])
+    settings = StepSettings(_SMALL, _BATCH, case["dtype"], seed=case["seed"])
+    model = settings.model(device)
     optimizer = AdamW(model.named_parameters(), _LR, (0.9, 0.95), decay=decays_matrices)
-    scaler = LossScaler() if case["dtype"] == "float16" else None
 
     def loss(x: Any, y: Any) -> Tensor:
-        with _casts(case["dtype"]):
+        with settings.casts():
             return model(Tensor(x), Tensor(y))
 
-    step = train_function(loss, optimizer, 1.0, scaler)
+    step = train_function(loss, optimizer, 1.0, settings.scaler())
     batches = (_batch(case["seed"] + number + 1, device) for number in range(case["steps"]))
     losses = [step(*batch).data for batch in batches]
     values = [float(each) for each in losses]
@@ -145,15 +141,6 @@ def measure_losses(case: Case, device: str) -> Row:
         "final_loss": sum(last) / len(last),
         "losses": " ".join(f"{value:.5g}" for value in values),
     }
-
-
-def _model(kind: str, device: str, seed: int = 0) -> GPT2:
-    random.seed(seed)
-    return GPT2(_SMALL).to(device, "bfloat16" if kind == "bfloat16-parameters" else "float32")
-
-
-def _casts(kind: str) -> AbstractContextManager[None]:
-    return autocast(kind) if kind in AUTOCAST else nullcontext()
 
 
 def _batch(seed: int, device: str) -> tuple[backend.Array, backend.Array]:

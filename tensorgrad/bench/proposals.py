@@ -95,19 +95,6 @@ def _matrix(rows: int, columns: int, dtype: Dtype, layout: str, seed: int) -> An
     return random_array((columns, rows), dtype, seed).T
 
 
-class ProposalBench:
-    """Measures the products of a model on a GPU."""
-
-    def __init__(self, products: Sequence[Product], device: str) -> None:
-        self._products = {each.name: each for each in products}
-        self._index = backend.gpu_index(device)
-
-    def __call__(self, case: Case) -> Row:
-        """Return the results of a product."""
-        with GpuMonitor(self._index, 0.2) as monitor:
-            return measure_product(self._products[case["product"]], case["seconds"], monitor)
-
-
 def measure_product(product: Product, seconds: float, monitor: GpuMonitor) -> Row:
     """Return the times of the proposals of a product."""
     sets = [operands(product, 3 * i) for i in range(3)]
@@ -172,7 +159,13 @@ def proposals_sweep(
         for each in found
     ]  # fmt: skip
     check_gpu("proposals")
-    yield Measurement(PROPOSALS, cases, ProposalBench(found, "cuda"), "cuda")
+    by_name = {product.name: product for product in found}
+
+    def measure(case: Case) -> Row:
+        with GpuMonitor(backend.gpu_index("cuda"), 0.2) as monitor:
+            return measure_product(by_name[case["product"]], case["seconds"], monitor)
+
+    yield Measurement(PROPOSALS, cases, measure, "cuda")
 
 
 PROPOSALS = Sweep(

@@ -97,6 +97,7 @@ class StepSettings:
         recompute_norms: whether the outputs of their norms are.
         micro_batches: parts of a batch, one after the other.
         grad_dtype: "float32", or "bfloat16" for "bfloat16-parameters" in one process.
+        seed: of the weights.
     Raises:
         ArgumentError: an argument is out of its range.
     """
@@ -109,6 +110,7 @@ class StepSettings:
     recompute_norms: bool = False
     micro_batches: int = 1
     grad_dtype: str = "float32"
+    seed: int = 0
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -130,8 +132,8 @@ class StepSettings:
         return self.batch * int(self.config.context)
 
     def model(self, device: str) -> LanguageModel:
-        """Return the model, with weights of seed 0."""
-        random.seed(0)
+        """Return the model with its first weights."""
+        random.seed(self.seed)
         with nn.init.on(device):
             kind: Any = presets.MODELS[family(self.config)]
             model: LanguageModel = kind(self.config)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tensorgrad.bench import cpu, decode, errors, first_use, options, profiler
+from tensorgrad.bench import cpu, errors, first_use, options, profiler
 from tensorgrad.bench.decode import KERNELS, decode_sweep
 from tensorgrad.bench.errors import OPS
 from tensorgrad.bench.options import Sizes
@@ -145,7 +145,7 @@ def test_the_profiler_is_measured_by_source() -> None:
 
 
 def test_cases_of_generation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "check_gpu", lambda name: None)
+    monkeypatch.setattr(options, "check_gpu", lambda name: None)
     monkeypatch.setattr(options, "find_spec", lambda name: object())
     models: Any = ("gpt2-355M", "gpt2-124M")
     cases = next(decode_sweep(models=models, batches=(1, 8), static=True)).cases
