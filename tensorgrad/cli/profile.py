@@ -22,6 +22,7 @@ from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.comm.mpi_nccl import world
+from tensorgrad.parallel.program import strategy_name
 from tensorgrad.profile.step import (
     StepProfile,
     communication_markdown,
@@ -138,7 +139,7 @@ def profile(
         raise
     written = write_step_profile(found, folder, comm)
     if main:
-        ranks = "" if comm is None else f"{comm.size} ranks, {settings.strategy(comm.size)}; "
+        ranks = "" if comm is None else f"{comm.size} ranks, {strategy_name(settings, comm.size)}; "
         print(printable(aligned(ranks + _report(found, rows))))
         print(f"in {folder}: {', '.join(sorted(path.name for path in written))}")
     return 0

@@ -194,8 +194,8 @@ class LanguageSettings(TrainSettings):
         return size
 
     @property
-    def model_class(self) -> type[LanguageModel]:
-        """The class of the model."""
+    def model_class(self) -> Any:
+        """The class of the model, a LanguageModel that is made of its `Config`."""
         return model_class(self.model or _name_of(PRESETS.get(self.preset)) or "gpt2")
 
     def known_sizes(self) -> Any:
@@ -304,7 +304,7 @@ class LanguageModeling(Task):
         """Return the model, with the weights of --init-from where there are some."""
         self.check_model(self.config)
         initial, self._initial = self._initial, None
-        model = self.settings.model_class(self.config)  # type: ignore[call-arg]
+        model: LanguageModel = self.settings.model_class(self.config)
         if initial is not None:
             model.load_state_dict(initial.state_dict())
         return with_options(model, self.settings)

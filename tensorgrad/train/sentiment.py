@@ -275,8 +275,8 @@ class Sentiment(Task):
                 total += cross_entropy(logits, labels, reduction="sum").item()
                 right += int((logits.data.argmax(1) == labels).sum())
                 count += int((labels != IGNORED).sum())
-        total, right, count = self.ranks.sum([total, right, count])
-        return {"validation_loss": total / count, "accuracy": right / count}
+        loss, accurate, texts = self.ranks.sum([total, right, count])
+        return {"validation_loss": loss / texts, "accuracy": accurate / texts}
 
     def fingerprint(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the sizes of the model, the vocabulary, and the sentences and their order."""
