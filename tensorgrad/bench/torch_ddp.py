@@ -61,7 +61,7 @@ class TorchTrainer:
         device: str,
         *,
         lr: float = 6e-4,
-        betas: tuple[float, float] = (0.9, 0.95),
+        betas: tuple[float | None, float | None] = (0.9, 0.95),
         weight_decay: float = 0.1,
         matrices: bool = False,
         clip: float = 1.0,
