@@ -9,7 +9,7 @@ from typing import Literal
 
 from cyclopts import Parameter
 
-from tensorgrad.cli.sizes import Context, Heads, Hidden, Layers, Vocab, Width
+from tensorgrad.bench.options import Context, Heads, Hidden, Layers, Vocab, Width
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import PRESETS, GPT2Config
 from tensorgrad.parallel.mesh import Mesh

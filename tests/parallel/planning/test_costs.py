@@ -10,6 +10,7 @@ from tensorgrad.bench.steps import StepSettings
 from tensorgrad.engine import Node
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
+from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.parallel import Comm
 from tensorgrad.parallel.planning.costs import Costs, cut_blocks
 from tensorgrad.parallel.planning.estimate import TrainingJob
@@ -21,7 +22,7 @@ from tests.parallel.threads import on_ranks
 TINY = GPT2Config(vocab_size=36, context=16, layers=2, heads=4, width=16)
 
 
-def kept(loss: Tensor, model: GPT2) -> int:
+def kept(loss: Tensor, model: LanguageModel) -> int:
     """Return the bytes of all arrays that a graph keeps, each memory once, without parameters."""
     memory: dict[int, np.ndarray[Any, Any]] = {}
 
