@@ -17,7 +17,7 @@ from tensorgrad.errors import CheckpointError, TrainingError
 from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel.checkpoint import Shards
 from tensorgrad.train import checkpoint
-from tensorgrad.train.background import BackgroundSaving
+from tensorgrad.train.background import BackgroundSaving, HostMemory
 from tensorgrad.train.checkpoint import PendingCheckpoint, list_checkpoints, load_checkpoint
 from tensorgrad.weights import save_arrays
 from tests.parallel.test_checkpoint import FULL, held_on
@@ -182,8 +182,8 @@ def test_shards_have_the_bits_that_were_copied(tmp_path: Path) -> None:
         held = list(held_on(Mesh(2, 1, 1, comm.rank), True, FULL))
         shards = Shards(comm, held)
         plain, copied = (
-            shards.begin(tmp_path / name, 1, {"metrics": {}}, 2, copies=name == "copied")
-            for name in ("plain", "copied")
+            shards.begin(tmp_path / name, 1, {"metrics": {}}, 2, memory)
+            for name, memory in (("plain", None), ("copied", HostMemory()))
         )
         plain.write()
         plain.finish()
