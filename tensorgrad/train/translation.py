@@ -7,7 +7,6 @@ training step uses the same run.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import re
 import time
@@ -29,7 +28,7 @@ from tensorgrad.data import (
 from tensorgrad.data.pair_loader import PairBatch
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.files import finite, replacing
+from tensorgrad.files import finite, replacing, to_json
 from tensorgrad.models.generation.search import LARGEST_PENALTY
 from tensorgrad.models.transformer_lm import OF_PUBLISHED
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
@@ -348,7 +347,7 @@ class EvaluatedRun(TranslationRun):
     def write(self, name: str, results: Mapping[str, Any]) -> None:
         """Write results as JSON into the folder of the run."""
         with replacing(self.folder / name) as file:
-            file.write(json.dumps(results, indent=1, ensure_ascii=False).encode())
+            file.write(to_json(results, 1, name, escapes=False).encode())
 
     def finish(self) -> None:
         """Average the last checkpoints, evaluate and save the averaged model."""
