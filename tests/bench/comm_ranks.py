@@ -9,7 +9,7 @@ from tensorgrad.bench import memory
 from tensorgrad.bench.comm import COMM, CommBench, comm_cases
 from tensorgrad.bench.sweep import run_sweep
 
-comm = parallel.world(20.0)
+comm = parallel.world()
 cases = comm_cases(comm, (0.01, 4.0), (2,))
 free = 1_000_000 if comm.rank == 1 else 10**9
 with patch.object(memory, "free_bytes", lambda device: free):
