@@ -95,7 +95,11 @@ class Shards:
         return saving.finish()
 
     def begin(
-        self, folder: Path, step: int, state: Mapping[str, Json], keep: int,
+        self,
+        folder: Path,
+        step: int,
+        state: Mapping[str, Json],
+        keep: int,
         memory: HostMemory | None = None,
     ) -> PendingShards:
         """Return a checkpoint that all ranks write and then finish.
