@@ -21,7 +21,8 @@ __all__ = ["encode_limited"]
 
 _LONG = 2000  # characters of a text whose encoding may take long
 _SECONDS, _MEMORY = 8.0, 2 << 30
-_SPEED = 250_000  # characters a second, for each of which the process gets more time
+_SLOWEST = 100_000  # characters a second, of a text that is too long for the limits above
+_WIDEST = 1000  # bytes a character, likewise
 
 
 def encode_limited(
@@ -35,8 +36,8 @@ def encode_limited(
         with_special: whether to add the special tokens that the model expects.
         op: what encodes, with the name of the tokenizer, for errors.
     Raises:
-        DataError: it takes more than 8 s and 4 s for each million characters, or more than 2 GB, or
-            a text cannot be encoded.
+        DataError: a text cannot be encoded; or the long ones take more than 8 s or 2 GB, or where
+            that is more 10 s and 1 GB a million characters.
     """
     short = [text for text in texts if len(text) <= _LONG]
     long = [text for text in texts if len(text) > _LONG]
@@ -60,14 +61,14 @@ def _run(
     }
     command = [sys.executable, "-I", "-S", "-B", encode_program.__file__]
     size = sum(map(len, texts))
-    seconds, output = _SECONDS + size / _SPEED, (1 << 20) + 1000 * size
+    seconds, output = max(_SECONDS, size / _SLOWEST), (1 << 20) + 1000 * size
     problem = f"{op}: {texts[0][:30]!r} cannot be encoded"
     try:
         finished = run_limited(
             command,
             ascii(given).encode(),
             seconds=seconds,
-            memory=_MEMORY,
+            memory=max(_MEMORY, _WIDEST * size),
             output=output,
             environment={"TOKENIZERS_PARALLELISM": "false"},
         )
