@@ -198,6 +198,7 @@ def memory_explained(settings: TrainSettings, ranks: int = 1) -> Iterator[None]:
             settings.sequence_parallel,
             settings.dtype,
             settings.grad_dtype,
+            settings.optimizer,
         )
         memory = backend.total_memory(backend.use_device(settings.device))
         error.add_note(memory_advice(job, memory))

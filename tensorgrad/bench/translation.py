@@ -36,7 +36,7 @@ TrainStep = Callable[[Any, Any], object]  # takes tokens and targets on the devi
 
 def ours(run: Translation, device: str) -> TrainStep:
     """Return a training step of tensorgrad, captured: forward, backward, clipping, AdamW."""
-    optimizer = run.settings.optimizer(run.model.named_parameters())
+    optimizer = run.settings.make_optimizer(run.model.named_parameters())
     clip = run.settings.clip or math.inf
 
     def step(tokens: Any, targets: Any) -> None:

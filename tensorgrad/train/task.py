@@ -58,6 +58,7 @@ class Task:
         precision: makes the context in which to compute the loss, for --dtype.
         model: what `build` returned, on its device.
         step: the number of steps done.
+        finished: whether these are all, or the patience of the settings is over.
         first_step: the number of steps done when this process started.
         tokens_per_step: on all ranks together, for the speed; 0: not counted.
         flops_per_token: of training, for the model FLOPs utilization; 0: not counted.
@@ -70,6 +71,7 @@ class Task:
     Settings: ClassVar[type[TrainSettings]] = TrainSettings
     model: Any
     step: int = 0
+    finished: bool = False
     first_step: int = 0
     tokens_per_step: int = 0
     flops_per_token: float = 0.0
@@ -182,13 +184,13 @@ def make_trainer(task: Task, callbacks: Sequence[Callback] = ()) -> Trainer:
     """Return the trainer of a task that is prepared, at step 0."""
 
     def evaluate() -> Mapping[str, float]:
-        task.step = trainer.step
+        task.step, task.finished = trainer.step, trainer.finished
         return task.evaluate()
 
     settings = task.resolved
     trainer = Trainer(
         task.model,
-        task.ranks.prepare(task.model, settings.optimizer),
+        task.ranks.prepare(task.model, settings.make_optimizer),
         task.loss,
         task.batches,
         settings.learning_rate,
@@ -260,7 +262,7 @@ def train(
                 file = file if is_file(file) else ""
                 report_stop(outcome, task.resolved.steps, folder, processes, file)
             return outcome, None
-        task.step = outcome.step
+        task.step, task.finished = outcome.step, True
         result = task.end(outcome)
         if ranks.is_main:
             speed = f", {outcome.tokens_per_second:,.0f} tokens/s" if task.tokens_per_step else ""
