@@ -32,9 +32,10 @@ from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.placement import ArrayPiece, Placement, assign_writers, copies
 from tensorgrad.train import checkpoint as files
+from tensorgrad.train.background import HostMemory
 from tensorgrad.train.checkpoint import Checkpoint, Saving
 from tensorgrad.train.pieces import PIECES, Kind, LowBits, Stored, read_piece
-from tensorgrad.train.ranks import Ranks, host_copy
+from tensorgrad.train.ranks import Ranks
 
 Held = Sequence[tuple[ArrayPiece, Array]]
 Json = Any
@@ -94,20 +95,28 @@ class Shards:
         return saving.finish()
 
     def begin(
-        self, folder: Path, step: int, state: Mapping[str, Json], keep: int, copies: bool = False
+        self,
+        folder: Path,
+        step: int,
+        state: Mapping[str, Json],
+        keep: int,
+        memory: HostMemory | None = None,
     ) -> PendingShards:
         """Return a checkpoint that all ranks write and then finish.
 
         Args:
             folder, step, state, keep: as for `save`.
-            copies: see `Ranks.begin_save`.
+            memory: see `Ranks.begin_save`.
         Raises:
             ArgumentError, DtypeError: the state could not be read again.
             CheckpointError: no folder can be made for it; earlier ones are unchanged.
         """
         files.check_state(state)
         new = folder / _on_main(self._comm, lambda: files.begin_checkpoint(folder, step).name)
-        pieces = [(piece, host_copy(array) if copies else array) for piece, array in self._written]
+        pieces = self._written
+        if memory is not None:
+            copies = memory.copies(array for _, array in pieces)
+            pieces = [(piece, copy) for (piece, _), copy in zip(pieces, copies, strict=True)]
         return PendingShards(self._comm, new, step, pieces, state, keep)
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -367,12 +376,12 @@ class ShardedRanks(Ranks):
         state: Mapping[str, Json],
         keep: int,
         *,
-        copies: bool = False,
+        memory: HostMemory | None = None,
     ) -> Saving | None:
         """Return a sharded checkpoint to write and finish; see `Ranks.begin_save`."""
         shards = Shards(self._world, pieces_of(model, optimizer, self._placements))
         state = {**state, "optimizer": optimizer.numbers()}
-        return shards.begin(folder, step, state, keep, copies)
+        return shards.begin(folder, step, state, keep, memory)
 
     def load_latest(self, folder: Path) -> Checkpoint | None:
         """Open the newest undamaged checkpoint, the same on all ranks; None without any."""

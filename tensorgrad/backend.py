@@ -188,6 +188,15 @@ def to_numpy(array: Array) -> np.ndarray[Any, Any]:
     return array if is_numpy(array) else cupy.asnumpy(array)
 
 
+def copy_to_numpy(array: Array, out: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Copy an array into one of the same shape and dtype on the CPU, and return that."""
+    if is_numpy(array):
+        out[...] = array
+    else:
+        array.get(out=out)
+    return out
+
+
 _copies: list[tuple[Any, Any]] = []  # events, and the memory that is written until then
 _copies_lock = threading.Lock()
 

@@ -211,7 +211,9 @@ def _lock(path: str | os.PathLike[str], wait: bool) -> int | None:
         os.close(descriptor)
 
 
-def to_json(value: Any, indent: int | None = None, op: str = "to_json") -> str:
+def to_json(
+    value: Any, indent: int | None = None, op: str = "to_json", escapes: bool = True
+) -> str:
     """Return JSON that `readers.parse_json` reads back as an equal value.
 
     NumPy's numbers become Python's, tuples lists and mappings dictionaries.
@@ -221,11 +223,12 @@ def to_json(value: Any, indent: int | None = None, op: str = "to_json") -> str:
             UTF-8, None, lists, and mappings whose keys are text, nested at most JSON_DEPTH deep.
         indent: spaces of a level; None: all on one line.
         op: the start of errors, such as the name of the file.
+        escapes: whether other characters than those of ASCII are written as escapes.
     Raises:
         ArgumentError: the reader would refuse a value or read another one.
         DtypeError: a value is of a kind that JSON does not support.
     """
-    return json.dumps(_plain(value, op, "", 0), indent=indent)
+    return json.dumps(_plain(value, op, "", 0), indent=indent, ensure_ascii=escapes)
 
 
 def write_json(

@@ -8,9 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorgrad.errors import DataError
-from tensorgrad.files import hidden_name, is_locked, locked, replacing, temporary_name, write_json
-from tensorgrad.readers import read_json
+from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.files import (
+    hidden_name,
+    is_locked,
+    locked,
+    replacing,
+    temporary_name,
+    to_json,
+    write_json,
+)
+from tensorgrad.readers import parse_json, read_json
 from tensorgrad.weights import save_arrays
 from tests.disk import full_disk
 from tests.source_tree import ROOT
@@ -143,3 +151,13 @@ def test_a_name_that_is_too_long_or_has_a_nul_is_named(tmp_path: Path) -> None:
         read_json(tmp_path / "a\0b")
     with pytest.raises(OSError, match="a" * 300):
         read_json(tmp_path / ("a" * 300))
+
+
+def test_text_is_escaped_or_readable() -> None:
+    value = {"text": "für \u2028 \x00 \U0001f600", "numbers": [1, 0.5]}
+    assert to_json(value).isascii()
+    text = to_json(value, escapes=False)
+    assert "für" in text
+    assert parse_json(text, "it") == parse_json(to_json(value), "it") == value
+    with pytest.raises(ArgumentError, match="expected text that fits UTF-8"):
+        to_json({"text": "\ud800"}, escapes=False)

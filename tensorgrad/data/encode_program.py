@@ -1,4 +1,4 @@
-"""The program that encodes a long text, in a process of its own: see published_tokenizer.py.
+"""The program that encodes long texts, in a process of its own: see limited_encoding.py.
 
 A regular expression of a stranger may take time that grows with the square of the length. This file
 imports nothing of tensorgrad, so that it starts soon.
@@ -12,7 +12,7 @@ import sys
 
 
 def main() -> None:
-    """Encode the text of the literal on the standard input; write JSON with "ids"."""
+    """Encode the texts of the literal on the standard input; write JSON with the "ids" of each."""
     given = ast.literal_eval(sys.stdin.read())
     sys.path += given["path"]
     from tokenizers import Tokenizer
@@ -20,8 +20,9 @@ def main() -> None:
     inner = Tokenizer.from_str(given["tokenizer"])
     inner.no_truncation()
     inner.no_padding()
-    ids = inner.encode(given["text"], add_special_tokens=given["with_special"]).ids
-    json.dump({"ids": ids}, sys.stdout)
+    inner.encode_special_tokens = given["special_as_text"]
+    encodings = inner.encode_batch_fast(given["texts"], add_special_tokens=given["with_special"])
+    json.dump({"ids": [encoding.ids for encoding in encodings]}, sys.stdout)
 
 
 if __name__ == "__main__":

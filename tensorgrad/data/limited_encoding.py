@@ -6,57 +6,78 @@ Tests: tests/data/test_tokenizer_parts.py.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
 
 from tensorgrad.data import encode_program
 from tensorgrad.data.limited import run_limited
+from tensorgrad.data.tokenizer_file import named_errors
 from tensorgrad.errors import DataError
 from tensorgrad.readers import parse_json
 
 __all__ = ["encode_limited"]
 
+_LONG = 2000  # characters of a text whose encoding may take long
 _SECONDS, _MEMORY = 8.0, 2 << 30
+_SLOWEST = 100_000  # characters a second, of a text that is too long for the limits above
+_WIDEST = 1000  # bytes a character, likewise
 
 
 def encode_limited(
-    inner: tokenizers.Tokenizer, text: str, with_special: bool, name: str
-) -> list[int]:
-    """Return the ids of a text.
+    inner: tokenizers.Tokenizer, texts: Sequence[str], with_special: bool, op: str
+) -> list[list[int]]:
+    """Return the ids of each text: long ones are encoded in a process of their own.
 
     Args:
         inner: the library's tokenizer.
-        text: to encode.
+        texts: to encode.
         with_special: whether to add the special tokens that the model expects.
-        name: of the tokenizer, for errors.
+        op: what encodes, with the name of the tokenizer, for errors.
     Raises:
-        DataError: it takes more than 8 s or 2 GB, or the text cannot be encoded.
+        DataError: a text cannot be encoded; or the long ones take more than 8 s or 2 GB, or where
+            that is more 10 s and 1 GB a million characters.
     """
+    short = [text for text in texts if len(text) <= _LONG]
+    long = [text for text in texts if len(text) > _LONG]
+    with named_errors(f"{op}: {''.join(short)[:30]!r} cannot be encoded"):
+        encodings = inner.encode_batch_fast(short, add_special_tokens=with_special)
+    ids = iter([encoding.ids for encoding in encodings])
+    ids_of_long = iter(_run(inner, long, with_special, op) if long else [])
+    return [next(ids_of_long if len(text) > _LONG else ids) for text in texts]
+
+
+def _run(
+    inner: tokenizers.Tokenizer, texts: Sequence[str], with_special: bool, op: str
+) -> list[list[int]]:
+    """Return the ids of each text, from the program."""
     given = {
         "path": [str(Path(tokenizers.__file__).parents[1])],
         "tokenizer": inner.to_str(),
-        "text": text,
+        "special_as_text": inner.encode_special_tokens,
+        "texts": list(texts),
         "with_special": with_special,
     }
     command = [sys.executable, "-I", "-S", "-B", encode_program.__file__]
-    output = (1 << 20) + 1000 * len(text)
-    problem = f"PublishedTokenizer.encode: {text[:30]!r} cannot be encoded by that of {name}"
+    size = sum(map(len, texts))
+    seconds, output = max(_SECONDS, size / _SLOWEST), (1 << 20) + 1000 * size
+    problem = f"{op}: {texts[0][:30]!r} cannot be encoded"
     try:
         finished = run_limited(
             command,
             ascii(given).encode(),
-            seconds=_SECONDS,
-            memory=_MEMORY,
+            seconds=seconds,
+            memory=max(_MEMORY, _WIDEST * size),
             output=output,
             environment={"TOKENIZERS_PARALLELISM": "false"},
         )
         if finished.status == 0 and not finished.is_cut:
             found = parse_json(finished.output.decode(), "its ids", limit=output)
-            ids: list[int] = found["ids"]
+            ids: list[list[int]] = found["ids"]
             return ids
     except TimeoutError as error:
-        raise DataError(f"{problem}: it took more than {_SECONDS:g} s") from error
+        raise DataError(f"{problem}: it took more than {seconds:.3g} s") from error
     except OSError as error:
         raise DataError(f"{problem}: {sys.executable!r} cannot be started: {error}") from error
     raise DataError(f"{problem}: its process ended with status {finished.status}")

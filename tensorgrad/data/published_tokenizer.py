@@ -43,7 +43,6 @@ _CONFIG, _TOKENS, _GENERATION = (
 _SETTINGS = (_CONFIG, _TOKENS, _GENERATION, _TEMPLATE)
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token of SentencePiece that is one byte
 _BYTE_LEVEL = ("GPT2Tokenizer", "Qwen2Tokenizer")  # classes that apply add_prefix_space
-_LONG = 2000  # characters of a text whose encoding may take long
 _SPACE = "\u2581"  # stands for a space in SentencePiece's tokens
 
 
@@ -206,8 +205,9 @@ class PublishedTokenizer(TokenBytes):
         if not isinstance(text, str):
             kind = type(text).__name__
             raise DtypeError(f"PublishedTokenizer.encode: text is a {kind}, expected a str")
-        if self._takes_long and len(text) > _LONG:
-            return encode_limited(self._inner, text, with_special, self._name)
+        if self._takes_long:
+            op = f"PublishedTokenizer.encode: {self._name}"
+            return encode_limited(self._inner, [text], with_special, op)[0]
         with named_errors(f"PublishedTokenizer.encode: {text[:30]!r} cannot be encoded"):
             ids: list[int] = self._inner.encode(text, add_special_tokens=with_special).ids
         return ids

@@ -146,13 +146,13 @@ class TokenLoader:
             check_integer("TokenLoader.evaluation_batches", "limit", limit, 1)
         windows = -(-(self._tokens.size - 1) // self._context)
         count = windows if limit is None else min(windows, limit * self._batch)
-        # The middle window of each of `count` equal parts.
-        chosen = [(2 * number + 1) * windows // (2 * count) for number in range(count)]
         for first in range(0, count, self._batch):
-            rows = chosen[first : first + self._batch]
-            begin, end = (len(rows) * r // self._ranks for r in (self._rank, self._rank + 1))
+            rows = min(self._batch, count - first)
+            begin, end = (first + rows * r // self._ranks for r in (self._rank, self._rank + 1))
             if begin < end:
-                yield self._read(np.array(rows[begin:end], np.uint64) * np.uint64(self._context))
+                # The middle window of each of `count` equal parts.
+                chosen = [(2 * number + 1) * windows // (2 * count) for number in range(begin, end)]
+                yield self._read(np.array(chosen, np.uint64) * np.uint64(self._context))
 
     def _read(self, starts: _Numbers) -> TokenBatch:
         x = np.zeros((starts.size, self._context), np.int32)

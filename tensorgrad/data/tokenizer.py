@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tensorgrad.checks import check_integer
+from tensorgrad.data.limited_encoding import encode_limited
 from tensorgrad.data.text import END_OF_TEXT, read_text, write_text
 from tensorgrad.data.tokenizer_file import (
     ALPHABET,
@@ -28,7 +29,7 @@ from tensorgrad.data.tokenizer_file import (
     vocabulary_file,
     vocabulary_state,
 )
-from tensorgrad.data.tokenizer_parts import check_added, check_parts
+from tensorgrad.data.tokenizer_parts import check_added, check_parts, takes_long
 from tensorgrad.data.word_patterns import problem_of
 from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
@@ -96,6 +97,7 @@ class Tokenizer(TokenBytes):
         self._inner = inner
         self.special_ids = frozenset(self._special.values())
         self._splits = _split_pattern(state) is not None  # by a pattern, which _parts cannot follow
+        self._takes_long, self._name = takes_long(state), name
         self._bytes = [self._bytes_of(tokens[index], name) for index in range(len(ids))]
         self._known: dict[str, list[int]] = {}
         self._remembered = 0  # characters
@@ -275,7 +277,8 @@ class Tokenizer(TokenBytes):
         """Return the ids of a text.
 
         Raises:
-            DataError: the text has half of a surrogate pair, which no UTF-8 text has.
+            DataError: the text has half of a surrogate pair, which no UTF-8 text has, or `pattern`
+                takes too long: see `encode_limited`.
             DtypeError: it is not a str.
         """
         return self.encode_batch([text])[0]
@@ -284,12 +287,14 @@ class Tokenizer(TokenBytes):
         """Return the ids of each text, faster than one by one.
 
         Raises:
-            DataError: a text has half of a surrogate pair, which no UTF-8 text has.
+            DataError: as for `encode`.
             DtypeError: one is not a str, or texts is a single str.
         """
         texts = list(_texts("Tokenizer.encode", texts))
         if self._splits:
             whole = list(_whole_characters("Tokenizer.encode", texts))
+            if self._takes_long:
+                return encode_limited(self._inner, whole, False, f"Tokenizer.encode: {self._name}")
             encodings = self._inner.encode_batch_fast(whole, add_special_tokens=False)
             return [encoding.ids for encoding in encodings]
         parts = [_parts(text) for text in texts]

@@ -9,15 +9,14 @@ by `python -m tensorgrad.kernels.tune --write` and read once a process.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from tensorgrad import backend
 from tensorgrad.errors import KernelError
+from tensorgrad.files import write_json
 from tensorgrad.kernels.device import capability
 from tensorgrad.readers import read_json
 
@@ -68,13 +67,13 @@ def write(path: Path, rows: Rows) -> None:
     Raises:
         KernelError: the file cannot be written.
     """
-    new = path.with_name(f"{path.name}.new")
+    ordered = {
+        gpu: {choice: dict(sorted(cases.items())) for choice, cases in sorted(choices.items())}
+        for gpu, choices in sorted(rows.items())
+    }
     try:
-        new.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        new.replace(path)
+        write_json(path, ordered, 1)
     except OSError as error:
-        with suppress(OSError):
-            new.unlink()
         raise KernelError(f"tuned: {path} got {error}, expected a file to write") from error
 
 

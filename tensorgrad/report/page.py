@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad.errors import TensorgradError
 from tensorgrad.report.curves import charts, title_of
 from tensorgrad.report.document import (
     check_output,
@@ -27,6 +28,7 @@ from tensorgrad.report.run import Progress, Run, number, read_run
 from tensorgrad.report.settings import defaults, grouped, value_text
 from tensorgrad.train.curves import Column
 from tensorgrad.train.log import KNOWN
+from tensorgrad.train.run import without_checkpoint
 
 FILE = "report.html"
 # So that no run makes a page too large to open: the most that is shown of each kind.
@@ -93,7 +95,7 @@ def _header(run: Run, result: Result) -> str:
         tokens = result.values.get(name.removesuffix("loss") + "tokens")
         under = "" if tokens is None else f"on {tokens:,.0f} tokens"
         if name == "best_validation_loss":
-            under = f"at step {result.best_step:,}"
+            under = f"at step {result.best_step:,}{_unkept(run, result)}"
         if name != "step" and not name.endswith("_tokens"):
             tiles.append((label_of(name), text_of(name, value), under))
     for fact, label in _FACTS.items():
@@ -122,6 +124,16 @@ def _header(run: Run, result: Result) -> str:
         + "".join(f'<p class="note">{escaped(shortened(note, _VALUE))}</p>\n' for note in notes)
         + "</header>\n"
     )
+
+
+def _unkept(run: Run, result: Result) -> str:
+    """Return what to say of a best step without a checkpoint; nothing where none can be read."""
+    if result.best_step is None:
+        return ""
+    try:
+        return without_checkpoint(run.folder, result.best_step)
+    except (OSError, TensorgradError):
+        return ""
 
 
 def _evaluations(run: Run) -> str:

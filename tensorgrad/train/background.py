@@ -9,12 +9,47 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from tensorgrad import backend
+from tensorgrad.backend import Array
 from tensorgrad.train.checkpoint import Saving
 
 # The part of one core that writing may take beside steps that need all cores.
 CPU_FRACTION = 0.01
+
+
+_ALIGNMENT = 64  # bytes
+
+
+class HostMemory:
+    """Memory for copies of arrays, which the copies of the next checkpoint use again.
+
+    The pages of new memory take longer than the copies. It is one block: many small ones would fill
+    the gaps in the heap that the arrays of a step use, and then each step would get new pages.
+    """
+
+    def __init__(self) -> None:
+        self._block = np.empty(0, np.uint8)
+
+    def copies(self, arrays: Iterable[Array]) -> list[np.ndarray[Any, Any]]:
+        """Return copies of arrays of any shape, dtype and device, valid until the next call."""
+        arrays = list(arrays)
+        lengths = (-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)
+        *starts, length = accumulate(lengths, initial=0)
+        if length > len(self._block):
+            self._block = np.empty(0, np.uint8)  # frees the shorter one first
+            self._block = np.empty(length, np.uint8)
+        found = []
+        for start, array in zip(starts, arrays, strict=True):
+            part = self._block[start : start + array.nbytes]
+            found.append(backend.copy_to_numpy(array, part.view(array.dtype).reshape(array.shape)))
+        return found
 
 
 class _AbandonedError(Exception):

@@ -28,7 +28,7 @@ from tensorgrad.files import finite, make_folder
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.nn import Module, evaluating
 from tensorgrad.optim import LossScaler, Optimizer
-from tensorgrad.train.background import CPU_FRACTION, BackgroundSaving
+from tensorgrad.train.background import CPU_FRACTION, BackgroundSaving, HostMemory
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import (
     RESERVED,
@@ -230,6 +230,7 @@ class Trainer:
         self._skipped = 0
         self._saved: Path | None = None
         self._saving: tuple[int, BackgroundSaving] | None = None  # the step, and its checkpoint
+        self._memory = HostMemory()  # for copies, while it runs
         self._log: RunLog | None = None  # while it runs, on the main rank
         self._asked = False  # whether `stop` was called here
         self._ending = False  # whether a callback has failed or stopped the run, as all ranks know
@@ -624,7 +625,7 @@ class Trainer:
                 self.optimizer,
                 self._state(),
                 self.settings.keep,
-                copies=in_background,
+                memory=self._memory if in_background else None,
             )
             if saving is None:
                 return
@@ -665,6 +666,7 @@ class Trainer:
         if self._saving is not None:
             (_, saving), self._saving = self._saving, None
             saving.abandon()
+        self._memory = HostMemory()
 
 
 def check_parts(rows: int, count: int, ranks: int) -> None:

@@ -21,8 +21,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tensorgrad import backend, random, ranges
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import float64
@@ -31,6 +29,7 @@ from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.flat import NamedParameters
 from tensorgrad.tensor import Tensor
+from tensorgrad.train.background import HostMemory
 from tensorgrad.train.checkpoint import (
     Checkpoint,
     PendingCheckpoint,
@@ -249,7 +248,7 @@ class Ranks:
         state: Mapping[str, Any],
         keep: int,
         *,
-        copies: bool = False,
+        memory: HostMemory | None = None,
     ) -> Saving | None:
         """Return a checkpoint of the model and the optimizer to write and finish.
 
@@ -259,8 +258,7 @@ class Ranks:
             folder, step, keep: as for `save_checkpoint`.
             model, optimizer: whose arrays are saved.
             state: the other entries to save; those of the main rank count.
-            copies: whether the arrays are copied to host memory first, and may change before
-                `write` has ended.
+            memory: for copies of the arrays, which then may change before `write` has ended.
         Returns:
             The checkpoint; None on ranks that do not write it.
         Raises:
@@ -274,10 +272,10 @@ class Ranks:
         found = optimizer.state_dict()
         buffers = {name: value for name, value in found.items() if name not in numbers}
         groups = {"model": arrays, "optimizer": buffers}
-        if copies:
+        if memory is not None:
+            copies = iter(memory.copies([*arrays.values(), *buffers.values()]))
             groups = {
-                group: {name: host_copy(array) for name, array in arrays.items()}
-                for group, arrays in groups.items()
+                group: {name: next(copies) for name in members} for group, members in groups.items()
             }
         return PendingCheckpoint(folder, step, groups, {**state, "optimizer": numbers}, keep)
 
@@ -300,11 +298,6 @@ class Ranks:
         numbers = checkpoint.mapping("optimizer")
         optimizer.load_state_dict({**checkpoint.arrays("optimizer"), **numbers})
         model.load_state_dict(arrays)
-
-
-def host_copy(array: Array) -> Array:
-    """Return a copy of an array in host memory."""
-    return np.array(array) if backend.is_numpy(array) else backend.to_numpy(array)
 
 
 def mean_of(loss: Loss, batch: Batch) -> Tensor:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from tensorgrad.data import (
 )
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.files import finite, replacing
+from tensorgrad.files import finite, replacing, to_json
 from tensorgrad.models.generation.search import LARGEST_PENALTY
 from tensorgrad.models.transformer_lm import OF_PUBLISHED
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
@@ -312,7 +311,7 @@ class Translation(Task):
         """Write results as JSON into the folder of the run."""
         if self.ranks.is_main:
             with replacing(self.folder / name) as file:
-                file.write(json.dumps(results, indent=1, ensure_ascii=False).encode())
+                file.write(to_json(results, 1, name, escapes=False).encode())
 
     def fingerprint(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the sizes of the model, the tokenizer, and the pairs and their order."""

@@ -9,7 +9,7 @@ from tensorgrad.bench import memory
 from tensorgrad.bench.comm import comm_sweep
 from tensorgrad.bench.sweep import run_sweep
 
-comm = parallel.world(20.0)
+comm = parallel.world()
 [asked] = comm_sweep(comm=comm, sizes=(0.01, 4.0), ranks=(2,), device="cpu")
 free = 1_000_000 if comm.rank == 1 else 10**9
 with patch.object(memory, "free_bytes", lambda device: free):

@@ -134,9 +134,9 @@ def test_ranks_exit_at_once_where_rank_0_cannot_write(tmp_path: Path) -> None:
     (tmp_path / "found").mkdir()
     (tmp_path / "found/comm.csv").write_text("a,b\n")
     given = ["bench", "comm", "--sizes", "0.01", "--device", "cpu", "--out", tmp_path / "found"]
-    result = run_ranks("tensorgrad", 2, given, check=False, timeout=60)
+    result = run_ranks("tensorgrad", 2, given, check=False)
     assert result.returncode == 1
     assert result.stderr.count("has the columns a, b") == 1
-    alone = run_ranks("tensorgrad", 2, ["bench", "attention"], check=False, timeout=60)
+    alone = run_ranks("tensorgrad", 2, ["bench", "attention"], check=False)
     assert alone.returncode == 1
     assert "bench attention: got 2 ranks, expected one process" in alone.stderr

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -215,6 +216,16 @@ def test_evaluation_predicts_each_token_once_in_order(size: int, context: int, b
     most = len(x) / len(numbers) / 2
     assert numbers[0] <= most
     assert len(x) - 1 - numbers[-1] <= most
+
+
+def test_a_limit_above_the_text_takes_no_memory() -> None:
+    loader = TokenLoader(np.broadcast_to(np.uint16(0), 10**7), 4, 8)
+    tracemalloc.start()
+    try:
+        next(loader.evaluation_batches(10**9))
+        assert tracemalloc.get_traced_memory()[1] < 10**5
+    finally:
+        tracemalloc.stop()
 
 
 @given(size=st.integers(9, 400), limit=st.none() | st.integers(1, 5))

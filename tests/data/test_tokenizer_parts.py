@@ -136,14 +136,20 @@ def test_parts_of_published_models_are_allowed(change: Callable[[State], None]) 
 
 
 def test_a_long_text_is_encoded_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = made(split(r"\s+$"))
-    text = "ab c\u00e9 " * 500
-    whole = tokenizer.encode(text)
-    assert len(text) > 2000
-    assert tokenizer.decode(whole) == text
+    published, pattern = made(split(r"\s+$")), r"[a-z]+|\s+$"
+    own = Tokenizer.train(["ab"], 300, pattern=pattern)
+    text = "ab c\u00e9 <|endoftext|> " * 200
+    for tokenizer in (published, own):
+        whole = tokenizer.encode(text)
+        assert len(text) > 2000
+        assert tokenizer.decode(whole) == text
+    texts = ["ab", text, "c", text[:2001], ""]
+    assert own.encode_batch(texts) == [own.encode(each) for each in texts]
+    assert own.end_of_text not in own.encode(text)
     monkeypatch.setattr(limited_encoding, "_SECONDS", 0.5)
-    with pytest.raises(DataError, match=r"it took more than 0.5 s"):
-        tokenizer.encode(" " * 100_000 + "x")
+    for tokenizer in (published, own):
+        with pytest.raises(DataError, match=r"it took more than 0.5 s"):
+            tokenizer.encode(" " * 49_000 + "x")
 
 
 def test_training_refuses_what_could_not_be_loaded() -> None:

@@ -18,6 +18,7 @@ from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.report import write_report
 from tensorgrad.report.page import page
 from tensorgrad.report.run import Log, read_run
+from tensorgrad.train.checkpoint import save_checkpoint
 from tensorgrad.train.curves import Column
 from tests.report.made_run import make_run, write_lines
 
@@ -71,6 +72,19 @@ def test_a_page_has_every_part_of_a_run(tmp_path: Path) -> None:
     assert [curve["steps"][-1] for curve in charts[0]] == [60, 60, 60]
     assert found.tags.count("h1") == 1
     assert found.tags.count("caption") == found.tags.count("table") > 5
+
+
+def test_a_best_step_without_a_checkpoint_is_said(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", steps=60, every=20)
+    assert "at step 60" in parsed(folder).text
+    assert "no checkpoint" not in parsed(folder).text  # all were removed
+    save_checkpoint(folder / "checkpoints", 40, {}, {"metrics": {"validation_loss": 4.0}})
+    assert "at step 60, which has no checkpoint: the best one is of step 40" in parsed(folder).text
+    save_checkpoint(folder / "checkpoints", 60, {}, {"metrics": {}})
+    assert "no checkpoint" not in parsed(folder).text
+    (folder / "checkpoints").rename(tmp_path / "elsewhere")
+    (folder / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    assert "no checkpoint" not in parsed(folder).text
 
 
 def test_values_that_differ_from_the_defaults_are_marked(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorgrad import backend
+from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import CheckpointError, TrainingError
 from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel.checkpoint import Shards
 from tensorgrad.train import checkpoint
-from tensorgrad.train.background import BackgroundSaving
+from tensorgrad.train.background import BackgroundSaving, HostMemory
 from tensorgrad.train.checkpoint import PendingCheckpoint, list_checkpoints, load_checkpoint
 from tensorgrad.weights import save_arrays
 from tests.parallel.test_checkpoint import FULL, held_on
@@ -155,6 +157,41 @@ def test_an_error_of_training_leaves_the_checkpoint_that_was_written(
     assert error is MemoryError or "step-00000005" in str(caught.value)
 
 
+def test_copies_use_the_memory_of_the_ones_before(device: str) -> None:
+    xp = backend.namespace_on(device)
+    whole = xp.arange(60).reshape(5, 12)
+    arrays = [
+        *(
+            whole.astype("float32"),
+            whole[:, ::5].astype("int8"),
+            whole.T[::2],
+            whole[:1, 3].reshape(()),
+        ),
+        *(xp.zeros((0, 3)), xp.ones(7, bfloat16), whole.astype("complex64"), whole[1] > 15),
+        whole[:1, 3].reshape(()),
+    ]
+    memory = HostMemory()
+    copies = memory.copies(arrays)
+    for array, copy in zip(arrays, copies, strict=True):
+        assert (copy.dtype, copy.shape) == (array.dtype, array.shape)
+        assert np.array_equal(copy, backend.to_numpy(array))
+        assert copy.ctypes.data % copy.itemsize == 0
+    whole[...] = 3
+    assert copies[2][1, 1] == 14
+    again = memory.copies([whole])
+    assert np.shares_memory(again[0], copies[0])
+    (longer,) = memory.copies([xp.ones(9999)])
+    assert longer.sum() == 9999
+
+
+def test_the_memory_of_copies_is_freed_with_the_run(tmp_path: Path) -> None:
+    lengths: list[int] = []
+    trainer = at_step(9, lambda: lengths.append(len(trainer._memory._block)), tmp_path)
+    trainer.run()
+    assert lengths[0] > 0
+    assert len(trainer._memory._block) == 0
+
+
 def test_without_threads_a_checkpoint_is_written_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,8 +219,8 @@ def test_shards_have_the_bits_that_were_copied(tmp_path: Path) -> None:
         held = list(held_on(Mesh(2, 1, 1, comm.rank), True, FULL))
         shards = Shards(comm, held)
         plain, copied = (
-            shards.begin(tmp_path / name, 1, {"metrics": {}}, 2, copies=name == "copied")
-            for name in ("plain", "copied")
+            shards.begin(tmp_path / name, 1, {"metrics": {}}, 2, memory)
+            for name, memory in (("plain", None), ("copied", HostMemory()))
         )
         plain.write()
         plain.finish()
