@@ -5,6 +5,9 @@
 .DELETE_ON_ERROR:
 .PHONY: help train test lint types fuzz nightly sanitize install clean distclean
 
+# Programs that tests start, by the hundred, would each compile the library again.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV ?= .venv
 ARGS ?=
 bin := $(VENV)/bin
