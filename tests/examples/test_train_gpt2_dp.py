@@ -20,7 +20,7 @@ from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.log import read_metrics
 from tensorgrad.weights import load_arrays
 from tests.processes import started
-from tests.ranks import descendants, mpirun, run_ranks
+from tests.ranks import descendants, mpirun, run_each, run_ranks
 from tests.source_tree import ROOT
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
@@ -155,30 +155,29 @@ def test_an_interrupt_stops_all_ranks_at_one_step(
 
 
 def test_wrong_options_are_reported_once(options: list[str], tmp_path: Path) -> None:
-    result = run_ranks(PROGRAM, 2, ["--lr", "much"], check=False)
-    assert result.returncode == 1
-    assert result.stderr.count("--lr: got 'much', expected a number") == 1
-    assert "Traceback" not in result.stderr
-    result = run_ranks(PROGRAM, 2, ["--steps", 9, "--warmup", 9], check=False)
-    assert result.returncode == 1
-    assert result.stderr.count("--warmup: got 9, expected less than --steps, 9") == 1
-    assert "Traceback" not in result.stderr
-    result = run_ranks(PROGRAM, 2, [*options, "--parallel", "none"], check=False)
-    assert result.returncode == 1
-    assert result.stderr.count("--parallel: got none with 2 ranks, expected one") == 1
-    both = ["--parallel", "zero3", "--bucket-mb", 2]
-    result = run_ranks(PROGRAM, 2, [*options, *both, "--out", tmp_path / "none"], check=False)
-    assert result.returncode == 1
-    assert result.stderr.count("--bucket-mb: got 2.0 with --parallel zero3, expected none") == 1
-    result = run_ranks(PROGRAM, 2, [*options, "--batch", 7], check=False)
-    assert result.returncode == 1
-    message = "--batch: got 7, expected a multiple of the 2 data parallel ranks\n"
-    assert result.stderr == message
     folder = tmp_path / "run"
-    wrong = ["--width", 33, "--out", folder]
-    result = run_ranks(PROGRAM, 2, [*options, *wrong], check=False)
-    assert result.returncode == 1
+    both = ["--parallel", "zero3", "--bucket-mb", 2]
+    words, warmup, none, bucket, batch, width = run_each(
+        PROGRAM,
+        2,
+        [
+            ["--lr", "much"],
+            ["--steps", 9, "--warmup", 9],
+            [*options, "--parallel", "none"],
+            [*options, *both, "--out", tmp_path / "none"],
+            [*options, "--batch", 7],
+            [*options, "--width", 33, "--out", folder],
+        ],
+        tmp_path,
+    )
+    for result in (words, warmup, none, bucket, batch, width):
+        assert result.returncode == 1
+        assert "Traceback" not in result.stderr
+    assert words.stderr.count("--lr: got 'much', expected a number") == 1
+    assert warmup.stderr.count("--warmup: got 9, expected less than --steps, 9") == 1
+    assert none.stderr.count("--parallel: got none with 2 ranks, expected one") == 1
+    assert bucket.stderr.count("--bucket-mb: got 2.0 with --parallel zero3, expected none") == 1
+    assert batch.stderr == "--batch: got 7, expected a multiple of the 2 data parallel ranks\n"
     message = "--width: got 33, expected a multiple of --heads, 2\n"
-    assert result.stderr.count(message) == 1
-    assert "of 2: " not in result.stderr.replace(message, "")
-    assert "Traceback" not in result.stderr
+    assert width.stderr.count(message) == 1
+    assert "of 2: " not in width.stderr.replace(message, "")

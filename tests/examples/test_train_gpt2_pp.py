@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.test_train_gpt2_dp import options, same_run, train_alone
-from tests.ranks import run_ranks
+from tests.ranks import run_each, run_ranks
 from tests.source_tree import ROOT
 
 pytestmark = pytest.mark.mpi
@@ -31,7 +31,7 @@ def test_a_run_resumes_with_another_number_of_stages(options: list[str], tmp_pat
 
 
 def test_sizes_that_do_not_fit_are_reported_once(options: list[str], tmp_path: Path) -> None:
-    for given, message in (
+    wrong: tuple[tuple[list[object], str], ...] = (
         (["--micro-batches", 3], "--micro-batches: got 3, expected a divisor of the 8 sequences"),
         (
             ["--pipeline-schedule", "interleaved"],
@@ -42,8 +42,10 @@ def test_sizes_that_do_not_fit_are_reported_once(options: list[str], tmp_path: P
             ["--pipeline-schedule", "gpipe", "--chunks", 2],
             "--chunks: got 2 with schedule 'gpipe', expected 1; more",
         ),
-    ):
-        result = run_ranks(PROGRAM, 2, [*options, *given, "--out", tmp_path / "run"], check=False)
+    )
+    out = ["--out", tmp_path / "run"]
+    runs = [[*options, *given, *out] for given, _ in wrong]
+    for result, (_, message) in zip(run_each(PROGRAM, 2, runs, tmp_path), wrong, strict=True):
         assert result.returncode == 1
         assert result.stderr.count(message) == 1, result.stderr
         assert "Traceback" not in result.stderr
