@@ -49,7 +49,7 @@ def begun(
     with ThreadPoolExecutor(2 + len(lost_hosts.FAULTS)) as pool, ThreadPoolExecutor(3) as few:
         for item in chosen:
             if item.originalname == "test_all_ranks_end_with_one_traceback":
-                fault = item.callspec.params["fault"]
+                fault = str(item.callspec.params["fault"])
                 found.pairs[fault] = few.submit(run, fault)
         if "waiting" in names:
             for fault in ("hangs", "groups_cross"):
