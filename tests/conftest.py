@@ -75,10 +75,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path not in long)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection() -> None:
     """Spare the garbage collector the ten thousand tests: each full collection visits them all."""
-    gc.collect()
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Let it work again, on what comes after the tests."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
