@@ -57,14 +57,14 @@ def _no_gpu() -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out or skip what this machine cannot run; begin with the files that take longest.
+    """Omit or skip what this machine cannot run; begin with the files that take longest.
 
     Thousands of tests need a GPU, and to report each of them as skipped takes many seconds.
     """
-    left_out = {"gpu"} if _no_gpu() is not None else set()
+    omitted = {"gpu"} if _no_gpu() is not None else set()
     if not config.getoption("nightly"):
-        left_out.add("nightly")
-    marked = [any(mark.name in left_out for mark in item.iter_markers()) for item in items]
+        omitted.add("nightly")
+    marked = [any(mark.name in omitted for mark in item.iter_markers()) for item in items]
     config.hook.pytest_deselected(items=[*itertools.compress(items, marked)])
     items[:] = [item for item, out in zip(items, marked, strict=True) if not out]
     if (reason := ranks.missing()) is not None:
@@ -87,9 +87,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say why tests were left out or skipped, once for each reason and not for each test."""
+    """Say why tests were omitted or skipped, once for each reason and not for each test."""
     if (reason := _no_gpu()) is not None:
-        terminalreporter.write_line(f"left out: the tests of GPUs, {reason}")
+        terminalreporter.write_line(f"omitted the tests of GPUs, {reason}")
     reasons = Counter(
         str(report.longrepr[2]).removeprefix("Skipped: ")
         for report in terminalreporter.stats.get("skipped", [])
@@ -101,6 +101,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
-    """Name each device in turn; the GPU is left out where there is none."""
+    """Name each device in turn; the GPU is omitted where there is none."""
     name: str = request.param
     return name

@@ -496,7 +496,7 @@ def attempt_and_die(act: Act, fault: Fault, folder: Path) -> object:
 
 
 def points(scenario: Scenario, how: int, every: int, work: Path) -> Iterator[tuple[Fault, str]]:
-    """Yield the faults at every so many calls, and what was lost by each, if anything."""
+    """Yield the faults at every N-th call, and what was lost by each, if anything."""
     template, folder = work / "template", work / "at"
     scenario.prepare(template)
     checked: set[frozenset[tuple[str, bytes]]] = set()

@@ -35,7 +35,7 @@ _PART_BYTES = 4 << 20
 _SMALL_BYTES = 4096
 # Below the 2^31 bytes that MPI allowed before version 4.
 _MESSAGE_BYTES = 1 << 30
-# A waiting rank first polls so many times, then sleeps between polls (seconds). MPI itself polls
+# A waiting rank first polls this many times, then sleeps between polls (seconds). MPI itself polls
 # without pause: with more ranks than cores that would keep busy the cores that other ranks need.
 _POLLS = 100, 20e-6
 _POLLS_OF_MORE_RANKS_THAN_CORES = 10, 100e-6

@@ -570,7 +570,7 @@ def check_misuse_is_an_error(comm: Comm, folder: Path) -> None:
 def checks(ranks: int, device: str) -> list[Check]:
     """Return the checks for a number of ranks: four share those that depend on it.
 
-    On CPUs two ranks are spared these, which take long there.
+    On CPUs, where these take long, two ranks have the others alone.
     """
     everything = [check for name, check in sorted(globals().items()) if name.startswith("check_")]
     if ranks == 2 and device != "cpu":
