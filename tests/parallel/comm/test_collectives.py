@@ -203,8 +203,9 @@ def test_a_waiting_rank_pauses_earlier_where_ranks_outnumber_cores(
             raise TimeoutError
 
         engine = messages.ProgressEngine(ranks)
-        with monkeypatch.context() as patch, pytest.raises(TimeoutError):
+        with monkeypatch.context() as patch:
             patch.setattr(time, "sleep", pause)
-            engine.wait_for(done, meets=True)
+            with pytest.raises(TimeoutError):
+                engine.wait_for(done, meets=True)
         assert engine.last.waits_since is None
     assert 0 < polls[3] < polls[2] / 4
