@@ -238,7 +238,7 @@ class Estimate:
     @property
     def flops_per_second(self) -> float:
         """The FLOP/s of each GPU that the model needs, three times its forward pass."""
-        flops = self.job.config.training_flops
+        flops = self.job.config.training_flops()
         return flops * self.tokens_per_second / self.job.mesh.size
 
 

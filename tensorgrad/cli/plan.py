@@ -16,8 +16,8 @@ from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.planning import plan as planning
 from tensorgrad.parallel.planning.advice import memory_advice
 from tensorgrad.parallel.planning.estimate import Estimate, Speeds, TrainingJob, estimate
-from tensorgrad.parallel.train_gpt2 import ZERO
 from tensorgrad.train.settings import DTYPES
+from tensorgrad.train.strategy_settings import ZERO
 
 _SPEEDS = Speeds()
 _USUAL_MEMORY = 80 * 2**30  # bytes of an H100; a job that needs more gets advice

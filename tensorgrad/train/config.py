@@ -26,6 +26,7 @@ FILE = "config.json"
 # The types that a field accepts besides its own, and the names of types in errors.
 _FITS = {float: Real, int: Integral}
 _RENAMED = {"accumulate": "micro_batches"}  # in files of earlier versions
+_TASKS = {"gpt2": "language-model"}
 _SOURCES = ("data", "also")  # options that a resumed run reads
 _NAMED_SOURCES = ("stdlib", "phrases", "reviews")
 _CHARACTERS = 1 << 16  # of a text
@@ -209,7 +210,10 @@ def save(settings: Dataclass, folder: Path) -> None:
 
 def renamed(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in a config.json, which may be of an earlier version, by their names."""
-    return {_RENAMED.get(name, name): value for name, value in saved.items()}
+    names = {_RENAMED.get(name, name): value for name, value in saved.items()}
+    if isinstance(names.get("task"), str):
+        names["task"] = _TASKS.get(names["task"], names["task"])
+    return names
 
 
 def is_published(saved: Mapping[str, Any]) -> bool:
@@ -220,10 +224,16 @@ def is_published(saved: Mapping[str, Any]) -> bool:
     return "model_type" in saved or "architectures" in saved
 
 
-def load(settings: type[_Settings], folder: Path) -> _Settings:
+def load(settings: type[_Settings], folder: Path, file: str = "") -> _Settings:
     """Return the settings that a run was started with.
 
+    Args:
+        settings: the dataclass.
+        folder: of the run.
+        file: the Python file of the model that the command names, which takes the place of the one
+            that the run names: a file is executed only where the user says so.
     Raises:
+        ArgumentError: the model is of a Python file, and `file` is not given.
         CheckpointError: config.json is missing, or of other settings.
     """
     path = folder / FILE
@@ -239,6 +249,8 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
             expected = {f.name: f.default for f in fields(settings)}.get("task")
             if found.get("task", expected) != expected:
                 raise ValueError(f"task is {found['task']!r:.80}, expected {expected!r}")
+            if str(found.get("model")).endswith(".py"):
+                found["model"] = _named_file(found["model"], file)
         return settings(**found)
     except FileNotFoundError as error:
         raise CheckpointError(
@@ -246,6 +258,15 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
         ) from error
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"resume: {path} cannot be used: {error}") from error
+
+
+def _named_file(saved: str, file: str) -> str:
+    """Return the Python file that the command names, for the one that a run names."""
+    if not file:
+        raise ValueError(
+            f"its model is of a Python file, which is executed: name it with --model {saved}"
+        )
+    return file
 
 
 def resume(saved: _Settings, given: Mapping[str, Any], folder: Path) -> _Settings:

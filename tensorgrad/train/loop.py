@@ -16,8 +16,8 @@ import math
 import os
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,18 +34,17 @@ from tensorgrad.train.checkpoint import (
     RESERVED,
     Checkpoint,
     Saving,
-    check_same,
     check_state,
     list_checkpoints,
     prune_checkpoints,
     step_of,
 )
-from tensorgrad.train.config import contradictions
 from tensorgrad.train.folder import hold
 from tensorgrad.train.progress import ProgressBar
 from tensorgrad.train.ranks import Batch, Count, Loss, OneProcess, Ranks, count_targets
 from tensorgrad.train.run_log import RunLog
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.state import load_state, state_of
 from tensorgrad.train.stop_signals import STOPS, StopSignals
 from tensorgrad.train.times import Clock, Work, peak_of
 from tensorgrad.weights import check_savable
@@ -278,46 +277,18 @@ class Trainer:
             CheckpointError: it belongs to another model, vocabulary or data, or was made with
                 settings that a resumed run must keep.
         """
-        for name, expected in self._belongs_to.items():
-            check_same(checkpoint, name, expected)
-        self._check_settings(checkpoint)
-        generator, metrics = checkpoint.mapping("generator"), checkpoint.mapping("metrics")
-        try:
-            with self._unchanged_by_errors():
-                random.set_state(generator)
-                if self.scaler is not None:
-                    self.scaler.load_state_dict(checkpoint.entry("scaler") or {})
-                self._ranks.load(checkpoint, self.model, self.optimizer)
-        except (ArgumentError, CheckpointError) as error:
-            raise CheckpointError(f"load: {checkpoint.path} cannot be used: {error}") from error
+        metrics = checkpoint.mapping("metrics")
+        load_state(
+            checkpoint,
+            self.model,
+            self.optimizer,
+            self.settings,
+            self._ranks,
+            self._belongs_to,
+            self.scaler,
+        )
         self._measured = dict(metrics)
         self.step = checkpoint.step
-
-    def _check_settings(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError where a setting differs that a resumed run must keep."""
-        before = checkpoint.settings("settings")
-        same_ranks = checkpoint.state.get("ranks") == self._ranks.ranks
-        now, warmup = asdict(self.settings), before.get("warmup")
-        if isinstance(warmup, int) and warmup + 1 == before.get("steps"):
-            del now["warmup"]  # limited by the steps, with which it may grow
-        wrong = contradictions(self.settings, before, now, same_ranks)
-        if wrong:
-            raise CheckpointError(
-                f"load: {checkpoint.path} was made with other settings: {'; '.join(wrong)}"
-            )
-
-    @contextmanager
-    def _unchanged_by_errors(self) -> Iterator[None]:
-        """Restore the generator and the scaler if the block fails."""
-        generator = random.get_state()
-        scale = None if self.scaler is None else self.scaler.state_dict()
-        try:
-            yield
-        except BaseException:
-            random.set_state(generator)
-            if self.scaler is not None and scale is not None:
-                self.scaler.load_state_dict(scale)
-            raise
 
     def stop(self) -> None:
         """End the run after the step in progress, with a checkpoint; a callback may call this.
@@ -408,9 +379,17 @@ class Trainer:
         settings, processes = self.settings, max(self._ranks.processes, self._ranks.ranks)
         peak = peak_of(self._device, settings.dtype, processes)
         work = Work(self._tokens_per_step, self._flops_per_token, peak, self._steps_per_epoch)
-        has_samples = self._sampler is not None
         return RunLog(
-            self, self._callbacks, self._clock, work, self._device, processes, has_samples
+            self.folder,
+            self.step,
+            self._clock,
+            work,
+            self._device,
+            processes,
+            samples=self._sampler is not None,
+            plot=settings.plot,
+            trainer=self,
+            callbacks=self._callbacks,
         )
 
     @property
@@ -600,14 +579,7 @@ class Trainer:
 
     def _state(self) -> dict[str, Any]:
         """Return what a checkpoint of this step has beside the arrays."""
-        return {
-            **self._belongs_to,
-            "settings": asdict(self.settings),
-            "ranks": self._ranks.ranks,
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "generator": random.get_state(),
-            "metrics": finite(self._measured),
-        }
+        return state_of(self.settings, self._ranks, self._belongs_to, self._measured, self.scaler)
 
     def _save(self, in_background: bool = False) -> None:
         """Save a checkpoint, or begin to; first finish the one that is being written."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Self
 
 from tensorgrad.amp import AUTOCAST, autocast
@@ -12,6 +13,8 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.optim import AdamW, FlatParameters, LossScaler, decays_matrices, schedule
 from tensorgrad.optim.flat import NamedParameters
 from tensorgrad.train.config import check, option
+from tensorgrad.train.folder import free_folder
+from tensorgrad.train.strategy_settings import StrategySettings
 
 DTYPES = ("float32", "tf32", "bfloat16", "bfloat16-parameters", "float16")
 LOGGERS = ("tensorboard", "wandb", "trackio", "mlflow")  # see loggers.py
@@ -25,13 +28,15 @@ def has_narrow_products(dtype: str) -> bool:
 
 
 @dataclass(frozen=True)
-class TrainSettings:
+class TrainSettings(StrategySettings):
     """How to train; the options of a program are a subclass.
 
     Raises:
         ArgumentError: a setting is out of its range.
     """
 
+    task: str = option("run", "what to train", choices=("run",))
+    out: str = option("", "folder of the run", shown="the first new runs/TASK-N", free=True)
     steps: int = option(1000, "optimizer steps", low=1, grows=True)
     batch: int = option(8, "sequences of a step, on all ranks together", low=1)
     micro_batches: int = option(
@@ -90,6 +95,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        self.check_strategy()
         if self.warmup_steps >= self.steps:
             raise ArgumentError(
                 f"--warmup: got {self.warmup}, expected less than --steps, {self.steps}"
@@ -100,10 +106,39 @@ class TrainSettings:
                 "float32, or --dtype bfloat16-parameters"
             )
 
+    @property
+    def folder(self) -> Path:
+        """The folder of a new run."""
+        return Path(self.out) if self.out else free_folder(f"runs/{self.task}")
+
     @classmethod
     def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
         """Return the options that were given, and those that follow from them: here none."""
         return given
+
+    def check_batch(self, ranks: int) -> None:
+        """Check that a batch divides into micro-batches of equal size.
+
+        Args:
+            ranks: the number of data parallel ranks.
+        Raises:
+            ArgumentError: the batch is not a multiple of them.
+        """
+        if self.batch % ranks:
+            raise ArgumentError(
+                f"--batch: got {self.batch}, expected a multiple of the {ranks} data parallel ranks"
+            )
+        rows = self.batch // ranks
+        if rows % self.micro_batches:
+            whose = "of a data parallel rank" if ranks > 1 else "of a batch"
+            raise ArgumentError(
+                f"--micro-batches: got {self.micro_batches}, expected a divisor of the {rows} "
+                f"sequences {whose}"
+            )
+
+    def known_sizes(self) -> Any:
+        """Return the sizes of the model as far as the settings say them; None: they do not."""
+        return None
 
     def sizes(self, config: type[Any]) -> dict[str, Any]:
         """Return those fields of a model's config, a dataclass, that are settings too."""
@@ -168,6 +203,9 @@ class EpochSettings(TrainSettings):
         check(self)
         if self.steps:
             super().__post_init__()
+
+    def check_batch(self, ranks: int) -> None:
+        """Check nothing: where rows do not divide, loaders of epochs add padding."""
 
     def with_steps(self, epoch: int) -> Self:
         """Return the settings with the number of steps, where an epoch has `epoch` of them."""

@@ -54,7 +54,12 @@ from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train import config
 from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import list_checkpoints, save_checkpoint
-from tensorgrad.train.load import load_classifier, load_gpt2, load_language_model, load_translator
+from tensorgrad.train.load import (
+    load_classifier,
+    load_language_model,
+    load_trained,
+    load_translator,
+)
 from tensorgrad.train.log import StepLog, read_metrics
 from tensorgrad.train.sentiment import CLASSES, SentimentSettings
 from tensorgrad.train.settings import TrainSettings
@@ -249,7 +254,7 @@ def make_published(folder: Path) -> None:
 
 
 def load_generate(path: Path) -> None:
-    model, found = load_gpt2(path)
+    model, found = load_trained(path)
     check_language_model(model)
     check_tokenizer(found)
 

@@ -10,7 +10,7 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.optim import FlatParameters
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
-from tensorgrad.train.gpt2 import GPT2Settings
+from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.sentiment import SentimentSettings
 from tensorgrad.train.settings import EpochSettings
 from tensorgrad.train.translation import TranslationSettings
@@ -50,8 +50,8 @@ def test_sizes_are_the_settings_that_a_config_has_too() -> None:
 
 def test_bfloat16_gradients_are_of_bfloat16_parameters_in_one_process() -> None:
     with pytest.raises(ArgumentError, match="--grad-dtype: got bfloat16 with --dtype bfloat16,"):
-        GPT2Settings(dtype="bfloat16", grad_dtype="bfloat16")
-    settings = GPT2Settings(dtype="bfloat16-parameters", grad_dtype="bfloat16")
+        LanguageSettings(dtype="bfloat16", grad_dtype="bfloat16")
+    settings = LanguageSettings(dtype="bfloat16-parameters", grad_dtype="bfloat16")
     parameters = toy.parameters(bfloat16).items()
     assert settings.optimizer(parameters).flat.grad_dtype == bfloat16
     flat = FlatParameters(parameters)  # as data parallel ranks lay them out
@@ -59,7 +59,7 @@ def test_bfloat16_gradients_are_of_bfloat16_parameters_in_one_process() -> None:
         settings.optimizer(flat)
 
 
-@pytest.mark.parametrize("kind", [GPT2Settings, SentimentSettings, TranslationSettings])
+@pytest.mark.parametrize("kind", [LanguageSettings, SentimentSettings, TranslationSettings])
 def test_every_program_captures_its_steps_unless_told_otherwise(kind: Any) -> None:
     assert kind().capture
     assert not read_command_line(kind, None, ["--no-capture"])[0].capture
