@@ -275,7 +275,8 @@ def test_a_run_without_a_checkpoint_starts_at_step_0(
     assert train([*start, "--out", str(tmp_path / "whole")]) == 0
     folder = tmp_path / "run"
     program = (
-        "import os, sys; from tensorgrad.cli import main; from tensorgrad.train import language, loop, task\n"
+        "import os, sys; from tensorgrad.cli import main\n"
+        "from tensorgrad.train import language, loop, task\n"
         f"{place} = lambda *_, **__: os.kill(os.getpid(), 9)\n"
         "main(['train', *sys.argv[1:]])"
     )
@@ -342,7 +343,7 @@ def parameters_at(folder: str, step: int) -> dict[str, bytes]:
         (["--device", "tpu"], "device: got 'tpu'"),
         (
             ["--micro-batches", "3"],
-            "--micro-batches: got 3 and a batch has 4 rows, expected a divisor of 4",
+            "--micro-batches: got 3, expected a divisor of the 4 sequences of a batch",
         ),
     ],
 )
@@ -408,7 +409,7 @@ def test_it_runs_as_a_program_and_stops_when_asked(
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert output == ""
-    assert f"to resume: tensorgrad train gpt2 --resume {tmp_path / 'run'}" in errors
+    assert f"to resume: tensorgrad train --resume {tmp_path / 'run'}" in errors
     assert "Traceback" not in errors
     assert checkpoint.load_latest(tmp_path / "run" / "checkpoints") is not None
 
