@@ -5,6 +5,9 @@
 .DELETE_ON_ERROR:
 .PHONY: help train test lint types fuzz nightly sanitize install clean distclean
 
+# Programs that tests start, by the hundred, would each compile the library again.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV ?= .venv
 ARGS ?=
 bin := $(VENV)/bin
@@ -31,6 +34,8 @@ train: extras = plot$(cuda)
 train: install ## train a small GPT-2 with the defaults (ARGS="--help" lists its options)
 	@$(bin)/python examples/train_gpt2.py $(ARGS)
 
+# Two files of tests run side by side, each with one thread of BLAS.
+test: export OMP_NUM_THREADS = 1
 test: lint types ## install everything, then lint, types and all tests
 	@echo 'tests (pytest)'
 	@$(bin)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)

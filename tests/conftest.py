@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import itertools
 import os
 import shutil
 import signal
@@ -31,6 +32,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 _MEMORY = Path("/dev/shm")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make nightly`."""
+    parser.addoption(
+        "--nightly", action="store_true", help="also run what takes long and proves little more"
+    )
+
+
 def pytest_configure() -> None:
     """Keep temporary files in memory where it has room: runs wait for disks thousands of times."""
     if "TMPDIR" in os.environ or not (_MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)):
@@ -48,25 +56,40 @@ def _no_gpu() -> str | None:
     return None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, and say why; begin with the files that take longest."""
-    reasons = {"gpu": _no_gpu(), "mpi": ranks.missing()}
-    for item in items:
-        for marker, reason in reasons.items():
-            if reason is not None and item.get_closest_marker(marker) is not None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Omit or skip what this machine cannot run; begin with the files that take longest.
+
+    Thousands of tests need a GPU, and to report each of them as skipped takes many seconds.
+    """
+    omitted = {"gpu"} if _no_gpu() is not None else set()
+    if not config.getoption("nightly"):
+        omitted.add("nightly")
+    marked = [any(mark.name in omitted for mark in item.iter_markers()) for item in items]
+    config.hook.pytest_deselected(items=[*itertools.compress(items, marked)])
+    items[:] = [item for item, out in zip(items, marked, strict=True) if not out]
+    if (reason := ranks.missing()) is not None:
+        for item in items:
+            if item.get_closest_marker("mpi") is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
     long = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: item.path not in long)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection() -> None:
     """Spare the garbage collector the ten thousand tests: each full collection visits them all."""
-    gc.collect()
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Let it work again, on what comes after the tests."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say why tests were skipped, once for each reason and not for each test."""
+    """Say why tests were omitted or skipped, once for each reason and not for each test."""
+    if (reason := _no_gpu()) is not None:
+        terminalreporter.write_line(f"omitted the tests of GPUs, {reason}")
     reasons = Counter(
         str(report.longrepr[2]).removeprefix("Skipped: ")
         for report in terminalreporter.stats.get("skipped", [])
@@ -78,6 +101,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
-    """Name each device in turn; the GPU is skipped where there is none."""
+    """Name each device in turn; the GPU is omitted where there is none."""
     name: str = request.param
     return name

@@ -1,7 +1,8 @@
 """What writes files and what reads them, with a fault at each of their calls in turn.
 
-LD_PRELOAD=failing_calls.so python -m tests.disk_faults HOW FOLDER SCENARIO...
+LD_PRELOAD=failing_calls.so python -m tests.disk_faults HOW EVERY FOLDER SCENARIO...
 
+EVERY is 1 for a fault at each call, or 3 for one at every third, which is another for each HOW.
 It prints for each scenario how many calls were made to fail and, where something was lost, what.
 """
 
@@ -494,12 +495,12 @@ def attempt_and_die(act: Act, fault: Fault, folder: Path) -> object:
     return None
 
 
-def points(scenario: Scenario, how: int, work: Path) -> Iterator[tuple[Fault, str]]:
-    """Yield each fault that there is, and what was lost by it, if anything."""
+def points(scenario: Scenario, how: int, every: int, work: Path) -> Iterator[tuple[Fault, str]]:
+    """Yield the faults at every N-th call, and what was lost by each, if anything."""
     template, folder = work / "template", work / "at"
     scenario.prepare(template)
     checked: set[frozenset[tuple[str, bytes]]] = set()
-    for number in range(1, MOST):
+    for number in range(1 + how % every, MOST, every):
         shutil.copytree(template, folder)
         fault, lost, result = Fault(number, how), "", None
         act = scenario.ready(folder)
@@ -530,13 +531,13 @@ def points(scenario: Scenario, how: int, work: Path) -> Iterator[tuple[Fault, st
 
 def main() -> None:
     """Run scenarios."""
-    how, work, *names = sys.argv[1:]
+    how, every, work, *names = sys.argv[1:]
     environment._git = cache(environment._git)  # every run asks twice, about the same checkout
     result = {}
     for name in names:
         place = Path(work) / name
         place.mkdir()
-        found = list(points(SCENARIOS[name](), HOW[how], place))
+        found = list(points(SCENARIOS[name](), HOW[how], int(every), place))
         lost = [f"call {fault.number}, {fault.call}: {lost}" for fault, lost in found if lost]
         result[name] = {"points": len(found), "lost": lost}
     print(json.dumps(result))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -99,6 +100,37 @@ def run_ranks(
     if check and result.returncode != 0:
         raise AssertionError(f"{n} ranks of {target} ended with {result.returncode}\n{out}\n{err}")
     return result
+
+
+def run_each(
+    target: str | Path, n: int, runs: Sequence[Sequence[object]], folder: Path
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a script or a module several times on the same ranks, which takes one start of all.
+
+    Args:
+        target: as of `run_ranks`; it ends with `sys.exit`, or by itself, on all ranks.
+        n: number of ranks.
+        runs: command line of every run.
+        folder: empty, for what the ranks write.
+    Returns:
+        the highest exit status of each run, and the output of rank 0, then of rank 1, and so on.
+    """
+    lines = json.dumps([[*map(str, args)] for args in runs])
+    result = run_ranks(ROOT / "tests" / "several.py", n, [folder, target, lines])
+    assert result.stdout == "", result.stdout
+
+    def written(run: int, what: str) -> list[str]:
+        return [(folder / f"{run}.{rank}.{what}").read_text() for rank in range(n)]
+
+    return [
+        subprocess.CompletedProcess(
+            [str(target), *map(str, args)],
+            max(map(int, written(run, "status"))),
+            "".join(written(run, "out")),
+            "".join(written(run, "err")),
+        )
+        for run, args in enumerate(runs)
+    ]
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +32,11 @@ class Source:
 
     module: str
     path: Path
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The file as Python reads it, when it is first asked for."""
+        return ast.parse(self.path.read_text(encoding="utf-8"))
 
     def __str__(self) -> str:
         return str(self.path.relative_to(ROOT))
@@ -58,8 +62,13 @@ def module_names() -> frozenset[str]:
     return frozenset(source.module for source in library())
 
 
-def imports(source: Source) -> Iterator[Import]:
-    """Yield what a file imports, as a dotted name; of the library, the module and no further."""
+@cache
+def imports(source: Source) -> tuple[Import, ...]:
+    """Return what a file imports, as a dotted name; of the library, the module and no further."""
+    return tuple(_imports(source))
+
+
+def _imports(source: Source) -> Iterator[Import]:
     typed = {
         child
         for node in ast.walk(source.tree)
@@ -87,7 +96,7 @@ def _read(folder: Path, package: str) -> Iterator[Source]:
         if any((folder / Path(*parts[:depth])).is_symlink() for depth in range(1, len(parts))):
             continue
         name = ".".join((package, *parts)).removesuffix(".__init__")
-        yield Source(name, path, ast.parse(path.read_text(encoding="utf-8")))
+        yield Source(name, path)
 
 
 def _walk(node: ast.AST, at_top: bool) -> Iterator[tuple[ast.AST, bool]]:

@@ -36,6 +36,9 @@ def copy_of_the_repository(folder: Path) -> Path:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target, follow_symlinks=False)
+    for compiled in ROOT.glob("*/**/__pycache__"):  # so that the copy need not be
+        if (target := folder / compiled.relative_to(ROOT)).parent.is_dir():
+            shutil.copytree(compiled, target, dirs_exist_ok=True)
     return folder
 
 

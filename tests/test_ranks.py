@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks import run_ranks
+from tests.ranks import run_each, run_ranks
 
 pytestmark = pytest.mark.mpi
 
@@ -36,6 +36,21 @@ def test_a_failing_rank_fails_the_test_with_its_output(tmp_path: Path) -> None:
     assert run_ranks(script, 2, check=False).returncode != 0
 
 
+def test_several_runs_keep_what_each_says_apart(tmp_path: Path) -> None:
+    script = write(
+        tmp_path / "says.py",
+        "import os, sys\n"
+        "print(f'{os.getpid()} {sys.argv[1]}', file=sys.stderr)\n"
+        "sys.exit(sys.argv[2] if sys.argv[2] == 'no' else int(sys.argv[2]))\n",
+    )
+    first, second, third = run_each(script, 2, [["a", 0], ["b", 3], ["c", "no"]], tmp_path)
+    assert [result.returncode for result in (first, second, third)] == [0, 3, 1]
+    said = [result.stderr.split() for result in (first, second, third)]
+    assert said[0][1::2] == ["a", "a"]
+    assert said[1] == [said[0][0], "b", said[0][2], "b"]  # by the same processes
+    assert said[2].count("no") == 2
+
+
 def test_ranks_that_hang_are_all_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = write(
         tmp_path / "hangs.py",
@@ -58,8 +73,8 @@ def test_ranks_that_hang_are_all_killed(tmp_path: Path, monkeypatch: pytest.Monk
             return super().communicate(input, timeout)
 
     monkeypatch.setattr(subprocess, "Popen", FromWhenTheyHang)
-    with pytest.raises(AssertionError, match=r"did not end in 3 s\n(still here\n){2}"):
-        run_ranks(script, 2, timeout=3)
+    with pytest.raises(AssertionError, match=r"did not end in 0.5 s\n(still here\n){2}"):
+        run_ranks(script, 2, timeout=0.5)
     monkeypatch.undo()
     pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
     assert len(pids) == 2

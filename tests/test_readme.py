@@ -10,24 +10,23 @@ from __future__ import annotations
 import ast
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import redirect_stdout
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout, suppress
 from functools import cache
 from importlib.util import find_spec
 from io import StringIO
 from itertools import islice, pairwise, takewhile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tensorgrad import backend
 from tensorgrad.cli import main
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT, module_names
@@ -60,89 +59,95 @@ def blocks(document: Path) -> Iterator[tuple[int, list[str], str]]:
         yield text.count("\n", 0, match.start()) + 1, match[2].split(), match[3]
 
 
-def python_blocks() -> Iterator[object]:
+def python_blocks(document: Path) -> list[tuple[int, frozenset[str], str]]:
+    """Return (line, marks, text) of the blocks of Python that run as they stand."""
+    return [
+        (line, frozenset(words[1:]), text)
+        for line, words, text in blocks(document)
+        if words[:1] == ["python"] and set(words[1:]) <= set(MARKS)
+    ]
+
+
+def plain_blocks(document: Path) -> dict[str, str]:
+    """Return the blocks that run everywhere, by their line."""
+    return {f"line-{line}": text for line, words, text in python_blocks(document) if not words}
+
+
+def marked_blocks() -> Iterator[object]:
+    """Yield the blocks that do not run everywhere, or not in one process."""
     for document in DOCUMENTS:
-        for line, words, text in blocks(document):
-            if words[:1] == ["python"] and set(words[1:]) <= set(MARKS):
-                marks = [MARKS[word] for word in words[1:]]
+        for line, words, text in python_blocks(document):
+            if words:
+                marks = [MARKS[word] for word in sorted(words)]
                 name = f"{document.relative_to(ROOT)}:{line}"
                 yield pytest.param(text, "mpi" in words, id=name, marks=marks)
 
 
-def commands() -> Iterator[Any]:
-    """Yield what stands in blocks of a shell, indented, or between backquotes in a sentence.
+def commands(document: Path) -> list[list[str]]:
+    """Return what stands in blocks of a shell, indented, or between backquotes in a sentence.
 
     Of programs it is what their docstrings begin with.
     """
-    for document in (*DOCUMENTS, *PROGRAMS):
-        text = document.read_text(encoding="utf-8")
-        if document.suffix == ".py":
-            text = ast.get_docstring(ast.parse(text)) or ""
-        found = [
-            command.removeprefix("$ ")
-            for _, words, block in blocks(document)
-            if words and words[0] in SHELL
-            for command in block.replace("\\\n", " ").splitlines()
-        ]
-        prose = FENCE.sub("", text).replace("\\\n", " ")
-        found += [*INDENTED.findall(prose), *QUOTED.findall(prose)]
-        for number, command in enumerate(found):
-            parts = shlex.split(command, comments=True)
-            if parts:
-                yield pytest.param(parts, id=f"{document.relative_to(ROOT)}:{number}")
+    text = document.read_text(encoding="utf-8")
+    if document.suffix == ".py":
+        text = ast.get_docstring(ast.parse(text)) or ""
+    found = [
+        command.removeprefix("$ ")
+        for _, words, block in blocks(document)
+        if words and words[0] in SHELL
+        for command in block.replace("\\\n", " ").splitlines()
+    ]
+    prose = FENCE.sub("", text).replace("\\\n", " ")
+    found += [*INDENTED.findall(prose), *QUOTED.findall(prose)]
+    return [parts for command in found if (parts := shlex.split(command, comments=True))]
 
 
-Result = subprocess.CompletedProcess[str]
-
-
-def run_block(text: str, folder: Path) -> Result:
-    """Run a block as a program of its own, in a folder of its own."""
-    script = folder / "block.py"
-    script.write_text(text, encoding="utf-8")
-    shutil.copy(ROOT / "README.md", folder)  # some text to read
-    threads = {"OMP_NUM_THREADS": "1"}  # others run at the same time
+def run_scripts(texts: Mapping[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the text of each script, by its name, as a program of its own, in a folder of its own."""
+    scripts = []
+    for name, text in texts.items():
+        script = folder / name / "block.py"
+        script.parent.mkdir()
+        script.write_text(text, encoding="utf-8")
+        shutil.copy(ROOT / "README.md", script.parent)  # some text to read
+        scripts.append(str(script))
     return subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=folder,
-        env={**os.environ, **threads, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
+        [sys.executable, "-W", "error", "-m", "tests.forks", *scripts],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
 
 
-@pytest.fixture(scope="module")
-def results(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[Result]]]:
-    """Begin to run the blocks of the chosen tests, on all cores: most only import the library."""
-    found: dict[str, Future[Result]] = {}
-    pool = ThreadPoolExecutor(backend.threads())
-    for item in request.session.items:
-        if isinstance(item, pytest.Function) and item.originalname == "test_a_python_block_runs":
-            text = str(item.callspec.params["text"])
-            if not item.callspec.params["on_ranks"] and not item.get_closest_marker("skip"):
-                found[text] = pool.submit(run_block, text, tmp_path_factory.mktemp("block"))
-    yield found
-    pool.shutdown(cancel_futures=True)
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize(("text", "on_ranks"), list(python_blocks()))
-def test_a_python_block_runs(
-    text: str, on_ranks: bool, tmp_path: Path, results: dict[str, Future[Result]]
-) -> None:
+@pytest.mark.parametrize(
+    "document", [document for document in DOCUMENTS if plain_blocks(document)], ids=name_of
+)
+def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
+    result = run_scripts(plain_blocks(document), tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("text", "on_ranks"), list(marked_blocks()))
+def test_a_marked_block_runs(text: str, on_ranks: bool, tmp_path: Path) -> None:
     if on_ranks:
         script = tmp_path / "block.py"
         script.write_text(text, encoding="utf-8")
         run_ranks(script, 2)
         return
-    result = results[text].result()
+    result = run_scripts({"block": text}, tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("parts", list(commands()))
-def test_a_command_names_what_exists(parts: list[str]) -> None:
-    assert list(problems(parts)) == []
+@pytest.mark.parametrize("document", [*filter(commands, (*DOCUMENTS, *PROGRAMS))], ids=name_of)
+def test_commands_name_what_exists(document: Path) -> None:
+    found = {" ".join(parts): list(problems(parts)) for parts in commands(document)}
+    assert {command: missing for command, missing in found.items() if missing} == {}
 
 
 def problems(parts: list[str]) -> Iterator[str]:
@@ -165,18 +170,29 @@ def problems(parts: list[str]) -> Iterator[str]:
     yield from unknown_options(parts)
 
 
-@pytest.mark.parametrize("parts", [p for p in commands() if "mpirun" in p.values[0]])
-def test_ranks_of_a_command_can_share_the_batch(parts: list[str]) -> None:
+def shares_the_batch(parts: list[str]) -> bool:
+    """Whether the ranks of a command can divide its batch, where it says so much."""
     script = next((word for word in parts if re.search(r"train_gpt2_\w+\.py$", word)), None)
     if script is None or "--resume" in parts:
-        return
+        return True
     said = dict(pairwise(parts))
     pipelines = script.endswith("_pp.py")
     ranks = int(said["-n"])
     stages = int(said.get("--pp", ranks) if pipelines else said.get("--pp", 1))
     replicas = ranks // (stages * int(said.get("--tp", 1)))
     micro = int(said.get("--micro-batches", 4) if pipelines else said.get("--micro-batches", 1))
-    assert int(said.get("--batch", 8)) % (replicas * micro) == 0
+    return int(said.get("--batch", 8)) % (replicas * micro) == 0
+
+
+def test_ranks_of_a_command_can_share_the_batch() -> None:
+    found = [
+        parts for document in (*DOCUMENTS, *PROGRAMS) for parts in commands(document)
+        if "mpirun" in parts
+    ]  # fmt: skip
+    assert len(found) > 20
+    assert [parts for parts in found if not shares_the_batch(parts)] == []
+    wrong = ["mpirun", "-n", "4", "python", "examples/train_gpt2_dp.py", "--batch", "6"]
+    assert not shares_the_batch(wrong)
 
 
 @cache
@@ -214,19 +230,18 @@ def unknown_options(parts: list[str]) -> Iterator[str]:
 
 @cache
 def help_of(*program: str) -> str:
-    if program[:2] == ("-m", "tensorgrad"):
-        with redirect_stdout(StringIO()) as shown, pytest.MonkeyPatch.context() as patch:
-            patch.setenv("COLUMNS", "200")
+    with redirect_stdout(StringIO()) as shown, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        patch.chdir(ROOT)
+        if program[:2] == ("-m", "tensorgrad"):
             main([*program[2:], "--help"])
-        return shown.getvalue()
-    return subprocess.run(
-        [sys.executable, *program, "--help"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    ).stdout
+        else:
+            run: Callable[..., object] = runpy.run_module if "-m" in program else runpy.run_path
+            patch.setattr(sys, "argv", [program[-1], "--help"])
+            with suppress(SystemExit), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".* without tokens under unit-test framework")
+                run(program[-1], run_name="__main__")
+    return shown.getvalue()
 
 
 @cache
@@ -255,7 +270,7 @@ def dead_links(document: Path, text: str) -> Iterator[str]:
             yield f"{name}#{anchor}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links_lead_to_files_and_headings(document: Path) -> None:
     assert list(dead_links(document, document.read_text(encoding="utf-8"))) == []
 
@@ -273,9 +288,7 @@ def missing_sources(text: str) -> Iterator[str]:
             yield name
 
 
-@pytest.mark.parametrize(
-    "document", [ROOT / "README.md", *DOCS], ids=lambda path: str(path.relative_to(ROOT))
-)
+@pytest.mark.parametrize("document", [ROOT / "README.md", *DOCS], ids=name_of)
 def test_source_paths_exist(document: Path) -> None:
     assert list(missing_sources(document.read_text(encoding="utf-8"))) == []
 
@@ -308,7 +321,7 @@ def test_the_index_lists_every_document() -> None:
     assert {str(path.relative_to(index.parent)) for path in DOCS} - {index.name} == listed
 
 
-def test_the_checks_would_notice() -> None:
+def test_the_checks_would_notice(tmp_path: Path) -> None:
     assert list(problems(["make", "trian"])) == ["make trian"]
     assert list(problems(["python", "examples/nothing.py"])) == ["file examples/nothing.py"]
     assert list(problems(["pip", "install", ".[nothing,mpi]"])) == ["extra nothing"]
@@ -327,5 +340,9 @@ def test_the_checks_would_notice() -> None:
     assert list(missing_sources("`tensor.py` `python none.py` `state.json`")) == ["tensor.py"]
     script = "compile attention/{short,none}.cu softmax.cu lost.cu  # docs/none.md docs/README.md"
     assert list(missing_files(script)) == ["docs/none.md", "attention/none.cu", "lost.cu"]
-    assert len(list(python_blocks())) > 0
-    assert len(list(commands())) > 2
+    texts = {"good": "import tensorgrad", "wrong": "import os; os.nothing", "late": "print('end')"}
+    result = run_scripts(texts, tmp_path)
+    assert (result.returncode, result.stdout) == (1, "end\n")
+    assert "has no attribute 'nothing'" in result.stderr
+    assert "wrong/block.py ended with 1" in result.stderr
+    assert sum(len(python_blocks(document)) for document in DOCUMENTS) > 50

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tensorgrad.cli import main
-from tests.ranks import run_ranks
+from tests.ranks import run_each
 from tests.source_tree import ROOT
 
 pytestmark = pytest.mark.slow
@@ -48,17 +48,14 @@ def run(command: str, folder: Path) -> None:
         AssertionError: its exit status is not 0, or a case of its tables is not ok.
     """
     parts = shlex.split(command)
-    if parts[0] == "mpirun":
-        ranks, parts = int(parts[2]), parts[3:]
-        assert parts[0] == "tensorgrad"
-        script = folder / "in_a_folder.py"
-        script.write_text(IN_A_FOLDER)
-        run_ranks(script, ranks, [folder, *parts[1:]])
-    else:
-        assert parts[0] == "tensorgrad"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder)
-            assert main(parts[1:]) == 0
+    assert parts[0] == "tensorgrad"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(parts[1:]) == 0
+    check_tables(folder)
+
+
+def check_tables(folder: Path) -> None:
     for table in folder.rglob("*.csv"):
         with table.open(newline="") as file:
             rows = list(csv.DictReader(file))
@@ -66,17 +63,32 @@ def run(command: str, folder: Path) -> None:
         assert all(row.get("status", "ok") == "ok" for row in rows)
 
 
-def small_commands() -> Iterator[object]:
-    for command in commands(CPU):
-        marks = [pytest.mark.mpi] if command.startswith("mpirun") else []
-        yield pytest.param(command, id=command[:60], marks=marks)
-
-
-@pytest.mark.parametrize("command", list(small_commands()))
+@pytest.mark.parametrize(
+    "command", [c for c in commands(CPU) if not c.startswith("mpirun")], ids=lambda c: c[:60]
+)
 def test_a_small_command_runs(command: str, tmp_path: Path) -> None:
     run(command, tmp_path)
     writes = name_of(command)[-1] != "plan"
     assert any(tmp_path.rglob("*.csv")) == writes
+
+
+@pytest.mark.mpi
+def test_the_small_commands_of_ranks_run(tmp_path: Path) -> None:
+    script = tmp_path / "in_a_folder.py"
+    script.write_text(IN_A_FOLDER)
+    runs, folders = [], []
+    for number, command in enumerate(c for c in commands(CPU) if c.startswith("mpirun")):
+        launcher, n, ranks, program, *rest = shlex.split(command)
+        assert (launcher, n, ranks, program) == ("mpirun", "-n", "2", "tensorgrad")
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        folders.append(folder)
+        runs.append([folder, *rest])
+    assert len(runs) > 3
+    for result, folder in zip(run_each(script, 2, runs, tmp_path), folders, strict=True):
+        assert result.returncode == 0, result.stderr
+        check_tables(folder)
+        assert any(folder.rglob("*.csv"))
 
 
 def test_every_command_has_a_small_version() -> None:

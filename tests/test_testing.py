@@ -136,7 +136,14 @@ def survivors(name: str, dtype: Any) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore::tensorgrad.errors.WideningWarning")
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(dtype, marks=[pytest.mark.nightly] * (dtype in (float16, float64)))
+        for dtype in FLOATS
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_what_is_broken_is_noticed(name: str, dtype: Any) -> None:
     assert survivors(name, dtype) == []

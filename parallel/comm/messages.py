@@ -11,6 +11,7 @@ all-reduce has the same bits as a reduce-scatter followed by an all-gather.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,8 +37,8 @@ _SMALL_BYTES = 4096
 _MESSAGE_BYTES = 1 << 30
 # A waiting rank first polls this many times, then sleeps between polls (seconds). MPI itself polls
 # without pause: with more ranks than cores that would keep busy the cores that other ranks need.
-_BUSY_POLLS = 100
-_PAUSE = 20e-6
+_POLLS = 100, 20e-6
+_POLLS_OF_MORE_RANKS_THAN_CORES = 10, 100e-6
 
 # Messages from one rank to another with the same tag arrive in order. The tag of a collective is
 # its number, below the 2^15 that every MPI allows.
@@ -67,12 +68,16 @@ class _SentTask:
 class ProgressEngine:
     """Advances the pending transfers of a rank, in all its groups.
 
+    Args:
+        local_size: number of ranks of this host.
     Attributes:
         last: the rank's last collective, where waiting is recorded for the watchdog.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, local_size: int) -> None:
         """Start without transfers."""
+        crowded = local_size > (os.cpu_count() or 1)
+        self._busy_polls, self._pause = _POLLS_OF_MORE_RANKS_THAN_CORES if crowded else _POLLS
         self.last = LastCall()
         self._tasks: list[_SentTask] = []
 
@@ -104,10 +109,10 @@ class ProgressEngine:
                     task.advance()
                 self._tasks = [task for task in self._tasks if not task.done]
                 polls += 1
-                if polls == _BUSY_POLLS:
+                if polls == self._busy_polls:
                     last.meets, last.waits_since = meets, time.monotonic()
-                if polls > _BUSY_POLLS:
-                    time.sleep(_PAUSE)
+                if polls > self._busy_polls:
+                    time.sleep(self._pause)
         finally:
             last.waits_since = None
 

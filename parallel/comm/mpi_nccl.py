@@ -198,7 +198,8 @@ def _start() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
     if _beginning.first_failed(failed=False) < started:
         time.sleep(_TO_MEET)  # that rank ends this one
         os._exit(1)
-    network = _MpiNetwork(everyone, range(started), ProgressEngine(), _place_on_host(everyone))
+    place = _place_on_host(everyone)
+    network = _MpiNetwork(everyone, range(started), ProgressEngine(place[1]), place)
     comm = Comm(network)
     launch.end_all_ranks_on_error(comm.abort)
     network.watchdog = watchdog_client.start(network, network.last)

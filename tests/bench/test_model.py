@@ -58,8 +58,18 @@ def test_a_captured_step_is_timed_as_a_whole(device: str, tmp_path: Path) -> Non
     assert [path.name for path in found.paths if path.suffix == ".png"]
 
 
-@pytest.mark.parametrize("dtype", [each for each in PRECISIONS if each != "float16"])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("recompute", "dtype"),
+    [
+        (False, "float32"),
+        (False, "bfloat16"),
+        (False, "bfloat16-parameters"),
+        (True, "bfloat16"),
+        (True, "bfloat16-parameters"),
+        pytest.param(True, "float32", marks=pytest.mark.nightly),
+        *(pytest.param(again, "tf32", marks=pytest.mark.nightly) for again in (False, True)),
+    ],
+)
 def test_memory_is_near_the_formula(
     recompute: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 MODEL = "--layers 4 --width 128 --heads 4 --context 32 --vocab 100 --batch 4 --micro-batches 4"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
 def test_it_measures_every_part_and_the_plan_is_near(tmp_path: Path, dtype: str) -> None:
     options = ["--device", "cpu", *MODEL.split(), "--steps", "1", "--windows", "1", "--no-peer"]
     command = ["bench", "parallel", *options, "--dtype", dtype, "--out", tmp_path / "out"]

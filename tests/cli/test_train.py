@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.log import read_metrics
 from tensorgrad.weights import load_arrays
 from tests.parallel.test_checkpoint import save_on
-from tests.ranks import run_ranks
+from tests.ranks import run_each, run_ranks
 
 TINY = "--layers 1 --heads 2 --width 16 --context 16 --vocab 300 --batch 4 --no-plot --device cpu"
 SHORT = "--steps 4 --warmup 1 --evaluate-every 4 --evaluation-batches 1 --sample 8"
@@ -354,16 +355,19 @@ def test_ranks_train_together(options: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-def test_what_is_wrong_on_ranks_is_reported_once() -> None:
-    for arguments, message in (
+def test_what_is_wrong_on_ranks_is_reported_once(tmp_path: Path) -> None:
+    wrong = (
         (["train", "--stps", 3], "--stps: unknown option; did you mean --steps?"),
         (["generate", "run"], "generate: got 2 ranks, expected one process"),
-        (["train", "sentiment", "--data", "none"], "--data none: no such file or folder"),
         (["train", "--pp", 3], "--pp 3: got 2 ranks, expected a multiple of 3 ranks"),
-    ):
-        result = run_ranks(PROGRAM, 2, arguments, check=False)
+        (["train", "sentiment", "--data", "none"], "--data none: no such file or folder"),
+    )
+    runs: list[Sequence[object]] = [arguments for arguments, _ in wrong]
+    *results, helps = run_each(PROGRAM, 2, [*runs[:-1], ["train", "--help"]], tmp_path)
+    results.append(run_ranks(PROGRAM, 2, runs[-1], check=False))  # rank 0 ends the other
+    for result, (_, message) in zip(results, wrong, strict=True):
         assert result.returncode == 1
         assert result.stderr.count(message) == 1, result.stderr
         assert "Traceback" not in result.stderr
-    result = run_ranks(PROGRAM, 2, ["train", "--help"])
-    assert result.stdout.count("--pipeline-schedule") == 1
+    assert helps.returncode == 0
+    assert helps.stdout.count("--pipeline-schedule") == 1

@@ -28,7 +28,7 @@ from tensorgrad.train.options import in_options
 from tensorgrad.weights import load_arrays
 from tests.parallel.threads import on_ranks
 from tests.processes import started
-from tests.ranks import descendants, mpirun, run_ranks
+from tests.ranks import descendants, mpirun, run_each, run_ranks
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 PROGRAM = "tensorgrad"
@@ -169,16 +169,17 @@ def test_an_interrupt_stops_all_ranks_at_one_step(
 
 def test_wrong_options_are_reported_once(options: list[str], tmp_path: Path) -> None:
     """Those that rank 0 reads, and those that all ranks find wrong."""
-    for given, message in (
+    wrong: tuple[tuple[list[object], str], ...] = (
         (["--steps", 9, "--warmup", 9], "--warmup: got 9, expected less than --steps, 9\n"),
         (["--width", 33], "--width: got 33, expected a multiple of --heads, 2\n"),
         (
             ["--pp", 2, "--pipeline-schedule", "interleaved"],
             "--layers: the model has 2 layers, expected 4 or more: 2 stages with 2 parts each\n",
         ),
-    ):
-        more = [*options, *given, "--out", tmp_path / "run"]
-        result = run_train(2, more, check=False)
+    )
+    out = ["--out", tmp_path / "run"]
+    runs = [["train", *options, *given, *out] for given, _ in wrong]
+    for result, (_, message) in zip(run_each(PROGRAM, 2, runs, tmp_path), wrong, strict=True):
         assert result.returncode == 1
         assert result.stderr == message
 

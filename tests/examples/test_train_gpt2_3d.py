@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_train_on_ranks import options, same_run, train_alone
-from tests.ranks import run_ranks
+from tests.ranks import run_each, run_ranks
 from tests.source_tree import ROOT
 
 pytestmark = pytest.mark.mpi
@@ -34,14 +34,16 @@ def test_a_run_resumes_from_mesh_to_mesh(options: list[str], tmp_path: Path) -> 
 
 
 def test_options_that_do_not_fit_are_one_line(options: list[str], tmp_path: Path) -> None:
-    for given, message in (
+    wrong: tuple[tuple[list[object], str], ...] = (
         (
             ["--chunks", 2],
             "--chunks: got 2 with schedule '1f1b', expected 1; more are for 'interleaved'",
         ),
         (["--pp", 3], "--pp 3: got 2 ranks, expected a multiple of 3 ranks"),
-    ):
-        result = run_ranks(PROGRAM, 2, [*options, *given, "--out", tmp_path / "run"], check=False)
+    )
+    out = ["--out", tmp_path / "run"]
+    runs = [[*options, *given, *out] for given, _ in wrong]
+    for result, (_, message) in zip(run_each(PROGRAM, 2, runs, tmp_path), wrong, strict=True):
         assert result.returncode == 1
         assert message in result.stderr
         assert len(result.stderr.splitlines()) == 1, result.stderr

@@ -466,7 +466,7 @@ CHANGES = st.builds(
     st.lists(CHANGES, min_size=1, max_size=2),
     st.sampled_from([True, True, True, False]),
 )
-@cases(2000)
+@cases(1000)
 def test_each_file_is_loaded_or_named_in_one_error(
     case: Path, name: str, changes: list[Edit], with_sums: bool
 ) -> None:

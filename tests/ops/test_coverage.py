@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import tensorgrad
 from tensorgrad.ops import aliases, diagonals, stacking, statistics
@@ -74,13 +73,12 @@ def cases_of(op: str) -> list[Case]:
     return [c for c in ALL_CASES if c.function is function or begins_with(c.name, op)]
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_has_a_case(op: str) -> None:
-    assert cases_of(op), f"{op} has no Case: add one to CASES in tests/ops/test_*.py"
+def test_each_op_has_a_case() -> None:
+    missing = [op for op in OPS if not cases_of(op)]
+    assert missing == [], "add a Case of each to CASES in tests/ops/test_*.py"
 
 
-@pytest.mark.parametrize("op", sorted(set(OPS) - ANY_LENGTH - COMPOSED))
-def test_has_cases_of_odd_lengths_and_of_none(op: str) -> None:
+def lengths_without_a_case(op: str) -> set[int]:
     lengths = {
         length
         for case in cases_of(op)
@@ -88,15 +86,23 @@ def test_has_cases_of_odd_lengths_and_of_none(op: str) -> None:
         for length in (given.shape if isinstance(given, np.ndarray) else given)
     }
     wanted = set(SIZES) - ({0} if op in NEEDS_ELEMENTS else set())
-    assert wanted - lengths == set(), f"{op} has no Case of these lengths; see testing.sized"
+    return wanted - lengths
 
 
-@pytest.mark.parametrize("module", modules())
-def test_cases_are_checked(module: str) -> None:
+def test_ops_have_cases_of_odd_lengths_and_of_none() -> None:
+    missing = {op: lengths_without_a_case(op) for op in sorted(set(OPS) - ANY_LENGTH - COMPOSED)}
+    assert {op: lengths for op, lengths in missing.items() if lengths} == {}, "see testing.sized"
+
+
+def never_checks(module: str) -> bool:
     source = inspect.getsource(importlib.import_module(module))
     called = {node.func.id for node in ast.walk(ast.parse(source))
               if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
-    assert "CASES" not in source or "check" in called, f"{module} never calls check(case)"
+    return "CASES" in source and "check" not in called
+
+
+def test_cases_are_checked() -> None:
+    assert [module for module in modules() if never_checks(module)] == []
 
 
 def test_ops_are_exported_once_and_at_the_root() -> None:

@@ -34,7 +34,7 @@ from tensorgrad.train.loop import Trainer, mean_loss
 from tensorgrad.train.ranks import Ranks
 from tensorgrad.train.settings import TrainSettings
 
-STEPS, MICRO, BATCH, CONTEXT, VOCAB = 20, 4, 8, 8, 48
+STEPS, MICRO, BATCH, CONTEXT, VOCAB = 10, 4, 8, 8, 48
 SCHEDULES = (("interleaved", 2), ("1f1b", 1), ("gpipe", 1), ("model-parallel", 1))
 SETTINGS: dict[str, Any] = {
     "steps": STEPS,
@@ -43,8 +43,8 @@ SETTINGS: dict[str, Any] = {
     "lr": 1e-3,
     "micro_batches": MICRO,
     "clip": 0.5,
-    "evaluate_every": 10,
-    "checkpoint_every": 20,
+    "evaluate_every": 5,
+    "checkpoint_every": 10,
     "plot": False,
 }
 Model = GPT2Config | TransformerLMConfig
@@ -192,12 +192,12 @@ def check_equal_bits(comm: Comm, folder: Path) -> None:
 def check_resume(comm: Comm, folder: Path) -> None:
     """Stop, and resume with another schedule, on fewer stages, from one process's files."""
     config = gpt2(comm.size, dropout=0.1)
-    run_alone(comm, folder / "run", config, stop_after=5)
+    run_alone(comm, folder / "run", config, stop_after=2)
     for stage, (name, chunks) in enumerate(SCHEDULES[1:3]):
-        trainer = make_trainer(folder / "run", config, Pipeline(comm, name, chunks), stop_after=5)
+        trainer = make_trainer(folder / "run", config, Pipeline(comm, name, chunks), stop_after=2)
         assert trainer.resume()
-        assert trainer.run().step == 10 + 5 * stage
-    for zero, stop in ((1, 3), (0, None)):
+        assert trainer.run().step == 4 + 2 * stage
+    for zero, stop in ((1, 2), (0, None)):
         ranks = pipelines(comm, comm.size // 2, zero)
         trainer = make_trainer(folder / "run", config, ranks, micro_batches=2, stop_after=stop)
         assert trainer.resume()

@@ -28,10 +28,9 @@ from tests.train.tiny_run import make_trainer
 
 pytestmark = pytest.mark.mpi
 PROGRAM = "tests.parallel.sharded_run"
-KILLS = int(os.environ.get("KILLS", "2"))  # 20 take two minutes
 MOST_SAVED = 4  # checkpoints that are written before a kill
 LONGEST = 0.05  # seconds between the last of them and the kill
-STEPS, EVERY = 80, 2
+STEPS, EVERY = 48, 2
 OPTIONS = [
     *("--steps", str(STEPS), "--checkpoint-every", str(EVERY)),
     *("--evaluate-every", "30", "--no-plot", "--background-checkpoints"),
@@ -75,18 +74,19 @@ def has_saved(folder: Path, step: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [3])
-def test_killed_and_resumed(stage: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [2, pytest.param(20, marks=pytest.mark.nightly)])
+def test_killed_and_resumed(most: int, tmp_path: Path) -> None:
+    stage = 3
     run_ranks(PROGRAM, 2, [tmp_path / "undisturbed", stage, *OPTIONS])
     expected = end_of(tmp_path / "undisturbed")
     moments = random.Random(0)
     kills, rounds, resumed_at = 0, 0, set[int]()
-    while kills < KILLS:  # a fast machine may finish before the last kill, and begins again
+    while kills < most:  # a fast machine may finish before the last kill, and begins again
         rounds += 1
         folder = tmp_path / f"killed-{rounds}"
         while True:
             with training(folder, stage) as (process, pids):
-                if kills < KILLS:
+                if kills < most:
                     step = last_step(folder) + EVERY * moments.randint(1, MOST_SAVED)
                     wait_until(partial(has_saved, folder, step), process)
                     time.sleep(moments.uniform(0, LONGEST))
@@ -95,12 +95,12 @@ def test_killed_and_resumed(stage: int, tmp_path: Path) -> None:
                 output, errors = wait_for(process, 60)
             if process.returncode == 0:
                 break
-            assert kills < KILLS, errors
+            assert kills < most, errors
             kills += 1
             resumed_at.add(last_step(folder))
         assert output == "finished\n"
         assert end_of(folder) == expected
-    assert len(resumed_at) > 1 or kills < 2  # it was killed while it got on
+    assert len(resumed_at) > most / 4  # it was killed while it got on
 
 
 def test_other_numbers_of_ranks_go_on_with_the_same_training(tmp_path: Path) -> None:

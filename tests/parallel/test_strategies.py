@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_strategy_on_ranks(ranks: int, tmp_path: Path) -> None:
     out = run_ranks(Path(strategies.__file__), ranks, [tmp_path, "cpu"], timeout=300).stdout
-    assert out == f"{len(strategies.checks(ranks))} checks on {ranks} ranks, cpu\n"
+    assert out == f"{len(strategies.checks(ranks, 'cpu'))} checks on {ranks} ranks, cpu\n"
 
 
 @pytest.mark.mpi
@@ -32,7 +32,7 @@ def test_every_strategy_on_ranks(ranks: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_strategy_on_gpus(ranks: int, tmp_path: Path) -> None:
     out = run_ranks(Path(strategies.__file__), ranks, [tmp_path, "cuda"], timeout=300).stdout
-    assert out == f"{len(strategies.checks(ranks))} checks on {ranks} ranks, cuda:0\n"
+    assert out == f"{len(strategies.checks(ranks, 'cuda'))} checks on {ranks} ranks, cuda:0\n"
 
 
 def test_strategies_work_on_one_rank() -> None:

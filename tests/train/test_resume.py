@@ -18,11 +18,10 @@ import pytest
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tests.processes import started, wait_for, wait_until
 
-KILLS = 20
 CHAINS = 2  # runs that are killed at the same time, with checkpoints in the background or not
 MOST_SAVED = 4  # checkpoints that are written before a kill
 LONGEST = 0.05  # seconds between the last of them and the kill
-STEPS, EVERY = 200, 4
+STEPS, EVERY = 120, 4
 OPTIONS = [
     *("--steps", str(STEPS), "--checkpoint-every", str(EVERY)),
     *("--evaluate-every", "30", "--no-plot"),
@@ -62,18 +61,18 @@ def has_saved(folder: Path, step: int) -> bool:
     return last_step(folder) >= step
 
 
-def kill_and_resume(folder: Path, *more: str) -> list[Path]:
+def kill_and_resume(folder: Path, most: int, *more: str) -> list[Path]:
     """Kill a run at random moments and resume it each time; return the runs that finished.
 
     A fast machine may finish before the last kill, and begins again.
     """
     moments = random.Random(folder.name)
     kills, finished, resumed_at = 0, list[Path](), set[int]()
-    while kills < KILLS // CHAINS:
+    while kills < most:
         run = folder / f"{len(finished)}"
         while True:
             with training(run, "--resume", *more) as process:
-                if kills < KILLS // CHAINS:
+                if kills < most:
                     step = last_step(run) + EVERY * moments.randint(0, MOST_SAVED)
                     wait_until(partial(has_saved, run, step), process)
                     time.sleep(moments.uniform(0, LONGEST))
@@ -86,16 +85,21 @@ def kill_and_resume(folder: Path, *more: str) -> list[Path]:
             resumed_at.add(last_step(run))
         assert output == "finished\n"
         finished.append(run)
-    assert len(resumed_at) > KILLS / CHAINS / 4  # it was killed while it got on
+    assert len(resumed_at) > most / 4  # it was killed while it got on
     return finished
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_twenty_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.nightly)])
+def test_killed_and_resumed(kills: int, tmp_path: Path) -> None:
     with training(tmp_path / "undisturbed") as undisturbed, ThreadPoolExecutor(CHAINS) as pool:
-        waits, goes_on = tmp_path / "waits", tmp_path / "goes-on"
         chains = list(
-            pool.map(kill_and_resume, [waits, goes_on], ["--no-report", "--background-checkpoints"])
+            pool.map(
+                kill_and_resume,
+                [tmp_path / "waits", tmp_path / "goes-on"],
+                [kills // CHAINS] * CHAINS,
+                ["--no-report", "--background-checkpoints"],
+            )
         )
         assert wait_for(undisturbed, 120)[0] == "finished\n"
     expected = end_of(tmp_path / "undisturbed")

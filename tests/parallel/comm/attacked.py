@@ -17,6 +17,8 @@ from tensorgrad.parallel.data import DataParallel
 from tests.parallel import strategies
 from tests.parallel.comm.strangers import ATTACKS, Stranger
 
+STEPS = 20
+
 
 def attack_when_the_watchdog_listens() -> threading.Thread:
     """Let the last rank be late at the watchdog: before, while and after it joins strangers come.
@@ -61,7 +63,7 @@ def main(how: str) -> None:
     attacks = how == "attacked" and launch.launched_rank() == launch.launched_ranks() - 1
     thread = attack_when_the_watchdog_listens() if attacks else None
     world = parallel.world()
-    run = strategies.train(DataParallel(world))
+    run = strategies.train(DataParallel(world), steps=STEPS)
     if thread is not None:
         thread.join()
     world.barrier()

@@ -1,4 +1,4 @@
-"""Ranks on several hosts that work until one host is lost; run by test_hosts.py."""
+"""Ranks on several hosts that work until one host is lost; run by lost_hosts.py."""
 
 from __future__ import annotations
 

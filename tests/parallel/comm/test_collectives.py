@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 from tensorgrad import backend, parallel
 from tensorgrad.errors import CommError, DeviceError
 from tensorgrad.parallel import Comm
-from tensorgrad.parallel.comm import launch, mpi_nccl
+from tensorgrad.parallel.comm import launch, messages, mpi_nccl
 from tests.parallel.comm import collectives
 from tests.ranks import run_ranks
 
@@ -184,3 +186,26 @@ def test_devices_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert used == [0, 1, 2, 3, 0, 1, 2]
     with pytest.raises(DeviceError, match="cuda:0 to cuda:3"):
         one.select_device("cuda:4")
+
+
+def test_a_waiting_rank_pauses_earlier_where_ranks_outnumber_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    polls = {2: 0, 3: 0}
+    for ranks in polls:
+
+        def done(ranks: int = ranks) -> bool:
+            polls[ranks] += 1
+            return False
+
+        def pause(seconds: float) -> None:
+            raise TimeoutError
+
+        engine = messages.ProgressEngine(ranks)
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "sleep", pause)
+            with pytest.raises(TimeoutError):
+                engine.wait_for(done, meets=True)
+        assert engine.last.waits_since is None
+    assert 0 < polls[3] < polls[2] / 4

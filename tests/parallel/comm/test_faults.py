@@ -7,22 +7,71 @@ import selectors
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tensorgrad.parallel.comm import watchdog_client
-from tests.parallel.comm import faults
+from tests.parallel.comm import faults, hosts, lost_hosts
 from tests.ranks import mpirun, run_ranks
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
-Results = dict[str, subprocess.CompletedProcess[str]]
 
 
 def run(fault: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     """Run ranks to their end; without the watchdog that would take 10 minutes, or hang."""
     return run_ranks(Path(faults.__file__), ranks, [fault], check=False, timeout=240)
+
+
+class Begun(NamedTuple):
+    """What is begun at once, as ranks wait for seconds until they are ended."""
+
+    pairs: dict[str, Future[subprocess.CompletedProcess[str]]]
+    waiting: dict[str, Future[subprocess.CompletedProcess[str]]]
+    hosts: dict[str, Future[lost_hosts.Outcome]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Begun]:
+    """Begin what the chosen tests ask for; few pairs at a time, which need the cores."""
+    chosen = [
+        item
+        for item in request.session.items
+        if item.path == request.path and isinstance(item, pytest.Function)
+    ]
+    names = {name for item in chosen for name in item.fixturenames}
+    found = Begun({}, {}, {})
+    with ThreadPoolExecutor(2 + len(lost_hosts.FAULTS)) as pool, ThreadPoolExecutor(3) as few:
+        for item in chosen:
+            if item.originalname == "test_all_ranks_end_with_one_traceback":
+                fault = str(item.callspec.params["fault"])
+                found.pairs[fault] = few.submit(run, fault)
+        if "waiting" in names:
+            for fault in ("hangs", "groups_cross"):
+                found.waiting[fault] = pool.submit(run, fault, 4)
+        if "outcomes" in names and hosts.missing() is None:
+            folder = tmp_path_factory.mktemp("hosts")
+            for name in lost_hosts.FAULTS:
+                place = folder / name.replace(" ", "-")
+                found.hosts[name] = pool.submit(lost_hosts.lose_a_host, place, name)
+        yield found
+
+
+@pytest.fixture
+def waiting(begun: Begun) -> dict[str, Future[subprocess.CompletedProcess[str]]]:
+    return begun.waiting
+
+
+@pytest.fixture
+def outcomes(begun: Begun) -> dict[str, Future[lost_hosts.Outcome]]:
+    if (reason := hosts.missing()) is not None:
+        pytest.skip(reason)
+    return begun.hosts
 
 
 @pytest.mark.parametrize(
@@ -72,9 +121,9 @@ def run(fault: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_all_ranks_end_with_one_traceback(
-    fault: str, title: str, message: str, status: int
+    begun: Begun, fault: str, title: str, message: str, status: int
 ) -> None:
-    result = run(fault)
+    result = begun.pairs[fault].result()
     assert result.returncode == status, result.stderr
     assert result.stderr.count("Traceback (most recent call last)") == 1, result.stderr
     assert title in result.stderr
@@ -166,17 +215,10 @@ def test_a_process_that_is_killed_closes_the_file_with_the_highest_number_first(
             mine.close()
 
 
-@pytest.fixture(scope="module")
-def waiting() -> Results:
-    """Run at once the faults in which all ranks wait for seconds until they are ended."""
-    faults = ("hangs", "groups_cross")
-    with ThreadPoolExecutor() as pool:
-        results = pool.map(lambda fault: run(fault, 4), faults)
-        return dict(zip(faults, results, strict=True))
-
-
-def test_a_rank_that_hangs_ends_all_and_every_last_call_is_shown(waiting: Results) -> None:
-    result = waiting["hangs"]
+def test_a_rank_that_hangs_ends_all_and_every_last_call_is_shown(
+    waiting: dict[str, Future[subprocess.CompletedProcess[str]]],
+) -> None:
+    result = waiting["hangs"].result()
     assert result.returncode != 0
     call = r"broadcast\(root=0\) of int8 \(4,\) on the CPU"
     assert re.search(rf"rank [03] of 4 has waited \d+ s in {call}: all ranks end", result.stderr)
@@ -191,9 +233,11 @@ def test_a_rank_that_hangs_ends_all_and_every_last_call_is_shown(waiting: Result
     assert re.search(rf"  rank 3: has waited \d+ s in call 3, {call}", result.stderr)
 
 
-def test_ranks_that_wait_for_each_other_are_an_error(waiting: Results) -> None:
+def test_ranks_that_wait_for_each_other_are_an_error(
+    waiting: dict[str, Future[subprocess.CompletedProcess[str]]],
+) -> None:
     """Among them a message that is not received, and a group that waits for one that has ended."""
-    result = waiting["groups_cross"]
+    result = waiting["groups_cross"].result()
     assert result.returncode != 0
     assert "the ranks wait for each other: all ranks end\n" in result.stderr
     for rank, call in (
@@ -205,3 +249,33 @@ def test_ranks_that_wait_for_each_other_are_an_error(waiting: Results) -> None:
         assert re.search(
             rf"  rank {rank}: has waited \d+ s in call \d, {re.escape(call)}; at", result.stderr
         )
+
+
+@pytest.mark.parametrize("name", list(lost_hosts.FAULTS))
+def test_all_ranks_end_when_a_host_is_lost(
+    outcomes: dict[str, Future[lost_hosts.Outcome]], name: str
+) -> None:
+    assert outcomes[name].result().seconds < lost_hosts.PROMISE
+
+
+@pytest.mark.parametrize("name", [name for name in lost_hosts.FAULTS if "first" not in name])
+def test_the_host_of_rank_0_names_the_lost_one(
+    outcomes: dict[str, Future[lost_hosts.Outcome]], name: str
+) -> None:
+    how = "killed, or crashed" if "killed" in name else "its host is down or cut off"
+    assert re.match(
+        rf"rank [23] of 4 \(process \d+ on {hosts.NAMES[1]}\) is lost: {how}.*: all ranks end\n$",
+        outcomes[name].result().said[0],
+    )
+    assert outcomes[name].result().said[1] == ""
+
+
+@pytest.mark.parametrize("name", ["link down", "packets dropped", "power of the first host off"])
+def test_the_other_host_names_that_of_rank_0(
+    outcomes: dict[str, Future[lost_hosts.Outcome]], name: str
+) -> None:
+    said = "".join(outcomes[name].result().said[2:])
+    assert re.search(
+        rf"rank [23] on {hosts.NAMES[1]}: rank 0 or its host {hosts.NAMES[0]} is lost", said
+    )
+    assert "Traceback" not in said

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel import strategies
 from tests.parallel.comm import attacked
 from tests.ranks import run_ranks
 
@@ -16,6 +15,6 @@ def test_a_run_that_is_attacked_has_the_bits_of_one_that_is_not() -> None:
     alone, disturbed = (
         run_ranks(Path(attacked.__file__), 2, [how]) for how in ("alone", "attacked")
     )
-    assert len(alone.stdout.splitlines()) > strategies.STEPS
+    assert len(alone.stdout.splitlines()) > attacked.STEPS
     assert disturbed.stdout == alone.stdout
     assert (alone.stderr, disturbed.stderr) == ("", "")
