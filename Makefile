@@ -29,7 +29,7 @@ help: ## show this list (default)
 
 train: extras = plot$(cuda)
 train: install ## train a small GPT-2 with the defaults (ARGS="--help" lists its options)
-	@$(bin)/python examples/train_gpt2.py $(ARGS)
+	@$(bin)/tensorgrad train $(ARGS)
 
 test: lint types ## install everything, then lint, types and all tests
 	@echo 'tests (pytest)'

@@ -5,7 +5,7 @@ from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, load_latest
 from tensorgrad.train.loop import Outcome, Trainer, mean_loss, measure_loss
 from tensorgrad.train.ranks import OneProcess, Ranks
-from tensorgrad.train.script import Run, ScriptSettings
+from tensorgrad.train.script import ScriptRun, ScriptSettings
 from tensorgrad.train.settings import TrainSettings
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "OneProcess",
     "Outcome",
     "Ranks",
-    "Run",
+    "ScriptRun",
     "ScriptSettings",
     "TrainSettings",
     "Trainer",

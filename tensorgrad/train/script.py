@@ -1,7 +1,7 @@
 """A language model that a script trains in a loop of its own: options, folder, logs, checkpoints.
 
     settings, folder, resuming = read_command_line(Settings, __doc__)
-    with Run(settings, folder, resuming) as run:
+    with ScriptRun(settings, folder, resuming) as run:
         ...                                           # corpus, model, optimizer
         step = run.resume(model, optimizer, sizes, corpus)
         while step < settings.steps and not run.stopping():
@@ -96,7 +96,7 @@ class ScriptSettings:
         return self.steps // 20 if self.warmup is None else self.warmup
 
 
-class Sizes(Protocol):
+class ModelSizes(Protocol):
     """The sizes of a language model, a dataclass such as GPT2Config."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -110,7 +110,7 @@ class Sizes(Protocol):
         """The number of parameters, each counted once."""
 
 
-class Run:
+class ScriptRun:
     """The folder of a run, and what happens around the steps of a script's loop.
 
     From `resume` on, Ctrl-C and the signals of a scheduler only ask to stop. The time from
@@ -149,7 +149,7 @@ class Run:
         self.progress = StageProgress(f"preparing {settings.data}", self._ranks.is_main)
         self.status = 0
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> ScriptRun:
         settings, ranks = self._settings, self._ranks
         with ExitStack() as stack:
             stack.enter_context(in_options(settings))
@@ -166,7 +166,7 @@ class Run:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def resume(self, model: Module, optimizer: Optimizer, sizes: Sizes, corpus: Corpus) -> int:
+    def resume(self, model: Module, optimizer: Optimizer, sizes: ModelSizes, corpus: Corpus) -> int:
         """Load the newest checkpoint, if there is one, and open the logs; return the steps done.
 
         All ranks get the parameters of the main one.
