@@ -88,12 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_parts(batch, settings.micro_batches, 1)
         device = backend.use_device(settings.device)
         corpus = prepare(settings.data, settings.cache, settings.vocab, progress=run.progress)
-        tokenizer = corpus.tokenizer
         training = TokenLoader(corpus.train, batch, context, settings.seed)
         validation = TokenLoader(corpus.validation, batch, context, settings.seed)
 
         random.seed(settings.seed)
-        sizes = replace(sizes, vocab_size=tokenizer.vocab_size)  # a short text has fewer
+        sizes = replace(sizes, vocab_size=corpus.tokenizer.vocab_size)  # a short text has fewer
         model = TransformerLM(sizes).to(device)
         optimizer = AdamW(
             model.named_parameters(), betas=(0.9, 0.95), weight_decay=0.1, decay=decays_matrices
@@ -113,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 run.save(step)
         run.save(step)  # also after Ctrl-C
         if step == steps:
-            text = sample(model, tokenizer, "def ")
+            text = sample(model, corpus.tokenizer, "def ")
             run.log_sample(step, "def ", text)
             print(printable(text))
     return run.status
