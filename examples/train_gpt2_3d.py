@@ -15,8 +15,18 @@ one file with the whole model:
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from tensorgrad.parallel.train_gpt2 import ParallelSettings, run_on_ranks
+from tensorgrad.command import command
+from tensorgrad.parallel.program import run_program
+from tensorgrad.train.language import LanguageModeling
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    return run_program(LanguageModeling, __doc__, arguments)
+
 
 if __name__ == "__main__":
-    sys.exit(run_on_ranks(ParallelSettings, __doc__, print))
+    sys.exit(main())

@@ -26,6 +26,7 @@ from tensorgrad.optim import AdamW, Optimizer, decays_matrices, schedule
 from tensorgrad.parallel import Comm, DataParallel
 from tensorgrad.parallel.script import command_on_ranks, read_on_ranks
 from tensorgrad.train import Ranks, ScriptRun, ScriptSettings, measure_loss
+from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
 
 
@@ -72,7 +73,9 @@ def sample(model: GPT2, tokenizer: Tokenizer, prompt: str) -> str:
 @command_on_ranks
 def main(comm: Comm) -> int:
     """Run the command, on all ranks."""
-    settings, folder, resuming = read_on_ranks(comm, Settings, __doc__)
+    settings, folder, resuming = read_on_ranks(
+        comm, Settings, lambda: read_command_line(Settings, __doc__)
+    )
     ranks = DataParallel(comm)
     batch, context, steps = settings.batch, settings.context, settings.steps
     with ScriptRun(settings, folder, resuming, ranks) as run:

@@ -34,7 +34,7 @@ from tensorgrad.train.loop import check_parts
 class Settings(ScriptSettings):
     """The options, besides those of all scripts: --steps, --batch, --data, --out and others."""
 
-    task: str = option("transformer-lm", "what to train", choices=("transformer-lm",))
+    model: str = option("transformer-lm", "the model", choices=("transformer-lm",))
     micro_batches: int = option(1, "parts of a batch, computed one by one", low=1)
     lr: float = option(3e-3, "peak learning rate", low=0)
     layers: int = option(2, "transformer blocks", low=1)

@@ -18,19 +18,14 @@ import sys
 from collections.abc import Sequence
 
 from tensorgrad.command import command
-from tensorgrad.parallel.comm.launch import check_one_process
-from tensorgrad.train.command_line import read_command_line
-from tensorgrad.train.device import choose_device
-from tensorgrad.train.translation import TranslationSettings, train
+from tensorgrad.parallel.program import run_program
+from tensorgrad.train.translation import Translation
 
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
-    check_one_process("train_translation.py")
-    settings, folder, resuming = read_command_line(TranslationSettings, __doc__, arguments)
-    settings, device = choose_device(settings)
-    return train(settings, folder, resuming, device).status
+    return run_program(Translation, __doc__, arguments)
 
 
 if __name__ == "__main__":

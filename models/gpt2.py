@@ -80,14 +80,18 @@ class GPT2Config:
         """Elements of the matrices of a block."""
         return self.width * (4 * self.width + 2 * self.hidden_width)
 
-    @property
-    def training_flops(self) -> float:
-        """FLOPs of training on a token, see models/flops.py.
+    def training_flops(self, keys: float | None = None, targets: float = 1.0) -> float:
+        """Return the FLOPs of training on a token, see models/flops.py.
 
         3 (L (24 C^2 + 2 T C) + 2 V C), where the hidden width is 4 C
+
+        Args:
+            keys: that a token attends to on average (default: half of the context).
+            targets: fraction of the tokens that predict a target, which the head multiplies.
         """
-        elements = self.layers * self._block_matrices + self.rows * self.width
-        return training_flops(elements, self.layers, self.width, self.context / 2)
+        elements = self.layers * self._block_matrices + targets * self.rows * self.width
+        keys = self.context / 2 if keys is None else keys
+        return training_flops(elements, self.layers, self.width, keys)
 
 
 # Radford et al. 2019, "Language models are unsupervised multitask learners", table 2, with the
@@ -120,6 +124,7 @@ class GPT2(LanguageModel):
     Source: Radford et al. 2019, "Language models are unsupervised multitask learners".
     """
 
+    Config = GPT2Config
     norm: nn.LayerNorm
 
     def __init__(self, config: GPT2Config) -> None:

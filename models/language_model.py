@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -53,6 +53,9 @@ class LanguageModel(nn.Module):
     Between these there is one array (B, T, C), where a pipeline can cut the model.
 
     Attributes:
+        Config: the class of `config`, the sizes: a dataclass with vocab_size, context, layers,
+            heads and width, `parameters` (how many) and `training_flops()` (of a token). The model
+            takes one.
         vocab_size: V; tokens are 0 to V - 1.
         context: the context length in tokens.
         tokens: Embedding(V or more, C).
@@ -71,6 +74,8 @@ class LanguageModel(nn.Module):
             sequence parallelism needs.
     """
 
+    Config: ClassVar[type[Any]]
+    config: Any
     vocab_size: int
     context: int
     tokens: nn.Embedding

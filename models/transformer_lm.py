@@ -155,6 +155,7 @@ class TransformerLM(LanguageModel):
         queries and keys: Yang et al. 2025, arXiv:2505.09388.
     """
 
+    Config = TransformerLMConfig
     norm: nn.RMSNorm
 
     def __init__(self, config: TransformerLMConfig) -> None:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from tensorgrad.backend import Array, namespace
 from tensorgrad.checks import check_between, check_integer
-from tensorgrad.data.pair_loader import IGNORED
+from tensorgrad.data.batches import IGNORED
 from tensorgrad.data.pairs import language_token
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.dtypes import DtypeLike, float32

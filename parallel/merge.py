@@ -44,6 +44,9 @@ def merge(checkpoint: Checkpoint, out: Path) -> int:
     for name in ("model", "tokenizer"):
         if name in checkpoint.state:
             header[name] = json.dumps(checkpoint.state[name])
+    model = checkpoint.settings("settings").get("model")
+    if model:
+        header["settings"] = json.dumps({"model": model})
     save_arrays(out, arrays, header)
     return len(arrays)
 

@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tensorgrad.command import drop_unwritten_output, status_and_line
 from tensorgrad.errors import TensorgradError
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.mpi_nccl import world
-from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import ProgramSettings
 
 _log = logging.getLogger(__name__)
 _Settings = TypeVar("_Settings", bound=ProgramSettings)
+_Arguments = ParamSpec("_Arguments")
+Read = Callable[[], tuple[Any, Path, bool]]  # settings, the folder of the run, whether to resume it
 
 
-def command_on_ranks(program: Callable[[Comm], int]) -> Callable[[], int]:
+def command_on_ranks(
+    program: Callable[Concatenate[Comm, _Arguments], int],
+) -> Callable[_Arguments, int]:
     """Wrap a program of all ranks, which gets their communicator, to return an exit status.
 
     An error on one rank ends all of them. One that a user can fix is one line.
     """
 
     @wraps(program)
-    def run() -> int:
+    def run(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> int:
         comm = world()
         level = logging.INFO if comm.rank == 0 else logging.ERROR
         logging.basicConfig(level=level, format="%(message)s")
         try:
-            return program(comm)
+            return program(comm, *arguments, **options)
         except BaseException as error:
             found = status_and_line(error)
             if found is None:
@@ -48,23 +51,21 @@ def command_on_ranks(program: Callable[[Comm], int]) -> Callable[[], int]:
 
 
 def read_on_ranks(
-    comm: Comm,
-    settings: type[_Settings],
-    description: str | None,
-    arguments: Sequence[str] | None = None,
+    comm: Comm, settings: type[_Settings], read: Read
 ) -> tuple[_Settings, Path, bool]:
-    """Return on all ranks what `read_command_line` returns on rank 0, which chooses the folder.
+    """Return on all ranks what rank 0 reads, which also chooses the folder.
 
     Args:
         comm: the ranks.
-        settings, description, arguments: as for `read_command_line`.
+        settings: the class of the settings.
+        read: called on rank 0; returns what `read_command_line` does.
     Raises:
         SystemExit: after --help and after an error, of which rank 0 has said what it is.
     """
     told: Any = None
     if comm.rank == 0:
         try:
-            chosen, folder, resuming = read_command_line(settings, description, arguments)
+            chosen, folder, resuming = read()
             told = [asdict(chosen), str(folder), resuming]
         except SystemExit as end:
             told = end.code

@@ -31,10 +31,10 @@ from tensorgrad.parallel.pipeline import Pipeline
 from tensorgrad.parallel.planning.estimate import TrainingJob, estimate
 from tensorgrad.parallel.schedule import bubble_fraction
 from tensorgrad.parallel.strategy import mesh_ranks
-from tensorgrad.parallel.train_gpt2 import MODES, ZERO
 from tensorgrad.parallel.zero import Zero
 from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.settings import has_narrow_products
+from tensorgrad.train.strategy_settings import MODES, ZERO
 
 PEERS = {"none": "pytorch", "ddp": "pytorch-ddp"}  # kinds of `attention` of PyTorch, by mode
 SCHEDULES = {"model-parallel": 1, "gpipe": 1, "1f1b": 1, "interleaved": 2}  # chunks of a stage

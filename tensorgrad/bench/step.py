@@ -118,7 +118,7 @@ class TrainStepBench:
         speed = 1e3 * settings.tokens / own.ms
         peak = peak_of(device, case["dtype"], 1)
         row["tokens_per_second"] = round(speed)
-        row["mfu"] = math.nan if peak is None else settings.config.training_flops * speed / peak
+        row["mfu"] = math.nan if peak is None else settings.config.training_flops() * speed / peak
         return row
 
     def _beside_peers(

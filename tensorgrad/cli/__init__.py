@@ -27,10 +27,10 @@ from tensorgrad.train.command_line import STYLE, explained, run_app
 # The commands, with the first line of their help, so that --help imports none of them.
 COMMANDS = {
     "info": "Show devices, drivers, versions and what is missing.",
-    "train": "Train a model: a GPT-2, a translation model or a classifier of sentences.",
+    "train": "Train a language model, a translation model, a classifier, or a task of your own.",
     "prepare": "Train a tokenizer and write the tokens of a text.",
     "generate": "Generate text with a trained or published language model.",
-    "export": "Write a trained GPT-2 as a folder that Hugging Face transformers loads.",
+    "export": "Write a trained model as a folder that Hugging Face transformers loads.",
     "evaluate": "Measure a trained model on its validation data.",
     "translate": "Translate text with a trained translation model.",
     "classify": "Classify sentences with a trained classifier.",
@@ -42,13 +42,12 @@ COMMANDS = {
 }
 # The commands that several ranks run together.
 ON_RANKS = (
-    *("train", "train gpt2", "profile"),
+    *("train", "train language-model", "train gpt2", "train transformer-lm"),
+    *("train translation", "train sentiment", "profile"),
     *("bench matrix", "bench parallel", "bench comm", "bench buckets"),
 )
 # The commands of groups that only one process runs.
 ON_ONE = (
-    "train translation",
-    "train sentiment",
     *("bench attention", "bench model", "bench precision", "bench step", "bench cpu"),
     *("bench kernels", "bench decode", "bench overhead", "bench first-use", "bench errors"),
     *("bench profiler", "bench proposals", "bench loss", "bench translation"),
@@ -71,7 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if launched_ranks() > 1:
         return _on_ranks(given)
-    return run_app(app, given) or 0
+    return run_app(*_program(given)) or 0
+
+
+def _program(given: list[str]) -> tuple[App, list[str]]:
+    """Return the command line that reads words, and the words: a task's file is a program."""
+    if given[:1] == ["train"] and given[1:] and given[1].endswith(".py"):
+        from tensorgrad.cli.train import file_app
+
+        return file_app(given[1]), given[2:]
+    return app, given
 
 
 def _on_ranks(given: list[str]) -> int:
@@ -84,16 +92,17 @@ def _on_ranks(given: list[str]) -> int:
         try:
             _check_ranks(given, comm.size)
             if any(flag in given for flag in ("--help", "-h", "--version")) or not given:
-                run_app(app, given)
+                run_app(*_program(given))
                 wrong = {"status": 0}
             else:
-                app.parse_args(given, exit_on_error=False, print_error=False)
+                program, words = _program(given)
+                program.parse_args(words, exit_on_error=False, print_error=False)
         except (CycloptsError, TensorgradError) as error:
             text = explained(error) if isinstance(error, CycloptsError) else error
             logging.error("%s", text)
             wrong = {"status": 1}
     wrong = comm.broadcast_object(wrong)
-    return int(wrong["status"]) if wrong else run_app(app, given) or 0
+    return int(wrong["status"]) if wrong else run_app(*_program(given)) or 0
 
 
 def _check_ranks(given: list[str], ranks: int) -> None:
@@ -102,6 +111,7 @@ def _check_ranks(given: list[str], ranks: int) -> None:
     grouped = words[:1] in (["bench"], ["train"])
     name = " ".join(words if grouped else words[:1])
     known = words and words[0] in COMMANDS and "--help" not in given
+    known = known and not words[-1].endswith(".py")
     if known and name not in ON_RANKS and (name in ON_ONE or not grouped):
         raise TensorgradError(
             f"{name}: got {ranks} ranks, expected one process: start it without mpirun"

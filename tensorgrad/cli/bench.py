@@ -39,9 +39,9 @@ from tensorgrad.cli.sweeps import ranks_of, sweep_cases
 from tensorgrad.errors import ArgumentError, DeviceError
 from tensorgrad.models.gpt2 import PRESETS, GPT2Config
 from tensorgrad.nn import ATTENTION_KERNELS
-from tensorgrad.parallel.train_gpt2 import MODES
 from tensorgrad.train.command_line import STYLE, read_command_line
 from tensorgrad.train.device import choose_device
+from tensorgrad.train.strategy_settings import MODES
 from tensorgrad.train.translation import TranslationSettings
 
 Many = Parameter(consume_multiple=True)  # values one after the other: --lengths 128 256

@@ -12,16 +12,11 @@ from cyclopts import Parameter
 from tensorgrad.errors import ArgumentError
 from tensorgrad.files import finite
 from tensorgrad.readers import read_json
-from tensorgrad.train import config, gpt2, sentiment, translation
+from tensorgrad.train import config
 from tensorgrad.train.device import choose_device
+from tensorgrad.train.language import LanguageModeling, LanguageSettings
 from tensorgrad.train.load import run_of
-from tensorgrad.train.settings import TrainSettings
-
-_TASKS: dict[str, tuple[type[TrainSettings], Any]] = {
-    "gpt2": (gpt2.GPT2Settings, gpt2.evaluate),
-    "translation": (translation.TranslationSettings, translation.evaluate),
-    "sentiment": (sentiment.SentimentSettings, sentiment.evaluate),
-}
+from tensorgrad.train.tasks import TASKS, task_class
 
 
 def evaluate(
@@ -37,6 +32,8 @@ def evaluate(
     json: bool = False,
     download: Annotated[bool, Parameter(negative=())] = False,
     revision: str | None = None,
+    task: str | None = None,
+    model_file: Annotated[str, Parameter(name="--model")] = "",
 ) -> int:
     """Measure a trained model on its validation data: loss, perplexity, BLEU, accuracy.
 
@@ -54,15 +51,22 @@ def evaluate(
         json: print JSON.
         download: download a model that is not a folder; needs huggingface_hub.
         revision: of a download: a branch, tag or commit.
+        task: the Python file of the run's task, if it is your own; it is executed.
+        model_file: the Python file of the run's model, if it is your own; it is executed.
     """
-    folder, task = run_of(model), "gpt2"
+    folder, kind = run_of(model), LanguageModeling
     if folder is not None and (folder / config.FILE).exists():
-        task = read_json(folder / config.FILE).get("task", "gpt2")
-        kind, run = _TASKS.get(str(task), _TASKS["gpt2"])
-        settings = config.load(kind, folder)
-        if run is not gpt2.evaluate and folder != model:
+        name = str(config.renamed(read_json(folder / config.FILE)).get("task", "language-model"))
+        if task is None and name not in TASKS:
             raise ArgumentError(
-                f"evaluate: {model} is a checkpoint of a {task} run, expected the run: {folder}"
+                f"--task: got none, expected the Python file of the run's task {name!r:.80}, which "
+                "is executed"
+            )
+        kind = task_class(name if task is None else task, "--task")
+        settings = config.load(kind.Settings, folder, model_file)
+        if kind is not LanguageModeling and folder != model:
+            raise ArgumentError(
+                f"evaluate: {model} is a checkpoint of a {name} run, expected the run: {folder}"
             )
     elif not (download or model.exists()):
         raise ArgumentError(
@@ -75,13 +79,13 @@ def evaluate(
             "no checkpoints"
         )
     else:
-        run, settings = gpt2.evaluate, gpt2.GPT2Settings(download=download, revision=revision or "")
+        settings = LanguageSettings(download=download, revision=revision or "", model=model_file)
     given = {"data": data, "text_column": text_column, "batch": batch, "dtype": dtype}
     changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if text_column is not None and not hasattr(settings, "text_column"):
-        raise ArgumentError(f"--text-column: got {text_column} for {task}, which has none")
+        raise ArgumentError(f"--text-column: got {text_column} for {settings.task}, which has none")
     settings, place = choose_device(replace(settings, device=device, **changed))
-    found = run(settings, model, place, checkpoint)
+    found = kind.measure(settings, model, place, checkpoint)
     if json:
         print(jsonlib.dumps(finite(found), indent=1))
     else:

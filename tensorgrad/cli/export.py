@@ -11,7 +11,7 @@ from tensorgrad.data import PublishedTokenizer
 from tensorgrad.errors import CheckpointError
 from tensorgrad.models.pretrained import save_pretrained
 from tensorgrad.train.folder import check_new_folder
-from tensorgrad.train.load import load_gpt2
+from tensorgrad.train.load import load_trained
 
 
 def export(
@@ -26,7 +26,7 @@ def export(
     download: Annotated[bool, Parameter(negative=())] = False,
     revision: str | None = None,
 ) -> int:
-    """Write a trained GPT-2 as a folder that Hugging Face transformers loads.
+    """Write a trained language model as a folder that Hugging Face transformers loads.
 
     The folder gets config.json, model.safetensors, tokenizer.json and the settings of tokenizer
     and generation. `tensorgrad generate` and `from_pretrained` load it too.
@@ -44,7 +44,7 @@ def export(
         revision: of a download: a branch, tag or commit.
     """
     check_new_folder(folder, "FOLDER")
-    found, own = load_gpt2(model, checkpoint, tokenizer, download=download, revision=revision)
+    found, own = load_trained(model, checkpoint, tokenizer, download=download, revision=revision)
     if own.vocab_size > found.vocab_size:
         raise CheckpointError(
             f"export: the tokenizer has {own.vocab_size} tokens, expected at most "

@@ -81,6 +81,7 @@ def generate(
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     download: Annotated[bool, Parameter(negative=())] = False,
     revision: str | None = None,
+    model_file: Annotated[str, Parameter(name="--model")] = "",
 ) -> int:
     """Generate text with a trained or published language model.
 
@@ -98,6 +99,7 @@ def generate(
         dtype: to compute in; auto: bfloat16 on a GPU, float16 if it lacks that; float32 on the CPU.
         download: download a model that is not a folder; needs huggingface_hub.
         revision: of a download: a branch, tag or commit.
+        model_file: the Python file of the model, if it is your own; it is executed.
     """
     if prompt is not None and prompts is not None:
         raise ArgumentError(f"--prompts: got {prompts} and a prompt, expected one of them")
@@ -105,7 +107,13 @@ def generate(
         device = backend.use_device(device)
         chosen = as_dtype(choose_dtype(dtype, device))
         found = load_language_model(
-            model, checkpoint, tokenizer, chosen, download=download, revision=revision
+            model,
+            checkpoint,
+            tokenizer,
+            chosen,
+            file=model_file,
+            download=download,
+            revision=revision,
         )
         generator = PromptGenerator(found[0].to(device), found[1], options)
         if prompt is not None:

@@ -19,12 +19,13 @@ from tensorgrad.command import aligned, printable
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError
 from tensorgrad.files import make_folder
+from tensorgrad.models.presets import PRESETS, SIZES
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.comm.mpi_nccl import world
-from tensorgrad.parallel.train_gpt2 import MODES, ParallelSettings
-from tensorgrad.profile.gpt2 import (
+from tensorgrad.parallel.program import strategy_name
+from tensorgrad.profile.step import (
     StepProfile,
     communication_markdown,
     markdown,
@@ -34,10 +35,10 @@ from tensorgrad.profile.gpt2 import (
 )
 from tensorgrad.profile.tables import attention_split, kernel_table, op_table
 from tensorgrad.train.device import choose_device
-from tensorgrad.train.folder import check_new_folder
-from tensorgrad.train.gpt2 import MODELS
-from tensorgrad.train.run import free_folder
+from tensorgrad.train.folder import check_new_folder, free_folder
+from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.settings import DTYPES
+from tensorgrad.train.strategy_settings import MODES
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LINES = 10.0
@@ -49,6 +50,7 @@ class StepOptions:
     """The step to profile; with --run what is not given is that of the run.
 
     Args:
+        model: gpt2, transformer-lm, or a Python file that defines a model (default: the preset's).
         preset: size of the model (default: small).
         vocab_multiple: pad the rows of the token embedding to a multiple of this (default: 1).
         batch: sequences of a step, on all ranks together (default: 8).
@@ -62,7 +64,8 @@ class StepOptions:
         seed: of parameters and tokens (default: 0).
     """
 
-    preset: Literal[tuple(MODELS)] | None = None  # type: ignore[valid-type]
+    model: str | None = None
+    preset: Literal[(*SIZES, *PRESETS)] | None = None  # type: ignore[valid-type]
     layers: Layers | None = None
     heads: Heads | None = None
     width: Width | None = None
@@ -79,13 +82,13 @@ class StepOptions:
     device: str | None = None
     seed: int | None = None
 
-    def settings(self, run: Path | None) -> ParallelSettings:
+    def settings(self, run: Path | None) -> LanguageSettings:
         """Return the settings of the step."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         given = {name: value for name, value in values.items() if value is not None}
         if run is None:
-            return ParallelSettings(**given)
-        return replace(settings_of_run(run), **given)
+            return LanguageSettings(**given)
+        return replace(settings_of_run(run, self.model or ""), **given)
 
 
 def profile(
@@ -101,7 +104,7 @@ def profile(
     rows: int = 20,
     out: Path | None = None,
 ) -> int:
-    """Show where the time and the memory of a training step of a GPT-2 go.
+    """Show where the time and the memory of a training step of a language model go.
 
     Writes a trace for ui.perfetto.dev, tables, a roofline and memory over time into a folder, and
     prints the table of ops. Works on several ranks that mpirun starts.
@@ -139,7 +142,7 @@ def profile(
         raise
     written = write_step_profile(found, folder, comm)
     if main:
-        ranks = "" if comm is None else f"{comm.size} ranks, {settings.strategy(comm.size)}; "
+        ranks = "" if comm is None else f"{comm.size} ranks, {strategy_name(settings, comm.size)}; "
         print(printable(aligned(ranks + _report(found, rows))))
         print(f"in {folder}: {', '.join(sorted(path.name for path in written))}")
     return 0

@@ -1,41 +1,39 @@
-"""`tensorgrad train`: a GPT-2, a translation model or a classifier of sentences."""
+"""`tensorgrad train`: a language model, a translation model, a classifier, or a task of a file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from cyclopts import App
 
 from tensorgrad.command import printable
-from tensorgrad.parallel.comm.launch import launched_ranks
-from tensorgrad.parallel.train_gpt2 import ParallelSettings, memory_explained, train_on_ranks
+from tensorgrad.errors import ArgumentError
+from tensorgrad.parallel.program import run_task
 from tensorgrad.report import write_report
-from tensorgrad.train import gpt2, sentiment, translation
-from tensorgrad.train.command_line import STYLE, training_command
-from tensorgrad.train.device import choose_device
-from tensorgrad.train.loop import Outcome
+from tensorgrad.train.command_line import STYLE, choose_run, options_command
 from tensorgrad.train.progress import StageProgress
-from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.task import Task
+from tensorgrad.train.tasks import task_class
 
-_Settings = TypeVar("_Settings", bound=TrainSettings)
-_Read = Callable[[], tuple[_Settings, Path, bool]]
-
-
-def _train_gpt2(read: _Read[ParallelSettings]) -> int:
-    """Train a GPT-2 on text, in one process or on the ranks that mpirun starts."""
-    if launched_ranks() > 1:
-        return train_on_ranks(ParallelSettings, read, _end)
-    settings, folder, resuming = read()
-    settings.check_one_process("tensorgrad train")
-    settings, device = choose_device(settings)
-    with memory_explained(settings):
-        outcome, sample = gpt2.train(settings, folder, resuming, device, OneProcess())
-    if outcome.finished:
-        _end(settings, folder, sample)
-    return outcome.status
+# The commands, with the task of each and the options that it gives.
+COMMANDS: dict[str, tuple[str, dict[str, str], str]] = {
+    "language-model": ("language-model", {}, "Train a language model on text, as without a name."),
+    "gpt2": ("language-model", {"model": "gpt2"}, "Train a GPT-2 on text."),
+    "transformer-lm": (
+        "language-model",
+        {"model": "transformer-lm"},
+        "Train a TransformerLM, a Llama-style model, on text.",
+    ),
+    "translation": (
+        "translation",
+        {},
+        "Train a translation model on pairs of sentences, and measure BLEU.",
+    ),
+    "sentiment": ("sentiment", {}, "Train a classifier of positive and negative sentences."),
+}
 
 
 def _end(settings: TrainSettings, folder: Path, sample: str | None) -> None:
@@ -47,38 +45,40 @@ def _end(settings: TrainSettings, folder: Path, sample: str | None) -> None:
             write_report(folder, progress=progress)
 
 
-def _alone(
-    train: Callable[[_Settings, Path, bool, str], Outcome],
-) -> Callable[[_Read[_Settings]], int]:
-    """Return a program that trains in one process; it returns the exit status."""
+def _command(task: type[Task], chosen: Mapping[str, str], words: str) -> Callable[..., Any]:
+    """Return the function of a command, whose keyword arguments are the options of the task.
 
-    def program(read: _Read[_Settings]) -> int:
-        settings, folder, resuming = read()
-        settings, device = choose_device(settings)
-        outcome = train(settings, folder, resuming, device)
-        if outcome.finished:
-            _end(settings, folder, None)
-        return outcome.status
+    Args:
+        task: its class.
+        chosen: options that the name of the command gives.
+        words: of the command, to say how to start ranks.
+    """
 
-    return program
+    def program(given: dict[str, Any]) -> int:
+        for name, value in chosen.items():
+            if (given.get(name) or value) != value:
+                raise ArgumentError(f"--{name}: got {given[name]} with {words}, expected none")
+            given[name] = value
+        return run_task(task, lambda: choose_run(task.Settings, given), _end, words)
+
+    return options_command(task.Settings, program)
 
 
-train_gpt2 = training_command(ParallelSettings, _train_gpt2)
+def file_app(path: str) -> App:
+    """Return the program of the task that a Python file defines."""
+    task, words = task_class(path), f"tensorgrad train {path}"
+    command = _command(task, {}, words)
+    command.__doc__ = (task.__doc__ or "").partition("\n")[0]
+    return App(words, default_command=command, version_flags=(), **STYLE)
+
+
 train = App(
     name="train",
-    help="Train a model; without the name of a task, a GPT-2.",
-    default_command=train_gpt2,
+    help="Train a model; without the name of a task, a language model.",
+    default_command=_command(task_class("language-model"), {}, "tensorgrad train"),
     version_flags=(),
     **STYLE,
 )
-train.command(train_gpt2, name="gpt2", help="Train a GPT-2 on text, on one or several ranks.")
-train.command(
-    training_command(translation.TranslationSettings, _alone(translation.train)),
-    name="translation",
-    help="Train a translation model on pairs of sentences, and measure BLEU.",
-)
-train.command(
-    training_command(sentiment.SentimentSettings, _alone(sentiment.train)),
-    name="sentiment",
-    help="Train a classifier of positive and negative sentences.",
-)
+for _name, (_task, _chosen, _help) in COMMANDS.items():
+    _words = f"tensorgrad train {_name}"
+    train.command(_command(task_class(_task), _chosen, _words), name=_name, help=_help)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -16,29 +16,43 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.operands import integer_array
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
-_Batch = TypeVar("_Batch")
+_Batch = TypeVar("_Batch", bound=tuple[Any, ...])
 
+IGNORED = -100  # a target whose loss does not count
 _AHEAD = 2  # batches
 
 
 class EpochLoader(Generic[_Batch]):
     """Base of loaders whose epochs visit every row once, in an order that depends on the seed.
 
-    Batch number `step` is a pure function of `step`, so a run may resume at any step.
+    Batch number `step` is a pure function of `step`, so a run may resume at any step. Of n ranks,
+    rank r gets the r-th of n equal parts of the rows of each batch, where missing rows are padding
+    whose targets do not count.
 
     Args:
         seed: of the order, 0 to 2^64 - 1.
         batches: in an epoch.
+        rank: of this process, 0 to ranks - 1.
+        ranks: the number of ranks.
+        padding: the value of each array of a batch in rows of padding.
     """
 
-    def __init__(self, seed: int, batches: int) -> None:
+    def __init__(
+        self, seed: int, batches: int, rank: int = 0, ranks: int = 1, padding: Sequence[int] = ()
+    ) -> None:
         check_seed(type(self).__name__, seed)
+        check_integer(type(self).__name__, "ranks", ranks, 1)
+        check_integer(type(self).__name__, "rank", rank, 0)
+        if rank >= ranks:
+            raise ArgumentError(
+                f"{type(self).__name__}: rank has {rank}, expected 0 to {ranks - 1}"
+            )
         self.batches = batches
-        self._seed = seed
+        self._seed, self._rank, self._ranks, self._padding = seed, rank, ranks, padding
         self._order: tuple[int, Sequence[np.ndarray[Any, Any]]] | None = None
 
     def batch(self, step: int) -> _Batch:
-        """Return batch number `step`, 0 or more.
+        """Return this rank's rows of batch number `step`, 0 or more.
 
         Raises:
             ArgumentError: step is negative.
@@ -48,7 +62,20 @@ class EpochLoader(Generic[_Batch]):
         if self._order is None or self._order[0] != epoch:
             bits = np.random.Philox(key=np.array([self._seed, epoch], np.uint64))
             self._order = epoch, self._shuffled(bits)
-        return self._read(self._order[1][place])
+        return self._part(self._read(self._order[1][place]))
+
+    def _part(self, batch: _Batch) -> _Batch:
+        """Return this rank's rows of a batch."""
+        if self._ranks == 1:
+            return batch
+        rows = -(-len(batch[0]) // self._ranks)
+        first = self._rank * rows
+        parts = []
+        for array, padding in zip(batch, self._padding, strict=True):
+            part = array[first : first + rows]
+            missing = ((0, rows - len(part)), *((0, 0) for _ in part.shape[1:]))
+            parts.append(np.pad(part, missing, constant_values=padding))
+        return cast(_Batch, tuple(parts))
 
     def iterate(self, start_step: int = 0) -> Iterator[_Batch]:
         """Yield batch(start_step), batch(start_step + 1), ... without end; see `read_ahead`."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.checks import check_integer
-from tensorgrad.data.batches import EpochLoader, Ids, as_int32
+from tensorgrad.data.batches import IGNORED, EpochLoader, Ids, as_int32
 from tensorgrad.data.shapes import few_shapes
 from tensorgrad.display import call_text
 from tensorgrad.errors import DataError, ShapeError
@@ -63,6 +63,8 @@ class LabelledLoader(EpochLoader[LabelledBatch]):
         batch: int,
         seed: int = 0,
         longest: int | None = None,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         """Check the arguments.
 
@@ -72,6 +74,7 @@ class LabelledLoader(EpochLoader[LabelledBatch]):
             batch: B, rows of a batch.
             seed: of the order, 0 to 2^64 - 1.
             longest: cut texts to this number of tokens.
+            rank, ranks: this process's part of the rows, and the number of parts; see EpochLoader.
         Raises:
             ArgumentError: an argument is out of its range.
             DataError: rows is empty.
@@ -83,7 +86,7 @@ class LabelledLoader(EpochLoader[LabelledBatch]):
             check_integer("LabelledLoader", "longest", longest, 1)
         if not len(rows):
             raise DataError("LabelledLoader: rows is empty, expected one text or more")
-        super().__init__(seed, -(-len(rows) // batch))
+        super().__init__(seed, -(-len(rows) // batch), rank, ranks, padding=(0, 1, IGNORED))
         self._labels = as_int32("LabelledLoader", "labels", labels)
         if self._labels.shape != (len(rows),):
             raise ShapeError(
@@ -107,7 +110,7 @@ class LabelledLoader(EpochLoader[LabelledBatch]):
         """Yield every text once, the shortest first; the last batch may have fewer rows."""
         order = np.argsort(self._lengths, kind="stable")
         for first in range(0, len(order), self._batch):
-            yield self._read(order[first : first + self._batch])
+            yield self._part(self._read(order[first : first + self._batch]))
 
     def _shuffled(self, bits: np.random.Philox) -> Sequence[np.ndarray[Any, Any]]:
         order = np.argsort(bits.random_raw(len(self._rows)), kind="stable")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad.checks import check_integer
-from tensorgrad.data.batches import EpochLoader, Ids, as_int32
+from tensorgrad.data.batches import IGNORED, EpochLoader, Ids, as_int32
 from tensorgrad.data.shapes import few_shapes
 from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, DataError
@@ -29,7 +29,6 @@ from tensorgrad.errors import ArgumentError, DataError
 PairBatch = tuple[Ids, Ids]  # tokens, targets
 EncodedPair = tuple[Sequence[int], Sequence[int]]
 
-IGNORED = -100  # a target whose loss does not count
 _MULTIPLE = 8  # of the columns of a batch, for alignment
 
 
@@ -74,6 +73,8 @@ class PairLoader(EpochLoader[PairBatch]):
         batch_tokens: int,
         context: int,
         seed: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         """Choose the shapes, and divide the pairs among them.
 
@@ -84,6 +85,7 @@ class PairLoader(EpochLoader[PairBatch]):
             batch_tokens: tokens of a batch, with padding; at least context.
             context: T, the context length of the model.
             seed: of the order, 0 to 2^64 - 1.
+            rank, ranks: this process's part of the rows, and the number of parts; see EpochLoader.
         Raises:
             ArgumentError: an argument is out of its range, or a token too large.
             DataError: no pair is left.
@@ -128,7 +130,8 @@ class PairLoader(EpochLoader[PairBatch]):
             batches = -(-len(group) // (batch_tokens // columns))
             self._groups.append((group, batches))
             self.shapes.append(PairShape(columns, counted, -(-len(group) // batches)))
-        super().__init__(seed, sum(batches for _, batches in self._groups))
+        batches = sum(batches for _, batches in self._groups)
+        super().__init__(seed, batches, rank, ranks, padding=(end, IGNORED))
 
     def __repr__(self) -> str:
         settings = {name: getattr(self, name) for name in ("batches", "tokens", "skipped", "cut")}
@@ -149,10 +152,10 @@ class PairLoader(EpochLoader[PairBatch]):
         return float(squares / (2 * self.tokens))
 
     def evaluation_batches(self) -> Iterator[PairBatch]:
-        """Yield every pair once, the shortest shape first, without rows of padding."""
+        """Yield every pair once, the shortest shape first; one rank has no rows of padding."""
         for group, batches in self._groups:
             for numbers in np.array_split(group, batches):
-                yield self._rows(numbers)
+                yield self._part(self._rows(numbers))
 
     def _shuffled(self, bits: np.random.Philox) -> Sequence[np.ndarray[Any, Any]]:
         keys = bits.random_raw(len(self._starts))

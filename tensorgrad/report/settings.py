@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from tensorgrad.train.config import GROUPS, OTHER, Dataclass
-from tensorgrad.train.gpt2 import GPT2Settings
-from tensorgrad.train.sentiment import SentimentSettings
-from tensorgrad.train.translation import TranslationSettings
+from tensorgrad.train.config import GROUPS, OTHER, default_of, renamed
+from tensorgrad.train.tasks import TASKS, task_class
 
-_PROGRAMS: tuple[type[Dataclass], ...] = (GPT2Settings, TranslationSettings, SentimentSettings)
 _COVERED = 0.75  # of a run's settings, for its program to be known
 
 
@@ -29,9 +26,10 @@ def defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Its task says which it is; of a run of an earlier version, the names of its settings.
     """
+    config = renamed(config)
     known = [
-        {f.name: _as_saved(f.default) for f in fields(kind) if f.default is not MISSING}
-        for kind in _PROGRAMS
+        {f.name: _as_saved(default_of(f, config)) for f in fields(kind) if f.default is not MISSING}
+        for kind in (task_class(name).Settings for name in TASKS)
     ]
     fitting = [each for each in known if config.get("task", each.get("task")) == each.get("task")]
     shared = [{n: value for n, value in each.items() if n in config} for each in fitting]

@@ -3,10 +3,12 @@
 from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, load_latest
+from tensorgrad.train.config import option
 from tensorgrad.train.loop import Outcome, Trainer, mean_loss, measure_loss
 from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.script import ScriptRun, ScriptSettings
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.task import Task
 
 __all__ = [
     "Callback",
@@ -16,6 +18,7 @@ __all__ = [
     "Ranks",
     "ScriptRun",
     "ScriptSettings",
+    "Task",
     "TrainSettings",
     "Trainer",
     "average_checkpoints",
@@ -24,4 +27,5 @@ __all__ = [
     "load_latest",
     "mean_loss",
     "measure_loss",
+    "option",
 ]

@@ -243,7 +243,8 @@ def choose_run(settings: type[_Settings], given: Mapping[str, Any]) -> tuple[_Se
             raise ArgumentError(
                 f"--out: got {out} with --resume {folder}, expected none: a run keeps its folder"
             )
-        return config.resume(config.load(settings, folder), given, folder), folder, True
+        saved = config.load(settings, folder, str(given.get("model") or ""))
+        return config.resume(saved, given, folder), folder, True
     given.pop("resume", None)
     chosen = settings(**settings.complete(given))
     folder = chosen.folder

@@ -26,6 +26,7 @@ FILE = "config.json"
 # The types that a field accepts besides its own, and the names of types in errors.
 _FITS = {float: Real, int: Integral}
 _RENAMED = {"accumulate": "micro_batches"}  # in files of earlier versions
+_TASKS = {"gpt2": "language-model"}
 _SOURCES = ("data", "also")  # options that a resumed run reads
 _NAMED_SOURCES = ("stdlib", "phrases", "reviews")
 _CHARACTERS = 1 << 16  # of a text
@@ -50,7 +51,8 @@ GROUPS = {
     ),
     "Optimization": (
         *("steps", "epochs", "batch", "micro_batches", "lr", "warmup", "schedule", "lr_end"),
-        *("weight_decay", "beta1", "beta2", "clip", "label_smoothing", "average", "seed", "nan"),
+        *("decay_fraction", "optimizer", "weight_decay", "beta1", "beta2", "momentum", "clip"),
+        *("label_smoothing", "average", "patience", "seed", "nan"),
     ),
     "Precision and devices": (
         *(
@@ -109,6 +111,7 @@ def option(
     saved: bool = True,
     shown: str = "",
     refused: str = "",
+    by: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Any:
     """Declare a field of a settings dataclass.
 
@@ -129,27 +132,45 @@ def option(
         shown: the default in --help, if not the value.
         refused: why the command line refuses it and --help omits it, such as a setting that the
             program computes from other options.
+        by: the name of another setting, and the default for each of its values that this option
+            is for; with others it must not be given. `default` is then None.
     """
     saved = saved and not refused
+    if by is not None and not shown:
+        shown = ", ".join(f"{value} with {names}" for value, names in _by_value(by[1]).items())
     metadata = {
         "help": help, "low": low, "high": high, "choices": choices, "free": free or not saved,
         "grows": grows, "by_ranks": by_ranks, "path": path,
-        "saved": saved, "shown": shown, "refused": refused,
+        "saved": saved, "shown": shown, "refused": refused, "by": by,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
+
+
+def _by_value(defaults: Mapping[str, Any]) -> dict[Any, str]:
+    """Return which names have a value, as a list to read, for each of the values."""
+    found: dict[Any, list[str]] = {}
+    for name, value in defaults.items():
+        found.setdefault(value, []).append(name)
+    return {value: " and ".join(names) for value, names in found.items()}
+
+
+def default_of(f: Field[Any], settings: Mapping[str, Any]) -> Any:
+    """Return the default of a setting beside others, which are by name."""
+    by = f.metadata.get("by")
+    return f.default if by is None else by[1].get(settings.get(by[0]), f.default)
 
 
 def check(settings: Dataclass) -> None:
     """Raise ArgumentError for a setting that is out of its range.
 
-    Lists of JSON become tuples, and numbers of other types those of Python: config.json and
-    checkpoints hold what passes here.
+    Lists of JSON become tuples, numbers of other types those of Python, and defaults that depend on
+    other settings their values: config.json and checkpoints hold what passes here.
     """
     hints = get_type_hints(type(settings))
     for f in fields(settings):
         value, low, high = getattr(settings, f.name), f.metadata["low"], f.metadata["high"]
         choices, kind = f.metadata["choices"], _kind(hints[f.name])
-        if value is None and kind is not hints[f.name]:
+        if value is None and (kind is not hints[f.name] or f.metadata["by"]):
             continue
         if kind is tuple and isinstance(value, list):
             value = tuple(value)
@@ -184,6 +205,22 @@ def check(settings: Dataclass) -> None:
                 object.__setattr__(settings, f.name, kind(value))
             continue
         raise ArgumentError(f"{flag(f)}: got {shown(value, 200)}, expected {expected}")
+    for f in fields(settings):
+        if f.metadata["by"]:
+            _complete(settings, f, *f.metadata["by"])
+
+
+def _complete(settings: Dataclass, f: Field[Any], other: str, defaults: Mapping[str, Any]) -> None:
+    """Give a setting its default by another one; raise ArgumentError where it is not for that."""
+    value, chosen = getattr(settings, f.name), getattr(settings, other)
+    if value is None:
+        object.__setattr__(settings, f.name, defaults.get(chosen))
+    elif chosen not in defaults:
+        name = other.replace("_", "-")
+        raise ArgumentError(
+            f"{flag(f)}: got {value} with --{name} {chosen}, expected none: it is for --{name} "
+            f"{' or '.join(defaults)}"
+        )
 
 
 def _is_one_of(value: Any, choices: Sequence[str]) -> bool:
@@ -209,7 +246,10 @@ def save(settings: Dataclass, folder: Path) -> None:
 
 def renamed(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in a config.json, which may be of an earlier version, by their names."""
-    return {_RENAMED.get(name, name): value for name, value in saved.items()}
+    names = {_RENAMED.get(name, name): value for name, value in saved.items()}
+    if isinstance(names.get("task"), str):
+        names["task"] = _TASKS.get(names["task"], names["task"])
+    return names
 
 
 def is_published(saved: Mapping[str, Any]) -> bool:
@@ -220,10 +260,16 @@ def is_published(saved: Mapping[str, Any]) -> bool:
     return "model_type" in saved or "architectures" in saved
 
 
-def load(settings: type[_Settings], folder: Path) -> _Settings:
+def load(settings: type[_Settings], folder: Path, file: str = "") -> _Settings:
     """Return the settings that a run was started with.
 
+    Args:
+        settings: the dataclass.
+        folder: of the run.
+        file: the Python file of the model that the command names, which takes the place of the one
+            that the run names: a file is executed only where the user says so.
     Raises:
+        ArgumentError: the model is of a Python file, and `file` is not given.
         CheckpointError: config.json is missing, or of other settings.
     """
     path = folder / FILE
@@ -239,6 +285,8 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
             expected = {f.name: f.default for f in fields(settings)}.get("task")
             if found.get("task", expected) != expected:
                 raise ValueError(f"task is {found['task']!r:.80}, expected {expected!r}")
+            if str(found.get("model")).endswith(".py"):
+                found["model"] = _named_file(found["model"], file)
         return settings(**found)
     except FileNotFoundError as error:
         raise CheckpointError(
@@ -246,6 +294,15 @@ def load(settings: type[_Settings], folder: Path) -> _Settings:
         ) from error
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"resume: {path} cannot be used: {error}") from error
+
+
+def _named_file(saved: str, file: str) -> str:
+    """Return the Python file that the command names, for the one that a run names."""
+    if not file:
+        raise ValueError(
+            f"its model is of a Python file, which is executed: name it with --model {saved}"
+        )
+    return file
 
 
 def resume(saved: _Settings, given: Mapping[str, Any], folder: Path) -> _Settings:

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.data import PublishedTokenizer, Tokenizer, split_words
 from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, CheckpointError, DataError
-from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.pretrained import from_pretrained, is_pretrained, pretrained_folder
 from tensorgrad.models.restore import restore
@@ -29,6 +29,7 @@ from tensorgrad.train.sentiment import (
     load_vocabulary,
 )
 from tensorgrad.train.translation import AVERAGED
+from tensorgrad.train.user_file import is_file, model_class
 from tensorgrad.weights import load_arrays, load_metadata
 
 _log = logging.getLogger(__name__)
@@ -40,14 +41,14 @@ def load_language_model(
     tokenizer: Path | None = None,
     dtype: DtypeLike = "float32",
     *,
+    file: str = "",
     download: bool = False,
     revision: str | None = None,
 ) -> tuple[LanguageModel, Tokenizer | PublishedTokenizer]:
     """Return a trained or published language model, on the CPU, and its tokenizer.
 
     Args:
-        path, checkpoint, tokenizer, download, revision: as for `load_gpt2`; a folder in Hugging
-            Face's layout may have any model that `from_pretrained` reads.
+        path, checkpoint, tokenizer, file, download, revision: as for `load_trained`.
         dtype: of the parameters.
     Raises:
         CheckpointError: the path is none of these, or damaged.
@@ -56,19 +57,20 @@ def load_language_model(
     path = _downloaded(path, download, revision)
     if run_of(path) is None and is_pretrained(path):
         return from_pretrained(path, dtype), PublishedTokenizer.load(tokenizer or path)
-    model, found = load_gpt2(path, checkpoint, tokenizer)
+    model, found = load_trained(path, checkpoint, tokenizer, file=file)
     return model.to("cpu", dtype), found
 
 
-def load_gpt2(
+def load_trained(
     path: Path,
     checkpoint: str = "best",
     tokenizer: Path | None = None,
     *,
+    file: str = "",
     download: bool = False,
     revision: str | None = None,
-) -> tuple[GPT2, Tokenizer]:
-    """Return a trained GPT-2, on the CPU, and its tokenizer.
+) -> tuple[LanguageModel, Tokenizer]:
+    """Return a language model to train or export, on the CPU, and its tokenizer.
 
     Args:
         path: the folder of a run, of one of its checkpoints, or in Hugging Face's layout; or a
@@ -76,23 +78,39 @@ def load_gpt2(
             Hub.
         checkpoint: of a run: "best" by validation loss, or "last".
         tokenizer: a tokenizer.json, or a folder with one; None: the one beside the model.
+        file: the Python file of the model, for one that a user has defined: it is executed.
         download, revision: as for `from_pretrained`.
     Raises:
+        ArgumentError: the model is of a Python file, and `file` is not given.
         CheckpointError: the path is none of these, or damaged.
-        DataError: the tokenizer is missing or damaged.
+        DataError: the tokenizer is missing or damaged, or not byte-level BPE.
     """
     path = _downloaded(path, download, revision)
     run = run_of(path)
     if run is not None:
         found = run_checkpoint(path, checkpoint) if run == path else load_checkpoint(path)
         no_link(run / "tokenizer.json")
-        return _model(found), _tokenizer(found, tokenizer or run)
+        name = found.settings("settings").get("model")
+        return _model(found, name, file), _tokenizer(found, tokenizer or run)
     if is_pretrained(path):
-        return _published_gpt2(path), _published_tokenizer(tokenizer or path)
+        return from_pretrained(path), _published_tokenizer(tokenizer or path)
     if path.is_file():
-        written = load_metadata(path).get("tokenizer", "{}")
-        state = {"tokenizer": parse_json(written, f"the header of {path}")}
-        return _merged(path), _tokenizer(Checkpoint(path, state), tokenizer or path.parent)
+        header = load_metadata(path)
+        try:
+            sizes = parse_json(header.get("model", ""), f"the header of {path}")
+        except DataError as error:
+            raise CheckpointError(
+                f"load: the header of {path} lacks the sizes of the model, expected a file of "
+                f"tensorgrad.parallel.merge: {error}"
+            ) from error
+        state = {
+            name: parse_json(header.get(name, "{}"), f"the header of {path}")
+            for name in ("tokenizer", "settings")
+        }
+        found = Checkpoint(path, state)
+        name, arrays = found.settings("settings").get("model"), load_arrays(path)
+        model = restore(*_kind(name, file, path), sizes, arrays, str(path))
+        return model, _tokenizer(found, tokenizer or path.parent)
     what = "has none of these" if path.is_dir() else "is not a folder"
     raise CheckpointError(
         f"load: {path} {what}, expected one with checkpoints/ (a run of tensorgrad train), "
@@ -241,20 +259,29 @@ def load_classifier(folder: Path, checkpoint: str = "best") -> SentenceClassifie
     return SentenceClassifier(model, vocabulary, settings.context)
 
 
-def _model(checkpoint: Checkpoint) -> GPT2:
+def _model(checkpoint: Checkpoint, name: Any, file: str) -> LanguageModel:
     sizes, arrays = checkpoint.entry("model"), checkpoint.arrays("model")
-    return restore(GPT2, GPT2Config, sizes, arrays, str(checkpoint.path))
+    kind = _kind(name, file, checkpoint.path)
+    model: LanguageModel = restore(*kind, sizes, arrays, str(checkpoint.path))
+    return model
 
 
-def _merged(path: Path) -> GPT2:
-    try:
-        sizes = parse_json(load_metadata(path).get("model", ""), f"the header of {path}")
-    except DataError as error:
-        raise CheckpointError(
-            f"load: the header of {path} lacks the sizes of the model, expected a file of "
-            f"tensorgrad.parallel.merge: {error}"
-        ) from error
-    return restore(GPT2, GPT2Config, sizes, load_arrays(path), str(path))
+def _kind(name: Any, file: str, path: Path) -> tuple[Any, Any]:
+    """Return the class of a model and of its sizes.
+
+    Args:
+        name: of the model, as its checkpoint says: "" or None for a GPT-2.
+        file: the Python file that the user has named.
+        path: of the checkpoint, for errors.
+    """
+    name = str(name or "gpt2")
+    if is_file(name) and not file:
+        raise ArgumentError(
+            f"--model: got none, expected the Python file of the model of {path}, which is "
+            f"executed: {name}"
+        )
+    model = model_class(file or name)
+    return model, model.Config
 
 
 def _tokenizer(checkpoint: Checkpoint, path: Path) -> Tokenizer:
@@ -263,13 +290,3 @@ def _tokenizer(checkpoint: Checkpoint, path: Path) -> Tokenizer:
     if checkpoint.state.get("tokenizer"):
         check_same(checkpoint, "tokenizer", {"sha256": tokenizer.digest})
     return tokenizer
-
-
-def _published_gpt2(folder: Path) -> GPT2:
-    model = from_pretrained(folder)
-    if not isinstance(model, GPT2):
-        raise CheckpointError(
-            f"load: {folder} has a {type(model).__name__}, expected a GPT-2: other models are for "
-            "`tensorgrad generate` and from_pretrained"
-        )
-    return model

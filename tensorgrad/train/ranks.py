@@ -77,9 +77,12 @@ class Ranks:
         is_main: whether this process shows progress and saves: one does.
         processes: the number of processes that train together.
         captures: whether a step may be a CUDA graph: the host decides nothing in it.
+        alone: whether there is no other process, which would wait for this one: signals and errors
+            concern this process only.
     """
 
     captures = False
+    alone = False
     rank = 0
     ranks = 1
     processes = 1
@@ -329,3 +332,4 @@ class OneProcess(Ranks):
     """Training without other ranks."""
 
     captures = True
+    alone = True

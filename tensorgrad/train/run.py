@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from itertools import count
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tensorgrad.files import write_json
 from tensorgrad.train.checkpoint import best_checkpoint, list_checkpoints, step_of
@@ -16,37 +16,18 @@ from tensorgrad.train.loop import Outcome, Trainer
 _log = logging.getLogger(__name__)
 
 
-class TaskSettings(Protocol):
-    """The settings of a run, of one of the tasks of `tensorgrad train`."""
-
-    @property
-    def task(self) -> str:
-        """The name of the task."""
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps in all."""
-
-
 FACTS = "facts.json"
 
 
-def save_facts(folder: Path, resolved: Mapping[str, Any], parameters: int, **facts: int) -> None:
+def save_facts(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write facts.json, for reports: what the settings of a run leave open, and what follows.
 
     Args:
         folder: of the run.
-        resolved: values of settings that are None, by name, such as {"layers": 2}.
-        parameters: of the model.
-        facts: other numbers, such as the tokens of the text.
+        facts: values of settings that are None, by name, such as {"layers": 2}, and other numbers,
+            such as the parameters of the model and the tokens of the text.
     """
-    write_json(folder / FACTS, {**resolved, "parameters": parameters, **facts}, 2)
-
-
-def free_folder(name: str) -> Path:
-    """Return the first of the folders NAME-1, NAME-2, ... that does not exist."""
-    paths = (Path(f"{name}-{number}") for number in count(1))
-    return next(path for path in paths if not path.exists())
+    write_json(folder / FACTS, facts, 2)
 
 
 def resume_run(trainer: Trainer) -> None:
@@ -71,13 +52,23 @@ def without_checkpoint(folder: Path, step: int) -> str:
     return f", which has no checkpoint: the best one is of step {step_of(best):,}"
 
 
-def report_stop(outcome: Outcome, settings: TaskSettings, folder: Path, ranks: int = 1) -> None:
-    """Log the step at which the run in a folder stopped, and the command that resumes it."""
+def report_stop(outcome: Outcome, steps: int, folder: Path, ranks: int = 1, file: str = "") -> None:
+    """Log the step at which the run in a folder stopped, and the command that resumes it.
+
+    Args:
+        outcome: of the run.
+        steps: in all.
+        folder: of the run.
+        ranks: the number of processes.
+        file: the Python file of the model, for one that a user has defined.
+    """
     launcher = f"mpirun -n {ranks} " if ranks > 1 else ""
     program = Path(sys.argv[0])
     ours = "tensorgrad" in (program.name, program.parent.name)  # installed, or -m tensorgrad
-    command = f"tensorgrad train {settings.task}" if ours else f"python {program}"
+    words = takewhile(lambda word: not word.startswith("-"), sys.argv[1:])
+    command = " ".join(("tensorgrad", *words)) if ours else f"python {program}"
+    model = f" --model {file}" if file else ""
     _log.info(
-        "stopped after step %d of %d; to resume: %s%s --resume %s",
-        *(outcome.step, settings.steps, launcher, command, folder),
+        "stopped after step %d of %d; to resume: %s%s --resume %s%s",
+        *(outcome.step, steps, launcher, command, folder, model),
     )

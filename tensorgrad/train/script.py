@@ -25,23 +25,22 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.data import Corpus
 from tensorgrad.errors import ArgumentError, TrainingError
-from tensorgrad.files import write_json
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import prune_checkpoints
 from tensorgrad.train.config import check, option
-from tensorgrad.train.folder import run_folder
+from tensorgrad.train.folder import free_folder, run_folder
 from tensorgrad.train.loop import Outcome
 from tensorgrad.train.options import in_options
 from tensorgrad.train.progress import ProgressBar, StageProgress
 from tensorgrad.train.ranks import OneProcess, Ranks
-from tensorgrad.train.run import FACTS, free_folder, report_stop
+from tensorgrad.train.run import report_stop, save_facts
 from tensorgrad.train.run_log import RunLog
 from tensorgrad.train.state import load_state, state_of
 from tensorgrad.train.stop_signals import STOPS, StopSignals
@@ -58,7 +57,8 @@ class ScriptSettings:
         ArgumentError: a setting is out of its range.
     """
 
-    task: str = option("gpt2", "what to train", choices=("gpt2",))
+    task: str = option("language-model", "what to train", choices=("language-model",))
+    model: str = option("gpt2", "the model", choices=("gpt2",))
     steps: int = option(800, "optimizer steps", low=1, grows=True)
     batch: int = option(8, "sequences of a step, on all ranks together", low=1)
     warmup: int | None = option(None, "warmup steps", shown="5 % of --steps", low=0)
@@ -88,26 +88,12 @@ class ScriptSettings:
     @property
     def folder(self) -> Path:
         """The folder of a new run."""
-        return Path(self.out) if self.out else free_folder(f"runs/{self.task}")
+        return Path(self.out) if self.out else free_folder(f"runs/{self.model}")
 
     @property
     def warmup_steps(self) -> int:
         """The number of steps in which the learning rate rises."""
         return self.steps // 20 if self.warmup is None else self.warmup
-
-
-class ModelSizes(Protocol):
-    """The sizes of a language model, a dataclass such as GPT2Config."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def context(self) -> int:
-        """The context length in tokens."""
-
-    @property
-    def parameters(self) -> int:
-        """The number of parameters, each counted once."""
 
 
 class ScriptRun:
@@ -166,7 +152,7 @@ class ScriptRun:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def resume(self, model: Module, optimizer: Optimizer, sizes: ModelSizes, corpus: Corpus) -> int:
+    def resume(self, model: Module, optimizer: Optimizer, sizes: Any, corpus: Corpus) -> int:
         """Load the newest checkpoint, if there is one, and open the logs; return the steps done.
 
         All ranks get the parameters of the main one.
@@ -174,7 +160,7 @@ class ScriptRun:
         Args:
             model: on its device.
             optimizer: of the model, from `Ranks.prepare` where ranks train together.
-            sizes: of the model; a checkpoint must be of these,
+            sizes: of the model, a dataclass such as GPT2Config; a checkpoint must be of these,
             corpus: and of this text and vocabulary.
         Raises:
             CheckpointError: the newest checkpoint does not fit, or all of them are damaged.
@@ -204,7 +190,7 @@ class ScriptRun:
             facts = {"warmup": settings.warmup_steps, "parameters": sizes.parameters}
             facts |= {"training_tokens": len(corpus.train)}
             facts |= {"validation_tokens": len(corpus.validation)}
-            write_json(folder / FACTS, facts, 2)
+            save_facts(folder, facts)
             prune_checkpoints(self._checkpoints, self._step, self._keep)
             _log.info(
                 "%s: %s parameters, vocabulary %s, %s tokens of text, on %s",
@@ -315,4 +301,5 @@ class ScriptRun:
             speed = f"{outcome.tokens_per_second:,.0f} tokens/s"
             _log.info("%d steps, %s; all in %s", outcome.step, speed, self._folder)
         else:
-            report_stop(outcome, self._settings, self._folder, self._ranks.processes)
+            steps = self._settings.steps
+            report_stop(outcome, steps, self._folder, self._ranks.processes)

@@ -1,20 +1,19 @@
-"""Training a classifier of sentences: the settings, and a run from sentences to a classifier.
+"""The task of training a classifier of sentences.
 
-The program is examples/train_sentiment.py, or `tensorgrad train sentiment`.
+`tensorgrad train sentiment` runs it, see task.py.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from tensorgrad import backend, random
+from tensorgrad import backend
 from tensorgrad.data import (
     LabelledLoader,
     LabelledTexts,
@@ -25,6 +24,7 @@ from tensorgrad.data import (
     read_vectors,
     split_words,
 )
+from tensorgrad.data.batches import IGNORED
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.sentiment import (
     Classifier,
@@ -37,24 +37,13 @@ from tensorgrad.nn import evaluating
 from tensorgrad.ops.cross_entropy import cross_entropy
 from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
-from tensorgrad.train import config
-from tensorgrad.train.checkpoint import run_checkpoint
 from tensorgrad.train.config import option
-from tensorgrad.train.folder import run_folder
 from tensorgrad.train.log import read_metrics
-from tensorgrad.train.loggers import make_loggers
-from tensorgrad.train.loop import Outcome, Trainer
-from tensorgrad.train.options import in_options
-from tensorgrad.train.ranks import OneProcess
-from tensorgrad.train.run import (
-    free_folder,
-    report_stop,
-    resume_run,
-    save_facts,
-    without_checkpoint,
-)
-from tensorgrad.train.settings import SCHEDULES, EpochSettings
-from tensorgrad.train.sizes import check_sizes
+from tensorgrad.train.loop import Outcome
+from tensorgrad.train.ranks import Batch
+from tensorgrad.train.run import without_checkpoint
+from tensorgrad.train.settings import SCHEDULES, EpochSettings, by_optimizer, fitting
+from tensorgrad.train.task import Task
 
 _log = logging.getLogger(__name__)
 
@@ -115,23 +104,19 @@ class SentimentSettings(EpochSettings):
     word_dropout: float = option(0.1, "probability of dropping a word", low=0, high=1)
     epochs: int = option(3, "passes over the training data", low=1, grows=True)
     batch: int = option(256, "sentences of a step", low=1)
-    lr: float = option(3e-3, "peak learning rate", low=0)
+    lr: float = option(None, "peak learning rate", low=0, by=by_optimizer("lr", 3e-3))
     schedule: str = option("linear", "how the learning rate decays", choices=SCHEDULES)
     lr_end: float = option(0.0, "final learning rate, as a fraction of --lr", low=0, high=1)
-    beta2: float = option(0.99, "AdamW: decay of the mean squared gradient", low=0, high=1)
+    beta2: float | None = option(
+        None, "decay of the mean squared gradient", low=0, high=1, by=by_optimizer("beta2", 0.99)
+    )
     evaluate_every: int = option(0, "steps between evaluations; 0: an epoch", low=0)
     checkpoint_every: int = option(0, "steps between checkpoints; 0: an epoch", low=0, free=True)
-    out: str = option("", "folder of the run", shown="the first new runs/sentiment-N", free=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.vectors and self.tokens != "words":
             raise ArgumentError(f"--vectors: got --tokens {self.tokens}, expected words")
-
-    @property
-    def folder(self) -> Path:
-        """The folder of a new run."""
-        return Path(self.out) if self.out else free_folder("runs/sentiment")
 
     @classmethod
     def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +132,17 @@ class SentimentSettings(EpochSettings):
         model = chosen["model"]
         few = REVIEWS if (model, given.get("data")) == ("mean", "reviews") else {}
         short = {"warmup": None} if given.get("steps") else {}  # a preset's suits its epochs
-        return {**PRESETS[model], **few, **short, **given}
+        return {**fitting(PRESETS[model], given), **few, **short, **given}
+
+    def config(self, vocab_size: int) -> Any:
+        """Return the sizes of the model."""
+        _, kind = MODELS[self.model]
+        sizes = {"classes": len(CLASSES), **self.sizes(kind)}
+        return kind(vocab_size=vocab_size, **sizes)
+
+    def known_sizes(self) -> Any:
+        """Return the sizes with the largest vocabulary."""
+        return self.config(self.vocab)
 
     def with_steps(self, epoch: int) -> Self:
         """Return the settings with the number of steps; by default evaluation is each epoch."""
@@ -210,74 +205,69 @@ def read_data(settings: SentimentSettings) -> tuple[LabelledTexts, LabelledTexts
     return read("train"), read("validation")
 
 
-class SentimentRun:
-    """A run that trains a classifier: sentences, vocabulary, model and trainer, at step 0."""
+class Sentiment(Task):
+    """Train a classifier of positive and negative sentences."""
 
-    def __init__(self, settings: SentimentSettings, folder: Path, device: str) -> None:
-        self.folder = folder
-        loggers = make_loggers(settings.loggers)
-        make, kind = MODELS[settings.model]
-        sizes = {"classes": len(CLASSES), **settings.sizes(kind)}
-        kind(vocab_size=settings.vocab, **sizes)  # checked before a long text is read
-        train, validation = read_data(settings)
-        self.vocabulary = make_vocabulary(settings, folder, train.texts)
-        self.train, self.validation = (
+    Settings = SentimentSettings
+    settings: SentimentSettings
+    model: Classifier
+
+    def read(self) -> None:
+        """Read the sentences, and make or load the vocabulary."""
+        settings, ranks = self.settings, self.ranks
+        self.texts = read_data(settings)
+        self.vocabulary = make_vocabulary(settings, self.folder, self.texts[0].texts)
+        self.training, self.validation = (
             LabelledLoader(
                 encode(self.vocabulary, part.texts),
                 part.labels,
                 settings.batch,
                 settings.seed,
                 settings.context,
+                ranks.rank,
+                ranks.ranks,
             )
-            for part in (train, validation)
+            for part in self.texts
         )
-        self.sentences = len(train)
-        self.settings = settings.with_steps(self.train.batches)
-        self.precision = settings.precision()
-        random.seed(settings.seed)
-        model_config = kind(vocab_size=self.vocabulary.vocab_size, **sizes)
-        check_sizes(model_config, folder)
-        self.model: Classifier = make(model_config)
-        self.model.to(device, settings.parameter_dtype)
-        _log.info(
-            "%s: %s sentences to train on, %s to measure with, vocabulary %s, %s parameters, on %s",
-            *(folder, f"{len(train):,}", f"{len(validation):,}", f"{self.vocabulary.vocab_size:,}"),
-            *(f"{sum(p.size for p in self.model.parameters()):,}", device),
-        )
-        self.trainer = Trainer(
-            self.model,
-            OneProcess().prepare(self.model, settings.optimizer),
-            self.loss,
-            self.train.iterate,
-            self.settings.learning_rate,
-            self.settings,
-            folder,
-            tokens_per_step=round(self.train.tokens),
-            flops_per_token=self._flops_per_token(),
-            steps_per_epoch=self.train.batches,
-            evaluate=self.measure,
-            callbacks=loggers,
-            belongs_to={
-                "model": {"kind": settings.model, **asdict(self.model.config)},
-                "vocabulary": {"sha256": self.vocabulary.digest},
-                "data": {
-                    "train": train.digest,
-                    "validation": validation.digest,
-                    "batch": settings.batch,
-                    "seed": settings.seed,
-                    "widths": self.train.widths,
-                },
-            },
-            scaler=settings.scaler(),
-            graphs=len(self.train.widths),
-        )
+        self.config = settings.config(self.vocabulary.vocab_size)
+        tokens = max(1.0, self.training.tokens)  # of a step
+        flops = self.config.training_flops(tokens / settings.batch, self.training.keys)
+        self.flops_per_token = settings.batch * flops / tokens
+        self.tokens_per_step = round(self.training.tokens)
+        self.steps_per_epoch = self.training.batches
+        self.graphs = len(self.training.widths)
 
-    def loss(self, tokens: backend.Array, lengths: backend.Array, labels: backend.Array) -> Tensor:
-        """Return the mean loss of a batch."""
+    @property
+    def resolved(self) -> SentimentSettings:
+        """The settings with the number of steps."""
+        return self.settings.with_steps(self.training.batches)
+
+    def build(self) -> Classifier:
+        """Return the model, at the beginning of a run with the vectors of --vectors."""
+        self.check_model(self.config)
+        make, _ = MODELS[self.settings.model]
+        model: Classifier = make(self.config)
+        if self.settings.vectors and self.begins:
+            self._use_vectors(model, self.settings.vectors)
+        return model
+
+    def _use_vectors(self, model: Classifier, path: str) -> None:
+        """Take the initial word vectors from a file."""
+        assert isinstance(self.vocabulary, WordVocabulary)
+        vectors, found = read_vectors(path, self.vocabulary.words, self.settings.width)
+        model.use_vectors((np.flatnonzero(found) + 1).tolist(), vectors[found])
+        _log.info("%s has %.1f %% of the words", path, 100 * found.mean())
+
+    def loss(self, *batch: Any) -> Tensor:
+        """Return the mean loss of tokens (B, T), lengths (B,) and labels (B,)."""
         with self.precision():
-            return self.model.forward(tokens, lengths, labels)
+            return self.model.forward(*batch)
 
-    def measure(self) -> dict[str, float]:
+    def batches(self, step: int) -> Iterator[Batch]:
+        """Yield tokens, lengths and labels from a step on."""
+        return self.training.iterate(step)
+
+    def evaluate(self) -> dict[str, float]:
         """Return the loss and the accuracy on the validation sentences."""
         model, total, right, count = self.model, 0.0, 0, 0
         with evaluating(model), self.precision():
@@ -286,71 +276,56 @@ class SentimentRun:
                 logits = model(tokens, lengths)
                 total += cross_entropy(logits, labels, reduction="sum").item()
                 right += int((logits.data.argmax(1) == labels).sum())
-                count += len(labels)
-        return {"validation_loss": total / count, "accuracy": right / count}
+                count += int((labels != IGNORED).sum())
+        loss, accurate, texts = self.ranks.sum([total, right, count])
+        return {"validation_loss": loss / texts, "accuracy": accurate / texts}
 
-    def _flops_per_token(self) -> float:
-        texts, tokens = self.settings.batch, max(1.0, self.train.tokens)  # of a step
-        return texts * self.model.config.training_flops(tokens / texts, self.train.keys) / tokens
+    def fingerprint(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the sizes of the model, the vocabulary, and the sentences and their order."""
+        settings, (training, validation) = self.settings, self.texts
+        return {
+            "model": {"kind": settings.model, **asdict(self.config)},
+            "vocabulary": {"sha256": self.vocabulary.digest},
+            "data": {
+                "train": training.digest,
+                "validation": validation.digest,
+                "batch": settings.batch,
+                "seed": settings.seed,
+                "widths": self.training.widths,
+            },
+        }
 
-    def use_vectors(self, path: str) -> None:
-        """Take the initial word vectors from a file."""
-        assert isinstance(self.vocabulary, WordVocabulary)
-        vectors, found = read_vectors(path, self.vocabulary.words, self.settings.width)
-        self.model.use_vectors((np.flatnonzero(found) + 1).tolist(), vectors[found])
-        _log.info("%s has %.1f %% of the words", path, 100 * found.mean())
+    def save(self) -> None:
+        """Write the vocabulary."""
+        self.vocabulary.save(self.folder / vocabulary_file(self.settings))
 
+    def facts(self) -> Mapping[str, Any]:
+        """Return the number of sentences for training."""
+        return {"training_sentences": len(self.texts[0])}
 
-def evaluate(
-    settings: SentimentSettings, folder: Path, device: str, checkpoint: str = "best"
-) -> dict[str, float]:
-    """Return the validation loss and accuracy of a trained classifier.
+    def about(self) -> str:
+        """Return the numbers of sentences, and the size of the vocabulary."""
+        training, validation = (f"{len(part):,}" for part in self.texts)
+        vocabulary = f"{self.vocabulary.vocab_size:,}"
+        return (
+            f"vocabulary {vocabulary}, {training} sentences to train on, {validation} to measure "
+            "with"
+        )
 
-    Args:
-        settings: of the run, perhaps with other data.
-        folder: of the run.
-        device: "cpu", "cuda" or "cuda:N".
-        checkpoint: "best" or "last".
-    """
-    run = SentimentRun(settings, folder, device)
-    run.model.load_state_dict(run_checkpoint(folder, checkpoint).arrays("model"))
-    return run.measure()
-
-
-def train(settings: SentimentSettings, folder: Path, resuming: bool, device: str) -> Outcome:
-    """Train a classifier, from step 0 or from the newest checkpoint."""
-    began = time.perf_counter()
-    with in_options(settings), run_folder(folder, settings=None if resuming else settings):
-        run = SentimentRun(settings, folder, device)
-        if resuming:
-            resume_run(run.trainer)
-        if run.trainer.step == 0 and settings.vectors:
-            run.use_vectors(settings.vectors)
-        config.save(settings, folder)
-        run.vocabulary.save(folder / vocabulary_file(settings))
-        resolved = {"warmup": run.settings.warmup_steps}
-        save_facts(
-            folder, resolved, sum(p.size for p in run.model.parameters()),
-            training_sentences=run.sentences,
-        )  # fmt: skip
-        outcome = run.trainer.run()
-        _report(run, outcome, time.perf_counter() - began)
-        return outcome
-
-
-def _report(run: SentimentRun, outcome: Outcome, seconds: float) -> None:
-    if not outcome.finished:
-        report_stop(outcome, run.settings, run.folder)
-        return
-    measured = {
-        record["step"]: record["accuracy"]
-        for record in read_metrics(run.folder / "metrics.jsonl")
-        if "accuracy" in record
-    } or {outcome.step: run.measure()["accuracy"]}  # somebody has deleted what was written
-    best = max(measured, key=lambda step: measured[step])
-    _log.info(
-        "accuracy %.2f %% at the end (%.2f %% after step %d%s was the highest) in %.0f s; "
-        "all in %s",
-        *(100 * measured[outcome.step], 100 * measured[best], best),
-        *(without_checkpoint(run.folder, best), seconds, run.folder),
-    )
+    def end(self, outcome: Outcome) -> str:
+        """Return the last accuracy and the highest one."""
+        if not self.ranks.is_main:
+            return ""
+        measured = {
+            record["step"]: record["accuracy"]
+            for record in read_metrics(self.folder / "metrics.jsonl")
+            if "accuracy" in record
+        }
+        if not measured and self.ranks.processes == 1:  # somebody has deleted what was written
+            measured = {outcome.step: self.evaluate()["accuracy"]}
+        best = max(measured, key=lambda step: measured[step])
+        return (
+            f"accuracy {100 * measured[outcome.step]:.2f} % at the end "
+            f"({100 * measured[best]:.2f} % after step {best}"
+            f"{without_checkpoint(self.folder, best)} was the highest)"
+        )

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError
 from tensorgrad.models.restore import Config, check_building
 from tensorgrad.train.checkpoint import list_checkpoints, open_state
 
-__all__ = ["check_sizes"]
+__all__ = ["check_sizes", "newest_entry"]
 
 
 def check_sizes(config: Config, folder: Path) -> None:
@@ -49,3 +50,20 @@ def check_sizes(config: Config, folder: Path) -> None:
                 "tokenizer say"
             )
         return
+
+
+def newest_entry(folder: Path, name: str) -> Any:
+    """Return an entry of the newest readable checkpoint of a run, such as "model", the sizes.
+
+    Args:
+        folder: of the run.
+        name: of the entry.
+    Returns:
+        None where the run has no readable checkpoint with it.
+    """
+    for path in list_checkpoints(folder / "checkpoints"):
+        try:
+            return open_state(path).state.get(name)
+        except DamagedError:
+            continue  # as for resuming
+    return None

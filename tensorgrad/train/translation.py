@@ -1,7 +1,6 @@
-"""Training a translation model: the settings, and a run from sentence pairs to translations.
+"""The task of training a translation model, from sentence pairs to translations.
 
-The program is examples/train_translation.py, or `tensorgrad train translation`; the benchmark of a
-training step uses the same run.
+`tensorgrad train translation` runs it, see task.py; the benchmark of a training step uses it too.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ import importlib
 import json
 import logging
 import re
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tensorgrad import backend, random
 from tensorgrad.data import (
     PairCorpus,
     PairLoader,
@@ -26,7 +23,6 @@ from tensorgrad.data import (
     read_pairs,
     train_tokenizer,
 )
-from tensorgrad.data.pair_loader import PairBatch
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import finite, replacing
@@ -35,18 +31,13 @@ from tensorgrad.models.transformer_lm import OF_PUBLISHED
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
-from tensorgrad.train import config
 from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint, step_of
 from tensorgrad.train.config import option
-from tensorgrad.train.folder import run_folder
-from tensorgrad.train.loggers import make_loggers
-from tensorgrad.train.loop import Outcome, Trainer, mean_loss
-from tensorgrad.train.options import in_options
-from tensorgrad.train.ranks import OneProcess
-from tensorgrad.train.run import report_stop, resume_run, save_facts
-from tensorgrad.train.settings import EpochSettings
-from tensorgrad.train.sizes import check_sizes
+from tensorgrad.train.loop import Outcome, measure_loss
+from tensorgrad.train.ranks import Batch, OneProcess
+from tensorgrad.train.settings import EpochSettings, by_optimizer, fitting
+from tensorgrad.train.task import Task
 from tensorgrad.weights import load_arrays, save_arrays
 
 _log = logging.getLogger(__name__)
@@ -96,7 +87,9 @@ class TranslationSettings(EpochSettings):
     micro_batches: int = option(
         1, "parts of a batch", refused="a batch has tokens, not rows; see --batch for less memory"
     )
-    beta2: float = option(0.98, "AdamW: decay of the mean squared gradient", low=0, high=1)
+    beta2: float | None = option(
+        None, "decay of the mean squared gradient", low=0, high=1, by=by_optimizer("beta2", 0.98)
+    )
     lr_end: float = option(0.02, "final learning rate, as a fraction of --lr", low=0, high=1)
     vocab: int = option(10000, "tokens of both languages together", low=259)
     layers: int = option(4, "transformer blocks", low=1)
@@ -161,64 +154,20 @@ class TranslationSettings(EpochSettings):
         phrases = given.get("data") == "phrases"
         preset = given.get("preset") or ("phrases" if phrases else "small")
         short = {"warmup": None} if given.get("steps") else {}  # a preset's suits its epochs
-        return {**PRESETS[preset], **short, **given, "preset": preset}
+        return {**fitting(PRESETS[preset], given), **short, **given, "preset": preset}
 
     def with_steps(self, epoch: int) -> Self:
         """Return the settings with the number of steps; evaluation is after each epoch."""
         settings = super().with_steps(epoch)
         return replace(settings, evaluate_every=epoch, checkpoint_every=self.save_every * epoch)
 
-    def model(self, vocab_size: int) -> TranslationConfig:
+    def config(self, vocab_size: int) -> TranslationConfig:
         """Return the sizes of the model."""
         return TranslationConfig(vocab_size, kv_heads=self.heads, **self.sizes(TranslationConfig))
 
-
-class TranslationRun:
-    """The parts of a training run: pairs, tokenizer, batches, model and optimizer, at step 0.
-
-    Args:
-        settings: see TranslationSettings.
-        folder: of the run.
-        device: "cpu", "cuda" or "cuda:N".
-        resuming: whether to use the tokenizer in the folder, if there is one.
-    """
-
-    def __init__(
-        self, settings: TranslationSettings, folder: Path, device: str, resuming: bool
-    ) -> None:
-        settings.model(settings.vocab)  # sizes are checked before a long text is read
-        self.folder = folder
-        self.corpus = read_corpus(settings)
-        known, keys = folder / "tokenizer.json", (settings.source, settings.target)
-        self.tokenizer = (
-            Tokenizer.load(no_link(known))
-            if resuming and known.exists()
-            else train_tokenizer(self.corpus.train, settings.vocab, keys)
-        )
-        self.batches, self.validation = (
-            PairLoader(
-                encode_pairs(self.tokenizer, pairs),
-                language_token(self.tokenizer, settings.target),
-                self.tokenizer.end_of_text,
-                settings.batch,
-                settings.context,
-                settings.seed,
-            )
-            for pairs in (self.corpus.train, self.corpus.validation)
-        )
-        self.settings = settings.with_steps(self.batches.batches)
-        self.precision = settings.precision()
-        random.seed(settings.seed)
-        sizes = settings.model(self.tokenizer.vocab_size)
-        check_sizes(sizes, folder)
-        self.model = TranslationModel(sizes)
-        self.model.to(device, settings.parameter_dtype)
-        self.optimizer = OneProcess().prepare(self.model, settings.optimizer)
-
-    def loss(self, tokens: backend.Array, targets: backend.Array) -> Tensor:
-        """Return the mean loss of a batch."""
-        with self.precision():
-            return self.model.forward(Tensor(tokens), Tensor(targets))
+    def known_sizes(self) -> TranslationConfig:
+        """Return the sizes with the largest vocabulary to train."""
+        return self.config(self.vocab)
 
 
 class Bleu:
@@ -256,67 +205,81 @@ class Bleu:
         return {"bleu": score.score, "signature": str(self._metric.get_signature())}
 
 
-class EvaluatedRun(TranslationRun):
-    """A run with its trainer, which evaluates the model after each epoch."""
+class Translation(Task):
+    """Train a translation model on pairs of sentences, and measure BLEU."""
 
-    def __init__(
-        self, settings: TranslationSettings, folder: Path, device: str, resuming: bool
-    ) -> None:
-        self.bleu, loggers = (
-            Bleu(settings.lowercase, settings.target),
-            make_loggers(settings.loggers),
+    Settings = TranslationSettings
+    settings: TranslationSettings
+    model: TranslationModel
+
+    def sizes(self) -> TranslationConfig:
+        """Return the sizes with the largest vocabulary to train."""
+        self.bleu = Bleu(self.settings.lowercase, self.settings.target)
+        return self.settings.known_sizes()
+
+    def read(self) -> None:
+        """Read the pairs, and train or load the tokenizer."""
+        settings, known = self.settings, self.folder / "tokenizer.json"
+        self.corpus, keys = read_corpus(settings), (settings.source, settings.target)
+        self.tokenizer = (
+            Tokenizer.load(no_link(known))
+            if self.resuming and known.exists()
+            else train_tokenizer(self.corpus.train, settings.vocab, keys)
         )
-        super().__init__(settings, folder, device, resuming)
-        # Checkpoints of interrupts are kept in addition: those to average must stay.
-        more = len(self._checkpoints(regular=False))
-        self.settings = replace(self.settings, keep=settings.keep + more)
-        names = ("batch", "seed", "source", "target", "lowercase")
-        self.trainer = Trainer(
-            self.model,
-            self.optimizer,
-            self.loss,
-            self.batches.iterate,
-            self.settings.learning_rate,
-            self.settings,
-            folder,
-            tokens_per_step=self.batches.tokens // self.batches.batches,
-            flops_per_token=self._flops_per_token(),
-            steps_per_epoch=self.batches.batches,
-            evaluate=self.evaluate,
-            callbacks=loggers,
-            belongs_to={
-                "model": _chosen_sizes(self.model.config),
-                "tokenizer": {"sha256": self.tokenizer.digest},
-                "data": {
-                    "corpus": self.corpus.digest,
-                    **{name: getattr(settings, name) for name in names},
-                    "shapes": self.batches.shapes,
-                },
-            },
-            scaler=settings.scaler(),
-            graphs=len(self.batches.shapes),
+        self.training = self._loader(self.corpus.train)
+        self.validation = self._loader(self.corpus.validation)
+        self.config = settings.config(self.tokenizer.vocab_size)
+        training = self.training
+        self.tokens_per_step = training.tokens // training.batches
+        keys_seen = training.mean_keys(self.config.prefix)
+        self.flops_per_token = self.config.training_flops(
+            keys_seen, training.targets / training.tokens
         )
+        self.steps_per_epoch, self.graphs = training.batches, len(training.shapes)
+        self._interrupted = len(self._checkpoints(regular=False))
+
+    @property
+    def resolved(self) -> TranslationSettings:
+        """The settings with the number of steps.
+
+        Checkpoints of interrupts are kept in addition: those to average must stay.
+        """
+        settings = self.settings.with_steps(self.training.batches)
+        return replace(settings, keep=settings.keep + self._interrupted)
+
+    def build(self) -> TranslationModel:
+        """Return the model."""
+        self.check_model(self.config)
+        return TranslationModel(self.config)
+
+    def loss(self, *batch: Any) -> Tensor:
+        """Return the mean loss of tokens (B, T) and targets (B, n)."""
+        tokens, targets = map(Tensor, batch)
+        with self.precision():
+            return self.model.forward(tokens, targets)
+
+    def batches(self, step: int) -> Iterator[Batch]:
+        """Yield tokens and targets from a step on."""
+        return self.training.iterate(step)
 
     def evaluate(self) -> dict[str, float]:
         """Return the validation loss, and BLEU on the test set every `bleu_every` epochs."""
-        step, settings = self.trainer.step, self.settings
-        measured = self.measure_loss()
-        epoch = -(-step // self.batches.batches)
-        if step and (epoch % settings.bleu_every == 0 or step == settings.steps):
+        step, measured = self.step, self.measure_loss()
+        epoch = -(-step // self.training.batches)
+        if step and (epoch % self.settings.bleu_every == 0 or self.finished):
             place, translated = {"epoch": epoch, "step": step}, self.translate(f"epoch {epoch}")
             results = {**place, **finite(measured), **translated}
             self.write(f"eval_results_epoch{epoch}.json", results)
             measured["bleu"] = results["bleu"]
         return measured
 
-    def validation_loss(self, batches: Iterable[PairBatch]) -> float:
-        """Return the mean negative log-likelihood of the target tokens, in nats."""
-        return mean_loss(self.model, self.loss, batches)
-
     def measure_loss(self) -> dict[str, float]:
-        """Return "validation_loss" and "validation_tokens", the number of target tokens."""
-        loss = self.validation_loss(self.validation.evaluation_batches())
-        return {"validation_loss": loss, "validation_tokens": self.validation.targets}
+        """Return "validation_loss", the mean negative log-likelihood of the target tokens in nats.
+
+        And "validation_tokens", their number.
+        """
+        batches = self.validation.evaluation_batches()
+        return measure_loss(self.model, self.loss, batches, self.ranks)
 
     def translate(self, desc: str) -> dict[str, Any]:
         """Translate the test set; return BLEU and all texts."""
@@ -347,15 +310,63 @@ class EvaluatedRun(TranslationRun):
 
     def write(self, name: str, results: Mapping[str, Any]) -> None:
         """Write results as JSON into the folder of the run."""
-        with replacing(self.folder / name) as file:
-            file.write(json.dumps(results, indent=1, ensure_ascii=False).encode())
+        if self.ranks.is_main:
+            with replacing(self.folder / name) as file:
+                file.write(json.dumps(results, indent=1, ensure_ascii=False).encode())
 
-    def finish(self) -> None:
-        """Average the last checkpoints, evaluate and save the averaged model."""
+    def fingerprint(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the sizes of the model, the tokenizer, and the pairs and their order."""
+        names = ("batch", "seed", "source", "target", "lowercase")
+        return {
+            "model": _chosen_sizes(self.config),
+            "tokenizer": {"sha256": self.tokenizer.digest},
+            "data": {
+                "corpus": self.corpus.digest,
+                **{name: getattr(self.settings, name) for name in names},
+                "shapes": self.training.shapes,
+            },
+        }
+
+    def save(self) -> None:
+        """Write the tokenizer."""
+        self.tokenizer.save(self.folder / "tokenizer.json")
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the settings that others give, and the tokens and pairs for training."""
+        return {
+            "attention_dropout": self.settings.dropout,
+            "training_tokens": self.training.tokens,
+            "training_pairs": len(self.corpus.train),
+        }
+
+    def about(self) -> str:
+        """Return the sizes of the vocabulary, the pairs and the batches."""
+        batches, vocabulary = self.training, f"{self.tokenizer.vocab_size:,}"
+        return (
+            f"vocabulary {vocabulary}, {len(self.corpus.train):,} pairs ({batches.cut} cut, "
+            f"{batches.skipped} skipped), {batches.batches} batches of {self.tokens_per_step:,} "
+            f"tokens and {len(batches.shapes)} shapes an epoch"
+        )
+
+    def end(self, outcome: Outcome) -> str:
+        """Average the last checkpoints, or translate again; return how to use the model.
+
+        A finished run that is resumed averages and translates again, as with other --beams.
+        """
+        if self.settings.average:
+            self._average()
+        elif self.first_step == outcome.step:
+            self.evaluate()
+        return f"to use it: tensorgrad translate {self.folder}"
+
+    def _average(self) -> None:
+        """Average the last checkpoints, evaluate and save the averaged model: on the main rank."""
+        if not self.ranks.is_main:
+            return
         last = self._checkpoints(regular=True)[: self.settings.average]
         arrays = average_checkpoints(last)
         save_arrays(self.folder / AVERAGED, arrays)
-        self.model.load_state_dict(arrays)
+        self._become(arrays)
         measured = self.measure_loss()
         results = {**finite(measured), **self.translate("averaged")}
         self.write("eval_results_averaged.json", results)
@@ -364,79 +375,55 @@ class EvaluatedRun(TranslationRun):
             *(len(last), measured["validation_loss"], results["bleu"]),
         )
 
-    def _flops_per_token(self) -> float:
-        model, batches = self.model.config, self.batches
-        keys = batches.mean_keys(model.prefix)
-        return model.training_flops(keys, batches.targets / batches.tokens)
+    def _become(self, arrays: Mapping[str, Any]) -> None:
+        """Go on as one process with a whole model of these parameters."""
+        device, self.ranks = self.model.device, OneProcess()
+        self.model = TranslationModel(self.config).to(device, self.settings.parameter_dtype)
+        self.model.load_state_dict(arrays)
+        self.validation = self._loader(self.corpus.validation)
+
+    @classmethod
+    def measure(
+        cls, settings: Any, path: Path, device: str, checkpoint: str = "best"
+    ) -> Mapping[str, Any]:
+        """Return the validation loss and BLEU of a trained model.
+
+        Args:
+            settings: of the run, perhaps with other data or search options.
+            path, device: as for `Task.measure`.
+            checkpoint: "best", "last" or "averaged".
+        """
+        task = cls(settings, path, resuming=True)
+        task.prepare(device)
+        averaged = checkpoint == "averaged"
+        task.model.load_state_dict(
+            load_arrays(no_link(path / AVERAGED))
+            if averaged
+            else run_checkpoint(path, checkpoint).arrays("model")
+        )
+        measured, results = task.measure_loss(), task.translate("test set")
+        return {**measured, "bleu": results["bleu"], "signature": results["signature"]}
+
+    def _loader(self, pairs: Sequence[tuple[str, str]]) -> PairLoader:
+        """Return this rank's batches of pairs."""
+        settings, tokenizer = self.settings, self.tokenizer
+        return PairLoader(
+            encode_pairs(tokenizer, pairs),
+            language_token(tokenizer, settings.target),
+            tokenizer.end_of_text,
+            settings.batch,
+            settings.context,
+            settings.seed,
+            self.ranks.rank,
+            self.ranks.ranks,
+        )
 
     def _checkpoints(self, regular: bool) -> list[Path]:
         """Return the checkpoints that an uninterrupted run has too, or the others, newest first."""
-        settings, found = self.settings, list_checkpoints(self.folder / "checkpoints")
+        settings = self.settings.with_steps(self.training.batches)
+        found = list_checkpoints(self.folder / "checkpoints")
         ends = {settings.steps, *range(0, settings.steps, settings.checkpoint_every)}
         return [path for path in found if (step_of(path) in ends) == regular]
-
-
-def evaluate(
-    settings: TranslationSettings, folder: Path, device: str, checkpoint: str = "best"
-) -> dict[str, Any]:
-    """Return the validation loss and BLEU of a trained model, without writing anything.
-
-    Args:
-        settings: of the run, perhaps with other data or search options.
-        folder: of the run.
-        device: "cpu", "cuda" or "cuda:N".
-        checkpoint: "best", "last" or "averaged".
-    """
-    run = EvaluatedRun(settings, folder, device, True)
-    averaged = checkpoint == "averaged"
-    run.model.load_state_dict(
-        load_arrays(no_link(folder / AVERAGED))
-        if averaged
-        else run_checkpoint(folder, checkpoint).arrays("model")
-    )
-    measured, results = run.measure_loss(), run.translate("test set")
-    return {**measured, "bleu": results["bleu"], "signature": results["signature"]}
-
-
-def train(settings: TranslationSettings, folder: Path, resuming: bool, device: str) -> Outcome:
-    """Train a translation model, from step 0 or from the newest checkpoint.
-
-    A finished run that is resumed averages and translates again, as with other --beams.
-    """
-    began = time.perf_counter()
-    with in_options(settings), run_folder(folder, settings=None if resuming else settings):
-        run = EvaluatedRun(settings, folder, device, resuming)
-        batches = run.batches
-        if resuming:
-            resume_run(run.trainer)
-        resumed = run.trainer.step
-        config.save(settings, folder)
-        run.tokenizer.save(folder / "tokenizer.json")
-        resolved = {"warmup": run.settings.warmup_steps, "attention_dropout": settings.dropout}
-        save_facts(
-            folder, resolved, run.model.config.parameters,
-            training_tokens=batches.tokens, training_pairs=len(run.corpus.train),
-        )  # fmt: skip
-        _log.info(
-            "%s: %s parameters, vocabulary %s, %s pairs (%d cut, %d skipped), %d batches of %s "
-            "tokens and %d shapes an epoch, on %s",
-            *(folder, f"{run.model.config.parameters:,}", f"{run.tokenizer.vocab_size:,}"),
-            *(f"{len(run.corpus.train):,}", batches.cut, batches.skipped, batches.batches),
-            *(f"{batches.tokens // batches.batches:,}", len(batches.shapes), device),
-        )
-        outcome = run.trainer.run()
-        if not outcome.finished:
-            report_stop(outcome, run.settings, folder)
-            return outcome
-        if settings.average:
-            run.finish()
-        elif resumed == outcome.step:
-            run.evaluate()
-        _log.info(
-            "all in %s after %.0f s, %s tokens/s in training; to use it: tensorgrad translate %s",
-            *(folder, time.perf_counter() - began, f"{outcome.tokens_per_second:,.0f}", folder),
-        )
-        return outcome
 
 
 def read_corpus(settings: TranslationSettings) -> PairCorpus:

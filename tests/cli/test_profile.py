@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tensorgrad.cli import main
-from tensorgrad.parallel.train_gpt2 import ParallelSettings
-from tensorgrad.profile import gpt2
+from tensorgrad.profile import step
 from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.train import config
+from tensorgrad.train.language import LanguageSettings
 from tests.ranks import run_ranks
 
 SIZES = [
@@ -23,8 +23,8 @@ QUICK = ["--steps", "1", "--warmup", "0"]
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = Ceilings(1e10, {"float32": 1e11})
-    monkeypatch.setattr(gpt2, "measure_ceilings", lambda device, dtypes: made)
-    monkeypatch.setattr(gpt2, "_draw", lambda found, folder: [])  # tests/profile/test_gpt2.py
+    monkeypatch.setattr(step, "measure_ceilings", lambda device, dtypes: made)
+    monkeypatch.setattr(step, "_draw", lambda found, folder: [])  # tests/profile/test_step.py
 
 
 def test_it_prints_a_table_and_names_its_files(
@@ -48,7 +48,7 @@ def test_the_step_of_a_run_with_other_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run").mkdir()
-    settings = ParallelSettings(
+    settings = LanguageSettings(
         layers=1, heads=2, width=16, context=8, vocab=300, batch=2, device="cpu", out="run"
     )
     config.save(settings, tmp_path / "run")
@@ -91,10 +91,10 @@ def test_two_ranks_write_traces_that_are_merged(tmp_path: Path) -> None:
     code.write_text(
         "import sys\n"
         "from tensorgrad.cli import main\n"
-        "from tensorgrad.profile import gpt2\n"
+        "from tensorgrad.profile import step\n"
         "from tensorgrad.profile.ceilings import Ceilings\n"
-        "gpt2.measure_ceilings = lambda device, dtypes: Ceilings(1e10, {'float32': 1e11})\n"
-        "gpt2._draw = lambda found, folder: []\n"
+        "step.measure_ceilings = lambda device, dtypes: Ceilings(1e10, {'float32': 1e11})\n"
+        "step._draw = lambda found, folder: []\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     out = tmp_path / "found"

@@ -22,7 +22,7 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.report.page import page
 from tensorgrad.report.result import result_of
 from tensorgrad.report.run import read_run
-from tensorgrad.train import checkpoint, command_line, gpt2
+from tensorgrad.train import checkpoint, command_line, language
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.log import read_metrics, read_samples
 from tensorgrad.train.stop_signals import STOPS
@@ -261,7 +261,9 @@ def test_a_run_may_get_more_steps(
     assert parameters(tmp_path / "run") == found
 
 
-@pytest.mark.parametrize("place", ["prepare_corpus", "save_facts", "Trainer._save"])
+@pytest.mark.parametrize(
+    "place", ["language.prepare_corpus", "task.save_facts", "loop.Trainer._save"]
+)
 def test_a_run_without_a_checkpoint_starts_at_step_0(
     place: str, options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -273,13 +275,14 @@ def test_a_run_without_a_checkpoint_starts_at_step_0(
     assert train([*start, "--out", str(tmp_path / "whole")]) == 0
     folder = tmp_path / "run"
     program = (
-        "import os, sys; from tensorgrad.cli import main; from tensorgrad.train import gpt2\n"
-        f"gpt2.{place} = lambda *_, **__: os.kill(os.getpid(), 9)\n"
+        "import os, sys; from tensorgrad.cli import main\n"
+        "from tensorgrad.train import language, loop, task\n"
+        f"{place} = lambda *_, **__: os.kill(os.getpid(), 9)\n"
         "main(['train', *sys.argv[1:]])"
     )
     done = subprocess.run([sys.executable, "-c", program, *start], cwd=ROOT, timeout=120)
     assert done.returncode == -signal.SIGKILL
-    assert (folder / "metrics.jsonl").exists() == (place == "Trainer._save")
+    assert (folder / "metrics.jsonl").exists() == (place == "loop.Trainer._save")
     message = "holds a run, expected a new folder; to start it at step 0, as it has no checkpoint"
     assert f"{message}: --resume {folder}" in fails(start, caplog)
     assert train(["--resume", str(folder)]) == 0
@@ -340,7 +343,7 @@ def parameters_at(folder: str, step: int) -> dict[str, bytes]:
         (["--device", "tpu"], "device: got 'tpu'"),
         (
             ["--micro-batches", "3"],
-            "--micro-batches: got 3 and a batch has 4 rows, expected a divisor of 4",
+            "--micro-batches: got 3, expected a divisor of the 4 sequences of a batch",
         ),
     ],
 )
@@ -355,8 +358,8 @@ def test_bad_options_are_named(
     assert not (tmp_path / "run").exists()  # or else the right options are refused there
 
 
-def read_settings(*options: str) -> gpt2.GPT2Settings:
-    return command_line.read_command_line(gpt2.GPT2Settings, None, options)[0]
+def read_settings(*options: str) -> language.LanguageSettings:
+    return command_line.read_command_line(language.LanguageSettings, None, options)[0]
 
 
 def test_the_warm_up_follows_the_steps() -> None:
@@ -406,7 +409,7 @@ def test_it_runs_as_a_program_and_stops_when_asked(
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert output == ""
-    assert f"to resume: tensorgrad train gpt2 --resume {tmp_path / 'run'}" in errors
+    assert f"to resume: tensorgrad train --resume {tmp_path / 'run'}" in errors
     assert "Traceback" not in errors
     assert checkpoint.load_latest(tmp_path / "run" / "checkpoints") is not None
 
@@ -456,9 +459,11 @@ def test_a_sample_is_shown_where_the_output_cannot_take_it(
 
 def test_the_sample_may_begin_with_nothing(options: list[str]) -> None:
     settings = read_settings(*options, "--prompt", "")
-    corpus = gpt2.prepare_corpus(settings)
-    model = GPT2(settings.model(corpus.tokenizer.vocab_size))
-    assert isinstance(gpt2.write_sample(settings, model, corpus), str)
+    task = language.LanguageModeling(settings, Path(settings.out))
+    task.prepare("cpu")
+    prompt, text = task.sample()
+    assert prompt == ""
+    assert isinstance(text, str)
 
 
 def test_an_old_gpu_gets_another_type(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from tensorgrad.cli import main
 from tensorgrad.errors import ArgumentError
 from tensorgrad.files import locked
 from tensorgrad.parallel.merge import merge
-from tensorgrad.parallel.train_gpt2 import ParallelSettings
+from tensorgrad.parallel.program import make_ranks
 from tensorgrad.train.checkpoint import load_latest
+from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.options import in_options
 from tensorgrad.weights import load_arrays
@@ -158,7 +160,7 @@ def test_an_interrupt_stops_all_ranks_at_one_step(
     assert process.returncode == 128 + number, out
     found = load_latest(folder / "checkpoints")
     assert found is not None
-    again = rf"to resume: mpirun -n 2 tensorgrad train gpt2 --resume {folder}"
+    again = rf"to resume: mpirun -n 2 tensorgrad train --resume {folder}"
     stopped = re.search(rf"stopped after step (\d+) of 100000; {again}", out)
     assert stopped is not None, out
     assert found.step == int(stopped[1])
@@ -194,7 +196,7 @@ def test_wrong_options_are_reported_once(options: list[str], tmp_path: Path) -> 
     ],
 )
 def test_what_two_ranks_cannot_share_is_named(given: dict[str, Any], message: str) -> None:
-    settings = ParallelSettings(**given)
+    settings = LanguageSettings(**given)
     with pytest.raises(ArgumentError) as caught, in_options(settings):
-        on_ranks(2, settings.ranks)
+        on_ranks(2, partial(make_ranks, settings))
     assert message in str(caught.value)

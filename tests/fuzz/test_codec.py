@@ -21,7 +21,7 @@ from tensorgrad.files import to_json, write_json
 from tensorgrad.readers import JSON_DEPTH, parse_json, read_json
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import RESERVED, load_checkpoint, save_checkpoint
-from tensorgrad.train.gpt2 import GPT2Settings
+from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.log import StepLog, read_metrics, read_samples
 from tensorgrad.train.sentiment import SentimentSettings
 from tensorgrad.train.translation import TranslationSettings
@@ -182,7 +182,7 @@ def test_files_are_read_back_as_they_were_written(
 
 def settings() -> Iterator[st.SearchStrategy[Any]]:
     """Yield what makes settings of each task from one of their fields and a value for it."""
-    for kind in (GPT2Settings, SentimentSettings, TranslationSettings):
+    for kind in (LanguageSettings, SentimentSettings, TranslationSettings):
         for f in fields(kind):
             if f.metadata["saved"]:
                 yield st.tuples(st.just(kind), st.just(f.name), LEAVES | long_text() | VALUES)

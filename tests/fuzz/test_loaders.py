@@ -42,6 +42,7 @@ from tensorgrad.errors import TensorgradError
 from tensorgrad.files import to_json
 from tensorgrad.kernels import tuned
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.pretrained import from_pretrained, save_pretrained
 from tensorgrad.models.sentiment import MeanClassifier, MeanConfig
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
@@ -54,7 +55,12 @@ from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train import config
 from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import list_checkpoints, save_checkpoint
-from tensorgrad.train.load import load_classifier, load_gpt2, load_language_model, load_translator
+from tensorgrad.train.load import (
+    load_classifier,
+    load_language_model,
+    load_trained,
+    load_translator,
+)
 from tensorgrad.train.log import StepLog, read_metrics
 from tensorgrad.train.sentiment import CLASSES, SentimentSettings
 from tensorgrad.train.settings import TrainSettings
@@ -236,7 +242,7 @@ def load_published(folder: Path) -> None:
     assert tokenizer.decode(ids)
 
 
-def check_language_model(model: GPT2 | TransformerLM) -> None:
+def check_language_model(model: LanguageModel) -> None:
     sizes = model.config
     assert sum(p.size for p in model.parameters()) == sizes.parameters < 10_000
     with np.errstate(all="ignore"):  # a bit of a weight may be any
@@ -249,7 +255,7 @@ def make_published(folder: Path) -> None:
 
 
 def load_generate(path: Path) -> None:
-    model, found = load_gpt2(path)
+    model, found = load_trained(path)
     check_language_model(model)
     check_tokenizer(found)
 

@@ -30,7 +30,7 @@ def test_gpt2(hidden: int | None) -> None:
     model = GPT2(config)
     assert config.parameters == sum(parameter.size for parameter in model.parameters())
     products = matrices(model, "blocks") + matrices(model, "tokens")
-    assert config.training_flops == 3 * (2 * products + 3 * 2 * 16 * 24)
+    assert config.training_flops() == 3 * (2 * products + 3 * 2 * 16 * 24)
 
 
 @pytest.mark.parametrize("tied", [False, True])

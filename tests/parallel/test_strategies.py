@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.parallel import Comm, Handle
-from tensorgrad.parallel.train_gpt2 import ParallelSettings
+from tensorgrad.parallel.program import make_ranks
+from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.ranks import OneProcess
 from tests.parallel import strategies
 from tests.parallel.threads import on_ranks
@@ -104,6 +106,6 @@ def test_every_step_sends_the_same_memory_in_the_same_order(name: str) -> None:
 
 @pytest.mark.parametrize("mesh", [{}, {"parallel": "zero2"}, {"pp": 2}, {"tp": 2}], ids=str)
 def test_ranks_have_float32_gradients(mesh: dict[str, Any]) -> None:
-    settings = ParallelSettings(dtype="bfloat16-parameters", grad_dtype="bfloat16", **mesh)
+    settings = LanguageSettings(dtype="bfloat16-parameters", grad_dtype="bfloat16", **mesh)
     with pytest.raises(ArgumentError, match="--grad-dtype: got bfloat16 with 2 ranks, expected"):
-        on_ranks(2, settings.ranks)
+        on_ranks(2, partial(make_ranks, settings))

@@ -17,12 +17,12 @@ from tensorgrad import Tensor, backend, nn
 from tensorgrad.models.gpt2 import GPT2, PRESETS
 from tensorgrad.optim import AdamW
 from tensorgrad.parallel.planning.estimate import TrainingJob, stage_memory
-from tensorgrad.parallel.train_gpt2 import ParallelSettings
 from tensorgrad.profile import Profiler
 from tensorgrad.profile.ceilings import measure_ceilings
-from tensorgrad.profile.gpt2 import profile_step, write_step_profile
 from tensorgrad.profile.memory import KINDS
+from tensorgrad.profile.step import profile_step, write_step_profile
 from tensorgrad.profile.tables import busy_times, kernel_table, op_table
+from tensorgrad.train.language import LanguageSettings
 
 pytestmark = pytest.mark.gpu
 
@@ -122,7 +122,7 @@ def test_ceilings_of_the_chip() -> None:
 
 def test_files_of_a_profile(tmp_path: Path) -> None:
     for attention in ("flash", "unfused"):
-        settings = ParallelSettings(
+        settings = LanguageSettings(
             layers=2, heads=4, width=256, context=256, vocab=1000, batch=8, device="cuda",
             dtype="bfloat16-parameters", attention=attention,
         )  # fmt: skip

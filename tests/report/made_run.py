@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.train.gpt2 import GPT2Settings
+from tensorgrad.train.language import LanguageSettings
 
 DIFF = """diff --git a/models/gpt2.py b/models/gpt2.py
 index 1111111..2222222 100644
@@ -78,7 +78,7 @@ ENVIRONMENT = {
 def make_run(folder: Path, steps: int = 60, every: int = 20, **settings: Any) -> Path:
     """Write a run of GPT-2 with all files; settings differ from the defaults."""
     folder.mkdir(parents=True)
-    chosen = GPT2Settings(**{"steps": steps, "dtype": "bfloat16", **settings})
+    chosen = LanguageSettings(**{"steps": steps, "dtype": "bfloat16", **settings})
     config = {key: value for key, value in asdict(chosen).items() if key != "stop_after"}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     write_lines(folder / "metrics.jsonl", metrics(steps, every, chosen.lr, chosen.seed))

@@ -8,12 +8,12 @@ import pytest
 
 from tensorgrad.report.settings import defaults, grouped, value_text
 from tensorgrad.train.config import OTHER
-from tensorgrad.train.gpt2 import GPT2Settings
+from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.sentiment import SentimentSettings
 from tensorgrad.train.translation import TranslationSettings
 
 
-@pytest.mark.parametrize("kind", [GPT2Settings, TranslationSettings, SentimentSettings])
+@pytest.mark.parametrize("kind", [LanguageSettings, TranslationSettings, SentimentSettings])
 @pytest.mark.parametrize("has_task", [True, False])
 def test_defaults_are_those_of_the_program(kind: Any, has_task: bool) -> None:
     saved = json.loads(json.dumps(asdict(kind())))
@@ -25,12 +25,12 @@ def test_defaults_are_those_of_the_program(kind: Any, has_task: bool) -> None:
 def test_unknown_programs_have_no_defaults() -> None:
     assert defaults({}) == {}
     assert defaults({"steps": 3, "own": 1}) == {}
-    assert defaults({**asdict(GPT2Settings()), "task": "chess"}) == {}
-    assert defaults({**asdict(GPT2Settings()), "task": ["gpt2"]}) == {}
+    assert defaults({**asdict(LanguageSettings()), "task": "chess"}) == {}
+    assert defaults({**asdict(LanguageSettings()), "task": ["gpt2"]}) == {}
 
 
 def test_every_setting_is_in_one_group() -> None:
-    config = {**asdict(GPT2Settings()), "own": 1}
+    config = {**asdict(LanguageSettings()), "own": 1}
     groups = grouped(config)
     names = [name for group in groups.values() for name in group]
     assert sorted(names) == sorted(config)

@@ -97,7 +97,7 @@ def test_epochs_are_counted_where_there_are_some(tmp_path: Path, timer: Timer) -
 
 
 def test_the_utilization_follows_from_the_speed(tmp_path: Path, timer: Timer) -> None:
-    flops = PRESETS["gpt2-124M"].training_flops
+    flops = PRESETS["gpt2-124M"].training_flops()
     log = opened(tmp_path / "times.jsonl", 0, Clock(), Work(1000, flops, 100 * 1000 * flops))
     timer.now += 2
     values = log.update(50)

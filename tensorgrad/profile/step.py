@@ -1,7 +1,7 @@
-"""Profile the training step of a GPT-2: its time, its memory, and files with both.
+"""Profile the training step of a language model: its time, its memory, and files with both.
 
 The step is that of the training loop, with the strategy of the ranks, on random tokens. Tests:
-tests/profile/test_gpt2.py.
+tests/profile/test_step.py.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from tensorgrad.autograd import no_grad
 from tensorgrad.data import Tokenizer
 from tensorgrad.errors import ArgumentError
 from tensorgrad.files import replacing, write_json
-from tensorgrad.models.gpt2 import GPT2
-from tensorgrad.nn import use_attention
+from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.parallel.train_gpt2 import ParallelSettings
+from tensorgrad.parallel.program import make_ranks
 from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
 from tensorgrad.profile.memory import KINDS, MemoryRecording
 from tensorgrad.profile.overlap import (
@@ -50,7 +49,7 @@ from tensorgrad.profile.tables import (
 from tensorgrad.profile.trace import merge_traces, write_trace
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
-from tensorgrad.train.gpt2 import MODELS
+from tensorgrad.train.language import LanguageSettings, with_options
 from tensorgrad.train.ranks import OneProcess, Ranks
 
 _LARGEST = 20  # allocations in memory.json
@@ -64,6 +63,7 @@ class StepProfile:
     Attributes:
         settings: of the step.
         device: its name.
+        context: T, in tokens.
         parameters: of the model.
         seconds: of a step without the profiler, the mean of as many steps.
         recording: of the steps with the profiler; None where time was not asked for.
@@ -74,9 +74,10 @@ class StepProfile:
         memory_forward: of forward alone, without gradients.
     """
 
-    settings: ParallelSettings
+    settings: LanguageSettings
     device: str
     parameters: int
+    context: int
     seconds: float
     recording: Recording | None = None
     overlaps: Sequence[CommunicationOverlap] = ()
@@ -88,20 +89,21 @@ class StepProfile:
     @property
     def tokens_per_second(self) -> float:
         """Without the profiler, on all ranks."""
-        return self.settings.batch * self.settings.model(1).context / self.seconds
+        return self.settings.batch * self.context / self.seconds
 
 
-def settings_of_run(path: Path) -> ParallelSettings:
+def settings_of_run(path: Path, file: str = "") -> LanguageSettings:
     """Return the settings of a run, with the vocabulary of its tokenizer.
 
     Args:
         path: the folder of a run, or its config.json.
+        file: the Python file of the run's model, if a user has defined it.
     Raises:
         CheckpointError: there is no config.json, or it is of another task.
         DataError: the tokenizer is damaged.
     """
     folder = path.parent if path.name == config.FILE else path
-    settings = config.load(ParallelSettings, folder)
+    settings = config.load(LanguageSettings, folder, file)
     tokenizer = folder / "tokenizer.json"
     if tokenizer.is_file():
         return replace(settings, tokenizer="", vocab=Tokenizer.load(tokenizer).vocab_size)
@@ -109,7 +111,7 @@ def settings_of_run(path: Path) -> ParallelSettings:
 
 
 def profile_step(
-    settings: ParallelSettings,
+    settings: LanguageSettings,
     device: str = "cpu",
     *,
     steps: int = 3,
@@ -120,7 +122,7 @@ def profile_step(
     comm: Comm | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> StepProfile:
-    """Profile the training step of a GPT-2 on random tokens.
+    """Profile the training step of a language model on random tokens.
 
     Time and memory are recorded in separate steps, since following arrays takes time. All ranks
     call it.
@@ -147,7 +149,7 @@ def profile_step(
     run.wait()
     seconds = _seconds(run, steps, progress)
     rank = 0 if comm is None else comm.rank
-    found = StepProfile(settings, "", run.model.config.parameters, seconds)
+    found = StepProfile(settings, "", run.parameters, run.model.context, seconds)
     if "time" in what:
 
         def record(count: int, stage: str) -> Recording:
@@ -280,15 +282,16 @@ def memory_facts(memory: MemoryRecording) -> dict[str, Any]:
 class _ProfiledStep:
     """A model, its optimizer and a batch; called, it trains one step."""
 
-    def __init__(self, settings: ParallelSettings, device: str, comm: Comm | None) -> None:
+    def __init__(self, settings: LanguageSettings, device: str, comm: Comm | None) -> None:
         self._settings, self._device = settings, device
-        self._ranks: Ranks = OneProcess() if comm is None else settings.ranks(comm)
+        self._ranks: Ranks = OneProcess() if comm is None else make_ranks(settings, comm)
         random.seed(settings.seed)
-        sizes = settings.model(settings.vocab or _vocab_size(settings))
-        self.model = GPT2(sizes).to(device, settings.parameter_dtype)
-        use_attention(self.model, settings.attention)
-        self.model.recompute = settings.recompute
-        self.optimizer: Optimizer = self._ranks.prepare(self.model, settings.optimizer)
+        vocabulary = Tokenizer.load(settings.tokenizer).vocab_size if settings.tokenizer else None
+        sizes = settings.config(vocabulary)
+        model: LanguageModel = settings.model_class(sizes)
+        self.model = with_options(model.to(device, settings.parameter_dtype), settings)
+        self.parameters = sum(tensor.size for tensor in self.model.parameters())
+        self.optimizer: Optimizer = self._ranks.prepare(self.model, settings.make_optimizer)
         self._ranks.begin(0, [tensor.data for tensor in self.model.state_dict().values()])
         self._scaler, self._precision = settings.scaler(), settings.precision()
         rows = settings.batch // self._ranks.ranks
@@ -329,13 +332,6 @@ class _ProfiledStep:
         with self._precision():
             loss: Tensor = self.model(Tensor(x), Tensor(y))
             return loss
-
-
-def _vocab_size(settings: ParallelSettings) -> int:
-    """Return the size of the vocabulary of a tokenizer, or that of the preset."""
-    if settings.tokenizer:
-        return Tokenizer.load(settings.tokenizer).vocab_size
-    return MODELS[settings.preset].vocab_size
 
 
 def _check(steps: int, warmup: int, what: Sequence[str]) -> None:
@@ -408,8 +404,8 @@ def _draw(found: StepProfile, folder: Path) -> list[Path]:
     if find_spec("matplotlib") is None:
         return []
     settings, written = found.settings, []
-    title = f"GPT-2, {found.parameters / 1e6:,.1f}M parameters, batch {settings.batch}, "
-    title += f"{settings.dtype}, {found.device}"
+    title = f"{settings.model_class.__name__}, {found.parameters / 1e6:,.1f}M parameters, "
+    title += f"batch {settings.batch}, {settings.dtype}, {found.device}"
     if found.recording is not None and found.ceilings is not None:
         written.append(folder / "roofline.png")
         plot_roofline(op_table(found.recording), found.ceilings, written[-1], title)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from tensorgrad.errors import ArgumentError, CheckpointError
-from tensorgrad.parallel.train_gpt2 import ParallelSettings
-from tensorgrad.profile import gpt2
+from tensorgrad.profile import step
 from tensorgrad.profile.ceilings import Ceilings
-from tensorgrad.profile.gpt2 import profile_step, settings_of_run, summary, write_step_profile
+from tensorgrad.profile.step import profile_step, settings_of_run, summary, write_step_profile
 from tensorgrad.profile.tables import attention_split, op_table
 from tensorgrad.train import config
+from tensorgrad.train.language import LanguageSettings
 
 SIZES: dict[str, Any] = {
     "layers": 2, "heads": 2, "width": 16, "context": 8, "vocab": 300, "batch": 4,
@@ -23,12 +23,12 @@ SIZES: dict[str, Any] = {
 def _ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measuring them takes seconds, and has a test of its own."""
     made = Ceilings(1e10, {"float32": 1e11})
-    monkeypatch.setattr(gpt2, "measure_ceilings", lambda device, dtypes: made)
+    monkeypatch.setattr(step, "measure_ceilings", lambda device, dtypes: made)
 
 
 def test_a_profile_and_its_files(tmp_path: Path) -> None:
     stages = []
-    settings = ParallelSettings(**SIZES, micro_batches=2)
+    settings = LanguageSettings(**SIZES, micro_batches=2)
     found = profile_step(
         settings, steps=2, warmup=1, progress=lambda stage, done, total: stages.append(stage)
     )
@@ -61,7 +61,7 @@ def test_a_profile_and_its_files(tmp_path: Path) -> None:
 def test_what_attention_in_parts_spends(tmp_path: Path) -> None:
     def split(kind: str) -> set[str]:
         found = profile_step(
-            ParallelSettings(**SIZES, attention=kind), steps=1, warmup=0, what=["time"]
+            LanguageSettings(**SIZES, attention=kind), steps=1, warmup=0, what=["time"]
         )
         assert found.memory is None
         assert found.recording is not None
@@ -85,16 +85,16 @@ def test_what_attention_in_parts_spends(tmp_path: Path) -> None:
 )
 def test_options_out_of_their_range(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        profile_step(ParallelSettings(**SIZES), **options)
+        profile_step(LanguageSettings(**SIZES), **options)
 
 
 def test_a_batch_that_does_not_divide() -> None:
     with pytest.raises(ArgumentError, match="--batch: got 4, expected a multiple of"):
-        profile_step(ParallelSettings(**SIZES, micro_batches=3))
+        profile_step(LanguageSettings(**SIZES, micro_batches=3))
 
 
 def test_the_step_of_a_run(tmp_path: Path) -> None:
-    settings = ParallelSettings(**SIZES, dtype="bfloat16", lr=0.5)
+    settings = LanguageSettings(**SIZES, dtype="bfloat16", lr=0.5)
     config.save(settings, tmp_path)
     for path in (tmp_path, tmp_path / "config.json"):
         found = settings_of_run(path)

@@ -1,0 +1,505 @@
+"""The task of training a language model: a GPT-2, a TransformerLM or a model of the user's.
+
+`tensorgrad train` runs it, see task.py. Tests: tests/cli/test_train.py, tests/train/test_task.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import nn
+from tensorgrad.data import Corpus, Tokenizer, TokenLoader, is_prepared, open_prepared, prepare
+from tensorgrad.errors import ArgumentError, TrainingError
+from tensorgrad.models.generation import generate
+from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.models.presets import MODELS, PRESETS, SIZES
+from tensorgrad.models.restore import config_of
+from tensorgrad.readers import no_link
+from tensorgrad.tensor import Tensor
+from tensorgrad.train.config import option
+from tensorgrad.train.folder import free_folder
+from tensorgrad.train.load import load_trained
+from tensorgrad.train.log import read_metrics
+from tensorgrad.train.loop import Outcome, measure_loss
+from tensorgrad.train.progress import StageProgress
+from tensorgrad.train.ranks import Batch
+from tensorgrad.train.run import without_checkpoint
+from tensorgrad.train.settings import TrainSettings, by_optimizer
+from tensorgrad.train.sizes import newest_entry
+from tensorgrad.train.task import Task
+from tensorgrad.train.user_file import model_class
+
+_log = logging.getLogger(__name__)
+
+# Settings that are sizes of a model, where its config has them.
+_SIZES = (
+    *("layers", "heads", "kv_heads", "width", "hidden", "head_width", "context", "rope_base"),
+    *("norm_eps", "window", "tied", "qkv_bias", "qk_norm", "vocab_multiple", "dropout"),
+)
+# What a model of --init-from has already.
+_OF_MODEL = ("model", "preset", *_SIZES[:-1], "vocab", "tokenizer")
+
+
+@dataclass(frozen=True)
+class LanguageSettings(TrainSettings):
+    """The options of a program that trains a language model."""
+
+    task: str = option("language-model", "what to train", choices=("language-model",))
+    steps: int = option(800, "optimizer steps", low=1, grows=True)
+    lr: float = option(None, "peak learning rate", low=0, by=by_optimizer("lr", 3e-3))
+    data: str = option(
+        "stdlib",
+        "training text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's source; or "
+        "a folder of `tensorgrad prepare`",
+        free=True,
+        path=True,
+    )
+    text_column: str = option(
+        "", "column of the text in JSON lines, Parquet and hf: data", shown="text", free=True
+    )
+    model: str = option(
+        "",
+        f"the model: {', '.join(MODELS)}, or a Python file that defines one",
+        shown="the preset's, or gpt2",
+        path=True,
+    )
+    preset: str = option(
+        "small",
+        "sizes of the model; small and char are of any model, char those of nanoGPT's for "
+        "characters, with a token for each byte",
+        choices=(*SIZES, *PRESETS),
+    )
+    layers: int | None = option(None, "transformer blocks", shown="the preset's", low=1)
+    heads: int | None = option(None, "attention heads", shown="the preset's", low=1)
+    kv_heads: int | None = option(
+        None, "heads of keys and values, if the model has fewer", shown="the preset's", low=1
+    )
+    width: int | None = option(None, "width of the model", shown="the preset's", low=1)
+    hidden: int | None = option(
+        None, "width inside the feed-forward layers", shown="the model's", low=1
+    )
+    head_width: int | None = option(
+        None, "width of an attention head", shown="--width / --heads", low=1
+    )
+    context: int | None = option(None, "context length in tokens", shown="the preset's", low=1)
+    rope_base: float | None = option(None, "base of the rotary angles", shown="10000", low=1)
+    norm_eps: float | None = option(
+        None, "added to the mean squares of norms", shown="the model's", low=0
+    )
+    window: int | None = option(
+        None, "tokens that a token attends to, itself included", shown="all", low=1
+    )
+    tied: bool | None = option(None, "tie the head to the token embedding", shown="the model's")
+    qkv_bias: bool | None = option(None, "biases of queries, keys and values", shown="the model's")
+    qk_norm: bool | None = option(None, "norms of queries and keys", shown="the model's")
+    vocab: int | None = option(None, "size of the vocabulary", shown="the preset's", low=257)
+    tokenizer: str = option(
+        "", "a tokenizer.json to use", shown="train a tokenizer", free=True, path=True
+    )
+    init_from: str = option(
+        "",
+        "initial weights, sizes and tokenizer: a run, a checkpoint, a folder in Hugging Face's "
+        "layout or a merged file; with --download, a name on the Hugging Face Hub",
+        shown="random weights",
+        path=True,
+    )
+    download: bool = option(
+        False, "download the model of --init-from if it is not a folder; needs huggingface_hub",
+        free=True,
+    )  # fmt: skip
+    revision: str = option(
+        "", "revision of the download: a branch, tag or commit", shown="the newest", free=True
+    )
+    vocab_multiple: int = option(
+        1, "pad the rows of the token embedding to a multiple of this; 128 suits GPUs", low=1
+    )
+    dropout: float = option(0.0, "dropout probability", low=0, high=1)
+    attention: str = option(
+        "flash",
+        "how attention computes: one kernel (flash), a kernel for the softmax (fused-softmax), or "
+        "op by op (unfused)",
+        choices=nn.ATTENTION_KERNELS,
+    )
+    recompute: bool = option(
+        False, "save only the inputs of blocks and compute them again in backward", free=True
+    )
+    recompute_norms: bool = option(
+        False, "save no outputs of norms in blocks and compute them again in backward", free=True
+    )
+    validation: float = option(0.05, "fraction of the text for validation", low=0, high=1)
+    evaluate_every: int = option(200, "steps between evaluations", low=1)
+    evaluation_batches: int = option(
+        20, "validation batches of an evaluation, spread over the text; at the end all count", low=1
+    )
+    out: str = option("", "folder of the run", shown="the first new runs/gpt2-N", free=True)
+    cache: str = option("runs/data", "folder for tokenized text", free=True)
+    prompt: str = option("def ", "prompt of the samples", free=True)
+    sample: int = option(200, "tokens of a sample; 0: no samples", low=0, free=True)
+    sample_every: int = option(
+        0, "steps between samples; 0: one at the end of the run", low=0, free=True
+    )
+    temperature: float = option(0.7, "temperature of the samples; 0: greedy", low=0, free=True)
+    top_p: float = option(
+        0.95,
+        "sample from the fewest tokens that together have this probability; 0: from all",
+        low=0, high=1, free=True,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokenizer and self.vocab is not None and not self.init_from:
+            raise ArgumentError(
+                f"--vocab: got {self.vocab} with --tokenizer, expected none: it has its own"
+            )
+        own = _name_of(PRESETS.get(self.preset))
+        if own and self.model and self.model != own:
+            raise ArgumentError(
+                f"--preset: got {self.preset} with --model {self.model}, expected one of "
+                f"{', '.join(SIZES)}: it has the sizes of a {own}"
+            )
+
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options that were given.
+
+        Raises:
+            ArgumentError: one of them is of --init-from's model already.
+        """
+        for name in _OF_MODEL:
+            if given.get("init_from") and given.get(name) is not None:
+                raise ArgumentError(
+                    f"--{name.replace('_', '-')}: got {given[name]} with --init-from, expected "
+                    "none: the model has its own"
+                )
+        return given
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a new run."""
+        name = (self.model or _name_of(PRESETS.get(self.preset))).partition(".py")[0]
+        return Path(self.out) if self.out else free_folder(f"runs/{Path(name).name or 'gpt2'}")
+
+    @property
+    def largest_vocab(self) -> int:
+        """The size of the vocabulary to train; a small text gives fewer tokens."""
+        if self.vocab or self.preset in SIZES:
+            return self.vocab or SIZES[self.preset]["vocab_size"]
+        size: int = PRESETS[self.preset].vocab_size
+        return size
+
+    @property
+    def model_class(self) -> Any:
+        """The class of the model, a LanguageModel that is made of its `Config`."""
+        return model_class(self.model or _name_of(PRESETS.get(self.preset)) or "gpt2")
+
+    def known_sizes(self) -> Any:
+        """Return the sizes with the largest vocabulary; None: those of --init-from's model."""
+        return None if self.init_from else self.config()
+
+    def config(self, vocab_size: int | None = None) -> Any:
+        """Return the sizes of the preset, replaced where an option gives another.
+
+        Args:
+            vocab_size: default: the largest vocabulary to train.
+        Raises:
+            ArgumentError: an option is none of the model's, or the sizes do not fit each other.
+        """
+        kind = self.model_class.Config
+        names = {f.name for f in fields(kind)}
+        defaults = {f.name: f.default for f in fields(self)}
+        given = {name: getattr(self, name) for name in _SIZES}
+        for name, value in given.items():
+            if name not in names and value != defaults[name]:
+                raise ArgumentError(
+                    f"--{name.replace('_', '-')}: got {value} for {self.model_class.__name__}, "
+                    f"expected none: its config has no {name}"
+                )
+        if self.init_from and self.vocab is not None:  # larger than its tokenizer's, perhaps
+            vocab_size = self.vocab
+        sizes = {n: value for n, value in given.items() if n in names and value is not None}
+        sizes["vocab_size"] = self.largest_vocab if vocab_size is None else vocab_size
+        if self.preset in PRESETS:
+            return replace(PRESETS[self.preset], **sizes)
+        usual = {name: size for name, size in SIZES[self.preset].items() if name in names}
+        if "kv_heads" in usual and self.heads is not None:
+            usual["kv_heads"] = self.heads
+        return kind(**{**usual, **sizes})
+
+
+def _name_of(config: Any) -> str:
+    """Return the name of the model that has a config, "" for none."""
+    return next((name for name, model in MODELS.items() if type(config) is model.Config), "")
+
+
+class LanguageModeling(Task):
+    """Train a language model on text."""
+
+    Settings = LanguageSettings
+    settings: LanguageSettings
+    model: LanguageModel
+
+    def sizes(self) -> Any:
+        """Return the sizes with the largest vocabulary; load what the run starts from."""
+        settings = self.settings
+        self._initial, self._tokenizer = self._start()
+        if self._initial is not None:
+            self.settings = settings = _with_sizes(settings, self._initial)
+        settings.check_batch(self.ranks.ranks)
+        tokenizer = self._tokenizer
+        return self._config(tokenizer.vocab_size if tokenizer else settings.largest_vocab)
+
+    def _start(self) -> tuple[LanguageModel | None, Tokenizer | None]:
+        """Return the model that a run starts from, and the tokenizer where none is trained.
+
+        Of a run with a checkpoint that has the weights.
+        """
+        settings, own = self.settings, no_link(self.folder / "tokenizer.json")
+        if settings.init_from and self.begins:
+            return load_trained(
+                Path(settings.init_from),
+                download=settings.download,
+                revision=settings.revision or None,
+            )
+        if settings.init_from:
+            return None, Tokenizer.load(own)
+        if settings.tokenizer:
+            moved = self.resuming and not Path(settings.tokenizer).exists()
+            return None, Tokenizer.load(own if moved else settings.tokenizer)
+        return None, None
+
+    def _config(self, vocab_size: int) -> Any:
+        """Return the sizes of the model: those of --init-from, or of the settings."""
+        settings = self.settings
+        if self._initial is not None:
+            return replace(self._initial.config, dropout=settings.dropout)
+        stored = newest_entry(self.folder, "model") if settings.init_from else None
+        if stored is not None:
+            return config_of(settings.model_class.Config, stored, str(self.folder))
+        return settings.config(vocab_size)
+
+    def read(self) -> None:
+        """Read the text as tokens."""
+        settings, ranks = self.settings, self.ranks
+        self.corpus = prepare_corpus(settings, self._tokenizer, ranks.is_main)
+        self.config = self._config(self.corpus.tokenizer.vocab_size)
+        self._training, self._validation = (
+            TokenLoader(
+                tokens, settings.batch, self.config.context, settings.seed, ranks.rank, ranks.ranks
+            )
+            for tokens in (self.corpus.train, self.corpus.validation)
+        )
+        self.tokens_per_step = settings.batch * self.config.context
+        self.flops_per_token = self.config.training_flops()
+        # With sequence parallelism one token alone has no logits.
+        self.samples = settings.sample > 0 and not settings.sequence_parallel
+        self.sample_every = settings.sample_every
+
+    def build(self) -> LanguageModel:
+        """Return the model, with the weights of --init-from where there are some."""
+        self.check_model(self.config)
+        initial, self._initial = self._initial, None
+        model: LanguageModel = self.settings.model_class(self.config)
+        if initial is not None:
+            model.load_state_dict(initial.state_dict())
+        return with_options(model, self.settings)
+
+    def loss(self, *batch: Any) -> Tensor:
+        """Return the mean loss of x and y, tokens (B, T) and those that follow them."""
+        x, y = map(Tensor, batch)
+        with self.precision():
+            return self.model.forward(x, y)
+
+    def batches(self, step: int) -> Iterator[Batch]:
+        """Yield x and y from a step on."""
+        return self._training.iterate(step)
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Return the loss on some of the validation text; at the end also on the whole."""
+        some = self._validation.evaluation_batches(self.settings.evaluation_batches)
+        found = measure_loss(self.model, self.loss, some, self.ranks)
+        if not self.finished:
+            return found
+        whole = found
+        if found["validation_tokens"] < len(self.corpus.validation) - 1:
+            every = self._validation.evaluation_batches()
+            whole = measure_loss(self.model, self.loss, every, self.ranks)
+        return {**found, **{f"final_{name}": value for name, value in whole.items()}}
+
+    def sample(self) -> tuple[str, str]:
+        """Return the prompt, and the text that the model continues it with."""
+        settings, tokenizer = self.settings, self.corpus.tokenizer
+        tokens = generate(
+            self.model,
+            tokenizer.encode_prompt(settings.prompt)[-self.model.context :],
+            settings.sample,
+            temperature=settings.temperature,
+            top_p=settings.top_p or None,
+            seed=settings.seed,
+            stop_tokens=[tokenizer.end_of_text],
+        )
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        return settings.prompt, settings.prompt + text
+
+    def fingerprint(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the sizes of the model, the tokenizer, and the text and its order."""
+        settings, corpus = self.settings, self.corpus
+        return {
+            "model": asdict(self.config),
+            "tokenizer": {"sha256": corpus.tokenizer.digest},
+            "data": {"corpus": corpus.digest, "batch": settings.batch, "seed": settings.seed},
+        }
+
+    def save(self) -> None:
+        """Write the tokenizer."""
+        self.corpus.tokenizer.save(self.folder / "tokenizer.json")
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return the sizes that the preset gives, and the tokens of the text."""
+        names = [
+            name for name in ("layers", "heads", "width", "context") if hasattr(self.config, name)
+        ]
+        hidden = getattr(self.config, "hidden_width", None)
+        return {
+            **{name: getattr(self.config, name) for name in names},
+            **({} if hidden is None else {"hidden": hidden}),
+            "vocab": self.config.vocab_size,
+            "training_tokens": len(self.corpus.train),
+            "validation_tokens": len(self.corpus.validation),
+        }
+
+    def about(self) -> str:
+        """Return the sizes of the vocabulary and of the text."""
+        vocabulary = f"{self.corpus.tokenizer.vocab_size:,}"
+        return f"vocabulary {vocabulary}, {len(self.corpus.train):,} tokens of text"
+
+    def end(self, outcome: Outcome) -> str:
+        """Return the validation losses that the run came to.
+
+        Raises:
+            TrainingError: the last one is not finite.
+        """
+        return _summary(self.folder) if self.ranks.is_main else ""
+
+    @classmethod
+    def measure(
+        cls, settings: Any, path: Path, device: str, checkpoint: str = "best"
+    ) -> Mapping[str, Any]:
+        """Return the loss of a trained model on the whole validation text.
+
+        Args:
+            settings: whose data, cache, validation, batch, dtype, model and download count.
+            path: see `load_trained`.
+            device, checkpoint: as for `Task.measure`.
+        Returns:
+            "validation_loss" in nats a token, "perplexity", and "tokens", how many were predicted.
+        """
+        revision = settings.revision or None
+        model, tokenizer = load_trained(
+            path, checkpoint, file=settings.model, download=settings.download, revision=revision
+        )
+        task = cls(settings, path)
+        task.corpus = prepare_corpus(settings, tokenizer)
+        task.model = with_options(model.to(device, settings.parameter_dtype), settings)
+        validation = task.corpus.validation
+        loader = TokenLoader(validation, settings.batch, model.context, settings.seed)
+        found = measure_loss(model, task.loss, loader.evaluation_batches())
+        mean = found["validation_loss"]
+        with np.errstate(over="ignore"):
+            perplexity = float(np.exp(mean))
+        tokens = found["validation_tokens"]
+        return {"validation_loss": mean, "perplexity": perplexity, "tokens": tokens}
+
+
+def with_options(model: LanguageModel, settings: LanguageSettings) -> LanguageModel:
+    """Return the model, which computes as the settings say."""
+    nn.use_attention(model, settings.attention)
+    model.recompute = settings.recompute
+    model.recompute_norms = settings.recompute_norms
+    return model
+
+
+def _with_sizes(settings: LanguageSettings, model: LanguageModel) -> LanguageSettings:
+    """Return the settings with the sizes of a model, as far as they are settings."""
+    sizes = {
+        name: getattr(model.config, name) for name in _SIZES[:-1] if hasattr(model.config, name)
+    }
+    name = settings.model or _name_of(model.config)
+    return replace(settings, model=name, vocab=model.vocab_size, **sizes)
+
+
+def prepare_corpus(
+    settings: LanguageSettings, tokenizer: Tokenizer | None = None, shown: bool = True
+) -> Corpus:
+    """Return the text as tokens: a prepared folder, or from the cache if it has them.
+
+    Args:
+        settings: see LanguageSettings.
+        tokenizer: of the model; None: that of --tokenizer, or one to train.
+        shown: whether to show the progress.
+    Raises:
+        ArgumentError: a prepared folder has another tokenizer than the model.
+    """
+    if tokenizer is None and settings.tokenizer:
+        tokenizer = Tokenizer.load(settings.tokenizer)
+    with StageProgress(f"preparing {settings.data}", shown) as progress:
+        if is_prepared(settings.data):
+            corpus = open_prepared(settings.data, progress)
+            if tokenizer is not None and tokenizer.digest != corpus.tokenizer.digest:
+                raise ArgumentError(
+                    f"--data: {settings.data} has another tokenizer than the model, expected the "
+                    "same, or text to encode"
+                )
+            return corpus
+        corpus = prepare(
+            settings.data,
+            settings.cache,
+            settings.largest_vocab,
+            validation=settings.validation,
+            tokenizer=tokenizer,
+            column=settings.text_column or None,
+            progress=progress,
+        )
+    if shown and corpus.source_files:
+        _log.info("%s: %s", settings.data, corpus.source_files)
+    return corpus
+
+
+def _summary(folder: Path) -> str:
+    """Return what the run came to.
+
+    Raises:
+        TrainingError: the last validation loss is not finite.
+    """
+    records = read_metrics(folder / "metrics.jsonl")
+    measured = [record for record in records if "validation_loss" in record]
+    last = measured[-1] if measured else {}
+    known = {
+        record["step"]: record["validation_loss"]
+        for record in measured
+        if record["validation_loss"] is not None
+    }
+    lowest = ""
+    if known:
+        best = min(known, key=known.__getitem__)
+        unkept = without_checkpoint(folder, best)
+        lowest = f"; the lowest was {known[best]:.4f}, at step {best:,}{unkept}"
+    if None in last.values():
+        raise TrainingError(
+            f"train: the validation loss after the last step, {last['step']:,}, is not finite"
+            f"{lowest}. Try a lower learning rate. All is in {folder}"
+        )
+    parts = []
+    if "final_validation_loss" in last:
+        tokens = f"{last['final_validation_tokens']:,}"
+        parts.append(f"{last['final_validation_loss']:.4f} on the whole text, {tokens} tokens")
+    if known:
+        some = f" on {last['validation_tokens']:,} of them" if parts else ""
+        first, end = (known[step] for step in (min(known), max(known)))
+        parts.append(f"{first:.3f} -> {end:.3f}{some} ({lowest.removeprefix('; ')})")
+    return f"validation loss {'; '.join(parts)}"

@@ -1,0 +1,271 @@
+"""A task: what a run trains, and the program that trains it.
+
+    class Parity(Task):
+        \"""Learn whether the sum of some bits is odd.\"""
+
+        Settings = ParitySettings                  # a dataclass with the options; see config.py
+
+        def build(self): return nn.Linear(self.settings.bits, 2)
+        def loss(self, bits, labels): return self.model(bits).cross_entropy(labels)
+        def batches(self, step): ...               # yields tuples of NumPy arrays
+
+`tensorgrad train FILE.py` runs the task of a file, `tensorgrad train NAME` one of the library's
+(tasks.py). `train` is the same program for all of them, alone or on the ranks that mpirun starts.
+Tests: tests/train/test_task.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tensorgrad import nn, random
+from tensorgrad.models.restore import Config
+from tensorgrad.tensor import Tensor
+from tensorgrad.train import config
+from tensorgrad.train.callbacks import Callback
+from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint
+from tensorgrad.train.folder import run_folder
+from tensorgrad.train.loggers import make_loggers
+from tensorgrad.train.loop import Outcome, Trainer
+from tensorgrad.train.options import in_options
+from tensorgrad.train.ranks import Batch, OneProcess, Ranks, count_targets
+from tensorgrad.train.run import report_stop, resume_run, save_facts
+from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.sizes import check_sizes
+from tensorgrad.train.user_file import is_file
+
+_log = logging.getLogger(__name__)
+
+
+class Task:
+    """What a run trains: data, model, loss, evaluation and sample.
+
+    A subclass has `build`, `loss` and `batches`; the rest has defaults. Every rank has a task of
+    its own, and calls the same methods in the same order.
+
+    Args:
+        settings: of the run.
+        folder: of the run.
+        ranks: the processes that train together.
+        resuming: whether the folder holds a run to resume.
+    Attributes:
+        Settings: the class of the settings, whose fields are the options of the command.
+        precision: makes the context in which to compute the loss, for --dtype.
+        model: what `build` returned, on its device.
+        step: the number of steps done.
+        finished: whether these are all, or the patience of the settings is over.
+        first_step: the number of steps done when this process started.
+        tokens_per_step: on all ranks together, for the speed; 0: not counted.
+        flops_per_token: of training, for the model FLOPs utilization; 0: not counted.
+        steps_per_epoch: 0: the data has no epochs.
+        graphs: batches have this number of shapes, each of which is captured on a GPU.
+        samples: whether `sample` is called.
+        sample_every: steps between samples; 0: one at the end.
+    """
+
+    Settings: ClassVar[type[TrainSettings]] = TrainSettings
+    model: Any
+    step: int = 0
+    finished: bool = False
+    first_step: int = 0
+    tokens_per_step: int = 0
+    flops_per_token: float = 0.0
+    steps_per_epoch: int = 0
+    graphs: int = 8
+    samples: bool = False
+    sample_every: int = 0
+
+    def __init__(
+        self, settings: Any, folder: Path, ranks: Ranks | None = None, resuming: bool = False
+    ) -> None:
+        self.settings, self.folder, self.resuming = settings, folder, resuming
+        self.ranks = OneProcess() if ranks is None else ranks
+        self.precision: Callable[[], AbstractContextManager[None]] = settings.precision()
+
+    def sizes(self) -> Config | None:
+        """Return the sizes of the model as far as the settings say; None: they say nothing.
+
+        Called before the data is read, to find bad sizes at once.
+        """
+        sizes: Config | None = self.settings.known_sizes()
+        return sizes
+
+    def read(self) -> None:
+        """Read the data."""
+
+    def build(self) -> nn.Module:
+        """Return the model with its first parameters, on the CPU."""
+        raise NotImplementedError
+
+    def loss(self, *batch: Any) -> Tensor:
+        """Return the mean loss of the targets of a part of a batch, on the model's device."""
+        raise NotImplementedError
+
+    def batches(self, step: int) -> Iterator[Batch]:
+        """Yield this rank's rows of the batch of a step, of the next, and so on."""
+        raise NotImplementedError
+
+    def count(self, *batch: Any) -> Any:
+        """Return how much the mean loss of a part divides by; see `Trainer`."""
+        return count_targets(*batch)
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Return the values to log; "validation_loss" chooses the best checkpoint."""
+        return {}
+
+    def sample(self) -> tuple[str, str]:
+        """Return a prompt, and the text that the model continues it with."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return what a checkpoint must have been made with to be resumed, by group."""
+        return {}
+
+    def save(self) -> None:
+        """Write what the run needs beside its settings and checkpoints, such as a tokenizer."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what facts.json and reports say: values that settings leave open, counts."""
+        return {}
+
+    def about(self) -> str:
+        """Return what to say of the data when the run starts."""
+        return ""
+
+    def end(self, outcome: Outcome) -> str:
+        """Do what follows the last step; return what the run came to, in words, or ""."""
+        return ""
+
+    @classmethod
+    def measure(
+        cls, settings: Any, path: Path, device: str, checkpoint: str = "best"
+    ) -> Mapping[str, Any]:
+        """Return what `evaluate` measures of a trained model, without writing anything.
+
+        Args:
+            settings: of the run, perhaps with other data.
+            path: the folder of the run.
+            device: "cpu", "cuda" or "cuda:N".
+            checkpoint: "best" or "last".
+        """
+        task = cls(settings, path, resuming=True)
+        task.prepare(device)
+        task.model.load_state_dict(run_checkpoint(path, checkpoint).arrays("model"))
+        return task.evaluate()
+
+    @property
+    def resolved(self) -> Any:
+        """The settings with what depends on the data, such as the steps of --epochs."""
+        return self.settings
+
+    def prepare(self, device: str) -> None:
+        """Read the data, and build the model on a device."""
+        self.sizes()  # bad ones are found before much is read
+        self.read()
+        random.seed(self.settings.seed)
+        self.model = self.build().to(device, self.settings.parameter_dtype)
+
+    @property
+    def begins(self) -> bool:
+        """Whether the run begins at step 0: it has no checkpoint to resume."""
+        return not (self.resuming and list_checkpoints(self.folder / "checkpoints"))
+
+    def check_model(self, sizes: Config) -> None:
+        """Raise TensorgradError where a model does not fit the machine or the run's checkpoints."""
+        check_sizes(sizes, self.folder)
+
+
+def make_trainer(task: Task, callbacks: Sequence[Callback] = ()) -> Trainer:
+    """Return the trainer of a task that is prepared, at step 0."""
+
+    def evaluate() -> Mapping[str, float]:
+        task.step, task.finished = trainer.step, trainer.finished
+        return task.evaluate()
+
+    settings = task.resolved
+    trainer = Trainer(
+        task.model,
+        task.ranks.prepare(task.model, settings.make_optimizer),
+        task.loss,
+        task.batches,
+        settings.learning_rate,
+        settings,
+        task.folder,
+        tokens_per_step=task.tokens_per_step,
+        flops_per_token=task.flops_per_token,
+        steps_per_epoch=task.steps_per_epoch,
+        evaluate=evaluate,
+        sample=task.sample if task.samples else None,
+        sample_every=task.sample_every,
+        callbacks=callbacks,
+        belongs_to=task.fingerprint(),
+        ranks=task.ranks,
+        scaler=settings.scaler(),
+        count=task.count,
+        graphs=task.graphs,
+    )
+    return trainer
+
+
+def train(
+    kind: type[Task],
+    settings: TrainSettings,
+    folder: Path,
+    resuming: bool,
+    device: str,
+    ranks: Ranks | None = None,
+    processes: int = 1,
+) -> tuple[Outcome, str | None]:
+    """Train a task, from step 0 or from the newest checkpoint.
+
+    Args:
+        kind: the class of the task.
+        settings: an instance of `kind.Settings`.
+        folder: of the run.
+        resuming: whether the folder holds a run to resume.
+        device: "cpu", "cuda" or "cuda:N".
+        ranks: the processes that train together; default: this one alone.
+        processes: how many there are, for the command that resumes the run.
+    Returns:
+        How the run ended, and the last sample of the model's text; None where there is none or the
+        run was stopped.
+    """
+    began = time.perf_counter()
+    ranks = OneProcess() if ranks is None else ranks
+    with in_options(settings):
+        settings.known_sizes()  # bad ones leave no folder
+    with in_options(settings), run_folder(folder, ranks.is_main, None if resuming else settings):
+        callbacks = make_loggers(settings.loggers) if ranks.is_main else []
+        task = kind(settings, folder, ranks, resuming)
+        task.prepare(device)
+        parameters = sum(tensor.size for tensor in task.model.parameters())
+        trainer = make_trainer(task, callbacks)
+        if resuming:
+            resume_run(trainer)
+        task.first_step = trainer.step
+        if ranks.is_main:
+            config.save(task.settings, folder)
+            task.save()
+            facts = {"warmup": task.resolved.warmup_steps, "parameters": parameters}
+            save_facts(folder, {**facts, **task.facts()})
+            about = ", ".join(filter(None, (f"{parameters:,} parameters", task.about())))
+            _log.info("%s: %s, on %s", folder, about, device)
+        outcome = trainer.run()
+        if not outcome.finished:
+            if ranks.is_main:
+                file = getattr(task.settings, "model", "")
+                file = file if is_file(file) else ""
+                report_stop(outcome, task.resolved.steps, folder, processes, file)
+            return outcome, None
+        task.step, task.finished = outcome.step, True
+        result = task.end(outcome)
+        if ranks.is_main:
+            speed = f", {outcome.tokens_per_second:,.0f} tokens/s" if task.tokens_per_step else ""
+            spent = f"{time.perf_counter() - began:.0f} s{speed}; all in {folder}"
+            _log.info("%s", f"{result}; {spent}" if result else spent)
+        return outcome, trainer.sampled
