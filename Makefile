@@ -32,7 +32,7 @@ help: ## show this list (default)
 
 train: extras = plot$(cuda)
 train: install ## train a small GPT-2 with the defaults (ARGS="--help" lists its options)
-	@$(bin)/python examples/train_gpt2.py $(ARGS)
+	@$(bin)/tensorgrad train $(ARGS)
 
 # Two files of tests run side by side, each with one thread of BLAS.
 test: export OMP_NUM_THREADS = 1

@@ -25,7 +25,7 @@ from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import AdamW, Optimizer, decays_matrices, schedule
 from tensorgrad.parallel.comm.launch import check_one_process
-from tensorgrad.train import Run, ScriptSettings, measure_loss
+from tensorgrad.train import ScriptRun, ScriptSettings, measure_loss
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
 
@@ -53,7 +53,7 @@ def train_step(model: GPT2, optimizer: Optimizer, x: Any, y: Any) -> tuple[float
 
 
 def evaluate(model: GPT2, validation: TokenLoader, last: bool) -> dict[str, float]:
-    """Return the loss on a part of the validation text; after the last step on all of it too."""
+    """Return the loss on a part of the validation text, at the end on the whole text too."""
     found = measure_loss(model, model, validation.evaluation_batches(20))
     whole = measure_loss(model, model, validation.evaluation_batches()) if last else {}
     return found | {f"final_{name}": value for name, value in whole.items()}
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check_one_process("train_gpt2.py")
     settings, folder, resuming = read_command_line(Settings, __doc__, arguments)
     batch, context, steps = settings.batch, settings.context, settings.steps
-    with Run(settings, folder, resuming) as run:
+    with ScriptRun(settings, folder, resuming) as run:
         sizes = GPT2Config(settings.vocab, context, settings.layers, settings.heads, settings.width)
         device = backend.use_device(settings.device)
         corpus = prepare(settings.data, settings.cache, settings.vocab, progress=run.progress)

@@ -25,7 +25,7 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import AdamW, Optimizer, decays_matrices, schedule
 from tensorgrad.parallel import Comm, Pipeline
 from tensorgrad.parallel.script import command_on_ranks, read_on_ranks
-from tensorgrad.train import Ranks, Run, ScriptSettings, measure_loss
+from tensorgrad.train import Ranks, ScriptRun, ScriptSettings, measure_loss
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
 from tensorgrad.train.loop import check_parts
@@ -65,7 +65,7 @@ def cut(batch: Batch, parts: int, device: str) -> list[Batch]:
 
 
 def evaluate(model: GPT2, validation: TokenLoader, ranks: Ranks, last: bool) -> dict[str, float]:
-    """Return the loss on a part of the validation text; after the last step on all of it too."""
+    """Return the loss on a part of the validation text, at the end on the whole text too."""
     found = measure_loss(model, model, validation.evaluation_batches(20), ranks)
     whole = measure_loss(model, model, validation.evaluation_batches(), ranks) if last else {}
     return found | {f"final_{name}": value for name, value in whole.items()}
@@ -86,7 +86,7 @@ def main(comm: Comm) -> int:
     )
     ranks = Pipeline(comm)
     batch, context, steps = settings.batch, settings.context, settings.steps
-    with Run(settings, folder, resuming, ranks) as run:
+    with ScriptRun(settings, folder, resuming, ranks) as run:
         sizes = GPT2Config(settings.vocab, context, settings.layers, settings.heads, settings.width)
         check_parts(batch, settings.micro_batches, 1)
         device = comm.select_device(settings.device)

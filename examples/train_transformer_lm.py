@@ -24,7 +24,7 @@ from tensorgrad.models.generation import generate
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.optim import AdamW, Optimizer, decays_matrices, schedule
 from tensorgrad.parallel.comm.launch import check_one_process
-from tensorgrad.train import Run, ScriptSettings, measure_loss
+from tensorgrad.train import ScriptRun, ScriptSettings, measure_loss
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
 from tensorgrad.train.loop import check_parts
@@ -61,7 +61,7 @@ def train_step(
 
 
 def evaluate(model: TransformerLM, validation: TokenLoader, last: bool) -> dict[str, float]:
-    """Return the loss on a part of the validation text; after the last step on all of it too."""
+    """Return the loss on a part of the validation text, at the end on the whole text too."""
     found = measure_loss(model, model, validation.evaluation_batches(20))
     whole = measure_loss(model, model, validation.evaluation_batches()) if last else {}
     return found | {f"final_{name}": value for name, value in whole.items()}
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check_one_process("train_transformer_lm.py")
     settings, folder, resuming = read_command_line(Settings, __doc__, arguments)
     batch, context, steps = settings.batch, settings.context, settings.steps
-    with Run(settings, folder, resuming) as run:
+    with ScriptRun(settings, folder, resuming) as run:
         heads = settings.heads, settings.kv_heads
         sizes = TransformerLMConfig(
             settings.vocab, context, settings.layers, *heads, settings.width
@@ -88,12 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_parts(batch, settings.micro_batches, 1)
         device = backend.use_device(settings.device)
         corpus = prepare(settings.data, settings.cache, settings.vocab, progress=run.progress)
-        tokenizer = corpus.tokenizer
         training = TokenLoader(corpus.train, batch, context, settings.seed)
         validation = TokenLoader(corpus.validation, batch, context, settings.seed)
 
         random.seed(settings.seed)
-        sizes = replace(sizes, vocab_size=tokenizer.vocab_size)  # a short text has fewer
+        sizes = replace(sizes, vocab_size=corpus.tokenizer.vocab_size)  # a short text has fewer
         model = TransformerLM(sizes).to(device)
         optimizer = AdamW(
             model.named_parameters(), betas=(0.9, 0.95), weight_decay=0.1, decay=decays_matrices
@@ -113,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 run.save(step)
         run.save(step)  # also after Ctrl-C
         if step == steps:
-            text = sample(model, tokenizer, "def ")
+            text = sample(model, corpus.tokenizer, "def ")
             run.log_sample(step, "def ", text)
             print(printable(text))
     return run.status

@@ -6,7 +6,7 @@ from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, 
 from tensorgrad.train.config import option
 from tensorgrad.train.loop import Outcome, Trainer, mean_loss, measure_loss
 from tensorgrad.train.ranks import OneProcess, Ranks
-from tensorgrad.train.script import Run, ScriptSettings
+from tensorgrad.train.script import ScriptRun, ScriptSettings
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.task import Task
 
@@ -16,7 +16,7 @@ __all__ = [
     "OneProcess",
     "Outcome",
     "Ranks",
-    "Run",
+    "ScriptRun",
     "ScriptSettings",
     "Task",
     "TrainSettings",

@@ -1,7 +1,7 @@
 """A language model that a script trains in a loop of its own: options, folder, logs, checkpoints.
 
     settings, folder, resuming = read_command_line(Settings, __doc__)
-    with Run(settings, folder, resuming) as run:
+    with ScriptRun(settings, folder, resuming) as run:
         ...                                           # corpus, model, optimizer
         step = run.resume(model, optimizer, sizes, corpus)
         while step < settings.steps and not run.stopping():
@@ -96,7 +96,7 @@ class ScriptSettings:
         return self.steps // 20 if self.warmup is None else self.warmup
 
 
-class Run:
+class ScriptRun:
     """The folder of a run, and what happens around the steps of a script's loop.
 
     From `resume` on, Ctrl-C and the signals of a scheduler only ask to stop. The time from
@@ -135,7 +135,7 @@ class Run:
         self.progress = StageProgress(f"preparing {settings.data}", self._ranks.is_main)
         self.status = 0
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> ScriptRun:
         settings, ranks = self._settings, self._ranks
         with ExitStack() as stack:
             stack.enter_context(in_options(settings))

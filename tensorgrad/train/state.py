@@ -1,4 +1,4 @@
-"""The state of a run in its checkpoints: what is saved beside the arrays, and loading all of it."""
+"""The state of a run in its checkpoints: what it is beside the arrays, and how it is loaded."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pytest
 from examples import train_gpt2, train_transformer_lm
 from tensorgrad.cli import main
 from tensorgrad.models.gpt2 import GPT2
-from tensorgrad.train import Run, load_latest
+from tensorgrad.train import ScriptRun, load_latest
 from tensorgrad.train.log import read_metrics, read_samples
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT
@@ -30,10 +30,10 @@ import signal, sys
 from examples.{0} import main
 from tensorgrad.cli import main as program
 from tensorgrad.parallel import world
-from tensorgrad.train import Run
+from tensorgrad.train import ScriptRun
 
 options, folder = sys.argv[1:-1], sys.argv[-1]
-log_step = Run.log_step
+log_step = ScriptRun.log_step
 
 def stop(run, step, *values):
     log_step(run, step, *values)
@@ -45,7 +45,7 @@ def run(*options):
     return main()
 
 assert run(*options, "--out", folder + "/whole") == 0
-Run.log_step = stop
+ScriptRun.log_step = stop
 assert run(*options, "--out", folder + "/run") == 128 + signal.SIGTERM
 assert run("--resume", folder + "/run") == 0
 more = ["--no-plot", "--evaluate-every", "200", {1}]
@@ -79,14 +79,14 @@ def same_runs(one: Path, other: Path) -> None:
 
 def stop_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run be interrupted in a step."""
-    log_step = Run.log_step
+    log_step = ScriptRun.log_step
 
-    def interrupt(run: Run, done: int, *values: Any) -> None:
+    def interrupt(run: ScriptRun, done: int, *values: Any) -> None:
         if done == step:
             signal.raise_signal(signal.SIGINT)
         log_step(run, done, *values)
 
-    monkeypatch.setattr(Run, "log_step", interrupt)
+    monkeypatch.setattr(ScriptRun, "log_step", interrupt)
 
 
 @pytest.mark.parametrize("script", [train_gpt2, train_transformer_lm], ids=["gpt2", "lm"])

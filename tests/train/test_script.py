@@ -13,7 +13,7 @@ from tensorgrad.data import Corpus, prepare
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import SGD, Optimizer
-from tensorgrad.train import Ranks, Run, ScriptSettings
+from tensorgrad.train import Ranks, ScriptRun, ScriptSettings
 from tensorgrad.train.checkpoint import best_checkpoint, list_checkpoints, step_of
 from tensorgrad.train.log import read_metrics
 
@@ -38,7 +38,7 @@ def sgd(model: GPT2) -> Optimizer:
     return SGD(model.named_parameters(), lr=0.1)
 
 
-def train(run: Run, model: GPT2, corpus: Corpus, *, until: int = 10) -> int:
+def train(run: ScriptRun, model: GPT2, corpus: Corpus, *, until: int = 10) -> int:
     """Go through the steps of a run, without any training; return how many were done before."""
     first = step = run.resume(model, sgd(model), SIZES, corpus)
     while step < until and not run.stopping():
@@ -53,14 +53,14 @@ def train(run: Run, model: GPT2, corpus: Corpus, *, until: int = 10) -> int:
 
 def interrupted(folder: Path, model: GPT2, corpus: Corpus, values: tuple[float, float]) -> None:
     """Log a step beyond the newest checkpoint, and fail."""
-    with Run(SETTINGS, folder) as run:
+    with ScriptRun(SETTINGS, folder) as run:
         train(run, model, corpus, until=3)
         run.log_step(4, values[0], 0.1, values[1])
         raise KeyError
 
 
 def resume(settings: ScriptSettings, folder: Path, model: GPT2, corpus: Corpus) -> None:
-    with Run(settings, folder, resuming=True) as run:
+    with ScriptRun(settings, folder, resuming=True) as run:
         run.resume(model, sgd(model), model.config, corpus)
 
 
@@ -68,7 +68,7 @@ def test_a_run_keeps_its_newest_checkpoints_and_the_best(
     model: GPT2, corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "run"
-    with caplog.at_level(logging.INFO), Run(SETTINGS, folder, keep=1) as run:
+    with caplog.at_level(logging.INFO), ScriptRun(SETTINGS, folder, keep=1) as run:
         assert train(run, model, corpus) == 0
     assert run.status == 0
     checkpoints = list_checkpoints(folder / "checkpoints")
@@ -87,7 +87,7 @@ def test_lines_after_the_checkpoint_are_written_again(
     with pytest.raises(KeyError):
         interrupted(folder, model, corpus, (7.0, 2.0))
     assert "stopped" not in caplog.text
-    with caplog.at_level(logging.INFO), Run(SETTINGS, folder, resuming=True) as run:
+    with caplog.at_level(logging.INFO), ScriptRun(SETTINGS, folder, resuming=True) as run:
         assert train(run, model, corpus, until=5) == 3
     assert "stopped after step 5 of 10; to resume: " in caplog.text
     records = read_metrics(folder / "metrics.jsonl")
@@ -100,7 +100,7 @@ def test_what_a_checkpoint_does_not_fit_is_named(
     model: GPT2, corpus: Corpus, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    with Run(SETTINGS, folder) as run:
+    with ScriptRun(SETTINGS, folder) as run:
         train(run, model, corpus)
     for settings, width, message in (
         (SETTINGS, 4, "another model: width is 8"),
@@ -115,7 +115,7 @@ def test_a_signal_stops_a_run_whose_status_says_so(
     model: GPT2, corpus: Corpus, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    with Run(SETTINGS, folder) as run:
+    with ScriptRun(SETTINGS, folder) as run:
         run.resume(model, sgd(model), SIZES, corpus)
         assert not run.stopping()
         run.log_step(1, 1.0, 0.1, 2.0)
@@ -123,7 +123,7 @@ def test_a_signal_stops_a_run_whose_status_says_so(
         assert run.stopping()
         run.save(1)
     assert run.status == 128 + signal.SIGTERM
-    with Run(SETTINGS, folder, resuming=True) as run:
+    with ScriptRun(SETTINGS, folder, resuming=True) as run:
         assert train(run, model, corpus) == 1
         signal.raise_signal(signal.SIGTERM)
         assert run.stopping()
@@ -145,7 +145,7 @@ def test_only_the_steps_count_as_training(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    with Run(SETTINGS, tmp_path / "run") as run:
+    with ScriptRun(SETTINGS, tmp_path / "run") as run:
         run.resume(model, sgd(model), SIZES, corpus)
         for step, (outside, inside) in enumerate([(100.0, 2.0), (50.0, 3.0)]):
             now[0] += outside
@@ -159,7 +159,7 @@ def test_only_the_steps_count_as_training(
 
 
 def test_a_run_that_fails_before_its_data_was_read_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="--data: got x"), Run(SETTINGS, tmp_path / "run"):
+    with pytest.raises(ArgumentError, match="--data: got x"), ScriptRun(SETTINGS, tmp_path / "run"):
         raise ArgumentError("--data: got x")
     assert list(tmp_path.iterdir()) == []
 
@@ -168,7 +168,10 @@ def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
     ranks = Ranks()
     ranks.ranks = 3
     message = "--batch: got 2, expected a multiple of the 3 data parallel ranks"
-    with pytest.raises(ArgumentError, match=message), Run(SETTINGS, tmp_path / "r", ranks=ranks):
+    with (
+        pytest.raises(ArgumentError, match=message),
+        ScriptRun(SETTINGS, tmp_path / "r", ranks=ranks),
+    ):
         pass
     assert not (tmp_path / "r").exists()
 
@@ -176,7 +179,7 @@ def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
 def test_a_run_without_a_checkpoint_starts_at_step_0(
     model: GPT2, corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Run(SETTINGS, tmp_path / "run", resuming=True) as run:
+    with ScriptRun(SETTINGS, tmp_path / "run", resuming=True) as run:
         assert train(run, model, corpus) == 0
     assert "has no checkpoint: starting at step 0" in caplog.text
 
