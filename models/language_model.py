@@ -19,7 +19,7 @@ from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy
 from tensorgrad.recompute import checkpoint
 from tensorgrad.tensor import Tensor
 
-__all__ = ["LanguageModel", "check_tokens", "checked_prompts", "initialize"]
+__all__ = ["LanguageModel", "check_tokens", "checked_prompts", "initialize", "model_of"]
 
 Cache = list[Any]  # a KeyValueCache for each block, None for those of other ranks
 
@@ -281,6 +281,16 @@ def checked_prompts(op: str, prompts: Any, model: LanguageModel) -> list[np.ndar
         check_tokens(op, name, tokens.tolist(), model.vocab_size)
         found.append(tokens.astype(np.int64))
     return found
+
+
+def model_of(config: Any) -> type[LanguageModel] | None:
+    """Return the language model whose sizes a config is: the first class with this `Config`."""
+    classes: list[type[LanguageModel]] = [LanguageModel]
+    for kind in classes:  # which grows by their subclasses
+        if vars(kind).get("Config") is type(config):
+            return kind
+        classes += kind.__subclasses__()
+    return None
 
 
 def check_tokens(op: str, name: str, tokens: Sequence[int], vocab_size: int) -> None:

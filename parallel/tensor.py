@@ -115,12 +115,7 @@ def tensor_parallel(model: nn.Module, comm: Comm, sequence: bool = False) -> Ten
             asked of a model whose loss needs all rows; nothing was changed then.
         CommError: the ranks have made different models, or differ in `sequence`.
     """
-    rows = list(rows_of(model))
-    if not any(row.shard.kind != "inside" for row in rows):
-        raise ArgumentError(
-            f"tensor_parallel: model is a {type(model).__name__} without a table of the layers "
-            "that ranks share, expected a method `shards` of the model or of its layers"
-        )
+    rows = shared_rows("tensor_parallel", model)
     _check(model, rows, comm.size, sequence)
     marks = {name: _fingerprint(parameter) for name, parameter in model.named_parameters()}
     comm.agree("tensor_parallel", {"sequence": sequence, **marks})
@@ -137,6 +132,24 @@ def tensor_parallel(model: nn.Module, comm: Comm, sequence: bool = False) -> Ten
         for key, _ in row.layer.named_parameters()
     }
     return TensorParts(comm, region.sequence, placements, frozenset(inside))
+
+
+def shared_rows(op: str, model: nn.Module) -> list[ShardRow]:
+    """Return the rows of all tables of a model.
+
+    Args:
+        op: what shares the layers.
+        model: whole.
+    Raises:
+        ArgumentError: no table names a layer to share.
+    """
+    rows = list(rows_of(model))
+    if all(row.shard.kind == "inside" for row in rows):
+        raise ArgumentError(
+            f"{op}: model is a {type(model).__name__} without a table of the layers that ranks "
+            "share, expected a method `shards` of the model or of its layers"
+        )
+    return rows
 
 
 def rows_of(model: nn.Module) -> Iterator[ShardRow]:

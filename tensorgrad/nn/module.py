@@ -41,6 +41,7 @@ from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
 from tensorgrad.engine import assign, changes, mode
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.nn.model_graph import ModelGraph, draw
+from tensorgrad.nn.rows import Rows
 from tensorgrad.nn.summary import Summary, summarize
 from tensorgrad.nn.wrapped_names import by_plain_names
 from tensorgrad.tensor import Tensor
@@ -137,6 +138,16 @@ class Module:
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """Yield the modules that are attributes of this one, each once, with their names."""
         return _once(self._members(Module))
+
+    def saved_bytes(self, rows: Rows) -> float:
+        """Return the bytes that a forward pass saves for backward, but parameters, by a formula.
+
+        Here the sum over the modules in it: a layer that saves something of its own says so.
+
+        Args:
+            rows: that pass through.
+        """
+        return sum(child.saved_bytes(rows) for child in self.children())
 
     def children(self) -> Iterator[Module]:
         """Yield the modules that are attributes of this one, each once."""
