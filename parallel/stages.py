@@ -69,11 +69,11 @@ def partition(costs: Sequence[float], parts: int) -> list[range]:
 def _best(cost: Any, parts: int, join: Callable[[Any, Any], Any]) -> tuple[float, list[int]]:
     """Return the least value of parts whose costs are joined, and the first cuts that have it."""
     ends = []  # of the first part, by its begin, where there are 2, 3, ... parts
-    value = cost[:, -1]
+    value, rows = cost[:, -1], np.arange(len(cost))
     for _ in range(parts - 1):
         values = join(cost, value)
         ends.append(values.argmin(1))
-        value = values.min(1)
+        value = values[rows, ends[-1]]
     cuts = [0]
     for end in reversed(ends):
         cuts.append(int(end[cuts[-1]]))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from tensorgrad.errors import ArgumentError
@@ -36,14 +36,30 @@ class BlockSizes(NamedTuple):
         matrices: elements of the matrices.
         mixed: the width of what the heads of attention mix.
         sums: regions that ranks share, each of which ends in a sum.
-        widest: the width of all results within its widest layer.
     """
 
     parameters: int
     matrices: int
     mixed: int
     sums: int
+
+
+class CountedModel(NamedTuple):
+    """A model with the shapes of the fullest of the ranks that share its layers, without values.
+
+    Attributes:
+        model: the model.
+        blocks: the sizes of each block.
+        flops: forward for a token, of each block; see `block_costs`.
+        widest: the width of all results within the widest layer of a block.
+        root: parameters outside the blocks of a stage with the first part, the last, or both.
+    """
+
+    model: LanguageModel
+    blocks: tuple[BlockSizes, ...]
+    flops: list[int]
     widest: int
+    root: dict[tuple[bool, bool], int]
 
 
 @dataclass(frozen=True)
@@ -68,15 +84,20 @@ class Costs:
     autocast: bool = False
     kind: type[LanguageModel] | None = None
 
+    @cached_property
+    def counted(self) -> CountedModel:
+        """The model with the shapes of the fullest rank."""
+        return _counted(self.kind, self.config, self.tp)
+
     @property
     def model(self) -> LanguageModel:
         """The model with the shapes of the fullest rank, without values."""
-        return _model(self.kind, self.config, self.tp)
+        return self.counted.model
 
     @property
     def blocks(self) -> tuple[BlockSizes, ...]:
         """The sizes of each block."""
-        return _blocks(self.kind, self.config, self.tp)
+        return self.counted.blocks
 
     @property
     def wide(self) -> int:
@@ -95,7 +116,7 @@ class Costs:
 
     def root_parameters(self, first: bool, last: bool) -> int:
         """Return a stage's parameters outside the blocks: embeddings, last norm and head."""
-        return _root(self.kind, self.config, self.tp, first, last)
+        return self.counted.root[first, last]
 
     def flops(self, blocks: Sequence[BlockSizes], head: bool = False) -> tuple[float, float]:
         """Return the FLOPs of some blocks, and of the head, for a token, forward and backward.
@@ -118,8 +139,9 @@ class Costs:
 
     def weight_copies(self, blocks: Sequence[BlockSizes], head: bool = False) -> float:
         """Return the bytes of the copies of weights that the graph of a micro-batch keeps."""
-        elements = sum(each.matrices for each in blocks) + head * self.head
-        return elements * self.item if self.autocast else 0.0
+        if not self.autocast:
+            return 0.0
+        return self.item * (sum(each.matrices for each in blocks) + head * self.head)
 
     def kept_by_head(self, tokens: int) -> float:
         """Return the bytes that norm, head and loss keep: inputs, and gradients computed early.
@@ -152,8 +174,8 @@ class Costs:
         These are the gradients of its output, of the results within its widest layer, such as the
         input of GELU, and of two layers in between.
         """
-        widest = max(each.widest for each in self.blocks)
-        return (self.width * self.wide + (2 * self.width + widest) * self.item) * tokens
+        inside = 2 * self.width + self.counted.widest
+        return (self.width * self.wide + inside * self.item) * tokens
 
     def boundary(self, tokens: int) -> float:
         """Return the bytes that a stage sends to the next for a micro-batch."""
@@ -175,7 +197,7 @@ def cut_blocks(costs: Costs, parts: int) -> tuple[range, ...]:
     layers = len(costs.blocks)
     if not 1 <= parts <= layers:
         raise ArgumentError(f"plan: pp * chunks is {parts}, expected 1 to the {layers} layers")
-    return tuple(partition(block_costs(costs.model), parts))
+    return tuple(partition(costs.counted.flops, parts))
 
 
 def divides(row: ShardRow, ranks: int) -> bool:
@@ -187,8 +209,8 @@ def divides(row: ShardRow, ranks: int) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _model(kind: type[LanguageModel] | None, config: Any, tp: int) -> LanguageModel:
-    """Return a model with the shapes of the fullest of tp ranks, without values."""
+def _counted(kind: type[LanguageModel] | None, config: Any, tp: int) -> CountedModel:
+    """Count a model on tp ranks."""
     kind = kind or model_of(config)
     if kind is None:
         name = type(config).__name__
@@ -197,7 +219,22 @@ def _model(kind: type[LanguageModel] | None, config: Any, tp: int) -> LanguageMo
         model = kind(config)  # type: ignore[call-arg]
         for row in shared_rows("plan", model) if tp > 1 else []:
             _shrink(row, tp)
-    return model
+    outside = [
+        (name.partition(".")[0], each.size)
+        for name, each in model.named_parameters()
+        if not name.startswith("blocks.")
+    ]
+    root = {
+        (first, last): sum(
+            size for name, size in outside if is_on(name, model, first=first, last=last)
+        )
+        for first in (False, True)
+        for last in (False, True)
+    }
+    widest = max(_results(layer) for block in model.blocks for layer in block.children())
+    return CountedModel(
+        model, tuple(map(_sizes, model.blocks)), block_costs(model), widest, root
+    )
 
 
 def _shrink(row: ShardRow, ranks: int) -> None:
@@ -221,17 +258,12 @@ def _shrink(row: ShardRow, ranks: int) -> None:
         setattr(module, count, getattr(module, count) // units * most)
 
 
-@lru_cache(maxsize=64)
-def _blocks(kind: type[LanguageModel] | None, config: Any, tp: int) -> tuple[BlockSizes, ...]:
-    return tuple(
-        BlockSizes(
-            sum(each.size for each in block.parameters()),
-            matrices(block),
-            mixed_width(block),
-            sum(row.shard.kind == "row" for row in rows_of(block)),
-            max((_results(layer) for layer in block.children()), default=0),
-        )
-        for block in _model(kind, config, tp).blocks
+def _sizes(block: Module) -> BlockSizes:
+    return BlockSizes(
+        sum(each.size for each in block.parameters()),
+        matrices(block),
+        mixed_width(block),
+        sum(row.shard.kind == "row" for row in rows_of(block)),
     )
 
 
@@ -239,17 +271,6 @@ def _results(layer: Module) -> int:
     """Return the width of all results of matrix products in a layer but the last one's."""
     widths = [each.shape[0] for each in layer.parameters() if each.ndim == 2]
     return sum(widths[:-1])
-
-
-@lru_cache(maxsize=1024)
-def _root(kind: type[LanguageModel] | None, config: Any, tp: int, first: bool, last: bool) -> int:
-    model = _model(kind, config, tp)
-    return sum(
-        each.size
-        for name, each in model.named_parameters()
-        if not name.startswith("blocks.")
-        and is_on(name.partition(".")[0], model, first=first, last=last)
-    )
 
 
 @lru_cache(maxsize=4096)

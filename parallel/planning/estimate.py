@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from tensorgrad.errors import ArgumentError
@@ -97,7 +98,7 @@ class TrainingJob:
             )
         self.parts(0)
 
-    @property
+    @cached_property
     def costs(self) -> Costs:
         """The costs of the layers on one rank."""
         item = 2 if has_narrow_products(self.dtype) else 4
@@ -143,9 +144,9 @@ class TrainingJob:
 
 def _misfit(row: ShardRow, ranks: int) -> str:
     """Return why so many ranks cannot share a layer equally."""
-    _, kind, _, units, counts = row.shard
+    _, kind, _, units, _ = row.shard
     if units is not None:
-        name = "heads" if counts[:1] and getattr(row.module, counts[0]) == units else "units"
+        name = "heads" if getattr(row.module, "heads", units) == units else "key and value heads"
         return f"the {name} are {units}, expected one or more for each of tp, {ranks}"
     name = "token embedding" if kind == "vocabulary" else "hidden width"
     size = row.layer.weight.shape[row.axis]
