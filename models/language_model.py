@@ -66,7 +66,6 @@ class LanguageModel(nn.Module):
             computes again from the input of the norm. Results have the same bits. Under autocast,
             and with tensor parallelism, they save a copy or parts of it all the same.
         output: Linear(C, V) without bias; None where the head is tied to the token embedding.
-        captures: whether generation may capture steps into a CUDA graph.
         region: the ranks that share the layers; or None.
         stages: the ranks that have the layers, each some; or None.
         part: what this call runs of the model; None: all.
@@ -84,7 +83,6 @@ class LanguageModel(nn.Module):
     output: nn.Linear | None = None
     recompute: bool = False
     recompute_norms: bool = False
-    captures: bool = True
     region: Region | None = None
     stages: Stages | None = None
     part: ModelPart | None = None

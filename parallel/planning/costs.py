@@ -51,14 +51,15 @@ class CountedModel(NamedTuple):
         model: the model.
         blocks: the sizes of each block.
         flops: forward for a token, of each block; see `block_costs`.
-        widest: the width of all results within the widest layer of a block.
+        inner: the width of all results within the last layer of a block, such as the input of
+            GELU; of the widest block.
         root: parameters outside the blocks of a stage with the first part, the last, or both.
     """
 
     model: LanguageModel
     blocks: tuple[BlockSizes, ...]
     flops: list[int]
-    widest: int
+    inner: int
     root: dict[tuple[bool, bool], int]
 
 
@@ -171,10 +172,10 @@ class Costs:
     def block_work(self, tokens: int) -> float:
         """Return the bytes of activation gradients during the backward pass of a block.
 
-        These are the gradients of its output, of the results within its widest layer, such as the
+        These are the gradients of its output, of the results within its last layer, such as the
         input of GELU, and of two layers in between.
         """
-        inside = 2 * self.width + self.counted.widest
+        inside = 2 * self.width + self.counted.inner
         return (self.width * self.wide + inside * self.item) * tokens
 
     def boundary(self, tokens: int) -> float:
@@ -202,10 +203,10 @@ def cut_blocks(costs: Costs, parts: int) -> tuple[range, ...]:
 
 def divides(row: ShardRow, ranks: int) -> bool:
     """Whether so many ranks have equal shares of a layer, or whole units of it each."""
-    _, _, sections, units, _ = row.shard
+    _, kind, sections, units, _ = row.shard
     if units is not None:
         return units >= ranks
-    return all(size % ranks == 0 for size in sections or (row.layer.weight.shape[row.axis],))
+    return kind == "inside" or all(size % ranks == 0 for size in sections or (row.layer.weight.shape[row.axis],))
 
 
 @lru_cache(maxsize=64)
@@ -231,10 +232,8 @@ def _counted(kind: type[LanguageModel] | None, config: Any, tp: int) -> CountedM
         for first in (False, True)
         for last in (False, True)
     }
-    widest = max(_results(layer) for block in model.blocks for layer in block.children())
-    return CountedModel(
-        model, tuple(map(_sizes, model.blocks)), block_costs(model), widest, root
-    )
+    blocks, inner = tuple(map(_sizes, model.blocks)), max(map(_inner, model.blocks))
+    return CountedModel(model, blocks, block_costs(model), inner, root)
 
 
 def _shrink(row: ShardRow, ranks: int) -> None:
@@ -267,10 +266,13 @@ def _sizes(block: Module) -> BlockSizes:
     )
 
 
-def _results(layer: Module) -> int:
-    """Return the width of all results of matrix products in a layer but the last one's."""
-    widths = [each.shape[0] for each in layer.parameters() if each.ndim == 2]
-    return sum(widths[:-1])
+def _inner(block: Module) -> int:
+    """Return the width of all results within the last layer of a block that has matrices."""
+    for layer in reversed(list(block.children())):
+        shapes = [each.shape for each in layer.parameters() if each.ndim == 2]
+        if shapes:
+            return max(shapes[-1][1], sum(outputs for outputs, _ in shapes[:-1]))
+    return 0
 
 
 @lru_cache(maxsize=4096)

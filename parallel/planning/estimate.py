@@ -132,11 +132,9 @@ class TrainingJob:
     @property
     def problems(self) -> list[str]:
         """Why this mesh cannot train the model, although its costs can be estimated."""
-        found = []
-        for row in rows_of(replace(self.costs, tp=1).model) if self.mesh.tp > 1 else ():
-            if row.shard.kind != "inside" and not divides(row, self.mesh.tp):
-                found.append(_misfit(row, self.mesh.tp))
-        found = list(dict.fromkeys(found))
+        tp = self.mesh.tp
+        rows = rows_of(replace(self.costs, tp=1).model) if tp > 1 else ()
+        found = list(dict.fromkeys(_misfit(row, tp) for row in rows if not divides(row, tp)))
         if self.mesh.pp > 1 and self.zero > 1:
             found.append(f"ZeRO {self.zero} is not for pipelines, where several blocks are in use")
         return found

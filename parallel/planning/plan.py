@@ -118,9 +118,9 @@ def describe(job: TrainingJob) -> str:
 def _meshes(job: TrainingJob, speeds: Speeds, most: int) -> Iterator[Mesh]:
     """Yield the meshes that can train the model."""
     config, rows = job.config, list(rows_of(replace(job.costs, tp=1).model))
-    shared = [row for row in rows if row.shard.kind != "inside"]
-    for tp in range(1, min(config.heads, speeds.gpus_per_host) + 1):
-        if tp > 1 and not (shared and all(divides(row, tp) for row in shared)):
+    has_table = any(row.shard.kind != "inside" for row in rows)
+    for tp in range(1, min(config.heads, speeds.gpus_per_host) + 1 if has_table else 2):
+        if not all(divides(row, tp) for row in rows):
             continue
         if job.sequence and config.context % tp:
             continue

@@ -1,13 +1,16 @@
-"""The sizes of a GPT-2 as options of several commands, each of which has its own defaults.
+"""A language model and its sizes as options of several commands.
 
-None is the default of a command with presets.
+None is the default of a command with presets; `tensorgrad bench` has its own defaults.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
+
+from tensorgrad.models.presets import PRESETS, SIZES
 
 
 def _option(words: str) -> Parameter:
@@ -21,8 +24,44 @@ def _shown(default: Any) -> str:
 Layers = Annotated[int, _option("transformer blocks.")]
 Heads = Annotated[int, _option("attention heads.")]
 Width = Annotated[int, _option("width of the model.")]
-Hidden = Annotated[
-    int, Parameter(help="hidden width of the blocks (default: 4 x --width).", show_default=False)
-]
 Context = Annotated[int, _option("context length in tokens.")]
 Vocab = Annotated[int, _option("size of the vocabulary.")]
+
+
+@Parameter(name="*", group="Model")
+@dataclass(frozen=True)
+class ModelOptions:
+    """A language model and its sizes, as of LanguageSettings.
+
+    Args:
+        model: gpt2, transformer-lm, or a Python file that defines a model (default: the preset's).
+        preset: sizes of the model; small and char are of any model.
+        kv_heads: heads of keys and values, if the model has fewer (default: the preset's).
+        hidden: hidden width of the blocks (default: the model's).
+        head_width: width of an attention head (default: --width / --heads).
+        tied: tie the head to the token embedding (default: the model's).
+        qkv_bias: biases of queries, keys and values (default: the model's).
+        qk_norm: norms of queries and keys (default: the model's).
+        vocab_multiple: pad the rows of the token embedding to a multiple of this.
+    """
+
+    model: str | None = None
+    preset: Literal[(*SIZES, *PRESETS)] | None = None  # type: ignore[valid-type]
+    layers: Layers | None = None
+    heads: Heads | None = None
+    kv_heads: int | None = None
+    width: Width | None = None
+    hidden: int | None = None
+    head_width: int | None = None
+    context: Context | None = None
+    vocab: Vocab | None = None
+    tied: bool | None = None
+    qkv_bias: bool | None = None
+    qk_norm: bool | None = None
+    vocab_multiple: int | None = None
+
+
+def given(*options: Any) -> dict[str, Any]:
+    """Return the options of dataclasses that are not None."""
+    values = {f.name: getattr(each, f.name) for each in options for f in fields(each)}
+    return {name: value for name, value in values.items() if value is not None}

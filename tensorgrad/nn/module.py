@@ -100,9 +100,11 @@ class Module:
 
     Attributes:
         training: whether layers such as Dropout are in training mode; see `train` and `eval`.
+        captures: whether generation may capture its calls into a CUDA graph.
     """
 
     training = True
+    captures = True
     forward: Callable[..., Any]
 
     if not TYPE_CHECKING:  # type checkers would let any attribute be set

@@ -77,9 +77,12 @@ class Ranks:
         is_main: whether this process shows progress and saves: one does.
         processes: the number of processes that train together.
         captures: whether a step may be a CUDA graph: the host decides nothing in it.
+        by_block: whether gradients or parameters are those of one block at a time, each of which
+            runs once before another does.
     """
 
     captures = False
+    by_block = False
     rank = 0
     ranks = 1
     processes = 1
