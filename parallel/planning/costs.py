@@ -83,7 +83,7 @@ class Costs:
     sequence: bool = False
     item: int = 2
     autocast: bool = False
-    kind: type[LanguageModel] | None = None
+    kind: Any = None
 
     @cached_property
     def counted(self) -> CountedModel:
@@ -210,14 +210,14 @@ def divides(row: ShardRow, ranks: int) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _counted(kind: type[LanguageModel] | None, config: Any, tp: int) -> CountedModel:
+def _counted(kind: Any, config: Any, tp: int) -> CountedModel:
     """Count a model on tp ranks."""
     kind = kind or model_of(config)
     if kind is None:
         name = type(config).__name__
         raise ArgumentError(f"plan: config is a {name}, expected the Config of a LanguageModel")
     with init.without_values():
-        model = kind(config)  # type: ignore[call-arg]
+        model = kind(config)
         for row in shared_rows("plan", model) if tp > 1 else []:
             _shrink(row, tp)
     outside = [

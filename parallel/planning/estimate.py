@@ -127,7 +127,8 @@ class TrainingJob:
     @property
     def tokens(self) -> int:
         """The tokens of a micro-batch on one rank."""
-        return self.batch // (self.mesh.dp * self.micro_batches) * self.config.context
+        context: int = self.config.context
+        return self.batch // (self.mesh.dp * self.micro_batches) * context
 
     @property
     def problems(self) -> list[str]:
@@ -250,12 +251,13 @@ class Estimate:
     @property
     def tokens_per_second(self) -> float:
         """The throughput of all GPUs together."""
-        return self.job.batch * self.job.config.context / self.seconds
+        context: int = self.job.config.context
+        return self.job.batch * context / self.seconds
 
     @property
     def flops_per_second(self) -> float:
         """The FLOP/s of each GPU that the model needs, three times its forward pass."""
-        flops = self.job.config.training_flops()
+        flops: float = self.job.config.training_flops()
         return flops * self.tokens_per_second / self.job.mesh.size
 
 

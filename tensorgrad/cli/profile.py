@@ -23,6 +23,7 @@ from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.comm.mpi_nccl import world
+from tensorgrad.parallel.program import strategy_name
 from tensorgrad.profile.step import (
     StepProfile,
     communication_markdown,
@@ -124,7 +125,7 @@ def profile(
         raise
     written = write_step_profile(found, folder, comm)
     if main:
-        ranks = "" if comm is None else f"{comm.size} ranks, {settings.strategy(comm.size)}; "
+        ranks = "" if comm is None else f"{comm.size} ranks, {strategy_name(settings, comm.size)}; "
         print(printable(aligned(ranks + _report(found, rows))))
         print(f"in {folder}: {', '.join(sorted(path.name for path in written))}")
     return 0

@@ -119,7 +119,7 @@ class SwiGLU(Module):
         ]
 
     def saved_bytes(self, rows: Rows) -> float:
-        """Return the bytes that backward needs: x, the results of gate and up, and their product."""
+        """Return the bytes that backward needs: inputs of linear layers, results of gate and up."""
         inputs = self.gate.saved_bytes(rows) + self.down.saved_bytes(rows)
         return inputs + 2 * rows.inside * rows.item * len(self.up.weight)
 

@@ -195,7 +195,8 @@ class LanguageSettings(TrainSettings):
     @property
     def model_class(self) -> type[LanguageModel]:
         """The class of the model."""
-        return model_class(self.model or _name_of(PRESETS.get(self.preset)) or "gpt2")
+        name = self.model or _name_of(PRESETS.get(self.preset)) or "gpt2"
+        return model_class(name)  # type: ignore[no-any-return]  # of a name or a file
 
     def known_sizes(self) -> Any:
         """Return the sizes with the largest vocabulary; None: those of --init-from's model."""

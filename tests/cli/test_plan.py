@@ -46,7 +46,7 @@ def test_large_numbers_have_columns_of_their_own(capsys: pytest.CaptureFixture[s
 def test_a_model_is_named_by_its_preset_or_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     for options, name in (
         (["--context", "1024"], "gpt2-124M, 124M parameters"),
-        (["--width", "1536"], "GPT-2 with 12 layers, 12 heads, width 1,536, context 1,024, "
+        (["--width", "1536"], "GPT2 with 12 layers, 12 heads, width 1,536, context 1,024, "
                               "vocabulary 50,257, 419M parameters"),
     ):  # fmt: skip
         assert main(["plan", *options]) == 0
