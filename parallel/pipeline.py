@@ -29,7 +29,6 @@ from tensorgrad.dtypes import Dtype, as_dtype
 from tensorgrad.engine import replaced
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel, ModelPart
-from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.parallel.comm.collectives import Comm

@@ -3,8 +3,9 @@
 They are counted from a model of the rank's shapes, without values, whose layers have formulas for
 the bytes that they save for backward (`Module.saved_bytes`): flash attention, which keeps no score
 matrix, and a cross entropy that computes gradients in chunks and keeps no logits. The rank is the
-fullest of the tp ranks that share a layer, as their tables (`shards`) say. docs/chapters/planning.md
-derives the formulas; tests/parallel/planning/test_costs.py compares them with models and graphs.
+fullest of the tp ranks that share a layer, as their tables (`shards`) say. The formulas are in
+docs/chapters/planning.md; tests/parallel/planning/test_costs.py compares them with models and
+graphs.
 
 Under autocast the inputs of norms are float32, as the parameters are. The graph of each micro-batch
 keeps 16-bit copies of the weights that matrix products take.
@@ -206,7 +207,8 @@ def divides(row: ShardRow, ranks: int) -> bool:
     _, kind, sections, units, _ = row.shard
     if units is not None:
         return units >= ranks
-    return kind == "inside" or all(size % ranks == 0 for size in sections or (row.layer.weight.shape[row.axis],))
+    lengths = sections or (row.layer.weight.shape[row.axis],) if kind != "inside" else ()
+    return all(length % ranks == 0 for length in lengths)
 
 
 @lru_cache(maxsize=64)

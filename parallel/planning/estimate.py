@@ -102,9 +102,7 @@ class TrainingJob:
     def costs(self) -> Costs:
         """The costs of the layers on one rank."""
         item = 2 if has_narrow_products(self.dtype) else 4
-        return Costs(
-            self.config, self.mesh.tp, self.sequence, item, self._has_autocast, self.model
-        )
+        return Costs(self.config, self.mesh.tp, self.sequence, item, self._has_autocast, self.model)
 
     @property
     def grad_item(self) -> int:
@@ -149,7 +147,8 @@ def _misfit(row: ShardRow, ranks: int) -> str:
         return f"the {name} are {units}, expected one or more for each of tp, {ranks}"
     name = "token embedding" if kind == "vocabulary" else "hidden width"
     size = row.layer.weight.shape[row.axis]
-    return f"the {name} is {size}, not a multiple of tp, {ranks}: the estimate is of the fullest rank"
+    short = f"the {name} is {size}, not a multiple of tp, {ranks}"
+    return f"{short}: the estimate is of the fullest rank"
 
 
 @dataclass(frozen=True)
@@ -356,7 +355,7 @@ def _compute(job: TrainingJob, stage: int) -> tuple[float, float]:
 
 
 def _sent_by_layers(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Traffic]:
-    """Yield the traffic of tensor parallel ranks: regions of blocks, such as two each, and both ends."""
+    """Yield the traffic of tensor parallel ranks: sums of blocks, and at both ends."""
     ranks = job.mesh.tp
     if ranks == 1:
         return

@@ -1,4 +1,4 @@
-"""Plan the training of a language model on many GPUs: memory, traffic and time, or the smallest mesh.
+"""Plan the training of a model on many GPUs: memory, traffic and time, or the smallest mesh.
 
 The program is `tensorgrad plan`.
 

@@ -29,24 +29,25 @@ from tensorgrad.checks import check_integer
 from tensorgrad.data.pair_loader import PairBatch
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.train.settings import has_narrow_products
-from tensorgrad.train.translation import TranslationRun, TranslationSettings
+from tensorgrad.train.translation import Translation, TranslationSettings
 
 TrainStep = Callable[[Any, Any], object]  # takes tokens and targets on the device
 
 
-def ours(run: TranslationRun, device: str) -> TrainStep:
+def ours(run: Translation, device: str) -> TrainStep:
     """Return a training step of tensorgrad, captured: forward, backward, clipping, AdamW."""
-    optimizer, clip = run.optimizer, run.settings.clip or math.inf
+    optimizer = run.settings.optimizer(run.model.named_parameters())
+    clip = run.settings.clip or math.inf
 
     def step(tokens: Any, targets: Any) -> None:
         optimizer.zero_grad()
         run.loss(tokens, targets).backward()
         optimizer.step(clip)
 
-    return graph.capture(step, device, len(run.batches.shapes))
+    return graph.capture(step, device, run.graphs)
 
 
-def theirs(torch: Any, run: TranslationRun, device: str) -> TrainStep:
+def theirs(torch: Any, run: Translation, device: str) -> TrainStep:
     """Return the same of PyTorch."""
     settings = run.settings
     torch.set_num_threads(backend.threads())
@@ -71,9 +72,9 @@ def theirs(torch: Any, run: TranslationRun, device: str) -> TrainStep:
     return step
 
 
-def spread(run: TranslationRun, count: int) -> list[PairBatch]:
+def spread(run: Translation, count: int) -> list[PairBatch]:
     """Return the first batches of an epoch, which have mixed lengths."""
-    return [run.batches.batch(step) for step in range(min(count, run.batches.batches))]
+    return [run.training.batch(step) for step in range(min(count, run.training.batches))]
 
 
 def translation_cases(
@@ -104,7 +105,8 @@ def measure_translation(
         folder: for the tokenizer.
         device: "cpu", "cuda" or "cuda:N".
     """
-    run = TranslationRun(settings, folder, device, False)
+    run = Translation(settings, folder)
+    run.prepare(device)
     batches = spread(run, case["timed"])
     tokens = sum(int((batch != run.tokenizer.end_of_text).sum()) for batch, _ in batches)
     arrays = [[backend.to_device(a.astype(np.int64), device) for a in b] for b in batches]

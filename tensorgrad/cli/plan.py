@@ -9,7 +9,7 @@ from typing import Literal
 
 from cyclopts import Parameter
 
-from tensorgrad.cli.sizes import ModelOptions, given
+from tensorgrad.cli.sizes import DEFAULT_MODEL, ModelOptions, given
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.presets import PRESETS
 from tensorgrad.parallel.mesh import Mesh
@@ -96,7 +96,7 @@ class SpeedOptions:
 
 def plan(
     *,
-    model: ModelOptions = ModelOptions(),
+    model: ModelOptions = DEFAULT_MODEL,
     mesh: MeshOptions = MeshOptions(),
     speeds: SpeedOptions = SpeedOptions(),
     fit: bool = False,

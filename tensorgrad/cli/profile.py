@@ -14,7 +14,7 @@ from typing import Literal
 from cyclopts import Parameter
 from tqdm import tqdm
 
-from tensorgrad.cli.sizes import ModelOptions, given
+from tensorgrad.cli.sizes import DEFAULT_MODEL, ModelOptions, given
 from tensorgrad.command import aligned, printable
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError
@@ -34,9 +34,8 @@ from tensorgrad.profile.step import (
 )
 from tensorgrad.profile.tables import attention_split, kernel_table, op_table
 from tensorgrad.train.device import choose_device
-from tensorgrad.train.folder import check_new_folder
+from tensorgrad.train.folder import check_new_folder, free_folder
 from tensorgrad.train.language import LanguageSettings
-from tensorgrad.train.run import free_folder
 from tensorgrad.train.settings import DTYPES
 from tensorgrad.train.strategy_settings import MODES
 
@@ -75,7 +74,7 @@ def profile(
     run: Path | None = None,
     /,
     *,
-    model: ModelOptions = ModelOptions(),
+    model: ModelOptions = DEFAULT_MODEL,
     step: StepOptions = StepOptions(),
     what: tuple[Literal["time", "memory"], ...] = ("time", "memory"),
     steps: int = 3,

@@ -61,6 +61,9 @@ class ModelOptions:
     vocab_multiple: int | None = None
 
 
+DEFAULT_MODEL = ModelOptions()
+
+
 def given(*options: Any) -> dict[str, Any]:
     """Return the options of dataclasses that are not None."""
     values = {f.name: getattr(each, f.name) for each in options for f in fields(each)}

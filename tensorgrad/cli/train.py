@@ -56,8 +56,9 @@ def _command(task: type[Task], chosen: Mapping[str, str], words: str) -> Callabl
 
     def program(given: dict[str, Any]) -> int:
         for name, value in chosen.items():
-            if given.setdefault(name, value) != value:
+            if (given.get(name) or value) != value:
                 raise ArgumentError(f"--{name}: got {given[name]} with {words}, expected none")
+            given[name] = value
         return run_task(task, lambda: choose_run(task.Settings, given), _end, words)
 
     return options_command(task.Settings, program)

@@ -3,9 +3,11 @@
 from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, load_latest
+from tensorgrad.train.config import option
 from tensorgrad.train.loop import Outcome, Trainer, mean_loss
 from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.task import Task
 
 __all__ = [
     "Callback",
@@ -13,6 +15,7 @@ __all__ = [
     "OneProcess",
     "Outcome",
     "Ranks",
+    "Task",
     "TrainSettings",
     "Trainer",
     "average_checkpoints",
@@ -20,4 +23,5 @@ __all__ = [
     "load_checkpoint",
     "load_latest",
     "mean_loss",
+    "option",
 ]

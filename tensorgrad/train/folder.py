@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 from tensorgrad.errors import ArgumentError, CheckpointError
@@ -63,6 +64,12 @@ def check_new_folder(
         with suppress(OSError):
             for path in missing:
                 path.rmdir()
+
+
+def free_folder(name: str) -> Path:
+    """Return the first of the folders NAME-1, NAME-2, ... that does not exist."""
+    paths = (Path(f"{name}-{number}") for number in count(1))
+    return next(path for path in paths if not path.exists())
 
 
 def _continuation(folder: Path) -> str:

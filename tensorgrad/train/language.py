@@ -23,12 +23,13 @@ from tensorgrad.models.restore import config_of
 from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.config import option
+from tensorgrad.train.folder import free_folder
 from tensorgrad.train.load import load_trained
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Outcome, measure_loss
 from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.ranks import Batch
-from tensorgrad.train.run import free_folder, without_checkpoint
+from tensorgrad.train.run import without_checkpoint
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.sizes import newest_entry
 from tensorgrad.train.task import Task
@@ -193,10 +194,9 @@ class LanguageSettings(TrainSettings):
         return size
 
     @property
-    def model_class(self) -> type[LanguageModel]:
-        """The class of the model."""
-        name = self.model or _name_of(PRESETS.get(self.preset)) or "gpt2"
-        return model_class(name)  # type: ignore[no-any-return]  # of a name or a file
+    def model_class(self) -> Any:
+        """The class of the model, a LanguageModel that is made of its `Config`."""
+        return model_class(self.model or _name_of(PRESETS.get(self.preset)) or "gpt2")
 
     def known_sizes(self) -> Any:
         """Return the sizes with the largest vocabulary; None: those of --init-from's model."""
@@ -304,7 +304,7 @@ class LanguageModeling(Task):
         """Return the model, with the weights of --init-from where there are some."""
         self.check_model(self.config)
         initial, self._initial = self._initial, None
-        model = self.settings.model_class(self.config)  # type: ignore[call-arg]
+        model: LanguageModel = self.settings.model_class(self.config)
         if initial is not None:
             model.load_state_dict(initial.state_dict())
         return with_options(model, self.settings)

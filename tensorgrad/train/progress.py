@@ -75,7 +75,7 @@ class ProgressBar:
         self._step = step
         if not self._shown:
             return
-        speed = f"{self.tokens_per_second:,.0f} tokens/s"
+        speed = f"{self.tokens_per_second:,.0f} tokens/s" if self._tokens_per_step else ""
         if self._bar is not None:
             self._bar.set_postfix_str(
                 f"loss {loss:.3f}, lr {lr:.1e}, gradient {gradient_norm:.2f}, {speed}", False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from itertools import count, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,6 @@ def save_facts(folder: Path, facts: Mapping[str, Any]) -> None:
             such as the parameters of the model and the tokens of the text.
     """
     write_json(folder / FACTS, facts, 2)
-
-
-def free_folder(name: str) -> Path:
-    """Return the first of the folders NAME-1, NAME-2, ... that does not exist."""
-    paths = (Path(f"{name}-{number}") for number in count(1))
-    return next(path for path in paths if not path.exists())
 
 
 def resume_run(trainer: Trainer) -> None:

@@ -41,7 +41,7 @@ from tensorgrad.train.config import option
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Outcome
 from tensorgrad.train.ranks import Batch
-from tensorgrad.train.run import free_folder, without_checkpoint
+from tensorgrad.train.run import without_checkpoint
 from tensorgrad.train.settings import SCHEDULES, EpochSettings
 from tensorgrad.train.task import Task
 
@@ -110,17 +110,11 @@ class SentimentSettings(EpochSettings):
     beta2: float = option(0.99, "AdamW: decay of the mean squared gradient", low=0, high=1)
     evaluate_every: int = option(0, "steps between evaluations; 0: an epoch", low=0)
     checkpoint_every: int = option(0, "steps between checkpoints; 0: an epoch", low=0, free=True)
-    out: str = option("", "folder of the run", shown="the first new runs/sentiment-N", free=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.vectors and self.tokens != "words":
             raise ArgumentError(f"--vectors: got --tokens {self.tokens}, expected words")
-
-    @property
-    def folder(self) -> Path:
-        """The folder of a new run."""
-        return Path(self.out) if self.out else free_folder("runs/sentiment")
 
     @classmethod
     def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -281,8 +275,8 @@ class Sentiment(Task):
                 total += cross_entropy(logits, labels, reduction="sum").item()
                 right += int((logits.data.argmax(1) == labels).sum())
                 count += int((labels != IGNORED).sum())
-        total, right, count = self.ranks.sum([total, right, count])
-        return {"validation_loss": total / count, "accuracy": right / count}
+        loss, accurate, texts = self.ranks.sum([total, right, count])
+        return {"validation_loss": loss / texts, "accuracy": accurate / texts}
 
     def fingerprint(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the sizes of the model, the vocabulary, and the sentences and their order."""

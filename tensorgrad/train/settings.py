@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Self
 
 from tensorgrad.amp import AUTOCAST, autocast
@@ -13,6 +14,7 @@ from tensorgrad.models.language_model import model_of
 from tensorgrad.optim import AdamW, FlatParameters, LossScaler, decays_matrices, schedule
 from tensorgrad.optim.flat import NamedParameters
 from tensorgrad.train.config import check, option
+from tensorgrad.train.folder import free_folder
 from tensorgrad.train.strategy_settings import StrategySettings
 
 DTYPES = ("float32", "tf32", "bfloat16", "bfloat16-parameters", "float16")
@@ -34,6 +36,8 @@ class TrainSettings(StrategySettings):
         ArgumentError: a setting is out of its range.
     """
 
+    task: str = option("run", "what to train", choices=("run",))
+    out: str = option("", "folder of the run", shown="the first new runs/TASK-N", free=True)
     steps: int = option(1000, "optimizer steps", low=1, grows=True)
     batch: int = option(8, "sequences of a step, on all ranks together", low=1)
     micro_batches: int = option(
@@ -102,6 +106,11 @@ class TrainSettings(StrategySettings):
                 f"--grad-dtype: got {self.grad_dtype} with --dtype {self.dtype}, expected "
                 "float32, or --dtype bfloat16-parameters"
             )
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a new run."""
+        return Path(self.out) if self.out else free_folder(f"runs/{self.task}")
 
     @classmethod
     def complete(cls, given: dict[str, Any]) -> dict[str, Any]:

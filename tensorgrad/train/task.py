@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Protocol
 from tensorgrad import nn, random
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
+from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.loggers import make_loggers
@@ -186,6 +187,38 @@ class Task:
         check_sizes(sizes, self.folder)
 
 
+def make_trainer(task: Task, callbacks: Sequence[Callback] = ()) -> Trainer:
+    """Return the trainer of a task that is prepared, at step 0."""
+
+    def evaluate() -> Mapping[str, float]:
+        task.step = trainer.step
+        return task.evaluate()
+
+    settings = task.resolved
+    trainer = Trainer(
+        task.model,
+        task.ranks.prepare(task.model, settings.optimizer),
+        task.loss,
+        task.batches,
+        settings.learning_rate,
+        settings,
+        task.folder,
+        tokens_per_step=task.tokens_per_step,
+        flops_per_token=task.flops_per_token,
+        steps_per_epoch=task.steps_per_epoch,
+        evaluate=evaluate,
+        sample=task.sample if task.samples else None,
+        sample_every=task.sample_every,
+        callbacks=callbacks,
+        belongs_to=task.fingerprint(),
+        ranks=task.ranks,
+        scaler=settings.scaler(),
+        count=task.count,
+        graphs=task.graphs,
+    )
+    return trainer
+
+
 def train(
     kind: type[Task],
     settings: TrainSettings,
@@ -211,37 +244,14 @@ def train(
     """
     began = time.perf_counter()
     ranks = OneProcess() if ranks is None else ranks
+    with in_options(settings):
+        settings.known_sizes()  # bad ones leave no folder
     with in_options(settings), run_folder(folder, ranks.is_main, None if resuming else settings):
         callbacks = make_loggers(settings.loggers) if ranks.is_main else []
         task = kind(settings, folder, ranks, resuming)
         task.prepare(device)
         parameters = sum(tensor.size for tensor in task.model.parameters())
-
-        def evaluate() -> Mapping[str, float]:
-            task.step = trainer.step
-            return task.evaluate()
-
-        trainer = Trainer(
-            task.model,
-            ranks.prepare(task.model, settings.optimizer),
-            task.loss,
-            task.batches,
-            task.resolved.learning_rate,
-            task.resolved,
-            folder,
-            tokens_per_step=task.tokens_per_step,
-            flops_per_token=task.flops_per_token,
-            steps_per_epoch=task.steps_per_epoch,
-            evaluate=evaluate,
-            sample=task.sample if task.samples else None,
-            sample_every=task.sample_every,
-            callbacks=callbacks,
-            belongs_to=task.fingerprint(),
-            ranks=ranks,
-            scaler=settings.scaler(),
-            count=task.count,
-            graphs=task.graphs,
-        )
+        trainer = make_trainer(task, callbacks)
         if resuming:
             resume_run(trainer)
         task.first_step = trainer.step

@@ -13,9 +13,8 @@ import pytest
 
 from tensorgrad import backend
 from tensorgrad.cli import COMMANDS, main
-from tensorgrad.parallel import Mesh
+from tensorgrad.parallel import Mesh, program
 from tensorgrad.parallel.merge import merge
-from tensorgrad.train import gpt2
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.log import read_metrics
 from tensorgrad.weights import load_arrays
@@ -254,7 +253,7 @@ def test_a_run_resumes_with_the_command_of_its_task(
     run = str(tmp_path / "run")
     assert main(["train", *options, "--stop-after", "2"]) == 0
     assert main(["train", "translation", "--resume", run]) == 1
-    assert "task is 'gpt2', expected 'translation'" in caplog.records[-1].getMessage()
+    assert "task is 'language-model', expected 'translation'" in caplog.records[-1].getMessage()
     assert main(["train", "translation", "--config", f"{run}/config.json"]) == 1
     assert main(["train", "--resume", run]) == 0
     assert metrics(tmp_path / "run")[-1]["step"] == 4
@@ -286,7 +285,7 @@ def test_a_run_that_needs_too_much_memory_names_what_fits(
     def full(*_: object, **__: object) -> None:
         raise MemoryError("Out of memory allocating 5 bytes")
 
-    monkeypatch.setattr(gpt2, "train", full)
+    monkeypatch.setattr(program, "train", full)
     monkeypatch.setattr(backend, "total_memory", lambda device: 2**31)
     sizes = ["--preset", "gpt2-124M", "--layers", "2", "--vocab", "1024", "--batch", "64"]
     sizes += ["--width", "768", "--context", "1024"]

@@ -17,6 +17,7 @@ from tensorgrad.train import command_line, loop, sentiment
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.load import load_classifier
 from tensorgrad.train.log import read_metrics
+from tensorgrad.train.task import make_trainer
 from tests.processes import closed_streams
 
 TINY = "--device cpu --width 16 --batch 32 --epochs 3 --warmup 5 --lr 0.02 --no-plot"
@@ -83,10 +84,12 @@ def test_captured_steps_are_those_of_an_eager_run(options: list[str], tmp_path: 
         settings, folder, _ = command_line.read_command_line(
             sentiment.SentimentSettings, None, given
         )
-        run = sentiment.SentimentRun(settings, folder, "cuda")
-        run.trainer.run()
+        run = sentiment.Sentiment(settings, folder)
+        run.prepare("cuda")
+        trainer = make_trainer(run)
+        trainer.run()
         found.append(end_of(folder))
-        captured = run.trainer._captured
+        captured = trainer._captured
         assert (captured is not None) == (name == "captured")
         assert captured is None or captured.graphs >= 6  # shapes of batches
     assert found[0] == found[1]
@@ -120,11 +123,12 @@ def test_the_utilization_is_logged_where_the_peak_is_known(
     settings = read_settings(options)
     assert train_sentiment.main([*options, "--stop-after", "3"]) == 0
     last = read_metrics(tmp_path / "run" / "times.jsonl")[-1]
-    run = sentiment.SentimentRun(settings, tmp_path / "run", "cpu")
-    texts, tokens = 32, run.train.tokens
+    run = sentiment.Sentiment(settings, tmp_path / "run")
+    run.prepare("cpu")
+    texts, tokens = 32, run.training.tokens
     assert last["tokens"] == 3 * round(tokens)
     assert last["epoch"] == 0.3
-    flops = texts / tokens * run.model.config.training_flops(tokens / texts, run.train.keys)
+    flops = texts / tokens * run.model.config.training_flops(tokens / texts, run.training.keys)
     assert last["mfu"] == pytest.approx(last["tokens_per_second"] * flops / 1e5, rel=1e-3)
     monkeypatch.undo()  # the peak of a CPU is not known
     assert train_sentiment.main(["--resume", str(tmp_path / "run"), "--stop-after", "3"]) == 0

@@ -20,8 +20,9 @@ from tensorgrad.cli import main, translate
 from tensorgrad.data import Tokenizer, phrases
 from tensorgrad.report import read_run
 from tensorgrad.report.result import result_of
-from tensorgrad.train import checkpoint, command_line, loop, translation
+from tensorgrad.train import checkpoint, command_line, loop, mean_loss, translation
 from tensorgrad.train.log import read_metrics
+from tensorgrad.train.task import make_trainer
 from tensorgrad.train.translation import Bleu, TranslationSettings
 from tests.processes import closed_streams, unread_output
 from tests.source_tree import ROOT
@@ -95,8 +96,9 @@ def test_the_utilization_is_logged_where_the_peak_is_known(
     settings, folder, _ = read_command_line(options)
     assert train_translation.main([*options, "--stop-after", "3"]) == 0
     last = read_metrics(folder / "times.jsonl")[-1]
-    run = translation.TranslationRun(settings, folder, "cpu", True)
-    batches = run.batches
+    run = translation.Translation(settings, folder, resuming=True)
+    run.prepare("cpu")
+    batches = run.training
     flops = run.model.config.training_flops(
         batches.mean_keys(bool(prefix)), batches.targets / batches.tokens
     )
@@ -106,7 +108,8 @@ def test_the_utilization_is_logged_where_the_peak_is_known(
 def test_losses_that_are_not_finite_are_null(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(translation.EvaluatedRun, "validation_loss", lambda *_: math.nan)
+    measured = {"validation_loss": math.nan, "validation_tokens": 1}
+    monkeypatch.setattr(translation.Translation, "measure_loss", lambda _: dict(measured))
     assert train_translation.main(options) == 0
     assert results(tmp_path / "run", "epoch1")["validation_loss"] is None
     assert results(tmp_path / "run", "averaged")["validation_loss"] is None
@@ -422,12 +425,14 @@ def test_each_shape_is_captured_once(options: list[str], tmp_path: Path) -> None
         given = [*options, "--out", str(tmp_path / name), "--device", "cuda", "--epochs", "3"]
         given += ["--no-capture"] * (name == "eager")
         settings, folder, _ = read_command_line([*given, "--prefix"])
-        run = translation.EvaluatedRun(settings, folder, "cuda", False)
-        run.trainer.run()
+        run = translation.Translation(settings, folder)
+        run.prepare("cuda")
+        trainer = make_trainer(run)
+        trainer.run()
         found.append(parameters(folder))
         if name == "captured":
-            assert run.trainer._captured is not None
-            assert run.trainer._captured.graphs == len(run.batches.shapes) > 1
+            assert trainer._captured is not None
+            assert trainer._captured.graphs == len(run.training.shapes) > 1
     assert found[0] == found[1]
 
 
@@ -481,13 +486,14 @@ def test_more_pairs_and_lower_case(options: list[str], folder: Path) -> None:
 
 def test_the_validation_loss_weighs_tokens(options: list[str], tmp_path: Path) -> None:
     settings, folder, _ = read_command_line(options)
-    run = translation.EvaluatedRun(settings, folder, "cpu", False)
-    together = run.validation_loss(run.validation.evaluation_batches())
+    run = translation.Translation(settings, folder)
+    run.prepare("cpu")
+    together = run.measure_loss()["validation_loss"]
     alone = []
     for tokens, targets in run.validation.evaluation_batches():
         for row in range(len(tokens)):
             part = tokens[row : row + 1], targets[row : row + 1]
-            alone.append((run.validation_loss([part]), int((part[1] != -100).sum())))
+            alone.append((mean_loss(run.model, run.loss, [part]), int((part[1] != -100).sum())))
     losses, counts = np.array(alone).T
     assert together == pytest.approx((losses * counts).sum() / counts.sum(), rel=1e-6)
     assert together != pytest.approx(losses.mean(), rel=1e-6)

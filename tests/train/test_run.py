@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tensorgrad.train.run import free_folder
+from tensorgrad.train.folder import free_folder
 
 
 def test_folders_are_numbered(tmp_path: Path) -> None:

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorgrad.cli import main
+from tensorgrad.train.language import LanguageSettings
+from tensorgrad.train.log import read_metrics
+from tensorgrad.train.tasks import task_class
+from tensorgrad.train.user_file import model_class
+from tests.ranks import ROOT, missing, run_ranks
+
+GUIDE = ROOT / "docs" / "guides" / "own-models.md"
+TEXT = "--data text.txt --vocab 300 --context 16 --sample 8"
+STEPS = "--steps 6 --warmup 1 --no-plot --device cpu --log-every 1"
+SIZES = "--layers 2 --heads 2 --width 16"
+# The words of the command that trains each, and the options of strategies that it does not have.
+RUNS = {
+    "nope": (f"--model nope.py {TEXT} {SIZES} --batch 4 {STEPS}", ()),
+    "transformer-lm": (f"transformer-lm {TEXT} {SIZES} --batch 4 {STEPS}", ()),
+    "parity": (f"parity.py --bits 4 --batch 8 --evaluate-every 3 {STEPS}", ("--tp", "--pp")),
+    "translation": (
+        f"translation --data phrases --vocab 300 --context 64 --batch 200 {SIZES} {STEPS} "
+        "--average 0 --test-limit 2",
+        (),
+    ),
+    "sentiment": (
+        f"sentiment --data reviews --model transformer {SIZES} --batch 50 --dropout 0 "
+        f"--word-dropout 0 {STEPS}",
+        ("--pp",),
+    ),
+}
+STRATEGIES = ("--parallel overlap", "--parallel zero3", "--tp 2", "--pp 2")
+
+
+def write_files(folder: Path) -> None:
+    """Write the files of the guide, and a text."""
+    for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S):
+        name = code.partition("\n")[0].removeprefix("# ")
+        (folder / name).write_text(code)
+    lines = [f"def add_{i}(a, b):\n    return a + b + {i}\n\n" for i in range(300)]
+    (folder / "text.txt").write_text("".join(lines))
+
+
+def losses(folder: Path) -> list[float]:
+    """Return the losses of a run, then those of its evaluations."""
+    records = read_metrics(folder / "metrics.jsonl")
+    return [r[name] for name in ("loss", "validation_loss") for r in records if name in r]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+def test_every_task_trains_alike_with_every_strategy(folder: Path) -> None:
+    for name, (words, _) in RUNS.items():
+        assert main(["train", *words.split(), "--out", name]) == 0
+    run_ranks("tests.train.task_ranks", 2, [folder], timeout=300)
+    for name, (_, left_out) in RUNS.items():
+        alone = losses(folder / name)
+        assert len(alone) > 6
+        for strategy in STRATEGIES:
+            if strategy.split()[0] not in left_out:
+                shared = losses(folder / f"{name} {strategy}")
+                np.testing.assert_allclose(shared, alone, rtol=1e-5, err_msg=f"{name} {strategy}")
+
+
+def test_a_model_of_a_file_trains_resumes_and_generates(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    train = ["train", *RUNS["nope"][0].split()]
+    assert main([*train, "--out", "whole"]) == 0
+    assert main([*train, "--out", "run", "--stop-after", "3"]) == 0
+    assert "--resume run --model nope.py" in caplog.text
+    assert main(["train", "--resume", "run"]) == 1  # a run does not say what is executed
+    assert "name it with --model" in caplog.text
+    assert main(["train", "--resume", "run", "--model", "nope.py"]) == 0
+    assert losses(folder / "run") == losses(folder / "whole")
+    assert main(["generate", "run", "def "]) == 1
+    assert "which is executed" in caplog.text
+    capsys.readouterr()
+    assert main(["generate", "run", "def ", "--model", "nope.py", "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().out.startswith("def ")
+    assert main(["evaluate", "run", "--model", "nope.py", "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)["validation_loss"]
+    assert measured == pytest.approx(losses(folder / "run")[-1], abs=1e-6)
+
+
+def test_a_task_of_a_file_trains_resumes_and_evaluates(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    train = ["train", *RUNS["parity"][0].split()]
+    assert main([*train, "--out", "whole"]) == 0
+    assert main([*train, "--out", "run", "--stop-after", "3"]) == 0
+    assert main(["train", "parity.py", "--resume", "run"]) == 0
+    assert losses(folder / "run") == losses(folder / "whole")
+    assert main(["evaluate", "run"]) == 1
+    assert "--task: got none, expected the Python file" in caplog.text
+    capsys.readouterr()
+    assert main(["evaluate", "run", "--task", "parity.py", "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)["validation_loss"]
+    assert measured == pytest.approx(losses(folder / "run")[-1], abs=1e-6)
+    assert main(["report", "run"]) == 0
+    assert main(["train", "parity.py", "--help"]) == 0
+    assert "Learn whether the number of ones" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("missing.py", "TASK: missing.py does not exist, expected a Python file"),
+        ("nope.py", "TASK: nope.py defines none, expected one subclass of Task"),
+        ("broken.py", "TASK: broken.py fails with ZeroDivisionError: division by zero"),
+        ("--model gpt3", "--model: got gpt3, expected one of gpt2, transformer-lm, or a Python"),
+        ("--model parity.py", "--model: parity.py defines none, expected one subclass of Lang"),
+        ("--kv-heads 2", "--kv-heads: got 2 for GPT2, expected none: its config has no kv_heads"),
+        ("--model nope.py --qk-norm", "--qk-norm: got True for NoPE, expected none"),
+        ("gpt2 --preset llama-1B", "--preset: got llama-1B with --model gpt2, expected one of"),
+        ("gpt2 --model transformer-lm", "--model: got transformer-lm with tensorgrad train gpt2"),
+        ("transformer-lm --width 30 --heads 4", "--width: got 30, expected a multiple of 8"),
+        ("parity.py --bits 0", "--bits: got 0, expected 1 or more"),
+        ("parity.py --tp 2", "--tp 2: got one process, expected several ranks: mpirun -n 2 tens"),
+    ],
+)
+def test_bad_words_are_one_line(
+    words: str, said: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "broken.py").write_text("1 / 0")
+    assert main(["train", *words.split()]) == 1
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(lines) == 1
+    assert lines[0].startswith(said)
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("preset", ["llama-124M", "qwen3-0.6B", "gpt2-124M", "small", "char"])
+def test_presets_have_a_model(preset: str) -> None:
+    settings = LanguageSettings(preset=preset)
+    config = settings.known_sizes()
+    assert isinstance(config, settings.model_class.Config)
+    assert config.vocab_size == settings.largest_vocab
+    deeper = LanguageSettings(preset=preset, layers=3).known_sizes()
+    assert deeper.layers == 3
+    assert deeper.width == config.width
+
+
+def test_names_and_files() -> None:
+    assert task_class("sentiment").__name__ == "Sentiment"
+    assert model_class("gpt2").__name__ == "GPT2"
