@@ -7,7 +7,8 @@ and loss, which cost as much as several blocks. Tests: tests/parallel/test_stage
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -58,26 +59,32 @@ def partition(costs: Sequence[float], parts: int) -> list[range]:
     """
     if not 1 <= parts <= len(costs):
         raise ArgumentError(f"partition: parts is {parts}, expected 1 to the {len(costs)} layers")
-    sums = np.cumsum([0.0, *costs])
-    cost = np.triu(sums - sums[:, None], 1)  # of the layers from a row's number to a column's
-    cost[np.tril_indices_from(cost)] = np.inf
-    least = _best(cost, parts, np.maximum)[0]
-    cuts = _best(np.where(cost <= least, cost**2, np.inf), parts, np.add)[1]
-    return [range(begin, end) for begin, end in itertools.pairwise(cuts)]
-
-
-def _best(cost: Any, parts: int, join: Callable[[Any, Any], Any]) -> tuple[float, list[int]]:
-    """Return the least value of parts whose costs are joined, and the first cuts that have it."""
-    ends = []  # of the first part, by its begin, where there are 2, 3, ... parts
-    value, rows = cost[:, -1], np.arange(len(cost))
-    for _ in range(parts - 1):
-        values = join(cost, value)
+    cost, least = _ranges(tuple(costs))
+    squares = np.where(cost <= least[parts - 1], cost**2, np.inf)
+    rows, value, ends = np.arange(len(cost)), squares[:, -1], []
+    for _ in range(parts - 1):  # of the first part, by its begin, where there are 2, 3, ... parts
+        values = squares + value
         ends.append(values.argmin(1))
         value = values[rows, ends[-1]]
     cuts = [0]
     for end in reversed(ends):
         cuts.append(int(end[cuts[-1]]))
-    return float(value[0]), [*cuts, len(cost) - 1]
+    return [range(begin, end) for begin, end in itertools.pairwise([*cuts, len(costs)])]
+
+
+@lru_cache(maxsize=64)
+def _ranges(costs: tuple[float, ...]) -> tuple[Any, list[float]]:
+    """Return the costs of all ranges, and the least of the largest ones of 1, 2, ... parts.
+
+    The cost of a range is in the row of its begin and the column of its end; others are infinite.
+    """
+    sums = np.cumsum([0.0, *costs])
+    cost = np.where(np.tri(len(sums), dtype=bool), np.inf, sums - sums[:, None])
+    value, least = cost[:, -1], []
+    for _ in costs:
+        least.append(float(value[0]))
+        value = np.maximum(cost, value).min(1)
+    return cost, least
 
 
 class RemoteLayer(Module):
