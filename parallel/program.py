@@ -110,7 +110,7 @@ def make_ranks(settings: TrainSettings, comm: Comm) -> Ranks:
         chunks=settings.model_chunks,
         sequence=settings.sequence_parallel,
     )
-    _check_model(settings, mesh)
+    check_model(settings, mesh)
     return ranks
 
 
@@ -163,7 +163,7 @@ def strategy_name(settings: TrainSettings, ranks: int) -> str:
     return " x ".join(f"{size} {name}" for name, size in parts.items() if size > 1)
 
 
-def _check_model(settings: TrainSettings, mesh: Mesh) -> None:
+def check_model(settings: TrainSettings, mesh: Mesh) -> None:
     """Raise ArgumentError where the ranks cannot share the layers or the heads."""
     sizes, parts = settings.known_sizes(), mesh.pp * settings.model_chunks
     layers, heads = (getattr(sizes, name, None) for name in ("layers", "heads"))
@@ -181,7 +181,7 @@ def _check_model(settings: TrainSettings, mesh: Mesh) -> None:
         with init.without_values():
             model = settings.model_class(sizes)
         try:  # but for the vocabulary, which the text may make smaller
-            check_shares(model, mesh.tp, settings.sequence_parallel, vocabulary=False)
+            check_shares(model, mesh.tp, vocabulary=False)
         except ArgumentError as error:
             reason = str(error).removeprefix("tensor_parallel: ")
             raise ArgumentError(f"--tp: got {mesh.tp} where {reason}") from error
