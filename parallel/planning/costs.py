@@ -135,7 +135,7 @@ class Costs:
         return sum(_kept(self, tokens)[blocks.start : blocks.stop])
 
     def rows(self, tokens: int) -> Rows:
-        """Return the rows of a micro-batch of so many tokens."""
+        """Return the rows of a micro-batch, from its number of tokens."""
         outside = tokens / (self.tp if self.sequence else 1)
         return Rows(tokens, outside, self.item, self.wide, self.tp > 1)
 
@@ -203,7 +203,7 @@ def cut_blocks(costs: Costs, parts: int) -> tuple[range, ...]:
 
 
 def divides(row: ShardRow, ranks: int) -> bool:
-    """Whether so many ranks have equal shares of a layer, or whole units of it each."""
+    """Whether a number of ranks can divide a layer equally, or have whole units of it each."""
     _, kind, sections, units, _ = row.shard
     if units is not None:
         return units >= ranks

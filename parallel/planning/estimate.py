@@ -140,7 +140,7 @@ class TrainingJob:
 
 
 def _misfit(row: ShardRow, ranks: int) -> str:
-    """Return why so many ranks cannot share a layer equally."""
+    """Return why a number of ranks cannot share a layer equally."""
     _, kind, _, units, _ = row.shard
     if units is not None:
         name = "heads" if getattr(row.module, "heads", units) == units else "key and value heads"
