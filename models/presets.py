@@ -1,6 +1,6 @@
 """The language models by name, and the sizes of published and of small ones.
 
-Tests: tests/models/test_presets.py.
+Tests: tests/train/test_task.py.
 """
 
 from __future__ import annotations

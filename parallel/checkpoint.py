@@ -264,6 +264,8 @@ def pieces_of(
         held.append((ArrayPiece(named("model", name, shape), *span), data))
     for kind, name, shape, values, array in optimizer.held():
         placement = named(f"optimizer/{kind}", name, shape)
+        if kind in optimizer.slots:  # whole on each rank
+            placement = Placement(placement.name, shape)
         held.append((ArrayPiece(placement, values.start, values.stop), array))
     for name, tensor in model.state_dict().items():
         trained = name in optimizer.flat.slots
@@ -274,7 +276,7 @@ def pieces_of(
         held.append((named("model", name, tensor.shape).piece, tensor.data.reshape(-1)))
         if trained:  # empty, so it has no range of the flat buffers
             for kind, buffer in optimizer.state.items():
-                if kind not in optimizer.slots:
+                if kind not in optimizer.slots and name in optimizer.entries(kind):
                     held.append((named(f"optimizer/{kind}", name, tensor.shape).piece, buffer[:0]))
     return held
 

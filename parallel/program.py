@@ -1,7 +1,7 @@
 """The program of training runs: `tensorgrad train TASK`, alone or on the ranks of mpirun.
 
 Rank 0 reads the command line and prints; an error that a user can fix ends all ranks with one line.
-Tests: tests/parallel/test_program.py and, of each task on 1, 2 and 4 ranks, tests/train/.
+Tests: tests/cli/test_train.py and, of each task with each strategy, tests/train/test_task.py.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.command import drop_unwritten_output, printable, status_and_line
-from tensorgrad.errors import ArgumentError, TensorgradError
+from tensorgrad.command import printable
+from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import init
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks
@@ -25,6 +24,7 @@ from tensorgrad.parallel.comm.mpi_nccl import world
 from tensorgrad.parallel.mesh import Mesh, make_mesh
 from tensorgrad.parallel.planning.advice import memory_advice
 from tensorgrad.parallel.planning.estimate import TrainingJob
+from tensorgrad.parallel.script import Read, command_on_ranks, read_on_ranks
 from tensorgrad.parallel.strategy import mesh_ranks
 from tensorgrad.parallel.tensor import check_shares
 from tensorgrad.train.command_line import read_command_line
@@ -35,7 +35,6 @@ from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.strategy_settings import REDUCTIONS, ZERO
 from tensorgrad.train.task import Task, train
 
-Read = Callable[[], tuple[Any, Path, bool]]
 End = Callable[[Any, Path, str | None], object]
 
 
@@ -209,6 +208,7 @@ def memory_explained(settings: TrainSettings, ranks: int = 1) -> Iterator[None]:
             settings.sequence_parallel,
             settings.dtype,
             settings.grad_dtype,
+            settings.optimizer,
             model,
         )
         memory = backend.total_memory(backend.use_device(settings.device))
@@ -216,12 +216,11 @@ def memory_explained(settings: TrainSettings, ranks: int = 1) -> Iterator[None]:
         raise
 
 
-def _run_on_ranks(task: type[Task], read: Read, end: End) -> int:
+@command_on_ranks
+def _run_on_ranks(comm: Comm, task: type[Task], read: Read, end: End) -> int:
     """Train together with the other ranks, each on its device; return the exit status."""
-    comm = world()
-    level = logging.INFO if comm.rank == 0 else logging.ERROR
-    logging.basicConfig(level=level, format="%(message)s")
-    settings, folder, resuming = _read_once(comm, task.Settings, read)
+    settings, folder, resuming = read_on_ranks(comm, task.Settings, read)
+    world(timeout=60 * settings.timeout)
     try:
         with in_options(settings):
             ranks = make_ranks(settings, comm)
@@ -231,42 +230,10 @@ def _run_on_ranks(task: type[Task], read: Read, end: End) -> int:
         return 1
     if comm.rank == 0:
         logging.info("%d ranks, %s", comm.size, strategy_name(settings, comm.size))
-    try:
-        with in_options(settings), memory_explained(settings, comm.size):
-            settings, _ = choose_device(settings)
-            device = comm.select_device(settings.device)
-            outcome, sample = train(task, settings, folder, resuming, device, ranks, comm.size)
-        if outcome.finished and ranks.is_main:
-            end(settings, folder, sample)
-        return outcome.status
-    except BaseException as error:
-        found = status_and_line(error)
-        if found is None:
-            raise
-        status, line = found
-        comm.abort(status, line or type(error).__name__)
-        return status
-    finally:
-        drop_unwritten_output()
-
-
-def _read_once(
-    comm: Comm, kind: type[TrainSettings], read_settings: Read
-) -> tuple[Any, Path, bool]:
-    """Return what rank 0 reads; it also chooses the folder of the run."""
-    read: dict[str, Any] = {}
-    if comm.rank == 0:
-        try:
-            settings, folder, resuming = read_settings()
-            read = {"settings": asdict(settings), "folder": str(folder), "resuming": resuming}
-        except SystemExit as end:  # after --help: all ranks exit with this status
-            read = {"status": end.code}
-        except TensorgradError as error:
-            logging.error("%s", error)
-            read = {"status": 1}
-    read = comm.broadcast_object(read)
-    if "status" in read:
-        sys.exit(read["status"])
-    settings = kind(**read["settings"])
-    world(timeout=60 * settings.timeout)
-    return settings, Path(read["folder"]), read["resuming"]
+    with in_options(settings), memory_explained(settings, comm.size):
+        settings, _ = choose_device(settings)
+        device = comm.select_device(settings.device)
+        outcome, sample = train(task, settings, folder, resuming, device, ranks, comm.size)
+    if outcome.finished and ranks.is_main:
+        end(settings, folder, sample)
+    return outcome.status

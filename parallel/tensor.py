@@ -23,16 +23,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend, nn
-from tensorgrad.backend import Array
+from tensorgrad.backend import Array, Shape
 from tensorgrad.errors import ArgumentError
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
-from tensorgrad.optim.flat import ALIGNMENT, zeros
+from tensorgrad.optim.flat import ALIGNMENT, Boxes, NamedParameters, zeros
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.nested import NestedRanks
 from tensorgrad.parallel.region import ParallelRegion
 from tensorgrad.parallel.stages import check_not_shared
-from tensorgrad.placement import Placement, cut_box, divide
+from tensorgrad.placement import Placement, cut_box, divide, paste_box
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import Batch, Count, Loss, MakeOptimizer, Ranks, count_targets
 
@@ -302,17 +302,18 @@ class TensorParallel(NestedRanks):
         """Shard the model, and return the optimizer of this rank's part.
 
         Raises:
-            ArgumentError, CommError: see `tensor_parallel`. Also where the optimizer updates whole
-                matrices, of which ranks have parts: Muon and Adafactor.
+            ArgumentError, CommError: see `tensor_parallel`.
         """
         self.parts = tensor_parallel(model, self._comm, self._sequence)
         self._placements = self.parts.placements
-        optimizer = self._inner.prepare(model, make_optimizer)
-        if optimizer.matrices and self._comm.size > 1:
-            raise ArgumentError(
-                f"TensorParallel: the optimizer is {type(optimizer).__name__}, which updates whole "
-                "matrices, expected one that updates element by element, such as AdamW"
-            )
+
+        def make(parameters: FlatParameters | NamedParameters) -> Optimizer:
+            if not isinstance(parameters, FlatParameters):
+                parameters = FlatParameters(parameters)
+            parameters.boxes = _LayerBoxes(self.parts)
+            return make_optimizer(parameters)
+
+        optimizer = self._inner.prepare(model, make)
         self._terms = _JoinedGradients(optimizer.flat, self.parts.summed)
         if self._comm.rank > 0:
             self._copies = _JoinedGradients(optimizer.flat, self.parts.replicated)
@@ -353,6 +354,36 @@ class TensorParallel(NestedRanks):
         means = np.array(values, "float64")
         self._comm.all_reduce(means, "mean")
         return self._inner.sum([float(each) for each in means])
+
+
+class _LayerBoxes(Boxes):
+    """The boxes of parameters whose layers ranks share."""
+
+    def __init__(self, parts: TensorParts) -> None:
+        self._comm, self._placements = parts.comm, parts.placements
+
+    def shape(self, name: str, own: Shape) -> Shape:
+        """Return the shape in the whole model."""
+        return self._placements[name].shape
+
+    def join(self, name: str, own: Array) -> Array:
+        """Return the sum of what each rank has in its place, and 0 elsewhere."""
+        placement = self._placements[name]
+        if placement.ranges is None:
+            return own
+        whole = zeros(math.prod(placement.shape), own.dtype, own).reshape(placement.shape)
+        paste_box(own, whole, placement)
+        self._comm.all_reduce(whole)
+        return whole
+
+    def cut(self, name: str, whole: Array) -> Array:
+        """Return the box of a whole array."""
+        return cut_box(whole, self._placements[name])
+
+    def add(self, name: str, sums: Array) -> None:
+        """Add the sums of other ranks, unless all of them have the whole parameter."""
+        if self._placements[name].ranges is not None:
+            self._comm.all_reduce(sums)
 
 
 class _JoinedGradients:

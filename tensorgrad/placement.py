@@ -215,6 +215,27 @@ def cut_box(full: Array, placement: Placement) -> Array:
     return backend.namespace(full).concatenate(parts or [full[(*before, slice(0))]], placement.axis)
 
 
+def paste_box(box: Array, full: Array, placement: Placement) -> None:
+    """Write a box to its place in a full array; the inverse of `cut_box`.
+
+    Raises:
+        ShapeError: the full array or the box does not have the shape of the placement.
+    """
+    if (full.shape, box.shape) != (placement.shape, placement.box):
+        raise ShapeError(
+            f"paste: {placement.name} has shapes {full.shape} and {box.shape}, expected "
+            f"{placement.shape} and {placement.box}"
+        )
+    if placement.ranges is None:
+        full[...] = box
+        return
+    before, done = (slice(None),) * placement.axis, 0
+    for start, stop in placement.ranges:
+        part = box[(*before, slice(done, done + stop - start))]
+        full[(*before, slice(start, stop))] = part
+        done += stop - start
+
+
 def copies(target: ArrayPiece, sources: Sequence[ArrayPiece]) -> Runs:
     """Return the runs to copy to assemble a piece from others, each element from one of them.
 

@@ -31,6 +31,7 @@ BLOCK = re.compile(
     r".*?(<!-- end -->)",
     re.DOTALL | re.MULTILINE,
 )
+WORD = re.compile("[a-z]{4,}")
 COLUMN = re.compile(r"(\w+)(?:/([\d.]+))?(?::(\S+))?(?: =(.*))?")
 Row = Mapping[str, Any]
 
@@ -68,6 +69,18 @@ def rendered(text: str, folder: Path = RESULTS) -> str:
         return f"{begin}\n\n{table}\n\n{end}"
 
     return BLOCK.sub(block, text)
+
+
+def without_source(text: str) -> list[str]:
+    """Return the headers of a document's tables of numbers that no result file renders."""
+    found = []
+    for table in re.findall(r"(?:^\|.*\n)+", BLOCK.sub("", text + "\n"), re.MULTILINE):
+        header, _, *lines = [line.strip("|").split("|") for line in table.splitlines()] + [[]]
+        cells = [cell.strip() for line in lines for cell in line[1:] if cell.strip()]
+        numbers = [cell for cell in cells if re.search(r"\d", cell) and not WORD.search(cell)]
+        if cells and len(numbers) >= len(cells) / 2:
+            found.append("|".join(header).strip())
+    return found
 
 
 def chosen(rows: Sequence[Row], where: str, name: str) -> list[Row]:

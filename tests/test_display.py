@@ -43,7 +43,8 @@ MADE: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: optim.Muon([layer().weight]),
-        "Muon(parameters=1, elements=12, lr=0.001, weight_decay=0.1, momentum=0.95, nesterov=True, "
+        "Muon(parameters=1, elements=12, lr=0.001, weight_decay=0.1, betas=(0.9, 0.999), "
+        "eps=1e-08, momentum=0.95, nesterov=True, "
         "iterations=5, match_adamw=False)",
     ),
     (

@@ -12,7 +12,7 @@ import pytest
 from tensorgrad.bench import provenance
 from tensorgrad.files import write_json
 from tensorgrad.readers import read_json
-from tests.results import BLOCK, RESULTS, documents, problems, rendered
+from tests.results import BLOCK, RESULTS, documents, problems, rendered, without_source
 
 FENCE = re.compile(r"^```.*?^```$|`<!-- end -->`", re.DOTALL | re.MULTILINE)
 RESULT = RESULTS / "overhead" / "overhead.json"
@@ -25,6 +25,29 @@ def test_a_document_is_as_rendered(page: Path) -> None:
     assert FENCE.sub("", text).count("<!-- end -->") == sum(
         begin != "" for begin, *_ in BLOCK.findall(text)
     )
+
+
+# Tables of numbers that were written by hand: fewer are right, more are not.
+BY_HAND = {
+    "attention": 7, "elementwise": 1, "graphs": 1, "kernels": 1, "matmul": 8, "norms": 1,
+    "optimizer": 2, "parallel": 3, "planning": 4, "reductions": 2, "softmax": 4, "array-api": 2,
+    "multi-gpu": 1, "reports": 1, "sentiment": 1, "systems-questions": 22, "training": 1,
+    "translation": 2, "performance": 33,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", documents(), ids=lambda path: str(path.name))
+def test_no_table_of_numbers_is_added_without_a_source(page: Path) -> None:
+    tables = without_source(page.read_text(encoding="utf-8"))
+    assert len(tables) == BY_HAND.get(page.stem, 0), tables
+
+
+def test_a_table_without_a_source_is_found() -> None:
+    table = "| model | ms |\n|---|---|\n| 124M | 52.9 |\n"
+    assert without_source(table) == ["model | ms"]
+    assert without_source("| option | meaning |\n|---|---|\n| --batch | sequences |\n") == []
+    begin = "<!-- table overhead/overhead.json show op -->"
+    assert without_source(f"{begin}\n{table}\n<!-- end -->") == []
 
 
 @pytest.mark.skipif(not provenance.commit(), reason="the code is in no git checkout")

@@ -47,7 +47,7 @@ _ANNOUNCEMENT = 256  # bytes
 _ADD: dict[str, Any] = {"sum": np.add, "mean": np.add, "max": np.maximum}
 
 
-class _Task:
+class _SentTask:
     """A pending transfer, and how it ended."""
 
     def __init__(self, transfer: Transfer) -> None:
@@ -74,7 +74,7 @@ class ProgressEngine:
     def __init__(self) -> None:
         """Start without transfers."""
         self.last = LastCall()
-        self._tasks: list[_Task] = []
+        self._tasks: list[_SentTask] = []
 
     def begin(self, transfer: Transfer, meets: bool = False) -> Finish:
         """Start a transfer, and return a function that waits until it is done.
@@ -83,7 +83,7 @@ class ProgressEngine:
             transfer: what to advance.
             meets: whether it waits for another rank to make a call.
         """
-        task = _Task(transfer)
+        task = _SentTask(transfer)
         task.advance()
         if not task.done:
             self._tasks.append(task)

@@ -13,14 +13,15 @@ keeps 16-bit copies of the weights that matrix products take.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel, model_of
-from tensorgrad.nn import Module, init
+from tensorgrad.nn import Module, Parameter, init
 from tensorgrad.nn.rows import Rows
 from tensorgrad.ops.linear_cross_entropy import rows_at_a_time
 from tensorgrad.parallel.stages import block_costs, is_on, matrices, mixed_width, partition
@@ -37,12 +38,16 @@ class BlockSizes(NamedTuple):
         matrices: elements of the matrices.
         mixed: the width of what the heads of attention mix.
         sums: regions that ranks share, each of which ends in a sum.
+        shapes: of the matrices.
+        factors: rows and columns of the matrices, and elements of the vectors.
     """
 
     parameters: int
     matrices: int
     mixed: int
     sums: int
+    shapes: list[tuple[int, ...]]
+    factors: int
 
 
 class CountedModel(NamedTuple):
@@ -55,6 +60,7 @@ class CountedModel(NamedTuple):
         inner: the width of all results within the last layer of a block, such as the input of
             GELU; of the widest block.
         root: parameters outside the blocks of a stage with the first part, the last, or both.
+        factors: rows and columns of their matrices, and elements of the vectors.
     """
 
     model: LanguageModel
@@ -62,6 +68,7 @@ class CountedModel(NamedTuple):
     flops: list[int]
     inner: int
     root: dict[tuple[bool, bool], int]
+    factors: dict[tuple[bool, bool], int]
 
 
 @dataclass(frozen=True)
@@ -223,19 +230,17 @@ def _counted(kind: Any, config: Any, tp: int) -> CountedModel:
         for row in shared_rows("plan", model) if tp > 1 else []:
             _shrink(row, tp)
     outside = [
-        (name.partition(".")[0], each.size)
+        (name.partition(".")[0], each)
         for name, each in model.named_parameters()
         if not name.startswith("blocks.")
     ]
-    root = {
-        (first, last): sum(
-            size for name, size in outside if is_on(name, model, first=first, last=last)
-        )
-        for first in (False, True)
-        for last in (False, True)
-    }
+    root, factors = {}, {}
+    for first, last in itertools.product((False, True), repeat=2):
+        held = [each for name, each in outside if is_on(name, model, first=first, last=last)]
+        root[first, last] = sum(each.size for each in held)
+        factors[first, last] = _factors(held)
     blocks, inner = tuple(map(_sizes, model.blocks)), max(map(_inner, model.blocks))
-    return CountedModel(model, blocks, block_costs(model), inner, root)
+    return CountedModel(model, blocks, block_costs(model), inner, root, factors)
 
 
 def _shrink(row: ShardRow, ranks: int) -> None:
@@ -265,7 +270,14 @@ def _sizes(block: Module) -> BlockSizes:
         matrices(block),
         mixed_width(block),
         sum(row.shard.kind == "row" for row in rows_of(block)),
+        [each.shape for each in block.parameters() if each.ndim == 2],
+        _factors(block.parameters()),
     )
+
+
+def _factors(parameters: Iterable[Parameter]) -> int:
+    """Return the rows and columns of matrices, and the elements of vectors."""
+    return sum(sum(each.shape) if each.ndim > 1 else each.size for each in parameters)
 
 
 def _inner(block: Module) -> int:

@@ -17,14 +17,16 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, default_bucket_bytes
 from tensorgrad.parallel.mesh import Mesh
+from tensorgrad.parallel.planning import updates
 from tensorgrad.parallel.planning.costs import BlockSizes, Costs, cut_blocks, divides
 from tensorgrad.parallel.schedule import bubble_fraction, check_schedule, max_in_flight
 from tensorgrad.parallel.tensor import ShardRow, rows_of
-from tensorgrad.train.settings import DTYPES, has_narrow_products
+from tensorgrad.train.settings import DTYPES, OPTIMIZERS, has_narrow_products
 
 _WIDE = 4  # bytes of a gradient, float32
-_MOVED = 32  # bytes a parameter of a clipped step of AdamW; docs/chapters/optimizer.md
-_GRADIENT_READS = 2  # of these: for the norm, and for the update
+_GRADIENT_READS = 2  # of a clipped step: for the norm, and for the update
+_FLOAT32 = 66.9 / 989.4  # float32 FLOP/s over those of 16-bit products, in an H100's data sheet
+_LOW_BITS = 2  # bytes of a bfloat16 parameter's master weight in the optimizer's state
 _SLOTS = 2  # of whole parameters or gradients of blocks (shards.py)
 _SENDS = 4  # activations and gradients in flight between stages
 
@@ -46,6 +48,7 @@ class TrainingJob:
         dtype: one of DTYPES of train/settings.py, such as "bfloat16" (autocast) and
             "bfloat16-parameters" (parameters and activations, with a float32 master copy).
         grad_dtype: of the gradients: "float32", or "bfloat16" for "bfloat16-parameters" on one GPU.
+        optimizer: one of OPTIMIZERS of train/settings.py.
         model: the class of the model; None: the one that has the config.
     Raises:
         ArgumentError: sizes are out of range or do not divide; the message has the numbers.
@@ -61,6 +64,7 @@ class TrainingJob:
     sequence: bool = False
     dtype: str = "bfloat16-parameters"
     grad_dtype: str = "float32"
+    optimizer: str = "adamw"
     model: type[LanguageModel] | None = None
 
     def __post_init__(self) -> None:
@@ -71,10 +75,11 @@ class TrainingJob:
                 raise ArgumentError(f"plan: {name} is {getattr(self, name)}, expected 1 or more")
         if self.zero not in range(4):
             raise ArgumentError(f"plan: zero is {self.zero}, expected 0 to 3")
-        if self.dtype not in DTYPES:
-            raise ArgumentError(
-                f"plan: dtype is {self.dtype!r}, expected one of {', '.join(DTYPES)}"
-            )
+        for name, choices in (("dtype", DTYPES), ("optimizer", OPTIMIZERS)):
+            if getattr(self, name) not in choices:
+                raise ArgumentError(
+                    f"plan: {name} is {getattr(self, name)!r}, expected one of {', '.join(choices)}"
+                )
         narrow = ("bfloat16", "bfloat16-parameters", 1)
         if self.grad_dtype != "float32" and (self.grad_dtype, self.dtype, mesh.size) != narrow:
             raise ArgumentError(
@@ -117,10 +122,14 @@ class TrainingJob:
         """Return the numbers of the blocks of each part of a stage."""
         return cut_blocks(self.costs, self.mesh.pp * self.chunks)[stage :: self.mesh.pp]
 
+    def numbers(self, stage: int) -> list[int]:
+        """Return the numbers of the blocks of a stage."""
+        return [number for part in self.parts(stage) for number in part]
+
     def blocks(self, stage: int) -> list[BlockSizes]:
         """Return the sizes of the blocks of a stage."""
         sizes = self.costs.blocks
-        return [sizes[number] for part in self.parts(stage) for number in part]
+        return [sizes[number] for number in self.numbers(stage)]
 
     @property
     def tokens(self) -> int:
@@ -276,8 +285,11 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     shared = root + slots + every / mesh.dp  # blocks are sharded, the root is not
     parameters = shared if job.zero == 3 else root + every
     gradients = shared if job.zero >= 2 else root + every
-    each = 10 if job.dtype == "bfloat16-parameters" else 8  # two moments, low bits of weights
-    state = each * (root + every) / (mesh.dp if job.zero else 1)
+    place = job.optimizer, costs, job.numbers(stage), first, last
+    state = updates.state_bytes(*place)
+    if job.dtype == "bfloat16-parameters":
+        state += _LOW_BITS * (root + every)
+    state = state / (mesh.dp if job.zero else 1) + updates.factor_bytes(*place)
     remembered = max_in_flight(job.schedule, mesh.pp, job.micro_batches, stage, job.chunks)
     if mesh.pp == 1 and job.schedule == "gpipe":
         remembered = 1  # without a pipeline, backward of each micro-batch follows its forward
@@ -329,17 +341,27 @@ def estimate(
     compute = job.micro_batches * (forward + backward) / speeds.flops
     layers = sum(each.exposed for each in sent if each.axis == "tp")
     bubble = bubble_fraction(job.schedule, job.mesh.pp, job.micro_batches, job.chunks)
-    updated = _held(job, slowest) / (job.mesh.dp if job.zero else 1)
-    moved = _MOVED - _GRADIENT_READS * (_WIDE - job.grad_item)
+    for_update = list(_sent_by_update(job, speeds, slowest))
     time = {
         "compute": compute,
         "send within layers": layers,
         "pipeline bubble": (compute + layers) * bubble / (1 - bubble),
         "send between stages": sum(each.exposed for each in sent if each.axis == "pp"),
         "send gradients and parameters": sum(each.exposed for each in sent if each.axis == "dp"),
-        "optimizer": updated * moved / speeds.memory_bandwidth,
+        "optimizer": _update_seconds(job, speeds, slowest),
+        "send for the optimizer": sum(each.exposed for each in for_update),
     }
-    return Estimate(job, speeds, stage, memories[stage], sent, time)
+    return Estimate(job, speeds, stage, memories[stage], sent + for_update, time)
+
+
+def _update_seconds(job: TrainingJob, speeds: Speeds, stage: int) -> float:
+    """Return the time of the optimizer's step: memory traffic, and products of float32."""
+    numbers, ends = job.numbers(stage), (stage == 0, stage == job.mesh.pp - 1)
+    moved = updates.moved_bytes(job.optimizer, job.costs, numbers, *ends)
+    moved -= _GRADIENT_READS * (_WIDE - job.grad_item) * _held(job, stage)
+    flops = updates.update_flops(job.optimizer, job.costs, numbers)
+    seconds = moved / speeds.memory_bandwidth + flops / (_FLOAT32 * speeds.flops)
+    return seconds / (job.mesh.dp if job.zero else 1)
 
 
 def _held(job: TrainingJob, stage: int) -> int:
@@ -369,6 +391,20 @@ def _sent_by_layers(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Tr
         calls *= 2  # a gather and a scatter instead of each all-reduce
     what = "activations, gather and scatter" if job.sequence else "activations, all-reduce"
     yield speeds.traffic(what, "tp", ranks, calls, sent)
+
+
+def _sent_by_update(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Traffic]:
+    """Yield the traffic of optimizers that need whole matrices, of which ranks have parts."""
+    mesh, numbers = job.mesh, job.numbers(stage)
+    gathered = updates.gathered_bytes(job.optimizer, job.costs, numbers)
+    joined = updates.joined_bytes(job.optimizer, job.costs, numbers)
+    if mesh.dp > 1 and job.zero and gathered:
+        size = (mesh.dp - 1) / mesh.dp * gathered
+        yield speeds.traffic("momentum, all-gather", "dp", mesh.dp * mesh.tp, len(numbers), size)
+    if mesh.tp > 1 and joined:
+        size = 2 * (mesh.tp - 1) / mesh.tp * joined
+        calls = sum(len(each.shapes) for each in job.blocks(stage))
+        yield speeds.traffic("matrices of updates, all-reduce", "tp", mesh.tp, calls, size)
 
 
 def _sent_by_stages(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Traffic]:

@@ -179,6 +179,7 @@ def to_json(found: Estimate, reserved: float = 0.0) -> dict[str, Any]:
                 "sequence",
                 "dtype",
                 "grad_dtype",
+                "optimizer",
             )
         },
         "speeds": asdict(found.speeds),
@@ -208,6 +209,8 @@ def table(name: str, found: Estimate, memory: float | None = None, reserved: flo
     lines = [f"{title}: {describe(job)}, {job.dtype}"]
     if job.grad_dtype != "float32":
         lines[0] += f", gradients in {job.grad_dtype}"
+    if job.optimizer != "adamw":
+        lines[0] += f", {job.optimizer}"
     lines += [f"note: {problem}" for problem in job.problems]
     total = found.bytes + reserved
     sizes = {**found.memory, "reserved": reserved, "total": total}

@@ -7,62 +7,69 @@ and bandwidth of all-reduce. Tests: tests/bench/test_buckets.py.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.bench import options
 from tensorgrad.bench.pictures import new_figure
-from tensorgrad.bench.steps import RankTimer, StepSettings, training_step
-from tensorgrad.bench.sweep import Case, Row, Sweep
-from tensorgrad.bench.timing import synchronize
-from tensorgrad.checks import check_integer
-from tensorgrad.errors import ArgumentError
+from tensorgrad.bench.steps import (
+    MODEL,
+    PhasedStep,
+    RankTimer,
+    StepSettings,
+    sizes_of,
+    training_step,
+)
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
+from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.nn import Parameter
 from tensorgrad.parallel.bucket_size import Overlap, default_bucket_bytes
 from tensorgrad.parallel.buckets import assign_buckets, leading_embeddings
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.data import DataParallel
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import OneProcess
 
 _WIDE = 4  # bytes of a gradient
 _SMALL = 1024  # bytes of an all-reduce that takes its latency
 
 
-def bucket_cases(
-    settings: StepSettings, comm: Comm, sizes: Sequence[float], steps: int
-) -> list[Case]:
-    """Return the cases of a sweep.
+def buckets_sweep(
+    *,
+    comm: Comm,
+    sizes: tuple[float, ...] = (1, 2, 5, 10, 25, 50, 100, 200, 400),
+    layers: options.Layers = 12,
+    width: options.Width = 768,
+    heads: options.Heads = 12,
+    context: options.Context = 1024,
+    vocab: options.Vocab = 50304,
+    batch: int = 8,
+    dtype: options.Precision | None = None,
+    steps: int = 10,
+    device: options.Device = "auto",
+) -> Iterator[Measurement]:
+    """Measure what gradient buckets add to a step, by size, beside the formula and its optimum.
+
+    The model is a GPT-2, by default of 124M parameters, on the ranks that mpirun starts.
 
     Args:
-        settings: the model and the batch of a rank.
-        comm: the ranks.
         sizes: of a bucket of gradients, MB (10^6 bytes).
-        steps: of a timed window; three windows are timed.
-    Raises:
-        ArgumentError: there is one rank only, or a number is not positive.
+        batch: sequences of a rank.
+        dtype: of matrix products, as in training (default: bfloat16-parameters, on a CPU float32).
+        steps: of a timed window; the median of three windows counts.
     """
-    if comm.size == 1:
-        raise ArgumentError(
-            "bench buckets: got one rank, expected several: start it with `mpirun -n 2 "
-            "tensorgrad bench buckets`"
-        )
-    check_integer("bench buckets", "steps", steps, 1)
-    for size in sizes:
-        if not 0 < size < 1e9:
-            raise ArgumentError(f"bench buckets: size is {size} MB, expected a number above 0")
-    config = settings.config
-    return [
-        {
-            "bucket_mb": float(size), "layers": config.layers, "width": config.width,
-            "heads": config.heads, "context": config.context, "vocab": config.vocab_size,
-            "batch": settings.batch, "dtype": settings.precision, "ranks": comm.size,
-            "steps": steps,
-        }
-        for size in sorted(set(sizes))
-    ]  # fmt: skip
+    options.check_ranks("buckets", comm.size)
+    options.check_counts("buckets", steps=steps)
+    options.check_sizes("buckets", sizes)
+    config = GPT2Config(vocab, context, layers, heads, width)
+    settings = StepSettings(config, batch, options.precision_on(device, dtype))
+    cases = options.crossed(
+        bucket_mb=sorted(map(float, sizes)), **sizes_of(config), batch=batch,
+        dtype=settings.precision, ranks=comm.size, steps=steps,
+    )  # fmt: skip
+    yield Measurement(BUCKETS, cases, BucketBench(settings, comm, device, steps), device)
 
 
 class BucketBench:
@@ -110,17 +117,20 @@ class BucketBench:
 
     def _count(self, megabytes: float) -> int:
         """Return the number of buckets."""
+        parameters, leading = self._parameters()
+        return len(set(assign_buckets(parameters, megabytes, leading).values()))
+
+    def _parameters(self) -> tuple[dict[str, Parameter], set[str]]:
+        """Return the parameters by name, and the names of embeddings."""
         model = self._settings.model(self._device)
         parameters = dict(model.named_parameters())
-        names = leading_embeddings(model, parameters)
-        return len(set(assign_buckets(parameters, megabytes, names).values()))
+        return parameters, set(leading_embeddings(model, parameters))
 
     def _measured_model(self) -> Overlap:
         """Return the formula with the times of this machine."""
-        model = self._settings.model(self._device)
-        parameters = dict(model.named_parameters())
-        gradients = _WIDE * sum(each.size for each in parameters.values())
-        last = _WIDE * sum(parameters[n].size for n in leading_embeddings(model, parameters))
+        parameters, leading = self._parameters()
+        gradients = _WIDE * sum(parameter.size for parameter in parameters.values())
+        last = _WIDE * sum(parameters[name].size for name in leading)
         backward = self._backward_seconds()
         latency = self._all_reduce_seconds(_SMALL)
         whole = self._all_reduce_seconds(gradients)
@@ -129,19 +139,9 @@ class BucketBench:
 
     def _backward_seconds(self) -> float:
         """Return the time of backward alone: the median of some."""
-        model = self._settings.model(self._device)
-        optimizer = self._settings.optimizer(model.named_parameters())
-        x, y = self._settings.parts(self._device)[0]
-        times = []
-        for _ in range(4):
-            optimizer.zero_grad()
-            with self._settings.casts():
-                loss = model.forward(Tensor(x), Tensor(y))
-            synchronize(self._device)
-            begin = time.perf_counter()
-            loss.backward()
-            synchronize(self._device)
-            times.append(time.perf_counter() - begin)
+        step = PhasedStep(self._settings, self._device)
+        step.prepare()
+        times = [step()[1] for _ in range(4)]
         return self._timer.largest(float(np.median(times[1:])))
 
     def _all_reduce_seconds(self, size: int) -> float:
@@ -153,11 +153,8 @@ class BucketBench:
 def draw_buckets(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the figure of a sweep: measured overhead, the formula, its optimum, the default."""
     first = rows[0]
-    title = (
-        f"Gradient buckets: {first['layers']} layers, C {first['width']}, batch {first['batch']} "
-        f"a rank, {first['ranks']} ranks\n{first['dtype']}, {first['device']}"
-    )
-    figure = new_figure(1, 1, title, 8.0)
+    title = "Gradient buckets: {layers} layers, C {width}, batch {batch} a rank, {ranks} ranks"
+    figure = new_figure(1, 1, (title + "\n{dtype}, {device}").format(**first), 8.0)
     axes = figure.subplots()
     sizes = [row["bucket_mb"] for row in rows]
     axes.plot(sizes, [row["overhead_ms"] for row in rows], "o-", label="measured")
@@ -173,10 +170,7 @@ def draw_buckets(rows: Sequence[Row]) -> dict[str, Any]:
 
 BUCKETS = Sweep(
     "buckets",
-    (
-        *("bucket_mb", "layers", "width", "heads", "context", "vocab", "batch", "dtype", "ranks"),
-        "steps",
-    ),
+    ("bucket_mb", *MODEL[1:], "ranks", "steps"),
     (
         *("buckets", "step_ms", "alone_ms", "overhead_ms", "formula_ms", "best_mb", "best_ms"),
         *("default_mb", "backward_ms", "gradients_mb", "bandwidth_gbps", "latency_us"),

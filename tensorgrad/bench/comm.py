@@ -10,17 +10,19 @@ MPI takes turns with ours. Tests: tests/bench/test_comm.py.
 from __future__ import annotations
 
 import importlib
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.bench.memory import check_fits
-from tensorgrad.bench.pictures import new_figure, plot_lines
-from tensorgrad.bench.sweep import Case, Row, Sweep
-from tensorgrad.bench.timing import in_turns, synchronize
+from tensorgrad.bench.options import Device, check_known, check_ranks, check_sizes, crossed
+from tensorgrad.bench.pictures import lines
+from tensorgrad.bench.steps import RankTimer
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
+from tensorgrad.bench.timing import in_turns
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.errors import ArgumentError
 from tensorgrad.parallel.comm.collectives import Comm
@@ -30,46 +32,37 @@ _WINDOWS, _MOST_CALLS = 5, 1000
 _WINDOW = 0.05  # seconds of a timed window
 
 
-def comm_cases(
+def comm_sweep(
+    *,
     comm: Comm,
-    sizes: Sequence[float] = (1, 4, 16, 64, 256, 1024),
-    ranks: Sequence[int] = (),
-    backends: Sequence[str] = ("mpi",),
-    dtype: str = "float32",
-) -> list[Case]:
-    """Return the cases of a sweep.
+    sizes: tuple[float, ...] = (1, 4, 16, 64, 256, 1024),
+    ranks: tuple[int, ...] = (),
+    backends: tuple[Literal[BACKENDS], ...] = (),  # type: ignore[valid-type]
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32",
+    device: Device = "auto",
+) -> Iterator[Measurement]:
+    """Measure all-reduce over sizes, ranks and backends: time, algorithm and bus bandwidth.
 
     Args:
-        comm: all ranks.
-        sizes: MB (10^6 bytes) of the array on each rank.
-        ranks: how many ranks take part, the first of all; default: all.
-        backends: "mpi", arrays on the host; "nccl", arrays on GPUs.
-        dtype: of the array.
-    Raises:
-        ArgumentError: there is one rank only, or an argument is out of its range.
-        DtypeError: there is no such dtype.
+        sizes: MB (10^6 bytes) on each rank.
+        ranks: how many of the ranks take part; several numbers are compared (default: all).
+        backends: mpi, arrays of the host; nccl, arrays of GPUs (default: both, on a CPU mpi).
+        dtype: of the arrays.
     """
-    if comm.size == 1:
-        raise ArgumentError(
-            "bench comm: got one rank, expected several: start it with `mpirun -n 2 tensorgrad "
-            "bench comm`"
-        )
-    for size in sizes:
-        if not 0 < size < 1e6:
-            raise ArgumentError(f"bench comm: size is {size} MB, expected a number above 0")
+    names = backends or (("mpi",) if device == "cpu" else BACKENDS)
+    if "nccl" in names and device == "cpu":
+        raise ArgumentError("--backends: got nccl without a GPU, expected mpi")
+    check_ranks("comm", comm.size)
+    check_known("comm", "backend", names, BACKENDS)
+    check_sizes("comm", sizes)
     for count in ranks:
         if not 2 <= count <= comm.size:
             raise ArgumentError(f"bench comm: ranks is {count}, expected 2 to {comm.size}")
-    for name in backends:
-        if name not in BACKENDS:
-            raise ArgumentError(f"bench comm: backend is {name!r}, expected mpi or nccl")
-    as_dtype(dtype)
-    return [
-        {"backend": name, "ranks": count, "size_mb": float(size), "dtype": dtype}
-        for name in dict.fromkeys(backends)
-        for count in sorted(set(ranks or (comm.size,)))
-        for size in sorted(set(sizes))
-    ]
+    cases = crossed(
+        backend=names, ranks=sorted(ranks or (comm.size,)), size_mb=sorted(map(float, sizes)),
+        dtype=as_dtype(dtype).name,
+    )  # fmt: skip
+    yield Measurement(COMM, cases, CommBench(comm, device), device)
 
 
 class CommBench:
@@ -112,19 +105,18 @@ class CommBench:
             group.all_reduce(array, "mean")
 
         direct = self._direct(group, array)
+        timer = RankTimer(group, device, 1)
         call()  # connects, and allocates buffers
-        once = self._seconds(call, 1, group, device)
-        count = max(1, min(_MOST_CALLS, int(_WINDOW / max(once, 1e-9))))
+        count = max(1, min(_MOST_CALLS, int(_WINDOW / max(timer.seconds(call, 1), 1e-9))))
         times: list[float] = []
 
         def ours() -> float:
-            times.append(self._seconds(call, count, group, device))
+            times.append(timer.seconds(call, count))
             return times[-1]
 
         measures: list[Callable[[], float]] = [ours]
         if direct is not None:
-            direct()
-            measures.append(lambda: self._seconds(direct, count, group, device))
+            measures.append(partial(timer.seconds, direct, count))
         seconds, *others = in_turns(measures, _WINDOWS)
         algorithm = array.nbytes / seconds / 1e9
         bus = algorithm * 2 * (group.size - 1) / group.size
@@ -155,17 +147,6 @@ class CommBench:
         place, float32, mean = array.data.ptr, 7, 4
         return lambda: ranks.allReduce(place, place, array.size, float32, mean, stream.ptr)
 
-    def _seconds(self, call: Any, calls: int, group: Comm, device: str) -> float:
-        """Return the time of a call on the slowest rank."""
-        synchronize(device)
-        group.barrier()
-        begin = time.perf_counter()
-        for _ in range(calls):
-            call()
-        synchronize(device)
-        spent = (time.perf_counter() - begin) / calls
-        return max(float(each) for each in group.all_gather_objects(spent))
-
 
 def _check_fits(size: float, device: str, group: Comm) -> None:
     """Raise MemoryError on all ranks of a group where an array does not fit on one of them.
@@ -184,19 +165,9 @@ def _check_fits(size: float, device: str, group: Comm) -> None:
 
 def draw_comm(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the figure of a sweep: time and bus bandwidth over size."""
-    title = f"All-reduce, {rows[0]['dtype']}, {rows[0]['device']}"
-    figure = new_figure(2, 1, title)
-    for axes, (y, words) in zip(
-        figure.subplots(1, 2),
-        (("ms", "time (ms)"), ("bus_gbps", "bus bandwidth (GB/s)")),
-        strict=True,
-    ):
-        plot_lines(axes, rows, "size_mb", y, ("backend", "ranks"))
-        axes.set(xlabel="size (MB)", ylabel=words, xscale="log", title=words.partition(" (")[0])
-        axes.get_legend().set_title("backend, ranks", {"size": 8})
-        if y == "ms":
-            axes.set_yscale("log")
-    return {"": figure}
+    panels = {"ms": "time (ms)", "bus_gbps": "bus bandwidth (GB/s)"}
+    title, x = "All-reduce, {dtype}, {device}", ("size_mb", "size (MB)")
+    return {"": lines(rows, title, x, panels, ("backend", "ranks"))}
 
 
 COMM = Sweep(

@@ -10,80 +10,79 @@ from __future__ import annotations
 
 import importlib
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.bench.model import Trainee
+from tensorgrad.bench import options
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.processes import in_new_process
-from tensorgrad.bench.steps import StepSettings
-from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.steps import PhasedStep, StepSettings
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep, Together
+from tensorgrad.bench.timing import phases
+from tensorgrad.bench.torch_ddp import TorchTrainer
 from tensorgrad.bench.torch_gpt2 import gpt2
-from tensorgrad.checks import check_integer
 from tensorgrad.models.gpt2 import GPT2Config
 
 PARTS = ("forward", "backward", "optimizer", "step")
 _SIZES = ("layers", "width", "heads", "context", "batch", "vocab", "steps")
 
 
-def cpu_cases(sizes: dict[str, int], turns: int, peer: bool) -> list[Case]:
-    """Return the cases of a sweep, one for each part of a step.
+def cpu_sweep(
+    *,
+    layers: options.Layers = 6,
+    width: options.Width = 384,
+    heads: options.Heads = 6,
+    context: options.Context = 256,
+    batch: int = 8,
+    vocab: options.Vocab = 4096,
+    steps: int = 6,
+    turns: int = 3,
+    peer: options.Peer = None,
+) -> Iterator[Measurement]:
+    """Measure a training step of a GPT-2 on the CPU in float32, beside PyTorch eager.
 
-    Args: see `tensorgrad bench cpu --help`.
-    Raises:
-        ArgumentError: a number is out of its range.
+    Args:
+        batch: sequences of a step.
+        steps: timed steps in each turn.
+        turns: of each library, each in a new process.
     """
-    for name, value in {**sizes, "turns": turns}.items():
-        check_integer("bench cpu", name, value, 1)
-    config_of(sizes)
-    return [{"part": part, **sizes, "turns": turns, "peer": peer, "dtype": "float32"}
-            for part in PARTS]  # fmt: skip
+    sizes = dict(zip(_SIZES, (layers, width, heads, context, batch, vocab, steps), strict=True))
+    options.check_counts("cpu", **sizes, turns=turns)
+    settings_of(sizes)
+    cases = options.crossed(
+        part=PARTS, **sizes, turns=turns, peer=options.is_measured(peer), dtype="float32"
+    )
+    yield Measurement(CPU, cases, Together("part", measure_cpu))
 
 
-def config_of(sizes: dict[str, int]) -> GPT2Config:
-    """Return the model."""
+def settings_of(sizes: dict[str, int]) -> StepSettings:
+    """Return the model and the batch."""
     names = "vocab", "context", "layers", "heads", "width"
-    return GPT2Config(*(sizes[name] for name in names))
+    return StepSettings(GPT2Config(*(sizes[name] for name in names)), sizes["batch"])
 
 
 def step_times(peer: bool, sizes: dict[str, int]) -> list[list[float]]:
     """Return the milliseconds of forward, backward and optimizer of some steps in this process."""
-    settings = StepSettings(config_of(sizes), sizes["batch"])
+    settings = settings_of(sizes)
+    step: Callable[[], list[float]]
     if peer:
         step = _torch_step(settings)
     else:
-        trainee = Trainee(settings, "cpu")
-        trainee.prepare()
-        step = trainee.step
+        ours = step = PhasedStep(settings, "cpu")
+        ours.prepare()
     found = [step() for _ in range(sizes["steps"] + 2)][2:]
     return [[1e3 * seconds for seconds in each] for each in found]
 
 
 def _torch_step(settings: StepSettings) -> Callable[[], list[float]]:
-    """Return a step of an equal model in PyTorch, eager, which returns the seconds of its parts."""
+    """Return a step of an equal model in PyTorch, eager; it returns the seconds of its phases."""
     torch: Any = importlib.import_module("torch")
-    torch.set_num_threads(backend.threads())
-    model = gpt2(settings.config)
-    optimizer = torch.optim.AdamW(model.parameters(), 6e-4, (0.9, 0.95), weight_decay=0.1)
-    x, y = (torch.from_numpy(each) for each in settings.parts("cpu")[0])
-    tokens, targets = x.long(), y.long()
-
-    def step() -> list[float]:
-        optimizer.zero_grad()
-        moments = [time.perf_counter()]
-        loss = model(tokens, targets)
-        moments.append(time.perf_counter())
-        loss.backward()
-        moments.append(time.perf_counter())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        moments.append(time.perf_counter())
-        return [after - before for before, after in pairwise(moments)]
-
-    return step
+    trainer = TorchTrainer(torch, gpt2(settings.config), "cpu")
+    x, y = (torch.from_numpy(tokens).long() for tokens in settings.parts("cpu")[0])
+    forward, backward = partial(trainer.loss, x, y), torch.Tensor.backward
+    return partial(phases, "cpu", forward, backward, trainer.update)
 
 
 def measure_cpu(case: Case) -> dict[str, Row]:

@@ -11,21 +11,20 @@ as a CUDA graph. Needs a GPU. Tests: tests/bench/test_small.py.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
 
 from tensorgrad import backend, graph
+from tensorgrad.bench import options
 from tensorgrad.bench.memory import release
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.sweep import Case, Row, Sweep
-from tensorgrad.bench.timing import host_seconds, random_array, seconds_of
-from tensorgrad.checks import check_integer
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep, Together
+from tensorgrad.bench.timing import host_seconds, milliseconds_on, random_array, seconds_of
 from tensorgrad.dtypes import bfloat16, float32
-from tensorgrad.errors import ArgumentError
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.generation.decoding_loop import Decoder
@@ -60,36 +59,35 @@ def best_seconds(call: Callable[[], Any], repeats: int = 3) -> float:
     return min([seconds_of(call, "cuda") for _ in range(repeats + 2)][2:])
 
 
-def decode_cases(
-    models: Sequence[str], batches: Sequence[int], peers: Sequence[str] = ()
-) -> list[Case]:
-    """Return the cases of a sweep.
+def decode_sweep(
+    *,
+    models: tuple[Literal[tuple(PRESETS)], ...] = ("gpt2-124M", "gpt2-1558M"),  # type: ignore[valid-type]
+    batches: tuple[int, ...] = (1, 32),
+    peer: options.Peer = None,
+    static: bool = False,
+    kernels: bool = False,
+) -> Iterator[Measurement]:
+    """Measure greedy generation on a GPU: tokens a second, beside transformers.
 
-    Args: see `tensorgrad bench decode --help`.
-    Raises:
-        ArgumentError: a model is unknown, or a batch is below 1.
+    Args:
+        models: presets, with random weights in bfloat16.
+        batches: sequences.
+        static: measure transformers compiled too, with a cache of fixed size.
+        kernels: measure what each kernel of a step takes instead.
     """
-    for name in models:
-        if name not in PRESETS:
-            raise ArgumentError(f"bench decode: model is {name!r}, expected {', '.join(PRESETS)}")
-    for batch in batches:
-        check_integer("bench decode", "batch", batch, 1)
-    return [
-        {"model": model, "batch": batch, "prompt": PROMPT, "new": NEW, "dtype": "bfloat16",
-         "peers": " ".join(peers)}
-        for model in dict.fromkeys(models)
-        for batch in dict.fromkeys(batches)
-    ]  # fmt: skip
-
-
-def decode_kernel_cases(models: Sequence[str], batches: Sequence[int]) -> list[Case]:
-    """Return the cases of each kernel of the cases of `decode_cases`."""
-    names = "model", "batch", "dtype"
-    return [
-        {"kernel": kernel, **{name: case[name] for name in names}}
-        for case in decode_cases(models, batches)
-        for kernel in KERNELS
-    ]
+    options.check_gpu("decode")
+    options.check_known("decode", "model", models, PRESETS)
+    options.check_counts("decode", batch=batches)
+    shared: Row = {"model": models, "batch": batches, "dtype": "bfloat16"}
+    if kernels:
+        measure = Together("kernel", measure_decode_kernels)
+        yield Measurement(
+            DECODE_KERNELS, options.crossed(**shared, kernel=KERNELS), measure, "cuda"
+        )
+        return
+    peers = ("eager", "static")[: 1 + static] if options.is_measured(peer, "transformers") else ()
+    cases = options.crossed(**shared, prompt=PROMPT, new=NEW, peers=" ".join(peers))
+    yield Measurement(DECODE, cases, measure_decode, "cuda")
 
 
 def measure_decode(case: Case) -> Row:
@@ -195,16 +193,8 @@ def _graph_us(calls: Sequence[Callable[[], Any]]) -> float:
                 call()
 
     captured = graph.capture(all_calls)
-    for _ in range(3):
-        captured()
-    first, last = backend.cupy.cuda.Event(), backend.cupy.cuda.Event()
-    first.record()
-    for _ in range(20):
-        captured()
-    last.record()
-    last.synchronize()
-    elapsed = backend.cupy.cuda.get_elapsed_time(first, last)
-    return float(1e3 * elapsed / (20 * repeats * len(calls)))
+    captured()  # the next call captures
+    return 1e3 * milliseconds_on("cuda", lambda _: captured()) / (repeats * len(calls))
 
 
 def peer_rate(name: str, batch: int, static: bool) -> float:
@@ -217,13 +207,13 @@ def peer_rate(name: str, batch: int, static: bool) -> float:
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     prompts = torch.randint(0, sizes.vocab_size, (batch, PROMPT), device="cuda")
-    options: dict[str, Any] = {
+    given: dict[str, Any] = {
         "max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False,
         "attention_mask": torch.ones_like(prompts),
     }  # fmt: skip
     if static:
-        options["cache_implementation"] = "static"
-    return batch * NEW / best_seconds(lambda: model.generate(prompts, **options), 1)
+        given["cache_implementation"] = "static"
+    return batch * NEW / best_seconds(lambda: model.generate(prompts, **given), 1)
 
 
 DECODE = Sweep(

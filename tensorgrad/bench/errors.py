@@ -8,17 +8,18 @@ below 1 ours are nearer. Tests: tests/bench/test_small.py.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
+from tensorgrad.bench.options import Device, check_counts, crossed, is_measured
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
 from tensorgrad.bench.timing import random_array
 from tensorgrad.bench.torch_arrays import to_torch
-from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.ops import reduce
 from tensorgrad.ops.cross_entropy import cross_entropy
@@ -52,20 +53,19 @@ def _targets(shape: tuple[int, int]) -> Any:
     return np.arange(shape[0]) % shape[1]
 
 
-def error_cases(rows: int = 4096, columns: int = 1000) -> list[Case]:
-    """Return the cases of a sweep: each op in each dtype.
+def errors_sweep(
+    *, rows: int = 4096, columns: int = 1000, device: Device = "auto"
+) -> Iterator[Measurement]:
+    """Measure rounding errors against float64, divided by PyTorch's.
 
-    Args: see `tensorgrad bench errors --help`.
-    Raises:
-        ArgumentError: a size is below 1.
+    Args:
+        rows: of the input of each op.
+        columns: of it.
     """
-    for name, value in (("rows", rows), ("columns", columns)):
-        check_integer("bench errors", name, value, 1)
-    return [
-        {"op": op, "dtype": dtype, "rows": rows, "columns": columns}
-        for dtype in DTYPES
-        for op in OPS
-    ]
+    is_measured(True)
+    check_counts("errors", rows=rows, columns=columns)
+    cases = crossed(dtype=DTYPES, op=tuple(OPS), rows=rows, columns=columns)
+    yield Measurement(ERRORS, cases, partial(measure_errors, device=device), device)
 
 
 def measure_errors(case: Case, device: str) -> Row:

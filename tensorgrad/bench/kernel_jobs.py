@@ -7,10 +7,11 @@ Numbers of rows are divided by a scale, for CPUs. Tests: tests/bench/test_kernel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from tensorgrad import backend, nn, optim
 from tensorgrad.amp import autocast
 from tensorgrad.autograd import no_grad
 from tensorgrad.bench.attention import operations
-from tensorgrad.bench.kernels import COMPILED, Calls, Family, Job, Jobs
 from tensorgrad.bench.timing import Call, random_array
 from tensorgrad.bench.torch_arrays import to_torch
 from tensorgrad.dtypes import as_dtype, bfloat16, float32
@@ -41,8 +41,54 @@ from tensorgrad.ops.norm import layer_norm, rms_norm
 from tensorgrad.ops.softmax import softmax
 from tensorgrad.tensor import Tensor
 
+COMPILED = "compiled"
 Shape = tuple[int, ...]
 _NARROW, _WIDE = "bfloat16", "float32"
+
+
+@dataclass
+class Calls:
+    """What is measured.
+
+    Attributes:
+        ours: our implementation.
+        peers: of PEERS -> another one.
+    """
+
+    ours: Call
+    peers: dict[str, Call] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work of a known amount.
+
+    Attributes:
+        name: of the work.
+        size: of its operands.
+        dtype: of its operands.
+        amount: bytes that must at least move, or floating-point operations.
+        make: returns the calls, given a device and PyTorch or None; raises NotImplementedError
+            where the device has no such kernel.
+        unit: "GB/s" or "TFLOP/s".
+        memory: whether its peak memory is measured.
+    """
+
+    name: str
+    size: str
+    dtype: str
+    amount: float
+    make: Callable[[str, Any], Calls]
+    unit: str = "GB/s"
+    memory: bool = False
+
+
+Jobs = Iterator[Job]
+Family = Callable[[str, int], Iterable[Job]]  # takes a device and what divides numbers of rows
+
+
+def _eager(torch: Any, function: Any) -> dict[str, Any]:
+    return {"eager": function}
 
 
 def _eager_and_compiled(torch: Any, function: Any) -> dict[str, Any]:
@@ -58,16 +104,16 @@ def _calls(functions: dict[str, Any], call: Callable[[Any, int], object]) -> dic
 
 @dataclass(frozen=True)
 class TimedFunction:
-    """A function whose forward and backward are two jobs, and PyTorch's of the same formula.
+    """A function whose forward and backward are jobs, and PyTorch's of the same formula.
 
     Attributes:
         name: of the jobs, without the direction.
-        size: in words.
         shapes: of its inputs.
-        dtype: of its inputs.
         ours: takes tensors.
-        moved: bytes or operations forward and backward; None: no such job.
+        moved: bytes or operations by direction: "forward", "backward" or "both".
         theirs: takes PyTorch and returns the function of its tensors; None: no peer.
+        dtype: of its inputs.
+        size: in words; default: the first shape.
         variants: returns the peers by name, given PyTorch and that function.
         trained: whether each input has a gradient; default: all.
         recorded: whether forward keeps what backward needs.
@@ -78,12 +124,12 @@ class TimedFunction:
     """
 
     name: str
-    size: str
     shapes: tuple[Shape, ...]
-    dtype: str
     ours: Callable[..., Tensor]
-    moved: tuple[float | None, float | None]
+    moved: Mapping[str, float]
     theirs: Callable[[Any], Callable[..., Any]] | None = None
+    dtype: str = _NARROW
+    size: str = ""
     variants: Callable[[Any, Any], dict[str, Any]] = _eager_and_compiled
     trained: tuple[bool, ...] = ()
     recorded: bool = True
@@ -93,101 +139,82 @@ class TimedFunction:
     unfused: Callable[..., Tensor] | None = None
 
     def jobs(self) -> Jobs:
-        """Yield forward and backward."""
-        for direction, amount in zip(("forward", "backward"), self.moved, strict=True):
-            if amount is not None:
-                make = self._forward if direction == "forward" else self._backward
-                name = f"{self.name} {direction}"
-                yield Job(name, self.size, self.dtype, amount, make, self.unit)
+        """Yield a job for each direction."""
+        size = self.size or _size(*self.shapes[0])
+        for direction, amount in self.moved.items():
+            make = partial(self._make, direction)
+            yield Job(f"{self.name} {direction}", size, self.dtype, amount, make, self.unit)
 
-    def _needs(self) -> tuple[bool, ...]:
-        return self.trained or (True,) * len(self.shapes)
-
-    def _arrays(self, device: str) -> list[list[Any]]:
+    def _inputs(self, device: str, leaf: Callable[[Any, bool], Any]) -> list[list[Any]]:
         """Return the inputs of each set; all but the first are shared."""
         arrays = [random_array(s, self.dtype, i, device) for i, s in enumerate(self.shapes)]
-        firsts = (random_array(self.shapes[0], self.dtype, 100 + i, device)
-                  for i in range(1, self.sets))  # fmt: skip
-        return [arrays, *([first, *arrays[1:]] for first in firsts)]
+        firsts = [random_array(self.shapes[0], self.dtype, 100 + i, device)
+                  for i in range(1, self.sets)]  # fmt: skip
+        needs = self.trained or (True,) * len(arrays)
+        fixed = [leaf(array, False) for array in self.fixed(device)]
+        others = [leaf(a, n) for a, n in zip(arrays[1:], needs[1:], strict=True)] + fixed
+        return [[leaf(first, needs[0]), *others] for first in (arrays[0], *firsts)]
 
-    def _tensors(self, device: str) -> list[list[Tensor]]:
-        fixed = [Tensor(array) for array in self.fixed(device)]
-        return [
-            [Tensor(a, requires_grad=n) for a, n in zip(arrays, self._needs(), strict=True)] + fixed
-            for arrays in self._arrays(device)
-        ]
+    def _make(self, direction: str, device: str, torch: Any) -> Calls:
+        sets = self._inputs(device, lambda a, need: Tensor(a, requires_grad=need))
+        functions = {}
+        if torch is not None and self.theirs is not None:
+            functions = self.variants(torch, self.theirs(torch))
+            dtype = getattr(torch, self.dtype)
 
-    def _torch(self, torch: Any, device: str) -> tuple[dict[str, Any], list[list[Any]]]:
-        """Return the peers that support these inputs, and PyTorch's tensors."""
-        if torch is None or self.theirs is None:
-            return {}, []
-        fixed = [to_torch(torch, array).to(getattr(torch, self.dtype))
-                 for array in self.fixed(device)]  # fmt: skip
-        sets = [
-            [to_torch(torch, a).requires_grad_(n)
-             for a, n in zip(arrays, self._needs(), strict=True)] + fixed
-            for arrays in self._arrays(device)
-        ]  # fmt: skip
-        return self.variants(torch, self.theirs(torch)), sets
+            def leaf(array: Any, need: bool) -> Any:
+                tensor = to_torch(torch, array)
+                floating = tensor.is_floating_point()
+                return (tensor.to(dtype) if floating else tensor).requires_grad_(need)
 
-    def _forward(self, device: str, torch: Any) -> Calls:
-        inputs = self._tensors(device)
+            torch_sets = self._inputs(device, leaf)
+        if direction == "forward":
 
-        def ours(i: int) -> Tensor:
-            with nullcontext() if self.recorded else no_grad():
-                return self.ours(*inputs[i % self.sets])
+            def forward(i: int) -> Tensor:
+                with nullcontext() if self.recorded else no_grad():
+                    return self.ours(*sets[i % self.sets])
 
-        def theirs(function: Any, i: int) -> Any:
-            with torch.set_grad_enabled(self.recorded):
-                return function(*sets[i % self.sets])
+            def torch_forward(function: Any, i: int) -> Any:
+                with torch.set_grad_enabled(self.recorded):
+                    return function(*torch_sets[i % self.sets])
 
-        functions, sets = self._torch(torch, device)
-        peers = _calls(functions, theirs)
-        if self.unfused is not None:
-            unfused = self.unfused
-            peers["unfused"] = lambda _: unfused(*inputs[0])
-        return Calls(ours, _supported(peers))
+            peers = _calls(functions, torch_forward)
+            if (unfused := self.unfused) is not None:
+                peers["unfused"] = lambda _: unfused(*sets[0])
+            return Calls(forward, _supported(peers))
+        kept = cache if direction == "backward" else lambda function: function
+        result = kept(lambda place: self.ours(*sets[place]))
+        torch_result = kept(lambda function, place: function(*torch_sets[place]))
+        y = result(0)
+        dys = [random_array(y.shape or (1,), y.dtype, 200 + i, device).reshape(y.shape)
+               for i in range(self.sets)]  # fmt: skip
 
-    def _backward(self, device: str, torch: Any) -> Calls:
-        nodes = [self.ours(*inputs).node for inputs in self._tensors(device)]
-        shape = self.ours(*self._tensors(device)[0]).shape
-        dys = [random_array(shape, self.dtype, 200 + i, device) for i in range(self.sets)]
-
-        def ours(i: int) -> Any:
-            node = nodes[i % self.sets]
+        def backward(i: int) -> Any:
+            node = result(i % self.sets).node
             assert node is not None
             needs = [edge is not None for edge in node.edges]
             return node.backward(dys[i % self.sets], node.saved or (), needs)
 
-        functions, sets = self._torch(torch, device)
-        wanted = [[t for t in inputs if t.requires_grad] for inputs in sets]
-        gradients = [to_torch(torch, dy) for dy in dys] if functions else []
-
-        @cache
-        def outputs(name: str) -> list[Any]:
-            return [functions[name](*inputs) for inputs in sets]
-
-        def theirs(i: int, name: str) -> Any:
+        def torch_backward(function: Any, i: int) -> Any:
             place = i % self.sets
-            return torch.autograd.grad(
-                outputs(name)[place], wanted[place], gradients[place], retain_graph=True
-            )
+            wanted = [tensor for tensor in torch_sets[place] if tensor.requires_grad]
+            out = torch_result(function, place)
+            dy = to_torch(torch, dys[place]).to(out.dtype)
+            return torch.autograd.grad(out, wanted, dy, retain_graph=direction == "backward")
 
-        peers: dict[str, Call] = {name: partial(theirs, name=name) for name in functions}
+        peers = _calls(functions, torch_backward)
         if self.unfused is not None:
-            peers["unfused"] = self._whole_backward(self.unfused, device, dys[0])
-        return Calls(ours, _supported(peers))
+            peers["unfused"] = _whole_backward(self.unfused(*sets[0]), sets[0], dys[0])
+        return Calls(backward, _supported(peers))
 
-    def _whole_backward(self, function: Callable[..., Tensor], device: str, dy: Any) -> Call:
-        inputs = self._tensors(device)[0]
-        y = function(*inputs)
 
-        def backward(_: int) -> None:
-            for leaf in inputs:
-                leaf.grad = None
-            y.backward(dy, retain_graph=True)
+def _whole_backward(y: Tensor, leaves: list[Tensor], dy: Any) -> Call:
+    def backward(_: int) -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        y.backward(dy, retain_graph=True)
 
-        return backward
+    return backward
 
 
 def _supported(peers: dict[str, Call]) -> dict[str, Call]:
@@ -207,48 +234,53 @@ def _size(*shape: int) -> str:
     return " x ".join(map(str, shape))
 
 
-def _item(dtype: str) -> int:
-    return as_dtype(dtype).itemsize
+def _fewer(shape: Shape, scale: int) -> Shape:
+    """Return a shape with fewer rows, for a CPU."""
+    return (max(1, shape[0] // scale), *shape[1:])
 
 
-def softmax_jobs(device: str, scale: int) -> Jobs:
-    """Yield softmax of the last axis."""
-    for shape in ((32, 12, 1024, 1024), (8192, 50304), (8192, 50257)):
-        shape = (max(1, shape[0] // scale), *shape[1:])
-        size = 2 * math.prod(shape)
-        yield from TimedFunction(
-            "softmax", _size(*shape), (shape,), _NARROW, softmax, (2 * size, 3 * size),
-            lambda torch: partial(torch.softmax, dim=-1), lambda torch, f: {"eager": f},
-        ).jobs()  # fmt: skip
-
-
-def norm_jobs(device: str, scale: int) -> Jobs:
-    """Yield layer_norm of three widths, and rms_norm."""
-    rows = max(1, 32768 // scale)
-    for width in (768, 1600, 4096):
-        size = rows * width
-        yield from TimedFunction(
-            "layer_norm", _size(rows, width), ((rows, width), (width,), (width,)), _NARROW,
-            layer_norm, (4 * size, 6 * size),
-            lambda torch: lambda x, w, b: torch.nn.functional.layer_norm(x, w.shape, w, b),
-            sets=max(1, 2**29 // (size * 2 * scale)),  # together larger than the L2 cache
-        ).jobs()  # fmt: skip
-    yield from TimedFunction(
-        "rms_norm", _size(rows, 768), ((rows, 768), (768,)), _NARROW, rms_norm,
-        (4 * rows * 768, None),
-        lambda torch: lambda x, w: torch.nn.functional.rms_norm(x, w.shape, w, 1e-6),
-    ).jobs()  # fmt: skip
+def _bytes(shape: Shape, dtype: str = _NARROW) -> int:
+    return math.prod(shape) * as_dtype(dtype).itemsize
 
 
 def _torch_function(name: str, **options: Any) -> Callable[[Any], Callable[..., Any]]:
     return lambda torch: partial(getattr(torch.nn.functional, name), **options)
 
 
+def softmax_jobs(device: str, scale: int) -> Jobs:
+    """Yield softmax of the last axis."""
+    for full in ((32, 12, 1024, 1024), (8192, 50304), (8192, 50257)):
+        shape = _fewer(full, scale)
+        once = _bytes(shape)
+        yield from TimedFunction(
+            "softmax", (shape,), softmax, {"forward": 2 * once, "backward": 3 * once},
+            _torch_function("softmax", dim=-1), variants=_eager,
+        ).jobs()  # fmt: skip
+
+
+def norm_jobs(device: str, scale: int) -> Jobs:
+    """Yield layer_norm of three widths, and rms_norm."""
+    for width in (768, 1600, 4096):
+        shape = _fewer((32768, width), scale)
+        once = _bytes(shape)
+        yield from TimedFunction(
+            "layer_norm", (shape, (width,), (width,)), layer_norm,
+            {"forward": 2 * once, "backward": 3 * once},
+            lambda torch: lambda x, w, b: torch.nn.functional.layer_norm(x, w.shape, w, b),
+            sets=max(1, 2**29 // (once * scale)),  # together larger than the L2 cache
+        ).jobs()  # fmt: skip
+    shape = _fewer((32768, 768), scale)
+    yield from TimedFunction(
+        "rms_norm", (shape, (768,)), rms_norm, {"forward": 2 * _bytes(shape)},
+        lambda torch: lambda x, w: torch.nn.functional.rms_norm(x, w.shape, w, 1e-6),
+    ).jobs()  # fmt: skip
+
+
 def elementwise_jobs(device: str, scale: int) -> Jobs:
     """Yield maps, zips and fused functions of 64M elements."""
-    shape = max(1, 16384 // scale), 4096
+    shape = _fewer((16384, 4096), scale)
     gelu, tanh = activation.gelu, {"approximate": "tanh"}
-    functions: tuple[tuple[str, Any, tuple[Shape, ...], Any], ...] = (
+    rows: Any = (  # name, ours, shapes, PyTorch's
         ("add", elementwise.add, (shape, shape), lambda torch: torch.add),
         ("gelu", partial(gelu, **tanh), (shape,), _torch_function("gelu", **tanh)),
         ("gelu erf", gelu, (shape,), _torch_function("gelu")),
@@ -258,19 +290,17 @@ def elementwise_jobs(device: str, scale: int) -> Jobs:
         ("bias_gelu", activation.bias_gelu, (shape, shape[1:]),
          lambda torch: lambda x, b: torch.nn.functional.gelu(x + b, **tanh)),
     )  # fmt: skip
-    for dtype in (_NARROW, _WIDE):
-        once = math.prod(shape) * _item(dtype)
-        for name, ours, shapes, theirs in functions:
-            large = sum(each == shape for each in shapes)
-            moved = (large + 1) * once, None if name == "add" else (2 * large + 1) * once
-            yield from TimedFunction(
-                name, _size(*shape), shapes, dtype, ours, moved, theirs, recorded=False
-            ).jobs()
+    for dtype, (name, ours, shapes, theirs) in product((_NARROW, _WIDE), rows):
+        once, large = _bytes(shape, dtype), shapes.count(shape)
+        moved = {"forward": (large + 1) * once, "backward": (2 * large + 1) * once}
+        if name == "add":
+            del moved["backward"]
+        yield from TimedFunction(name, shapes, ours, moved, theirs, dtype, recorded=False).jobs()
 
 
 def dropout_jobs(device: str, scale: int) -> Jobs:
     """Yield dropout alone, with a residual, with a bias too, and of SwiGLU."""
-    shape, p = (max(1, 16384 // scale), 4096), 0.1
+    shape, p = _fewer((16384, 4096), scale), 0.1
 
     def theirs(torch: Any) -> Any:
         def function(x: Any, residual: Any = None, bias: Any = None) -> Any:
@@ -279,28 +309,26 @@ def dropout_jobs(device: str, scale: int) -> Jobs:
 
         return function
 
-    functions: tuple[tuple[str, Any, int, tuple[int | None, int | None], Any], ...] = (
-        ("dropout", lambda x: dropout(x, p), 1, (2, None), theirs),
-        ("dropout", lambda x, residual: dropout_add(x, residual, p), 2, (None, 2), None),
-        ("dropout + residual", lambda x, r: dropout_add(x, r, p), 2, (3, None), theirs),
-        ("bias + dropout + residual", lambda x, r, bias: dropout_add(x, r, p, bias), 3, (3, None),
-         theirs),
-        ("swiglu + dropout", lambda gate, up: swiglu_dropout(gate, up, p), 2, (3, 5), None),
+    rows: Any = (  # name, ours, number of inputs, arrays moved, PyTorch's
+        ("dropout", lambda x: dropout(x, p), 1, {"forward": 2}, theirs),
+        ("dropout", lambda x, residual: dropout_add(x, residual, p), 2, {"backward": 2}, None),
+        ("dropout + residual", lambda x, r: dropout_add(x, r, p), 2, {"forward": 3}, theirs),
+        ("bias + dropout + residual", lambda x, r, bias: dropout_add(x, r, p, bias), 3,
+         {"forward": 3}, theirs),
+        ("swiglu + dropout", lambda gate, up: swiglu_dropout(gate, up, p), 2,
+         {"forward": 3, "backward": 5}, None),
     )  # fmt: skip
-    for dtype in (_NARROW, _WIDE):
-        once = math.prod(shape) * _item(dtype)
-        for name, ours, count, times, peer in functions:
-            forward, backward = (None if n is None else n * once for n in times)
-            yield from TimedFunction(
-                name, _size(*shape), (shape, shape, shape[1:])[:count], dtype, ours,
-                (forward, backward), peer, trained=(True, name.startswith("swiglu"), False)[:count],
-                recorded=False,
-            ).jobs()  # fmt: skip
+    for dtype, (name, ours, count, arrays, peer) in product((_NARROW, _WIDE), rows):
+        yield from TimedFunction(
+            name, (shape, shape, shape[1:])[:count], ours,
+            {direction: n * _bytes(shape, dtype) for direction, n in arrays.items()}, peer, dtype,
+            trained=(True, name.startswith("swiglu"), False)[:count], recorded=False,
+        ).jobs()  # fmt: skip
 
 
 def reduce_jobs(device: str, scale: int) -> Jobs:
     """Yield reductions of 1 GB."""
-    lines: tuple[tuple[str, int | None, Shape], ...] = (  # 0: the length that makes 1 GB
+    rows: Any = (  # 0: the length that makes 1 GB
         *(("sum", None, (0,)), ("sum", -1, (0, 1024)), ("sum", -1, (0, 50257))),
         *(("sum", -1, (0, 33)), ("sum", 0, (0, 1024)), ("sum", 0, (0, 1000))),
         *(("sum", 1, (0, 512, 1024)), ("sum", 1, (0, 512, 33)), ("mean", -1, (0, 1024))),
@@ -309,18 +337,13 @@ def reduce_jobs(device: str, scale: int) -> Jobs:
         *(("var", None, (0,)), ("var", 0, (0, 1024)), ("norm", None, (0,))),
         ("logsumexp", -1, (0, 1024)),
     )
-    for dtype in (_WIDE, _NARROW):
-        for name, axis, lengths in lines:
-            count = 2**30 // scale // _item(dtype)
-            known = math.prod(n for n in lengths if n)
-            shape = tuple(n or max(1, count // known) for n in lengths)
-            ours: Any = getattr(reduce, name)
-            yield from TimedFunction(
-                name, f"{_size(*shape)} axis {axis}", (shape,), dtype,
-                partial(ours, axis=axis), (math.prod(shape) * _item(dtype), None),
-                partial(_torch_reduction, name=name, axis=axis), lambda torch, f: {"eager": f},
-                trained=(False,),
-            ).jobs()  # fmt: skip
+    for dtype, (name, axis, (_, *lengths)) in product((_WIDE, _NARROW), rows):
+        shape = (max(1, 2**30 // scale // _bytes(tuple(lengths), dtype)), *lengths)
+        yield from TimedFunction(
+            name, (shape,), partial(getattr(reduce, name), axis=axis),
+            {"forward": _bytes(shape, dtype)}, partial(_torch_reduction, name=name, axis=axis),
+            dtype, f"{_size(*shape)} axis {axis}", _eager, (False,),
+        ).jobs()  # fmt: skip
 
 
 def _torch_reduction(torch: Any, name: str, axis: int | None) -> Any:
@@ -351,7 +374,7 @@ def fused_jobs(device: str, scale: int) -> Jobs:
         return centred / elementwise.sqrt(variance + 1e-5) * weight + bias
 
     scores = partial(softmax, scale=0.125, causal=True)
-    lines: tuple[tuple[str, Any, Any, Shape, int], ...] = (
+    rows: Any = (  # name, fused, unfused, shape, number of parameters
         ("softmax", softmax, unfused_softmax, (2**18, 1024), 0),
         ("softmax", softmax, unfused_softmax, (2048, 256), 0),
         ("attention softmax", scores, unfused_scores, (256, 1024, 1024), 0),
@@ -359,46 +382,32 @@ def fused_jobs(device: str, scale: int) -> Jobs:
         ("layer_norm", layer_norm, unfused_layer_norm, (2**17, 768), 2),
         ("layer_norm", layer_norm, unfused_layer_norm, (2048, 256), 2),
     )
-    for dtype in (_WIDE, _NARROW):
-        for name, fused, unfused, shape, parameters in lines:
-            shape = (max(1, shape[0] // scale), *shape[1:])
-            once = math.prod(shape) * _item(dtype)
-            yield from TimedFunction(
-                name, _size(*shape), (shape, *(shape[1:],) * parameters), dtype, fused,
-                (2 * once, 3 * once), unfused=unfused,
-            ).jobs()  # fmt: skip
+    for dtype, (name, fused, unfused, full, parameters) in product((_WIDE, _NARROW), rows):
+        shape = _fewer(full, scale)
+        once = _bytes(shape, dtype)
+        yield from TimedFunction(
+            name, (shape, *(shape[1:],) * parameters), fused,
+            {"forward": 2 * once, "backward": 3 * once}, dtype=dtype, unfused=unfused,
+        ).jobs()  # fmt: skip
 
 
 def cross_entropy_jobs(device: str, scale: int) -> Jobs:
     """Yield the loss with its gradient, and the loss alone, for GPT-2's vocabulary."""
-    rows = max(1, 8192 // scale)
     for columns in (50304, 50257):  # padded and not
-        size, moved = _size(rows, columns), 2 * rows * columns
-        for name, both in (("both", True), ("loss alone", False)):
-            make = partial(_cross_entropy, (rows, columns), both)
-            yield Job(f"cross_entropy {name}", size, _NARROW, (1 + both) * moved, make)
+        shape = _fewer((8192, columns), scale)
 
+        def targets(device: str, shape: Shape = shape) -> list[Any]:
+            ids = np.random.default_rng(0).integers(0, shape[1], shape[0])
+            return [backend.to_device(ids, device)]
 
-def _cross_entropy(shape: tuple[int, int], both: bool, device: str, torch: Any) -> Calls:
-    logits = Tensor(random_array(shape, _NARROW, 0, device), requires_grad=True)
-    targets = backend.to_device(np.random.default_rng(0).integers(0, shape[1], shape[0]), device)
-    one = backend.to_device(np.ones((), np.float32), device)
-
-    def with_gradient(_: int) -> Any:
-        node = cross_entropy(logits, targets).node
-        assert node is not None
-        return node.backward(one, node.saved or (), (True,))
-
-    def loss_alone(_: int) -> Any:
-        with no_grad():
-            return cross_entropy(logits, targets)
-
-    if torch is None or not both:
-        return Calls(with_gradient if both else loss_alone)
-    x, y = to_torch(torch, logits.data).requires_grad_(True), to_torch(torch, targets)
-    functions = _eager_and_compiled(torch, lambda x: torch.nn.functional.cross_entropy(x, y))
-    peers = _calls(functions, lambda f, _: torch.autograd.grad(f(x), x))
-    return Calls(with_gradient, peers)
+        once = _bytes(shape)
+        for moved, theirs in (
+            ({"both": 2 * once}, _torch_function("cross_entropy")), ({"forward": once}, None),
+        ):  # fmt: skip
+            yield from TimedFunction(
+                "cross_entropy", (shape,), cross_entropy, moved, theirs, recorded=False,
+                fixed=targets,
+            ).jobs()  # fmt: skip
 
 
 def linear_cross_entropy_jobs(device: str, scale: int) -> Jobs:
@@ -516,13 +525,15 @@ def embedding_jobs(device: str, scale: int) -> Jobs:
             title = "embedding + positions" if direction == "forward" else "embedding backward"
             yield Job(title, name, _NARROW, amount, make)
 
-    def rotary(device: str, torch: Any) -> Calls:
-        inputs = [Tensor(random_array(shape, _NARROW, i, device)) for i in range(_SETS)]
-        turned = nn.RotaryEmbedding(width // heads)
-        return Calls(lambda i: turned(inputs[i % _SETS], 0, 2 * heads))
-
     shape = (batch, steps, 3 * heads, width // heads)
-    yield Job("rotary, q and k of q, k, v", _size(*shape), _NARROW, 4 * math.prod(shape), rotary)
+
+    def rotary(x: Tensor) -> Any:
+        return nn.RotaryEmbedding(width // heads)(x, 0, 2 * heads)
+
+    yield from TimedFunction(
+        "rotary, q and k of q, k, v", (shape,), rotary, {"forward": 2 * _bytes(shape)},
+        trained=(False,), sets=_SETS,
+    ).jobs()  # fmt: skip
 
 
 @cache
@@ -693,22 +704,45 @@ def attention_jobs(device: str, scale: int) -> Jobs:
         (short, ("causal", "full", "mask"), _NARROW),
         (wide, ("causal", "full"), "tf32" if device != "cpu" else _WIDE),
     )
+
+    def smaller(shape: Shape) -> tuple[int, int, int, int]:
+        """Return a shape with fewer sequences and then shorter ones, for a CPU."""
+        batch, heads, length, width = shape
+        return max(1, batch // scale), heads, max(8, length // scale), width
+
     for shapes, kinds, dtype in groups:
         for shape in shapes:
             for kind in kinds:
                 beside = kind == "causal" and shape in plain[:3]
-                yield from _attention(_fewer(shape, scale), kind, dtype, beside)
-    shape = _fewer((4, 16, 4096, 128), scale)
-    for option in ("plain", "window 512", "padding mask", "dropout", "varlen"):
-        yield Job(f"attention {option}", f"{_size(*shape)} causal", _NARROW,
-                  operations(shape, True), partial(_attention_option, option, shape),
-                  "TFLOP/s")  # fmt: skip
-
-
-def _fewer(shape: Shape, scale: int) -> tuple[int, int, int, int]:
-    """Return a shape with fewer sequences and then shorter ones, for a CPU."""
+                yield from _attention(smaller(shape), kind, dtype, beside)
+    shape = smaller((4, 16, 4096, 128))
     batch, heads, length, width = shape
-    return max(1, batch // scale), heads, max(8, length // scale), width
+
+    def padding(device: str) -> list[Any]:
+        xp = backend.namespace_on(device)
+        return [xp.arange(length)[None, None, None] < 0.98 * length]
+
+    def starts(device: str) -> list[Any]:
+        xp = backend.namespace_on(device)
+        return [xp.arange(0, batch * length + 1, length, dtype="int32")]
+
+    causal = partial(attention, causal=True)
+    rows = batch * length, heads, width
+
+    def none(device: str) -> list[Any]:
+        return []
+
+    options: Any = (  # name, function, shape of an input, what follows the inputs
+        ("plain", causal, shape, none), ("window 512", partial(causal, window=512), shape, none),
+        ("padding mask", causal, shape, padding),
+        ("dropout", partial(causal, dropout=0.1), shape, none),
+        ("varlen", partial(attention_varlen, max_length=length, causal=True), rows, starts),
+    )  # fmt: skip
+    for option, function, operand, fixed in options:
+        yield from TimedFunction(
+            f"attention {option}", (operand,) * 3, function, {"forward": operations(shape, True)},
+            size=f"{_size(*shape)} causal", trained=(False,) * 3, unit="TFLOP/s", fixed=fixed,
+        ).jobs()  # fmt: skip
 
 
 def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str, beside: bool) -> Jobs:
@@ -756,32 +790,12 @@ def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str, beside: 
 
     amount = operations(shape, causal)
     function = TimedFunction(
-        "attention", f"{_size(*shape)} {kind}", (shape,) * 3, _WIDE if tf32 else dtype, ours,
-        (amount, 2.5 * amount), theirs, variants, unit="TFLOP/s", fixed=mask,
+        "attention", (shape,) * 3, ours, {"forward": amount, "backward": 2.5 * amount}, theirs,
+        _WIDE if tf32 else dtype, f"{_size(*shape)} {kind}", variants, unit="TFLOP/s", fixed=mask,
         unfused=partial(attention_unfused, causal=True) if beside else None,
     )  # fmt: skip
     for job in function.jobs():
         yield replace(job, dtype=dtype)
-
-
-def _attention_option(option: str, shape: Shape, device: str, torch: Any) -> Calls:
-    """Return a forward pass with a rarer option."""
-    batch, heads, length, width = shape
-    xp = backend.namespace_on(device)
-    q, k, v = (Tensor(random_array(shape, _NARROW, i, device)) for i in range(3))
-    padding = Tensor(xp.arange(length)[None, None, None] < 0.98 * length)
-    lengths = Tensor(xp.arange(0, batch * length + 1, length, dtype="int32"))
-    rows = [t.swapaxes(1, 2).reshape(-1, heads, width) for t in (q, k, v)]
-    runs: dict[str, Call] = {
-        "plain": lambda _: attention(q, k, v, causal=True),
-        "window 512": lambda _: attention(q, k, v, causal=True, window=512),
-        "padding mask": lambda _: attention(q, k, v, padding, causal=True),
-        "dropout": lambda _: attention(q, k, v, causal=True, dropout=0.1),
-        "varlen": lambda _: attention_varlen(
-            rows[0], rows[1], rows[2], lengths, max_length=length, causal=True
-        ),
-    }
-    return Calls(runs[option])
 
 
 def decode_jobs(device: str, scale: int) -> Jobs:

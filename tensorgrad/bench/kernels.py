@@ -10,65 +10,23 @@ is less time. The work is in kernel_jobs.py. Tests: tests/bench/test_kernels.py.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 from tensorgrad import backend
+from tensorgrad.bench.kernel_jobs import COMPILED, FAMILIES, Calls, Family, Job
 from tensorgrad.bench.memory import peak_memory
+from tensorgrad.bench.options import Device, Peer, check_counts, check_known, is_measured
 from tensorgrad.bench.pictures import new_figure
-from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
 from tensorgrad.bench.timing import Call, compare_on, under_load
-from tensorgrad.checks import check_integer
 from tensorgrad.errors import ArgumentError
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.profile.ceilings import measure_ceilings
 
-COMPILED = "compiled"
 PEERS = ("eager", COMPILED, "fused", "flash-2", "cudnn", "efficient", "unfused")
 SCALES = {"GB/s": 1e9, "TFLOP/s": 1e12}  # by unit
-
-
-@dataclass
-class Calls:
-    """What is measured.
-
-    Attributes:
-        ours: our implementation.
-        peers: of PEERS -> another one.
-    """
-
-    ours: Call
-    peers: dict[str, Call] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Job:
-    """Work of a known amount.
-
-    Attributes:
-        name: of the work.
-        size: of its operands.
-        dtype: of its operands.
-        amount: bytes that must at least move, or floating-point operations.
-        make: returns the calls, given a device and PyTorch or None; raises NotImplementedError
-            where the device has no such kernel.
-        unit: "GB/s" or "TFLOP/s".
-        memory: whether its peak memory is measured.
-    """
-
-    name: str
-    size: str
-    dtype: str
-    amount: float
-    make: Callable[[str, Any], Calls]
-    unit: str = "GB/s"
-    memory: bool = False
-
-
-Jobs = Iterator[Job]
-Family = Callable[[str, int], Iterable[Job]]  # takes a device and what divides numbers of rows
 
 
 def kernel_jobs(
@@ -84,11 +42,8 @@ def kernel_jobs(
     Raises:
         ArgumentError: a family is unknown, or the scale is below 1.
     """
-    check_integer("bench kernels", "scale", scale, 1)
-    for name in names:
-        if name not in families:
-            expected = ", ".join(families)
-            raise ArgumentError(f"bench kernels: family is {name!r}, expected {expected}")
+    check_counts("kernels", scale=scale)
+    check_known("kernels", "family", names, families)
     return {
         (name, job.name, job.size, job.dtype): job
         for name in dict.fromkeys(names)
@@ -168,19 +123,19 @@ class KernelBench:
 
     def _peaks(self, calls: Calls) -> Row:
         """Return the most memory that calls use beyond their operands."""
+        measured: dict[str, tuple[Call, Any]] = {
+            "": (calls.ours, None),
+            "unfused_": (calls.peers["unfused"], None),
+        }
+        if self._torch is not None and self._device != "cpu":
+            names = ("eager", COMPILED)[: 1 + self._compiled]
+            measured |= {f"{name}_": (calls.peers[name], self._torch) for name in names}
         row: Row = {}
-        for prefix, call in (("", calls.ours), ("unfused_", calls.peers["unfused"])):
-            with peak_memory(self._device) as peak:
+        for prefix, (call, torch) in measured.items():
+            call(0)  # which leaves gradients, and compiles
+            with peak_memory(self._device, torch) as peak:
                 call(0)
             row[f"{prefix}peak_mb"] = peak.bytes / 1e6
-        if self._torch is not None and self._device != "cpu":
-            cuda = self._torch.cuda
-            for name in ("eager", COMPILED)[: 1 + self._compiled]:
-                calls.peers[name](0)  # which leaves gradients, and compiles
-                cuda.reset_peak_memory_stats()
-                before = cuda.memory_allocated()
-                calls.peers[name](0)
-                row[f"{name}_peak_mb"] = (cuda.max_memory_allocated() - before) / 1e6
         return row
 
 
@@ -193,6 +148,30 @@ def loaded(call: Call, monitor: GpuMonitor, seconds: float) -> dict[str, float]:
     if "watts" in found:
         found["mj"] = found["watts"] * ms
     return found
+
+
+def kernels_sweep(
+    families: tuple[Literal[tuple(FAMILIES)], ...] = tuple(FAMILIES),  # type: ignore[valid-type]
+    /,
+    *,
+    peer: Peer = None,
+    compiled: bool = False,
+    load: float = 1.0,
+    scale: int | None = None,
+    device: Device = "auto",
+) -> Iterator[Measurement]:
+    """Measure kernels beside their floor and PyTorch: time, GB/s or TFLOP/s, ratio, energy.
+
+    Args:
+        families: of kernels.
+        compiled: measure torch.compile too, which takes seconds a line.
+        load: seconds for which ours is repeated on a GPU, for clock, power and energy.
+        scale: divides numbers of rows (default: 1, on a CPU 64).
+    """
+    rows = scale if scale is not None else 64 if device == "cpu" else 1
+    jobs = kernel_jobs(FAMILIES, families, device, rows)
+    measure = KernelBench(jobs, device, load, peer=is_measured(peer), compiled=compiled)
+    yield Measurement(KERNELS, measure.cases(), measure, device)
 
 
 def draw_kernels(rows: Sequence[Row]) -> dict[str, Any]:

@@ -10,17 +10,20 @@ running means. Tests: tests/parity/test_loss_curve.py.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from tensorgrad import graph, nn, random
-from tensorgrad.bench.pictures import new_figure
-from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.options import PRESET, Device, Sizes, is_measured
+from tensorgrad.bench.pictures import loss_curves, running_means
+from tensorgrad.bench.steps import sizes_of, train_function
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
+from tensorgrad.bench.torch_ddp import TorchTrainer
 from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.data import TokenFile, TokenLoader, is_prepared
 from tensorgrad.errors import ArgumentError
@@ -43,23 +46,18 @@ def read_tokens(data: str, vocab_size: int) -> Any:
 
 def our_step(model: GPT2, settings: TrainSettings, device: str) -> TrainStep:
     """Return a captured training step of tensorgrad."""
-    optimizer = settings.optimizer(model.named_parameters())
+    optimizer = settings.make_optimizer(model.named_parameters())
     precision = settings.precision()
 
-    def step(x: Any, y: Any) -> Tensor:
-        optimizer.zero_grad()
+    def loss(x: Any, y: Any) -> Tensor:
         with precision():
-            loss = model.forward(Tensor(x), Tensor(y))
-        loss.backward()
-        optimizer.step(settings.clip)
-        return loss
+            return model.forward(Tensor(x), Tensor(y))
 
-    captured = graph.capture(step, device)
+    captured = graph.capture(train_function(loss, optimizer, settings.clip), device)
 
-    def at_rate(x: Any, y: Any, lr: float) -> Tensor:
+    def at_rate(x: Any, y: Any, lr: float) -> Any:
         optimizer.lr = lr
-        loss: Tensor = captured(x, y)
-        return loss
+        return captured(x, y)
 
     return at_rate
 
@@ -68,29 +66,19 @@ def peer_step(
     torch: Any, model: GPT2, settings: TrainSettings, device: str, compiled: bool
 ) -> TrainStep:
     """Return a training step of PyTorch, whose model gets the weights that ours has now."""
-    peer = gpt2(model.config).to(device)
+    peer = gpt2(model.config)
     copy_weights(torch, model, peer)
-    decayed = [weight for weight in peer.parameters() if weight.ndim > 1]
-    others = [weight for weight in peer.parameters() if weight.ndim <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
-        settings.lr, (settings.beta1, settings.beta2), 1e-8, settings.weight_decay,
-        fused=device != "cpu",
+    trainer = TorchTrainer(
+        torch, peer, device, lr=settings.lr, betas=(settings.beta1, settings.beta2),
+        weight_decay=settings.weight_decay, matrices=True, clip=settings.clip,
+        autocast=settings.dtype != "float32", compiled=compiled,
     )  # fmt: skip
-    run = torch.compile(peer) if compiled else peer
-    kind, wide = device.partition(":")[0], settings.dtype == "float32"
 
     def step(x: Any, y: Any, lr: float) -> Any:
-        for group in optimizer.param_groups:
+        for group in trainer.optimizer.param_groups:
             group["lr"] = lr
-        x, y = (torch.from_numpy(each.astype(np.int64)).to(device) for each in (x, y))
-        with contextlib.nullcontext() if wide else torch.autocast(kind, torch.bfloat16):
-            loss = run(x, y)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(peer.parameters(), settings.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        x, y = (torch.from_numpy(tokens.astype(np.int64)).to(device) for tokens in (x, y))
+        return trainer.step([(x, y)])
 
     return step
 
@@ -126,40 +114,57 @@ def train_both(
     return losses
 
 
-def loss_cases(
-    data: str,
-    preset: str = "gpt2-124M",
+def loss_sweep(
     *,
-    vocab: int = 50304,
-    dtype: str = DTYPES[0],
-    grad_dtype: str = "float32",
+    data: str,
+    preset: Literal[tuple(PRESETS)] = "gpt2-124M",  # type: ignore[valid-type]
+    sizes: Sizes = PRESET,
+    dtype: Literal[DTYPES] = DTYPES[0],  # type: ignore[valid-type]
+    grad_dtype: Literal["float32", "bfloat16"] = "float32",
     steps: int = 1000,
     batch: int = 8,
     lr: float = 6e-4,
     warmup: int | None = None,
     seed: int = 0,
     window: int = 50,
+    most: float = 0.03,
     compiled: bool = True,
-    **sizes: int | None,
-) -> list[Case]:
-    """Return the case of a sweep.
+    device: Device = "auto",
+) -> Iterator[Measurement]:
+    """Train a GPT-2 here and in PyTorch, from equal weights on equal batches; compare the losses.
 
-    Args: see `tensorgrad bench loss --help`.
-    Raises:
-        ArgumentError: an argument is out of its range.
-        DataError, OSError: the tokens cannot be read.
+    Args:
+        data: a folder of `tensorgrad prepare`, or a .npy file of tokens.
+        preset: of the model; --vocab is 50304 by default.
+        dtype: as in training.
+        grad_dtype: of ours; bfloat16 with --dtype bfloat16-parameters.
+        steps: of training.
+        batch: sequences of a step.
+        lr: peak learning rate.
+        warmup: steps (default: 5 % of --steps).
+        seed: of weights and batches.
+        window: steps of a running mean.
+        most: largest difference of running means, in nats; above it the exit status is 1.
+        compiled: compile PyTorch's model, on a GPU.
     """
+    is_measured(True)
     if not 1 <= window <= steps:
         raise ArgumentError(f"--window: got {window}, expected 1 to --steps, {steps}")
-    model = {name: sizes.get(name) or getattr(PRESETS[preset], name) for name in _SIZES}
+    model = sizes_of(PRESETS[preset]) | {"vocab": 50304} | sizes.given()
     case: Case = {
-        "data": data, "preset": preset, **model, "vocab": vocab, "dtype": dtype,
-        "grad_dtype": grad_dtype, "steps": steps, "batch": batch, "lr": lr, "warmup": warmup,
-        "seed": seed, "window": window, "compiled": compiled,
+        "data": data, "preset": preset, **model, "dtype": dtype, "grad_dtype": grad_dtype,
+        "steps": steps, "batch": batch, "lr": lr, "warmup": warmup, "seed": seed,
+        "window": window, "compiled": compiled,
     }  # fmt: skip
     settings_of(case)
     read_tokens(data, config_of(case).vocab_size)
-    return [case]
+
+    def problem(row: Row) -> str:
+        apart = row["largest_difference"]
+        near = isinstance(apart, (int, float)) and apart <= most
+        return "" if near else f"running means differ by {apart} nats, expected {most:g} or less"
+
+    yield Measurement(LOSS, [case], partial(measure_loss, device=device), device, problem)
 
 
 def config_of(case: Case) -> GPT2Config:
@@ -199,34 +204,13 @@ def measure_loss(case: Case, device: str) -> Row:
     }  # fmt: skip
 
 
-def running_means(losses: Sequence[float], window: int) -> Any:
-    """Return the means of each window."""
-    return np.convolve(losses, np.full(window, 1 / window), "valid")
-
-
 def draw_loss(rows: Sequence[Row]) -> dict[str, Any]:
     """Return a figure of both curves above the difference of their running means."""
     row = rows[-1]
-    window, title = row["window"], f"{row['preset']}, {row['dtype']}, batch {row['batch']}"
-    figure = new_figure(rows=2, title=f"{title} x {row['context']}, {row['device']}")
-    curves, differences = figure.subplots(2, sharex=True)
-    losses = [[float(word) for word in str(row[name]).split()] for name in _CURVES]
-    means = [running_means(each, window) for each in losses]
-    steps = range(window, row["steps"] + 1)
-    for number, (name, raw, mean) in enumerate(
-        zip(("tensorgrad", "PyTorch"), losses, means, strict=True)
-    ):
-        curves.plot(range(1, len(raw) + 1), raw, color=f"C{number}", alpha=0.25, linewidth=0.6)
-        curves.plot(steps, mean, color=f"C{number}", linewidth=1.2, label=name)
-    curves.set_ylabel(f"loss in nats, and means of {window} steps")
-    curves.legend()
-    differences.plot(steps, means[0] - means[1], color="C2", linewidth=1.2)
-    differences.axhline(0, color="gray", linewidth=0.6)
-    differences.set_ylabel("tensorgrad - PyTorch, of the means")
-    differences.set_xlabel("step")
-    for axes in (curves, differences):
-        axes.grid(alpha=0.3)
-    return {"": figure}
+    title = "{preset}, {dtype}, batch {batch} x {context}, {device}".format(**row)
+    curves = {name: [float(word) for word in str(row[f"{name}_losses"]).split()]
+              for name in ("tensorgrad", "pytorch")}  # fmt: skip
+    return loss_curves(title, curves, "pytorch", row["window"])
 
 
 _CURVES = ("tensorgrad_losses", "pytorch_losses")

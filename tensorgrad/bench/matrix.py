@@ -1,9 +1,11 @@
 """`tensorgrad bench matrix` and `bench parallel`: parallel modes, in tokens/s, scaling and memory.
 
-All ranks train a GPT-2 on random tokens. In the mode "none" each trains for itself while the others
-do the same, so that all GPUs are equally warm; its figures are those of one GPU. Peers are PyTorch
-alone and PyTorch's DDP. Modes of data parallelism give each rank a batch; schedules of a pipeline
-and tensor parallelism share one. "idle" is the time that the rank with most to do waits for others,
+All ranks train on random tokens: `matrix` a TransformerLM with each attention kernel, `parallel` a
+GPT-2. In the mode "none" each trains for itself while the others do the same, so that all GPUs are
+equally warm; its figures are those of one GPU. Peers are PyTorch alone and PyTorch's DDP, with the
+same model. Modes of data parallelism give each rank a batch; schedules of a pipeline and tensor
+parallelism share one. "ratio", of a peer, is its time over that of ours: of "none" with the flash
+kernel, or of "overlap". "idle" is the time that the rank with most to do waits for others,
 "most_idle" that of the one with least, and "bubble" the formula for stages of equal time.
 "peak_mb" is the memory of arrays; "device_mb" all memory used on a GPU, with NCCL's buffers and the
 memory pool's free blocks. Tests: tests/bench/test_matrix.py.
@@ -12,45 +14,64 @@ memory pool's free blocks. Tests: tests/bench/test_matrix.py.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
-from tensorgrad.bench import torch_ddp
+from tensorgrad.bench import options, torch_ddp
 from tensorgrad.bench.memory import release
-from tensorgrad.bench.pictures import new_figure
-from tensorgrad.bench.steps import PRECISIONS, RankTimer, Step, StepSettings, training_step
-from tensorgrad.bench.sweep import Case, Row, Sweep
-from tensorgrad.errors import ArgumentError
-from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.bench.pictures import bar_figure
+from tensorgrad.bench.steps import (
+    Preset,
+    RankTimer,
+    Step,
+    StepSettings,
+    family,
+    sized,
+    sizes_of,
+    training_step,
+)
+from tensorgrad.bench.sweep import OK, Case, Measurement, Row, Sweep, like
+from tensorgrad.models.transformer_lm import TransformerLMConfig
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.parallel.data import REDUCTIONS, DataParallel
-from tensorgrad.parallel.mesh import Mesh, make_mesh
-from tensorgrad.parallel.pipeline import Pipeline
+from tensorgrad.parallel.mesh import make_mesh
 from tensorgrad.parallel.planning.estimate import TrainingJob, estimate
 from tensorgrad.parallel.schedule import bubble_fraction
 from tensorgrad.parallel.strategy import mesh_ranks
-from tensorgrad.parallel.zero import Zero
 from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.settings import has_narrow_products
-from tensorgrad.train.strategy_settings import MODES, ZERO
+from tensorgrad.train.strategy_settings import MODES, REDUCTIONS, ZERO
 
-PEERS = {"none": "pytorch", "ddp": "pytorch-ddp"}  # kinds of `attention` of PyTorch, by mode
-SCHEDULES = {"model-parallel": 1, "gpipe": 1, "1f1b": 1, "interleaved": 2}  # chunks of a stage
-TENSOR = {"tensor": False, "tensor-sequence": True}  # whether ranks share rows between layers
-ALL_MODES = (*MODES, *SCHEDULES, *TENSOR)
-PARTS = {
-    "data": ("none", *REDUCTIONS),
-    "pipeline": ("none", *SCHEDULES),
-    "tensor": ("none", *TENSOR),
-    "zero": ("overlap", *ZERO),
+PLANNED = {"gpt2"}  # models whose memory the planner has formulas for
+# The setting of a published course project; its head is a matrix of its own.
+PUBLISHED = TransformerLMConfig(10_000, 256, 24, 16, 16, 512, 4096, tied=False)
+PEERS = {"pytorch": "none", "pytorch-ddp": "overlap"}  # modes of PyTorch, and ours beside them
+KINDS: dict[str, dict[str, dict[str, Any]]] = {  # axis -> mode -> options of `mesh_ranks`
+    "dp": {
+        **{reduction: {"reduction": reduction} for reduction in REDUCTIONS},
+        **{name: {"zero": stage} for name, stage in ZERO.items()},
+    },
+    "pp": {
+        **{name: {"schedule": name} for name in ("model-parallel", "gpipe", "1f1b")},
+        "interleaved": {"schedule": "interleaved", "chunks": 2},
+    },
+    "tp": {"tensor": {}, "tensor-sequence": {"sequence": True}},
 }
+AXIS = {mode: axis for axis, modes in KINDS.items() for mode in modes}
+OPTIONS = {mode: options for modes in KINDS.values() for mode, options in modes.items()}
+ALL_MODES = ("none", *OPTIONS)
+PARTS = {
+    "data": MODES[:4], "pipeline": ("none", *KINDS["pp"]), "tensor": ("none", *KINDS["tp"]),
+    "zero": MODES[3:],
+}  # fmt: skip
 # mode -> the mode that `speed_up` is against
 _SLOWER = {
     **dict.fromkeys(REDUCTIONS[1:], REDUCTIONS[0]),
-    **dict.fromkeys(list(SCHEDULES)[1:], "model-parallel"),
-    **dict.fromkeys(TENSOR, "none"),
+    **dict.fromkeys(list(KINDS["pp"])[1:], "model-parallel"),
+    **dict.fromkeys(KINDS["tp"], "none"),
 }
 
 
@@ -63,9 +84,8 @@ class MatrixSettings:
 
     Args:
         config: sizes of the model.
-        hidden: width of the feed-forward layers.
         batch: sequences of a rank.
-        dtype: of `steps.PRECISIONS`.
+        dtype: of `options.PRECISIONS`.
         steps: of a timed window.
         tokens: of an epoch.
         compiled: whether PyTorch compiles its model.
@@ -77,8 +97,7 @@ class MatrixSettings:
         ArgumentError: a number is out of its range.
     """
 
-    config: GPT2Config = GPT2Config(10000, 256, 24, 16, 512)  # noqa: RUF009  frozen
-    hidden: int = 4096
+    config: Any = PUBLISHED
     batch: int = 8
     dtype: str = "bfloat16-parameters"
     steps: int = 20
@@ -89,25 +108,106 @@ class MatrixSettings:
     micro_batches: int = 1
     bucket_mb: float | None = None
 
-    @property
-    def model(self) -> GPT2Config:
-        """The sizes with the width of the feed-forward layers."""
-        return replace(self.config, hidden=self.hidden)
-
     def step(self, attention: str, micro_batches: int) -> StepSettings:
         """Return the settings of a step."""
         return StepSettings(
-            self.model, self.batch, self.dtype, attention, micro_batches=micro_batches
+            self.config, self.batch, self.dtype, attention, micro_batches=micro_batches
         )
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for name in ("hidden", "batch", "steps", "tokens", "windows"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"bench matrix: {name} is {getattr(self, name)}, expected > 0")
-        if self.dtype not in PRECISIONS:
-            expected = ", ".join(PRECISIONS)
-            raise ArgumentError(f"bench matrix: dtype is {self.dtype!r}, expected {expected}")
+        for name in ("batch", "steps", "tokens", "windows"):
+            options.check_counts("matrix", **{name: getattr(self, name)})
+        options.check_known("matrix", "dtype", [self.dtype], options.PRECISIONS)
+
+
+def matrix_sweep(
+    *,
+    comm: Comm,
+    kernels: tuple[Literal[ATTENTION_KERNELS], ...] = ATTENTION_KERNELS,  # type: ignore[valid-type]
+    parallel: tuple[Literal[MODES], ...] = MODES,  # type: ignore[valid-type]
+    layers: options.Layers = PUBLISHED.layers,
+    width: options.Width = PUBLISHED.width,
+    hidden: int = PUBLISHED.hidden_width,
+    heads: options.Heads = PUBLISHED.heads,
+    context: options.Context = PUBLISHED.context,
+    vocab: options.Vocab = PUBLISHED.vocab_size,
+    batch: int = 8,
+    dtype: options.Precision | None = None,
+    steps: int = 20,
+    tokens: int = 100_000_000,
+    peer: options.Peer = None,
+    compiled: bool = True,
+    captured: bool = True,
+    device: options.Device = "auto",
+) -> Iterator[Measurement]:
+    """Measure attention kernels x parallel modes on the ranks that mpirun starts.
+
+    The model is a TransformerLM. The mode none is one GPU: each trains for itself while the others
+    do the same.
+
+    Args:
+        kernels: of attention.
+        parallel: modes, as of training.
+        hidden: width of the feed-forward layers.
+        batch: sequences of a rank.
+        dtype: of matrix products, as in training (default: bfloat16-parameters, on a CPU float32).
+        steps: of a timed window; the median of three windows counts.
+        tokens: of an epoch.
+        peer: measure PyTorch alone and with DistributedDataParallel too.
+        compiled: compile PyTorch's model, on a GPU.
+        captured: run our steps as CUDA graphs, as training does on a GPU.
+    """
+    config = TransformerLMConfig(vocab, context, layers, heads, heads, width, hidden, tied=False)
+    on_gpu = device != "cpu"
+    settings = MatrixSettings(
+        config, batch, options.precision_on(device, dtype), steps, tokens, compiled and on_gpu,
+        captured and on_gpu,
+    )  # fmt: skip
+    cases = matrix_cases(settings, comm.size, kernels, parallel, options.is_measured(peer))
+    with closing(MatrixBench(settings, comm, device)) as measure:
+        yield Measurement(MATRIX, cases, measure, device)
+
+
+def parallel_sweep(
+    parts: tuple[Literal[tuple(PARTS)], ...] = tuple(PARTS),  # type: ignore[valid-type]
+    /,
+    *,
+    comm: Comm,
+    model: Preset = "gpt2-124M",
+    sizes: options.Sizes = options.PRESET,
+    batch: int = 32,
+    micro_batches: int = 8,
+    dtype: options.Precision | None = None,
+    steps: int = 10,
+    windows: int = 3,
+    bucket: float | None = None,
+    peer: options.Peer = None,
+    compiled: bool = False,
+    captured: bool = False,
+    device: options.Device = "auto",
+) -> Iterator[Measurement]:
+    """Measure data, pipeline, tensor and sharded parallelism beside one GPU and PyTorch's DDP.
+
+    Args:
+        parts: data, each gradient reduction; pipeline, each schedule; tensor; zero, each stage.
+        model: preset.
+        batch: sequences of a rank, or of a pipeline.
+        micro_batches: of a pipeline.
+        dtype: of matrix products, as in training (default: bfloat16-parameters, on a CPU float32).
+        steps: of a timed window.
+        windows: of which the median counts.
+        bucket: MB of a bucket of gradients (default: by the number of gradients).
+        compiled: compile PyTorch's model.
+        captured: run our steps as CUDA graphs, as training does.
+    """
+    settings = MatrixSettings(
+        sized(model, sizes), batch, options.precision_on(device, dtype), steps, compiled=compiled,
+        captured=captured, windows=windows, micro_batches=micro_batches, bucket_mb=bucket,
+    )  # fmt: skip
+    cases = parallel_cases(settings, comm.size, parts, options.is_measured(peer))
+    with closing(MatrixBench(settings, comm, device)) as measure:
+        yield Measurement(PARALLEL, cases, measure, device)
 
 
 def matrix_cases(
@@ -129,33 +229,27 @@ def matrix_cases(
     Raises:
         ArgumentError: a kernel or a mode is unknown.
     """
-    for name, values, known in (
-        ("kernel", kernels, ATTENTION_KERNELS), ("parallel", modes, ALL_MODES)
-    ):  # fmt: skip
-        for value in values:
-            if value not in known:
-                expected = ", ".join(known)
-                raise ArgumentError(f"bench matrix: {name} is {value!r}, expected {expected}")
+    options.check_known("matrix", "kernel", kernels, ATTENTION_KERNELS)
+    options.check_known("matrix", "parallel", modes, ALL_MODES)
     fits = ("none",) if ranks == 1 else _fitting(settings, ranks)
     chosen = [mode for mode in ALL_MODES if mode in modes and mode in fits]
     for kernel in kernels:
         settings.step(kernel, settings.micro_batches)
     pairs = [(kernel, mode) for kernel in dict.fromkeys(kernels) for mode in chosen]
     if peer:
-        pairs += [("sdpa", PEERS["none"])] + [("sdpa", PEERS["ddp"])] * (ranks > 1)
-    config = settings.config
+        pairs += [("sdpa", mode) for mode in tuple(PEERS)[:ranks]]
     sizes = {
-        "layers": config.layers, "width": config.width, "hidden": settings.hidden,
-        "heads": config.heads, "context": config.context, "vocab": config.vocab_size,
-        "batch": settings.batch, "dtype": settings.dtype, "steps": settings.steps,
-        "epoch_tokens": settings.tokens, "windows": settings.windows,
-        "micro_batches": settings.micro_batches, "bucket_mb": settings.bucket_mb,
+        **sizes_of(settings.config), "hidden": settings.config.hidden_width,
+        "epoch_tokens": settings.tokens,
+        "model": family(settings.config),
+        **{name: getattr(settings, name) for name in _SETTINGS},
     }  # fmt: skip
     return [
         {
-            "attention": kernel, "parallel": mode, "ranks": _ranks_of(mode, ranks), "world": ranks,
-            "compiled": settings.compiled and kernel == "sdpa",
-            "captured": settings.captured and kernel != "sdpa", **sizes,
+            "attention": kernel, "parallel": mode,
+            "ranks": 1 if mode in ("none", "pytorch") else ranks, "world": ranks, **sizes,
+            "compiled": settings.compiled and mode in PEERS,
+            "captured": settings.captured and mode not in PEERS,
         }
         for kernel, mode in pairs
     ]  # fmt: skip
@@ -164,11 +258,11 @@ def matrix_cases(
 def _fitting(settings: MatrixSettings, ranks: int) -> tuple[str, ...]:
     """Return the modes that a number of ranks can have."""
     layers, micro = settings.config.layers, settings.micro_batches
+    chunks = {mode: options.get("chunks", 1) for mode, options in KINDS["pp"].items()}
     return tuple(
         mode
         for mode in ALL_MODES
-        if ranks * SCHEDULES.get(mode, 0) <= layers
-        and not (SCHEDULES.get(mode, 1) > 1 and micro % ranks)
+        if ranks * chunks.get(mode, 0) <= layers and not (chunks.get(mode, 1) > 1 and micro % ranks)
     )
 
 
@@ -185,23 +279,14 @@ def parallel_cases(
     Raises:
         ArgumentError: a part is unknown, or the micro-batches do not divide the batch.
     """
+    options.check_ranks("parallel", ranks)
+    options.check_known("parallel", "part", parts, PARTS)
     found: list[Case] = []
     for part in dict.fromkeys(parts):
-        if part not in PARTS:
-            raise ArgumentError(f"bench parallel: part is {part!r}, expected {', '.join(PARTS)}")
         own = settings if part == "pipeline" else replace(settings, micro_batches=1)
         cases = matrix_cases(own, ranks, ["flash"], PARTS[part], peer and part == "data")
         found += [case for case in cases if case not in found]
-    if not found:
-        raise ArgumentError(
-            "bench parallel: got one rank, expected several: start it with `mpirun -n 2 tensorgrad "
-            "bench parallel`"
-        )
     return found
-
-
-def _ranks_of(mode: str, ranks: int) -> int:
-    return 1 if mode in ("none", PEERS["none"]) else ranks
 
 
 class MatrixBench:
@@ -220,8 +305,8 @@ class MatrixBench:
 
     def __call__(self, case: Case) -> Row:
         """Return the results of a case."""
-        line = self._peer(case) if case["parallel"] in PEERS.values() else self._ours(case)
-        shared = case["parallel"] in (*SCHEDULES, *TENSOR)
+        line = self._peer(case) if case["parallel"] in PEERS else self._ours(case)
+        shared = AXIS.get(case["parallel"]) in ("pp", "tp")
         replicas = 1 if shared else case["ranks"]
         tokens = self._settings.batch * self._settings.config.context * replicas
         speed = 1e3 * tokens / line["ms"]
@@ -244,8 +329,9 @@ class MatrixBench:
 
         step = make()
         row: Row = {"ms": 1e3 * self._timer.seconds(step, settings.steps)}
-        if mode in SCHEDULES:
-            bubble = bubble_fraction(mode, self._comm.size, case["micro_batches"], SCHEDULES[mode])
+        if AXIS.get(mode) == "pp":
+            chunks = OPTIONS[mode].get("chunks", 1)
+            bubble = bubble_fraction(mode, self._comm.size, case["micro_batches"], chunks)
             row["bubble"] = 100 * bubble
             if not settings.captured:  # a replay waits on the GPU, unseen
                 idle = self._timer.idle(step, settings.steps)
@@ -264,35 +350,32 @@ class MatrixBench:
         return row
 
     def _strategy(self, mode: str) -> Ranks:
-        comm = self._comm
-        if mode in REDUCTIONS:
-            return DataParallel(comm, mode, self._settings.bucket_mb)
-        if mode in ZERO:
-            return Zero(comm, ZERO[mode])
-        if mode in SCHEDULES:
-            return Pipeline(comm, mode, SCHEDULES[mode])
-        if mode in TENSOR:
-            return mesh_ranks(comm, self._mesh(mode), sequence=TENSOR[mode])
-        return OneProcess()
+        if mode == "none":
+            return OneProcess()
+        arguments = dict(OPTIONS[mode])
+        if "reduction" in arguments:
+            arguments["bucket_mb"] = self._settings.bucket_mb
+        return mesh_ranks(self._comm, make_mesh(**self._mesh(mode)), **arguments)
 
-    def _mesh(self, mode: str) -> Mesh:
-        comm = self._comm
-        if mode in SCHEDULES:
-            return Mesh(1, comm.size)
-        if mode in TENSOR:
-            return make_mesh(comm.size, comm.rank, tp=comm.size)
-        return Mesh() if mode == "none" else Mesh(comm.size)
+    def _mesh(self, mode: str) -> dict[str, int]:
+        """Return the arguments of `make_mesh`."""
+        size = self._comm.size
+        if mode == "none":
+            return {"ranks": 1}
+        return {"ranks": size, "rank": self._comm.rank, "dp": 1} | {AXIS[mode]: size}
 
     def _planned_mb(self, case: Case) -> float | None:
         """Return the peak memory of arrays by the plan; None where it has no formula."""
         settings, mode = self._settings, case["parallel"]
-        if case["attention"] != "flash" or mode in ("naive", "flat"):
+        if case["model"] not in PLANNED or case["attention"] != "flash":
             return None
-        mesh = self._mesh(mode)
+        if mode in ("naive", "flat"):
+            return None
+        mesh, arguments = make_mesh(**self._mesh(mode)), dict(OPTIONS.get(mode, {}))
+        arguments.pop("reduction", None)
         job = TrainingJob(
-            settings.model, mesh, settings.batch * mesh.dp, case["micro_batches"],
-            ZERO.get(mode, 0), mode if mode in SCHEDULES else "1f1b", SCHEDULES.get(mode, 1),
-            TENSOR.get(mode, False), settings.dtype,
+            settings.config, mesh, settings.batch * mesh.dp, case["micro_batches"],
+            dtype=settings.dtype, **arguments,
         )  # fmt: skip
         return estimate(job).bytes / 1e6
 
@@ -307,9 +390,9 @@ class MatrixBench:
         if cuda is not None:
             cuda.reset_peak_memory_stats()
         step = torch_ddp.training_step(
-            *(self._torch, settings.model, settings.batch, self._device),
-            autocast=has_narrow_products(settings.dtype), several=case["parallel"] == PEERS["ddp"],
-            compiled=settings.compiled,
+            *(self._torch, settings.config, settings.batch, self._device),
+            autocast=has_narrow_products(settings.dtype), compiled=settings.compiled,
+            several=case["parallel"] == "pytorch-ddp",
         )  # fmt: skip
         row: Row = {"ms": 1e3 * self._timer.seconds(step, settings.steps)}
         if cuda is not None:
@@ -322,75 +405,50 @@ def with_scaling(row: Row, before: Sequence[Row]) -> Row:
 
     scaling = 100 tokens/s / (ranks * tokens/s of one),  overhead = 100 (peak / peak of one - 1)
 
-    The speed-up is against the slowest mode of the same kind.
+    The speed-up is against the slowest mode of the same kind, the ratio of a peer against ours.
     """
-    if row["status"] != "ok" or row["ranks"] == 1:
+    if row["status"] != OK:
         return row
-    same = "attention", "world", *_SIZES, "device", "commit"
-    beside = [
-        each
-        for each in before
-        if each["status"] == "ok"
-        and all(str(each.get(name) or "") == str(row.get(name) or "") for name in same)
-    ]
-    slower = [each for each in beside if each["parallel"] == _SLOWER.get(row["parallel"])]
-    alone = [each for each in beside if each["ranks"] == 1]
-    if slower:
-        row = {**row, "speed_up": slower[-1]["ms"] / row["ms"]}
-    if not alone:
-        return row
-    one, speed = alone[-1], row["tokens_per_second"]
-    row = {**row, "scaling": 100 * speed / (row["ranks"] * one["tokens_per_second"])}
-    if row.get("peak_mb") and one["peak_mb"]:
-        row["memory_overhead"] = 100 * (row["peak_mb"] / one["peak_mb"] - 1)
+    mode, names = str(row.get("parallel")), ("attention", "world", *_SIZES, "compiled", "captured")
+    beside = like(row, before, names)
+    row = dict(row)
+    for other in beside:
+        if other["parallel"] == _SLOWER.get(mode):
+            row["speed_up"] = other["ms"] / row["ms"]
+        if other["ranks"] == 1 and row["ranks"] > 1:
+            speed = row["tokens_per_second"]
+            row["scaling"] = 100 * speed / (row["ranks"] * other["tokens_per_second"])
+            if row.get("peak_mb") and other["peak_mb"]:
+                row["memory_overhead"] = 100 * (row["peak_mb"] / other["peak_mb"] - 1)
+    if mode in PEERS:
+        ours = like({**row, "attention": "flash"}, before, names[:-2])
+        times = [other["ms"] for other in ours if other["parallel"] == PEERS[mode]]
+        row |= {"ratio": row["ms"] / times[-1]} if times else {}
     return row
 
 
 def draw_matrix(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the figure of a matrix: tokens/s with scaling, and peak memory with overhead."""
-    first = rows[0]
-    title = (
-        f"GPT-2, {first['layers']} layers, C {first['width']}, T {first['context']}, batch "
-        f"{first['batch']} a GPU, {first['dtype']}, {first['world']} ranks, {first['device']}"
-    )
-    figure = new_figure(1, 2, title, 11.0)
-    speeds, memories = figure.subplots(2, 1)
-    _draw_bars(speeds, rows, "tokens_per_second", "scaling")
-    speeds.set(ylabel="tokens/s", title="throughput of all ranks, with scaling efficiency")
-    _draw_bars(memories, [row for row in rows if row["peak_mb"] != ""], "peak_mb",
-               "memory_overhead")  # fmt: skip
-    memories.set(ylabel="peak memory (MB)", title="memory of the fullest rank, and more than alone")
-    return {"": figure}
+    """Return the figures: tokens/s with scaling, time of an epoch, peak memory with overhead."""
+    about = "{layers} layers, C {width}, T {context}, batch {batch} a GPU, {dtype}, {world} ranks"
+    draw = partial(bar_figure, rows, names=("parallel", "attention"))
+    return {
+        "": draw(about, "tokens/s of all ranks", columns=["tokens_per_second"], note="scaling"),
+        "-time": draw(about, "time of an epoch (s)", columns=["epoch_s"]),
+        "-memory": draw(about, "memory of the fullest rank (MB)", columns=["peak_mb"],
+                        note="memory_overhead"),
+    }  # fmt: skip
 
 
-def _draw_bars(axes: Any, rows: Sequence[Row], value: str, note: str) -> None:
-    """Draw a group of bars for each mode, one for each attention kernel."""
-    modes = list(dict.fromkeys(row["parallel"] for row in rows))
-    kernels = list(dict.fromkeys(row["attention"] for row in rows))
-    width = 0.8 / max(1, len(kernels))
-    for number, kernel in enumerate(kernels):
-        own = [row for row in rows if row["attention"] == kernel]
-        places = [modes.index(row["parallel"]) + (number - (len(kernels) - 1) / 2) * width
-                  for row in own]  # fmt: skip
-        bars = axes.bar(places, [row[value] for row in own], 0.95 * width, label=kernel)
-        words = ["" if row[note] == "" else f"{row[note]:+.1f} %".lstrip("+" * (note == "scaling"))
-                 for row in own]  # fmt: skip
-        axes.bar_label(bars, words, fontsize=7)
-    axes.set_xticks(range(len(modes)), modes)
-    axes.grid(alpha=0.3, axis="y")
-    if kernels:
-        axes.legend(title="attention")
-
-
+_SETTINGS = ("batch", "dtype", "steps", "windows", "micro_batches", "bucket_mb")
 _SIZES = (
-    *("layers", "width", "hidden", "heads", "context", "vocab", "batch", "dtype", "steps"),
-    *("epoch_tokens", "compiled", "captured", "windows", "micro_batches", "bucket_mb"),
+    *("model", "layers", "width", "heads", "context", "vocab", "hidden", "epoch_tokens"),
+    *_SETTINGS,
 )
 MATRIX = Sweep(
     "matrix",
-    ("attention", "parallel", "ranks", "world", *_SIZES),
+    ("attention", "parallel", "ranks", "world", *_SIZES, "compiled", "captured"),
     (
-        *("ms", "tokens_per_second", "scaling", "speed_up", "peak_mb", "memory_overhead"),
+        *("ms", "tokens_per_second", "scaling", "speed_up", "ratio", "peak_mb", "memory_overhead"),
         *("device_mb", "planned_mb", "planned_ratio", "idle", "most_idle", "bubble", "epoch_s"),
     ),
     draw_matrix,

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.profile.memory import Allocator, GpuAllocator, HostAllocator
@@ -46,14 +47,49 @@ class PeakMemory:
         self._ended = True
 
 
+class TorchAllocator:
+    """Memory of PyTorch's tensors on a GPU.
+
+    Args:
+        cuda: `torch.cuda`.
+    """
+
+    def __init__(self, cuda: Any) -> None:
+        self._cuda, self._base = cuda, 0
+
+    def start(self) -> None:
+        """Begin to count."""
+        self._cuda.reset_peak_memory_stats()
+        self._base = self._cuda.memory_allocated()
+
+    def read(self) -> tuple[int, int]:
+        """Return the bytes allocated since the start, and the most since the last read."""
+        used, most = self._cuda.memory_allocated(), self._cuda.max_memory_allocated()
+        self._cuda.reset_peak_memory_stats()
+        return used - self._base, most - self._base
+
+    def stop(self) -> None:
+        """Count no more."""
+
+
 @contextmanager
-def peak_memory(device: str) -> Iterator[PeakMemory]:
+def peak_memory(device: str, torch: Any = None) -> Iterator[PeakMemory]:
     """Follow the memory of arrays on a device; NumPy's also cost time while they are followed.
 
     On a GPU it is what CuPy's pool hands out, not what it keeps for later.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:N".
+        torch: PyTorch, whose memory on a GPU is followed instead; None: ours.
     """
     release()
-    allocator = HostAllocator() if device == "cpu" else GpuAllocator(backend.cupy.cuda)
+    allocator: Allocator
+    if device == "cpu":
+        allocator = HostAllocator()
+    elif torch is None:
+        allocator = GpuAllocator(backend.cupy.cuda)
+    else:
+        allocator = TorchAllocator(torch.cuda)
     allocator.start()
     peak = PeakMemory(allocator)
     try:

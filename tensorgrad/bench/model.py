@@ -6,25 +6,22 @@ A GPT-2 of five sizes trains on random tokens. Tests: tests/bench/test_model.py.
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Literal
 
 from tensorgrad.autograd import no_grad
+from tensorgrad.bench import options
 from tensorgrad.bench.memory import check_fits, peak_memory
-from tensorgrad.bench.pictures import new_figure, plot_lines
-from tensorgrad.bench.steps import StepSettings, training_step
-from tensorgrad.bench.sweep import Case, Row, Sweep
-from tensorgrad.bench.timing import synchronize
-from tensorgrad.checks import check_integer
-from tensorgrad.errors import ArgumentError
-from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.optim import Optimizer
+from tensorgrad.bench.pictures import bar_figure, lines
+from tensorgrad.bench.steps import PhasedStep, StepSettings, training_step
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
+from tensorgrad.bench.timing import seconds_of
+from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.planning.costs import Costs
 from tensorgrad.parallel.planning.estimate import TrainingJob, stage_memory
-from tensorgrad.tensor import Tensor
-from tensorgrad.train.ranks import Batch, OneProcess
+from tensorgrad.train.ranks import OneProcess
 
 # name -> width, layers, heads; the feed-forward layers are four times as wide
 SIZES = {
@@ -38,52 +35,50 @@ _PHASES = ("forward", "backward", "optimizer")
 _FIXED = 16  # bytes a parameter, in every precision: parameters, gradients and AdamW's state
 
 
-def model_cases(
-    sizes: Sequence[str] = tuple(SIZES),
-    precisions: Sequence[str] = ("float32", "bfloat16", "bfloat16-parameters"),
-    warmups: Sequence[int] = (5,),
-    recompute: Sequence[bool] = (False,),
+def model_sweep(
     *,
-    captured: bool = False,
-    context: int = 512,
-    batch: int = 4,
-    vocab: int = 10000,
+    sizes: tuple[Literal[tuple(SIZES)], ...] = tuple(SIZES),  # type: ignore[valid-type]
+    precision: tuple[options.Precision, ...] = ("float32", "bfloat16", "bfloat16-parameters"),
+    warmup: tuple[int, ...] = (5,),
     steps: int = 10,
-    attention: str = "flash",
-    layers: int | None = None,
-    width: int | None = None,
-    heads: int | None = None,
-) -> list[Case]:
-    """Return the cases of a sweep, small models first.
+    recompute: bool = False,
+    captured: bool = False,
+    context: options.Context = 512,
+    batch: int = 4,
+    vocab: options.Vocab = 10000,
+    attention: Literal[ATTENTION_KERNELS] = "flash",  # type: ignore[valid-type]
+    layers: options.Layers | None = None,
+    width: options.Width | None = None,
+    heads: options.Heads | None = None,
+    device: options.Device = "auto",
+) -> Iterator[Measurement]:
+    """Measure forward, backward and optimizer of GPT-2s of five sizes, and their memory.
 
-    Args: see `tensorgrad bench model --help`.
-    Raises:
-        ArgumentError: a size is unknown, or a number is out of its range.
+    Args:
+        sizes: presets of the models; --layers, --width and --heads replace theirs.
+        precision: float32; tf32 and bfloat16, autocast; bfloat16-parameters, with float32 copies in
+            the optimizer; float16, autocast with a loss scaler.
+        warmup: steps before the timed ones; several numbers are compared.
+        steps: to time; the table has mean and standard deviation.
+        recompute: compute each block again in backward.
+        captured: run steps as CUDA graphs, as training does; they are timed as a whole.
+        batch: sequences of a step.
+        attention: kernels of attention.
     """
-    for name in sizes:
-        if name not in SIZES:
-            raise ArgumentError(f"bench model: size is {name!r}, expected {', '.join(SIZES)}")
-    check_integer("bench model", "steps", steps, 1)
-    for warmup in warmups:
-        check_integer("bench model", "warmup", warmup, 0)
-    cases: list[Case] = [
-        {
-            "size": name,
-            "layers": SIZES[name][1] if layers is None else layers,
-            "width": SIZES[name][0] if width is None else width,
-            "heads": SIZES[name][2] if heads is None else heads,
-            **{"context": context, "batch": batch, "vocab": vocab, "attention": attention},
-            **{"dtype": dtype, "recompute": again, "captured": captured},
-            **{"warmup": warmup, "steps": steps},
-        }
-        for name in dict.fromkeys(sizes)
-        for dtype in dict.fromkeys(precisions)
-        for again in dict.fromkeys(recompute)
-        for warmup in dict.fromkeys(warmups)
-    ]
+    options.check_known("model", "size", sizes, SIZES)
+    options.check_counts("model", steps=steps)
+    options.check_counts("model", 0, warmup=warmup)
+    cases: list[Case] = []
+    for size in dict.fromkeys(sizes):
+        own = zip(("width", "layers", "heads"), SIZES[size], (width, layers, heads), strict=True)
+        cases += options.crossed(
+            size=size, **{name: preset if given is None else given for name, preset, given in own},
+            context=context, batch=batch, vocab=vocab, attention=attention, dtype=precision,
+            recompute=recompute, captured=captured, warmup=warmup, steps=steps,
+        )  # fmt: skip
     for case in cases:
         settings_of(case)
-    return cases
+    yield Measurement(MODEL, cases, partial(measure_model, device=device), device)
 
 
 def settings_of(case: Case) -> StepSettings:
@@ -180,55 +175,11 @@ def _forward_bytes(costs: Costs, tokens: int, fused: bool) -> float:
     return parameters * costs.wide + costs.kept_by_embedding(tokens) + most
 
 
-class Trainee:
-    """A model, its optimizer and a batch."""
-
-    def __init__(self, settings: StepSettings, device: str) -> None:
-        self._settings, self._device = settings, device
-        self._model: GPT2 = settings.model(device)
-        self._part: Batch = settings.parts(device)[0]
-        self._optimizer: Optimizer | None = None
-        self._scaler = settings.scaler()
-
-    def prepare(self) -> None:
-        """Make the optimizer."""
-        self._optimizer = self._settings.optimizer(self._model.named_parameters())
-
-    def forward_alone(self) -> None:
-        """Compute the loss without gradients."""
-        with no_grad():
-            self._loss()
-
-    def step(self) -> list[float]:
-        """Train one step; return the seconds of each phase."""
-        assert self._optimizer is not None
-        self._optimizer.zero_grad()
-        moments = [self._moment()]
-        loss = self._loss()
-        moments.append(self._moment())
-        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
-        moments.append(self._moment())
-        self._optimizer.step(1.0, self._scaler)
-        moments.append(self._moment())
-        return [after - before for before, after in pairwise(moments)]
-
-    def _loss(self) -> Tensor:
-        with self._settings.casts():
-            x, y = map(Tensor, self._part)
-            return self._model.forward(x, y)
-
-    def _moment(self) -> float:
-        synchronize(self._device)
-        return time.perf_counter()
-
-
 def _times(settings: StepSettings, device: str, warmup: int, steps: int) -> Row:
     """Return mean and standard deviation of each phase, in ms."""
-    trainee = Trainee(settings, device)
-    trainee.prepare()
-    for _ in range(warmup):
-        trainee.step()
-    found = [trainee.step() for _ in range(steps)]
+    step = PhasedStep(settings, device)
+    step.prepare()
+    found = [step() for _ in range(warmup + steps)][warmup:]
     row: Row = {}
     series = {name: [each[i] for each in found] for i, name in enumerate(_PHASES)}
     for name, seconds in {**series, "step": [sum(each) for each in found]}.items():
@@ -239,12 +190,7 @@ def _times(settings: StepSettings, device: str, warmup: int, steps: int) -> Row:
 def _captured_times(settings: StepSettings, device: str, warmup: int, steps: int) -> Row:
     """Return mean and standard deviation of a captured step, in ms."""
     step = training_step(settings, OneProcess(), device, captured=True)
-    seconds = []
-    for _ in range(warmup + steps):
-        began = time.perf_counter()
-        step()
-        synchronize(device)
-        seconds.append(time.perf_counter() - began)
+    seconds = [seconds_of(step, device) for _ in range(warmup + steps)]
     return _mean_and_deviation("step", seconds[warmup:])
 
 
@@ -256,89 +202,33 @@ def _mean_and_deviation(name: str, seconds: Sequence[float]) -> Row:
 def _memory(settings: StepSettings, device: str) -> Row:
     """Return the peaks of forward alone and of a full step."""
     with peak_memory(device) as peak:
-        trainee = Trainee(settings, device)
+        step = PhasedStep(settings, device)
         peak.reset()
-        trainee.forward_alone()
+        with no_grad():
+            step.forward()
         forward = peak.bytes
-        trainee.prepare()
+        step.prepare()
         peak.reset()
-        trainee.step()
+        step()
         return {"forward_mb": forward / 1e6, "step_mb": peak.bytes / 1e6}
 
 
 def draw_model(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the figures of a sweep: phases with deviations, warm-up, and memory."""
-    most = max(row["warmup"] for row in rows)
-    settled = [row for row in rows if row["warmup"] == most]
-    figures = {"": _draw_phases(settled), "-memory": _draw_memory(settled)}
-    if len({row["warmup"] for row in rows}) > 1:
-        figures["-warmup"] = _draw_warmup(rows)
+    settled = [row for row in rows if row["warmup"] == max(other["warmup"] for other in rows)]
+    about, names = "GPT-2: {what} (batch {{batch}}, context {{context}})", ("size", "dtype")
+    times = [f"{phase}_ms" for phase in (*_PHASES, "step")]
+    memory = [f"{part}{kind}_mb" for part in ("forward", "step") for kind in ("", "_planned")]
+    title = about.format(what="time of a step")
+    figures = {
+        "": bar_figure(settled, title, "ms", names, times),
+        "-memory": bar_figure(settled, about.format(what="peak memory"), "MB", names, memory),
+    }
+    if len(settled) < len(rows):
+        x, panels = ("warmup", "warm-up steps"), {"step_ms": "time (ms)"}
+        by = (*names, "recompute")
+        figures["-warmup"] = lines(rows, title, x, panels, by, xscale="linear")
     return figures
-
-
-def _about(rows: Sequence[Row]) -> str:
-    first = rows[0]
-    return f"batch {first['batch']}, context {first['context']}, {first['device']}"
-
-
-def _name(row: Row) -> str:
-    return f"{row['size']}\n{row['dtype']}" + ("\nrecompute" if row["recompute"] else "")
-
-
-def _draw_phases(rows: Sequence[Row]) -> Any:
-    figure = new_figure(1, 1, f"GPT-2: time of a training step ({_about(rows)})", _wide(rows))
-    axes = figure.subplots()
-    base = [0.0] * len(rows)
-    places = list(range(len(rows)))
-    captured = rows[0]["captured"]
-    for phase in ("step",) if captured else _PHASES:
-        values = [row[f"{phase}_ms"] for row in rows]
-        deviations = [row[f"{phase}_std"] for row in rows]
-        label = "captured step" if captured else phase
-        axes.bar(places, values, bottom=base, yerr=deviations, capsize=3, label=label)
-        base = [a + b for a, b in zip(base, values, strict=True)]
-    axes.set_xticks(places, [_name(row) for row in rows], fontsize=7)
-    axes.set(ylabel="time (ms), with standard deviation")
-    axes.grid(alpha=0.3, axis="y")
-    axes.margins(y=0.2)  # for the legend
-    axes.legend(ncols=3, loc="upper center")
-    return figure
-
-
-def _draw_memory(rows: Sequence[Row]) -> Any:
-    figure = new_figure(1, 1, f"GPT-2: peak memory ({_about(rows)})", _wide(rows))
-    axes = figure.subplots()
-    for number, (what, words) in enumerate((("forward", "forward alone"), ("step", "full step"))):
-        places = [i + 0.4 * number - 0.2 for i in range(len(rows))]
-        axes.bar(places, [row[f"{what}_mb"] / 1e3 for row in rows], 0.38, label=words)
-        planned = [
-            (place, row[f"{what}_planned_mb"] / 1e3)
-            for place, row in zip(places, rows, strict=True)
-            if row[f"{what}_planned_mb"] != ""
-        ]
-        if planned:
-            label = "formula" if number == 0 else None
-            axes.plot(*zip(*planned, strict=True), "k_", markersize=16, label=label)
-    axes.set_xticks(range(len(rows)), [_name(row) for row in rows], fontsize=7)
-    axes.set(ylabel="memory (GB)")
-    axes.grid(alpha=0.3, axis="y")
-    axes.margins(y=0.2)  # for the legend
-    axes.legend(ncols=3, loc="upper center")
-    return figure
-
-
-def _draw_warmup(rows: Sequence[Row]) -> Any:
-    title = f"GPT-2: mean time of a step by warm-up\n({_about(rows)})"
-    figure = new_figure(1, 1, title, 8.0)
-    axes = figure.subplots()
-    plot_lines(axes, rows, "warmup", "step_ms", ("size", "dtype", "recompute"))
-    axes.set(xlabel="warm-up steps", ylabel="time (ms)", yscale="log")
-    axes.get_legend().set_title("size, precision, recomputation", {"size": 8})
-    return figure
-
-
-def _wide(rows: Sequence[Row]) -> float:
-    return max(6.4, 1.1 * len(rows))
 
 
 MODEL = Sweep(

@@ -8,14 +8,14 @@ Tests: tests/bench/test_small.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from tensorgrad.bench.options import check_counts, crossed
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.sweep import Case, Row, Sweep
-from tensorgrad.checks import check_integer
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
 from tensorgrad.ops import elementwise
 from tensorgrad.tensor import Tensor
 
@@ -29,16 +29,16 @@ OPS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Any], Any], A
 }
 
 
-def overhead_cases(length: int = 1000, repeats: int = 60) -> list[Case]:
-    """Return the cases of a sweep.
+def overhead_sweep(*, length: int = 1000, repeats: int = 60) -> Iterator[Measurement]:
+    """Measure what an op takes on the CPU beyond NumPy's own work, in microseconds.
 
-    Args: see `tensorgrad bench overhead --help`.
-    Raises:
-        ArgumentError: a number is below 1.
+    Args:
+        length: ops in a chain.
+        repeats: of a chain; the fastest one counts.
     """
-    for name, value in (("length", length), ("repeats", repeats)):
-        check_integer("bench overhead", name, value, 1)
-    return [{"op": op, "length": length, "repeats": repeats, "dtype": "float32"} for op in OPS]
+    check_counts("overhead", length=length, repeats=repeats)
+    cases = crossed(op=tuple(OPS), length=length, repeats=repeats, dtype="float32")
+    yield Measurement(OVERHEAD, cases, measure_overhead)
 
 
 def measure_overhead(case: Case) -> Row:

@@ -8,78 +8,87 @@ Tests: tests/bench/test_small.py.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 
+from tensorgrad.bench import options
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.steps import MODEL, Step, model_and_step, model_case, settings_of
-from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.steps import (
+    MODEL,
+    Preset,
+    Step,
+    StepSettings,
+    model_and_step,
+    model_case,
+    settings_of,
+)
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
 from tensorgrad.bench.timing import seconds_of
-from tensorgrad.checks import check_integer
-from tensorgrad.models.gpt2 import GPT2
+from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.profile import Profiler
-from tensorgrad.profile.recording import Recording
 from tensorgrad.profile.tables import op_table
 from tensorgrad.train.ranks import OneProcess
 
+Trained = Callable[[], tuple[LanguageModel, Step]]
 
-def profiler_cases(
-    preset: str, batch: int, dtype: str, steps: int, rounds: int, device: str, **sizes: int | None
-) -> list[Case]:
-    """Return the cases of a sweep: each source of kernel times that the device has.
+
+def profiler_sweep(
+    *,
+    preset: Preset = "gpt2-124M",
+    sizes: options.Sizes = options.PRESET,
+    batch: int = 8,
+    dtype: options.Precision | None = None,
+    steps: int = 20,
+    rounds: int = 5,
+    device: options.Device = "auto",
+) -> Iterator[Measurement]:
+    """Measure what the profiler costs, by source of its times, and how well they sum up to a step.
 
     Args:
+        preset: of the model.
+        batch: sequences of a step.
+        dtype: as in training (default: bfloat16-parameters, on a CPU float32).
         steps: of a round.
-        rounds: with and without the profiler.
-        device: "cpu", "cuda" or "cuda:N".
-        preset, batch, dtype, sizes: see `steps.model_case`.
-    Raises:
-        ArgumentError: an argument is out of its range.
+        rounds: without and with the profiler, in turns; the median counts.
     """
-    for name, value in (("steps", steps), ("rounds", rounds)):
-        check_integer("bench profiler", name, value, 1)
-    model = model_case(preset, batch, dtype, **sizes)
+    options.check_counts("profiler", steps=steps, rounds=rounds)
+    model = model_case(preset, batch, options.precision_on(device, dtype), sizes)
     sources = ("host",) if device == "cpu" else ("host", "events", "cupti")
-    return [{"source": source, **model, "steps": steps, "rounds": rounds} for source in sources]
+    cases = options.crossed(source=sources, **model, steps=steps, rounds=rounds)
+    trained = cache(partial(_trained, settings_of(model), device))  # of all sources
+    measure = partial(measure_profiler, trained=trained, device=device)
+    yield Measurement(PROFILER, cases, measure, device)
 
 
-class ProfilerBench:
-    """Measures sources with one step, which has run before."""
+def _trained(settings: StepSettings, device: str) -> tuple[LanguageModel, Step]:
+    """Return a model and its step, which has run before."""
+    model, step = model_and_step(settings, OneProcess(), device)
+    seconds_of(step, device, 3)
+    return model, step
 
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._model: GPT2 | None = None
-        self._step: Step = lambda: None
 
-    def __call__(self, case: Case) -> Row:
-        """Return the results of a case."""
-        device, steps = self._device, case["steps"]
-        if self._model is None:
-            self._model, self._step = model_and_step(settings_of(case), OneProcess(), device)
-            seconds_of(self._step, device, 3)
-        off, on = [], []
-        for _ in range(case["rounds"]):
-            off.append(seconds_of(self._step, device, steps) / steps)
-            seconds, recording = self._profiled(case["source"], steps)
-            on.append(seconds)
-        table, without = op_table(recording), statistics.median(off)
-        return {
-            "off_ms": 1e3 * without,
-            "on_ms": 1e3 * statistics.median(on),
-            "cost": 100 * (statistics.median(on) / without - 1),
-            "busy_ms": 1e3 * table.busy,
-            "gaps_ms": 1e3 * table.gaps,
-            "sum_ratio": (table.busy + table.gaps) / without,
-        }
+def measure_profiler(case: Case, trained: Trained, device: str) -> Row:
+    """Return the results of a case."""
+    steps, off, on = case["steps"], [], []
+    model, step = trained()
 
-    def _profiled(self, source: str, steps: int) -> tuple[float, Recording]:
-        """Return seconds of a step with a profiler, and what it recorded."""
+    def profiled() -> None:
+        with profiler.step():
+            step()
 
-        def profiled() -> None:
-            with profiler.step():
-                self._step()
-
-        with Profiler(self._model, source=source) as profiler:
-            seconds = seconds_of(profiled, self._device, steps) / steps
-        return seconds, profiler.recording
+    for _ in range(case["rounds"]):
+        off.append(seconds_of(step, device, steps) / steps)
+        with Profiler(model, source=case["source"]) as profiler:
+            on.append(seconds_of(profiled, device, steps) / steps)
+    table, without = op_table(profiler.recording), statistics.median(off)
+    return {
+        "off_ms": 1e3 * without,
+        "on_ms": 1e3 * statistics.median(on),
+        "cost": 100 * (statistics.median(on) / without - 1),
+        "busy_ms": 1e3 * table.busy,
+        "gaps_ms": 1e3 * table.gaps,
+        "sum_ratio": (table.busy + table.gaps) / without,
+    }
 
 
 PROFILER = Sweep(

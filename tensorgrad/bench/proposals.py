@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tensorgrad import backend
+from tensorgrad.bench.options import check_gpu
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.steps import sized
-from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.steps import GPT2S, sized
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
 from tensorgrad.bench.timing import Call, in_turns, random_array, under_load
 from tensorgrad.dtypes import Dtype, as_dtype, float32
 from tensorgrad.errors import ArgumentError
@@ -94,19 +95,6 @@ def _matrix(rows: int, columns: int, dtype: Dtype, layout: str, seed: int) -> An
     return random_array((columns, rows), dtype, seed).T
 
 
-class ProposalBench:
-    """Measures the products of `proposal_cases` on a GPU."""
-
-    def __init__(self, products: Sequence[Product], device: str) -> None:
-        self._products = {each.name: each for each in products}
-        self._index = backend.gpu_index(device)
-
-    def __call__(self, case: Case) -> Row:
-        """Return the results of a product."""
-        with GpuMonitor(self._index, 0.2) as monitor:
-            return measure_product(self._products[case["product"]], case["seconds"], monitor)
-
-
 def measure_product(product: Product, seconds: float, monitor: GpuMonitor) -> Row:
     """Return the times of the proposals of a product."""
     sets = [operands(product, 3 * i) for i in range(3)]
@@ -140,21 +128,29 @@ def _call(plan: cublaslt.CublasPlan, sets: Sequence[MatmulProblem]) -> Call:
     return call
 
 
-def proposal_cases(
-    preset: str, batch: int, dtype: str, grad_dtype: str, seconds: float
-) -> tuple[list[Product], list[Case]]:
-    """Return the products of a model and the cases of a sweep.
+def proposals_sweep(
+    *,
+    preset: Literal[tuple(GPT2S)] = "gpt2-124M",  # type: ignore[valid-type]
+    batch: int = 32,
+    dtype: Literal["bfloat16", "float16"] = "bfloat16",
+    grad_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    seconds: float = 0.3,
+) -> Iterator[Measurement]:
+    """Measure each kernel that cuBLASLt proposes for the products of a GPT-2, under load.
 
-    Args: see `tensorgrad bench proposals --help`.
-    Raises:
-        ArgumentError: an argument is out of its range.
+    Args:
+        preset: of the model.
+        batch: sequences of 1,024 tokens.
+        dtype: of activations and parameters.
+        grad_dtype: of the gradients of blocks.
+        seconds: for each proposal.
     """
     if grad_dtype not in ("float32", dtype):
         raise ArgumentError(f"--grad-dtype: got {grad_dtype}, expected float32 or {dtype}")
     if batch < 1 or seconds <= 0:
         raise ArgumentError(f"--batch, --seconds: got {batch} and {seconds}, expected more than 0")
     found = list(products(sized(preset), 1024 * batch, as_dtype(dtype), as_dtype(grad_dtype)))
-    return found, [
+    cases = [
         {
             "product": each.name, "rows": each.rows, "columns": each.columns, "terms": each.terms,
             "layout": each.layout, "dtype": str(each.operands), "result_dtype": str(each.result),
@@ -162,6 +158,14 @@ def proposal_cases(
         }
         for each in found
     ]  # fmt: skip
+    check_gpu("proposals")
+    by_name = {product.name: product for product in found}
+
+    def measure(case: Case) -> Row:
+        with GpuMonitor(backend.gpu_index("cuda"), 0.2) as monitor:
+            return measure_product(by_name[case["product"]], case["seconds"], monitor)
+
+    yield Measurement(PROPOSALS, cases, measure, "cuda")
 
 
 PROPOSALS = Sweep(

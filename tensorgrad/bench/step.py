@@ -26,26 +26,37 @@ import importlib
 import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Literal
 
 from tensorgrad import backend, graph
 from tensorgrad.bench import torch_ddp
-from tensorgrad.bench.breakdown import KINDS, breakdown
+from tensorgrad.bench.breakdown import KINDS
+from tensorgrad.bench.breakdown import breakdown as by_kind
 from tensorgrad.bench.memory import check_fits, is_out_of_memory, release
+from tensorgrad.bench.options import PRESET, Device, Peer, Precision, Sizes, is_measured
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.steps import MODEL, Step, StepSettings, model_case, settings_of, training_step
-from tensorgrad.bench.sweep import Case, Row, Sweep
-from tensorgrad.bench.timing import host_seconds, seconds_of
+from tensorgrad.bench.steps import (
+    MODEL,
+    Preset,
+    Step,
+    StepSettings,
+    model_case,
+    settings_of,
+    training_step,
+)
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep, Together
+from tensorgrad.bench.timing import Timing, host_seconds, seconds_of, windows_in_turns
 from tensorgrad.errors import ArgumentError
-from tensorgrad.gpu import GpuMonitor, clock_and_watts
+from tensorgrad.gpu import GpuMonitor
 from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.settings import has_narrow_products
 from tensorgrad.train.times import memory, peak_of
 
 BATCHES = {
     "gpt2-124M": (32, 8, 2), "gpt2-355M": (16,), "gpt2-774M": (8,), "gpt2-1558M": (8,),
-    "char": (64,),
+    "char": (64,), "llama-124M": (32,),
 }  # fmt: skip
 ROWS = ("gpt2-124M", "gpt2-355M", "gpt2-1558M", "char")  # by default
 MODES = ("eager", "default", "reduce-overhead")  # of PyTorch; the last two of torch.compile
@@ -53,15 +64,6 @@ MODES = ("eager", "default", "reduce-overhead")  # of PyTorch; the last two of t
 _MODE_MS = {mode: f"pytorch_{mode.replace('-', '_')}_ms" for mode in MODES}
 _OPTIONS = ("micro_batches", "recompute", "recompute_norms", "grad_dtype")
 _MODEL = (*MODEL, *_OPTIONS)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """What windows of one kind of step gave: medians, and means of the GPU's readings."""
-
-    ms: float
-    clock_mhz: float
-    watts: float
 
 
 def step_settings(case: Case) -> StepSettings:
@@ -114,7 +116,7 @@ class TrainStepBench:
         row |= self._beside_peers(case, settings, times, faster, steps[faster])
         own = times[faster]
         row |= {f"{name}_ms": timing.ms for name, timing in times.items()}
-        row |= {"clock_mhz": own.clock_mhz, "watts": own.watts}
+        row |= own.load
         speed = 1e3 * settings.tokens / own.ms
         peak = peak_of(device, case["dtype"], 1)
         row["tokens_per_second"] = round(speed)
@@ -126,71 +128,53 @@ class TrainStepBench:
     ) -> Row:
         """Return the results of PyTorch; replace our times by those of the turns with it."""
         row: Row = {}
-        found: list[tuple[str, Timing, Timing, Row]] = []
+        found: list[tuple[str, dict[str, Timing], Row]] = []
         for mode in case["peer"].split():
+            release()
             try:
-                found.append((mode, *self._beside(mode, case, settings, faster, own)))
+                found.append((mode, *self._beside(mode, case, settings, {faster: own})))
             except Exception as error:  # our figures of this row are right all the same
                 line = str(error).strip().partition("\n")[0][:200] or type(error).__name__
                 why = "out of memory" if is_out_of_memory(error) else line
                 row["message"] = f"{row.get('message', '')} PyTorch {mode}: {why}".strip()
             finally:
                 _reset_torch()
-        row |= {_MODE_MS[mode]: theirs.ms for mode, _, theirs, _ in found}
+        row |= {_MODE_MS[mode]: turns["PyTorch"].ms for mode, turns, _ in found}
         if not found:
             return row
-        _, times[faster], theirs, facts = min(found, key=lambda f: (f[0] == "eager", f[2].ms))
+        _, turns, facts = min(found, key=lambda f: (f[0] == "eager", f[1]["PyTorch"].ms))
+        theirs, times[faster] = turns["PyTorch"], turns[faster]
         row |= {"peer_ms": theirs.ms, "ratio": theirs.ms / times[faster].ms, **facts}
-        return row | {"peer_clock_mhz": theirs.clock_mhz, "peer_watts": theirs.watts}
+        return row | {f"peer_{name}": reading for name, reading in theirs.load.items()}
 
     def _beside(
-        self, mode: str, case: Case, settings: StepSettings, faster: str, own: Step
-    ) -> tuple[Timing, Timing, Row]:
-        """Return our times and those of a mode of PyTorch, and facts about the latter."""
-        release()
-        peer, facts = self._peer(mode, settings)
-        times = self._turns(case, {faster: own, "PyTorch": peer})
-        return times[faster], times["PyTorch"], facts
-
-    def _peer(self, mode: str, settings: StepSettings) -> tuple[Step, Row]:
-        """Return a training step of PyTorch that has run, the time of its first and its memory."""
+        self, mode: str, case: Case, settings: StepSettings, own: dict[str, Step]
+    ) -> tuple[dict[str, Timing], Row]:
+        """Return times of ours and of a mode of PyTorch; its first step and its memory."""
         torch = importlib.import_module("torch")
         cuda = None if self._device == "cpu" else torch.cuda
         if cuda is not None:
             cuda.reset_peak_memory_stats()
         step = torch_ddp.training_step(
             *(torch, settings.config, settings.batch, self._device),
-            autocast=has_narrow_products(settings.precision), several=False,
-            compiled=mode != "eager", mode=mode, micro_batches=settings.micro_batches,
-            recompute=settings.recompute,
+            autocast=has_narrow_products(settings.precision), compiled=mode != "eager", mode=mode,
+            micro_batches=settings.micro_batches, recompute=settings.recompute,
         )  # fmt: skip
         row: Row = {"peer_first_step_s": seconds_of(step, self._device)}
         for _ in range(3):  # reduce-overhead captures in its second and third step
             seconds_of(step, self._device)
         if cuda is not None:
             row["peer_peak_mb"] = round(cuda.max_memory_reserved() / 1e6)
-        return step, row
+        return self._turns(case, {**own, "PyTorch": step}), row
 
     def _turns(self, case: Case, steps: Mapping[str, Step]) -> dict[str, Timing]:
         """Return the times of steps that take turns in windows."""
-        counts, windows = {}, {name: list[tuple[float, dict[str, float]]]() for name in steps}
+        counts = {}
         for name, step in steps.items():
             seconds_of(step, self._device)
             least = min(seconds_of(step, self._device) for _ in range(2))
             counts[name] = max(1, math.ceil(case["seconds"] / least))
-        for _ in range(case["windows"]):
-            for name, step in steps.items():
-                self._monitor.take()
-                seconds = seconds_of(step, self._device, counts[name]) / counts[name]
-                windows[name].append((seconds, self._monitor.take()))
-        return {name: _timing(found) for name, found in windows.items()}
-
-
-def _timing(windows: Sequence[tuple[float, Mapping[str, float]]]) -> Timing:
-    """Return the median time, and the mean of each reading."""
-    ms = 1e3 * statistics.median(seconds for seconds, _ in windows)
-    means = clock_and_watts(*(found for _, found in windows))
-    return Timing(ms, means.get("clock_mhz", math.nan), means.get("watts", math.nan))
+        return windows_in_turns(steps, self._device, case["windows"], counts, self._monitor)
 
 
 def _reset_torch() -> None:
@@ -201,57 +185,72 @@ def _reset_torch() -> None:
     release()
 
 
-def step_cases(
-    presets: Sequence[str] = ROWS,
-    batches: Sequence[int] = (),
+def step_sweep(
     *,
-    dtype: str = "bfloat16-parameters",
-    grad_dtype: str = "float32",
+    preset: tuple[Preset, ...] = ROWS,
+    batch: tuple[int, ...] = (),
+    sizes: Sizes = PRESET,
+    dtype: Precision = "bfloat16-parameters",
+    grad_dtype: Literal["float32", "bfloat16"] = "float32",
     micro_batches: int = 1,
     recompute: bool = False,
     recompute_norms: bool = False,
-    modes: Sequence[str] = MODES[1:],
+    peer: Peer = None,
+    peer_modes: tuple[Literal[MODES], ...] = MODES[1:],  # type: ignore[valid-type]
+    breakdown: bool = False,
     seconds: float = 1.0,
     windows: int = 5,
-    **sizes: int | None,
-) -> list[Case]:
-    """Return the cases of a sweep.
+    device: Device = "auto",
+) -> Iterator[Measurement]:
+    """Measure training steps on one device, eager and captured, beside PyTorch compiled.
 
-    Args: see `tensorgrad bench step --help`.
-    Raises:
-        ArgumentError: an argument is out of its range.
+    Args:
+        preset: models.
+        batch: sequences of a step (default: by the model, from 2 to 64).
+        dtype: as in training.
+        grad_dtype: bfloat16 with --dtype bfloat16-parameters.
+        micro_batches: parts of a batch.
+        recompute: compute blocks again in backward.
+        recompute_norms: compute the outputs of norms again in backward.
+        peer_modes: of PyTorch; the last two are compiled, and reduce-overhead is not measured with
+            --micro-batches.
+        breakdown: measure an eager step by kind of kernel too, by CUPTI where it is installed.
+        seconds: least length of a timed window.
+        windows: of each side, of which the median counts.
     """
     if seconds <= 0 or windows < 1:
         raise ArgumentError(
             f"--seconds, --windows: got {seconds} and {windows}, expected more than 0"
         )
-    runs = [
-        mode for mode in dict.fromkeys(modes) if micro_batches == 1 or mode != "reduce-overhead"
-    ]  # its graph overwrites gradients
-    options = dict(
-        zip(_OPTIONS, (micro_batches, recompute, recompute_norms, grad_dtype), strict=True)
-    )
-    timing = {"peer": " ".join(runs), "seconds": seconds, "windows": windows}
-    found: list[Case] = [
-        {**model_case(preset, batch, dtype, **sizes), **options, **timing}
-        for preset in dict.fromkeys(presets)
-        for batch in dict.fromkeys(batches or BATCHES[preset])
+    fits = micro_batches == 1  # the graph of reduce-overhead overwrites gradients
+    modes = [mode for mode in dict.fromkeys(peer_modes) if fits or mode != "reduce-overhead"]
+    options = (micro_batches, recompute, recompute_norms, grad_dtype)
+    shared = dict(zip(_OPTIONS, options, strict=True)) | {
+        "peer": " ".join(modes) if is_measured(peer) else "", "seconds": seconds,
+        "windows": windows,
+    }  # fmt: skip
+    cases: list[Case] = [
+        {**model_case(name, sequences, dtype, sizes), **shared}
+        for name in dict.fromkeys(preset)
+        for sequences in dict.fromkeys(batch or BATCHES[name])
     ]
-    for case in found:
+    for case in cases:
         step_settings(case)
-    return found
-
-
-def kind_cases(cases: Sequence[Case]) -> list[Case]:
-    """Return the cases of a breakdown: each kind of kernel of each row of `step_cases`."""
-    return [{**{name: case[name] for name in _MODEL}, "kind": kind}
-            for case in cases for kind in KINDS]  # fmt: skip
+    yield Measurement(STEP, cases, TrainStepBench(device), device)
+    if breakdown:
+        kinds = [
+            {**{name: case[name] for name in _MODEL}, "kind": kind}
+            for case in cases
+            for kind in KINDS
+        ]
+        measure = Together("kind", partial(measure_kinds, device=device))
+        yield Measurement(STEP_KINDS, kinds, measure, device)
 
 
 def measure_kinds(case: Case, device: str) -> dict[str, Row]:
     """Return the results of all kinds of kernels; no floor where it is not known."""
     settings, step = eager_step(case, device)
-    kinds = breakdown(step, settings, device)
+    kinds = by_kind(step, settings, device)
     total = sum(ms for ms, _ in kinds.values())
     found: dict[str, Row] = {}
     for kind, (ms, floor) in kinds.items():

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
@@ -19,55 +19,67 @@ import numpy as np
 from tensorgrad import backend, graph, nn, random
 from tensorgrad.amp import AUTOCAST, autocast
 from tensorgrad.bench.memory import peak_memory
-from tensorgrad.bench.timing import synchronize
+from tensorgrad.bench.options import PRECISIONS, PRESET, Sizes
+from tensorgrad.bench.timing import phases, synchronize
 from tensorgrad.checks import check_integer
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
-from tensorgrad.optim import AdamW, LossScaler
+from tensorgrad.models import gpt2, presets
+from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.optim import AdamW, LossScaler, Optimizer
 from tensorgrad.optim.flat import FlatParameters, NamedParameters
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import Batch, Ranks
-from tensorgrad.train.settings import DTYPES, with_gradients_of
+from tensorgrad.train.settings import with_gradients_of
 
-PRECISIONS = DTYPES  # of training
-MODELS = {**PRESETS, "char": GPT2Config(10000, 256, 6, 6, 384)}
+GPT2S = {
+    name: replace(config, vocab_multiple=128)
+    for name, config in {**gpt2.PRESETS, "char": gpt2.GPT2Config(10000, 256, 6, 6, 384)}.items()
+}
+MODELS: dict[str, Any] = {**GPT2S, "llama-124M": presets.PRESETS["llama-124M"]}
+_NAMES = tuple(MODELS)
+Preset = Literal[_NAMES]  # type: ignore[valid-type]
 
 Step = Callable[[], object]
 
 
-def sized(preset: str, vocab: int | None = None, **sizes: int | None) -> GPT2Config:
-    """Return a model of MODELS whose vocabulary is padded to a multiple of 128.
+def sized(preset: str, sizes: Sizes = PRESET) -> Any:
+    """Return a model of MODELS; a GPT-2 has its vocabulary padded to a multiple of 128.
 
-    Args:
-        preset: its name.
-        vocab: size of the vocabulary; None: the preset's.
-        sizes: layers, width, heads, context; None: the preset's.
     Raises:
         ArgumentError: there is no such preset, or the sizes do not fit.
     """
     if preset not in MODELS:
         raise ArgumentError(f"bench: preset is {preset!r}, expected {', '.join(MODELS)}")
-    given = {"vocab_size": vocab, **sizes}
-    changed = {name: size for name, size in given.items() if size is not None}
-    return replace(MODELS[preset], vocab_multiple=128, **changed)
+    given = {"vocab_size" if n == "vocab" else n: size for n, size in sizes.given().items()}
+    return replace(MODELS[preset], **given)
 
 
 MODEL = ("preset", "layers", "width", "heads", "context", "vocab", "batch", "dtype")
 
 
-def model_case(preset: str, batch: int, dtype: str, **sizes: int | None) -> dict[str, Any]:
+def family(config: Any) -> str:
+    """Return the name of the model that has such sizes, of models/presets.py."""
+    return next(name for name, model in presets.MODELS.items() if type(config) is model.Config)
+
+
+def sizes_of(config: Any) -> dict[str, int]:
+    """Return the sizes of a model by parameter of a case."""
+    sizes = {name: getattr(config, name) for name in ("layers", "width", "heads", "context")}
+    return {**sizes, "vocab": config.vocab_size}
+
+
+def model_case(preset: str, batch: int, dtype: str, sizes: Sizes = PRESET) -> dict[str, Any]:
     """Return the parameters of MODEL, after a check; see `sized` and `StepSettings`."""
-    config = sized(preset, **sizes)
+    config = sized(preset, sizes)
     StepSettings(config, batch, dtype)
-    values = (config.layers, config.width, config.heads, config.context, config.vocab_size)
-    return dict(zip(MODEL, (preset, *values, batch, dtype), strict=True))
+    return {"preset": preset, **sizes_of(config), "batch": batch, "dtype": dtype}
 
 
 def settings_of(case: Mapping[str, Any], **others: Any) -> StepSettings:
     """Return the settings of a case with the parameters of MODEL; `others` of `StepSettings`."""
-    config = sized(case["preset"], **{name: case[name] for name in MODEL[1:6]})
+    config = sized(case["preset"], Sizes(**{name: case[name] for name in MODEL[1:6]}))
     return StepSettings(config, case["batch"], case["dtype"], **others)
 
 
@@ -85,11 +97,12 @@ class StepSettings:
         recompute_norms: whether the outputs of their norms are.
         micro_batches: parts of a batch, one after the other.
         grad_dtype: "float32", or "bfloat16" for "bfloat16-parameters" in one process.
+        seed: of the weights.
     Raises:
         ArgumentError: an argument is out of its range.
     """
 
-    config: GPT2Config
+    config: Any
     batch: int = 8
     precision: str = "float32"
     attention: str = "flash"
@@ -97,6 +110,7 @@ class StepSettings:
     recompute_norms: bool = False
     micro_batches: int = 1
     grad_dtype: str = "float32"
+    seed: int = 0
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -115,13 +129,14 @@ class StepSettings:
     @property
     def tokens(self) -> int:
         """Tokens of a batch."""
-        return self.batch * self.config.context
+        return self.batch * int(self.config.context)
 
-    def model(self, device: str) -> GPT2:
-        """Return the model, with weights of seed 0."""
-        random.seed(0)
+    def model(self, device: str) -> LanguageModel:
+        """Return the model with its first weights."""
+        random.seed(self.seed)
         with nn.init.on(device):
-            model = GPT2(self.config)
+            kind: Any = presets.MODELS[family(self.config)]
+            model: LanguageModel = kind(self.config)
         wide = "float32" if self.precision != "bfloat16-parameters" else "bfloat16"
         model.to(device, wide)
         nn.use_attention(model, self.attention)
@@ -155,6 +170,59 @@ class StepSettings:
         return AdamW(flat, 6e-4, (0.9, 0.95), weight_decay=0.1)
 
 
+def train_function(
+    loss: Callable[..., Tensor], optimizer: Optimizer, clip: float, scaler: LossScaler | None = None
+) -> Callable[..., Tensor]:
+    """Return a training step in one process, which takes the arguments of the loss."""
+
+    def step(*arrays: Any) -> Tensor:
+        optimizer.zero_grad()
+        value = loss(*arrays)
+        (value if scaler is None else scaler.scale(value)).backward()
+        optimizer.step(clip, scaler)
+        return value
+
+    return step
+
+
+class PhasedStep:
+    """A training step in one process, by phase: forward, backward, optimizer.
+
+    Args:
+        settings: the model and the batch.
+        device: "cpu", "cuda" or "cuda:N".
+    """
+
+    def __init__(self, settings: StepSettings, device: str) -> None:
+        self._settings, self._device = settings, device
+        self._model = settings.model(device)
+        self._part = settings.parts(device)[0]
+        self._optimizer: AdamW | None = None
+        self._scaler = settings.scaler()
+
+    def prepare(self) -> None:
+        """Make the optimizer."""
+        self._optimizer = self._settings.optimizer(self._model.named_parameters())
+
+    def forward(self) -> Tensor:
+        """Return the loss."""
+        with self._settings.casts():
+            x, y = map(Tensor, self._part)
+            return self._model.forward(x, y)
+
+    def __call__(self) -> list[float]:
+        """Train one step; return the seconds of each phase."""
+        optimizer, scaler = self._optimizer, self._scaler
+        assert optimizer is not None
+        optimizer.zero_grad()
+        return phases(
+            self._device,
+            self.forward,
+            lambda loss: (loss if scaler is None else scaler.scale(loss)).backward(),
+            lambda: optimizer.step(1.0, scaler),
+        )
+
+
 def training_step(
     settings: StepSettings, ranks: Ranks, device: str, captured: bool = False
 ) -> Step:
@@ -170,7 +238,7 @@ def training_step(
     return graph.capture(step, device) if captured else step
 
 
-def model_and_step(settings: StepSettings, ranks: Ranks, device: str) -> tuple[GPT2, Step]:
+def model_and_step(settings: StepSettings, ranks: Ranks, device: str) -> tuple[LanguageModel, Step]:
     """Return a model and its training step of this rank, which is not captured."""
     model = settings.model(device)
     optimizer, scaler = ranks.prepare(model, settings.optimizer), settings.scaler()

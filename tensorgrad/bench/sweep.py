@@ -73,6 +73,36 @@ class Sweep:
         return (*self.parameters, *self.results, *_ALWAYS)
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """What a command of `tensorgrad bench` measures.
+
+    Attributes:
+        sweep: the table.
+        cases: a value for each parameter.
+        measure: returns the results of a case.
+        device: of the results: "cpu", "cuda" or "cuda:N".
+        problem: returns what is wrong with a row, "" for nothing.
+    """
+
+    sweep: Sweep
+    cases: Sequence[Case]
+    measure: Callable[[Case], Row]
+    device: str = "cpu"
+    problem: Callable[[Row], str] = lambda row: ""
+
+
+def like(row: Row, rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    """Return the measured rows that have the same values in some columns."""
+    same = (*names, *_IDENTITY)
+    return [
+        other
+        for other in rows
+        if other["status"] == OK
+        and all(_text(other.get(name, "")) == _text(row.get(name)) for name in same)
+    ]
+
+
 class Together:
     """Measures cases that differ in one parameter alone at once, with the first of them.
 

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.dtypes import DtypeLike, as_dtype
+from tensorgrad.gpu import GpuMonitor, clock_and_watts
 
 ROUNDS = 20  # calls between two events
 REPEATS = 5  # of which the median is taken
@@ -31,20 +35,6 @@ extern "C" __global__ void wait(long long nanoseconds) {
     do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (now - start < nanoseconds);
 }
 """
-
-
-def milliseconds(call: Call) -> float:
-    """Return the median GPU time of one call."""
-    return compare(call)[0]
-
-
-def compare(*calls: Call) -> list[float]:
-    """Return the median GPU time of each call.
-
-    They alternate: under such load a GPU lowers its clocks after a while, by a sixth and more,
-    which would favor the first call.
-    """
-    return in_turns([partial(next, _queue(call)) for call in calls], REPEATS)
 
 
 def in_turns(measures: Sequence[Callable[[], float]], turns: int) -> list[float]:
@@ -105,9 +95,13 @@ def _queue(call: Call) -> Iterator[float]:
 
 
 def compare_on(device: str, *calls: Call) -> list[float]:
-    """Return the median time of each call on a CPU or a GPU, in turns, after one to warm up."""
+    """Return the median time of each call on a CPU or a GPU, in turns, after one to warm up.
+
+    They alternate: under such load a GPU lowers its clocks after a while, by a sixth and more,
+    which would favor the first call.
+    """
     if device != "cpu":
-        return compare(*calls)
+        return in_turns([partial(next, _queue(call)) for call in calls], REPEATS)
     for call in calls:
         call(0)
     slowest = max(_host_milliseconds(call) for call in calls)
@@ -142,6 +136,61 @@ def host_seconds(call: Callable[[], object], device: str) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
+
+
+def phases(
+    device: str,
+    forward: Callable[[], Any],
+    backward: Callable[[Any], object],
+    update: Callable[[], object],
+) -> list[float]:
+    """Return the seconds of each phase of a training step; the host waits after each."""
+    synchronize(device)
+    moments = [time.perf_counter()]
+    loss = forward()
+    for call in (None, partial(backward, loss), update):
+        if call is not None:
+            call()
+        synchronize(device)
+        moments.append(time.perf_counter())
+    return [after - before for before, after in pairwise(moments)]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What windows of one kind of step gave: the median, and means of the GPU's readings."""
+
+    ms: float
+    load: dict[str, float]
+
+
+def windows_in_turns(
+    steps: Mapping[str, Callable[[], object]],
+    device: str,
+    windows: int,
+    counts: Mapping[str, int],
+    monitor: GpuMonitor,
+) -> dict[str, Timing]:
+    """Return the times of steps that take turns.
+
+    Args:
+        steps: by name.
+        device: "cpu", "cuda" or "cuda:N".
+        windows: of each.
+        counts: steps in a row in a window, by name.
+        monitor: of the GPU.
+    """
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    readings: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
+    for _ in range(windows):
+        for name, step in steps.items():
+            monitor.take()
+            times[name].append(seconds_of(step, device, counts[name]) / counts[name])
+            readings[name].append(monitor.take())
+    return {
+        name: Timing(1e3 * statistics.median(times[name]), clock_and_watts(*readings[name]))
+        for name in steps
+    }
 
 
 def synchronize(device: str) -> None:

@@ -1,4 +1,4 @@
-"""TransformerLM in PyTorch, as its users write it: the peer of translation.py."""
+"""TransformerLM in PyTorch, as its users write it: the peer of matrix.py and translation.py."""
 
 from __future__ import annotations
 
@@ -6,18 +6,29 @@ import importlib
 import math
 from typing import Any
 
-from tensorgrad.models.translation import TranslationConfig
+from tensorgrad.models.transformer_lm import TransformerLMConfig
 
 
-def transformer_lm(config: TranslationConfig) -> Any:
-    """Return a module that takes tokens (B, T) and the last n targets (B, n): the mean loss."""
+def transformer_lm(
+    config: TransformerLMConfig, label_smoothing: float = 0.0, prefix: bool = False,
+    recompute: bool = False,
+) -> Any:  # fmt: skip
+    """Return a module that takes tokens (B, T) and the last n targets (B, n): the mean loss.
+
+    Args:
+        config: the sizes.
+        label_smoothing: fraction of a target's probability spread over all tokens.
+        prefix: whether the tokens up to the first target attend to each other.
+        recompute: whether blocks are computed again in backward.
+    """
     torch = importlib.import_module("torch")
     nn: Any = torch.nn
     functional = nn.functional
     width, heads, dropout = config.width, config.heads, config.dropout
     of_weights = dropout if config.attention_dropout is None else config.attention_dropout
     hidden = -(-8 * width // (3 * 64)) * 64 if config.hidden is None else config.hidden
-    half = width // heads // 2
+    half, kv_heads = width // heads // 2, config.kv_heads
+    checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
 
     def rotated(x: Any, cos: Any, sin: Any) -> Any:
         first, second = x.chunk(2, -1)
@@ -27,7 +38,7 @@ def transformer_lm(config: TranslationConfig) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.norm1, self.norm2 = nn.RMSNorm(width, 1e-6), nn.RMSNorm(width, 1e-6)
-            self.qkv = nn.Linear(width, 3 * width, bias=False)
+            self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * 2 * half, bias=False)
             self.proj = nn.Linear(width, width, bias=False)
             self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in "gu")
             self.down = nn.Linear(hidden, width, bias=False)
@@ -35,11 +46,12 @@ def transformer_lm(config: TranslationConfig) -> Any:
 
         def forward(self, x: Any, cos: Any, sin: Any, mask: Any) -> Any:
             batch, length, _ = x.shape
-            qkv = self.qkv(self.norm1(x)).view(batch, length, 3, heads, 2 * half)
-            q, k, v = qkv.permute(2, 0, 3, 1, 4)
+            qkv = self.qkv(self.norm1(x)).view(batch, length, -1, 2 * half).transpose(1, 2)
+            q, k, v = qkv.split((heads, kv_heads, kv_heads), 1)
             y = functional.scaled_dot_product_attention(
                 rotated(q, cos, sin), rotated(k, cos, sin), v,
                 mask, of_weights if self.training else 0.0, mask is None,
+                enable_gqa=heads != kv_heads,
             )  # fmt: skip
             x = x + self.dropout(self.proj(y.transpose(1, 2).reshape(x.shape)))
             normed = self.norm2(x)
@@ -52,6 +64,8 @@ def transformer_lm(config: TranslationConfig) -> Any:
             self.tokens = nn.Embedding(config.vocab_size, width)
             self.blocks = nn.ModuleList(LlamaBlock() for _ in range(config.layers))
             self.norm, self.dropout = nn.RMSNorm(width, 1e-6), nn.Dropout(dropout)
+            if not config.tied:
+                self.output = nn.Linear(width, config.vocab_size, bias=False)
             rates = config.rope_base ** (-torch.arange(half) / half)
             angles = torch.arange(config.context)[:, None] * rates
             self.register_buffer("cos", angles.cos())
@@ -73,12 +87,15 @@ def transformer_lm(config: TranslationConfig) -> Any:
         def forward(self, tokens: Any, targets: Any) -> Any:
             length = tokens.shape[1]
             x = self.dropout(self.tokens(tokens))
-            mask = self.mask(targets, length) if config.prefix else None
+            mask = self.mask(targets, length) if prefix else None
             for block in self.blocks:
-                x = block(x, self.cos[:length], self.sin[:length], mask)
-            logits = self.norm(x[:, length - targets.shape[1] :]) @ self.tokens.weight.t()
+                operands = x, self.cos[:length], self.sin[:length], mask
+                again = recompute and self.training
+                x = checkpoint(block, *operands, use_reentrant=False) if again else block(*operands)
+            head = self.tokens if config.tied else self.output
+            logits = self.norm(x[:, length - targets.shape[1] :]) @ head.weight.t()
             return functional.cross_entropy(
-                logits.flatten(0, 1), targets.flatten(), label_smoothing=config.label_smoothing
+                logits.flatten(0, 1), targets.flatten(), label_smoothing=label_smoothing
             )
 
     return LlamaModel()

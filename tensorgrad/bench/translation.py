@@ -8,90 +8,88 @@ counted without padding. Tests: tests/bench/test_translation.py.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 import numpy as np
+from cyclopts import Parameter
 
 from tensorgrad import backend, graph
+from tensorgrad.bench.options import Peer, check_counts, is_measured
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.sweep import Case, Row, Sweep
-from tensorgrad.bench.timing import seconds_of
+from tensorgrad.bench.steps import train_function
+from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
+from tensorgrad.bench.timing import seconds_of, windows_in_turns
 from tensorgrad.bench.torch_arrays import to_torch
+from tensorgrad.bench.torch_ddp import TorchTrainer
 from tensorgrad.bench.torch_transformer_lm import transformer_lm
-from tensorgrad.checks import check_integer
 from tensorgrad.data.pair_loader import PairBatch
-from tensorgrad.gpu import GpuMonitor, clock_and_watts
+from tensorgrad.gpu import GpuMonitor
+from tensorgrad.train.command_line import read_command_line
+from tensorgrad.train.device import choose_device
 from tensorgrad.train.settings import has_narrow_products
 from tensorgrad.train.translation import Translation, TranslationSettings
 
 TrainStep = Callable[[Any, Any], object]  # takes tokens and targets on the device
 
 
-def ours(run: Translation, device: str) -> TrainStep:
-    """Return a training step of tensorgrad, captured: forward, backward, clipping, AdamW."""
-    optimizer = run.settings.optimizer(run.model.named_parameters())
-    clip = run.settings.clip or math.inf
-
-    def step(tokens: Any, targets: Any) -> None:
-        optimizer.zero_grad()
-        run.loss(tokens, targets).backward()
-        optimizer.step(clip)
-
-    return graph.capture(step, device, run.graphs)
+def ours(task: Translation, device: str) -> TrainStep:
+    """Return a training step of tensorgrad, captured: forward, backward, clipping, optimizer."""
+    optimizer = task.settings.make_optimizer(task.model.named_parameters())
+    step = train_function(task.loss, optimizer, task.settings.clip or math.inf)
+    return graph.capture(step, device, task.graphs)
 
 
-def theirs(torch: Any, run: Translation, device: str) -> TrainStep:
+def theirs(torch: Any, task: Translation, device: str) -> TrainStep:
     """Return the same of PyTorch."""
-    settings = run.settings
-    torch.set_num_threads(backend.threads())
+    settings = task.settings
     torch.manual_seed(settings.seed)
-    model = transformer_lm(run.model.config).to(device)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), settings.lr, (0.9, settings.beta2),
-        weight_decay=settings.weight_decay, fused=device != "cpu",
-    )  # fmt: skip
-    wide = not has_narrow_products(settings.dtype)
     torch.set_float32_matmul_precision("high" if settings.dtype == "tf32" else "highest")
-
-    def step(tokens: Any, targets: Any) -> None:
-        optimizer.zero_grad()
-        kind = device.partition(":")[0]
-        with contextlib.nullcontext() if wide else torch.autocast(kind, torch.bfloat16):
-            loss = model(tokens, targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or math.inf)
-        optimizer.step()
-
-    return step
+    config = task.config
+    model = transformer_lm(config, config.label_smoothing, config.prefix)
+    trainer = TorchTrainer(
+        torch, model, device, lr=settings.lr,
+        betas=(0.9, settings.beta2), weight_decay=settings.weight_decay,
+        clip=settings.clip or math.inf, autocast=has_narrow_products(settings.dtype),
+    )  # fmt: skip
+    return lambda tokens, targets: trainer.step([(tokens, targets)])
 
 
-def spread(run: Translation, count: int) -> list[PairBatch]:
+def spread(task: Translation, count: int) -> list[PairBatch]:
     """Return the first batches of an epoch, which have mixed lengths."""
-    return [run.training.batch(step) for step in range(min(count, run.training.batches))]
+    return [task.training.batch(step) for step in range(min(count, task.training.batches))]
 
 
-def translation_cases(
-    settings: TranslationSettings, timed: int, turns: int, peer: bool
-) -> list[Case]:
-    """Return the case of a sweep.
+def translation_sweep(
+    *options: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    timed: int = 100,
+    turns: int = 3,
+    peer: Peer = None,
+) -> Iterator[Measurement]:
+    """Measure training of a translation model, captured, beside the same model in PyTorch eager.
 
-    Args: see `tensorgrad bench translation --help`.
-    Raises:
-        ArgumentError: a number is below 1.
+    Args:
+        options: --data, --preset, --dtype, --device and the others of `tensorgrad train
+            translation`; weights are new.
+        timed: batches.
+        turns: of each library.
     """
-    for name, value in (("timed", timed), ("turns", turns)):
-        check_integer("bench translation", name, value, 1)
-    return [
-        {**{name: getattr(settings, name) for name in _SETTINGS}, "timed": timed, "turns": turns,
-         "peer": peer}
-    ]  # fmt: skip
+    with TemporaryDirectory() as folder:  # for the tokenizer
+        own = [] if any(word.startswith("--resume") for word in options) else ["--out", folder]
+        given, _, _ = read_command_line(TranslationSettings, None, [*own, *options])
+        settings, device = choose_device(given)
+        check_counts("translation", timed=timed, turns=turns)
+        sizes = {name: getattr(settings, name) for name in _SETTINGS}
+        cases = [{**sizes, "timed": timed, "turns": turns, "peer": is_measured(peer)}]
+        measure = partial(
+            measure_translation, settings=settings, folder=Path(folder), device=device
+        )
+        yield Measurement(TRANSLATION, cases, measure, device)
 
 
 def measure_translation(
@@ -100,39 +98,32 @@ def measure_translation(
     """Return milliseconds a step and tokens a second of both.
 
     Args:
-        case: of `translation_cases`.
+        case: of `translation_sweep`.
         settings: of training.
         folder: for the tokenizer.
         device: "cpu", "cuda" or "cuda:N".
     """
-    run = Translation(settings, folder)
-    run.prepare(device)
-    batches = spread(run, case["timed"])
-    tokens = sum(int((batch != run.tokenizer.end_of_text).sum()) for batch, _ in batches)
+    task = Translation(settings, folder)
+    task.prepare(device)
+    batches = spread(task, case["timed"])
+    tokens = sum(int((batch != task.tokenizer.end_of_text).sum()) for batch, _ in batches)
     arrays = [[backend.to_device(a.astype(np.int64), device) for a in b] for b in batches]
-    steps: dict[str, tuple[TrainStep, list[list[Any]]]] = {"": (ours(run, device), arrays)}
+    steps: dict[str, tuple[TrainStep, list[list[Any]]]] = {"": (ours(task, device), arrays)}
     if case["peer"]:
         torch = importlib.import_module("torch")
         shared = [[to_torch(torch, a) for a in pair] for pair in arrays]
-        steps["peer_"] = theirs(torch, run, device), shared
+        steps["peer_"] = theirs(torch, task, device), shared
     epochs = {name: partial(_all, step, own) for name, (step, own) in steps.items()}
     for epoch in epochs.values():
         seconds_of(epoch, device, 2)
-    times: dict[str, list[float]] = {name: [] for name in epochs}
-    readings: dict[str, list[dict[str, float]]] = {name: [] for name in epochs}
+    counts = dict.fromkeys(epochs, 1)
     with GpuMonitor(backend.gpu_index(device), 0.2) as monitor:
-        for _ in range(case["turns"]):
-            for name, epoch in epochs.items():
-                monitor.take()
-                times[name].append(seconds_of(epoch, device))
-                readings[name].append(monitor.take())
+        times = windows_in_turns(epochs, device, case["turns"], counts, monitor)
     row: Row = {"tokens": tokens}
-    for name, each in times.items():
-        middle = statistics.median(each)
-        row |= {f"{name}ms": 1e3 * middle / len(batches),
-                f"{name}tokens_per_second": tokens / middle}  # fmt: skip
-        load = clock_and_watts(*readings[name])
-        row |= {f"{name}{value}": load[value] for value in load}
+    for name, timing in times.items():
+        row |= {f"{name}ms": timing.ms / len(batches),
+                f"{name}tokens_per_second": 1e3 * tokens / timing.ms}  # fmt: skip
+        row |= {f"{name}{reading}": value for reading, value in timing.load.items()}
     if case["peer"]:
         row["ratio"] = row["peer_ms"] / row["ms"]
     return row

@@ -17,7 +17,7 @@ from tensorgrad.parallel.planning import plan as planning
 from tensorgrad.parallel.planning.advice import memory_advice
 from tensorgrad.parallel.planning.estimate import Estimate, Speeds, TrainingJob, estimate
 from tensorgrad.train.language import LanguageSettings
-from tensorgrad.train.settings import DTYPES
+from tensorgrad.train.settings import DTYPES, OPTIMIZERS
 from tensorgrad.train.strategy_settings import ZERO
 
 _SPEEDS = Speeds()
@@ -44,6 +44,7 @@ class MeshOptions:
         dtype: dtype of matrix products, as in training; bfloat16-parameters: of the parameters too,
             with float32 master weights.
         grad_dtype: dtype of gradients; bfloat16: of bfloat16-parameters on one GPU.
+        optimizer: what updates the parameters, as in training.
     """
 
     dp: int = 1
@@ -58,6 +59,7 @@ class MeshOptions:
     bucket_mb: float | None = None
     dtype: Literal[DTYPES] = "bfloat16-parameters"  # type: ignore[valid-type]
     grad_dtype: Literal["float32", "bfloat16"] = "float32"
+    optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # type: ignore[valid-type]
 
 
 @Parameter(name="*", group="Speeds of the GPUs")
@@ -179,6 +181,7 @@ def _job(settings: LanguageSettings, mesh: MeshOptions) -> TrainingJob:
         mesh.sequence_parallel,
         mesh.dtype,
         mesh.grad_dtype,
+        mesh.optimizer,
         settings.model_class,
     )
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
-import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -12,9 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from cyclopts import Parameter
-from tqdm import tqdm
 
 from tensorgrad.cli.sizes import DEFAULT_MODEL, ModelOptions, given
+from tensorgrad.cli.sweeps import Progress
 from tensorgrad.command import aligned, printable
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError
@@ -40,7 +38,6 @@ from tensorgrad.train.settings import DTYPES
 from tensorgrad.train.strategy_settings import MODES
 
 _log = logging.getLogger(__name__)
-_SECONDS_BETWEEN_LINES = 10.0
 
 
 @Parameter(name="*", group="Step")
@@ -112,7 +109,7 @@ def profile(
     if main and find_spec("matplotlib") is None:
         _log.warning("no pictures: run %s to draw them", install("plot"))
     try:
-        with _Progress(main) as progress:
+        with Progress("profile", "step", main) as progress:
             found = profile_step(
                 settings, device, steps=steps, warmup=warmup,
                 what=tuple(dict.fromkeys(what)), nvtx=nvtx, source=source, comm=comm,
@@ -186,31 +183,3 @@ def _memory_lines(found: StepProfile) -> list[str]:
         lines += ["", f"peak memory of {name}: {peak.peak / 1e6:,.1f} MB, in {peak.op} ({place})"]
         lines += [f"  {size / 1e6:10,.1f} MB  {line}" for line, size in memory.peak_by_line()[:8]]
     return lines
-
-
-class _Progress:
-    """A bar on a terminal; elsewhere a line of the log every ten seconds."""
-
-    def __init__(self, shown: bool) -> None:
-        self._shown = shown
-        self._bar: tqdm | None = None
-        self._last = time.monotonic()
-
-    def __enter__(self) -> _Progress:
-        if self._shown and sys.stderr is not None and sys.stderr.isatty():
-            self._bar = tqdm(unit="step", dynamic_ncols=True, leave=False)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-    def show(self, stage: str, done: int, total: int) -> None:
-        """Show a stage, and how much of it is done."""
-        if self._bar is not None:
-            self._bar.set_description_str(stage, refresh=False)
-            self._bar.total, self._bar.n = total, done
-            self._bar.refresh()
-        elif self._shown and time.monotonic() - self._last > _SECONDS_BETWEEN_LINES:
-            self._last = time.monotonic()
-            _log.info("profile: %s, step %d of %d", stage, done + 1, total)

@@ -1,31 +1,14 @@
-"""A language model and its sizes as options of several commands.
-
-None is the default of a command with presets; `tensorgrad bench` has its own defaults.
-"""
+"""A language model and its sizes as options of commands; None is what the preset or model has."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from cyclopts import Parameter
 
+from tensorgrad.bench.options import Context, Heads, Layers, Vocab, Width
 from tensorgrad.models.presets import PRESETS, SIZES
-
-
-def _option(words: str) -> Parameter:
-    return Parameter(help=words, show_default=_shown)
-
-
-def _shown(default: Any) -> str:
-    return "the preset's" if default is None else str(default)
-
-
-Layers = Annotated[int, _option("transformer blocks.")]
-Heads = Annotated[int, _option("attention heads.")]
-Width = Annotated[int, _option("width of the model.")]
-Context = Annotated[int, _option("context length in tokens.")]
-Vocab = Annotated[int, _option("size of the vocabulary.")]
 
 
 @Parameter(name="*", group="Model")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
 from tensorgrad import __version__, backend, gpu
-from tensorgrad.bench.sweep import OK, Case, Row, Sweep, run_sweep, to_markdown
+from tensorgrad.bench.sweep import OK, Case, Measurement, run_sweep, to_markdown
 from tensorgrad.command import aligned, printable, status_and_line
 from tensorgrad.distribution import install
 from tensorgrad.parallel.comm.collectives import Comm
@@ -31,80 +30,78 @@ def ranks_of(device: str) -> tuple[Comm, str]:
     return comm, comm.select_device(device)
 
 
-def sweep_cases(
-    sweep: Sweep,
-    cases: Sequence[Case],
-    measure: Callable[[Case], Row],
-    out: Path,
-    device: str,
-    comm: Comm | None = None,
-    problem: Callable[[Row], str] = lambda row: "",
-) -> int:
+def sweep_cases(found: Measurement, out: Path, comm: Comm) -> int:
     """Run a sweep and print its table on rank 0.
 
     Args:
-        sweep, cases, measure: see `run_sweep`.
+        found: what to measure.
         out: the folder of the files.
-        device: "cpu", "cuda" or "cuda:N".
-        comm: the ranks; default: this process alone.
-        problem: returns what is wrong with a row, "" for nothing.
+        comm: the ranks.
     Returns:
         The exit status: 1 where a case failed, or a row has a problem.
     """
-    index = backend.gpu_index(device)
-    main = comm is None or comm.rank == 0
+    sweep, cases = found.sweep, found.cases
+    index = backend.gpu_index(found.device)
+    device = "cpu" if index is None else gpu.name_of(index)
+    main = comm.rank == 0
+
+    def show(done: int, total: int, case: Case | None) -> None:
+        progress.show(" ".join(map(str, list((case or {}).values())[:4])), done, total)
+
     try:
         if main:
             sweeps = tuple(path.stem for path in out.glob("*.csv"))
             check_new_folder(out, is_own=lambda path: path.name.startswith(sweeps))
         with (
-            SweepProgress(sweep.name, main) as progress,
+            Progress(f"bench {sweep.name}", "case", main) as progress,
             gpu.GpuMonitor(index if main else None, 0.2, busy=True) as monitor,
         ):
-            found = run_sweep(
-                sweep, cases, measure, out, device="cpu" if index is None else gpu.name_of(index),
-                version=__version__, comm=comm, progress=progress.show, monitor=monitor,
+            result = run_sweep(
+                sweep, cases, found.measure, out, device=device, version=__version__, comm=comm,
+                progress=show, monitor=monitor,
             )  # fmt: skip
     except KeyboardInterrupt as stop:
         stop.add_note(f"bench {sweep.name}: finished rows are in {out}; the same command resumes")
         raise
     except BaseException as error:
         known = status_and_line(error)
-        if comm is not None and comm.size > 1 and known is not None:
+        if comm.size > 1 and known is not None:
             comm.abort(*known)  # the other ranks wait for this one
         raise
     if main:
-        print(printable(aligned(to_markdown(sweep, found.rows))))
-        if found.skipped:
-            print(f"{found.skipped} of {len(cases)} rows were in {out} before")
-        if not found.pictures:
+        print(printable(aligned(to_markdown(sweep, result.rows))))
+        if result.skipped:
+            print(f"{result.skipped} of {len(cases)} rows were in {out} before")
+        if not result.pictures:
             print(f"no pictures: run {install('plot')} to draw them")
-        print(f"in {out}: {', '.join(path.name for path in found.paths)}")
-        if found.failed:
-            _log.error("bench %s: %d of %d cases failed", sweep.name, found.failed, len(cases))
-    problems = [words for row in found.rows if row["status"] == OK and (words := problem(row))]
-    for words in problems:
+        print(f"in {out}: {', '.join(path.name for path in result.paths)}")
+        if result.failed:
+            _log.error("bench %s: %d of %d cases failed", sweep.name, result.failed, len(cases))
+    problems = [found.problem(row) for row in result.rows if row["status"] == OK]
+    for words in filter(None, problems):
         _log.error("bench %s: %s", sweep.name, words)
-    status = int(found.failed > 0 or len(problems) > 0)
-    return status if comm is None else int(comm.broadcast_object(status))
+    status = int(result.failed > 0 or any(problems))
+    return int(comm.broadcast_object(status))
 
 
 @dataclass
-class SweepProgress:
-    """The progress of a sweep: a bar on a terminal; elsewhere a line of the log at times.
+class Progress:
+    """The progress of a command: a bar on a terminal; elsewhere a line of the log at times.
 
     Args:
-        name: of the sweep.
+        name: of the command.
+        unit: of what is counted.
         shown: whether to show anything: one rank does.
     """
 
     name: str
+    unit: str
     shown: bool = True
 
-    def __enter__(self) -> SweepProgress:
+    def __enter__(self) -> Progress:
         self._bar: tqdm | None = None
         if self.shown and sys.stderr is not None and sys.stderr.isatty():
-            self._bar = tqdm(desc=self.name, unit="case", dynamic_ncols=True, leave=False)
+            self._bar = tqdm(desc=self.name, unit=self.unit, dynamic_ncols=True, leave=False)
         self._last = time.monotonic()
         return self
 
@@ -112,12 +109,11 @@ class SweepProgress:
         if self._bar is not None:
             self._bar.close()
 
-    def show(self, done: int, total: int, case: Case | None) -> None:
-        """Show how many cases are done, and the one that begins."""
-        words = "" if case is None else " ".join(map(str, list(case.values())[:4]))
+    def show(self, words: str, done: int, total: int) -> None:
+        """Show how many are done, and what begins; "" at the end."""
         if self._bar is not None:
             self._bar.total, self._bar.n = total, done
             self._bar.set_postfix_str(words)
-        elif self.shown and case and time.monotonic() - self._last > _SECONDS_BETWEEN_LINES:
+        elif self.shown and words and time.monotonic() - self._last > _SECONDS_BETWEEN_LINES:
             self._last = time.monotonic()
-            _log.info("bench %s: case %d of %d: %s", self.name, done + 1, total, words)
+            _log.info("%s: %s %d of %d: %s", self.name, self.unit, done + 1, total, words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ class Update:
         self,
         pieces: Sequence[Any],
         state: Mapping[str, Array],
+        states_of: Callable[[Any], Mapping[str, Array]],
         hyper: Array,
         prepare: str,
         options: tuple[float, ...],
@@ -38,6 +39,7 @@ class Update:
             pieces: of the flat parameters; see optim/flat.py.
             state: name -> flat buffer; of float16 parameters "master" has the float32 master
                 weights, of bfloat16 parameters "low_bits" their low 16 bits.
+            states_of: returns the elements that these buffers have of a piece.
             hyper: the scalars of a step, float64.
             prepare: computes the rest of `hyper` from the options.
             options: of the optimizer.
@@ -50,7 +52,9 @@ class Update:
         if key != self._key:
             self._key = key
             self._launches = [
-                self._arguments(piece, state, hyper, scalars) for piece in pieces if piece.data.size
+                self._arguments(piece, states_of(piece), hyper, scalars)
+                for piece in pieces
+                if piece.data.size
             ]
         begin, kernel = (
             load("optim.cu", prepare),
@@ -63,14 +67,14 @@ class Update:
     def _arguments(
         self, piece: Any, state: Mapping[str, Array], hyper: Array, scalars: tuple[float, ...]
     ) -> tuple[Any, ...]:
-        """Return grid, block and arguments for a piece."""
+        """Return grid, block and arguments for a piece and its state."""
         master = state.get("master", state.get("low_bits"))
-        buffers = [buffer[piece.state] for buffer in state.values() if buffer is not master]
+        buffers = [array for array in state.values() if array is not master]
         numbers = [np.int64(piece.data.size), np.int64(piece.decayed), *map(np.float64, scalars)]
         vector = 16 // compute_dtype(piece.data.dtype).itemsize
         return (
             (-(-piece.data.size // (_THREADS * vector)),),
             (_THREADS,),
-            (piece.data, pointer(None if master is None else master[piece.state]),
+            (piece.data, pointer(master),
              *(buffers or [pointer(None)]), piece.grad, hyper, *map(by_value, numbers)),
         )  # fmt: skip

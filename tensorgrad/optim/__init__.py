@@ -8,7 +8,7 @@ from tensorgrad.optim.adafactor import Adafactor
 from tensorgrad.optim.adamw import Adam, AdamW
 from tensorgrad.optim.average import WeightAverage
 from tensorgrad.optim.clip import clip_grad_norm, grad_norm
-from tensorgrad.optim.flat import FlatParameters, decays_matrices
+from tensorgrad.optim.flat import FlatParameters, decays_matrices, in_blocks
 from tensorgrad.optim.groups import ParameterGroup
 from tensorgrad.optim.lion import Lion
 from tensorgrad.optim.muon import Muon
@@ -33,6 +33,7 @@ __all__ = [
     "clip_grad_norm",
     "decays_matrices",
     "grad_norm",
+    "in_blocks",
     "lr_scheduler",
     "schedule",
 ]

@@ -34,7 +34,8 @@ class Adafactor(Optimizer):
 
     Parameters are updated one after another, by array operations. Where ranks shard parameters, all
     keep the same state and each updates its shard: three all-reduces for a matrix, of R, C and 2
-    numbers.
+    numbers. Where ranks share layers, they put the squares of a divided parameter together, R C
+    numbers, and keep the state of the whole one.
 
     Args:
         parameters: tensors, pairs (name, tensor), groups or flat parameters; see `Optimizer`.
@@ -60,7 +61,6 @@ class Adafactor(Optimizer):
         eps1, and its place of weight decay.
     """
 
-    matrices = True
     _decoupled = True
 
     def __init__(
@@ -96,7 +96,8 @@ class Adafactor(Optimizer):
         super().__init__(parameters, lr, weight_decay, (), decay)
         self.beta2_decay, self.d, self.eps = beta2_decay, d, (eps1, eps2)
         self.relative_step, self.scale_parameter = relative_step, scale_parameter
-        shapes = {name: slot.shape for name, slot in self.flat.slots.items()}
+        boxes = self.flat.boxes
+        shapes = {name: boxes.shape(name, slot.shape) for name, slot in self.flat.slots.items()}
         factored = {n: shape for n, shape in shapes.items() if len(shape) > 1 and 0 not in shape}
         self._add_state("row", {n: shape[:-1] for n, shape in factored.items()})
         self._add_state("column", {n: shape[:-2] + shape[-1:] for n, shape in factored.items()})
@@ -109,12 +110,17 @@ class Adafactor(Optimizer):
             hyper[STEPS : STEPS + 1] += hyper[FACTOR] != 0
             hyper[DECAY : DECAY + 1] = 1 - hyper[LR] * decay
         views = {kind: cut(self.state[kind], slots) for kind, slots in self.slots.items()}
-        for hyper, _, _, segment, piece in self._segments():
-            for name in segment.names:
-                if math.prod(self.flat.slots[name].shape) and name not in self._idle:
-                    part = self.flat.owned_part(name, piece)
-                    state = {kind: found[name] for kind, found in views.items() if name in found}
-                    self._update(hyper, part, piece.grad_of(part), state)
+        pieces = {
+            name: (hyper, piece)
+            for hyper, _, _, segment, piece in self._segments()
+            for name in segment.names
+        }
+        for name in self.flat.parameters:  # in the model's order, the same on all ranks
+            if math.prod(self.flat.slots[name].shape) and name not in self._idle:
+                hyper, piece = pieces[name]
+                part = self.flat.owned_part(name, piece)
+                state = {kind: found[name] for kind, found in views.items() if name in found}
+                self._update(hyper, part, piece.grad_of(part), state)
 
     def _update(self, hyper: Array, part: Owned, grad: Array, state: dict[str, Array]) -> None:
         """Update this rank's part of a parameter, which may be empty, and its whole state."""
@@ -127,7 +133,9 @@ class Adafactor(Optimizer):
         squares = backend.empty((2,), hyper.dtype, hyper)
         squares[0], squares[1] = sum_of_squares(p), sum_of_squares(u)
         self.flat.add_shards(squares)
-        rms = xp.sqrt(squares / math.prod(self.flat.slots[part.name].shape))
+        self.flat.boxes.add(part.name, squares)
+        shape = self.flat.boxes.shape(part.name, self.flat.slots[part.name].shape)
+        rms = xp.sqrt(squares / math.prod(shape))
         step = hyper[LR]
         if self.relative_step:
             step = xp.minimum(step, 1 / xp.sqrt(hyper[STEPS]))
@@ -139,18 +147,18 @@ class Adafactor(Optimizer):
 
     def _second_moment(self, hyper: Array, part: Owned, g: Array, state: dict[str, Array]) -> Array:
         """Update the state of a parameter; return v of this rank's part of it, 1-D."""
-        shape = self.flat.slots[part.name].shape
+        shape, boxes = self.flat.slots[part.name].shape, self.flat.boxes
         whole = g
         if g.size < math.prod(shape):  # sharded: 0 where other ranks have elements
             whole = backend.empty((math.prod(shape),), g.dtype, g)
             whole.fill(0)
             whole[part.values] = g
-        squares = (whole * whole).reshape(shape)
+        squares = boxes.join(part.name, (whole * whole).reshape(shape))
         if "v" in state:
             self.flat.add_shards(squares)
             self._average(hyper, state["v"], squares)
-            return state["v"].reshape(-1)[part.values]
-        row, column = state["row"], state["column"]
+            return boxes.cut(part.name, state["v"]).reshape(-1)[part.values]
+        row, column, shape = state["row"], state["column"], squares.shape
         rows, columns = sum_array(squares, (len(shape) - 1,)), sum_array(squares, (len(shape) - 2,))
         self.flat.add_shards(rows)
         self.flat.add_shards(columns)
@@ -158,7 +166,8 @@ class Adafactor(Optimizer):
         self._average(hyper, column, columns / shape[-2])
         mean = sum_array(row, (row.ndim - 1,), keepdims=True) / shape[-2]
         scaled = column / _at_least(mean, self._eps1())
-        return (row[..., None] * scaled[..., None, :]).reshape(-1)[part.values]
+        v = boxes.cut(part.name, row[..., None] * scaled[..., None, :])
+        return v.reshape(-1)[part.values]
 
     def _average(self, hyper: Array, state: Array, squares: Array) -> None:
         """Move a state towards the squares of this step, unless it is skipped."""

@@ -37,6 +37,8 @@ class Adam(Optimizer):
     Source: Kingma and Ba 2014, arXiv:1412.6980, algorithm 1.
     """
 
+    _moments: tuple[str, ...] = ("m", "v")
+
     def __init__(
         self,
         parameters: FlatParameters | Parameters,
@@ -57,7 +59,7 @@ class Adam(Optimizer):
         check_range(name, "beta1", beta1, 1.0)
         check_range(name, "beta2", beta2, 1.0)
         check_range(name, "eps", eps)
-        super().__init__(parameters, lr, weight_decay, ("m", "v"), decay)
+        super().__init__(parameters, lr, weight_decay, self._moments, decay)
         self.betas, self.eps = (beta1, beta2), eps
 
     def _prepare_numpy(self, hyper: Array, weight_decay: float) -> None:

@@ -101,6 +101,38 @@ class Owned(NamedTuple):
     data: Array
 
 
+class Boxes:
+    """What this rank has of each parameter of the model: here the whole parameter.
+
+    Where ranks share the layers, it has a box. Optimizers that need whole parameters ask for them;
+    all ranks then ask for the same in the same order.
+    """
+
+    def shape(self, name: str, own: Shape) -> Shape:
+        """Return the shape of a whole parameter, given that of what this rank has."""
+        return own
+
+    def join(self, name: str, own: Array) -> Array:
+        """Return an array of the whole parameter's shape, from what each rank has of it."""
+        return own
+
+    def cut(self, name: str, whole: Array) -> Array:
+        """Return what this rank has of an array of the whole parameter's shape."""
+        return whole
+
+    def add(self, name: str, sums: Array) -> None:
+        """Add, in place, the sums over what other ranks have of a parameter."""
+
+
+def in_blocks(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter is a matrix in one of the blocks of a model, by its name.
+
+    Blocks are the members of a `ModuleList`: "blocks.3.attention.qkv.weight" is in one; the
+    embeddings and the head are in none. It is a rule for the argument `matrices` of Muon.
+    """
+    return parameter.ndim == 2 and any(part.isdecimal() for part in name.split(".")[1:-1])
+
+
 def decays_matrices(name: str, parameter: Tensor) -> bool:
     """Whether weight decay applies as in GPT-2: to matrices, not to biases and norm weights.
 
@@ -142,6 +174,7 @@ class FlatParameters:
         memory: the arrays that contain the parameters.
         dtype, grad_dtype: of the parameters and of the gradients.
         touched_elsewhere: the parameters whose gradients come from other ranks alone.
+        boxes: what this rank has of each parameter of the model; see Boxes.
 
     Raises:
         ArgumentError: there is no parameter, two have one name, or two share memory.
@@ -160,7 +193,7 @@ class FlatParameters:
         check_integer("FlatParameters", "multiple", multiple, 1)
         found = _distinct(named_parameters)
         _check_alike(found)
-        self.parameters, self.decay = found, decay
+        self.parameters, self.decay, self.boxes = found, decay, Boxes()
         self.dtype: Dtype = next(iter(found.values())).dtype
         self.grad_dtype = _checked_grad_dtype(grad_dtype, self.dtype)
         like = backend.empty((0,), self.dtype, next(iter(found.values())).data)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +35,6 @@ from tensorgrad.optim.flat import (
     Piece,
     Segment,
     Slot,
-    cut,
     slots_of,
     zeros,
 )
@@ -90,11 +90,10 @@ class Optimizer:
 
     Attributes:
         flat: the parameters and their gradients.
-        state: name -> buffer, with `flat.pieces` one after the other; those in `slots` differ.
+        state: name -> buffer, with `flat.pieces` one after the other, of parameters that lack the
+            state nothing; those in `slots` differ.
         slots: name -> (parameter -> place in the buffer), of states with shapes of their own. Ranks
-            that shard parameters have all of such a state, the same on all of them.
-        matrices: whether the update of an element depends on all of its matrix, so that tensor
-            parallelism, whose ranks have parts of matrices, would change it.
+            that have parts of parameters have all of such a state, the same on all of them.
         groups: the parameter groups.
         hyper: the scalars of a step of each group, float64, on the device of the parameters.
 
@@ -103,7 +102,6 @@ class Optimizer:
             parameters than those that flat parameters have first; see also FlatParameters.
     """
 
-    matrices = False
     _decoupled = False  # weight decay scales the parameters; otherwise it adds to the gradient
 
     def __init__(
@@ -134,8 +132,11 @@ class Optimizer:
         self.lr, self.weight_decay = lr, weight_decay
         length = sum(piece.data.size for piece in parameters.pieces)
         self._idle: frozenset[str] = frozenset()  # the parameters without a gradient in this step
+        self._apart: frozenset[str] = frozenset()  # those that are not updated element by element
         self.state: dict[str, Array] = {}
         self.slots: dict[str, Mapping[str, Slot]] = {}
+        self._lacking: dict[str, frozenset[str]] = {}  # by state, see `_add_partial_state`
+        self._shifts: dict[str, list[tuple[int, int]]] = {}
         if parameters.dtype == bfloat16:
             self.state["low_bits"] = zeros(length, uint16, like)
         elif parameters.dtype != wide:
@@ -257,9 +258,17 @@ class Optimizer:
             )
         found: dict[str, Any] = self.numbers()
         for kind, buffer in self.state.items():
-            views = cut(buffer, self.slots.get(kind, self.flat.slots))
-            found.update({f"{kind}/{name}": view for name, view in views.items()})
+            for name, slot in self.entries(kind).items():
+                values = buffer[slot.piece] if kind in self.slots else self._of(kind, slot.piece)
+                found[f"{kind}/{name}"] = values.reshape(slot.shape)
         return found
+
+    def entries(self, kind: str) -> Mapping[str, Slot]:
+        """Return the shapes of a state by parameter, of those parameters that have it."""
+        if kind in self.slots:
+            return self.slots[kind]
+        without = self._lacking.get(kind, ())
+        return {name: slot for name, slot in self.flat.slots.items() if name not in without}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state from `state_dict`, of arrays or tensors; nothing changes on an error.
@@ -282,7 +291,7 @@ class Optimizer:
         kinds = {
             f"{kind}/{name}": (slot.shape, buffer.dtype)
             for kind, buffer in self.state.items()
-            for name, slot in self.slots.get(kind, self.flat.slots).items()
+            for name, slot in self.entries(kind).items()
         }
         missing = [name for name in ("step", "lr", *kinds) if name not in state]
         unknown = [name for name in state if name not in kinds and name not in ("step", "lr")]
@@ -313,9 +322,11 @@ class Optimizer:
                     whole = slice(0, slot.piece.stop - slot.offset)
                     yield HeldState(kind, name, slot.shape, whole, buffer[slot.piece])
                 continue
+            entries = self.entries(kind)
             for part in self.flat.owned():
-                shape = self.flat.slots[part.name].shape
-                yield HeldState(kind, part.name, shape, part.values, buffer[part.state])
+                if part.name in entries:
+                    shape = entries[part.name].shape
+                    yield HeldState(kind, part.name, shape, part.values, self._of(kind, part.state))
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers of the state: "step" and "lr", as in `state_dict`."""
@@ -386,6 +397,30 @@ class Optimizer:
             length = max(slot.piece.stop for slot in slots.values())
             self.state[kind] = zeros(length, compute_dtype(self.flat.dtype), like)
 
+    def _add_partial_state(self, kind: str, without: frozenset[str]) -> None:
+        """Add a state of zeros that some parameters lack, if others have it."""
+        length, shifts = 0, []
+        for piece in self.flat.pieces:
+            for run in self.flat.runs(piece, without):
+                shifts.append((run.offset, length - run.offset))
+                length += int(run.data.size)
+        if length:
+            self._lacking[kind], self._shifts[kind] = without, shifts
+            like = self.flat.pieces[0].data
+            self.state[kind] = zeros(length, compute_dtype(self.flat.dtype), like)
+
+    def _of(self, kind: str, place: slice) -> Array:
+        """Return the elements of a state that a slice of a buffer of all parameters means."""
+        if kind not in self._shifts:
+            return self.state[kind][place]
+        shifts = self._shifts[kind]
+        shift = shifts[max(0, bisect_right(shifts, (place.start, sys.maxsize)) - 1)][1]
+        return self.state[kind][place.start + shift : place.stop + shift]
+
+    def _states(self, piece: Piece) -> dict[str, Array]:
+        """Return the states of a piece, all of whose parameters have them."""
+        return {kind: self._of(kind, piece.state) for kind in self.state}
+
     def values(self, part: Owned | Piece) -> Array:
         """Return parameters in the dtype that they are updated in: of 16 bits the master weights.
 
@@ -418,13 +453,15 @@ class Optimizer:
             self._step_numpy()
             return
         for update, (hyper, decay, pieces) in zip(self._updates, self._parts(), strict=True):
-            update(self._active(pieces), self.state, hyper, *self._kernels(decay))
+            active = self._active(pieces)
+            update(active, self.state, self._states, hyper, *self._kernels(decay))
 
     def _active(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
-        """Return the parts of pieces that this step updates."""
-        if not self._idle:
+        """Return the parts of pieces that this step updates element by element."""
+        without = self._idle | self._apart
+        if not without:
             return pieces
-        return [run for piece in pieces for run in self.flat.runs(piece, self._idle)]
+        return [run for piece in pieces for run in self.flat.runs(piece, without)]
 
     @np.errstate(all="ignore")  # inf and NaN reach the parameters, as on the GPU
     def _step_numpy(self) -> None:
@@ -463,7 +500,7 @@ class Optimizer:
         part = slice(begin + block.start, begin + block.stop)
         workspace = workspaces.pop()
         t, u, *others = workspace[:, : block.stop - block.start]
-        states = {name: buffer[piece.state][part] for name, buffer in self.state.items()}
+        states = {name: array[part] for name, array in self._states(piece).items()}
         data, g, factor = piece.data[part], piece.grad[part], float(hyper[FACTOR])
         p, low = states.pop("master", data), states.pop("low_bits", None)
         mask = u.view(bool)[: data.size]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 
-from tensorgrad.checks import check_number, check_range
+from tensorgrad.checks import check_between, check_number, check_range
 from tensorgrad.errors import ArgumentError
 
 
@@ -81,6 +81,46 @@ def cosine(step: int, lr: float, steps: int, warmup: int = 0, minimum: float = 0
     return minimum + (lr - minimum) * fraction
 
 
+def wsd(
+    step: int,
+    lr: float,
+    steps: int,
+    warmup: int = 0,
+    minimum: float = 0.0,
+    decay_fraction: float = 0.2,
+) -> float:
+    """Return a rate that stays `lr` after warmup, and falls linearly at the end: WSD.
+
+    begin = max(warmup, steps * (1 - decay_fraction)); lr until then, and from there
+    lr + (minimum - lr) * min(1, (step - begin) / (steps - begin))
+
+    Warmup, stable, decay. While it is stable the rate depends on no length of the run, so a
+    checkpoint from before `begin` may be trained for any number of steps, as if from the start.
+
+    Args:
+        step: from 0.
+        lr: the highest rate.
+        steps: the step from which the rate is `minimum`; above `warmup`.
+        warmup: number of warmup steps.
+        minimum: the final rate.
+        decay_fraction: the fraction of the steps in which the rate falls, from 0, at once, to 1.
+
+    Raises:
+        ArgumentError: an argument is outside its range.
+
+    Source: Hu et al. 2024, arXiv:2404.06395, section 4; a linear decay of a fifth of the steps:
+        Hägele et al. 2024, arXiv:2405.18392, section 3.
+    """
+    _check("wsd", step, lr, warmup, steps, minimum)
+    check_between("wsd", "decay_fraction", decay_fraction, 0, 1)
+    if step < warmup:
+        return _warm(step, lr, warmup)
+    begin = max(warmup, steps - steps * decay_fraction)
+    if step < begin or begin >= steps:
+        return lr if step < steps else minimum
+    return lr + (minimum - lr) * _progress(step, steps, begin)
+
+
 def inverse_square_root(step: int, lr: float, warmup: int) -> float:
     """Return a rate that falls with the inverse square root of the step after warmup.
 
@@ -106,8 +146,8 @@ def _warm(step: int, lr: float, warmup: int) -> float:
     return lr * (step + 1) / warmup
 
 
-def _progress(step: int, steps: int, warmup: int) -> float:
-    return min(1.0, (step - warmup) / (steps - warmup))
+def _progress(step: int, steps: int, begin: float) -> float:
+    return min(1.0, (step - begin) / (steps - begin))
 
 
 def _check(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from tensorgrad.train.config import GROUPS, OTHER, renamed
+from tensorgrad.train.config import GROUPS, OTHER, default_of, renamed
 from tensorgrad.train.tasks import TASKS, task_class
 
 _COVERED = 0.75  # of a run's settings, for its program to be known
@@ -28,7 +28,7 @@ def defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     config = renamed(config)
     known = [
-        {f.name: _as_saved(f.default) for f in fields(kind) if f.default is not MISSING}
+        {f.name: _as_saved(default_of(f, config)) for f in fields(kind) if f.default is not MISSING}
         for kind in (task_class(name).Settings for name in TASKS)
     ]
     fitting = [each for each in known if config.get("task", each.get("task")) == each.get("task")]

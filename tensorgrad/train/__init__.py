@@ -4,8 +4,9 @@ from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, load_latest
 from tensorgrad.train.config import option
-from tensorgrad.train.loop import Outcome, Trainer, mean_loss
+from tensorgrad.train.loop import Outcome, Trainer, mean_loss, measure_loss
 from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.script import Run, ScriptSettings
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.task import Task
 
@@ -15,6 +16,8 @@ __all__ = [
     "OneProcess",
     "Outcome",
     "Ranks",
+    "Run",
+    "ScriptSettings",
     "Task",
     "TrainSettings",
     "Trainer",
@@ -23,5 +26,6 @@ __all__ = [
     "load_checkpoint",
     "load_latest",
     "mean_loss",
+    "measure_loss",
     "option",
 ]

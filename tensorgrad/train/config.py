@@ -51,7 +51,8 @@ GROUPS = {
     ),
     "Optimization": (
         *("steps", "epochs", "batch", "micro_batches", "lr", "warmup", "schedule", "lr_end"),
-        *("weight_decay", "beta1", "beta2", "clip", "label_smoothing", "average", "seed", "nan"),
+        *("decay_fraction", "optimizer", "weight_decay", "beta1", "beta2", "momentum", "clip"),
+        *("label_smoothing", "average", "patience", "seed", "nan"),
     ),
     "Precision and devices": (
         *(
@@ -110,6 +111,7 @@ def option(
     saved: bool = True,
     shown: str = "",
     refused: str = "",
+    by: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Any:
     """Declare a field of a settings dataclass.
 
@@ -130,27 +132,45 @@ def option(
         shown: the default in --help, if not the value.
         refused: why the command line refuses it and --help omits it, such as a setting that the
             program computes from other options.
+        by: the name of another setting, and the default for each of its values that this option
+            is for; with others it must not be given. `default` is then None.
     """
     saved = saved and not refused
+    if by is not None and not shown:
+        shown = ", ".join(f"{value} with {names}" for value, names in _by_value(by[1]).items())
     metadata = {
         "help": help, "low": low, "high": high, "choices": choices, "free": free or not saved,
         "grows": grows, "by_ranks": by_ranks, "path": path,
-        "saved": saved, "shown": shown, "refused": refused,
+        "saved": saved, "shown": shown, "refused": refused, "by": by,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
+
+
+def _by_value(defaults: Mapping[str, Any]) -> dict[Any, str]:
+    """Return which names have a value, as a list to read, for each of the values."""
+    found: dict[Any, list[str]] = {}
+    for name, value in defaults.items():
+        found.setdefault(value, []).append(name)
+    return {value: " and ".join(names) for value, names in found.items()}
+
+
+def default_of(f: Field[Any], settings: Mapping[str, Any]) -> Any:
+    """Return the default of a setting beside others, which are by name."""
+    by = f.metadata.get("by")
+    return f.default if by is None else by[1].get(settings.get(by[0]), f.default)
 
 
 def check(settings: Dataclass) -> None:
     """Raise ArgumentError for a setting that is out of its range.
 
-    Lists of JSON become tuples, and numbers of other types those of Python: config.json and
-    checkpoints hold what passes here.
+    Lists of JSON become tuples, numbers of other types those of Python, and defaults that depend on
+    other settings their values: config.json and checkpoints hold what passes here.
     """
     hints = get_type_hints(type(settings))
     for f in fields(settings):
         value, low, high = getattr(settings, f.name), f.metadata["low"], f.metadata["high"]
         choices, kind = f.metadata["choices"], _kind(hints[f.name])
-        if value is None and kind is not hints[f.name]:
+        if value is None and (kind is not hints[f.name] or f.metadata["by"]):
             continue
         if kind is tuple and isinstance(value, list):
             value = tuple(value)
@@ -185,6 +205,22 @@ def check(settings: Dataclass) -> None:
                 object.__setattr__(settings, f.name, kind(value))
             continue
         raise ArgumentError(f"{flag(f)}: got {shown(value, 200)}, expected {expected}")
+    for f in fields(settings):
+        if f.metadata["by"]:
+            _complete(settings, f, *f.metadata["by"])
+
+
+def _complete(settings: Dataclass, f: Field[Any], other: str, defaults: Mapping[str, Any]) -> None:
+    """Give a setting its default by another one; raise ArgumentError where it is not for that."""
+    value, chosen = getattr(settings, f.name), getattr(settings, other)
+    if value is None:
+        object.__setattr__(settings, f.name, defaults.get(chosen))
+    elif chosen not in defaults:
+        name = other.replace("_", "-")
+        raise ArgumentError(
+            f"{flag(f)}: got {value} with --{name} {chosen}, expected none: it is for --{name} "
+            f"{' or '.join(defaults)}"
+        )
 
 
 def _is_one_of(value: Any, choices: Sequence[str]) -> bool:

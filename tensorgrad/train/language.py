@@ -1,6 +1,6 @@
 """The task of training a language model: a GPT-2, a TransformerLM or a model of the user's.
 
-`tensorgrad train` runs it, see task.py. Tests: tests/train/test_language.py.
+`tensorgrad train` runs it, see task.py. Tests: tests/cli/test_train.py, tests/train/test_task.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tensorgrad.train.loop import Outcome, measure_loss
 from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.ranks import Batch
 from tensorgrad.train.run import without_checkpoint
-from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.settings import TrainSettings, by_optimizer
 from tensorgrad.train.sizes import newest_entry
 from tensorgrad.train.task import Task
 from tensorgrad.train.user_file import model_class
@@ -43,7 +43,7 @@ _SIZES = (
     *("norm_eps", "window", "tied", "qkv_bias", "qk_norm", "vocab_multiple", "dropout"),
 )
 # What a model of --init-from has already.
-_OF_MODEL = ("model", "preset", "vocab", "tokenizer", *_SIZES[:-1])
+_OF_MODEL = ("model", "preset", *_SIZES[:-1], "vocab", "tokenizer")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class LanguageSettings(TrainSettings):
 
     task: str = option("language-model", "what to train", choices=("language-model",))
     steps: int = option(800, "optimizer steps", low=1, grows=True)
-    lr: float = option(3e-3, "peak learning rate", low=0)
+    lr: float = option(None, "peak learning rate", low=0, by=by_optimizer("lr", 3e-3))
     data: str = option(
         "stdlib",
         "training text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's source; or "
@@ -323,7 +323,7 @@ class LanguageModeling(Task):
         """Return the loss on some of the validation text; at the end also on the whole."""
         some = self._validation.evaluation_batches(self.settings.evaluation_batches)
         found = measure_loss(self.model, self.loss, some, self.ranks)
-        if self.step < self.settings.steps:
+        if not self.finished:
             return found
         whole = found
         if found["validation_tokens"] < len(self.corpus.validation) - 1:

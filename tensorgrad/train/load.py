@@ -96,18 +96,20 @@ def load_trained(
         return from_pretrained(path), _published_tokenizer(tokenizer or path)
     if path.is_file():
         header = load_metadata(path)
-        state = {
-            name: parse_json(header.get(name, "{}"), f"the header of {path}")
-            for name in ("model", "tokenizer", "settings")
-        }
-        if not state["model"]:
+        try:
+            sizes = parse_json(header.get("model", ""), f"the header of {path}")
+        except DataError as error:
             raise CheckpointError(
                 f"load: the header of {path} lacks the sizes of the model, expected a file of "
-                "tensorgrad.parallel.merge"
-            )
+                f"tensorgrad.parallel.merge: {error}"
+            ) from error
+        state = {
+            name: parse_json(header.get(name, "{}"), f"the header of {path}")
+            for name in ("tokenizer", "settings")
+        }
         found = Checkpoint(path, state)
         name, arrays = found.settings("settings").get("model"), load_arrays(path)
-        model = restore(*_kind(name, file, path), state["model"], arrays, str(path))
+        model = restore(*_kind(name, file, path), sizes, arrays, str(path))
         return model, _tokenizer(found, tokenizer or path.parent)
     what = "has none of these" if path.is_dir() else "is not a folder"
     raise CheckpointError(

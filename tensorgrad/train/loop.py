@@ -16,7 +16,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,25 +34,27 @@ from tensorgrad.train.checkpoint import (
     RESERVED,
     Checkpoint,
     Saving,
-    check_same,
     check_state,
     list_checkpoints,
     prune_checkpoints,
     step_of,
 )
-from tensorgrad.train.config import contradictions
 from tensorgrad.train.folder import hold
+from tensorgrad.train.patience import Patience
 from tensorgrad.train.progress import ProgressBar
 from tensorgrad.train.ranks import Batch, Count, Loss, OneProcess, Ranks, count_targets
 from tensorgrad.train.run_log import RunLog
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.state import load_state, state_of
 from tensorgrad.train.stop_signals import STOPS, StopSignals
 from tensorgrad.train.times import Clock, Work, peak_of
 from tensorgrad.weights import check_savable
 
 _log = logging.getLogger(__name__)
 # The entries of a checkpoint's state beside those of `belongs_to`.
-_ENTRIES = (*RESERVED, "settings", "ranks", "scaler", "generator", "metrics", "optimizer")
+_ENTRIES = (
+    *(*RESERVED, "settings", "ranks", "scaler", "generator", "metrics", "patience", "optimizer"),
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Outcome:
 
     Attributes:
         step: the number of steps done in all.
-        finished: whether these are all steps of the run.
+        finished: whether these are all steps of the run, or its patience was over.
         skipped: the number of steps of this process skipped for NaN or infinity.
         tokens_per_second: of this process's steps, without evaluation and checkpoints.
         checkpoint: the newest one.
@@ -180,6 +182,7 @@ class Trainer:
     Attributes:
         step: the number of steps done.
         sampled: the newest sample's text, None before the first.
+        finished: whether all steps are done, or the patience of the settings is over.
     """
 
     def __init__(
@@ -221,6 +224,7 @@ class Trainer:
         self._captured: graph.Captured | None = None
         if settings.capture and self._device != "cpu" and self._ranks.captures:
             self._captured = graph.capture(self._whole_step, self._device, graphs)
+        self._patience = Patience()
         self._measured: dict[str, float] = {}  # by the evaluation after `step`, if there was one
         self._pending: list[_PendingStep] = []
         self._skipped = 0
@@ -235,6 +239,12 @@ class Trainer:
                     f"Trainer: belongs_to has {name!r:.80} with {group!r:.80}, expected mappings "
                     f"by other names than {', '.join(_ENTRIES)}"
                 )
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done, or as many evaluations as `patience` had no lower loss."""
+        # A longer run may have been resumed.
+        return self.step >= self.settings.steps or self._patience.is_over(self.settings.patience)
 
     @property
     def checkpoints(self) -> Path:
@@ -278,46 +288,19 @@ class Trainer:
             CheckpointError: it belongs to another model, vocabulary or data, or was made with
                 settings that a resumed run must keep.
         """
-        for name, expected in self._belongs_to.items():
-            check_same(checkpoint, name, expected)
-        self._check_settings(checkpoint)
-        generator, metrics = checkpoint.mapping("generator"), checkpoint.mapping("metrics")
-        try:
-            with self._unchanged_by_errors():
-                random.set_state(generator)
-                if self.scaler is not None:
-                    self.scaler.load_state_dict(checkpoint.entry("scaler") or {})
-                self._ranks.load(checkpoint, self.model, self.optimizer)
-        except (ArgumentError, CheckpointError) as error:
-            raise CheckpointError(f"load: {checkpoint.path} cannot be used: {error}") from error
-        self._measured = dict(metrics)
+        metrics = checkpoint.mapping("metrics")
+        patience = Patience.load(checkpoint.state.get("patience"))
+        load_state(
+            checkpoint,
+            self.model,
+            self.optimizer,
+            self.settings,
+            self._ranks,
+            self._belongs_to,
+            self.scaler,
+        )
+        self._measured, self._patience = dict(metrics), patience
         self.step = checkpoint.step
-
-    def _check_settings(self, checkpoint: Checkpoint) -> None:
-        """Raise CheckpointError where a setting differs that a resumed run must keep."""
-        before = checkpoint.settings("settings")
-        same_ranks = checkpoint.state.get("ranks") == self._ranks.ranks
-        now, warmup = asdict(self.settings), before.get("warmup")
-        if isinstance(warmup, int) and warmup + 1 == before.get("steps"):
-            del now["warmup"]  # limited by the steps, with which it may grow
-        wrong = contradictions(self.settings, before, now, same_ranks)
-        if wrong:
-            raise CheckpointError(
-                f"load: {checkpoint.path} was made with other settings: {'; '.join(wrong)}"
-            )
-
-    @contextmanager
-    def _unchanged_by_errors(self) -> Iterator[None]:
-        """Restore the generator and the scaler if the block fails."""
-        generator = random.get_state()
-        scale = None if self.scaler is None else self.scaler.state_dict()
-        try:
-            yield
-        except BaseException:
-            random.set_state(generator)
-            if self.scaler is not None and scale is not None:
-                self.scaler.load_state_dict(scale)
-            raise
 
     def stop(self) -> None:
         """End the run after the step in progress, with a checkpoint; a callback may call this.
@@ -368,36 +351,35 @@ class Trainer:
                 stack.enter_context(closing(batches))  # ends the read-ahead thread
             if first == 0:
                 self._measure()
-            if first >= settings.steps:
+            if self.finished:
                 self._sample()
             stopped_by = None
+            reading = [settings.log_every, settings.checkpoint_every, settings.evaluate_every]
+            reading += [self._sample_every] if self._sampler is not None else []
             while self.step < end and stopped_by is None and not self._ends_early:
                 with ranges.phase("step"):
                     self._train_step(self._next(batches))
-                measures = self._due(settings.evaluate_every)
-                samples = self._sampler is not None and self._due(self._sample_every)
-                saves = self._due(settings.checkpoint_every) or self.step == end
                 asked = interrupts.received
                 # Several processes agree, so that all of them stop at the same step.
-                alone = isinstance(self._ranks, OneProcess)
-                at_once = alone and (asked is not None or self._asked)
-                if measures or samples or saves or at_once or self._due(settings.log_every):
+                at_once = self.step == end or (
+                    self._ranks.alone and (asked is not None or self._asked)
+                )
+                if at_once or any(map(self._due, reading)):
                     stopped_by = self._read(asked)
-                if measures:
+                if self._due(settings.evaluate_every):
                     self._measure()
-                if samples:
+                if self._due(self._sample_every):
                     self._sample()
                 ends = self.step == end or stopped_by is not None or self._ends_early
-                if saves or ends:
+                if ends or self._due(settings.checkpoint_every):
                     self._save(in_background=settings.background_checkpoints and not ends)
-            finished = self.step >= settings.steps  # a longer run may have been resumed
             outcome = Outcome(
                 self.step,
-                finished,
+                self.finished,
                 self._skipped,
                 self._progress.tokens_per_second,
                 self._saved,
-                None if finished else stopped_by,
+                None if self.finished else stopped_by,
             )
             if self._log is not None:
                 self._log.end(outcome)
@@ -408,15 +390,23 @@ class Trainer:
         settings, processes = self.settings, max(self._ranks.processes, self._ranks.ranks)
         peak = peak_of(self._device, settings.dtype, processes)
         work = Work(self._tokens_per_step, self._flops_per_token, peak, self._steps_per_epoch)
-        has_samples = self._sampler is not None
         return RunLog(
-            self, self._callbacks, self._clock, work, self._device, processes, has_samples
+            self.folder,
+            self.step,
+            self._clock,
+            work,
+            self._device,
+            processes,
+            samples=self._sampler is not None,
+            plot=settings.plot,
+            trainer=self,
+            callbacks=self._callbacks,
         )
 
     @property
     def _ends_early(self) -> bool:
-        """Whether a callback has failed or stopped the run; ranks do so once all know of it."""
-        return self._ending or (isinstance(self._ranks, OneProcess) and self._asks_to_end)
+        """Whether the run has finished, or all ranks know that a callback failed or stopped it."""
+        return self.finished or self._ending or (self._ranks.alone and self._asks_to_end)
 
     @property
     def _asks_to_end(self) -> bool:
@@ -439,7 +429,7 @@ class Trainer:
 
     def _due(self, every: int) -> bool:
         """Whether this step is the last or, unless `every` is 0, a multiple of it."""
-        return self.step == self.settings.steps or (every > 0 and self.step % every == 0)
+        return self.finished or (every > 0 and self.step % every == 0)
 
     def _next(self, batches: Iterator[Batch]) -> Batch:
         """Return the batch of the next step."""
@@ -457,7 +447,7 @@ class Trainer:
         before = self.step
         generator = random.get_state()
         # Several processes end together, and in this block they may wait for each other.
-        whole = uninterrupted() if isinstance(self._ranks, OneProcess) else nullcontext()
+        whole = uninterrupted() if self._ranks.alone else nullcontext()
         check_parts(len(batch[0]), self.settings.micro_batches, self._ranks.ranks)
         try:
             targets, arrays = count_targets(*batch), _moved(batch, self._device)
@@ -482,7 +472,7 @@ class Trainer:
             total, norm = self._captured(*arrays)
             return total, norm
         except (GraphError, MemoryError) as error:
-            if isinstance(error, MemoryError) and not isinstance(self._ranks, OneProcess):
+            if isinstance(error, MemoryError) and not self._ranks.alone:
                 raise  # other ranks may not have failed
             _log.info("steps are not captured: %s", error)
         self._captured = None
@@ -567,6 +557,7 @@ class Trainer:
             return
         with self._clock.paused(), ranges.phase("evaluation"):
             self._measured = dict(self._evaluate())
+            self._wait()
             if self._log is not None:
                 self._log.evaluation(self.step, self._measured)
                 values = "  ".join(
@@ -577,6 +568,22 @@ class Trainer:
                 broken = [name for name, value in finite(self._measured).items() if value is None]
                 if broken:
                     _log.warning("step %d: not finite: %s", self.step, ", ".join(broken))
+
+    def _wait(self) -> None:
+        """Count the evaluation; if it ends the run, evaluate as after the last step."""
+        if self._evaluate is None or "validation_loss" not in self._measured:
+            return
+        total, ranks = self._ranks.sum([self._measured["validation_loss"], 1.0])
+        ended = self.finished
+        self._patience.see(total / ranks)
+        if self.finished and not ended:
+            if self._ranks.is_main:
+                _log.info(
+                    "step %d: the run ends early: evaluations without a validation loss below %s: "
+                    "%d; see --patience",
+                    *(self.step, self._patience.lowest, self._patience.waited),
+                )
+            self._measured = dict(self._evaluate())
 
     def _sample(self) -> None:
         """Let the model write, without an effect on training; its time does not count."""
@@ -590,7 +597,7 @@ class Trainer:
                 prompt, self.sampled = self._sampler()
         except Exception:
             saved = self._saved is not None and step_of(self._saved) == self.step
-            if not saved and isinstance(self._ranks, OneProcess):
+            if not saved and self._ranks.alone:
                 self._save()  # a sample may need memory that training does not
             raise
         finally:
@@ -600,14 +607,8 @@ class Trainer:
 
     def _state(self) -> dict[str, Any]:
         """Return what a checkpoint of this step has beside the arrays."""
-        return {
-            **self._belongs_to,
-            "settings": asdict(self.settings),
-            "ranks": self._ranks.ranks,
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "generator": random.get_state(),
-            "metrics": finite(self._measured),
-        }
+        state = state_of(self.settings, self._ranks, self._belongs_to, self._measured, self.scaler)
+        return {**state, "patience": asdict(self._patience)}
 
     def _save(self, in_background: bool = False) -> None:
         """Save a checkpoint, or begin to; first finish the one that is being written."""
@@ -656,7 +657,7 @@ class Trainer:
 
         Several ranks finish it together, and others may not have failed. An interrupt ends at once.
         """
-        if isinstance(error, Exception) and isinstance(self._ranks, OneProcess):
+        if isinstance(error, Exception) and self._ranks.alone:
             try:
                 self._finish_saving()
             except Exception as another:

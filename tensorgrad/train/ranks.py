@@ -77,11 +77,14 @@ class Ranks:
         is_main: whether this process shows progress and saves: one does.
         processes: the number of processes that train together.
         captures: whether a step may be a CUDA graph: the host decides nothing in it.
+        alone: whether there is no other process, which would wait for this one: signals and errors
+            concern this process only.
         by_block: whether gradients or parameters are those of one block at a time, each of which
             runs once before another does.
     """
 
     captures = False
+    alone = False
     by_block = False
     rank = 0
     ranks = 1
@@ -332,3 +335,4 @@ class OneProcess(Ranks):
     """Training without other ranks."""
 
     captures = True
+    alone = True

@@ -29,29 +29,37 @@ class RunLog:
     """The logs, the plot and the callbacks of a run, on its main rank, inside a `with` block.
 
     Args:
-        trainer: of the run, at the step that it starts from. Its folder exists.
-        callbacks: see Callback.
+        folder: of the run; it exists.
+        step: that the run starts from.
         clock: started with the run.
         work: of a step.
         device: "cpu" or "cuda:N".
         processes: that train together.
         samples: whether the model writes samples.
+        plot: whether to draw the losses.
+        trainer: of the run, for the callbacks.
+        callbacks: see Callback.
     Attributes:
         failure: the first error of a callback, which the training loop raises after a checkpoint.
     """
 
     def __init__(
         self,
-        trainer: Trainer,
-        callbacks: Sequence[Callback],
+        folder: Path,
+        step: int,
         clock: Clock,
         work: Work,
         device: str,
         processes: int,
+        *,
         samples: bool,
+        plot: bool = True,
+        trainer: Trainer | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
-        self._trainer, self._folder = trainer, trainer.folder
-        self._callbacks, self._clock, self._work = callbacks, clock, work
+        self._folder, self._step, self._has_plot = folder, step, plot
+        self._trainer, self._callbacks = trainer, callbacks
+        self._clock, self._work = clock, work
         self._device, self._processes, self._has_samples = device, processes, samples
         self._started: list[Callback] = []
         self._working: list[Callback] = []  # those of them that have not failed
@@ -65,10 +73,11 @@ class RunLog:
         with ExitStack() as stack:
             stack.push(self._end_with_error)
             for callback in self._callbacks:
+                assert self._trainer is not None
                 callback.on_start(self._trainer)
                 self._started.append(callback)
             save_environment(self._folder, self._device, self._processes)
-            self._open(stack, self._trainer.step)
+            self._open(stack, self._step)
             self._working = list(self._started)
             self._stack = stack.pop_all()
         return self
@@ -87,7 +96,7 @@ class RunLog:
         monitor = stack.enter_context(GpuMonitor(index))
         times = TimesLog(folder / TIMES, step, self._clock, self._work, self._device, monitor)
         self._times = stack.enter_context(closing(times))
-        if self._trainer.settings.plot:
+        if self._has_plot:
             plot = LivePlot(folder / METRICS, folder / PLOT, folder.resolve().name)
             self._plot = stack.enter_context(plot)
 

@@ -42,7 +42,7 @@ from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Outcome
 from tensorgrad.train.ranks import Batch
 from tensorgrad.train.run import without_checkpoint
-from tensorgrad.train.settings import SCHEDULES, EpochSettings
+from tensorgrad.train.settings import SCHEDULES, EpochSettings, by_optimizer, fitting
 from tensorgrad.train.task import Task
 
 _log = logging.getLogger(__name__)
@@ -104,10 +104,12 @@ class SentimentSettings(EpochSettings):
     word_dropout: float = option(0.1, "probability of dropping a word", low=0, high=1)
     epochs: int = option(3, "passes over the training data", low=1, grows=True)
     batch: int = option(256, "sentences of a step", low=1)
-    lr: float = option(3e-3, "peak learning rate", low=0)
+    lr: float = option(None, "peak learning rate", low=0, by=by_optimizer("lr", 3e-3))
     schedule: str = option("linear", "how the learning rate decays", choices=SCHEDULES)
     lr_end: float = option(0.0, "final learning rate, as a fraction of --lr", low=0, high=1)
-    beta2: float = option(0.99, "AdamW: decay of the mean squared gradient", low=0, high=1)
+    beta2: float | None = option(
+        None, "decay of the mean squared gradient", low=0, high=1, by=by_optimizer("beta2", 0.99)
+    )
     evaluate_every: int = option(0, "steps between evaluations; 0: an epoch", low=0)
     checkpoint_every: int = option(0, "steps between checkpoints; 0: an epoch", low=0, free=True)
 
@@ -130,7 +132,7 @@ class SentimentSettings(EpochSettings):
         model = chosen["model"]
         few = REVIEWS if (model, given.get("data")) == ("mean", "reviews") else {}
         short = {"warmup": None} if given.get("steps") else {}  # a preset's suits its epochs
-        return {**PRESETS[model], **few, **short, **given}
+        return {**fitting(PRESETS[model], given), **few, **short, **given}
 
     def config(self, vocab_size: int) -> Any:
         """Return the sizes of the model."""
@@ -303,9 +305,12 @@ class Sentiment(Task):
 
     def about(self) -> str:
         """Return the numbers of sentences, and the size of the vocabulary."""
-        training, validation = (f"{len(part):,} sentences" for part in self.texts)
+        training, validation = (f"{len(part):,}" for part in self.texts)
         vocabulary = f"{self.vocabulary.vocab_size:,}"
-        return f"vocabulary {vocabulary}, {training} to train on, {validation} to measure with"
+        return (
+            f"vocabulary {vocabulary}, {training} sentences to train on, {validation} to measure "
+            "with"
+        )
 
     def end(self, outcome: Outcome) -> str:
         """Return the last accuracy and the highest one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,7 +11,19 @@ from typing import Any, Self
 from tensorgrad.amp import AUTOCAST, autocast
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import model_of
-from tensorgrad.optim import AdamW, FlatParameters, LossScaler, decays_matrices, schedule
+from tensorgrad.optim import (
+    SGD,
+    Adafactor,
+    AdamW,
+    FlatParameters,
+    Lion,
+    LossScaler,
+    Muon,
+    Optimizer,
+    decays_matrices,
+    in_blocks,
+    schedule,
+)
 from tensorgrad.optim.flat import NamedParameters
 from tensorgrad.train.config import check, option
 from tensorgrad.train.folder import free_folder
@@ -20,7 +32,51 @@ from tensorgrad.train.strategy_settings import StrategySettings
 DTYPES = ("float32", "tf32", "bfloat16", "bfloat16-parameters", "float16")
 LOGGERS = ("tensorboard", "wandb", "trackio", "mlflow")  # see loggers.py
 _WIDE = ("float32", "tf32")
-SCHEDULES = ("cosine", "linear", "constant", "inverse-square-root")
+SCHEDULES = ("cosine", "linear", "wsd", "constant", "inverse-square-root")
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "adamw": AdamW,
+    "muon": Muon,
+    "lion": Lion,
+    "adafactor": Adafactor,
+    "sgd": SGD,
+}
+# Defaults of those whose options are not AdamW's. Lion: Chen et al. 2023, arXiv:2302.06675. Muon:
+# Jordan et al. 2024, https://kellerjordan.github.io/posts/muon. Adafactor: Shazeer and Stern 2018,
+# arXiv:1804.04235, as PyTorch has it. SGD: He et al. 2015, arXiv:1512.03385, section 3.4.
+_USUAL: dict[str, dict[str, float]] = {
+    "lr": {"lion": 1e-4, "adafactor": 0.01, "sgd": 0.1},
+    "weight_decay": {"lion": 1.0, "adafactor": 0.0, "sgd": 1e-4},
+    "beta1": {"lion": 0.9},
+    "beta2": {"lion": 0.99},
+    "momentum": {"muon": 0.95, "sgd": 0.9},
+}
+
+
+_WEIGHT_DECAY = "weight decay of matrices, times --lr a step"
+_BETA2 = "decay of the mean squared gradient; with lion of the mean gradient"
+
+
+def by_optimizer(name: str, adamw: float | None = None) -> tuple[str, dict[str, float]]:
+    """Return the argument `by` of an option whose default depends on --optimizer.
+
+    Args:
+        name: of the option.
+        adamw: its default with AdamW, and with Muon, whose lr and weight decay are the same; None:
+            they lack it.
+    """
+    same = {} if adamw is None else {"adamw": adamw, "muon": adamw}
+    return "optimizer", {**same, **_USUAL[name]}
+
+
+def fitting(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a preset that fit the optimizer: others than AdamW have their own lr.
+
+    Args:
+        preset: options by name, tuned with AdamW.
+        given: the options of the command line.
+    """
+    known = by_optimizer("lr", 0.0)[1].get(given.get("optimizer", "adamw")) == 0.0
+    return {n: value for n, value in preset.items() if known or n not in ("lr", "weight_decay")}
 
 
 def has_narrow_products(dtype: str) -> bool:
@@ -43,13 +99,28 @@ class TrainSettings(StrategySettings):
     micro_batches: int = option(
         1, "parts of a batch, computed one by one to save memory", low=1, by_ranks=True
     )
-    lr: float = option(1e-3, "peak learning rate", low=0)
+    lr: float = option(None, "peak learning rate", low=0, by=by_optimizer("lr", 1e-3))
     warmup: int | None = option(None, "warmup steps", shown="5 % of --steps", low=0)
     schedule: str = option("cosine", "how the learning rate decays", choices=SCHEDULES)
     lr_end: float = option(0.1, "final learning rate, as a fraction of --lr", low=0, high=1)
-    weight_decay: float = option(0.1, "weight decay of matrices, times --lr a step", low=0)
-    beta1: float = option(0.9, "AdamW: decay of the mean gradient", low=0, high=1)
-    beta2: float = option(0.95, "AdamW: decay of the mean squared gradient", low=0, high=1)
+    decay_fraction: float | None = option(
+        None, "last fraction of the steps, in which the rate of wsd falls", low=0, high=1,
+        by=("schedule", {"wsd": 0.2}),
+    )  # fmt: skip
+    optimizer: str = option(
+        "adamw",
+        "what updates the parameters; muon: the matrices of blocks, by steps as large as AdamW's, "
+        "which updates the rest",
+        choices=tuple(OPTIMIZERS),
+    )
+    weight_decay: float = option(None, _WEIGHT_DECAY, low=0, by=by_optimizer("weight_decay", 0.1))
+    beta1: float | None = option(
+        None, "decay of the mean gradient", low=0, high=1, by=by_optimizer("beta1", 0.9)
+    )
+    beta2: float | None = option(None, _BETA2, low=0, high=1, by=by_optimizer("beta2", 0.95))
+    momentum: float | None = option(
+        None, "decay of the sum of gradients", low=0, high=1, by=by_optimizer("momentum")
+    )
     clip: float = option(1.0, "clip the gradient norm to this; 0: no clipping", low=0)
     dtype: str = option(
         "float32",
@@ -70,6 +141,12 @@ class TrainSettings(StrategySettings):
         free=True,
     )
     seed: int = option(0, "seed of parameters, data order and dropout", low=0)
+    patience: int = option(
+        0,
+        "evaluations without a new lowest validation loss after which the run ends; 0: never",
+        low=0,
+        free=True,
+    )
     evaluate_every: int = option(100, "steps between evaluations", low=1)
     checkpoint_every: int = option(100, "steps between checkpoints", low=1, free=True)
     keep: int = option(2, "newest checkpoints to keep, besides the best", low=1, free=True)
@@ -163,16 +240,24 @@ class TrainSettings(StrategySettings):
             return schedule.constant(step, self.lr, warmup)
         if self.schedule == "inverse-square-root":
             return schedule.inverse_square_root(step, self.lr, max(1, warmup))
+        end = self.lr * self.lr_end
+        if self.schedule == "wsd":
+            assert self.decay_fraction is not None
+            return schedule.wsd(step, self.lr, self.steps, warmup, end, self.decay_fraction)
         falling = schedule.cosine if self.schedule == "cosine" else schedule.linear
-        return falling(step, self.lr, self.steps, warmup, self.lr * self.lr_end)
+        return falling(step, self.lr, self.steps, warmup, end)
 
-    def optimizer(self, parameters: FlatParameters | NamedParameters) -> AdamW:
-        """Return AdamW for these parameters."""
-        betas = (self.beta1, self.beta2)
+    def make_optimizer(self, parameters: FlatParameters | NamedParameters) -> Optimizer:
+        """Return the optimizer of these parameters."""
         parameters = with_gradients_of(self.grad_dtype, parameters)
-        return AdamW(
-            parameters, self.lr, betas, weight_decay=self.weight_decay, decay=decays_matrices
-        )
+        options: dict[str, Any] = {"weight_decay": self.weight_decay, "decay": decays_matrices}
+        if self.momentum is not None:
+            options["momentum"] = self.momentum
+        if self.beta1 is not None:
+            options["betas"] = self.beta1, self.beta2
+        if self.optimizer == "muon":
+            options |= {"matrices": in_blocks, "match_adamw": True}
+        return OPTIMIZERS[self.optimizer](parameters, self.lr, **options)
 
     def scaler(self) -> LossScaler | None:
         """Return a loss scaler for float16, None for the other dtypes."""
@@ -203,7 +288,7 @@ class EpochSettings(TrainSettings):
     warmup: int | None = option(
         None, "warmup steps, fewer than all", shown="the preset's; with --steps, 5 % of them", low=0
     )
-    weight_decay: float = option(0.01, "weight decay of matrices, times --lr a step", low=0)
+    weight_decay: float = option(None, _WEIGHT_DECAY, low=0, by=by_optimizer("weight_decay", 0.01))
 
     def __post_init__(self) -> None:
         check(self)

@@ -21,9 +21,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from tensorgrad import nn, random
+from tensorgrad.models.restore import Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.callbacks import Callback
@@ -39,16 +40,6 @@ from tensorgrad.train.sizes import check_sizes
 from tensorgrad.train.user_file import is_file
 
 _log = logging.getLogger(__name__)
-
-
-class Sizes(Protocol):
-    """The sizes of a model; see models/restore.py."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def parameters(self) -> int:
-        """The number of parameters, each counted once."""
 
 
 class Task:
@@ -67,6 +58,7 @@ class Task:
         precision: makes the context in which to compute the loss, for --dtype.
         model: what `build` returned, on its device.
         step: the number of steps done.
+        finished: whether these are all, or the patience of the settings is over.
         first_step: the number of steps done when this process started.
         tokens_per_step: on all ranks together, for the speed; 0: not counted.
         flops_per_token: of training, for the model FLOPs utilization; 0: not counted.
@@ -79,6 +71,7 @@ class Task:
     Settings: ClassVar[type[TrainSettings]] = TrainSettings
     model: Any
     step: int = 0
+    finished: bool = False
     first_step: int = 0
     tokens_per_step: int = 0
     flops_per_token: float = 0.0
@@ -94,12 +87,12 @@ class Task:
         self.ranks = OneProcess() if ranks is None else ranks
         self.precision: Callable[[], AbstractContextManager[None]] = settings.precision()
 
-    def sizes(self) -> Sizes | None:
+    def sizes(self) -> Config | None:
         """Return the sizes of the model as far as the settings say; None: they say nothing.
 
         Called before the data is read, to find bad sizes at once.
         """
-        sizes: Sizes | None = self.settings.known_sizes()
+        sizes: Config | None = self.settings.known_sizes()
         return sizes
 
     def read(self) -> None:
@@ -182,7 +175,7 @@ class Task:
         """Whether the run begins at step 0: it has no checkpoint to resume."""
         return not (self.resuming and list_checkpoints(self.folder / "checkpoints"))
 
-    def check_model(self, sizes: Sizes) -> None:
+    def check_model(self, sizes: Config) -> None:
         """Raise TensorgradError where a model does not fit the machine or the run's checkpoints."""
         check_sizes(sizes, self.folder)
 
@@ -191,13 +184,13 @@ def make_trainer(task: Task, callbacks: Sequence[Callback] = ()) -> Trainer:
     """Return the trainer of a task that is prepared, at step 0."""
 
     def evaluate() -> Mapping[str, float]:
-        task.step = trainer.step
+        task.step, task.finished = trainer.step, trainer.finished
         return task.evaluate()
 
     settings = task.resolved
     trainer = Trainer(
         task.model,
-        task.ranks.prepare(task.model, settings.optimizer),
+        task.ranks.prepare(task.model, settings.make_optimizer),
         task.loss,
         task.batches,
         settings.learning_rate,
@@ -269,7 +262,7 @@ def train(
                 file = file if is_file(file) else ""
                 report_stop(outcome, task.resolved.steps, folder, processes, file)
             return outcome, None
-        task.step = outcome.step
+        task.step, task.finished = outcome.step, True
         result = task.end(outcome)
         if ranks.is_main:
             speed = f", {outcome.tokens_per_second:,.0f} tokens/s" if task.tokens_per_step else ""

@@ -36,7 +36,7 @@ from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint, step_o
 from tensorgrad.train.config import option
 from tensorgrad.train.loop import Outcome, measure_loss
 from tensorgrad.train.ranks import Batch, OneProcess
-from tensorgrad.train.settings import EpochSettings
+from tensorgrad.train.settings import EpochSettings, by_optimizer, fitting
 from tensorgrad.train.task import Task
 from tensorgrad.weights import load_arrays, save_arrays
 
@@ -87,7 +87,9 @@ class TranslationSettings(EpochSettings):
     micro_batches: int = option(
         1, "parts of a batch", refused="a batch has tokens, not rows; see --batch for less memory"
     )
-    beta2: float = option(0.98, "AdamW: decay of the mean squared gradient", low=0, high=1)
+    beta2: float | None = option(
+        None, "decay of the mean squared gradient", low=0, high=1, by=by_optimizer("beta2", 0.98)
+    )
     lr_end: float = option(0.02, "final learning rate, as a fraction of --lr", low=0, high=1)
     vocab: int = option(10000, "tokens of both languages together", low=259)
     layers: int = option(4, "transformer blocks", low=1)
@@ -152,7 +154,7 @@ class TranslationSettings(EpochSettings):
         phrases = given.get("data") == "phrases"
         preset = given.get("preset") or ("phrases" if phrases else "small")
         short = {"warmup": None} if given.get("steps") else {}  # a preset's suits its epochs
-        return {**PRESETS[preset], **short, **given, "preset": preset}
+        return {**fitting(PRESETS[preset], given), **short, **given, "preset": preset}
 
     def with_steps(self, epoch: int) -> Self:
         """Return the settings with the number of steps; evaluation is after each epoch."""
@@ -264,7 +266,7 @@ class Translation(Task):
         """Return the validation loss, and BLEU on the test set every `bleu_every` epochs."""
         step, measured = self.step, self.measure_loss()
         epoch = -(-step // self.training.batches)
-        if step and (epoch % self.settings.bleu_every == 0 or step == self.resolved.steps):
+        if step and (epoch % self.settings.bleu_every == 0 or self.finished):
             place, translated = {"epoch": epoch, "step": step}, self.translate(f"epoch {epoch}")
             results = {**place, **finite(measured), **translated}
             self.write(f"eval_results_epoch{epoch}.json", results)

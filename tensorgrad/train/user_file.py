@@ -2,7 +2,7 @@
 
 The file is executed, so a command does so only where its own options name the file. What
 config.json of a run names is never executed (see `config.load`). Tests:
-tests/train/test_user_file.py.
+tests/train/test_task.py.
 """
 
 from __future__ import annotations

@@ -6,16 +6,17 @@ from unittest.mock import patch
 
 from tensorgrad import parallel
 from tensorgrad.bench import memory
-from tensorgrad.bench.comm import COMM, CommBench, comm_cases
+from tensorgrad.bench.comm import comm_sweep
 from tensorgrad.bench.sweep import run_sweep
 
 comm = parallel.world(20.0)
-cases = comm_cases(comm, (0.01, 4.0), (2,))
+[asked] = comm_sweep(comm=comm, sizes=(0.01, 4.0), ranks=(2,), device="cpu")
 free = 1_000_000 if comm.rank == 1 else 10**9
 with patch.object(memory, "free_bytes", lambda device: free):
     found = run_sweep(
-        COMM, cases, CommBench(comm, "cpu"), Path(sys.argv[1]), device="cpu", version="1", comm=comm
-    )
+        asked.sweep, asked.cases, asked.measure, Path(sys.argv[1]), device="cpu", version="1",
+        comm=comm,
+    )  # fmt: skip
 if comm.rank == 0:
     assert [row["status"] for row in found.rows] == ["ok", "out of memory"], found.rows
     assert "0.0 GB are free" in found.rows[1]["message"], found.rows

@@ -1,18 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tensorgrad.bench import attention as bench
 from tensorgrad.bench import memory
-from tensorgrad.bench.attention import (
-    ATTENTION,
-    attention_cases,
-    draw_attention,
-    measure_attention,
-    operations,
-)
+from tensorgrad.bench.attention import ATTENTION, attention_sweep, draw_attention, operations
 from tensorgrad.bench.sweep import Row, run_sweep
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.nn import ATTENTION_KERNELS
@@ -24,39 +19,36 @@ def test_operations_of_forward() -> None:
 
 
 def test_every_kernel_is_measured(device: str, tmp_path: Path) -> None:
-    dtype = "float32" if device == "cpu" else "bfloat16"
-    cases = attention_cases((32, 17), (16,), ATTENTION_KERNELS, (True,), heads=2, dtype=dtype)
+    dtype: Any = "float32" if device == "cpu" else "bfloat16"
+    [found] = attention_sweep(lengths=(32, 17), widths=(16,), heads=2, dtype=dtype, device=device)
+    cases = found.cases
     assert [case["length"] for case in cases] == [17] * 3 + [32] * 3
-    found = run_sweep(
-        ATTENTION, cases, lambda case: measure_attention(case, device), tmp_path,
-        device=device, version="1",
-    )  # fmt: skip
-    for row in found.rows:
+    result = run_sweep(ATTENTION, cases, found.measure, tmp_path, device=device, version="1")
+    for row in result.rows:
         assert row["status"] == "ok"
         assert min(row["forward_ms"], row["backward_ms"], row["both_ms"]) > 0
         assert row["peak_mb"] >= row["forward_mb"] > 0
         assert row["forward_tflops"] == pytest.approx(
             operations((1, 2, row["length"], 16), row["causal"]) / row["forward_ms"] / 1e9, rel=1e-3
         )
-    names = {path.name for path in found.paths}
+    names = {path.name for path in result.paths}
     assert (tmp_path / "attention.png").read_bytes().startswith(b"\x89PNG")
     assert names >= {"attention.png", "attention-memory.png", "attention-ratio.png"}
 
 
 def test_flash_needs_less_memory_than_scores(device: str) -> None:
-    cases = attention_cases((256,), (16,), ("unfused", "flash"), heads=4, dtype="float32")
-    unfused, flash = (measure_attention(case, device)["peak_mb"] for case in cases)
+    given: Any = {"lengths": (256,), "widths": (16,), "heads": 4, "dtype": "float32"}
+    [found] = attention_sweep(kernels=("unfused", "flash"), device=device, **given)
+    unfused, flash = (found.measure(case)["peak_mb"] for case in found.cases)
     assert unfused > 5 * 4 * 256 * 256 * 4 / 1e6
     assert unfused > 2 * flash
 
 
 def test_what_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10_000_000)
-    cases = attention_cases((16, 4096), (16,), ("unfused",), heads=1, dtype="float32")
-    found = run_sweep(
-        ATTENTION, cases, lambda case: measure_attention(case, "cpu"), tmp_path,
-        device="cpu", version="1",
-    )  # fmt: skip
+    given: Any = {"lengths": (16, 4096), "widths": (16,), "heads": 1, "dtype": "float32"}
+    [run] = attention_sweep(kernels=("unfused",), device="cpu", **given)
+    found = run_sweep(ATTENTION, run.cases, run.measure, tmp_path, device="cpu", version="1")
     assert [row["status"] for row in found.rows] == ["ok", "out of memory"]
     assert "needs at least 0.3 GB" in found.rows[1]["message"]
 
@@ -75,16 +67,17 @@ def test_pictures_of_sweeps_with_missing_cases() -> None:
 
 def test_bad_arguments_are_errors() -> None:
     with pytest.raises(ArgumentError, match="lengths is 0"):
-        attention_cases((0,), (16,), ("flash",))
+        next(attention_sweep(lengths=(0,), device="cpu"))
     with pytest.raises(ArgumentError, match="kernel is 'fast'"):
-        attention_cases((8,), (16,), ("fast",))
+        next(attention_sweep(kernels=("fast",), device="cpu"))
     with pytest.raises(DtypeError):
-        attention_cases((8,), (16,), ("flash",), dtype="float7")
+        next(attention_sweep(dtype="float7", device="cpu"))  # type: ignore[arg-type]
     assert bench.PEER not in ATTENTION_KERNELS
 
 
 @pytest.mark.gpu
 def test_flash_is_faster_on_long_sequences() -> None:
-    cases = attention_cases((4096,), (64,), ("unfused", "flash"))
-    unfused, flash = (measure_attention(case, "cuda")["both_ms"] for case in cases)
+    given: Any = {"lengths": (4096,), "widths": (64,), "device": "cuda"}
+    [found] = attention_sweep(kernels=("unfused", "flash"), **given)
+    unfused, flash = (found.measure(case)["both_ms"] for case in found.cases)
     assert unfused > 3 * flash

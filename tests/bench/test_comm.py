@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tensorgrad.bench.comm import comm_cases, draw_comm
+from tensorgrad.bench.comm import comm_sweep, draw_comm
+from tensorgrad.bench.sweep import Case
 from tensorgrad.errors import ArgumentError
 from tensorgrad.parallel.comm.collectives import Comm
 from tests.ranks import run_ranks
@@ -18,13 +20,17 @@ class _Ranks(Comm):
         self.size = 4
 
 
+def cases_of(**options: Any) -> list[Case]:
+    return list(next(comm_sweep(comm=_Ranks(), **options)).cases)
+
+
 def test_cases_by_backend_ranks_and_size() -> None:
-    cases = comm_cases(_Ranks(), (4, 1), (2, 4), ("mpi", "nccl"))
+    cases = cases_of(sizes=(4, 1), ranks=(2, 4), backends=("mpi", "nccl"), device="cuda:0")
     assert len(cases) == 8
     assert [(case["ranks"], case["size_mb"]) for case in cases[:4]] == [
         *((2, 1.0), (2, 4.0), (4, 1.0), (4, 4.0))
     ]
-    assert {case["ranks"] for case in comm_cases(_Ranks())} == {4}
+    assert {case["ranks"] for case in cases_of(device="cpu")} == {4}
     rows = [{**case, "ms": 1.0, "bus_gbps": 2.0, "device": "cpu"} for case in cases]
     assert set(draw_comm(rows)) == {""}
 
@@ -41,12 +47,12 @@ def test_cases_by_backend_ranks_and_size() -> None:
 )
 def test_bad_arguments_are_errors(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        comm_cases(_Ranks(), **arguments)  # type: ignore[arg-type]
+        cases_of(device="cpu", **arguments)
 
 
 def test_one_rank_has_nothing_to_reduce() -> None:
     with pytest.raises(ArgumentError, match="got one rank, expected several"):
-        comm_cases(Comm())
+        next(comm_sweep(comm=Comm(), device="cpu"))
 
 
 @pytest.mark.mpi

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tensorgrad.bench import kernels
-from tensorgrad.bench.kernel_jobs import FAMILIES
-from tensorgrad.bench.kernels import Calls, Job, KernelBench, kernel_jobs
+from tensorgrad.bench.kernel_jobs import FAMILIES, Calls, Job
+from tensorgrad.bench.kernels import KernelBench, kernel_jobs
 from tensorgrad.bench.torch_arrays import to_torch
 from tensorgrad.cli import main
 from tensorgrad.dtypes import bfloat16

@@ -18,17 +18,18 @@ from tensorgrad.bench.matrix import (
 )
 from tensorgrad.bench.sweep import Row, run_sweep
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.models.transformer_lm import TransformerLMConfig
 from tensorgrad.parallel.comm.collectives import Comm
 from tests.source_tree import ROOT
 
-TINY = MatrixSettings(GPT2Config(64, 8, 2, 2, 16), 24, 2, "float32", 1, 1000)
+TINY = MatrixSettings(TransformerLMConfig(64, 8, 2, 2, 2, 16, 24), 2, "float32", 1, 1000)
 PEAKS = """
 from tensorgrad.bench.matrix import MatrixBench, MatrixSettings, matrix_cases
-from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.models.transformer_lm import TransformerLMConfig
 from tensorgrad.parallel.comm.collectives import Comm
 
-settings = MatrixSettings(GPT2Config(64, 8, 2, 2, 16), 24, 2, "float32", 1, 1000)
+config = TransformerLMConfig(64, 8, 2, 2, 2, 16, 24)
+settings = MatrixSettings(config, 2, "float32", 1, 1000)
 bench = MatrixBench(settings, Comm(), "cpu")
 (case,) = matrix_cases(settings, 1, ["flash"], ["none"])
 print(*(bench(case)["peak_mb"] for _ in range(2)))
@@ -39,7 +40,7 @@ def test_the_defaults_are_the_published_setting() -> None:
     config = MatrixSettings().config
     assert (config.layers, config.width, config.heads) == (24, 512, 16)
     assert (config.context, config.vocab_size) == (256, 10_000)
-    assert (MatrixSettings().hidden, MatrixSettings().batch) == (4096, 8)
+    assert (config.hidden, MatrixSettings().batch) == (4096, 8)
 
 
 def test_one_rank_measures_kernels_alone(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_schedules_that_do_not_fit_are_left_out() -> None:
     wide = replace(TINY, micro_batches=2)  # of 2 layers
     modes = ["gpipe", "interleaved"]
     assert [case["parallel"] for case in matrix_cases(wide, 2, ["flash"], modes)] == ["gpipe"]
-    deep = replace(wide, config=GPT2Config(64, 8, 4, 2, 16))
+    deep = replace(wide, config=TransformerLMConfig(64, 8, 4, 2, 2, 16))
     assert len(matrix_cases(deep, 2, ["flash"], modes)) == 2
     odd = replace(deep, micro_batches=1)
     assert [case["parallel"] for case in matrix_cases(odd, 2, ["flash"], modes)] == ["gpipe"]

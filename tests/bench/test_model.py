@@ -7,19 +7,16 @@ from typing import Any
 import pytest
 
 from tensorgrad.bench import memory, model
-from tensorgrad.bench.model import (
-    MODEL,
-    SIZES,
-    measure_model,
-    model_cases,
-    planned_bytes,
-    settings_of,
-)
-from tensorgrad.bench.steps import PRECISIONS
+from tensorgrad.bench.model import MODEL, measure_model, model_sweep, planned_bytes, settings_of
+from tensorgrad.bench.options import PRECISIONS
 from tensorgrad.bench.sweep import Case, SweepResult, run_sweep
 from tensorgrad.errors import ArgumentError
 
 TINY: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "context": 8, "batch": 2, "vocab": 64}
+
+
+def cases_of(**options: Any) -> list[Case]:
+    return list(next(model_sweep(device="cpu", **options)).cases)
 
 
 def measured(cases: Sequence[Case], device: str, folder: Path) -> SweepResult:
@@ -29,14 +26,14 @@ def measured(cases: Sequence[Case], device: str, folder: Path) -> SweepResult:
 
 
 def test_the_five_sizes() -> None:
-    cases = model_cases(tuple(SIZES), ["float32"])
+    cases = cases_of(precision=("float32",))
     counts = [settings_of(case).config.parameters / 1e9 for case in cases]
     # nearly those of the published GPT-2s, and 2.7B with 32 layers of C 2560, with 10,000 tokens
     assert counts == pytest.approx([0.093, 0.313, 0.722, 1.493, 2.544], abs=0.005)
 
 
 def test_phases_precisions_and_warmup(device: str, tmp_path: Path) -> None:
-    cases = model_cases(["small"], warmups=(0, 1), steps=2, **TINY)
+    cases = cases_of(sizes=("small",), warmup=(0, 1), steps=2, **TINY)
     assert len(cases) == 6
     found = measured(cases, device, tmp_path)
     for row in found.rows:
@@ -50,7 +47,8 @@ def test_phases_precisions_and_warmup(device: str, tmp_path: Path) -> None:
 
 
 def test_a_captured_step_is_timed_as_a_whole(device: str, tmp_path: Path) -> None:
-    cases = model_cases(["small"], ["float32", "float16"], (0, 2), captured=True, steps=2, **TINY)
+    options = {**TINY, "captured": True, "warmup": (0, 2), "steps": 2}
+    cases = cases_of(sizes=("small",), precision=("float32", "float16"), **options)
     found = measured(cases, device, tmp_path)
     for row in found.rows:
         assert row["status"] == "ok"
@@ -68,6 +66,7 @@ def test_memory_is_near_the_formula(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # each thread has a workspace of its own
     monkeypatch.setattr(model, "_times", lambda *arguments: {"step_ms": 1.0})  # memory alone
     sizes: dict[str, Any] = {
+        "sizes": ("small",),
         "layers": 8,
         "width": 256,
         "heads": 4,
@@ -75,7 +74,7 @@ def test_memory_is_near_the_formula(
         "batch": 2,
         "vocab": 500,
     }
-    [case] = model_cases(["small"], [dtype], (0,), (recompute,), steps=1, **sizes)
+    [case] = cases_of(precision=(dtype,), warmup=(0,), recompute=recompute, steps=1, **sizes)
     fixed = 16 * settings_of(case).config.parameters  # bytes, whatever the precision
     monkeypatch.setattr(memory, "free_bytes", lambda device: fixed)  # no less is refused
     row = measure_model(case, "cpu")
@@ -87,12 +86,12 @@ def test_memory_is_near_the_formula(
 
 def test_memory_that_a_gpu_needed_is_near_the_formula() -> None:
     # bfloat16-parameters with whole master weights, whose halves take 2 bytes a parameter less
-    halves = 2 * settings_of(model_cases(["small"])[0]).config.parameters / 1e6
+    halves = 2 * settings_of(cases_of(sizes=("small",))[0]).config.parameters / 1e6
     measured = {
         "float32": (467.1, 2837), "bfloat16": (614.5, 2447),
         "bfloat16-parameters": (233.6, 2363 - halves),
     }  # fmt: skip
-    for case in model_cases(["small"], tuple(measured)):
+    for case in cases_of(sizes=("small",), precision=tuple(measured)):
         planned = planned_bytes(settings_of(case))
         assert planned is not None
         forward, step = measured[case["dtype"]]
@@ -103,7 +102,7 @@ def test_memory_that_a_gpu_needed_is_near_the_formula() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_memory_of_a_gpu_is_near_the_formula(dtype: str) -> None:
-    [case] = model_cases(["small"], [dtype], (1,), steps=2)
+    [case] = cases_of(sizes=("small",), precision=(dtype,), warmup=(1,), steps=2)
     row = measure_model(case, "cuda")
     assert row["step_ratio"] == pytest.approx(1, abs=0.05)
     assert row["forward_ratio"] == pytest.approx(1, abs=0.05)
@@ -112,7 +111,8 @@ def test_memory_of_a_gpu_is_near_the_formula(dtype: str) -> None:
 def test_recomputation_is_planned_to_need_less() -> None:
     plain, again = (
         planned_bytes(settings_of(case))
-        for case in model_cases(["small"], ["float32"], (0,), (False, True))
+        for again in (False, True)
+        for case in cases_of(sizes=("small",), precision=("float32",), recompute=again)
     )
     assert plain is not None
     assert again is not None
@@ -122,7 +122,7 @@ def test_recomputation_is_planned_to_need_less() -> None:
 
 def test_what_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10**9)
-    [case] = model_cases(["xl"], ["float32"])
+    [case] = cases_of(sizes=("xl",), precision=("float32",))
     with pytest.raises(MemoryError, match="needs at least 23"):
         measure_model(case, "cpu")
 
@@ -131,8 +131,8 @@ def test_what_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "message"),
     [
         ({"sizes": ["tiny"]}, "size is 'tiny'"),
-        ({"precisions": ["int8"]}, "precision is 'int8'"),
-        ({"warmups": [-1]}, "warmup is -1"),
+        ({"precision": ["int8"]}, "precision is 'int8'"),
+        ({"warmup": [-1]}, "warmup is -1"),
         ({"steps": 0}, "steps is 0"),
         ({"batch": 0}, "batch is 0"),
         ({"heads": 7}, "expected a multiple of heads, 7"),
@@ -140,4 +140,4 @@ def test_what_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_bad_arguments_are_errors(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        model_cases(**arguments)  # type: ignore[arg-type]
+        cases_of(**arguments)

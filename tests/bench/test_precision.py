@@ -4,25 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tensorgrad.bench.precision import (
-    LOSSES,
-    accumulation_cases,
-    draw_accumulation,
-    dtype_cases,
-    loss_cases,
-    measure_accumulation,
-    measure_dtypes,
-    measure_losses,
-    with_difference,
-)
+from tensorgrad.bench.precision import LOSSES, draw_accumulation, precision_sweep, with_difference
 from tensorgrad.bench.sweep import run_sweep
 from tensorgrad.errors import ArgumentError
 
 
 def test_narrow_sums_stop_growing_and_wide_ones_do_not(device: str) -> None:
-    found = {
-        case["sum"]: measure_accumulation(case, device) for case in accumulation_cases([10_000])
-    }
+    [run] = precision_sweep(parts=("accumulation",), counts=(10_000,), device=device)
+    found = {case["sum"]: run.measure(case) for case in run.cases}
     # half a unit in the last place of 32 in float16 and of 4 in bfloat16 is more than 0.01
     assert found["float16"]["total"] == 32
     assert found["bfloat16"]["total"] == 4
@@ -34,7 +23,8 @@ def test_narrow_sums_stop_growing_and_wide_ones_do_not(device: str) -> None:
 
 
 def test_dtypes_under_autocast(device: str) -> None:
-    found = {case["dtype"]: measure_dtypes(case, device) for case in dtype_cases()}
+    [run] = precision_sweep(parts=("dtypes",), device=device)
+    found = {case["dtype"]: run.measure(case) for case in run.cases}
     assert set(found["float32"].values()) == {"float32"}
     cast = found["bfloat16"]
     narrow = {"linear_output", "attention_output", "logits"}
@@ -47,11 +37,8 @@ def test_dtypes_under_autocast(device: str) -> None:
 
 
 def test_loss_curves_of_each_precision(device: str, tmp_path: Path) -> None:
-    cases = loss_cases(steps=12)
-    found = run_sweep(
-        LOSSES, cases, lambda case: measure_losses(case, device), tmp_path,
-        device=device, version="1",
-    )  # fmt: skip
+    [run] = precision_sweep(parts=("losses",), steps=12, device=device)
+    found = run_sweep(LOSSES, run.cases, run.measure, tmp_path, device=device, version="1")
     assert [row["status"] for row in found.rows] == ["ok"] * 5
     for row in found.rows:
         assert len(row["losses"].split()) == 12
@@ -70,8 +57,6 @@ def test_without_float32_there_is_no_difference() -> None:
 
 def test_bad_arguments_are_errors() -> None:
     with pytest.raises(ArgumentError, match="count is 0"):
-        accumulation_cases([0])
-    with pytest.raises(ArgumentError, match="'int8'"):
-        dtype_cases(["int8"])
+        next(precision_sweep(counts=(0,), device="cpu"))
     with pytest.raises(ArgumentError, match="steps is 0"):
-        loss_cases(steps=0)
+        next(precision_sweep(steps=0, device="cpu"))

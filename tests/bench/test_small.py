@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tensorgrad.bench import cpu, errors, first_use, profiler
-from tensorgrad.bench.decode import KERNELS, decode_cases, decode_kernel_cases
+from tensorgrad.bench import cpu, errors, first_use, options, profiler
+from tensorgrad.bench.decode import KERNELS, decode_sweep
 from tensorgrad.bench.errors import OPS
+from tensorgrad.bench.options import Sizes
 from tensorgrad.bench.processes import in_new_process
 from tensorgrad.cli import main
 from tensorgrad.errors import ArgumentError
@@ -52,7 +53,8 @@ def test_both_libraries_take_turns_and_medians_count(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(cpu, "in_new_process", times)
     sizes = {"layers": 1, "width": 16, "heads": 2, "context": 8, "batch": 1, "vocab": 9, "steps": 1}
-    cases = cpu.cpu_cases(sizes, 3, True)
+    monkeypatch.setattr(options, "find_spec", lambda name: object())
+    cases = next(cpu.cpu_sweep(**sizes, turns=3, peer=True)).cases
     found = cpu.measure_cpu(cases[0])
     assert turns == [False, True] * 3
     assert (found["forward"]["ms"], found["forward"]["peer_ms"]) == (3, 4)
@@ -107,9 +109,9 @@ def test_first_steps_are_of_new_processes_with_their_caches(
 
 
 def test_a_first_step_has_a_second() -> None:
-    [case, _] = first_use.first_use_cases(
-        "char", 2, "float32", layers=1, width=16, heads=2, context=16, vocab=64
-    )
+    sizes = Sizes(layers=1, width=16, heads=2, context=16, vocab=64)
+    run = next(first_use.first_use_sweep(preset="char", batch=2, sizes=sizes, device="cpu"))
+    [case, _] = run.cases
     assert min(first_use.first_steps(dict(case), "cpu")) > 0
 
 
@@ -138,22 +140,25 @@ def test_the_profiler_is_measured_by_source() -> None:
     assert row["sum_ratio"] == pytest.approx(
         (row["busy_ms"] + row["gaps_ms"]) / row["off_ms"], 1e-3
     )
-    sizes = dict(layers=1, width=16, heads=2, context=16, vocab=64)
-    cases = profiler.profiler_cases("char", 2, "float32", 1, 1, "cuda", **sizes)
+    cases = next(profiler.profiler_sweep(preset="char", device="cuda")).cases
     assert [case["source"] for case in cases] == ["host", "events", "cupti"]
 
 
-def test_cases_of_generation() -> None:
-    cases = decode_cases(["gpt2-355M", "gpt2-124M"], [1, 8], ["eager", "static"])
+def test_cases_of_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "check_gpu", lambda name: None)
+    monkeypatch.setattr(options, "find_spec", lambda name: object())
+    models: Any = ("gpt2-355M", "gpt2-124M")
+    cases = next(decode_sweep(models=models, batches=(1, 8), static=True)).cases
     assert [(case["model"], case["batch"]) for case in cases] == [
         ("gpt2-355M", 1), ("gpt2-355M", 8), ("gpt2-124M", 1), ("gpt2-124M", 8),
     ]  # fmt: skip
     assert {case["peers"] for case in cases} == {"eager static"}
-    assert [case["kernel"] for case in decode_kernel_cases(["gpt2-124M"], [1])] == list(KERNELS)
+    [run] = decode_sweep(models=("gpt2-124M",), batches=(1,), kernels=True)
+    assert [case["kernel"] for case in run.cases] == list(KERNELS)
     with pytest.raises(ArgumentError, match="model is 'gpt9'"):
-        decode_cases(["gpt9"], [1])
+        next(decode_sweep(models=("gpt9",)))
     with pytest.raises(ArgumentError, match="batch is 0"):
-        decode_cases(["gpt2-124M"], [0])
+        next(decode_sweep(batches=(0,)))
 
 
 @pytest.mark.gpu

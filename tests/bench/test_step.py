@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tensorgrad.bench import options, torch_ddp
 from tensorgrad.bench import step as train_step
-from tensorgrad.bench import torch_ddp
 from tensorgrad.bench.breakdown import KINDS, kind_of, own_bytes, summed
 from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.cli import main
@@ -62,8 +62,9 @@ def test_rows_have_times_speed_and_memory(capsys: pytest.CaptureFixture[str]) ->
     assert [word for word in words if word.endswith("_ms")] == ["eager_ms", "captured_ms"]
 
 
-def test_the_default_rows() -> None:
-    found = train_step.step_cases()
+def test_the_default_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "find_spec", lambda name: object())
+    found = next(train_step.step_sweep(device="cpu")).cases
     assert [(row["preset"], row["batch"]) for row in found] == [
         ("gpt2-124M", 32), ("gpt2-124M", 8), ("gpt2-124M", 2), ("gpt2-355M", 16),
         ("gpt2-1558M", 8), ("char", 64),
@@ -73,7 +74,7 @@ def test_the_default_rows() -> None:
     sizes = [train_step.step_settings(row).config for row in found]
     assert [each.context for each in sizes] == [1024] * 5 + [256]
     assert [each.rows for each in sizes] == [50304] * 5 + [10112]
-    for row in train_step.step_cases(micro_batches=2):
+    for row in next(train_step.step_sweep(micro_batches=2, device="cpu")).cases:
         assert row["peer"] == "default"
 
 
@@ -123,7 +124,7 @@ class FakeTorch:
 
         compiler, cuda = SimpleNamespace(reset=reset), SimpleNamespace(is_available=lambda: False)
         monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(compiler=compiler, cuda=cuda))
-        monkeypatch.setattr(sys.modules["tensorgrad.cli.bench"], "find_spec", lambda name: object())
+        monkeypatch.setattr(options, "find_spec", lambda name: object())
         monkeypatch.setattr(torch_ddp, "training_step", training_step)
 
 
@@ -166,16 +167,17 @@ def test_parts_of_a_step_of_pytorch_sum_up(
     torch = pytest.importorskip("torch")
     models: list[Any] = []
 
-    def kept(*sizes: Any) -> Any:
-        models.append(gpt2(*sizes))
+    config = GPT2Config(64, 8, 2, 2, 16)
+
+    def kept(*sizes: Any, **options: Any) -> Any:
+        models.append(gpt2(*sizes, **options))
         return models[-1]
 
-    monkeypatch.setattr(torch_ddp, "gpt2", kept)
+    monkeypatch.setitem(torch_ddp.TORCH, "gpt2", kept)
+
     for micro_batches, again in ((1, False), (2, recompute)):
         torch_ddp.training_step(
-            *(torch, GPT2Config(64, 8, 2, 2, 16), 4, "cpu"),
-            autocast=False, several=False, compiled=False,
-            micro_batches=micro_batches, recompute=again,
+            torch, config, 4, "cpu", micro_batches=micro_batches, recompute=again
         )()  # fmt: skip
     for one, other in zip(*(model.parameters() for model in models), strict=True):
         assert (one - other).abs().max() < 1e-5
@@ -261,3 +263,11 @@ def test_bytes_of_the_optimizer() -> None:
     config = GPT2Config(64, 8, 2, 2, 16)
     known = own_bytes(config)
     assert known == {"optimizer": 32 * config.parameters, "zeroing": 4 * config.parameters}
+
+
+def test_a_llama_is_measured_as_a_gpt2() -> None:
+    sizes = ["--layers", "1", "--heads", "4", "--width", "16", "--context", "8", "--vocab", "64"]
+    options = ["--dtype", "float32", "--seconds", "0.005", "--windows", "1", "--device", "cpu"]
+    assert run("--preset", "llama-124M", "--batch", "2", "--no-peer", *sizes, *options) == 0
+    [row] = rows()
+    assert (row["preset"], row["heads"], row["status"]) == ("llama-124M", 4, "ok")

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tensorgrad import backend, nn, optim
-from tensorgrad.bench.steps import PRECISIONS, RankTimer, StepSettings, training_step
+from tensorgrad.bench.options import PRECISIONS
+from tensorgrad.bench.steps import RankTimer, StepSettings, training_step
 from tensorgrad.errors import ArgumentError
 from tensorgrad.graph import Captured
 from tensorgrad.models.gpt2 import GPT2Config

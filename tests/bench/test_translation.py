@@ -38,12 +38,18 @@ def test_the_speed_of_both_is_measured(tmp_path: Path, monkeypatch: pytest.Monke
         assert row["ratio"] == pytest.approx(row["peer_ms"] / row["ms"], rel=1e-3)
 
 
-@pytest.mark.parametrize("prefix", [False, True])
-def test_the_peer_is_the_same_model(prefix: bool) -> None:
+@pytest.mark.parametrize(
+    ("prefix", "kv_heads", "tied"), [(False, 2, True), (True, 2, True), (False, 1, False)]
+)
+def test_the_peer_is_the_same_model(prefix: bool, kv_heads: int, tied: bool) -> None:
     torch = pytest.importorskip("torch")
-    config = TranslationConfig(300, 16, 2, 2, 2, 32, label_smoothing=0.1, prefix=prefix)
-    ours, peer = TranslationModel(config), transformer_lm(config)
+    config = TranslationConfig(
+        300, 16, 2, 2, kv_heads, 32, tied=tied, label_smoothing=0.1, prefix=prefix
+    )
+    ours, peer = TranslationModel(config), transformer_lm(config, 0.1, prefix)
     pairs = {"tokens.weight": "tokens.weight", "norm.weight": "norm.weight"}
+    if not tied:
+        pairs["output.weight"] = "output.weight"
     for i in range(2):
         for a, b in (("attention.qkv", "qkv"), ("attention.proj", "proj"), ("norm1", "norm1"),
                      ("norm2", "norm2"), ("feed_forward.gate", "gate"), ("feed_forward.up", "up"),

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import csv
-import sys
 from pathlib import Path
 
 import pytest
 
 from tensorgrad.bench import attention as attention_bench
-from tensorgrad.bench import sweep
+from tensorgrad.bench import options, sweep
 from tensorgrad.cli import main
 from tests.ranks import run_ranks
 
@@ -99,7 +98,7 @@ def test_errors_are_one_line_and_leave_no_files(
 def test_a_peer_that_is_not_installed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sys.modules["tensorgrad.cli.bench"], "find_spec", lambda name: None)
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
     assert main([*ATTENTION, "--peer", *HERE]) == 1
     assert "PyTorch is not installed; run `pip install torch`" in caplog.text
 
@@ -112,7 +111,7 @@ def test_two_ranks_measure_modes_collectives_and_buckets(tmp_path: Path) -> None
         "sweep.save = lambda figure, path: path.touch()\n"
         f"here = ['--device', 'cpu', '--out', {str(tmp_path / 'found')!r}]\n"
         f"sizes = {[*SIZES, '--batch', '2', '--steps', '1']!r}\n"
-        "for command in (['matrix', '--kernels', 'flash', '--hidden', '24', *sizes],\n"
+        "for command in (['matrix', '--no-peer', '--kernels', 'flash', '--hidden', '24', *sizes],\n"
         "                ['comm', '--sizes', '0.01', '0.1'],\n"
         "                ['buckets', '--sizes', '0.001', '1', *sizes]):\n"
         "    assert main(['bench', *command, *here]) == 0\n"

@@ -16,7 +16,7 @@ from tensorgrad.cli import generate, main
 from tensorgrad.data import PublishedTokenizer, Tokenizer
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.models.pretrained import save_pretrained
+from tensorgrad.models.pretrained import from_pretrained, save_pretrained
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train.checkpoint import save_checkpoint
@@ -407,13 +407,23 @@ def test_an_exported_run_writes_the_same(
     assert load_trained(Path(folder))[1].digest == tokenizer.digest  # to train it on
 
 
-def test_another_model_than_gpt2_is_for_generation_alone(
-    llama: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+def test_another_model_than_gpt2_is_trained_further_and_exported(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert program([str(llama), "def ", "--temperature", "0", *OPTIONS]) == 0
     assert capsys.readouterr().out.startswith("def ")
-    assert main(["train", "--init-from", str(llama), "--out", str(llama / "run")]) == 1
-    assert f"{llama} has a TransformerLM, expected a GPT-2" in caplog.text
+    run, exported = str(tmp_path / "run"), tmp_path / "exported"
+    (tmp_path / "text.txt").write_text("def add(a, b):\n    return a + b\n" * 90)
+    places = ["--data", str(tmp_path / "text.txt"), "--cache", str(tmp_path / "cache")]
+    steps = ["--steps", "2", "--warmup", "0", "--batch", "2", "--sample", "0", "--device", "cpu"]
+    assert main(["train", "--init-from", str(llama), "--out", run, *places, *steps]) == 0
+    assert main(["train", "--resume", run, "--steps", "3"]) == 0
+    assert main(["export", run, str(exported)]) == 0
+    model, _ = load_trained(Path(run), "last")
+    before, after = (from_pretrained(folder).state_dict() for folder in (llama, exported))
+    for name, tensor in model.state_dict().items():
+        assert (tensor.data == after[name].data).all()
+    assert any((before[name].data != after[name].data).any() for name in after)
 
 
 def test_a_conversation_goes_on(

@@ -93,8 +93,8 @@ def test_two_ranks_write_traces_that_are_merged(tmp_path: Path) -> None:
         "from tensorgrad.cli import main\n"
         "from tensorgrad.profile import step\n"
         "from tensorgrad.profile.ceilings import Ceilings\n"
-        "gpt2.measure_ceilings = lambda device, dtypes: Ceilings(1e10, {'float32': 1e11})\n"
-        "gpt2._draw = lambda found, folder: []\n"
+        "step.measure_ceilings = lambda device, dtypes: Ceilings(1e10, {'float32': 1e11})\n"
+        "step._draw = lambda found, folder: []\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     out = tmp_path / "found"

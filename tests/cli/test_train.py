@@ -49,7 +49,7 @@ def test_a_file_of_settings_gives_the_run_of_its_options(
     assert main(["train", "gpt2", "--config", str(saved), *again]) == 0
     assert metrics(tmp_path / "again") == metrics(tmp_path / "run")
     both = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("run", "again")]
-    assert both[0] == both[1] | {"out": str(tmp_path / "run")}
+    assert both[0] == both[1] | {"out": str(tmp_path / "run"), "model": ""}
 
 
 def test_one_file_prepares_trains_samples_and_reports(
@@ -358,7 +358,7 @@ def test_what_is_wrong_on_ranks_is_reported_once() -> None:
     for arguments, message in (
         (["train", "--stps", 3], "--stps: unknown option; did you mean --steps?"),
         (["generate", "run"], "generate: got 2 ranks, expected one process"),
-        (["train", "sentiment"], "train sentiment: got 2 ranks, expected one process"),
+        (["train", "sentiment", "--data", "none"], "--data none: no such file or folder"),
         (["train", "--pp", 3], "--pp 3: got 2 ranks, expected a multiple of 3 ranks"),
     ):
         result = run_ranks(PROGRAM, 2, arguments, check=False)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.test_train_gpt2_dp import options, same_run, train_alone
+from tests.cli.test_train_on_ranks import options, same_run, train_alone
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT
 

@@ -459,7 +459,7 @@ def test_presets_and_folders() -> None:
     assert f"embd{settings.width}" in str(folder)
     for preset in translation.PRESETS:
         settings, _, _ = read_command_line(["--preset", preset])
-        assert settings.model(300).width == settings.width
+        assert settings.config(300).width == settings.width
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "bfloat16-parameters", "float16"])

@@ -42,6 +42,7 @@ from tensorgrad.errors import TensorgradError
 from tensorgrad.files import to_json
 from tensorgrad.kernels import tuned
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.pretrained import from_pretrained, save_pretrained
 from tensorgrad.models.sentiment import MeanClassifier, MeanConfig
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
@@ -241,7 +242,7 @@ def load_published(folder: Path) -> None:
     assert tokenizer.decode(ids)
 
 
-def check_language_model(model: GPT2 | TransformerLM) -> None:
+def check_language_model(model: LanguageModel) -> None:
     sizes = model.config
     assert sum(p.size for p in model.parameters()) == sizes.parameters < 10_000
     with np.errstate(all="ignore"):  # a bit of a weight may be any

@@ -25,6 +25,9 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "adamw": lambda p: optim.AdamW(p, lr=0.1, weight_decay=0.1),
     "lion": lambda p: optim.Lion(p, lr=0.1, weight_decay=0.1),
     "muon": lambda p: optim.Muon(p, lr=0.1, weight_decay=0.1),
+    "muon and adamw": lambda p: optim.Muon(
+        p, lr=0.1, matrices=lambda name, _: name == "h.0.weight", decay=optim.decays_matrices
+    ),
     "adafactor": lambda p: optim.Adafactor(p, lr=0.1, weight_decay=0.1),
     "groups": lambda p: optim.AdamW(in_groups(p), lr=0.1, weight_decay=0.1),
     "adafactor in groups": lambda p: optim.Adafactor(in_groups(p), lr=0.1, weight_decay=0.1),

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tensorgrad import Tensor, backend, nn, optim, random
-from tensorgrad.errors import ArgumentError
+from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.models.gpt2 import GPT2, GPT2Config
+from tensorgrad.models.sentiment import MeanClassifier, MeanConfig
 from tensorgrad.optim.muon import orthogonalized
 from tests.optim import toy
 
@@ -98,8 +100,90 @@ def test_the_loss_of_a_linear_layer_falls() -> None:
     assert losses[-1] < 0.05 * losses[0]
 
 
+def is_inside(name: str, _: Any) -> bool:
+    return name == "h.0.weight"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_rest_is_updated_as_by_adamw_alone(dtype: str, device: str) -> None:
+    """Equal bits, with a state that lacks what Muon does not need, and after resuming."""
+
+    def make_both() -> tuple[dict[str, Tensor], optim.Muon]:
+        tensors = toy.parameters(dtype, device)
+        return tensors, optim.Muon(
+            tensors.items(), 0.1, betas=(0.8, 0.9), matrices=is_inside, decay=optim.decays_matrices
+        )
+
+    (tensors, both), (others, resumed) = make_both(), make_both()
+    alone = toy.parameters(dtype, device)
+    matrix = {"h.0.weight": alone.pop("h.0.weight")}
+    muon = optim.Muon(matrix.items(), lr=0.1)
+    adamw = optim.AdamW(
+        alone.items(), 0.1, (0.8, 0.9), weight_decay=0.1, decay=optim.decays_matrices
+    )
+    for step in range(4):
+        if step == 2:
+            state = both.state_dict()
+            resumed.load_state_dict({n: v.copy() if "/" in n else v for n, v in state.items()})
+            resumed.flat.data[...] = both.flat.data
+        gradients = toy.gradients(step=step)
+        for each in (tensors, others, matrix, alone):
+            for name, tensor in each.items():
+                assert tensor.grad is not None
+                tensor.grad[...] = backend.asarray_like(gradients[name], tensor.data)
+        for optimizer in (both, muon, adamw, *([resumed] if step >= 2 else [])):
+            optimizer.step()
+    for name, tensor in {**matrix, **alone}.items():
+        assert toy.same_bits([tensors[name].data, others[name].data], [tensor.data] * 2)
+    state, parts = both.state_dict(), {**muon.state_dict(), **adamw.state_dict()}
+    assert state.keys() == parts.keys()
+    arrays = [name for name in state if "/" in name]
+    assert toy.same_bits([state[n] for n in arrays], [parts[n] for n in arrays])
+    assert "v/wte" in state
+    assert "v/h.0.weight" not in state
+    parts["v/h.0.weight"] = parts["m/h.0.weight"]
+    with pytest.raises(CheckpointError, match=r"has an unknown v/h\.0\.weight"):
+        both.load_state_dict(parts)
+
+
+def test_a_step_with_nan_moves_neither_the_matrices_nor_the_rest(device: str) -> None:
+    tensors = toy.parameters("bfloat16", device)
+    optimizer = optim.Muon(tensors.items(), 0.1, matrices=is_inside)
+    toy.set_gradients(tensors, 0)
+    optimizer.step(max_norm=1.0)
+    before = [array.copy() for array in (optimizer.flat.data, *optimizer.state.values())]
+    for name in ("wte", "h.0.weight"):
+        toy.set_gradients(tensors, 1)
+        tensors[name].grad[0, 0] = np.nan  # type: ignore[index]
+        optimizer.step(max_norm=1.0)
+        assert toy.same_bits(before, [optimizer.flat.data, *optimizer.state.values()])
+    optimizer.zero_grad()
+    toy.set_gradients({"h.0.weight": tensors["h.0.weight"]}, 1)
+    optimizer.step()
+    idle = optimizer.flat.views(optimizer.flat.data)["wte"]
+    assert toy.same_bits([idle], [optimizer.flat.views(before[0])["wte"]])
+    assert not toy.same_bits([optimizer.flat.data], before[:1])
+
+
+def test_matrices_of_blocks_are_known_by_name() -> None:
+    chosen = {
+        name
+        for model in (GPT2(GPT2Config(32, 8, 1, 2, 16)), MeanClassifier(MeanConfig(vocab_size=9)))
+        for name, parameter in model.named_parameters()
+        if optim.in_blocks(name, parameter)
+    }
+    layers = ("attention.qkv", "attention.proj", "feed_forward.up", "feed_forward.down")
+    assert chosen == {*(f"blocks.0.{layer}.weight" for layer in layers), "hidden.0.weight"}
+
+
 def test_other_parameters_than_matrices_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"bias has shape \(3,\), expected a matrix; give the"):
+    with pytest.raises(ArgumentError, match=r"norm has shape \(1,\), expected a matrix"):
+        optim.Muon(toy.parameters().items(), matrices=lambda name, _: name == "norm")
+    with pytest.raises(ArgumentError, match="Muon: matrices: f is a int, expected a function"):
+        optim.Muon(toy.parameters().items(), matrices=3)  # type: ignore[arg-type]
+    with pytest.raises(
+        ArgumentError, match=r"bias has shape \(3,\), expected a matrix; `matrices`"
+    ):
         optim.Muon(nn.Linear(2, 3).named_parameters())
     with pytest.raises(ArgumentError, match="iterations is 0, expected 1 or more"):
         optim.Muon(nn.Linear(2, 3, bias=False).parameters(), iterations=0)

@@ -19,6 +19,7 @@ ALL: dict[str, Schedule] = {
     "constant": lambda step: schedule.constant(step, 2.0, warmup=8),
     "linear": lambda step: schedule.linear(step, 2.0, 48, warmup=8, minimum=0.5),
     "cosine": lambda step: schedule.cosine(step, 2.0, 48, warmup=8, minimum=0.5),
+    "wsd": lambda step: schedule.wsd(step, 2.0, 48, 8, 0.5, decay_fraction=0.25),
     "inverse_square_root": lambda step: schedule.inverse_square_root(step, 2.0, warmup=8),
 }
 
@@ -36,6 +37,7 @@ def test_all_warm_up_on_a_line_and_never_rise_again(rate: Schedule) -> None:
         ("constant", {8: 2.0, 28: 2.0, 1000: 2.0}),
         ("linear", {8: 2.0, 18: 1.625, 28: 1.25, 48: 0.5, 1000: 0.5}),
         ("cosine", {8: 2.0, 18: 0.5 + 0.75 * (1 + math.sqrt(0.5)), 28: 1.25, 48: 0.5, 1000: 0.5}),
+        ("wsd", {8: 2.0, 36: 2.0, 40: 1.5, 44: 1.0, 48: 0.5, 1000: 0.5}),
         ("inverse_square_root", {7: 2.0, 17: 2 * 2 / 3, 31: 1.0, 799: 0.2}),
     ],
 )
@@ -48,6 +50,15 @@ def test_no_warm_up() -> None:
     assert schedule.constant(0, 3.0) == 3.0
     assert schedule.linear(0, 3.0, 10) == schedule.cosine(0, 3.0, 10) == 3.0
     assert schedule.linear(10, 3.0, 10) == schedule.cosine(10, 3.0, 10) == 0.0
+
+
+def test_wsd_depends_on_the_number_of_steps_only_where_it_falls() -> None:
+    short, long = ([schedule.wsd(s, 1.0, steps, 5) for s in range(80)] for steps in (100, 1000))
+    assert short == long
+    assert schedule.wsd(81, 1.0, 100, 5) == pytest.approx(0.95)
+    whole = [schedule.wsd(s, 1.0, 10, 4, decay_fraction=1.0) for s in range(4, 11)]
+    assert whole == [schedule.linear(s, 1.0, 10, 4) for s in range(4, 11)]
+    assert [schedule.wsd(s, 1.0, 10, decay_fraction=0.0) for s in (9, 10)] == [1.0, 0.0]
 
 
 def test_rates_may_rise_to_the_end() -> None:

@@ -17,7 +17,7 @@ from tensorgrad import backend, checkpoint, nn, parallel, random
 from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CommError
 from tensorgrad.models.language_model import LanguageModel
-from tensorgrad.optim import Adafactor, AdamW
+from tensorgrad.optim import Adafactor, AdamW, Lion, Muon, in_blocks
 from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
 from tensorgrad.parallel.checkpoint import pieces_of
 from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
@@ -43,24 +43,38 @@ TRAINED = (
 
 FLOAT64 = len(MODELS)
 
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    # eps keeps Adam from making steps of gradients that are nothing but rounding
+    "adamw": lambda flat: AdamW(flat, 1e-3, eps=1e-6, weight_decay=0.1),
+    "muon": lambda flat: Muon(flat, 1e-3, matrices=in_blocks, match_adamw=True, eps=1e-6),
+    "adafactor": lambda flat: Adafactor(flat, 1e-3, weight_decay=0.1),
+    "lion": lambda flat: Lion(flat, 1e-4, weight_decay=1.0),
+}
+
 # For each number of ranks: which of these, the mesh, and how it trains.
 MESHES: dict[int, list[Case]] = {
     2: [
         (number, {"tp": 2}, {"sequence": sequence})
         for number, sequence in ((0, False), (1, True), (2, False), (FLOAT64, True))
     ]
-    + [(FLOAT64, {"dp": 2}, {}), (FLOAT64, {"dp": 2}, {"zero": 2}), (FLOAT64, {"pp": 2}, {})],
+    + [
+        (FLOAT64, {"dp": 2}, {"optimizer": "lion"}),
+        (FLOAT64, {"dp": 2}, {"zero": 2}),
+        (FLOAT64, {"pp": 2}, {"optimizer": "muon"}),
+        (FLOAT64, {"tp": 2}, {"optimizer": "muon"}),
+        (FLOAT64, {"tp": 2}, {"optimizer": "adafactor"}),
+    ],
     4: [
         (0, {"tp": 4}, {"sequence": True}),
         (FLOAT64, {"dp": 2, "tp": 2}, {"sequence": True}),
         (2, {"dp": 2, "tp": 2}, {"zero": 3, "sequence": True}),
-        (FLOAT64, {"dp": 2, "tp": 2}, {"bucket_mb": 0.06, "sequence": True}),
-        (FLOAT64, {"dp": 2, "tp": 2}, {"bucket_mb": 0.04, "zero": 1, "sequence": True}),
+        (FLOAT64, {"dp": 2, "tp": 2}, {"bucket_mb": 0.06, "optimizer": "adafactor"}),
+        (FLOAT64, {"dp": 2, "tp": 2}, {"bucket_mb": 0.04, "zero": 1, "optimizer": "muon"}),
         (0, {"pp": 2, "tp": 2}, {"sequence": True}),
         (FLOAT64, {"pp": 2, "tp": 2}, {"schedule": "gpipe"}),
         (5, {"pp": 2, "tp": 2}, {}),
         (FLOAT64, {"dp": 4}, {"reduction": "flat"}),
-        (FLOAT64, {"dp": 4}, {"zero": 3}),
+        (FLOAT64, {"dp": 2, "tp": 2}, {"zero": 3, "sequence": True, "optimizer": "muon"}),
     ],
     8: [
         (0, {"dp": 2, "pp": 2, "tp": 2}, {}),
@@ -125,13 +139,16 @@ def batches() -> tuple[Values, Values]:
 
 
 def train(
-    ranks: Ranks, make: Callable[[], LanguageModel], everyone: Comm, parts: int = PARTS
+    ranks: Ranks,
+    make: Callable[[], LanguageModel],
+    everyone: Comm,
+    parts: int = PARTS,
+    optimizer_name: str = "adamw",
 ) -> Run:
     """Train for some steps with clipping, weight decay and accumulation."""
     x, y = (backend.to_device(array, Here.device) for array in batches())
     model = make().to(Here.device)
-    # eps keeps Adam from making steps of gradients that are nothing but rounding
-    optimizer = ranks.prepare(model, lambda flat: AdamW(flat, 1e-3, eps=1e-6, weight_decay=0.1))
+    optimizer = ranks.prepare(model, OPTIMIZERS[optimizer_name])
     ranks.begin(0, [])
     random.seed(5)
 
@@ -198,22 +215,22 @@ def compare(name: str, found: Run, expected: Run, most: float) -> None:
     assert differences**0.5 <= most * sizes**0.5, f"{name}: {(differences / sizes) ** 0.5:.1e}"
 
 
-def in_one_process(comm: Comm, wanted: set[int]) -> dict[int, Run]:
+def in_one_process(comm: Comm, wanted: set[tuple[int, str]]) -> dict[tuple[int, str], Run]:
     """Train models in one process, each on one of the ranks, and return all runs on all."""
     runs = {}
     mine = {
-        number: train(OneProcess(), TRAINED[number], Comm(), parts=1)
-        for number in wanted
-        if number % comm.size == comm.rank
+        case: train(OneProcess(), TRAINED[case[0]], Comm(), 1, case[1])
+        for place, case in enumerate(sorted(wanted))
+        if place % comm.size == comm.rank
     }
-    for number in sorted(wanted):
-        run = mine.get(number)
+    for place, case in enumerate(sorted(wanted)):
+        run = mine.get(case)
         told = None
         if run is not None:
             arrays = {name: array.tolist() for name, array in run.parameters.items()}
             told = [run.losses, run.norms, arrays]
-        losses, norms, arrays = comm.broadcast_object(told, number % comm.size)
-        runs[number] = Run(losses, norms, {name: np.array(a) for name, a in arrays.items()})
+        losses, norms, arrays = comm.broadcast_object(told, place % comm.size)
+        runs[case] = Run(losses, norms, {name: np.array(a) for name, a in arrays.items()})
     return runs
 
 
@@ -284,12 +301,6 @@ def check_layers_of_others(comm: Comm) -> None:
             np.testing.assert_allclose(losses[1][1], losses[0][1], rtol=1e-3, atol=1e-6)
 
 
-def check_optimizers_of_whole_matrices(comm: Comm) -> None:
-    ranks = mesh_ranks(comm, make_mesh(comm.size, comm.rank, tp=comm.size))
-    with pytest.raises(ArgumentError, match="optimizer is Adafactor, which updates whole matrices"):
-        ranks.prepare(small_gpt2(heads=4), Adafactor)
-
-
 def check_options(comm: Comm) -> None:
     """Options are checked on every mesh, even where an axis of one rank ignores them."""
     for axis in ("dp", "pp", "tp"):
@@ -319,14 +330,17 @@ def main() -> None:
     comm = parallel.world()
     Here.device = comm.select_device(sys.argv[1])
     found = cases(comm.size, Here.device)
-    expected = in_one_process(comm, {number for number, _, _ in found})
-    for number, sizes, options in found:
+    named = [options.get("optimizer", "adamw") for *_, options in found]
+    expected = in_one_process(
+        comm, {(case[0], name) for case, name in zip(found, named, strict=True)}
+    )
+    for (number, sizes, options), name in zip(found, named, strict=True):
         mesh = make_mesh(comm.size, comm.rank, **sizes)
-        run = train(mesh_ranks(comm, mesh, **options), TRAINED[number], comm)
+        ranks = mesh_ranks(comm, mesh, **{k: v for k, v in options.items() if k != "optimizer"})
+        run = train(ranks, TRAINED[number], comm, optimizer_name=name)
         most = 1e-12 if number == FLOAT64 else 1e-6
-        compare(f"model {number}, {sizes}, {options}", run, expected[number], most)
+        compare(f"model {number}, {sizes}, {options}", run, expected[number, name], most)
     check_options(comm)
-    check_optimizers_of_whole_matrices(comm)
     if comm.size == 4:
         check_overflow(comm)
         check_shared_parameters(comm)

@@ -80,16 +80,11 @@ def adafactor(parameters: Any) -> Optimizer:
 
 
 def muon(parameters: Any) -> Optimizer:
-    return optim.Muon(parameters, lr=1e-2)
+    return optim.Muon(parameters, lr=1e-2, matrices=optim.in_blocks)
 
 
-class Matrices(GPT2):
-    """A GPT-2 of which only the matrices are trained."""
-
-    def __init__(self, config: GPT2Config) -> None:
-        super().__init__(config)
-        for parameter in self.parameters():
-            parameter.requires_grad = parameter.ndim == 2
+def lion(parameters: Any) -> Optimizer:
+    return optim.Lion(parameters, lr=3e-4, weight_decay=1.0)
 
 
 def batch(step: int, config: GPT2Config) -> tuple[Array, Array]:
@@ -205,8 +200,9 @@ def check_without_clipping_every_bit_is_equal(comm: Comm, folder: Path) -> None:
     if Here.device != "cpu" and comm.size > 2:
         return
     has_equal_bits(comm)
-    has_equal_bits(comm, make=muon, kind=Matrices)
-    has_equal_bits(comm, make=muon, kind=Matrices, dtype="bfloat16")
+    has_equal_bits(comm, make=lion)
+    has_equal_bits(comm, make=muon)
+    has_equal_bits(comm, make=muon, dtype="bfloat16")
 
 
 def has_equal_bits(comm: Comm, **options: Any) -> None:
@@ -349,10 +345,10 @@ def check_muon(comm: Comm, folder: Path) -> None:
     Small singular values of a gradient, which 16 bits round, become about 1 as well.
     """
     for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 2e-2)):
-        alone = train(OneProcess(), kind=Matrices, make=muon, steps=5, dtype=dtype)
+        alone = train(OneProcess(), make=muon, steps=5, dtype=dtype)
         assert alone.losses[-1] < alone.losses[0]
         for name in OVERLAPPING:
-            run = train(STRATEGIES[name](comm), kind=Matrices, make=muon, steps=5, dtype=dtype)
+            run = train(STRATEGIES[name](comm), make=muon, steps=5, dtype=dtype)
             same(run, alone, tolerance)
             flat = run.optimizer.flat
             if name != "overlap":
@@ -370,7 +366,7 @@ def check_steps_that_are_not_finite_are_skipped_by_all(comm: Comm, folder: Path)
         skips_a_step(STRATEGIES[name](comm), name)
     for name in ("zero 1", "zero 3"):
         skips_a_step(STRATEGIES[name](comm), name, make=adafactor)
-        skips_a_step(STRATEGIES[name](comm), name, make=muon, kind=Matrices)
+        skips_a_step(STRATEGIES[name](comm), name, make=muon)
 
 
 def skips_a_step(ranks: Ranks, name: str, **options: Any) -> None:
@@ -468,6 +464,7 @@ def check_a_run_resumes_on_other_ranks(comm: Comm, folder: Path) -> None:
         (("zero 3", "zero 1", "overlap"), adamw),
         (("flat", "zero 3", "zero 2"), adamw),
         (("zero 3", "flat", "zero 1"), adafactor),
+        (("zero 3", "flat", "zero 1"), muon),
     ):
         place = folder / "-".join((make.__name__, *chain)).replace(" ", "")
         alone = make_trainer(

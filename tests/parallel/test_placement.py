@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.placement import ArrayPiece, Placement, assign_writers, copies, cut_box, divide
+from tensorgrad.placement import (
+    ArrayPiece,
+    Placement,
+    assign_writers,
+    copies,
+    cut_box,
+    divide,
+    paste_box,
+)
 from tests.parallel.whole_arrays import assemble, cut
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -55,7 +63,12 @@ def test_a_piece_is_divided_like_an_index_mask(data: st.DataObject) -> None:
     found = cut(numbered(shape), piece)
     assert found.shape == (piece.size,)
     assert found.astype(int).tolist() == elements(piece)
-    assert cut_box(numbered(shape), piece.placement).shape == piece.placement.box
+    box = cut_box(numbered(shape), piece.placement)
+    assert box.shape == piece.placement.box
+    pasted = np.full(shape, -1, np.float32)
+    paste_box(box, pasted, piece.placement)
+    assert sorted(pasted[pasted >= 0]) == sorted(box.reshape(-1))
+    assert np.array_equal(cut_box(pasted, piece.placement), box)
     assert ArrayPiece.from_json(json.loads(json.dumps(piece.to_json()))) == piece
 
 
@@ -148,6 +161,10 @@ def test_equal_boxes_are_equal() -> None:
         (lambda: divide("w", (4, 2), 0, 0, 2, units=3), "expected a multiple of the 3 units"),
         (lambda: divide("w", (4, 2), 0, 0, 2, (2, 1)), r"are \(2, 1\), expected a sum of 4"),
         (lambda: cut_box(np.zeros(3), Placement("w", (4,))), r"w has shape \(3,\), expected"),
+        (
+            lambda: paste_box(np.zeros(3), np.zeros(4), Placement("w", (4,))),
+            r"and \(3,\), expected",
+        ),
         (
             lambda: copies(Placement("w", (4,)).piece, [Placement("v", (4,)).piece]),
             r"v \(4,\) is not a part of w",

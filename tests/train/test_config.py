@@ -261,7 +261,7 @@ def test_settings_of_earlier_versions_have_their_new_names(tmp_path: Path) -> No
 
 def test_a_run_of_another_task_is_named(tmp_path: Path) -> None:
     @dataclass(frozen=True)
-    class Task(Settings):
+    class OfOneTask(Settings):
         task: str = option("one", "what to train", choices=("one",))
 
     @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def test_a_run_of_another_task_is_named(tmp_path: Path) -> None:
 
     config.save(Other(), tmp_path)
     with pytest.raises(CheckpointError, match="task is 'other', expected 'one'"):
-        config.load(Task, tmp_path)
+        config.load(OfOneTask, tmp_path)
 
 
 def test_a_text_with_a_nul_is_refused(tmp_path: Path) -> None:

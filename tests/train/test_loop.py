@@ -85,6 +85,39 @@ def test_a_run_in_pieces_equals_one_in_one(tmp_path: Path, dtype: str, micro_bat
     assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "lion", "adafactor", "sgd"])
+def test_a_run_with_any_optimizer_learns_and_resumes(tmp_path: Path, optimizer: str) -> None:
+    options: dict[str, Any] = {
+        **{"optimizer": optimizer, "dtype": "bfloat16-parameters", "schedule": "wsd"},
+        **{"steps": 14, "lr": {"lion": 3e-3, "sgd": 0.5, "adafactor": 0.1}.get(optimizer, 1e-2)},
+    }
+    whole = make_trainer(tmp_path / "whole", **options)
+    whole.run()
+    for stop_after in (5, None):
+        part = make_trainer(tmp_path / "parts", stop_after=stop_after, **options)
+        part.resume()
+        part.run()
+    assert bits(part) == bits(whole)
+    records = read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    losses = [r["validation_loss"] for r in records if "validation_loss" in r]
+    assert losses[-1] < losses[0] - 0.05
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["muon", "lion", "adafactor", "sgd"])
+def test_captured_steps_of_any_optimizer_are_those_of_eager_ones(
+    tmp_path: Path, optimizer: str
+) -> None:
+    options: dict[str, Any] = {"optimizer": optimizer, "model_device": "cuda:0", "steps": 12}
+    eager = make_trainer(tmp_path / "eager", capture=False, **options)
+    captured = make_trainer(tmp_path / "captured", **options)
+    for trainer in (eager, captured):
+        trainer.run()
+    assert captured._captured is not None
+    assert captured._captured.graphs == 1
+    assert bits(captured) == bits(eager)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bfloat16-parameters", "float16"])
 def test_captured_steps_are_those_of_an_eager_run(tmp_path: Path, dtype: str) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
 from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.sentiment import SentimentSettings
-from tensorgrad.train.settings import EpochSettings
+from tensorgrad.train.settings import OPTIMIZERS, EpochSettings, TrainSettings
 from tensorgrad.train.translation import TranslationSettings
 from tests.optim import toy
 
@@ -53,10 +53,76 @@ def test_bfloat16_gradients_are_of_bfloat16_parameters_in_one_process() -> None:
         LanguageSettings(dtype="bfloat16", grad_dtype="bfloat16")
     settings = LanguageSettings(dtype="bfloat16-parameters", grad_dtype="bfloat16")
     parameters = toy.parameters(bfloat16).items()
-    assert settings.optimizer(parameters).flat.grad_dtype == bfloat16
+    assert settings.make_optimizer(parameters).flat.grad_dtype == bfloat16
     flat = FlatParameters(parameters)  # as data parallel ranks lay them out
     with pytest.raises(ArgumentError, match="got bfloat16 with data parallel ranks, expected"):
-        settings.optimizer(flat)
+        settings.make_optimizer(flat)
+
+
+def test_every_optimizer_has_its_defaults_and_refuses_options_of_others() -> None:
+    def values(**options: Any) -> list[Any]:
+        settings = LanguageSettings(**options)
+        return [getattr(settings, n) for n in ("lr", "weight_decay", "beta1", "beta2", "momentum")]
+
+    assert values() == [3e-3, 0.1, 0.9, 0.95, None]
+    assert values(optimizer="muon") == [3e-3, 0.1, 0.9, 0.95, 0.95]
+    assert values(optimizer="lion", beta2=0.98) == [1e-4, 1.0, 0.9, 0.98, None]
+    assert values(optimizer="adafactor", lr=0.5) == [0.5, 0.0, None, None, None]
+    assert values(optimizer="sgd", weight_decay=0) == [0.1, 0.0, None, None, 0.9]
+    assert SentimentSettings().beta2 == 0.99
+    assert TranslationSettings().beta2 == 0.98
+    assert TranslationSettings().weight_decay == 0.01
+    wrong: tuple[tuple[Any, str, Any], ...] = (
+        *(("adamw", "momentum", 0.9), ("sgd", "beta1", 0.9), ("adafactor", "beta2", 0.95)),
+        *(("adafactor", "momentum", 0.0), ("lion", "momentum", 0.5)),
+    )
+    for optimizer, option_, value in wrong:
+        message = f"--{option_}: got {value} with --optimizer {optimizer}, expected none: it is for"
+        with pytest.raises(ArgumentError, match=message):
+            values(**{"optimizer": optimizer, option_: value})
+    with pytest.raises(
+        ArgumentError, match="--optimizer: got 'adam', expected one of adamw, muon, "
+    ):
+        LanguageSettings(optimizer="adam")
+    with pytest.raises(
+        ArgumentError, match=r"--decay-fraction: got 0\.5 with --schedule cosine, ex"
+    ):
+        LanguageSettings(decay_fraction=0.5)
+    assert replace(LanguageSettings(optimizer="sgd"), steps=7).momentum == 0.9
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_is_made_of_the_options(name: str) -> None:
+    tensors = toy.parameters(shapes={"blocks.0.weight": (5, 6), "tokens.weight": (7, 6)})
+    optimizer = LanguageSettings(optimizer=name).make_optimizer(tensors.items())
+    assert type(optimizer) is OPTIMIZERS[name]
+    state = {entry for entry in optimizer.state_dict() if "blocks" in entry}
+    expected = {"adafactor": {"row", "column"}, "adamw": {"m", "v"}, "sgd": {"momentum"}}
+    assert state == {f"{kind}/blocks.0.weight" for kind in expected.get(name, {"m"})}
+    assert ("v/tokens.weight" in optimizer.state_dict()) == (name in ("adamw", "muon"))
+
+
+def test_presets_keep_their_learning_rate_to_adamw_and_muon() -> None:
+    for kind, words, lr in (
+        (SentimentSettings, ["--model", "transformer"], 1e-3),
+        (TranslationSettings, ["--data", "phrases"], 4e-3),
+    ):
+        read: Any = read_command_line
+        for more, expected in (
+            (["adamw"], lr), (["muon"], lr), (["lion"], 1e-4), (["lion", "--lr", "0.5"], 0.5),
+        ):  # fmt: skip
+            found = read(kind, None, [*words, "--optimizer", *more])[0]
+            assert found.lr == expected
+
+
+def test_wsd_goes_on_with_more_steps() -> None:
+    short, long = (
+        TrainSettings(steps=steps, schedule="wsd", warmup=5, lr=1.0) for steps in (100, 300)
+    )
+    assert [short.learning_rate(s) for s in range(80)] == [long.learning_rate(s) for s in range(80)]
+    assert short.learning_rate(99) == pytest.approx(0.1 + 0.9 / 20)
+    wide = TrainSettings(steps=100, schedule="wsd", decay_fraction=0.5, lr=1.0, lr_end=0.0)
+    assert wide.learning_rate(75) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("kind", [LanguageSettings, SentimentSettings, TranslationSettings])

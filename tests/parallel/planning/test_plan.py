@@ -19,6 +19,7 @@ from tensorgrad.parallel.planning.estimate import (
 from tensorgrad.parallel.planning.plan import bytes_of, fit
 from tensorgrad.parallel.shards import ShardedParameters
 from tensorgrad.parallel.units import find_units
+from tensorgrad.train.settings import OPTIMIZERS, TrainSettings
 
 LARGE = replace(PRESETS["gpt2-1558M"], vocab_multiple=128)
 SMALL = GPT2Config(vocab_size=512, context=64, layers=8, heads=8, width=64)
@@ -104,6 +105,40 @@ def test_zero_divides_what_its_stage_says(
     assert found["parameters"] == 2 * (shared if parameters is None else COUNT)
     assert found["gradients"] == 4 * (shared if gradients is None else COUNT)
     assert found["optimizer state"] == 10 * COUNT * state
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_has_the_state_that_is_planned(name: str) -> None:
+    for dtype in ("float32", "bfloat16-parameters"):
+        model = GPT2(SMALL).to(TrainSettings(dtype=dtype).parameter_dtype)
+        optimizer = TrainSettings(optimizer=name).make_optimizer(model.named_parameters())
+        found = sum(each.array.nbytes for each in optimizer.held())
+        job = TrainingJob(SMALL, Mesh(), 8, dtype=dtype, optimizer=name)
+        assert stage_memory(job, 0)["optimizer state"] == found
+
+
+def test_what_an_optimizer_sends_and_computes() -> None:
+    def sent(optimizer: str, mesh: Mesh, zero: int = 0) -> dict[str, float]:
+        found = estimate(TrainingJob(LARGE, mesh, 32, zero=zero, optimizer=optimizer))
+        same = {each.what for each in estimate(TrainingJob(LARGE, mesh, 32, zero=zero)).sent}
+        return {each.what: each.bytes for each in found.sent if each.what not in same}
+
+    matrices = 48 * 12 * 1600**2
+    for zero in (1, 2, 3):
+        assert sent("muon", Mesh(4), zero) == {"momentum, all-gather": 3 / 4 * 4 * matrices}
+    for optimizer in ("muon", "adafactor"):
+        what = "matrices of updates, all-reduce"
+        assert sent(optimizer, Mesh(tp=5)) == {what: 2 * 4 / 5 * 4 * matrices}
+    for optimizer in ("lion", "sgd"):
+        assert sent(optimizer, Mesh(4), 1) == sent(optimizer, Mesh(tp=5)) == {}
+    times = {
+        name: estimate(TrainingJob(LARGE, optimizer=name)).time["optimizer"] for name in OPTIMIZERS
+    }
+    assert times["lion"] == times["sgd"] == times["adamw"] * 24 / 32
+    flops = 48 * 5 * 1600**3 * (4 * 3 + 2 + 6 + 2 * (4 * 4 + 2))
+    assert times["muon"] > flops / 400e12 * 989.4 / 66.9
+    with pytest.raises(ArgumentError, match="plan: optimizer is 'adam', expected one of adamw, m"):
+        TrainingJob(LARGE, optimizer="adam")
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

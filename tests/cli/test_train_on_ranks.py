@@ -7,24 +7,31 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from examples import train_gpt2
 from tensorgrad import backend
+from tensorgrad.cli import main
+from tensorgrad.errors import ArgumentError
 from tensorgrad.files import locked
 from tensorgrad.parallel.merge import merge
+from tensorgrad.parallel.program import make_ranks
 from tensorgrad.train.checkpoint import load_latest
+from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.log import read_metrics
+from tensorgrad.train.options import in_options
 from tensorgrad.weights import load_arrays
+from tests.parallel.threads import on_ranks
 from tests.processes import started
 from tests.ranks import descendants, mpirun, run_ranks
-from tests.source_tree import ROOT
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
-PROGRAM = ROOT / "examples" / "train_gpt2_dp.py"
+PROGRAM = "tensorgrad"
 MODEL = "--layers 2 --heads 2 --width 32 --context 32 --vocab 300 --batch 8"
 MODE: dict[int, list[object]] = {2: ["--parallel", "zero3"], 4: ["--bucket-mb", 0.02]}
 SHORT = "--steps 20 --warmup 4 --evaluate-every 10 --checkpoint-every 8 --evaluation-batches 3"
@@ -49,7 +56,13 @@ def alone(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train_alone(*options: object) -> None:
     """Train in one process with one thread, as ranks have: two round otherwise on some CPUs."""
-    run_ranks(ROOT / "examples" / "train_gpt2.py", 1, options)
+    run_train(1, options)
+
+
+def run_train(
+    ranks: int, options: Sequence[object], check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    return run_ranks(PROGRAM, ranks, ["train", *options], check=check)
 
 
 def same_run(found: Path, expected: Path) -> None:
@@ -83,7 +96,7 @@ def test_ranks_take_the_steps_of_one_process(
     ranks: int, options: list[str], alone: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    result = run_ranks(PROGRAM, ranks, [*options, "--out", folder, *MODE[ranks]])
+    result = run_train(ranks, [*options, "--out", folder, *MODE[ranks]])
     same_run(folder, alone)
     assert result.stdout.count("def ") == 1  # the sample, once
     assert len(re.findall(r"step 20/20  validation_loss", result.stderr)) == 1
@@ -96,8 +109,8 @@ def test_ranks_take_the_steps_of_one_process(
 @pytest.mark.skipif(backend.gpu_count() < 2, reason="needs two GPUs")
 def test_two_gpus_take_the_steps_of_one(options: list[str], tmp_path: Path) -> None:
     on_gpus = [*options, "--device", "cuda"]
-    assert train_gpt2.main([*on_gpus, "--out", str(tmp_path / "one")]) == 0
-    run_ranks(PROGRAM, 2, [*on_gpus, "--out", tmp_path / "two"])
+    assert main(["train", *on_gpus, "--out", str(tmp_path / "one")]) == 0
+    run_train(2, [*on_gpus, "--out", tmp_path / "two"])
     same_run(tmp_path / "two", tmp_path / "one")
 
 
@@ -105,14 +118,14 @@ def test_a_run_resumes_with_another_number_of_ranks(
     options: list[str], alone: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    run_ranks(PROGRAM, 4, [*options, "--out", folder, "--stop-after", 5, "--parallel", "zero3"])
+    run_train(4, [*options, "--out", folder, "--stop-after", 5, "--parallel", "zero3"])
     with locked(folder / ".lock", wait=False):
-        result = run_ranks(PROGRAM, 2, ["--resume", folder], check=False)
+        result = run_train(2, ["--resume", folder], check=False)
         assert result.returncode == 1
         assert result.stderr.count("another process trains in") == 1
         assert "Traceback" not in result.stderr
     more = ["--parallel", "naive", "--micro-batches", 2]
-    result = run_ranks(PROGRAM, 2, ["--resume", folder, "--stop-after", 8, *more])
+    result = run_train(2, ["--resume", folder, "--stop-after", 8, *more])
     assert "resuming from step 5 of 20" in result.stderr
     train_alone("--resume", folder, "--stop-after", 100, "--micro-batches", 1)
     same_run(folder, alone)
@@ -121,7 +134,7 @@ def test_a_run_resumes_with_another_number_of_ranks(
 def is_rank(process: int) -> bool:
     ps = ["ps", "-ww", "-o", "args=", "-p", str(process)]
     words = subprocess.run(ps, capture_output=True, text=True, check=True).stdout.split()
-    return words[:2] == [sys.executable, str(PROGRAM)]
+    return words[:4] == [sys.executable, "-m", PROGRAM, "train"]
 
 
 @pytest.mark.parametrize(("place", "number"), [(0, signal.SIGINT), (-1, signal.SIGHUP)])
@@ -133,7 +146,7 @@ def test_an_interrupt_stops_all_ranks_at_one_step(
     assert launcher is not None
     folder = tmp_path / "run"
     endless = [*options, "--out", str(folder), "--steps", "100000"]
-    command = [*launcher, "-n", "2", sys.executable, str(PROGRAM), *endless]
+    command = [*launcher, "-n", "2", sys.executable, "-m", PROGRAM, "train", *endless]
     with started(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         end = time.monotonic() + 120
         while not list(folder.glob("checkpoints/step-*")):
@@ -147,7 +160,7 @@ def test_an_interrupt_stops_all_ranks_at_one_step(
     assert process.returncode == 128 + number, out
     found = load_latest(folder / "checkpoints")
     assert found is not None
-    again = rf"to resume: mpirun -n 2 python {PROGRAM} --resume {folder}"
+    again = rf"to resume: mpirun -n 2 tensorgrad train --resume {folder}"
     stopped = re.search(rf"stopped after step (\d+) of 100000; {again}", out)
     assert stopped is not None, out
     assert found.step == int(stopped[1])
@@ -155,30 +168,35 @@ def test_an_interrupt_stops_all_ranks_at_one_step(
 
 
 def test_wrong_options_are_reported_once(options: list[str], tmp_path: Path) -> None:
-    result = run_ranks(PROGRAM, 2, ["--lr", "much"], check=False)
-    assert result.returncode == 1
-    assert result.stderr.count("--lr: got 'much', expected a number") == 1
-    assert "Traceback" not in result.stderr
-    result = run_ranks(PROGRAM, 2, ["--steps", 9, "--warmup", 9], check=False)
-    assert result.returncode == 1
-    assert result.stderr.count("--warmup: got 9, expected less than --steps, 9") == 1
-    assert "Traceback" not in result.stderr
-    result = run_ranks(PROGRAM, 2, [*options, "--parallel", "none"], check=False)
-    assert result.returncode == 1
-    assert result.stderr.count("--parallel: got none with 2 ranks, expected one") == 1
-    both = ["--parallel", "zero3", "--bucket-mb", 2]
-    result = run_ranks(PROGRAM, 2, [*options, *both, "--out", tmp_path / "none"], check=False)
-    assert result.returncode == 1
-    assert result.stderr.count("--bucket-mb: got 2.0 with --parallel zero3, expected none") == 1
-    result = run_ranks(PROGRAM, 2, [*options, "--batch", 7], check=False)
-    assert result.returncode == 1
-    message = "--batch: got 7, expected a multiple of the 2 data parallel ranks\n"
-    assert result.stderr == message
-    folder = tmp_path / "run"
-    wrong = ["--width", 33, "--out", folder]
-    result = run_ranks(PROGRAM, 2, [*options, *wrong], check=False)
-    assert result.returncode == 1
-    message = "--width: got 33, expected a multiple of --heads, 2\n"
-    assert result.stderr.count(message) == 1
-    assert "of 2: " not in result.stderr.replace(message, "")
-    assert "Traceback" not in result.stderr
+    """Those that rank 0 reads, and those that all ranks find wrong."""
+    for given, message in (
+        (["--steps", 9, "--warmup", 9], "--warmup: got 9, expected less than --steps, 9\n"),
+        (["--width", 33], "--width: got 33, expected a multiple of --heads, 2\n"),
+        (
+            ["--pp", 2, "--pipeline-schedule", "interleaved"],
+            "--layers: the model has 2 layers, expected 4 or more: 2 stages with 2 parts each\n",
+        ),
+    ):
+        more = [*options, *given, "--out", tmp_path / "run"]
+        result = run_train(2, more, check=False)
+        assert result.returncode == 1
+        assert result.stderr == message
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"parallel": "none"}, "--parallel: got none with 2 ranks, expected one"),
+        ({"batch": 7}, "--batch: got 7, expected a multiple of the 2 data parallel ranks"),
+        ({"pp": 2, "batch": 7, "micro_batches": 2}, "--micro-batches: got 2, expected a divisor"),
+        (
+            {"pp": 2, "pipeline_schedule": "gpipe", "chunks": 2},
+            "--chunks: got 2 with schedule 'gpipe', expected 1; more",
+        ),
+    ],
+)
+def test_what_two_ranks_cannot_share_is_named(given: dict[str, Any], message: str) -> None:
+    settings = LanguageSettings(**given)
+    with pytest.raises(ArgumentError) as caught, in_options(settings):
+        on_ranks(2, partial(make_ranks, settings))
+    assert message in str(caught.value)

@@ -1,0 +1,134 @@
+"""What the options of sweeps share: types for the command line, choices, and cases of a product.
+
+The options of a sweep are the arguments of a function that yields its measurements:
+
+    def softmax_sweep(*, rows: tuple[int, ...] = (16, 64), device: Device = "auto"):
+        yield Measurement(SOFTMAX, crossed(rows=rows, dtype="float32"), measure, device)
+
+`tensorgrad.cli.bench` makes a command of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from itertools import product
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from tensorgrad import backend
+from tensorgrad.checks import check_integer
+from tensorgrad.errors import ArgumentError, DeviceError
+from tensorgrad.train.settings import DTYPES
+
+PRECISIONS = DTYPES  # of training
+
+
+def _option(words: str) -> Parameter:
+    return Parameter(help=words, show_default=_shown)
+
+
+def _shown(default: Any) -> str:
+    return "the preset's" if default is None else str(default)
+
+
+Layers = Annotated[int, _option("transformer blocks.")]
+Heads = Annotated[int, _option("attention heads.")]
+Width = Annotated[int, _option("width of the model.")]
+Hidden = Annotated[
+    int, Parameter(help="hidden width of the blocks (default: 4 x --width).", show_default=False)
+]
+Context = Annotated[int, _option("context length in tokens.")]
+Vocab = Annotated[int, _option("size of the vocabulary.")]
+Device = Annotated[str, Parameter(help="cpu, cuda, cuda:N, or auto: a GPU if there is one")]
+Peer = Annotated[
+    bool | None,
+    Parameter(help="measure PyTorch too", show_default=lambda _: "where it is installed"),
+]
+Precision = Literal[PRECISIONS]  # type: ignore[valid-type]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes that replace those of a preset."""
+
+    layers: Layers | None = None
+    width: Width | None = None
+    heads: Heads | None = None
+    context: Context | None = None
+    vocab: Vocab | None = None
+
+    def given(self) -> dict[str, int]:
+        """Return the sizes that replace others, by name."""
+        return {name: size for name, size in asdict(self).items() if size is not None}
+
+
+PRESET = Sizes()
+
+
+def precision_on(device: str, dtype: str | None) -> str:
+    """Return a dtype of training; None: float32 on a CPU, bfloat16-parameters on a GPU."""
+    return dtype or ("float32" if device == "cpu" else "bfloat16-parameters")
+
+
+def is_measured(peer: bool | None, package: str = "torch") -> bool:
+    """Return whether a peer is measured; None: where it is installed.
+
+    Raises:
+        ArgumentError: it is asked for, and is not installed.
+    """
+    there = find_spec(package) is not None
+    if peer and not there:
+        name = "PyTorch" if package == "torch" else package
+        raise ArgumentError(f"--peer: {name} is not installed; run `pip install {package}`")
+    return there if peer is None else peer
+
+
+def check_gpu(name: str) -> None:
+    """Raise DeviceError without a GPU."""
+    if not backend.gpu_count():
+        raise DeviceError(f"bench {name}: no GPU was found, expected one to measure on")
+
+
+def check_ranks(name: str, ranks: int) -> None:
+    """Raise ArgumentError where one rank is alone."""
+    if ranks == 1:
+        raise ArgumentError(
+            f"bench {name}: got one rank, expected several: start it with `mpirun -n 2 tensorgrad "
+            f"bench {name}`"
+        )
+
+
+def check_counts(sweep: str, low: int = 1, **values: Any) -> None:
+    """Raise ArgumentError unless numbers, or all numbers of tuples, are integers from `low`."""
+    for name, value in values.items():
+        for number in value if isinstance(value, tuple | list) else (value,):
+            check_integer(f"bench {sweep}", name, number, low)
+
+
+def check_sizes(sweep: str, sizes: Iterable[float]) -> None:
+    """Raise ArgumentError unless numbers of megabytes are positive and not absurd."""
+    for size in sizes:
+        if not 0 < size < 1e6:
+            raise ArgumentError(f"bench {sweep}: size is {size} MB, expected a number above 0")
+
+
+def check_known(sweep: str, name: str, values: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ArgumentError for the first value that is not known."""
+    for value in values:
+        if value not in known:
+            expected = ", ".join(known)
+            raise ArgumentError(f"bench {sweep}: {name} is {value!r}, expected {expected}")
+
+
+def crossed(**values: Any) -> list[dict[str, Any]]:
+    """Return a case for each combination of values, the last one varying fastest.
+
+    Args:
+        values: by parameter; a list or a tuple has several, of which equal ones count once.
+    """
+    lists = [dict.fromkeys(v) if isinstance(v, tuple | list) else (v,) for v in values.values()]
+    return [dict(zip(values, combination, strict=True)) for combination in product(*lists)]

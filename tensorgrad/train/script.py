@@ -1,0 +1,305 @@
+"""A language model that a script trains in a loop of its own: options, folder, logs, checkpoints.
+
+    settings, folder, resuming = read_command_line(Settings, __doc__)
+    with Run(settings, folder, resuming) as run:
+        ...                                           # corpus, model, optimizer
+        step = run.resume(model, optimizer, sizes, corpus)
+        while step < settings.steps and not run.stopping():
+            ...                                       # a step
+            step += 1
+            run.log_step(step, loss, optimizer.lr, norm)
+            if step % 100 == 0:
+                run.save(step)
+        run.save(step)
+
+The folder has the files of `tensorgrad train`, for the commands that read a run: generate,
+evaluate, report, compare. examples/train_gpt2.py is such a script. Tests:
+tests/train/test_script.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tensorgrad import backend
+from tensorgrad.data import Corpus
+from tensorgrad.errors import ArgumentError, TrainingError
+from tensorgrad.nn import Module
+from tensorgrad.optim import Optimizer
+from tensorgrad.train import config
+from tensorgrad.train.checkpoint import prune_checkpoints
+from tensorgrad.train.config import check, option
+from tensorgrad.train.folder import free_folder, run_folder
+from tensorgrad.train.loop import Outcome
+from tensorgrad.train.options import in_options
+from tensorgrad.train.progress import ProgressBar, StageProgress
+from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.run import report_stop, save_facts
+from tensorgrad.train.run_log import RunLog
+from tensorgrad.train.state import load_state, state_of
+from tensorgrad.train.stop_signals import STOPS, StopSignals
+from tensorgrad.train.times import Clock, Work
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ScriptSettings:
+    """The options that training scripts have in common; those of a script are a subclass.
+
+    Raises:
+        ArgumentError: a setting is out of its range.
+    """
+
+    task: str = option("language-model", "what to train", choices=("language-model",))
+    model: str = option("gpt2", "the model", choices=("gpt2",))
+    steps: int = option(800, "optimizer steps", low=1, grows=True)
+    batch: int = option(8, "sequences of a step, on all ranks together", low=1)
+    warmup: int | None = option(None, "warmup steps", shown="5 % of --steps", low=0)
+    data: str = option(
+        "stdlib",
+        "training text: a file, a folder, hf:NAME[:CONFIG][:SPLIT], or stdlib, Python's source",
+        free=True,
+        path=True,
+    )
+    cache: str = option("runs/data", "folder for tokenized text", free=True)
+    out: str = option("", "folder of the run", shown="a new one in runs", free=True)
+    seed: int = option(0, "seed of parameters and data order", low=0)
+    device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.warmup_steps >= self.steps:
+            raise ArgumentError(
+                f"--warmup: got {self.warmup}, expected less than --steps, {self.steps}"
+            )
+
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options that were given: none follows from them."""
+        return given
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a new run."""
+        return Path(self.out) if self.out else free_folder(f"runs/{self.model}")
+
+    @property
+    def warmup_steps(self) -> int:
+        """The number of steps in which the learning rate rises."""
+        return self.steps // 20 if self.warmup is None else self.warmup
+
+
+class Run:
+    """The folder of a run, and what happens around the steps of a script's loop.
+
+    From `resume` on, Ctrl-C and the signals of a scheduler only ask to stop. The time from
+    `stopping` to `log_step` counts as training. The block ends with a line of the log: where the
+    run is, or how to resume it. All ranks call the same methods in the same order.
+
+    Args:
+        settings: of the run.
+        folder: of the run; created with config.json, and locked against other processes.
+        resuming: whether it holds a run to resume.
+        ranks: the processes that train together; default: this one alone.
+        keep: the number of newest checkpoints to keep, besides the best.
+    Raises:
+        ArgumentError: the ranks cannot share the batch, or the folder is not writable.
+        CheckpointError: another process trains in the folder.
+    Attributes:
+        progress: shows the progress of `prepare`.
+        status: the exit status of the program: 0, or 128 + the signal that stopped the run.
+    """
+
+    def __init__(
+        self,
+        settings: ScriptSettings,
+        folder: Path,
+        resuming: bool = False,
+        ranks: Ranks | None = None,
+        keep: int = 2,
+    ) -> None:
+        self._ranks = OneProcess() if ranks is None else ranks
+        self._settings, self._folder, self._resuming = settings, folder, resuming
+        self._checkpoints, self._keep = folder / "checkpoints", keep
+        self._step, self._saved = 0, -1  # steps done, and in the newest checkpoint
+        self._measured: Mapping[str, float] = {}  # by an evaluation after `_step`
+        self._log: RunLog | None = None  # on the main rank, from `resume` on
+        self._pause = ExitStack()  # of the clock
+        self.progress = StageProgress(f"preparing {settings.data}", self._ranks.is_main)
+        self.status = 0
+
+    def __enter__(self) -> Run:
+        settings, ranks = self._settings, self._ranks
+        with ExitStack() as stack:
+            stack.enter_context(in_options(settings))
+            if settings.batch % ranks.ranks:
+                raise ArgumentError(
+                    f"--batch: got {settings.batch}, expected a multiple of the {ranks.ranks} data "
+                    "parallel ranks"
+                )
+            new = None if self._resuming else settings
+            stack.enter_context(run_folder(self._folder, ranks.is_main, new))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def resume(self, model: Module, optimizer: Optimizer, sizes: Any, corpus: Corpus) -> int:
+        """Load the newest checkpoint, if there is one, and open the logs; return the steps done.
+
+        All ranks get the parameters of the main one.
+
+        Args:
+            model: on its device.
+            optimizer: of the model, from `Ranks.prepare` where ranks train together.
+            sizes: of the model, a dataclass such as GPT2Config; a checkpoint must be of these,
+            corpus: and of this text and vocabulary.
+        Raises:
+            CheckpointError: the newest checkpoint does not fit, or all of them are damaged.
+        """
+        self.progress.__exit__()
+        settings, ranks, folder = self._settings, self._ranks, self._folder
+        self._model, self._optimizer = model, optimizer
+        self._belongs_to = belongs_to = {
+            "model": asdict(sizes),
+            "tokenizer": {"sha256": corpus.tokenizer.digest},
+            "data": {"corpus": corpus.digest, "batch": settings.batch, "seed": settings.seed},
+        }
+        checkpoint = ranks.load_latest(self._checkpoints) if self._resuming else None
+        if checkpoint is not None:
+            load_state(checkpoint, model, optimizer, settings, ranks, belongs_to)
+            self._measured = checkpoint.mapping("metrics")
+            self._step = self._saved = checkpoint.step
+        arrays = [tensor.data for tensor in model.state_dict().values()]
+        ranks.begin(self._step, [*arrays, *optimizer.state.values()], belongs_to)
+        self._clock, device = Clock(), backend.device_of(optimizer.hyper)
+        tokens = settings.batch * sizes.context
+        self._progress = ProgressBar(settings.steps, self._step, tokens, self._clock, ranks.is_main)
+        self._signals = self._stack.enter_context(StopSignals())
+        if ranks.is_main:
+            config.save(settings, folder)
+            corpus.tokenizer.save(folder / "tokenizer.json")
+            facts = {"warmup": settings.warmup_steps, "parameters": sizes.parameters}
+            facts |= {"training_tokens": len(corpus.train)}
+            facts |= {"validation_tokens": len(corpus.validation)}
+            save_facts(folder, facts)
+            prune_checkpoints(self._checkpoints, self._step, self._keep)
+            _log.info(
+                "%s: %s parameters, vocabulary %s, %s tokens of text, on %s",
+                *(folder, f"{sizes.parameters:,}", f"{corpus.tokenizer.vocab_size:,}"),
+                *(f"{len(corpus.train):,}", device),
+            )
+            if checkpoint is not None:
+                told = self._step, settings.steps, checkpoint.path
+                _log.info("resuming from step %d of %d: %s", *told)
+            elif self._resuming:
+                _log.warning("%s has no checkpoint: starting at step 0", folder)
+            work = Work(tokens)
+            log = RunLog(
+                folder, self._step, self._clock, work, device, ranks.processes, samples=True
+            )
+            self._log = self._stack.enter_context(log)
+        self._stack.enter_context(self._progress)
+        self._stack.push(self._end)
+        self._pause.enter_context(self._clock.paused())
+        return self._step
+
+    def stopping(self) -> bool:
+        """Return whether a signal has asked a rank to stop; all ranks learn of it."""
+        self._pause.close()
+        asked = [float(self._signals.received is number) for number in STOPS]
+        counts = zip(STOPS, self._ranks.sum(asked), strict=True)
+        found = next((number for number, count in counts if count), None)
+        if found is not None and self._step < self._settings.steps:
+            self.status = 128 + found
+        return found is not None
+
+    def log_step(self, step: int, loss: float, lr: float, gradient_norm: Any) -> None:
+        """Write a step to metrics.jsonl, and show it.
+
+        Args:
+            step: the number of steps done, from 1.
+            loss: of the batch, on all ranks.
+            lr: the learning rate of the step.
+            gradient_norm: before clipping, a number or what `Optimizer.step` returned.
+        Raises:
+            TrainingError: the loss or the norm is not finite.
+        """
+        self._step, self._measured = step, {}
+        norm = float(gradient_norm)
+        if self._log is not None:
+            self._log.step(step, {"loss": loss, "lr": lr, "gradient_norm": norm})
+            self._log.times(step)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise TrainingError(
+                f"train: step {step}: the loss is {loss:g} and the gradient norm "
+                f"{norm:g}, expected finite numbers. Try a lower learning rate"
+            )
+        self._progress.update(step, loss, lr, norm)
+        self._pause.enter_context(self._clock.paused())
+
+    def log_evaluation(self, step: int, measured: Mapping[str, float]) -> None:
+        """Write what an evaluation measured to metrics.jsonl, and show it.
+
+        Args:
+            step: the number of steps done.
+            measured: numbers by name; "validation_loss" chooses the best checkpoint.
+        """
+        self._measured = measured
+        if self._log is not None:
+            self._log.evaluation(step, measured)
+            shown = (
+                f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4f}"
+                for name, value in measured.items()
+            )
+            _log.info("step %d/%d  %s", step, self._settings.steps, "  ".join(shown))
+
+    def log_sample(self, step: int, prompt: str, text: str) -> None:
+        """Write to samples.jsonl how the model has continued a prompt."""
+        if self._log is not None:
+            self._log.sample(step, prompt, text)
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint of model, optimizer and generator, unless that of the step is there.
+
+        Raises:
+            CheckpointError: it cannot be written; earlier ones are unchanged.
+        """
+        if step == self._saved:
+            return
+        self._pause.close()
+        if self._log is not None:
+            self._log.times(step, at_once=True)
+            self._log.sync()
+        self._pause.enter_context(self._clock.paused())
+        state = state_of(self._settings, self._ranks, self._belongs_to, self._measured)
+        self._ranks.save(self._checkpoints, step, self._model, self._optimizer, state, self._keep)
+        self._saved = step
+
+    def _end(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Log where the run is, or how to resume it."""
+        self._pause.close()
+        if self._log is None or error is not None:
+            return
+        outcome = Outcome(
+            self._step,
+            self._step >= self._settings.steps,
+            0,
+            self._progress.tokens_per_second,
+            None,
+        )
+        self._log.end(outcome)
+        if outcome.finished:
+            speed = f"{outcome.tokens_per_second:,.0f} tokens/s"
+            _log.info("%d steps, %s; all in %s", outcome.step, speed, self._folder)
+        else:
+            steps = self._settings.steps
+            report_stop(outcome, steps, self._folder, self._ranks.processes)
