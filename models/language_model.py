@@ -19,7 +19,7 @@ from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy
 from tensorgrad.recompute import checkpoint
 from tensorgrad.tensor import Tensor
 
-__all__ = ["LanguageModel", "check_tokens", "checked_prompts", "initialize"]
+__all__ = ["LanguageModel", "check_tokens", "checked_prompts", "initialize", "model_of"]
 
 Cache = list[Any]  # a KeyValueCache for each block, None for those of other ranks
 
@@ -66,7 +66,6 @@ class LanguageModel(nn.Module):
             computes again from the input of the norm. Results have the same bits. Under autocast,
             and with tensor parallelism, they save a copy or parts of it all the same.
         output: Linear(C, V) without bias; None where the head is tied to the token embedding.
-        captures: whether generation may capture steps into a CUDA graph.
         region: the ranks that share the layers; or None.
         stages: the ranks that have the layers, each some; or None.
         part: what this call runs of the model; None: all.
@@ -84,7 +83,6 @@ class LanguageModel(nn.Module):
     output: nn.Linear | None = None
     recompute: bool = False
     recompute_norms: bool = False
-    captures: bool = True
     region: Region | None = None
     stages: Stages | None = None
     part: ModelPart | None = None
@@ -281,6 +279,16 @@ def checked_prompts(op: str, prompts: Any, model: LanguageModel) -> list[np.ndar
         check_tokens(op, name, tokens.tolist(), model.vocab_size)
         found.append(tokens.astype(np.int64))
     return found
+
+
+def model_of(config: Any) -> type[LanguageModel] | None:
+    """Return the language model whose sizes a config is: the first class with this `Config`."""
+    classes: list[type[LanguageModel]] = [LanguageModel]
+    for kind in classes:  # which grows by their subclasses
+        if vars(kind).get("Config") is type(config):
+            return kind
+        classes += kind.__subclasses__()
+    return None
 
 
 def check_tokens(op: str, name: str, tokens: Sequence[int], vocab_size: int) -> None:

@@ -29,7 +29,6 @@ from tensorgrad.dtypes import Dtype, as_dtype
 from tensorgrad.engine import replaced
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel, ModelPart
-from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.parallel.comm.collectives import Comm
@@ -37,7 +36,6 @@ from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.nested import NestedRanks
 from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, check_schedule, with_transfers
 from tensorgrad.parallel.stages import block_costs, check_not_shared, keep_parts, partition
-from tensorgrad.parallel.zero import Zero
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import Batch, Count, Loss, MakeOptimizer, Ranks, count_targets, weighted
 
@@ -97,10 +95,10 @@ class Pipeline(NestedRanks):
         world: Comm | None = None,
     ) -> None:
         check_schedule("Pipeline", schedule, chunks)
-        if isinstance(data, Zero) and data.stage > 1:
+        if data is not None and data.by_block:
             raise ArgumentError(
-                f"Pipeline: data is Zero of stage {data.stage}, expected stage 1: several "
-                "micro-batches are in flight at a time, each at another block"
+                f"Pipeline: data is {type(data).__name__} of stage 2 or 3, expected stage 1: "
+                "several micro-batches are in flight at a time, each at another block"
             )
         super().__init__(comm, data, world)
         self._schedule, self._chunks = schedule, chunks
@@ -108,7 +106,7 @@ class Pipeline(NestedRanks):
         self._actions_by_count: dict[int, list[Action]] = {}  # by the number of micro-batches
         self._outputs: dict[Any, list[_PartOutput]] = {}  # of each part, by the shapes of a batch
 
-    def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
+    def prepare(self, model: Any, make_optimizer: MakeOptimizer) -> Optimizer:
         """Remove the layers of the other stages from the model; return the optimizer of the rest.
 
         Args:
@@ -120,7 +118,7 @@ class Pipeline(NestedRanks):
                 is not causal; or a stage has nothing to train, or layers share a parameter.
             CommError: the ranks have different models.
         """
-        if not isinstance(model, LanguageModel):
+        if not hasattr(model, "part"):
             raise ArgumentError(
                 f"Pipeline: model is a {type(model).__name__}, expected a LanguageModel"
             )

@@ -17,7 +17,7 @@ from typing import Any
 from tensorgrad import backend
 from tensorgrad.command import printable
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.nn import init
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.comm.mpi_nccl import world
@@ -26,6 +26,7 @@ from tensorgrad.parallel.planning.advice import memory_advice
 from tensorgrad.parallel.planning.estimate import TrainingJob
 from tensorgrad.parallel.script import Read, command_on_ranks, read_on_ranks
 from tensorgrad.parallel.strategy import mesh_ranks
+from tensorgrad.parallel.tensor import check_shares
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.options import in_options
@@ -108,7 +109,7 @@ def make_ranks(settings: TrainSettings, comm: Comm) -> Ranks:
         chunks=settings.model_chunks,
         sequence=settings.sequence_parallel,
     )
-    _check_model(settings, mesh)
+    check_model(settings, mesh)
     return ranks
 
 
@@ -161,7 +162,7 @@ def strategy_name(settings: TrainSettings, ranks: int) -> str:
     return " x ".join(f"{size} {name}" for name, size in parts.items() if size > 1)
 
 
-def _check_model(settings: TrainSettings, mesh: Mesh) -> None:
+def check_model(settings: TrainSettings, mesh: Mesh) -> None:
     """Raise ArgumentError where the ranks cannot share the layers or the heads."""
     sizes, parts = settings.known_sizes(), mesh.pp * settings.model_chunks
     layers, heads = (getattr(sizes, name, None) for name in ("layers", "heads"))
@@ -175,6 +176,14 @@ def _check_model(settings: TrainSettings, mesh: Mesh) -> None:
             f"--heads: the model has {heads}, expected one or more for each of the "
             f"{mesh.tp} tensor parallel ranks"
         )
+    if mesh.tp > 1 and sizes is not None and settings.model_class is not None:
+        with init.without_values():
+            model = settings.model_class(sizes)
+        try:  # but for the vocabulary, which the text may make smaller
+            check_shares(model, mesh.tp, vocabulary=False)
+        except ArgumentError as error:
+            reason = str(error).removeprefix("tensor_parallel: ")
+            raise ArgumentError(f"--tp: got {mesh.tp} where {reason}") from error
 
 
 @contextmanager
@@ -184,7 +193,8 @@ def memory_explained(settings: TrainSettings, ranks: int = 1) -> Iterator[None]:
         yield
     except MemoryError as error:
         config = settings.known_sizes()
-        if not isinstance(config, GPT2Config):
+        model = settings.model_class
+        if config is None or model is None:
             raise
         mesh = mesh_of(settings, ranks)
         job = TrainingJob(
@@ -199,6 +209,7 @@ def memory_explained(settings: TrainSettings, ranks: int = 1) -> Iterator[None]:
             settings.dtype,
             settings.grad_dtype,
             settings.optimizer,
+            model,
         )
         memory = backend.total_memory(backend.use_device(settings.device))
         error.add_note(memory_advice(job, memory))

@@ -7,33 +7,41 @@ and loss, which cost as much as several blocks. Tests: tests/parallel/test_stage
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel
-from tensorgrad.nn import Module, Parameter
+from tensorgrad.nn import Module, MultiHeadAttention, Parameter
 
 
 def block_costs(model: LanguageModel) -> list[int]:
     """Return the forward FLOPs of each block for a token, with embedding and head at the ends.
 
-    block:     2 for each element of a matrix, 2 T C for the products of causal attention
+    block:     2 for each element of a matrix, 2 T H D for the products of causal attention
     embedding: C
     head:      2 V C
 
     Backward takes twice as many, except for the embedding.
     """
-    rows, width = model.head().shape
-    costs = [
-        sum(2 * each.size for each in block.parameters() if each.ndim == 2)
-        + 2 * model.context * width
-        for block in model.blocks
-    ]
-    costs[0] += width
-    costs[-1] += 2 * rows * width
+    costs = [2 * (matrices(block) + model.context * mixed_width(block)) for block in model.blocks]
+    costs[0] += model.head().shape[1]
+    costs[-1] += 2 * model.head().size
     return costs
+
+
+def matrices(block: Module) -> int:
+    """Return the number of elements of the matrices that a block multiplies by."""
+    return sum(each.size for each in block.parameters() if each.ndim == 2)
+
+
+def mixed_width(block: Module) -> int:
+    """Return H D, the width of what all heads of a block mix."""
+    layers = (each for each in block.modules() if isinstance(each, MultiHeadAttention))
+    return sum(each.proj.weight.shape[1] for each in layers)
 
 
 def partition(costs: Sequence[float], parts: int) -> list[range]:
@@ -51,30 +59,32 @@ def partition(costs: Sequence[float], parts: int) -> list[range]:
     """
     if not 1 <= parts <= len(costs):
         raise ArgumentError(f"partition: parts is {parts}, expected 1 to the {len(costs)} layers")
-    least, _ = _best(costs, parts, max)
-    _, cuts = _best(costs, parts, lambda sum, cost: sum + cost**2 if cost <= least else math.inf)
-    return [range(begin, end) for begin, end in itertools.pairwise(cuts)]
+    cost, least = _ranges(tuple(costs))
+    squares = np.where(cost <= least[parts - 1], cost**2, np.inf)
+    rows, value, ends = np.arange(len(cost)), squares[:, -1], []
+    for _ in range(parts - 1):  # of the first part, by its begin, where there are 2, 3, ... parts
+        values = squares + value
+        ends.append(values.argmin(1))
+        value = values[rows, ends[-1]]
+    cuts = [0]
+    for end in reversed(ends):
+        cuts.append(int(end[cuts[-1]]))
+    return [range(begin, end) for begin, end in itertools.pairwise([*cuts, len(costs)])]
 
 
-def _best(
-    costs: Sequence[float], parts: int, join: Callable[[float, float], float]
-) -> tuple[float, list[int]]:
-    """Return the least value and its cuts; `join` adds the cost of a part to a value."""
-    count = len(costs)
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
-    found = {0: (0.0, [0])}  # for each number of first layers: the least value, and its cuts
-    for part in range(1, parts + 1):
-        longer = {}
-        for end in range(part, count - (parts - part) + 1):
-            longer[end] = min(
-                (join(value, sums[end] - sums[begin]), [*cuts, end])
-                for begin, (value, cuts) in found.items()
-                if begin < end
-            )
-        found = longer
-    return found[count]
+@lru_cache(maxsize=64)
+def _ranges(costs: tuple[float, ...]) -> tuple[Any, list[float]]:
+    """Return the costs of all ranges, and the least of the largest ones of 1, 2, ... parts.
+
+    The cost of a range is in the row of its begin and the column of its end; others are infinite.
+    """
+    sums = np.cumsum([0.0, *costs])
+    cost = np.where(np.tri(len(sums), dtype=bool), np.inf, sums - sums[:, None])
+    value, least = cost[:, -1], []
+    for _ in costs:
+        least.append(float(value[0]))
+        value = np.maximum(cost, value).min(1)
+    return cost, least
 
 
 class RemoteLayer(Module):
@@ -133,12 +143,21 @@ def keep_parts(model: LanguageModel, parts: Sequence[range], mine: Collection[in
         if part not in mine:
             for number in blocks:
                 model.blocks[number] = RemoteLayer(f"blocks.{number}")
-    ends = {"norm", "output"}
-    kept = {"blocks"}
-    if len(parts) - 1 in mine:
-        kept |= ends if model.output is not None else {*ends, "tokens"}
     for name, child in list(vars(model).items()):
-        if isinstance(child, Module | Parameter) and name not in kept:
-            if 0 in mine and name not in ends:
-                continue
+        if isinstance(child, Module | Parameter) and not is_on(
+            name, model, first=0 in mine, last=len(parts) - 1 in mine
+        ):
             setattr(model, name, RemoteLayer(name))
+
+
+def is_on(name: str, model: LanguageModel, *, first: bool, last: bool) -> bool:
+    """Whether a stage has an attribute of a model, such as the norm, or those blocks of it.
+
+    Args:
+        name: of the attribute.
+        model: the whole model.
+        first, last: whether the stage has the first or the last part.
+    """
+    if name in ("norm", "output"):
+        return last
+    return name == "blocks" or first or (name == "tokens" and last and model.output is None)

@@ -115,13 +115,7 @@ def tensor_parallel(model: nn.Module, comm: Comm, sequence: bool = False) -> Ten
             asked of a model whose loss needs all rows; nothing was changed then.
         CommError: the ranks have made different models, or differ in `sequence`.
     """
-    rows = list(rows_of(model))
-    if not any(row.shard.kind != "inside" for row in rows):
-        raise ArgumentError(
-            f"tensor_parallel: model is a {type(model).__name__} without a table of the layers "
-            "that ranks share, expected a method `shards` of the model or of its layers"
-        )
-    _check(model, rows, comm.size, sequence)
+    rows = check_shares(model, comm.size, sequence)
     marks = {name: _fingerprint(parameter) for name, parameter in model.named_parameters()}
     comm.agree("tensor_parallel", {"sequence": sequence, **marks})
     region = ParallelRegion(comm, sequence and comm.size > 1)
@@ -137,6 +131,24 @@ def tensor_parallel(model: nn.Module, comm: Comm, sequence: bool = False) -> Ten
         for key, _ in row.layer.named_parameters()
     }
     return TensorParts(comm, region.sequence, placements, frozenset(inside))
+
+
+def shared_rows(op: str, model: nn.Module) -> list[ShardRow]:
+    """Return the rows of all tables of a model.
+
+    Args:
+        op: what shares the layers.
+        model: whole.
+    Raises:
+        ArgumentError: no table names a layer to share.
+    """
+    rows = list(rows_of(model))
+    if all(row.shard.kind == "inside" for row in rows):
+        raise ArgumentError(
+            f"{op}: model is a {type(model).__name__} without a table of the layers that ranks "
+            "share, expected a method `shards` of the model or of its layers"
+        )
+    return rows
 
 
 def rows_of(model: nn.Module) -> Iterator[ShardRow]:
@@ -186,8 +198,20 @@ def _draw(module: nn.Module, stream: Callable[[], AbstractContextManager[None]])
             layer.stream = stream
 
 
-def _check(model: Any, rows: Sequence[ShardRow], ranks: int, sequence: bool) -> None:
-    """Raise ArgumentError unless the model can be sharded over this number of ranks."""
+def check_shares(
+    model: Any, ranks: int, sequence: bool = False, *, vocabulary: bool = True
+) -> list[ShardRow]:
+    """Check that a model can be sharded over a number of ranks; return the rows of its tables.
+
+    Args:
+        model: whole; values do not count.
+        ranks: the number of ranks.
+        sequence: as of `tensor_parallel`.
+        vocabulary: whether the sizes of embeddings count.
+    Raises:
+        ArgumentError: it cannot.
+    """
+    rows = shared_rows("tensor_parallel", model)
     if sequence and ranks > 1 and not getattr(model, "loss_of_any_rows", True):
         raise ArgumentError(
             f"tensor_parallel: sequence is True, expected False: a {type(model).__name__} takes "
@@ -198,7 +222,9 @@ def _check(model: Any, rows: Sequence[ShardRow], ranks: int, sequence: bool) -> 
     for row in rows:
         if row.shard.kind != "inside":
             _check_layer(row)
-            _check_sizes(row, ranks)
+            if vocabulary or row.shard.kind != "vocabulary":
+                _check_sizes(row, ranks)
+    return rows
 
 
 def _check_layer(row: ShardRow) -> None:

@@ -54,7 +54,7 @@ class Zero(DataParallel):
         super().__init__(comm, "overlap", bucket_mb)
         if stage not in STAGES:
             raise ArgumentError(f"Zero: stage is {stage}, expected 1, 2 or 3")
-        self.stage = stage
+        self.stage, self.by_block = stage, stage > 1
         self._sharded: ShardedParameters | None = None
         self._units: Units  # in stages 2 and 3
         self._others: list[Array] = []
@@ -74,7 +74,7 @@ class Zero(DataParallel):
         modules: list[Module] = []
         if self.stage > 1:
             modules, groups = find_units(model, parameters)
-            vars(model)["captures"] = False  # Python decides when to gather parameters
+            model.captures = False  # Python decides when to gather parameters
         flat = ShardedParameters(
             parameters.items(), self.rank, self.ranks, self.stage, groups, self._comm
         )

@@ -1,19 +1,11 @@
-"""Costs of a GPT-2 on one rank of a mesh: parameters, FLOPs and bytes of its pipeline stage.
+"""Costs of a language model on one rank of a mesh: parameters, FLOPs and bytes of a pipeline stage.
 
-The formulas are those of this library's layers, on the fullest of the tp ranks that share a layer:
-flash attention, which keeps no score matrix; a feed-forward layer that keeps the input and output
-of GELU; a cross entropy that computes gradients in chunks and keeps no logits.
-docs/chapters/planning.md derives them; tests/parallel/planning/test_costs.py compares them with
-models and graphs.
-
-    a block keeps for each token, in elements of the activations' dtype
-        inputs of both norms      2 C      divided by tp with `sequence`
-        outputs of both norms     2 C
-        q, k, v and their output  4 C / tp
-        before and after GELU     8 C / tp
-        large products with tp = 1 and 16-bit parameters keep the derivative of GELU, a byte
-        each, in place of the former; see kernels/matmul/sm90.py
-    and in float32 mean and rstd of both norms and a logarithm for each head
+They are counted from a model of the rank's shapes, without values, whose layers have formulas for
+the bytes that they save for backward (`Module.saved_bytes`): flash attention, which keeps no score
+matrix, and a cross entropy that computes gradients in chunks and keeps no logits. The rank is the
+fullest of the tp ranks that share a layer, as their tables (`shards`) say. The formulas are in
+docs/chapters/planning.md; tests/parallel/planning/test_costs.py compares them with models and
+graphs.
 
 Under autocast the inputs of norms are float32, as the parameters are. The graph of each micro-batch
 keeps 16-bit copies of the weights that matrix products take.
@@ -21,15 +13,62 @@ keeps 16-bit copies of the weights that matrix products take.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 from tensorgrad.errors import ArgumentError
-from tensorgrad.kernels.matmul.sm90 import fills
-from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.models.language_model import LanguageModel, model_of
+from tensorgrad.nn import Module, Parameter, init
+from tensorgrad.nn.rows import Rows
 from tensorgrad.ops.linear_cross_entropy import rows_at_a_time
+from tensorgrad.parallel.stages import block_costs, is_on, matrices, mixed_width, partition
+from tensorgrad.parallel.tensor import ShardRow, rows_of, shared_rows
 
 _IDS = 16  # bytes of a token and its target on the device
+
+
+class BlockSizes(NamedTuple):
+    """What is counted of a block on a rank.
+
+    Attributes:
+        parameters: all of them.
+        matrices: elements of the matrices.
+        mixed: the width of what the heads of attention mix.
+        sums: regions that ranks share, each of which ends in a sum.
+        shapes: of the matrices.
+        factors: rows and columns of the matrices, and elements of the vectors.
+    """
+
+    parameters: int
+    matrices: int
+    mixed: int
+    sums: int
+    shapes: list[tuple[int, ...]]
+    factors: int
+
+
+class CountedModel(NamedTuple):
+    """A model with the shapes of the fullest of the ranks that share its layers, without values.
+
+    Attributes:
+        model: the model.
+        blocks: the sizes of each block.
+        flops: forward for a token, of each block; see `block_costs`.
+        inner: the width of all results within the last layer of a block, such as the input of
+            GELU; of the widest block.
+        root: parameters outside the blocks of a stage with the first part, the last, or both.
+        factors: rows and columns of their matrices, and elements of the vectors.
+    """
+
+    model: LanguageModel
+    blocks: tuple[BlockSizes, ...]
+    flops: list[int]
+    inner: int
+    root: dict[tuple[bool, bool], int]
+    factors: dict[tuple[bool, bool], int]
 
 
 @dataclass(frozen=True)
@@ -42,13 +81,32 @@ class Costs:
         sequence: whether these also share the rows between the layers.
         item: bytes of an activation inside the layers: 2 or 4.
         autocast: whether parameters and the residual stream are float32 all the same.
+        kind: the class of the model; None: the one that has the config.
+    Raises:
+        ArgumentError: there is no such class, or tp ranks can share none of its layers.
     """
 
-    config: GPT2Config
+    config: Any
     tp: int = 1
     sequence: bool = False
     item: int = 2
     autocast: bool = False
+    kind: Any = None
+
+    @cached_property
+    def counted(self) -> CountedModel:
+        """The model with the shapes of the fullest rank."""
+        return _counted(self.kind, self.config, self.tp)
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model with the shapes of the fullest rank, without values."""
+        return self.counted.model
+
+    @property
+    def blocks(self) -> tuple[BlockSizes, ...]:
+        """The sizes of each block."""
+        return self.counted.blocks
 
     @property
     def wide(self) -> int:
@@ -56,76 +114,43 @@ class Costs:
         return 4 if self.autocast else self.item
 
     @property
-    def heads(self) -> int:
-        """The largest number of heads on a rank."""
-        return -(-self.config.heads // self.tp)
+    def width(self) -> int:
+        """The width of the residual stream."""
+        return self.model.head().shape[1]
 
     @property
-    def inner(self) -> int:
-        """The width of the output of these heads."""
-        return self.heads * self.config.width // self.config.heads
-
-    @property
-    def hidden(self) -> int:
-        """The largest hidden width on a rank."""
-        return -(-self.config.hidden_width // self.tp)
-
-    @property
-    def rows(self) -> int:
-        """The largest number of rows of the token embedding on a rank."""
-        return -(-self.config.rows // self.tp)
-
-    @property
-    def block_matrices(self) -> int:
-        """Elements of the matrices of a block."""
-        return self.config.width * (4 * self.inner + 2 * self.hidden)
-
-    @property
-    def block_parameters(self) -> int:
-        """All parameters of a block: 12 C^2 + 13 C with tp 1 and a hidden width of 4 C."""
-        return self.block_matrices + 3 * self.inner + self.hidden + 6 * self.config.width
-
-    @property
-    def embedding(self) -> int:
-        """Elements of the token embedding, which is also the head."""
-        return self.rows * self.config.width
+    def head(self) -> int:
+        """Elements of the head, which may also be the token embedding."""
+        return self.model.head().size
 
     def root_parameters(self, first: bool, last: bool) -> int:
-        """Return a stage's parameters outside the blocks: embeddings and last norm."""
-        tables = self.embedding if first or last else 0
-        positions = self.config.context * self.config.width if first else 0
-        return tables + positions + (2 * self.config.width if last else 0)
+        """Return a stage's parameters outside the blocks: embeddings, last norm and head."""
+        return self.counted.root[first, last]
 
-    def block_flops(self) -> tuple[float, float]:
-        """Return the FLOPs of a block for a token, forward and backward.
+    def flops(self, blocks: Sequence[BlockSizes], head: bool = False) -> tuple[float, float]:
+        """Return the FLOPs of some blocks, and of the head, for a token, forward and backward.
 
-        Forward: 2 for each element of a matrix, and 2 T C / tp for causal attention. Backward:
-        twice the former, and 2.5 times the latter because flash attention recomputes the scores.
+        Forward: 2 for each element of a matrix, and 2 T H D for causal attention. Backward: twice
+        the former, and 2.5 times the latter because flash attention recomputes the scores.
         """
-        matrices, attention = 2 * self.block_matrices, 2 * self.config.context * self.inner
-        return matrices + attention, 2 * matrices + 2.5 * attention
+        products = 2 * (sum(each.matrices for each in blocks) + head * self.head)
+        attention = 2 * self.config.context * sum(each.mixed for each in blocks)
+        return products + attention, 2 * products + 2.5 * attention
 
-    def head_flops(self) -> tuple[float, float]:
-        """Return the FLOPs of the head for a token: 2 V C / tp, and twice that for gradients."""
-        return 2 * self.embedding, 4 * self.embedding
+    def kept_by_blocks(self, blocks: range, tokens: int) -> float:
+        """Return the bytes that the blocks with these numbers keep for backward."""
+        return sum(_kept(self, tokens)[blocks.start : blocks.stop])
 
-    def kept_by_block(self, tokens: int) -> float:
-        """Return the bytes that a block keeps for backward; see the top of this file."""
+    def rows(self, tokens: int) -> Rows:
+        """Return the rows of a micro-batch, from its number of tokens."""
         outside = tokens / (self.tp if self.sequence else 1)
-        width = self.config.width
-        inside = (2 * width + 4 * self.inner + self.hidden) * tokens * self.item
-        inside += self.hidden * tokens * self.gelu_item(tokens)
-        return 2 * width * outside * self.wide + inside + 4 * (4 * outside + self.heads * tokens)
+        return Rows(tokens, outside, self.item, self.wide, self.tp > 1)
 
-    def gelu_item(self, tokens: int) -> int:
-        """Return the bytes of what backward needs for GELU of a value, on Hopper."""
-        narrow = self.item == 2 and self.tp == 1 and not self.autocast
-        return 1 if narrow and fills(tokens, self.config.width, self.hidden, 2) else self.item
-
-    def weight_copies(self, blocks: int, head: bool) -> float:
+    def weight_copies(self, blocks: Sequence[BlockSizes], head: bool = False) -> float:
         """Return the bytes of the copies of weights that the graph of a micro-batch keeps."""
-        elements = blocks * self.block_matrices + (self.embedding if head else 0)
-        return elements * self.item if self.autocast else 0.0
+        if not self.autocast:
+            return 0.0
+        return self.item * (sum(each.matrices for each in blocks) + head * self.head)
 
     def kept_by_head(self, tokens: int) -> float:
         """Return the bytes that norm, head and loss keep: inputs, and gradients computed early.
@@ -133,10 +158,8 @@ class Costs:
         These are input and output of the norm, and the gradient of the output, C each, and the
         gradient of the head's matrix in float32.
         """
-        outside = tokens / (self.tp if self.sequence else 1)
-        width = self.config.width
-        activations = width * outside * self.wide + 2 * width * tokens * self.item
-        return activations + 4 * self.embedding + 8 * outside
+        activations = 2 * self.width * tokens * self.item
+        return self.model.norm.saved_bytes(self.rows(tokens)) + activations + 4 * self.head
 
     def kept_by_embedding(self, tokens: int) -> float:
         """Return the bytes of the ids of tokens and targets."""
@@ -145,30 +168,32 @@ class Costs:
     def chunk(self, tokens: int) -> float:
         """Return the bytes of a chunk of logits."""
         item = 4 if self.tp > 1 else self.item  # a shared head computes in float32
-        rows = rows_at_a_time("plan", None, tokens, self.rows * item, on_host=False)
-        return float(min(rows, tokens) * self.rows * item)
+        size = self.model.head().shape[0] * item
+        rows = rows_at_a_time("plan", None, tokens, size, on_host=False)
+        return float(min(rows, tokens) * size)
 
     def head_work(self, tokens: int) -> float:
         """Return the bytes while the head computes: a chunk, and what autocast made 16 bits of."""
-        source = self.config.width * tokens * self.wide if self.autocast else 0
+        source = self.width * tokens * self.wide if self.autocast else 0
         return self.chunk(tokens) + source
 
     def block_work(self, tokens: int) -> float:
         """Return the bytes of activation gradients during the backward pass of a block.
 
-        These are the gradients of its output, of the input of GELU, and of two layers in between.
+        These are the gradients of its output, of the results within its last layer, such as the
+        input of GELU, and of two layers in between.
         """
-        width = self.config.width
-        return (width * self.wide + (2 * width + self.hidden) * self.item) * tokens
+        inside = 2 * self.width + self.counted.inner
+        return (self.width * self.wide + inside * self.item) * tokens
 
     def boundary(self, tokens: int) -> float:
         """Return the bytes that a stage sends to the next for a micro-batch."""
-        return self.config.width * tokens * self.wide / (self.tp if self.sequence else 1)
+        return self.width * self.rows(tokens).outside * self.wide
 
 
 @lru_cache(maxsize=1024)
-def cut_blocks(costs: Costs, parts: int) -> tuple[int, ...]:
-    """Return the number of blocks of each part of a pipeline, with the largest cost minimal.
+def cut_blocks(costs: Costs, parts: int) -> tuple[range, ...]:
+    """Return the blocks of each part of a pipeline, with the largest cost minimal.
 
     The last part also has the head, which costs as much as several blocks.
 
@@ -178,21 +203,94 @@ def cut_blocks(costs: Costs, parts: int) -> tuple[int, ...]:
     Raises:
         ArgumentError: there are more parts than blocks.
     """
-    layers = costs.config.layers
+    layers = len(costs.blocks)
     if not 1 <= parts <= layers:
         raise ArgumentError(f"plan: pp * chunks is {parts}, expected 1 to the {layers} layers")
-    if parts == 1:
-        return (layers,)
-    whole = Costs(costs.config)  # as in stages.py: costs of the model before tensor parallelism
-    block = 2 * whole.block_matrices + 2 * whole.config.context * whole.config.width
-    head = 2 * whole.embedding / block
+    return tuple(partition(costs.counted.flops, parts))
 
-    def value(last: int) -> tuple[float, float]:
-        each, more = divmod(layers - last, parts - 1)
-        most = max(each + (more > 0), last + head)
-        squares = (parts - 1 - more) * each**2 + more * (each + 1) ** 2 + (last + head) ** 2
-        return most, squares
 
-    last = min(range(1, layers - parts + 2), key=value)
-    each, more = divmod(layers - last, parts - 1)
-    return (*[each] * (parts - 1 - more), *[each + 1] * more, last)
+def divides(row: ShardRow, ranks: int) -> bool:
+    """Whether a number of ranks can divide a layer equally, or have whole units of it each."""
+    _, kind, sections, units, _ = row.shard
+    if units is not None:
+        return units >= ranks
+    lengths = sections or (row.layer.weight.shape[row.axis],) if kind != "inside" else ()
+    return all(length % ranks == 0 for length in lengths)
+
+
+@lru_cache(maxsize=64)
+def _counted(kind: Any, config: Any, tp: int) -> CountedModel:
+    """Count a model on tp ranks."""
+    kind = kind or model_of(config)
+    if kind is None:
+        name = type(config).__name__
+        raise ArgumentError(f"plan: config is a {name}, expected the Config of a LanguageModel")
+    with init.without_values():
+        model = kind(config)
+        for row in shared_rows("plan", model) if tp > 1 else []:
+            _shrink(row, tp)
+    outside = [
+        (name.partition(".")[0], each)
+        for name, each in model.named_parameters()
+        if not name.startswith("blocks.")
+    ]
+    root, factors = {}, {}
+    for first, last in itertools.product((False, True), repeat=2):
+        held = [each for name, each in outside if is_on(name, model, first=first, last=last)]
+        root[first, last] = sum(each.size for each in held)
+        factors[first, last] = _factors(held)
+    blocks, inner = tuple(map(_sizes, model.blocks)), max(map(_inner, model.blocks))
+    return CountedModel(model, blocks, block_costs(model), inner, root, factors)
+
+
+def _shrink(row: ShardRow, ranks: int) -> None:
+    """Give a layer the shapes that the fullest rank has of it."""
+    module, layer, (_, kind, sections, units, counts) = row.module, row.layer, row.shard
+    if kind == "inside":
+        return
+    most = 1 if units is None else -(-units // ranks)
+    for key in ("weight",) if kind == "row" else ("weight", "bias"):
+        parameter = getattr(layer, key, None)
+        if parameter is not None:
+            shape = list(parameter.shape)
+            lengths: Sequence[int] = sections or (shape[row.axis],)
+            shape[row.axis] = sum(
+                -(-length // ranks) if units is None else length // units * most
+                for length in lengths
+            )
+            parameter.data = init.empty(*shape)
+    for count in counts:
+        assert units is not None  # the table of a layer with counts has their units
+        setattr(module, count, getattr(module, count) // units * most)
+
+
+def _sizes(block: Module) -> BlockSizes:
+    return BlockSizes(
+        sum(each.size for each in block.parameters()),
+        matrices(block),
+        mixed_width(block),
+        sum(row.shard.kind == "row" for row in rows_of(block)),
+        [each.shape for each in block.parameters() if each.ndim == 2],
+        _factors(block.parameters()),
+    )
+
+
+def _factors(parameters: Iterable[Parameter]) -> int:
+    """Return the rows and columns of matrices, and the elements of vectors."""
+    return sum(sum(each.shape) if each.ndim > 1 else each.size for each in parameters)
+
+
+def _inner(block: Module) -> int:
+    """Return the width of all results within the last layer of a block that has matrices."""
+    for layer in reversed(list(block.children())):
+        shapes = [each.shape for each in layer.parameters() if each.ndim == 2]
+        if shapes:
+            return max(shapes[-1][1], sum(outputs for outputs, _ in shapes[:-1]))
+    return 0
+
+
+@lru_cache(maxsize=4096)
+def _kept(costs: Costs, tokens: int) -> tuple[float, ...]:
+    """Return the bytes that each block keeps for backward."""
+    rows = costs.rows(tokens)
+    return tuple(block.saved_bytes(rows) for block in costs.model.blocks)

@@ -1,4 +1,4 @@
-"""Estimate of a training step of a GPT-2 on a mesh: memory of a GPU, bytes sent, time.
+"""Estimate of a training step of a language model on a mesh: memory of a GPU, bytes sent, time.
 
 It follows from the formulas of costs.py; nothing is measured. Memory is that of the fullest GPU.
 Traffic and time are those of the stage that computes longest. plan.py prints an estimate, and finds
@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, default_bucket_bytes
 from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.planning import updates
-from tensorgrad.parallel.planning.costs import Costs, cut_blocks
+from tensorgrad.parallel.planning.costs import BlockSizes, Costs, cut_blocks, divides
 from tensorgrad.parallel.schedule import bubble_fraction, check_schedule, max_in_flight
+from tensorgrad.parallel.tensor import ShardRow, rows_of
 from tensorgrad.train.settings import DTYPES, OPTIMIZERS, has_narrow_products
 
 _WIDE = 4  # bytes of a gradient, float32
@@ -46,11 +49,12 @@ class TrainingJob:
             "bfloat16-parameters" (parameters and activations, with a float32 master copy).
         grad_dtype: of the gradients: "float32", or "bfloat16" for "bfloat16-parameters" on one GPU.
         optimizer: one of OPTIMIZERS of train/settings.py.
+        model: the class of the model; None: the one that has the config.
     Raises:
         ArgumentError: sizes are out of range or do not divide; the message has the numbers.
     """
 
-    config: GPT2Config
+    config: Any
     mesh: Mesh = field(default_factory=Mesh)
     batch: int = 8
     micro_batches: int = 1
@@ -61,6 +65,7 @@ class TrainingJob:
     dtype: str = "bfloat16-parameters"
     grad_dtype: str = "float32"
     optimizer: str = "adamw"
+    model: type[LanguageModel] | None = None
 
     def __post_init__(self) -> None:
         """Check that the sizes fit together."""
@@ -98,11 +103,11 @@ class TrainingJob:
             )
         self.parts(0)
 
-    @property
+    @cached_property
     def costs(self) -> Costs:
         """The costs of the layers on one rank."""
         item = 2 if has_narrow_products(self.dtype) else 4
-        return Costs(self.config, self.mesh.tp, self.sequence, item, self._has_autocast)
+        return Costs(self.config, self.mesh.tp, self.sequence, item, self._has_autocast, self.model)
 
     @property
     def grad_item(self) -> int:
@@ -113,30 +118,46 @@ class TrainingJob:
     def _has_autocast(self) -> bool:
         return self.dtype in ("bfloat16", "float16")
 
-    def parts(self, stage: int) -> tuple[int, ...]:
-        """Return the number of blocks in each part of a stage."""
+    def parts(self, stage: int) -> tuple[range, ...]:
+        """Return the numbers of the blocks of each part of a stage."""
         return cut_blocks(self.costs, self.mesh.pp * self.chunks)[stage :: self.mesh.pp]
+
+    def numbers(self, stage: int) -> list[int]:
+        """Return the numbers of the blocks of a stage."""
+        return [number for part in self.parts(stage) for number in part]
+
+    def blocks(self, stage: int) -> list[BlockSizes]:
+        """Return the sizes of the blocks of a stage."""
+        sizes = self.costs.blocks
+        return [sizes[number] for number in self.numbers(stage)]
 
     @property
     def tokens(self) -> int:
         """The tokens of a micro-batch on one rank."""
-        return self.batch // (self.mesh.dp * self.micro_batches) * self.config.context
+        context: int = self.config.context
+        return self.batch // (self.mesh.dp * self.micro_batches) * context
 
     @property
     def problems(self) -> list[str]:
         """Why this mesh cannot train the model, although its costs can be estimated."""
-        config, tp = self.config, self.mesh.tp
-        sizes = {"hidden width": config.hidden_width, "token embedding": config.rows}
-        found = [
-            f"the {name} is {size}, not a multiple of tp, {tp}: the estimate is of the fullest rank"
-            for name, size in sizes.items()
-            if size % tp
-        ]
-        if tp > config.heads:
-            found.append(f"the heads are {config.heads}, expected one or more for each of tp, {tp}")
+        tp = self.mesh.tp
+        rows = rows_of(replace(self.costs, tp=1).model) if tp > 1 else ()
+        found = list(dict.fromkeys(_misfit(row, tp) for row in rows if not divides(row, tp)))
         if self.mesh.pp > 1 and self.zero > 1:
             found.append(f"ZeRO {self.zero} is not for pipelines, where several blocks are in use")
         return found
+
+
+def _misfit(row: ShardRow, ranks: int) -> str:
+    """Return why a number of ranks cannot share a layer equally."""
+    _, kind, _, units, _ = row.shard
+    if units is not None:
+        name = "heads" if getattr(row.module, "heads", units) == units else "key and value heads"
+        return f"the {name} are {units}, expected one or more for each of tp, {ranks}"
+    name = "token embedding" if kind == "vocabulary" else "hidden width"
+    size = row.layer.weight.shape[row.axis]
+    short = f"the {name} is {size}, not a multiple of tp, {ranks}"
+    return f"{short}: the estimate is of the fullest rank"
 
 
 @dataclass(frozen=True)
@@ -238,12 +259,13 @@ class Estimate:
     @property
     def tokens_per_second(self) -> float:
         """The throughput of all GPUs together."""
-        return self.job.batch * self.job.config.context / self.seconds
+        context: int = self.job.config.context
+        return self.job.batch * context / self.seconds
 
     @property
     def flops_per_second(self) -> float:
         """The FLOP/s of each GPU that the model needs, three times its forward pass."""
-        flops = self.job.config.training_flops()
+        flops: float = self.job.config.training_flops()
         return flops * self.tokens_per_second / self.job.mesh.size
 
 
@@ -256,14 +278,14 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     """
     costs, mesh, tokens = job.costs, job.mesh, job.tokens
     parts = job.parts(stage)
-    blocks, first, last = sum(parts), stage == 0, stage == mesh.pp - 1
+    first, last = stage == 0, stage == mesh.pp - 1
     root = costs.root_parameters(first, last)
-    every = blocks * costs.block_parameters
-    slots = min(_SLOTS, blocks) * costs.block_parameters
+    blocks = sorted(each.parameters for each in job.blocks(stage))
+    every, slots = sum(blocks), sum(blocks[-_SLOTS:])
     shared = root + slots + every / mesh.dp  # blocks are sharded, the root is not
     parameters = shared if job.zero == 3 else root + every
     gradients = shared if job.zero >= 2 else root + every
-    place = job.optimizer, costs, blocks, first, last
+    place = job.optimizer, costs, job.numbers(stage), first, last
     state = updates.state_bytes(*place)
     if job.dtype == "bfloat16-parameters":
         state += _LOW_BITS * (root + every)
@@ -271,15 +293,17 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     remembered = max_in_flight(job.schedule, mesh.pp, job.micro_batches, stage, job.chunks)
     if mesh.pp == 1 and job.schedule == "gpipe":
         remembered = 1  # without a pipeline, backward of each micro-batch follows its forward
-    kept = max(parts) * costs.kept_by_block(tokens)
+    kept = max(costs.kept_by_blocks(part, tokens) for part in parts)
     ends = costs.kept_by_embedding(tokens) if first or last else 0.0
     if last:
         ends += costs.kept_by_head(tokens)
     at_ends = (
         remembered if job.chunks == 1 else min(job.micro_batches, -(-remembered // job.chunks))
     )
-    copies = remembered * costs.weight_copies(max(parts), False)
-    copies += at_ends * costs.weight_copies(0, last)
+    copies = at_ends * costs.weight_copies([], last)
+    copies += remembered * max(
+        costs.weight_copies(costs.blocks[part.start : part.stop]) for part in parts
+    )
     work = max(costs.block_work(tokens), costs.head_work(tokens) if last else 0.0)
     return {
         "parameters": parameters * costs.wide,
@@ -332,41 +356,37 @@ def estimate(
 
 def _update_seconds(job: TrainingJob, speeds: Speeds, stage: int) -> float:
     """Return the time of the optimizer's step: memory traffic, and products of float32."""
-    blocks, ends = sum(job.parts(stage)), (stage == 0, stage == job.mesh.pp - 1)
-    moved = updates.moved_bytes(job.optimizer, job.costs, blocks, *ends)
+    numbers, ends = job.numbers(stage), (stage == 0, stage == job.mesh.pp - 1)
+    moved = updates.moved_bytes(job.optimizer, job.costs, numbers, *ends)
     moved -= _GRADIENT_READS * (_WIDE - job.grad_item) * _held(job, stage)
-    flops = updates.update_flops(job.optimizer, job.costs, blocks)
+    flops = updates.update_flops(job.optimizer, job.costs, numbers)
     seconds = moved / speeds.memory_bandwidth + flops / (_FLOAT32 * speeds.flops)
     return seconds / (job.mesh.dp if job.zero else 1)
 
 
 def _held(job: TrainingJob, stage: int) -> int:
     """Return the parameters of a stage on a rank."""
-    blocks = sum(job.parts(stage))
     root = job.costs.root_parameters(stage == 0, stage == job.mesh.pp - 1)
-    return blocks * job.costs.block_parameters + root
+    return sum(each.parameters for each in job.blocks(stage)) + root
 
 
 def _compute(job: TrainingJob, stage: int) -> tuple[float, float]:
     """Return the FLOPs of a stage for a micro-batch, forward and backward."""
-    blocks = sum(job.parts(stage))
-    heads = int(stage == job.mesh.pp - 1)
-    block, head = job.costs.block_flops(), job.costs.head_flops()
-    forward, backward = (blocks * b + heads * h for b, h in zip(block, head, strict=True))
+    forward, backward = job.costs.flops(job.blocks(stage), stage == job.mesh.pp - 1)
     return forward * job.tokens, backward * job.tokens
 
 
 def _sent_by_layers(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Traffic]:
-    """Yield the traffic of tensor parallel ranks: two regions in a block, sums at both ends."""
+    """Yield the traffic of tensor parallel ranks: sums of blocks, and at both ends."""
     ranks = job.mesh.tp
     if ranks == 1:
         return
-    blocks = sum(job.parts(stage))
+    sums = sum(each.sums for each in job.blocks(stage))
     ends = int(stage == 0) + int(stage == job.mesh.pp - 1)
-    calls = job.micro_batches * (4 * blocks + ends)
+    calls = job.micro_batches * (2 * sums + ends)
     # Outputs of layers are sums in `item`, gradients of norms' outputs in `wide`.
-    size = 2 * blocks * (job.costs.item + job.costs.wide) + ends * job.costs.wide
-    sent = 2 * (ranks - 1) / ranks * job.micro_batches * job.config.width * job.tokens * size
+    size = sums * (job.costs.item + job.costs.wide) + ends * job.costs.wide
+    sent = 2 * (ranks - 1) / ranks * job.micro_batches * job.costs.width * job.tokens * size
     if job.sequence:
         calls *= 2  # a gather and a scatter instead of each all-reduce
     what = "activations, gather and scatter" if job.sequence else "activations, all-reduce"
@@ -375,15 +395,16 @@ def _sent_by_layers(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Tr
 
 def _sent_by_update(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Traffic]:
     """Yield the traffic of optimizers that need whole matrices, of which ranks have parts."""
-    mesh, blocks = job.mesh, sum(job.parts(stage))
-    gathered = updates.gathered_bytes(job.optimizer, job.costs, blocks)
-    joined = updates.joined_bytes(job.optimizer, job.costs, blocks)
+    mesh, numbers = job.mesh, job.numbers(stage)
+    gathered = updates.gathered_bytes(job.optimizer, job.costs, numbers)
+    joined = updates.joined_bytes(job.optimizer, job.costs, numbers)
     if mesh.dp > 1 and job.zero and gathered:
         size = (mesh.dp - 1) / mesh.dp * gathered
-        yield speeds.traffic("momentum, all-gather", "dp", mesh.dp * mesh.tp, blocks, size)
+        yield speeds.traffic("momentum, all-gather", "dp", mesh.dp * mesh.tp, len(numbers), size)
     if mesh.tp > 1 and joined:
         size = 2 * (mesh.tp - 1) / mesh.tp * joined
-        yield speeds.traffic("matrices of updates, all-reduce", "tp", mesh.tp, 4 * blocks, size)
+        calls = sum(len(each.shapes) for each in job.blocks(stage))
+        yield speeds.traffic("matrices of updates, all-reduce", "tp", mesh.tp, calls, size)
 
 
 def _sent_by_stages(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Traffic]:
@@ -397,8 +418,8 @@ def _sent_by_stages(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Tr
     one = speeds.latency + size / speeds.link(mesh.size)
     waits = 2 * (mesh.pp - 1) * one  # while the pipeline fills and drains; otherwise it computes
     yield Traffic("activations and gradients", "pp", calls, calls * size, calls * one, waits)
-    if stage in (0, mesh.pp - 1):
-        size = _WIDE * job.costs.embedding
+    if stage in (0, mesh.pp - 1) and job.costs.model.output is None:
+        size = _WIDE * job.costs.head
         yield speeds.traffic("gradient of the token embedding", "pp", mesh.size, 1, size)
 
 
@@ -411,9 +432,8 @@ def _sent_by_copies(
         return
     link = "dp", mesh.dp * mesh.tp
     fraction = (mesh.dp - 1) / mesh.dp
-    parameters = _held(job, stage)
-    blocks = sum(job.parts(stage))
-    inside = blocks * job.costs.block_parameters
+    parameters, blocks = _held(job, stage), job.blocks(stage)
+    inside = sum(each.parameters for each in blocks)
     root = parameters - inside
     overlaps = mesh.pp == 1  # a pipeline sends gradients when it has drained
 
@@ -426,19 +446,19 @@ def _sent_by_copies(
         sent = speeds.traffic(name, *link, calls, factor * fraction * gradients)
         if overlaps:
             rate = all_reduce_bandwidth(speeds.link(link[1]), mesh.dp) * 2 / factor
-            last = _WIDE * (job.costs.embedding + job.config.context * job.config.width)
+            last = _WIDE * job.costs.root_parameters(first=True, last=False)
             model = Overlap(gradients, backward, rate, speeds.latency, last=last)
             sent = replace(sent, exposed=model.overhead(bucket))
         yield sent
     else:
-        calls = job.micro_batches * blocks + 1
+        calls = job.micro_batches * len(blocks) + 1
         size = fraction * _WIDE * (job.micro_batches * inside + root)
         hidden = job.micro_batches * backward if overlaps else 0.0
         yield speeds.traffic("gradients, reduce-scatter", *link, calls, size, hidden)
     if job.zero in (1, 2):
         yield speeds.traffic("parameters, all-gather", *link, 1, fraction * item * parameters)
     elif job.zero == 3:
-        passes = job.micro_batches * max(1, 2 * blocks - _SLOTS)
-        size = fraction * item * (passes * job.costs.block_parameters + root)
+        passes = job.micro_batches * max(1, 2 * len(blocks) - _SLOTS)
+        size = fraction * item * (passes * inside / len(blocks) + root)
         hidden = 1.5 * job.micro_batches * backward if overlaps else 0.0
         yield speeds.traffic("parameters, all-gather", *link, passes + 1, size, hidden)

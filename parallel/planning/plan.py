@@ -1,4 +1,4 @@
-"""Plan the training of a GPT-2 on many GPUs: memory, traffic and time, or the smallest mesh.
+"""Plan the training of a model on many GPUs: memory, traffic and time, or the smallest mesh.
 
 The program is `tensorgrad plan`.
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from tensorgrad.errors import ArgumentError
 from tensorgrad.parallel.mesh import Mesh
+from tensorgrad.parallel.planning.costs import divides
 from tensorgrad.parallel.planning.estimate import (
     Estimate,
     Speeds,
@@ -24,6 +25,7 @@ from tensorgrad.parallel.planning.estimate import (
     estimate,
     stage_memory,
 )
+from tensorgrad.parallel.tensor import rows_of
 
 _UNITS = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
@@ -115,14 +117,14 @@ def describe(job: TrainingJob) -> str:
 
 def _meshes(job: TrainingJob, speeds: Speeds, most: int) -> Iterator[Mesh]:
     """Yield the meshes that can train the model."""
-    config = job.config
-    widest = min(config.heads, speeds.gpus_per_host)
-    for tp in range(1, widest + 1):
-        if any(size % tp for size in (config.rows, config.hidden_width)):
+    config, rows = job.config, list(rows_of(replace(job.costs, tp=1).model))
+    has_table = any(row.shard.kind != "inside" for row in rows)
+    for tp in range(1, min(config.heads, speeds.gpus_per_host) + 1 if has_table else 2):
+        if not all(divides(row, tp) for row in rows):
             continue
         if job.sequence and config.context % tp:
             continue
-        for pp in range(1, config.layers // job.chunks + 1):
+        for pp in range(1, len(job.costs.blocks) // job.chunks + 1):
             for dp in _divisors(job.batch):
                 if dp * pp * tp <= most and any(True for _ in _micros(job, Mesh(dp, pp, tp))):
                     yield Mesh(dp, pp, tp)

@@ -12,10 +12,11 @@ bits of master weights. Tests: tests/parallel/planning/test_plan.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tensorgrad.optim.muon import ITERATIONS
-from tensorgrad.parallel.planning.costs import Costs
+from tensorgrad.parallel.planning.costs import BlockSizes, Costs
 
 _STATE = {"adamw": (8, 8), "muon": (4, 8), "lion": (4, 4), "adafactor": (0, 0), "sgd": (4, 4)}
 _KERNEL = 16  # bytes of a clipped step beside the state: p both ways, the gradient twice
@@ -23,56 +24,70 @@ _KERNEL = 16  # bytes of a clipped step beside the state: p both ways, the gradi
 _ARRAYS = {"adafactor": (120, 120), "muon": (100, _KERNEL + 2 * 8)}
 
 
-def state_bytes(optimizer: str, costs: Costs, blocks: int, first: bool, last: bool) -> float:
+def state_bytes(
+    optimizer: str, costs: Costs, numbers: Sequence[int], first: bool, last: bool
+) -> float:
     """Return the bytes of state of a stage that ZeRO divides, without those of master weights."""
-    matrices = blocks * costs.block_matrices
-    others = blocks * costs.block_parameters - matrices + costs.root_parameters(first, last)
+    matrices, others = _elements(costs, numbers, first, last)
     inside, outside = _STATE[optimizer]
     return inside * matrices + outside * others
 
 
-def factor_bytes(optimizer: str, costs: Costs, blocks: int, first: bool, last: bool) -> float:
+def factor_bytes(
+    optimizer: str, costs: Costs, numbers: Sequence[int], first: bool, last: bool
+) -> float:
     """Return the bytes of state of a stage that every rank has whole: those of Adafactor.
 
     A matrix (R, C) has R + C numbers. A rank that shares layers has those of the whole matrix.
     """
     if optimizer != "adafactor":
         return 0.0
-    whole = replace(costs, tp=1)
-    width, hidden = whole.config.width, whole.config.hidden_width
-    block = 8 * width + 2 * hidden + whole.block_parameters - whole.block_matrices
-    tables = whole.rows + width if first or last else 0
-    positions = whole.config.context + width if first else 0
-    return 4 * (blocks * block + tables + positions + (2 * width if last else 0))
+    factors = replace(costs, tp=1).counted.factors[first, last]
+    return 4 * (factors + sum(each.factors for each in _whole(costs, numbers)))
 
 
-def moved_bytes(optimizer: str, costs: Costs, blocks: int, first: bool, last: bool) -> float:
+def moved_bytes(
+    optimizer: str, costs: Costs, numbers: Sequence[int], first: bool, last: bool
+) -> float:
     """Return the bytes that a clipped step of a stage moves, with float32 gradients."""
-    matrices = blocks * costs.block_matrices
-    others = blocks * costs.block_parameters - matrices + costs.root_parameters(first, last)
+    matrices, others = _elements(costs, numbers, first, last)
     fused = tuple(_KERNEL + 2 * state for state in _STATE[optimizer])
     inside, outside = _ARRAYS.get(optimizer, fused)
     return inside * matrices + outside * others
 
 
-def update_flops(optimizer: str, costs: Costs, blocks: int) -> float:
+def update_flops(optimizer: str, costs: Costs, numbers: Sequence[int]) -> float:
     """Return the FLOPs of a step's float32 products: those of Muon, of whole matrices.
 
     For a matrix with sides r <= c, 4 r^2 c + 2 r^3 in each iteration.
     """
     if optimizer != "muon":
         return 0.0
-    width, hidden = costs.config.width, costs.config.hidden_width
-    sides = [sorted(pair) for pair in ((3 * width, width), (width, width), *2 * [(hidden, width)])]
-    return blocks * ITERATIONS * sum(4 * r * r * c + 2 * r**3 for r, c in sides)
+    sides = [sorted(shape) for each in _whole(costs, numbers) for shape in each.shapes]
+    return ITERATIONS * sum(4 * r * r * c + 2 * r**3 for r, c in sides)
 
 
-def gathered_bytes(optimizer: str, costs: Costs, blocks: int) -> float:
+def gathered_bytes(optimizer: str, costs: Costs, numbers: Sequence[int]) -> float:
     """Return the bytes of a stage's matrices of which a step gathers shards: those of Muon."""
-    return 4 * blocks * costs.block_matrices if optimizer == "muon" else 0.0
+    matrices = sum(costs.blocks[number].matrices for number in numbers)
+    return 4 * matrices if optimizer == "muon" else 0.0
 
 
-def joined_bytes(optimizer: str, costs: Costs, blocks: int) -> float:
+def joined_bytes(optimizer: str, costs: Costs, numbers: Sequence[int]) -> float:
     """Return the bytes of a stage's whole matrices that ranks which share layers put together."""
-    whole = replace(costs, tp=1)
-    return 4 * blocks * whole.block_matrices if optimizer in ("muon", "adafactor") else 0.0
+    matrices = sum(each.matrices for each in _whole(costs, numbers))
+    return 4 * matrices if optimizer in ("muon", "adafactor") else 0.0
+
+
+def _elements(costs: Costs, numbers: Sequence[int], first: bool, last: bool) -> tuple[int, int]:
+    """Return the elements of the matrices in a stage's blocks, and of all else."""
+    blocks = [costs.blocks[number] for number in numbers]
+    matrices = sum(each.matrices for each in blocks)
+    others = sum(each.parameters for each in blocks) - matrices
+    return matrices, others + costs.root_parameters(first, last)
+
+
+def _whole(costs: Costs, numbers: Sequence[int]) -> list[BlockSizes]:
+    """Return the sizes of blocks that no ranks share."""
+    whole = replace(costs, tp=1).blocks
+    return [whole[number] for number in numbers]

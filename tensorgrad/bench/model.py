@@ -151,24 +151,27 @@ def planned_bytes(settings: StepSettings) -> dict[str, float] | None:
         dtype=settings.precision,
     )  # fmt: skip
     costs, tokens, layers = job.costs, job.tokens, settings.config.layers
-    copies = costs.weight_copies(1 if settings.recompute else layers, head=True)
+    copies = costs.weight_copies(costs.blocks[: 1 if settings.recompute else layers], head=True)
     step = stage_memory(job, 0)
     if settings.recompute:
-        step["activations"] = layers * costs.boundary(tokens) + costs.kept_by_block(tokens)
+        step["activations"] = layers * costs.boundary(tokens) + costs.kept_by_blocks(
+            range(1), tokens
+        )
         step["16-bit copies of weights"] = copies
-    forward = _forward_bytes(costs, tokens, layers, settings.precision != "float32") + copies
+    forward = _forward_bytes(costs, tokens, settings.precision != "float32") + copies
     return {"forward": forward, "step": sum(step.values())}
 
 
-def _forward_bytes(costs: Costs, tokens: int, layers: int, fused: bool) -> float:
+def _forward_bytes(costs: Costs, tokens: int, fused: bool) -> float:
     """Return the bytes of forward alone without the copies of weights; `fused`: with GELU."""
-    width = costs.config.width
-    parameters = layers * costs.block_parameters + costs.root_parameters(True, True)
-    inside = width + costs.hidden if fused else 2 * costs.hidden
+    width: int = costs.width
+    hidden: int = costs.config.hidden_width
+    inside = width + hidden if fused else 2 * hidden
     copy = width * costs.item if costs.autocast else 0
     block = 3 * width * costs.wide + copy + inside * costs.item
     head = 2 * width * costs.wide + copy
     most = max(block * tokens, head * tokens + costs.chunk(tokens))
+    parameters: int = costs.config.parameters
     return parameters * costs.wide + costs.kept_by_embedding(tokens) + most
 
 

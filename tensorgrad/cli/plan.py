@@ -1,4 +1,4 @@
-"""`tensorgrad plan`: memory, traffic and time of training a GPT-2 on many GPUs."""
+"""`tensorgrad plan`: memory, traffic and time of training a language model on many GPUs."""
 
 from __future__ import annotations
 
@@ -9,57 +9,19 @@ from typing import Literal
 
 from cyclopts import Parameter
 
-from tensorgrad.bench.options import Context, Heads, Hidden, Layers, Vocab, Width
+from tensorgrad.cli.sizes import DEFAULT_MODEL, ModelOptions, given
 from tensorgrad.errors import ArgumentError
-from tensorgrad.models.gpt2 import PRESETS, GPT2Config
+from tensorgrad.models.presets import PRESETS
 from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.planning import plan as planning
 from tensorgrad.parallel.planning.advice import memory_advice
 from tensorgrad.parallel.planning.estimate import Estimate, Speeds, TrainingJob, estimate
+from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.settings import DTYPES, OPTIMIZERS
 from tensorgrad.train.strategy_settings import ZERO
 
 _SPEEDS = Speeds()
 _USUAL_MEMORY = 80 * 2**30  # bytes of an H100; a job that needs more gets advice
-
-
-@Parameter(name="*", group="Model")
-@dataclass(frozen=True)
-class ModelOptions:
-    """The sizes of a GPT-2.
-
-    Args:
-        preset: the sizes that the other options do not give.
-        vocab_multiple: pad the rows of the token embedding to a multiple of this.
-    """
-
-    preset: Literal[tuple(PRESETS)] = "gpt2-124M"  # type: ignore[valid-type]
-    layers: Layers | None = None
-    heads: Heads | None = None
-    width: Width | None = None
-    hidden: Hidden | None = None
-    context: Context | None = None
-    vocab: Vocab | None = None
-    vocab_multiple: int = 128
-
-    @property
-    def name(self) -> str:
-        """The preset, or the sizes where an option changes one of the preset's."""
-        config, known = self.config(), PRESETS[self.preset]
-        if replace(config, vocab_multiple=known.vocab_multiple) == known:
-            return str(self.preset)
-        hidden = "" if config.hidden is None else f"hidden width {config.hidden:,}, "
-        return (
-            f"GPT-2 with {config.layers} layers, {config.heads} heads, width {config.width:,}, "
-            f"{hidden}context {config.context:,}, vocabulary {config.vocab_size:,}"
-        )
-
-    def config(self) -> GPT2Config:
-        """Return the sizes of the model."""
-        names = ("layers", "heads", "width", "hidden", "context")
-        given = {**{name: getattr(self, name) for name in names}, "vocab_size": self.vocab}
-        changed = {name: value for name, value in given.items() if value is not None}
-        return replace(PRESETS[self.preset], vocab_multiple=self.vocab_multiple, **changed)
 
 
 @Parameter(name="*", group="Parallelism")
@@ -136,7 +98,7 @@ class SpeedOptions:
 
 def plan(
     *,
-    model: ModelOptions = ModelOptions(),
+    model: ModelOptions = DEFAULT_MODEL,
     mesh: MeshOptions = MeshOptions(),
     speeds: SpeedOptions = SpeedOptions(),
     fit: bool = False,
@@ -145,7 +107,7 @@ def plan(
     max_gpus: int = 16384,
     json: bool = False,
 ) -> int:
-    """Plan the training of a GPT-2 on many GPUs: memory, traffic and time, or the smallest mesh.
+    """Plan the training of a model on many GPUs: memory, traffic and time, or the smallest mesh.
 
     No GPU is needed: all follows from formulas.
 
@@ -160,27 +122,56 @@ def plan(
     if most == 0:
         raise ArgumentError(f"--memory: got {memory}, expected more than 0")
     kept = planning.bytes_of(reserved, "reserved")
+    settings = _settings(model)
     if fit:
-        found = _fitted(model, mesh, speeds, most, kept, max_gpus)
+        found = _fitted(settings, mesh, speeds, most, kept, max_gpus)
     else:
-        found = estimate(_job(model, mesh), speeds.speeds(), _bucket(mesh))
+        found = estimate(_job(settings, mesh), speeds.speeds(), _bucket(mesh))
     if json:
         print(jsonlib.dumps(planning.to_json(found, kept), indent=1))
     else:
-        print(planning.table(model.name, found, most, kept))
+        print(planning.table(_name(settings), found, most, kept))
         limit = _USUAL_MEMORY if most is None else most
         if found.bytes + kept > limit:
             print(f"\n{memory_advice(found.job, limit, kept)}")
     return 0
 
 
-def _job(model: ModelOptions, mesh: MeshOptions) -> TrainingJob:
+def _settings(model: ModelOptions) -> LanguageSettings:
+    """Return the sizes of the model as settings of training; the default is GPT-2 124M.
+
+    A token embedding that can have padding has a multiple of 128 rows.
+    """
+    options = given(model)
+    if model.model is None:
+        options.setdefault("preset", "gpt2-124M")
+    settings = LanguageSettings(**options)
+    if model.vocab_multiple is None and hasattr(settings.model_class.Config, "vocab_multiple"):
+        return replace(settings, vocab_multiple=128)
+    return settings
+
+
+def _name(settings: LanguageSettings) -> str:
+    """Return the preset, or the model and its sizes where an option changes one of the preset's."""
+    config = settings.config()
+    known = LanguageSettings(preset=settings.preset, vocab_multiple=settings.vocab_multiple)
+    if settings.preset in PRESETS and config == known.config():
+        return str(settings.preset)
+    hidden = getattr(config, "hidden", None)
+    inside = "" if hidden is None else f"hidden width {hidden:,}, "
+    return (
+        f"{settings.model_class.__name__} with {config.layers} layers, {config.heads} heads, width "
+        f"{config.width:,}, {inside}context {config.context:,}, vocabulary {config.vocab_size:,}"
+    )
+
+
+def _job(settings: LanguageSettings, mesh: MeshOptions) -> TrainingJob:
     """Return what to train, and how to parallelize it."""
     micro_batches = mesh.micro_batches
     if micro_batches is None:
         micro_batches = planning.usual_micro_batches(mesh.batch, mesh.dp, mesh.pp)
     return TrainingJob(
-        model.config(),
+        settings.config(),
         Mesh(mesh.dp, mesh.pp, mesh.tp),
         mesh.batch,
         micro_batches,
@@ -191,11 +182,12 @@ def _job(model: ModelOptions, mesh: MeshOptions) -> TrainingJob:
         mesh.dtype,
         mesh.grad_dtype,
         mesh.optimizer,
+        settings.model_class,
     )
 
 
 def _fitted(
-    model: ModelOptions,
+    settings: LanguageSettings,
     mesh: MeshOptions,
     speeds: SpeedOptions,
     memory: float | None,
@@ -220,7 +212,7 @@ def _fitted(
         )
     zero = None if mesh.parallel is None else ZERO.get(mesh.parallel, 0)
     return planning.fit(
-        _job(model, mesh), memory, speeds.speeds(), most, zero, reserved, _bucket(mesh)
+        _job(settings, mesh), memory, speeds.speeds(), most, zero, reserved, _bucket(mesh)
     )
 
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from cyclopts import Parameter
 
-from tensorgrad.bench.options import Context, Heads, Hidden, Layers, Vocab, Width
+from tensorgrad.cli.sizes import DEFAULT_MODEL, ModelOptions, given
 from tensorgrad.cli.sweeps import Progress
 from tensorgrad.command import aligned, printable
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError
 from tensorgrad.files import make_folder
-from tensorgrad.models.presets import PRESETS, SIZES
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks
@@ -41,15 +40,12 @@ from tensorgrad.train.strategy_settings import MODES
 _log = logging.getLogger(__name__)
 
 
-@Parameter(name="*", group="Model and step")
+@Parameter(name="*", group="Step")
 @dataclass(frozen=True)
 class StepOptions:
     """The step to profile; with --run what is not given is that of the run.
 
     Args:
-        model: gpt2, transformer-lm, or a Python file that defines a model (default: the preset's).
-        preset: size of the model (default: small).
-        vocab_multiple: pad the rows of the token embedding to a multiple of this (default: 1).
         batch: sequences of a step, on all ranks together (default: 8).
         micro_batches: parts of a batch, computed one by one (default: 1).
         attention: one kernel (flash), one for the softmax (fused-softmax), or op by op (unfused);
@@ -61,15 +57,6 @@ class StepOptions:
         seed: of parameters and tokens (default: 0).
     """
 
-    model: str | None = None
-    preset: Literal[(*SIZES, *PRESETS)] | None = None  # type: ignore[valid-type]
-    layers: Layers | None = None
-    heads: Heads | None = None
-    width: Width | None = None
-    hidden: Hidden | None = None
-    context: Context | None = None
-    vocab: Vocab | None = None
-    vocab_multiple: int | None = None
     batch: int | None = None
     micro_batches: int | None = None
     attention: Literal[ATTENTION_KERNELS] | None = None  # type: ignore[valid-type]
@@ -79,19 +66,12 @@ class StepOptions:
     device: str | None = None
     seed: int | None = None
 
-    def settings(self, run: Path | None) -> LanguageSettings:
-        """Return the settings of the step."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        given = {name: value for name, value in values.items() if value is not None}
-        if run is None:
-            return LanguageSettings(**given)
-        return replace(settings_of_run(run, self.model or ""), **given)
-
 
 def profile(
     run: Path | None = None,
     /,
     *,
+    model: ModelOptions = DEFAULT_MODEL,
     step: StepOptions = StepOptions(),
     what: tuple[Literal["time", "memory"], ...] = ("time", "memory"),
     steps: int = 3,
@@ -121,7 +101,9 @@ def profile(
         raise ArgumentError(f"--rows: got {rows}, expected 0 or more")
     comm = world() if launched_ranks() > 1 else None
     main = comm is None or comm.rank == 0
-    settings, device = choose_device(step.settings(run))
+    options = given(model, step)
+    chosen = LanguageSettings() if run is None else settings_of_run(run, model.model or "")
+    settings, device = choose_device(replace(chosen, **options))
     device = device if comm is None else comm.select_device(settings.device)
     folder = _new_folder(out, comm)
     if main and find_spec("matplotlib") is None:
@@ -164,8 +146,9 @@ def _report(found: StepProfile, rows: int) -> str:
     settings = found.settings
     ms = 1e3 * found.seconds
     lines = [
-        f"GPT-2, {found.parameters:,} parameters, batch {settings.batch}, {settings.dtype}, on "
-        f"{found.device}: {ms:.2f} ms a step, {found.tokens_per_second:,.0f} tokens/s"
+        f"{settings.model_class.__name__}, {found.parameters:,} parameters, batch "
+        f"{settings.batch}, {settings.dtype}, on {found.device}: {ms:.2f} ms a step, "
+        f"{found.tokens_per_second:,.0f} tokens/s"
     ]
     if found.recording is not None:
         table = op_table(found.recording)

@@ -17,6 +17,7 @@ from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module, offers
+from tensorgrad.nn.rows import Rows
 from tensorgrad.nn.shard import Shard
 from tensorgrad.ops.attention import attention, attention_packed
 from tensorgrad.ops.attention_unfused import attention_unfused
@@ -402,6 +403,21 @@ class MultiHeadAttention(Module):
             *(Shard("q_norm", "inside"), Shard("k_norm", "inside")),
             Shard("proj", "row", None, self.kv_heads),
         ]
+
+    def saved_bytes(self, rows: Rows) -> float:
+        """Return the bytes that backward needs.
+
+        These are the inputs of both linear layers, queries, keys, values, and a logarithm for each
+        head; with norms of queries and keys also what these were before.
+        """
+        found = self.qkv.saved_bytes(rows) + self.proj.saved_bytes(rows)
+        packed = rows.inside * rows.item * self.qkv.weight.shape[0]
+        found += packed + 4 * rows.inside * self.heads
+        if self.q_norm is not None and self.k_norm is not None:
+            values = packed * self.kv_heads / (self.heads + 2 * self.kv_heads)
+            found += self.q_norm.saved_bytes(rows.of_heads(self.heads)) + values
+            found += self.k_norm.saved_bytes(rows.of_heads(self.kv_heads))
+        return found
 
     def _attend_rotates(self, cache: KeyValueCache | None) -> bool:
         """Whether `attend` rotates the queries and keys of this call itself."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from tensorgrad.checks import check_integer
 from tensorgrad.nn import init
 from tensorgrad.nn.module import Module, Parameter
@@ -31,7 +29,7 @@ class Embedding(Module):
     def __init__(self, vocabulary: int, width: int) -> None:
         check_integer("Embedding", "vocabulary", vocabulary, 0)
         check_integer("Embedding", "width", width, 0)
-        self.weight = Parameter(np.empty((vocabulary, width), np.float32))
+        self.weight = Parameter(init.empty(vocabulary, width))
         init.normal_(self.weight)
 
     def forward(self, ids: Any, positions: Any = None, start: Any = 0) -> Tensor:

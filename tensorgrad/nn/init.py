@@ -21,6 +21,7 @@ from tensorgrad.tensor import Tensor
 
 __all__ = [
     "constant_",
+    "empty",
     "kaiming_normal_",
     "kaiming_uniform_",
     "normal_",
@@ -28,6 +29,7 @@ __all__ = [
     "ones_",
     "skipped",
     "uniform_",
+    "without_values",
     "xavier_normal_",
     "xavier_uniform_",
     "zeros_",
@@ -40,10 +42,12 @@ class _Chosen(threading.local):
     Attributes:
         device: where; None: on that of the tensor.
         skips: whether to draw no random values.
+        has_values: whether new parameters have values, and the memory for them.
     """
 
     device: str | None = None
     skips: bool = False
+    has_values: bool = True
 
 
 _chosen = _Chosen()
@@ -75,6 +79,23 @@ def skipped() -> Iterator[None]:
     """
     with replaced(_chosen, skips=True):
         yield
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """Make parameters in the `with` block that have a shape alone, and take no memory.
+
+    A model of any size can then be counted. Layers get this by `init.empty`.
+    """
+    with replaced(_chosen, skips=True, has_values=False):
+        yield
+
+
+def empty(*shape: int) -> np.ndarray[Any, Any]:
+    """Return an array for a new parameter, float32, whose values are not defined yet."""
+    if _chosen.has_values:
+        return np.empty(shape, np.float32)
+    return np.broadcast_to(np.float32(0), shape)
 
 
 def constant_(tensor: Tensor, value: float) -> Tensor:
@@ -145,6 +166,8 @@ def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in") -> Ten
 
 
 def _fill(tensor: Tensor, value: Any) -> Tensor:
+    if not _chosen.has_values:
+        return tensor
     if _chosen.device in (None, tensor.device):
         with no_grad():
             assign(tensor, ..., value)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from tensorgrad.checks import check_integer
 from tensorgrad.nn import init
 from tensorgrad.nn.module import Module, Parameter, check_input
+from tensorgrad.nn.rows import Rows
 from tensorgrad.nn.shard import Region
 from tensorgrad.ops.linear import linear
 from tensorgrad.tensor import Tensor
@@ -36,8 +35,8 @@ class Linear(Module):
     def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
         check_integer("Linear", "inputs", inputs, 0)
         check_integer("Linear", "outputs", outputs, 0)
-        self.weight = Parameter(np.empty((outputs, inputs), np.float32))
-        self.bias = Parameter(np.empty(outputs, np.float32)) if bias else None
+        self.weight = Parameter(init.empty(outputs, inputs))
+        self.bias = Parameter(init.empty(outputs)) if bias else None
         bound = 1 / math.sqrt(max(1, inputs))
         init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
@@ -63,6 +62,10 @@ class Linear(Module):
     def affine(self) -> tuple[Parameter, Parameter | None]:
         """Return weight and bias, for ops that fuse the product; see nn/module.py."""
         return self.weight, self.bias
+
+    def saved_bytes(self, rows: Rows) -> float:
+        """Return the bytes that backward needs: x."""
+        return rows.inside * rows.item * self.weight.shape[1]
 
     def extra_repr(self) -> str:
         """Return the sizes."""

@@ -41,6 +41,7 @@ from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
 from tensorgrad.engine import assign, changes, mode
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.nn.model_graph import ModelGraph, draw
+from tensorgrad.nn.rows import Rows
 from tensorgrad.nn.summary import Summary, summarize
 from tensorgrad.nn.wrapped_names import by_plain_names
 from tensorgrad.tensor import Tensor
@@ -99,9 +100,11 @@ class Module:
 
     Attributes:
         training: whether layers such as Dropout are in training mode; see `train` and `eval`.
+        captures: whether generation may capture its calls into a CUDA graph.
     """
 
     training = True
+    captures = True
     forward: Callable[..., Any]
 
     if not TYPE_CHECKING:  # type checkers would let any attribute be set
@@ -137,6 +140,16 @@ class Module:
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """Yield the modules that are attributes of this one, each once, with their names."""
         return _once(self._members(Module))
+
+    def saved_bytes(self, rows: Rows) -> float:
+        """Return the bytes that a forward pass saves for backward, but parameters, by a formula.
+
+        Here the sum over the modules in it: a layer that saves something of its own says so.
+
+        Args:
+            rows: that pass through.
+        """
+        return sum(child.saved_bytes(rows) for child in self.children())
 
     def children(self) -> Iterator[Module]:
         """Yield the modules that are attributes of this one, each once."""

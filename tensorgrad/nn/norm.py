@@ -10,6 +10,7 @@ from tensorgrad.checks import check_integer, check_range
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.nn.dropout import Dropout
 from tensorgrad.nn.module import Module, Parameter, check_input, offers
+from tensorgrad.nn.rows import Rows
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.norm import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm
 from tensorgrad.tensor import Tensor
@@ -51,6 +52,10 @@ class LayerNorm(Module):
         _check(self, x, residual)
         return add_layer_norm(x, residual, self.weight, self.bias, self.eps)
 
+    def saved_bytes(self, rows: Rows) -> float:
+        """Return the bytes that backward needs: x, and mean and 1 / standard deviation of rows."""
+        return rows.outside * (self.width * rows.wide + 8)
+
     def extra_repr(self) -> str:
         """Return the size."""
         bias = "" if self.bias is not None or self.weight is None else ", bias=False"
@@ -90,6 +95,10 @@ class RMSNorm(Module):
         """Return x + residual and its norm from one kernel; x and its norm without a residual."""
         _check(self, x, residual)
         return add_rms_norm(x, residual, self.weight, self.eps)
+
+    def saved_bytes(self, rows: Rows) -> float:
+        """Return the bytes that backward needs: x, and 1 / root of the mean square of rows."""
+        return rows.outside * (self.width * rows.wide + 4)
 
     def extra_repr(self) -> str:
         """Return the size."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tensorgrad.kernels.matmul.sm90 import fills
 from tensorgrad.nn.attention import KeyValueCache, MultiHeadAttention, RotaryEmbedding
 from tensorgrad.nn.dropout import Dropout
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module, add_branch, check_input, offers
 from tensorgrad.nn.norm import LayerNorm, add_norm
+from tensorgrad.nn.rows import Rows
 from tensorgrad.nn.shard import Shard
 from tensorgrad.ops.elementwise.activation import gelu, swiglu
 from tensorgrad.ops.linear import feed_forward, gated_linear
@@ -58,6 +60,18 @@ class FeedForward(Module):
         """Return which layers ranks can share."""
         return [Shard("up", "column"), Shard("dropout", "inside"), Shard("down", "row")]
 
+    def saved_bytes(self, rows: Rows) -> float:
+        """Return the bytes that backward needs: the inputs of both linear layers and of GELU.
+
+        On Hopper large products with 16-bit parameters keep the derivative of GELU, a byte each, in
+        place of its input; see kernels/matmul/sm90.py.
+        """
+        hidden, width = self.up.weight.shape
+        narrow = rows.item == rows.wide == 2 and not rows.shared
+        item = 1 if narrow and fills(rows.inside, width, hidden, 2) else rows.item
+        linear = self.up.saved_bytes(rows) + self.down.saved_bytes(rows)
+        return linear + rows.inside * hidden * item
+
 
 class SwiGLU(Module):
     """Compute down(silu(gate(x)) * up(x)), as in LLaMA.
@@ -103,6 +117,11 @@ class SwiGLU(Module):
             *(Shard("gate", "column"), Shard("up", "column")),
             *(Shard("dropout", "inside"), Shard("down", "row")),
         ]
+
+    def saved_bytes(self, rows: Rows) -> float:
+        """Return the bytes that backward needs: inputs of linear layers, results of gate and up."""
+        inputs = self.gate.saved_bytes(rows) + self.down.saved_bytes(rows)
+        return inputs + 2 * rows.inside * rows.item * len(self.up.weight)
 
     @staticmethod
     def default_hidden(width: int) -> int:

@@ -78,10 +78,13 @@ class Ranks:
         captures: whether a step may be a CUDA graph: the host decides nothing in it.
         alone: whether there is no other process, which would wait for this one: signals and errors
             concern this process only.
+        by_block: whether gradients or parameters are those of one block at a time, each of which
+            runs once before another does.
     """
 
     captures = False
     alone = False
+    by_block = False
     rank = 0
     ranks = 1
     processes = 1

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from tensorgrad.amp import AUTOCAST, autocast
 from tensorgrad.errors import ArgumentError
+from tensorgrad.models.language_model import model_of
 from tensorgrad.optim import (
     SGD,
     Adafactor,
@@ -216,6 +217,11 @@ class TrainSettings(StrategySettings):
     def known_sizes(self) -> Any:
         """Return the sizes of the model as far as the settings say them; None: they do not."""
         return None
+
+    @property
+    def model_class(self) -> Any:
+        """The class of the language model; None: the settings do not say, or train another kind."""
+        return model_of(self.known_sizes())
 
     def sizes(self, config: type[Any]) -> dict[str, Any]:
         """Return those fields of a model's config, a dataclass, that are settings too."""

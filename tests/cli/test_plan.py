@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from tensorgrad.cli import main
 from tensorgrad.train.settings import DTYPES
+from tests.train.test_task import write_files
 
 
 def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,11 +48,45 @@ def test_large_numbers_have_columns_of_their_own(capsys: pytest.CaptureFixture[s
 def test_a_model_is_named_by_its_preset_or_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     for options, name in (
         (["--context", "1024"], "gpt2-124M, 124M parameters"),
-        (["--width", "1536"], "GPT-2 with 12 layers, 12 heads, width 1,536, context 1,024, "
+        (["--preset", "llama-1B"], "llama-1B, 1,236M parameters"),
+        (["--preset", "qwen3-0.6B", "--batch", "8"], "qwen3-0.6B, 596M parameters"),
+        (["--model", "transformer-lm"], "TransformerLM with 2 layers, 4 heads, width 192, context "
+                                        "128, vocabulary 1,024, 1M parameters"),
+        (["--width", "1536"], "GPT2 with 12 layers, 12 heads, width 1,536, context 1,024, "
                               "vocabulary 50,257, 419M parameters"),
     ):  # fmt: skip
         assert main(["plan", *options]) == 0
         assert capsys.readouterr().out.startswith(f"{name}, on 1 GPU")
+
+
+def test_a_model_of_a_file_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    write_files(tmp_path)
+    source = (tmp_path / "nope.py").read_text()
+    block = "nn.TransformerBlock, config.width, config.heads, bias=False, norm=nn.RMSNorm"
+    assert block in source
+    alone = source.replace(block, "nn.Linear, config.width, config.width")
+    (tmp_path / "alone.py").write_text(f"{alone}\n    def shards(self):\n        return []\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "--model", "nope.py", "--layers", "4", "--pp", "2", "--tp", "2"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("NoPE with 4 layers, 4 heads, width 192, context 128, vocabulary 1,024")
+    assert "note" not in out
+    sizes = "--model nope.py --width 4096 --layers 8 --batch 64 --fit --memory 16GiB --json"
+    assert main(["plan", *sizes.split()]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["parameters"] == 1025 * 4096 + 8 * (12 * 4096 + 2) * 4096
+    assert found["gpus"] > 1
+    for options, message in (
+        ("--pp 3", "pp * chunks is 3, expected 1 to the 2 layers"),
+        ("--model alone.py --tp 2", "--model: got a NoPE without a table of the layers that ranks"),
+        ("--kv-heads 2", "--kv-heads: got 2 for NoPE, expected none: its config has no kv_heads"),
+        ("--preset gpt2-124M", "--preset: got gpt2-124M with --model nope.py, expected one of sma"),
+    ):
+        assert main(["plan", "--model", "nope.py", *options.split()]) == 1
+        assert message in caplog.text
 
 
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,6 +174,10 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         ("--fit --memory 1GiB --max-gpus 0", "--max-gpus: got 0 GPUs, expected 1 or more"),
         ("--dp 2 --bucket-mb 0", "--bucket-mb: got 0.0, expected more than 0"),
         ("--dp 2 --grad-dtype bfloat16", "on 2 GPUs, expected float32, or bfloat16 with"),
+        ("--preset llama-1B --model gpt2", "--preset: got llama-1B with --model gpt2, expected"),
+        ("--preset llama-1B --kv-heads 5", "--heads: got 32, expected a multiple of 5"),
+        ("--preset llama-1B --vocab-multiple 8", "--vocab-multiple: got 8 for TransformerLM, exp"),
+        ("--model rnn", "--model: got rnn, expected one of gpt2, transformer-lm, or a Python file"),
         ("--tflops -1", "--tflops: got -1.0, expected more than 0"),
     ],
 )

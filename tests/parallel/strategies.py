@@ -459,7 +459,7 @@ def check_memory(comm: Comm, folder: Path) -> None:
 def check_a_run_resumes_on_other_ranks(comm: Comm, folder: Path) -> None:
     """All ranks start, half of them resume, all finish, each time with another strategy."""
     alone = {}
-    for make in (adamw, adafactor):
+    for make in (adamw, adafactor, muon):
         trainer = make_trainer(
             folder / f"alone-{comm.rank}-{make.__name__}", steps=12, micro_batches=4,
             make_optimizer=make,

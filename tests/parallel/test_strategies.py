@@ -10,7 +10,8 @@ import pytest
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.parallel import Comm, Handle
-from tensorgrad.parallel.program import make_ranks
+from tensorgrad.parallel.mesh import Mesh
+from tensorgrad.parallel.program import check_model, make_ranks
 from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.ranks import OneProcess
 from tests.parallel import strategies
@@ -109,3 +110,19 @@ def test_ranks_have_float32_gradients(mesh: dict[str, Any]) -> None:
     settings = LanguageSettings(dtype="bfloat16-parameters", grad_dtype="bfloat16", **mesh)
     with pytest.raises(ArgumentError, match="--grad-dtype: got bfloat16 with 2 ranks, expected"):
         on_ranks(2, partial(make_ranks, settings))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"hidden": 27}, "blocks.0.feed_forward.up has 27 outputs, expected a multiple of the 2"),
+        ({"model": "transformer-lm", "kv_heads": 1}, "kv_heads of blocks.0.attention is 1, exp"),
+    ],
+    ids=str,
+)
+def test_layers_that_ranks_cannot_share_are_an_error_at_once(
+    sizes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ArgumentError, match=f"--tp: got 2 where {said}"):
+        check_model(LanguageSettings(tp=2, **sizes), Mesh(tp=2))
+    check_model(LanguageSettings(tp=2, vocab=259), Mesh(tp=2))  # the text may have fewer tokens
