@@ -13,6 +13,7 @@ import re
 import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -230,6 +231,14 @@ def unknown_options(parts: list[str]) -> Iterator[str]:
 
 @cache
 def help_of(*program: str) -> str:
+    handler = signal.getsignal(signal.SIGINT)  # at its end a program takes the default one
+    try:
+        return _help_of(program)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _help_of(program: tuple[str, ...]) -> str:
     with redirect_stdout(StringIO()) as shown, pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")
         patch.chdir(ROOT)
@@ -240,6 +249,7 @@ def help_of(*program: str) -> str:
             patch.setattr(sys, "argv", [program[-1], "--help"])
             with suppress(SystemExit), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", ".* without tokens under unit-test framework")
+                warnings.filterwarnings("ignore", ".* found in sys.modules")
                 run(program[-1], run_name="__main__")
     return shown.getvalue()
 

@@ -56,7 +56,7 @@ def greedy_search(
         return []
     found: list[list[int]] = [[] for _ in prompts]
     with evaluating(model):
-        rows = _Rows(model, prompts, max_new_tokens, use_cache)
+        rows = _SearchRows(model, prompts, max_new_tokens, use_cache)
         going = np.arange(len(prompts))
         for _ in range(max_new_tokens):
             tokens = backend.to_numpy(argmax(Tensor(rows.next_logits()), -1).data)
@@ -106,7 +106,7 @@ def beam_search(
         return []
     searches = [_Search(beams, length_penalty, max_new_tokens) for _ in prompts]
     with evaluating(model):
-        rows = _Rows(model, prompts, max_new_tokens, use_cache)
+        rows = _SearchRows(model, prompts, max_new_tokens, use_cache)
         going = searches
         first = np.where(np.arange(beams) == 0, 0.0, -np.inf)  # all beams begin equal: use one
         scores = np.tile(first, (len(prompts), 1))
@@ -146,7 +146,7 @@ def _checked(model: TransformerLM, prompts: Prompts, end: int, max_new_tokens: i
     return tokens
 
 
-class _Rows:
+class _SearchRows:
     """Rows of tokens that grow by one a step, and their key-value cache."""
 
     def __init__(

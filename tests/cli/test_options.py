@@ -71,7 +71,7 @@ LINES = [
     ("profile lost", "RUN lost: no such file or folder"),
     ("profile --heads 5", "--width: got 192, expected a multiple of --heads, 5"),
     ("profile --rows -1", "--rows: got -1, expected 0 or more"),
-    ("plan --vocab 0", "--vocab: got 0, expected 1 or more"),
+    ("plan --vocab 0", "--vocab: got 0, expected 257 or more"),
     ("plan --latency 0", "--latency: got 0.0, expected more than 0"),
     ("plan --memory 80", "--memory: got '80', expected bytes with their unit, such as 80GiB"),
     ("plan --memory 0GiB", "--memory: got 0GiB, expected more than 0"),
