@@ -208,7 +208,7 @@ def memory_explained(settings: TrainSettings, ranks: int = 1) -> Iterator[None]:
             settings.sequence_parallel,
             settings.dtype,
             settings.grad_dtype,
-            settings.optimizer,
+            settings.optimizer_name,
             model,
         )
         memory = backend.total_memory(backend.use_device(settings.device))

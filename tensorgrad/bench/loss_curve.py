@@ -46,7 +46,7 @@ def read_tokens(data: str, vocab_size: int) -> Any:
 
 def our_step(model: GPT2, settings: TrainSettings, device: str) -> TrainStep:
     """Return a captured training step of tensorgrad."""
-    optimizer = settings.make_optimizer(model.named_parameters())
+    optimizer = settings.optimizer(model.named_parameters())
     precision = settings.precision()
 
     def loss(x: Any, y: Any) -> Tensor:

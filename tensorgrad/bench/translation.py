@@ -40,7 +40,7 @@ TrainStep = Callable[[Any, Any], object]  # takes tokens and targets on the devi
 
 def ours(task: Translation, device: str) -> TrainStep:
     """Return a training step of tensorgrad, captured: forward, backward, clipping, optimizer."""
-    optimizer = task.settings.make_optimizer(task.model.named_parameters())
+    optimizer = task.settings.optimizer(task.model.named_parameters())
     step = train_function(task.loss, optimizer, task.settings.clip or math.inf)
     return graph.capture(step, device, task.graphs)
 

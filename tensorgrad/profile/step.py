@@ -291,7 +291,7 @@ class _ProfiledStep:
         model: LanguageModel = settings.model_class(sizes)
         self.model = with_options(model.to(device, settings.parameter_dtype), settings)
         self.parameters = sum(tensor.size for tensor in self.model.parameters())
-        self.optimizer: Optimizer = self._ranks.prepare(self.model, settings.make_optimizer)
+        self.optimizer: Optimizer = self._ranks.prepare(self.model, settings.optimizer)
         self._ranks.begin(0, [tensor.data for tensor in self.model.state_dict().values()])
         self._scaler, self._precision = settings.scaler(), settings.precision()
         rows = settings.batch // self._ranks.ranks

@@ -262,7 +262,9 @@ def read_config(app: App, commands: tuple[str, ...], arguments: Any) -> None:
     if given is None or not given.tokens:
         return
     path = Path(given.tokens[0].value)
-    found: dict[str, Any] = read_settings(path)
+    settings = config.renamed(read_settings(path))
+    names = {name: config.option_name(name)[2:].replace("-", "_") for name in settings}
+    found: dict[str, Any] = {names[name]: value for name, value in settings.items()}
     for command in reversed(commands):  # so that no setting is taken for a command of its name
         found = {command: found}
     Dict(found, source=str(path))(app, commands, arguments)

@@ -27,6 +27,7 @@ FILE = "config.json"
 _FITS = {float: Real, int: Integral}
 _RENAMED = {"accumulate": "micro_batches"}  # in files of earlier versions
 _TASKS = {"gpt2": "language-model"}
+_OPTIONS = {"optimizer_name": "optimizer"}  # whose settings have another name than the option
 _SOURCES = ("data", "also")  # options that a resumed run reads
 _NAMED_SOURCES = ("stdlib", "phrases", "reviews")
 _CHARACTERS = 1 << 16  # of a text
@@ -51,7 +52,7 @@ GROUPS = {
     ),
     "Optimization": (
         *("steps", "epochs", "batch", "micro_batches", "lr", "warmup", "schedule", "lr_end"),
-        *("decay_fraction", "optimizer", "weight_decay", "beta1", "beta2", "momentum", "clip"),
+        *("decay_fraction", "optimizer_name", "weight_decay", "beta1", "beta2", "momentum", "clip"),
         *("label_smoothing", "average", "patience", "seed", "nan"),
     ),
     "Precision and devices": (
@@ -216,9 +217,9 @@ def _complete(settings: Dataclass, f: Field[Any], other: str, defaults: Mapping[
     if value is None:
         object.__setattr__(settings, f.name, defaults.get(chosen))
     elif chosen not in defaults:
-        name = other.replace("_", "-")
+        name = option_name(other)
         raise ArgumentError(
-            f"{flag(f)}: got {value} with --{name} {chosen}, expected none: it is for --{name} "
+            f"{flag(f)}: got {value} with {name} {chosen}, expected none: it is for {name} "
             f"{' or '.join(defaults)}"
         )
 
@@ -376,4 +377,9 @@ def _kind(hint: Any) -> Any:
 
 def flag(field: Field[Any]) -> str:
     """Return the name of a setting's option on the command line."""
-    return "--" + field.name.replace("_", "-")
+    return option_name(field.name)
+
+
+def option_name(setting: str) -> str:
+    """Return the name of an option on the command line, by the name of its setting."""
+    return "--" + _OPTIONS.get(setting, setting).replace("_", "-")

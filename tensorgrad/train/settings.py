@@ -65,7 +65,7 @@ def by_optimizer(name: str, adamw: float | None = None) -> tuple[str, dict[str, 
             they lack it.
     """
     same = {} if adamw is None else {"adamw": adamw, "muon": adamw}
-    return "optimizer", {**same, **_USUAL[name]}
+    return "optimizer_name", {**same, **_USUAL[name]}
 
 
 def fitting(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def fitting(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
         preset: options by name, tuned with AdamW.
         given: the options of the command line.
     """
-    known = by_optimizer("lr", 0.0)[1].get(given.get("optimizer", "adamw")) == 0.0
+    known = by_optimizer("lr", 0.0)[1].get(given.get("optimizer_name", "adamw")) == 0.0
     return {n: value for n, value in preset.items() if known or n not in ("lr", "weight_decay")}
 
 
@@ -107,7 +107,7 @@ class TrainSettings(StrategySettings):
         None, "last fraction of the steps, in which the rate of wsd falls", low=0, high=1,
         by=("schedule", {"wsd": 0.2}),
     )  # fmt: skip
-    optimizer: str = option(
+    optimizer_name: str = option(
         "adamw",
         "what updates the parameters; muon: the matrices of blocks, by steps as large as AdamW's, "
         "which updates the rest",
@@ -247,7 +247,7 @@ class TrainSettings(StrategySettings):
         falling = schedule.cosine if self.schedule == "cosine" else schedule.linear
         return falling(step, self.lr, self.steps, warmup, end)
 
-    def make_optimizer(self, parameters: FlatParameters | NamedParameters) -> Optimizer:
+    def optimizer(self, parameters: FlatParameters | NamedParameters) -> Optimizer:
         """Return the optimizer of these parameters."""
         parameters = with_gradients_of(self.grad_dtype, parameters)
         options: dict[str, Any] = {"weight_decay": self.weight_decay, "decay": decays_matrices}
@@ -255,9 +255,9 @@ class TrainSettings(StrategySettings):
             options["momentum"] = self.momentum
         if self.beta1 is not None:
             options["betas"] = self.beta1, self.beta2
-        if self.optimizer == "muon":
+        if self.optimizer_name == "muon":
             options |= {"matrices": in_blocks, "match_adamw": True}
-        return OPTIMIZERS[self.optimizer](parameters, self.lr, **options)
+        return OPTIMIZERS[self.optimizer_name](parameters, self.lr, **options)
 
     def scaler(self) -> LossScaler | None:
         """Return a loss scaler for float16, None for the other dtypes."""

@@ -190,7 +190,7 @@ def make_trainer(task: Task, callbacks: Sequence[Callback] = ()) -> Trainer:
     settings = task.resolved
     trainer = Trainer(
         task.model,
-        task.ranks.prepare(task.model, settings.make_optimizer),
+        task.ranks.prepare(task.model, settings.optimizer),
         task.loss,
         task.batches,
         settings.learning_rate,

@@ -371,3 +371,17 @@ def test_what_is_wrong_on_ranks_is_reported_once(tmp_path: Path) -> None:
         assert "Traceback" not in result.stderr
     assert helps.returncode == 0
     assert helps.stdout.count("--pipeline-schedule") == 1
+
+
+def test_a_file_of_an_earlier_version_or_of_another_optimizer_is_read(
+    options: list[str], tmp_path: Path
+) -> None:
+    assert main(["train", *options, "--optimizer", "lion", "--lr", "0.001"]) == 0
+    saved = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (saved["task"], saved["optimizer_name"]) == ("language-model", "lion")
+    file = tmp_path / "old.json"
+    file.write_text(json.dumps({**saved, "task": "gpt2"}))
+    assert main(["train", "--config", str(file), "--out", str(tmp_path / "again")]) == 0
+    assert metrics(tmp_path / "again") == metrics(tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text(file.read_text())
+    assert main(["train", "--resume", str(tmp_path / "run"), "--steps", "5"]) == 0

@@ -239,7 +239,7 @@ def check_frozen(comm: Comm, folder: Path) -> None:
 def check_errors(comm: Comm, folder: Path) -> None:
     """Sizes that do not match are errors on all ranks, with the numbers, and all can continue."""
     p = comm.size
-    adamw = TrainSettings(**SETTINGS).make_optimizer
+    adamw = TrainSettings(**SETTINGS).optimizer
 
     def fails(call: Callable[[], object], message: str) -> None:
         with pytest.raises(TensorgradError, match=message):
@@ -330,7 +330,7 @@ def check_overlap(comm: Comm, folder: Path) -> None:
     for number in range(comm.size):
         model.blocks[number] = Meeting(model.blocks[number], meet)
     ranks = Pipeline(comm, "1f1b")
-    ranks.prepare(model, TrainSettings(**SETTINGS).make_optimizer)
+    ranks.prepare(model, TrainSettings(**SETTINGS).optimizer)
 
     def loss(x: Any, y: Any) -> Tensor:
         return model.forward(Tensor(x), Tensor(y))
@@ -350,7 +350,7 @@ def check_memory(comm: Comm, folder: Path) -> None:
         random.seed(7)
         model = GPT2(gpt2(comm.size))
         ranks = Pipeline(comm, name)
-        ranks.prepare(model, TrainSettings(**SETTINGS).make_optimizer)
+        ranks.prepare(model, TrainSettings(**SETTINGS).optimizer)
 
         def loss(x: Any, y: Any, model: LanguageModel = model) -> Tensor:
             return model.forward(Tensor(x), Tensor(y))

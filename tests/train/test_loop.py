@@ -88,7 +88,7 @@ def test_a_run_in_pieces_equals_one_in_one(tmp_path: Path, dtype: str, micro_bat
 @pytest.mark.parametrize("optimizer", ["muon", "lion", "adafactor", "sgd"])
 def test_a_run_with_any_optimizer_learns_and_resumes(tmp_path: Path, optimizer: str) -> None:
     options: dict[str, Any] = {
-        **{"optimizer": optimizer, "dtype": "bfloat16-parameters", "schedule": "wsd"},
+        **{"optimizer_name": optimizer, "dtype": "bfloat16-parameters", "schedule": "wsd"},
         **{"steps": 14, "lr": {"lion": 3e-3, "sgd": 0.5, "adafactor": 0.1}.get(optimizer, 1e-2)},
     }
     whole = make_trainer(tmp_path / "whole", **options)
@@ -108,7 +108,7 @@ def test_a_run_with_any_optimizer_learns_and_resumes(tmp_path: Path, optimizer: 
 def test_captured_steps_of_any_optimizer_are_those_of_eager_ones(
     tmp_path: Path, optimizer: str
 ) -> None:
-    options: dict[str, Any] = {"optimizer": optimizer, "model_device": "cuda:0", "steps": 12}
+    options: dict[str, Any] = {"optimizer_name": optimizer, "model_device": "cuda:0", "steps": 12}
     eager = make_trainer(tmp_path / "eager", capture=False, **options)
     eager.run()
     captured = make_trainer(tmp_path / "captured", **options)  # seeds the generator again

@@ -53,10 +53,10 @@ def test_bfloat16_gradients_are_of_bfloat16_parameters_in_one_process() -> None:
         LanguageSettings(dtype="bfloat16", grad_dtype="bfloat16")
     settings = LanguageSettings(dtype="bfloat16-parameters", grad_dtype="bfloat16")
     parameters = toy.parameters(bfloat16).items()
-    assert settings.make_optimizer(parameters).flat.grad_dtype == bfloat16
+    assert settings.optimizer(parameters).flat.grad_dtype == bfloat16
     flat = FlatParameters(parameters)  # as data parallel ranks lay them out
     with pytest.raises(ArgumentError, match="got bfloat16 with data parallel ranks, expected"):
-        settings.make_optimizer(flat)
+        settings.optimizer(flat)
 
 
 def test_every_optimizer_has_its_defaults_and_refuses_options_of_others() -> None:
@@ -65,10 +65,10 @@ def test_every_optimizer_has_its_defaults_and_refuses_options_of_others() -> Non
         return [getattr(settings, n) for n in ("lr", "weight_decay", "beta1", "beta2", "momentum")]
 
     assert values() == [3e-3, 0.1, 0.9, 0.95, None]
-    assert values(optimizer="muon") == [3e-3, 0.1, 0.9, 0.95, 0.95]
-    assert values(optimizer="lion", beta2=0.98) == [1e-4, 1.0, 0.9, 0.98, None]
-    assert values(optimizer="adafactor", lr=0.5) == [0.5, 0.0, None, None, None]
-    assert values(optimizer="sgd", weight_decay=0) == [0.1, 0.0, None, None, 0.9]
+    assert values(optimizer_name="muon") == [3e-3, 0.1, 0.9, 0.95, 0.95]
+    assert values(optimizer_name="lion", beta2=0.98) == [1e-4, 1.0, 0.9, 0.98, None]
+    assert values(optimizer_name="adafactor", lr=0.5) == [0.5, 0.0, None, None, None]
+    assert values(optimizer_name="sgd", weight_decay=0) == [0.1, 0.0, None, None, 0.9]
     assert SentimentSettings().beta2 == 0.99
     assert TranslationSettings().beta2 == 0.98
     assert TranslationSettings().weight_decay == 0.01
@@ -79,22 +79,22 @@ def test_every_optimizer_has_its_defaults_and_refuses_options_of_others() -> Non
     for optimizer, option_, value in wrong:
         message = f"--{option_}: got {value} with --optimizer {optimizer}, expected none: it is for"
         with pytest.raises(ArgumentError, match=message):
-            values(**{"optimizer": optimizer, option_: value})
+            values(**{"optimizer_name": optimizer, option_: value})
     with pytest.raises(
         ArgumentError, match="--optimizer: got 'adam', expected one of adamw, muon, "
     ):
-        LanguageSettings(optimizer="adam")
+        LanguageSettings(optimizer_name="adam")
     with pytest.raises(
         ArgumentError, match=r"--decay-fraction: got 0\.5 with --schedule cosine, ex"
     ):
         LanguageSettings(decay_fraction=0.5)
-    assert replace(LanguageSettings(optimizer="sgd"), steps=7).momentum == 0.9
+    assert replace(LanguageSettings(optimizer_name="sgd"), steps=7).momentum == 0.9
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_is_made_of_the_options(name: str) -> None:
     tensors = toy.parameters(shapes={"blocks.0.weight": (5, 6), "tokens.weight": (7, 6)})
-    optimizer = LanguageSettings(optimizer=name).make_optimizer(tensors.items())
+    optimizer = LanguageSettings(optimizer_name=name).optimizer(tensors.items())
     assert type(optimizer) is OPTIMIZERS[name]
     state = {entry for entry in optimizer.state_dict() if "blocks" in entry}
     expected = {"adafactor": {"row", "column"}, "adamw": {"m", "v"}, "sgd": {"momentum"}}

@@ -77,7 +77,7 @@ def make_trainer(
 
     return Trainer(
         model,
-        (ranks or OneProcess()).prepare(model, make_optimizer or settings.make_optimizer),
+        (ranks or OneProcess()).prepare(model, make_optimizer or settings.optimizer),
         loss,
         train.iterate,
         settings.learning_rate,

@@ -111,7 +111,7 @@ def test_zero_divides_what_its_stage_says(
 def test_every_optimizer_has_the_state_that_is_planned(name: str) -> None:
     for dtype in ("float32", "bfloat16-parameters"):
         model = GPT2(SMALL).to(TrainSettings(dtype=dtype).parameter_dtype)
-        optimizer = TrainSettings(optimizer=name).make_optimizer(model.named_parameters())
+        optimizer = TrainSettings(optimizer_name=name).optimizer(model.named_parameters())
         found = sum(each.array.nbytes for each in optimizer.held())
         job = TrainingJob(SMALL, Mesh(), 8, dtype=dtype, optimizer=name)
         assert stage_memory(job, 0)["optimizer state"] == found
