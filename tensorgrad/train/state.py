@@ -13,7 +13,7 @@ from tensorgrad.files import finite
 from tensorgrad.nn import Module
 from tensorgrad.optim import LossScaler, Optimizer
 from tensorgrad.train.checkpoint import Checkpoint, check_same
-from tensorgrad.train.config import Dataclass, contradictions
+from tensorgrad.train.config import Dataclass, contradictions, renamed
 from tensorgrad.train.ranks import Ranks
 
 BelongsTo = Mapping[str, Mapping[str, Any]]
@@ -80,7 +80,7 @@ def load_state(
 
 def _check_settings(checkpoint: Checkpoint, settings: Dataclass, ranks: Ranks) -> None:
     """Raise CheckpointError where a setting differs that a resumed run must keep."""
-    before = checkpoint.settings("settings")
+    before = renamed(checkpoint.settings("settings"))
     same_ranks = checkpoint.state.get("ranks") == ranks.ranks
     now, warmup = asdict(settings), before.get("warmup")
     if isinstance(warmup, int) and warmup + 1 == before.get("steps"):

@@ -384,4 +384,10 @@ def test_a_file_of_an_earlier_version_or_of_another_optimizer_is_read(
     assert main(["train", "--config", str(file), "--out", str(tmp_path / "again")]) == 0
     assert metrics(tmp_path / "again") == metrics(tmp_path / "run")
     (tmp_path / "run" / "config.json").write_text(file.read_text())
+    for path in list_checkpoints(tmp_path / "run" / "checkpoints"):
+        state = json.loads((path / "state.json").read_text())
+        del state["crc32"]
+        state["settings"]["task"] = "gpt2"
+        (path / "state.json").write_text(json.dumps(state))
     assert main(["train", "--resume", str(tmp_path / "run"), "--steps", "5"]) == 0
+    assert metrics(tmp_path / "run")[-1]["step"] == 5
