@@ -29,8 +29,7 @@ from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.ranks import MakeOptimizer, Ranks
-
-REDUCTIONS = ("naive", "flat", "overlap")
+from tensorgrad.train.strategy_settings import REDUCTIONS
 
 
 def broadcast_parameters(arrays: Iterable[Array], comm: Comm, root: int = 0) -> None:

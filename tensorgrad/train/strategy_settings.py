@@ -14,7 +14,7 @@ from tensorgrad.train.config import option
 REDUCTIONS = ("naive", "flat", "overlap")
 ZERO = {"zero1": 1, "zero2": 2, "zero3": 3}  # the stage of each
 MODES = ("none", *REDUCTIONS, *ZERO)
-PIPELINE_SCHEDULES = ("gpipe", "1f1b", "interleaved")
+PIPELINE_SCHEDULES = ("model-parallel", "gpipe", "1f1b", "interleaved")
 
 
 @dataclass(frozen=True)

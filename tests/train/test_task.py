@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from tensorgrad.cli import main
+from tensorgrad.parallel.schedule import SCHEDULES
 from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.log import read_metrics
+from tensorgrad.train.strategy_settings import PIPELINE_SCHEDULES
 from tensorgrad.train.tasks import task_class
 from tensorgrad.train.user_file import model_class
 from tests.ranks import ROOT, missing, run_ranks
@@ -157,5 +159,6 @@ def test_presets_have_a_model(preset: str) -> None:
 
 
 def test_names_and_files() -> None:
+    assert tuple(SCHEDULES) == PIPELINE_SCHEDULES  # of parallel/, which train/ does not import
     assert task_class("sentiment").__name__ == "Sentiment"
     assert model_class("gpt2").__name__ == "GPT2"
