@@ -19,8 +19,9 @@ from tensorgrad import ranges
 from tensorgrad.arrays import cast
 from tensorgrad.backend import Array, namespace
 from tensorgrad.checks import check_function
-from tensorgrad.engine import Backward, Node, Output, edge_of, gradients, leaves, mode, replaced
+from tensorgrad.engine import Backward, Node, Output, edge_of, gradients, mode, replaced
 from tensorgrad.errors import ArgumentError, GradError
+from tensorgrad.gradient import leaves
 from tensorgrad.operands import tensor_of
 from tensorgrad.tensor import Tensor
 
@@ -47,11 +48,11 @@ def record(
         backward: `backward(dy, saved, needs)` returns one gradient (or None) per input. `dy` has
             the shape and dtype of the output and must not be modified; of several outputs it is a
             list, of these or wider float dtypes, with None for one that nothing depends on. A need
-            is False where no gradient is wanted, else True or the gradient so far, to which the
-            function may add instead of returning an array (see accumulation.py). Where the op
-            broadcast an input, the gradient may come in the broadcast shape: the walk sums it
-            down. Where it has another float dtype than the input, the walk casts it. An array that
-            is neither dy nor in `saved`, nor a view, is given away: it may be kept and added to.
+            is False where no gradient is wanted, else True or a `Gradient`, to which the function
+            may add instead of returning an array (see gradient.py). Where the op broadcast an
+            input, the gradient may come in the broadcast shape: the walk sums it down. Where it
+            has another float dtype than the input, the walk casts it. An array that is neither dy
+            nor in `saved`, nor a view, is given away: it may be kept and added to.
         saved: what backward needs, most of all arrays; freed as the walk passes.
 
     Returns:

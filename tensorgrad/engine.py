@@ -14,18 +14,18 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from tensorgrad import ranges
-from tensorgrad.accumulation import add_waiting, forget_row_sums, into, is_first, settle
-from tensorgrad.arrays import added, cast, converted, sum_to_shape
-from tensorgrad.backend import Array, Shape, add_into, byte_bounds, is_array, namespace, same_device
+from tensorgrad.arrays import cast, converted, sum_to_shape
+from tensorgrad.backend import Array, Shape, byte_bounds, is_array, namespace, same_device
 from tensorgrad.checks import array_of
 from tensorgrad.dtypes import Dtype, compute_dtype, is_complex
 from tensorgrad.errors import DtypeError, GradError, ShapeError
+from tensorgrad.gradient import Gradient, LeafGradient, leaves, unwrapped
 
 if TYPE_CHECKING:
     from tensorgrad.amp import Casts
@@ -205,8 +205,9 @@ def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
         DeviceError: `dy` is a tensor on another device.
     """
     with ranges.phase("backward"):
-        _walk(root, _seed(root, dy), _deliver, retain_graph, need=_need)
-        settle()
+        _walk(root, _seed(root, dy), _deliver, retain_graph, into_leaves=True)
+        if mode.capture is not None:
+            mode.capture.settle()
 
 
 def gradients(root: Tensor, dy: Array, edges: Sequence[Edge]) -> list[Array | None]:
@@ -295,128 +296,147 @@ def _walk(
     deliver: Callable[[Any, Array | None, bool], None],
     retain_graph: bool,
     ends: frozenset[Edge] = frozenset(),
-    need: Callable[[Any, list[Any], Any], Any] = lambda edge, offered, shared: True,
+    into_leaves: bool = False,
 ) -> None:
     """Visit every node after all its users; hand leaves and `ends` their complete gradients.
 
-    deliver: is also told whether nobody else holds the gradient.
-    need: returns the need for an edge; one that holds a leaf's gradient notes the leaf in a list.
-        It is also given what has several uses.
+    Args:
+        root, dy: where the walk starts, and with which gradient.
+        deliver: is also told whether nobody else holds the gradient.
+        retain_graph: keep what nodes have saved.
+        ends: edges that the walk does not go beyond.
+        into_leaves: let contributions be added to the gradients that leaves have.
     """
     start = edge_of(root)
-    waiting = _shared_uses(start, ends)
-    sums: dict[Edge, Any] = {}
-    private: dict[Edge | None, Any] = {None: False}  # needs of edges whose sum nobody else holds
-    offered: list[Any] = []
+    shared = _shared(start, ends)
+    known: dict[Edge | None, Any] = {None: False}  # needs, of sums that nobody else holds too
+    parts: dict[Node, list[Any]] = {}  # gradients of the outputs of a node
     ready: list[tuple[Edge, Any]] = [(start, cast(dy, start.dtype))]
-    found: Sequence[Array | None]
-    dx: Any
     observer = ranges.active
+    found: Sequence[Any]
+    saved: Any
+    dx: Any
     while ready:
         edge, dy = ready.pop()
         if type(edge) is not Node or (ends and edge in ends):
             if type(edge) is Output and edge not in ends:
-                _collect(edge, dy, waiting, sums, ready)
+                _collect(edge, dy, shared, parts, ready)
             else:
-                forget_row_sums(id(dy))
-                deliver(edge, dy, False)
+                deliver(edge, unwrapped(dy), False)
             continue
-        edges = edge.edges
-        saved: Any = edge.saved
+        edges, saved = edge.edges, edge.saved
         if saved is None or edge.version != _versions.current:
             _check_saved(edge)
-        if dy is None:
-            found = [None] * len(edges)
+        needs = [
+            known[e] if e in known else type(e) is Node or _need(e, known, shared, into_leaves)
+            for e in edges
+        ]
+        if observer is None and dy is not None and type(dy) is not Gradient:
+            found = edge.backward(dy, saved, needs)
         else:
-            needs = [
-                private[e] if e in private else type(e) is Node or need(e, offered, waiting)
-                for e in edges
-            ]
-            if observer is not None:
-                with leaves if offered else nullcontext():
-                    found = observer.backward(edge, dy, saved or (), needs)
-                offered.clear()
-            elif offered:
-                with leaves:
-                    found = edge.backward(dy, saved, needs)
-                offered.clear()
-            else:
-                found = edge.backward(dy, saved, needs)
+            found = _run(edge, dy, needs)
+        if len(found) != len(edges):
+            raise _wrong_number(edge, found)
         if not retain_graph:
             edge.saved, edge.edges = None, ()
-        if len(found) != len(edges):
-            raise GradError(
-                f"backward: that of {edge.name} returned {len(found)} gradients, expected one or "
-                f"None for each of its {len(edges)} inputs"
-            )
-        for target, dx in zip(edges, found):  # noqa: B905  checked above, in half the time
+        for target, need, dx in zip(edges, needs, found):  # noqa: B905  checked in less time
             if target is None:
                 continue
+            gradient = shared.get(target)
             if dx is not None:
-                shape = dx.shape
+                shape = dx.shape  # (): a `Gradient`, or 0-d, which may be a NumPy scalar
                 if not shape or shape != target.shape or dx.dtype is not target.dtype:
-                    dx = _fit(dx, target, target in waiting)
-            if target in waiting:  # used several times: add up until the last contribution
-                other = sums.get(target)
-                if other is not None:
-                    if dx is None:
-                        dx = other
-                    elif target in private and dx.dtype is other.dtype and type(other) is _NDARRAY:
-                        other += dx
-                        dx = other
-                    elif type(other) is _NDARRAY and dx.dtype is other.dtype is target.dtype:
-                        dx = other + dx
-                        if type(dx) is not _NDARRAY:
-                            dx = np.asarray(dx)  # NumPy turns 0-d sums into scalars
-                    else:
-                        dx = _sum(other, dx, target)
-                uses = waiting[target] - 1
+                    dx = _fit(dx, target, gradient)
+            if gradient is not None:
+                uses = gradient.uses = gradient.uses - 1
+                total = gradient.array
+                if dx is None:
+                    pass  # it is added, or there is none
+                elif need is gradient and dx.dtype is total.dtype and type(total) is _NDARRAY:
+                    total += dx
+                elif type(need) is LeafGradient:
+                    need.add(dx)
+                elif total is not None:
+                    gradient.add(dx)
+                    known[target] = gradient
+                else:
+                    gradient.array = dx  # the first contribution: of many, or to a parameter
+                    several = uses > 1 or type(target) not in _RECORDED
+                    if several and _can_grow(dx, target, (dy, *found, *saved)):
+                        gradient.is_own, known[target] = True, gradient
                 if uses:
-                    waiting[target] = uses
-                    if dx is not other:
-                        sums[target] = dx
-                        # a new sum, or the first contribution: of many, or to a parameter
-                        several = uses > 1 or type(target) not in _RECORDED
-                        if other is not None or (
-                            several and _can_grow(dx, target, (dy, *found, *saved))
-                        ):
-                            private[target] = into(dx)
                     continue
-                sums.pop(target, None)
-                private.pop(target, None)
+                dx, gradient.array = gradient.array, None
                 if dx is not None and type(target) is Node:
                     dx = cast(dx, target.dtype)
             if type(target) is Node or type(target) is Output:
                 ready.append((target, dx))
             else:  # at once: who waits for a gradient need not wait for the rest of the walk
                 leaf: Any = target
-                first = leaf.grad is None and leaf not in waiting  # else it is added or copied
-                own = first and _is_own(dx, (dy, *found, *saved))
-                forget_row_sums(id(dx))  # who holds it now may modify it
+                own = gradient is None and leaf.gradient is None and _is_own(
+                    dx, (dy, *found, *saved)
+                )  # fmt: skip
                 deliver(leaf, dx, own)
         found, saved, dx = (), (), None  # so that memory falls before the next backward runs
 
 
+def _run(node: Node, dy: Any, needs: Sequence[Any]) -> Sequence[Any]:
+    """Return what the backward function of a node returns, which a profiler may observe."""
+    if dy is None:
+        return [None] * len(needs)
+    if type(dy) is Gradient and not hasattr(node.backward, "takes_gradient"):
+        dy = dy.array
+    if ranges.active is None:
+        return node.backward(dy, node.saved or (), needs)
+    found: Sequence[Any] = ranges.active.backward(node, dy, node.saved or (), needs)
+    return found
+
+
+def _wrong_number(node: Node, found: Sequence[Any]) -> GradError:
+    """Return the error of a backward function that returned too many gradients, or too few."""
+    return GradError(
+        f"backward: that of {node.name} returned {len(found)} gradients, expected one or None for "
+        f"each of its {len(node.edges)} inputs"
+    )
+
+
+def _need(
+    edge: Any, known: dict[Edge | None, Any], shared: dict[Edge, Gradient], into_leaves: bool
+) -> Any:
+    """Return the need for an edge that is no node: for a leaf with a gradient, that gradient.
+
+    Not with one of 16 bits where more than one op contributes: what they return in float32 is added
+    up in float32 and rounded once.
+    """
+    of_leaf = edge.gradient if into_leaves and type(edge) is not Output else None
+    known[edge] = need = of_leaf if of_leaf is not None and (
+        of_leaf.is_wide or edge not in shared
+    ) else True  # fmt: skip
+    return need
+
+
 def _collect(
     output: Output,
-    dy: Array | None,
-    waiting: dict[Edge, int],
-    sums: dict[Edge, Any],
+    dy: Any,
+    shared: dict[Edge, Gradient],
+    parts: dict[Node, list[Any]],
     ready: list[tuple[Edge, Any]],
 ) -> None:
     """Keep the gradient of an output until those of the node's other outputs are there."""
     node = output.node
-    dys = sums.pop(node, None) or [None] * output.count
-    dys[output.index] = dy
-    uses = waiting.get(node, 1) - 1
-    if uses:
-        waiting[node], sums[node] = uses, dys
-    else:
-        ready.append((node, None if all(dy is None for dy in dys) else dys))
+    dys = parts.setdefault(node, [None] * output.count)
+    dys[output.index] = unwrapped(dy)
+    gradient = shared.get(node)
+    if gradient is not None:
+        gradient.uses -= 1
+        if gradient.uses:
+            return
+    del parts[node]
+    ready.append((node, None if all(dy is None for dy in dys) else dys))
 
 
-def _shared_uses(start: Edge, ends: frozenset[Edge]) -> dict[Edge, int]:
-    """Return the uses of each node and leaf between `start` and `ends` that has several."""
+def _shared(start: Edge, ends: frozenset[Edge]) -> dict[Edge, Gradient]:
+    """Return gradients for the nodes and leaves between `start` and `ends` with several users."""
     uses: dict[Edge, int] = {}
     seen = {start}
     stack: list[Any] = [start] if type(start) in _RECORDED else []
@@ -433,7 +453,10 @@ def _shared_uses(start: Edge, ends: frozenset[Edge]) -> dict[Edge, int]:
                 seen.add(target)
                 if type(target) is Node or type(target) is Output:
                     stack.append(target)
-    return uses
+    return {
+        edge: Gradient(None, dtype=edge.dtype, rounds=type(edge) is Node, uses=count)
+        for edge, count in uses.items()
+    }
 
 
 def _check_saved(node: Node) -> None:
@@ -446,7 +469,7 @@ def _check_saved(node: Node) -> None:
     _versions.check(node)
 
 
-def _fit(dx: Array, target: Edge, more: bool) -> Array:
+def _fit(dx: Any, target: Edge, gradient: Gradient | None) -> Any:
     """Return a gradient in the shape of its input and, for a node, in its dtype.
 
     A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too; an
@@ -456,6 +479,10 @@ def _fit(dx: Array, target: Edge, more: bool) -> Array:
     Raises:
         GradError: the gradient is complex, or the input is.
     """
+    array = dx.array if type(dx) is Gradient else dx
+    if array.shape and array.shape == target.shape and array.dtype is target.dtype:
+        return dx if gradient is None and type(target) is Node else array
+    dx = array
     if isinstance(dx, np.generic):
         dx = np.asarray(dx)  # NumPy turns 0-d results into scalars
     if is_complex(dx.dtype) is not is_complex(target.dtype):
@@ -465,33 +492,14 @@ def _fit(dx: Array, target: Edge, more: bool) -> Array:
         )
     if dx.shape != target.shape:
         dx = sum_to_shape(dx, target.shape)
-    return cast(dx, target.dtype) if type(target) is Node and not more else dx
-
-
-def _sum(a: Array, b: Array, target: Edge) -> Array:
-    """Return the sum of two contributions, rounded once to the dtype of an op's result."""
-    narrow = type(target) is Node
-    return added(a, b, target.dtype if narrow else np.result_type(a, b, target.dtype))
-
-
-def _need(edge: Any, offered: list[Any], shared: Any) -> Any:
-    """Return the need for an edge, for a leaf with its gradient.
-
-    Not with one of 16 bits where more than one op contributes: what they return in float32 is added
-    up in float32 and rounded once.
-    """
-    grad = None if type(edge) in _RECORDED else edge.grad
-    if grad is None or (grad.dtype != compute_dtype(grad.dtype) and edge in shared):
-        return True
-    offered.append(edge)
-    return into(grad, of_leaf=True)
+    return cast(dx, target.dtype) if type(target) is Node and gradient is None else dx
 
 
 def _is_own(dx: Array | None, others: Sequence[Any]) -> bool:
     """Whether a gradient is an array of its own: no view, and among the others once at most."""
     if dx is None or dx.base is not None or not dx.flags.c_contiguous:
         return False
-    return sum([other is dx for other in others]) <= 1
+    return sum([unwrapped(other) is dx for other in others]) <= 1
 
 
 def _can_grow(dx: Array, target: Edge, others: Sequence[Any]) -> bool:
@@ -511,21 +519,20 @@ def _deliver(leaf: Tensor, dx: Array | None, own: bool) -> None:
     """Add a complete gradient to the leaf and tell those who wait for it."""
     if dx is not None:
         with leaves:
-            if leaf.grad is None:
-                keep = own and dx.dtype == leaf.data.dtype
-                leaf.grad = dx if keep else converted(dx, leaf.data.dtype)
-            elif is_first(leaf.grad):
-                leaf.grad[...] = dx
+            if leaf.gradient is not None:
+                leaf.gradient.add(dx)
+            elif own and dx.dtype == leaf.data.dtype:
+                leaf.gradient = LeafGradient(dx)
             else:
-                add_into(leaf.grad, dx)
+                leaf.gradient = LeafGradient(converted(dx, leaf.data.dtype))
     if leaf.hooks:
-        add_waiting()
+        if mode.capture is not None:
+            mode.capture.add_waiting()
         for hook in leaf.hooks:
             hook(leaf)
 
 
 _versions = VersionCounter()
-leaves = threading.RLock()  # of the gradients of all leaves, to which several threads may add
 
 
 def assign(tensor: Tensor, key: Any, value: Any) -> None:

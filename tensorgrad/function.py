@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import Casts
 from tensorgrad.arrays import cast
 from tensorgrad.autograd import record
@@ -17,6 +16,7 @@ from tensorgrad.backend import Array, Shape, device_of, is_numpy, namespace
 from tensorgrad.dtypes import Dtype, is_float
 from tensorgrad.engine import mode, replaced
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, GradError, ShapeError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.tensor import Tensor
 
 

@@ -17,7 +17,7 @@ import gc
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from operator import attrgetter, is_
@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, engine, random, ranges
-from tensorgrad.accumulation import forget, settle, touch
 from tensorgrad.amp import autocast
 from tensorgrad.backend import Array
 from tensorgrad.callers import line_of, user_line
 from tensorgrad.checks import check_integer
 from tensorgrad.engine import mode, replaced
 from tensorgrad.errors import ArgumentError, GraphError
+from tensorgrad.gradient import LeafGradient
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.kernels.capturing import capturing
 from tensorgrad.tensor import Tensor
@@ -342,7 +342,7 @@ class _Watch:
         self._arena = arena
         self.guards = _Guards()
         self.used: dict[int, Tensor] = {}
-        self.leaves: dict[int, tuple[Tensor, Array | None]] = {}
+        self.leaves: dict[int, tuple[Tensor, LeafGradient | None]] = {}
         self.running = ""
         self._modules: set[int] = set()
         self._thread = threading.get_ident()  # others may run ops of their own
@@ -396,9 +396,9 @@ class _Watch:
         """Note a leaf; raise where its gradient is new, and was added to before, or vice versa."""
         if id(tensor) in self.leaves:
             return
-        self.leaves[id(tensor)] = tensor, tensor.grad
-        _, grad = self._expected.get(id(tensor), (tensor, tensor.grad))
-        if (grad is None) != (tensor.grad is None):
+        self.leaves[id(tensor)] = tensor, tensor.gradient
+        _, gradient = self._expected.get(id(tensor), (tensor, tensor.gradient))
+        if (gradient is None) != (tensor.gradient is None):
             raise _UnlikeWarmUp
 
     def further_outputs(self, outputs: Any) -> None:
@@ -415,6 +415,9 @@ class _Watch:
         return lambda: None
 
 
+_MOST_WAITING_BYTES = 24 * 2**20  # so that they are still in the L2 cache
+
+
 class _CaptureNotes:
     """What the library notes while a step is captured (`engine.mode.capture`).
 
@@ -426,6 +429,59 @@ class _CaptureNotes:
     def __init__(self) -> None:
         self.assigned: list[Array] = []
         self.calls: dict[object, Callable[[], None]] = {}
+        self._gradients: dict[LeafGradient, None] = {}  # that count as zeros until they are written
+        self._waiting: list[tuple[LeafGradient, Any, Callable[[list[Any]], None]]] = []
+        self._waiting_bytes = 0
+
+    def overwrite(self, gradients: Iterable[LeafGradient]) -> None:
+        """Let gradients count as zeros without writing them, until the first is added or `settle`.
+
+        What is added first overwrites, which saves writing zeros and reading them.
+        """
+        for gradient in gradients:
+            gradient.beta, gradient.capture = 0, self
+            self._gradients[gradient] = None
+
+    def wait(
+        self, of: LeafGradient, contribution: Any, nbytes: int, add: Callable[[list[Any]], None]
+    ) -> None:
+        """Keep a contribution to the small gradient of a bias or norm, to add many by one kernel.
+
+        They wait until somebody adds to the gradient or may read it, or there are too many.
+
+        Args:
+            of: the gradient.
+            contribution: what `add` takes; it holds arrays of `nbytes`.
+            nbytes: see there.
+            add: adds a list of contributions.
+        """
+        self._waiting.append((of, contribution, add))
+        self._waiting_bytes += nbytes
+        if self._waiting_bytes > _MOST_WAITING_BYTES:
+            self.add_waiting()
+
+    def add_waiting(self) -> None:
+        """Add the contributions that wait."""
+        together: dict[Any, list[Any]] = {}
+        for gradient, contribution, add in self._waiting:
+            gradient.is_waited_for = False
+            together.setdefault(add, []).append(contribution)
+        self._waiting, self._waiting_bytes = [], 0
+        for add, contributions in together.items():
+            add(contributions)
+
+    def settle(self) -> None:
+        """Add what waits, and write the zeros of gradients that nothing was added to."""
+        self.add_waiting()
+        for gradient in self._gradients:
+            gradient.settle()
+
+    def end(self) -> None:
+        """Take gradients as they are again: the step is captured, or has failed."""
+        for gradient in self._gradients:
+            gradient.beta, gradient.capture, gradient.loan = 1, None, None
+            gradient.is_waited_for = False
+        self._gradients, self._waiting = {}, []
 
 
 class _Variant:
@@ -450,7 +506,7 @@ class _Variant:
         self._draw = self._drawn = 0  # of the generator: the first draw, and how many
         self._seeded: tuple[int, int] | None = None  # seed and stream of what it draws, if it does
         self._result: Any = None
-        self._grads: list[tuple[Tensor, Array | None]] = []  # that the step replaces
+        self._gradients: list[tuple[Tensor, LeafGradient | None]] = []  # that the step replaces
 
     def holds(self) -> bool:
         """Whether a replay would do what the function does now."""
@@ -488,7 +544,7 @@ class _Variant:
         """
         cuda, notes, before = backend.cupy.cuda, _CaptureNotes(), random.get_state()
         watch = _Watch(self._watch, arena)
-        grads = {key: tensor.grad for key, (tensor, _) in self._watch.leaves.items()}
+        gradients = {key: tensor.gradient for key, (tensor, _) in self._watch.leaves.items()}
         elsewhere = cuda.get_allocator()  # for the results
         backend.cupy.get_default_memory_pool().free_all_blocks()  # the warm-up's, mostly
         try:
@@ -503,16 +559,16 @@ class _Variant:
                 _casts_of_its_own(),
             ):
                 result = _checked(function(*self._arguments))
-                settle()
+                notes.settle()
                 with cuda.using_allocator(elsewhere):
                     self._result = _mapped(_copy, result)
             after = random.get_state()
         except BaseException:
-            forget()
-            for key, (tensor, grad) in watch.leaves.items():
-                tensor.grad = grads.get(key, grad)
+            for key, (tensor, gradient) in watch.leaves.items():
+                tensor.gradient = gradients.get(key, gradient)
             raise
         finally:
+            notes.end()
             random.set_state(before)  # the replay that follows counts the draws
         if {**after, "draw": 0} != {**before, "draw": 0}:
             raise GraphError(
@@ -521,7 +577,7 @@ class _Variant:
         self._draw, self._drawn = before["draw"], (after["draw"] - before["draw"]) % 2**64
         self._seeded = _seeded(before) if self._drawn else None
         self._watch, self._notes = watch, notes
-        self._guard_leaves(grads)
+        self._guard_leaves(gradients)
         (self.graph,), self.arena = graphs, arena
 
     def replay(self) -> Any:
@@ -534,27 +590,29 @@ class _Variant:
             self.graph.launch(backend.cupy.cuda.get_current_stream())
             for call in self._notes.calls.values():
                 call()
-            for tensor, grad in self._grads:
-                tensor.grad = grad
-            touch(tensor for tensor, _ in self._watch.leaves.values())
+            for tensor, gradient in self._gradients:
+                tensor.gradient = gradient
+            for tensor, _ in self._watch.leaves.values():
+                if tensor.gradient is not None:
+                    tensor.gradient.is_touched = True
             for array in self._notes.assigned:
                 engine.mark_assigned(array)
         return _mapped(_copy, self._result)
 
-    def _guard_leaves(self, grads: Mapping[int, Array | None]) -> None:
+    def _guard_leaves(self, gradients: Mapping[int, LeafGradient | None]) -> None:
         """Guard the arrays of leaves, and the gradients that the step adds to.
 
         Args:
-            grads: of the leaves when the capture began.
+            gradients: of the leaves when the capture began.
         """
         guards = self._watch.guards
         for tensor in self._watch.used.values():
             guards.add(tensor, "data", tensor.data)
         for key, (tensor, used) in self._watch.leaves.items():
-            if tensor.grad is not used:
-                self._grads.append((tensor, tensor.grad))
-            if grads.get(key) is used:  # else the step itself clears it
-                guards.add(tensor, "grad", used)
+            if tensor.gradient is not used:
+                self._gradients.append((tensor, tensor.gradient))
+            if gradients.get(key) is used:  # else the step itself clears it
+                guards.add(tensor, "grad", None if used is None else used.array)
 
 
 @contextmanager

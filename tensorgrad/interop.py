@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, dlpack
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_function
 from tensorgrad.engine import mode, replaced
 from tensorgrad.errors import ArgumentError, DtypeError, GradError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.tensor import Tensor
 
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, namespace, same_device
 from tensorgrad.checks import axis_tuple, check_integer
 from tensorgrad.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.omitted import missing as _missing
 from tensorgrad.operands import constant_of, operands, tensor_of, tensors_of
 from tensorgrad.ops.diagonals import cross, vecdot

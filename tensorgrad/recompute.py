@@ -14,12 +14,12 @@ from functools import wraps
 from typing import Any, NamedTuple
 
 from tensorgrad import engine, random
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import Casts
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_function
 from tensorgrad.engine import Edge, Node, mode, replaced
 from tensorgrad.errors import GradError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.tensor import Tensor
 
 

@@ -19,6 +19,7 @@ from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import not_an_operand, renamed_dim
 from tensorgrad.dtypes import Dtype, DtypeLike, bfloat16, float16, float32, float64, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError
+from tensorgrad.gradient import LeafGradient, Recompute
 from tensorgrad.omitted import missing_method
 
 Axis = int | tuple[int, ...] | None
@@ -46,14 +47,16 @@ class Tensor:
         data: the array.
         grad: the gradient as an array of the same shape, or None.
         requires_grad: whether a gradient flows here.
+        gradient: what holds `grad`; see gradient.py.
         node: the op that produced it, or the leaf that it is a cast of; None for a leaf.
+        recompute: how to compute the array again; set by a norm under `recompute_norms` alone.
         hooks: functions that backward calls when the gradient of this leaf is complete.
 
     Raises:
         DtypeError: `requires_grad` for integers or bool, or data is not an array.
     """
 
-    __slots__ = ("__weakref__", "data", "grad", "hooks", "node", "requires_grad")
+    __slots__ = ("__weakref__", "data", "gradient", "hooks", "node", "recompute", "requires_grad")
     notes_changes: ClassVar[bool] = False  # in `engine.changes`, where an attribute is assigned to
 
     def __init__(self, data: Array, requires_grad: bool = False, node: Any = None) -> None:
@@ -67,13 +70,31 @@ class Tensor:
         self.data: Array = data
         self.requires_grad: bool = requires_grad
         self.node: Any = node  # a Node or an Output, or the leaf
-        self.grad: Array | None = None
+        self.gradient: LeafGradient | None = None
+        self.recompute: Recompute | None = None
         self.hooks: list[Callable[[Tensor], None]] | None = None
 
     if not TYPE_CHECKING:  # to a type checker every name would exist
 
         def __getattr__(self, name: str) -> Any:
             raise missing_method(name)
+
+    @property
+    def grad(self) -> Array | None:
+        """The gradient of a leaf, an array in its shape; None before the first backward."""
+        gradient = self.gradient
+        if gradient is None:
+            return None
+        if gradient.capture is not None:
+            gradient.settle()
+        return gradient.array
+
+    @grad.setter
+    def grad(self, array: Array | None) -> None:
+        if array is None:
+            self.gradient = None
+        elif self.gradient is None or self.gradient.array is not array:
+            self.gradient = LeafGradient(array)
 
     @property
     def shape(self) -> Shape:

@@ -6,21 +6,18 @@ read in a loop, more than once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import accumulated, keep_row_sums, kernel_total
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, compute_dtype
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.device import resident_blocks, shared_memory_per_block
 from tensorgrad.kernels.loader import load
-from tensorgrad.kernels.reduce import PartialSum, sum_parts_into
 from tensorgrad.kernels.rows import aligned, held, looped
 from tensorgrad.kernels.structs import number, pointer
 
@@ -125,21 +122,25 @@ def backward(
     weight: Array | None,
     mean: Array | None,
     rstd: Array,
-    needs: Sequence[Any],
-) -> tuple[Array | None, ...]:
-    """Return dx + dsum, and dweight and dbias in the compute type; None where not needed."""
+    wants_dx: bool,
+    wants_parameters: bool,
+) -> tuple[Array | None, Array | None, Array | None]:
+    """Return dx + dsum, its column sums, and the gradients of weight and bias, both in parts.
+
+    Parts are rows that add up, in the compute type: (N, C), and (N, 2 or more, C) with the weight's
+    and then the bias's. None where not wanted; column sums are computed for some widths alone.
+    """
     dy, x = backend.contiguous(dy.astype(x.dtype, copy=False)), backend.contiguous(x)
     if dsum is not None:
         dsum = backend.contiguous(dsum.astype(x.dtype, copy=False))
     rows, width = rstd.size, x.shape[-1]
-    dx = backend.empty_like(x) if needs[0] else None
+    dx = backend.empty_like(x) if wants_dx else None
     if not rows:
-        zeros = backend.cupy.zeros((width,), rstd.dtype)
-        return dx, zeros, zeros
+        return dx, None, backend.cupy.zeros((1, 2, width), rstd.dtype)
     weight = _computable(weight, x)
     arrays = (dy, pointer(dsum), x, *_given(weight, x), pointer(mean), rstd)
     sizes = (number("i8", rows), number("i4", width))
-    launch, partials = None, None
+    launch = partials = column_sums = None
     if dx is not None and aligned(width, x, dy, dsum, dx, weight):
         launch = _backward_rows(x.dtype, rows, width, x.device.id)
     if launch is not None:  # all gradients in one pass
@@ -151,7 +152,7 @@ def backward(
                 kernel, grid, block, (*arguments, number("?", is_capturing())), shared,
                 writes=(dx, partials),
             )  # fmt: skip
-            keep_row_sums(dx, partials[:, 2])
+            column_sums = partials[:, 2]
         else:
             kernel(grid, block, arguments, shared)
     else:
@@ -159,11 +160,9 @@ def backward(
             loop = looped(width)
             kernel = load(_BACKWARD, f"norm_backward_loop<{c_name(x.dtype)}>")
             kernel(loop.grid(rows), loop.block, (dx, *arrays, *sizes))
-        if any(needs[1:]):
+        if wants_parameters:
             partials = _columns(dy, x, mean, rstd)
-    if partials is None:
-        return dx, None, None
-    return dx, *_parameters(partials, needs[1:])
+    return dx, column_sums, partials
 
 
 @lru_cache(maxsize=4096)
@@ -192,30 +191,6 @@ def _backward_rows(dtype: Dtype, rows: int, width: int, device: int) -> tuple[An
         return None
     grid = (min(blocks, *layout.grid(rows)),)
     return load(_BACKWARD, name), grid, layout.block, shared, sums
-
-
-def _parameters(partials: Array, needs: Sequence[Any]) -> tuple[Array | None, Array | None]:
-    """Return dweight and dbias, sums of partial rows (N, 2 or 3, C); None once added."""
-    width = partials.shape[2]
-    rows = partials.reshape(len(partials), -1)
-    found: list[Array | None] = [None, None]
-    sums = []
-    for index, need in enumerate(needs):
-        if need:
-            total, first = kernel_total(need, partials.dtype, rounds=True)
-            parts = rows[:, index * width : (index + 1) * width]
-            if total is None:
-                found[index] = own = backend.empty((width,), partials.dtype, like=partials)
-                sums.append((PartialSum(own, False, parts), None))
-            else:
-                sums.append((PartialSum(total, not first, parts), need))
-    if sums:
-        sum_parts_into(sums)
-    dweight, dbias = [
-        None if each is None else accumulated(each, need)
-        for each, need in zip(found, needs, strict=True)
-    ]
-    return dweight, dbias
 
 
 def _columns(dy: Array, x: Array, mean: Array | None, rstd: Array) -> Array:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import wait_to_add
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, bool_, c_name, compute_dtype, int32, int64, is_float, uint64
 from tensorgrad.kernels import overlap
@@ -64,18 +63,18 @@ def reduce_cuda(
     return y if y.dtype == dtype else y.astype(dtype)
 
 
-def sum_rows_into(total: Array, x: Array, add: bool) -> None:
+def sum_rows_into(total: Array, x: Array, beta: int) -> None:
     """Write the sum of the rows of a matrix of floats, which has elements, into an array.
 
     Args:
         total: (C,), contiguous, of the dtype that x is summed in.
         x: (N, C), any layout.
-        add: add it to what is there.
+        beta: 1: add it to what is there; 0: overwrite that.
     """
     length, inner = x.shape
     if inner > 1:
-        _columns("Sum", total, backend.contiguous(x), 1, length, inner, _ADD if add else 0.0)
-    elif add:
+        _columns("Sum", total, backend.contiguous(x), 1, length, inner, _ADD if beta else 0.0)
+    elif beta:
         backend.add_into(total, reduce_cuda("Sum", x, (0,), total.dtype))
     else:
         total[...] = reduce_cuda("Sum", x, (0,), total.dtype)
@@ -85,28 +84,12 @@ class PartialSum(NamedTuple):
     """A sum over rows that a kernel has added up in parts, beside its results."""
 
     total: Array  # (C,), contiguous; the dtype of parts, or of 16 bits
-    add: bool  # to what is there
+    beta: int  # 1: add to what is there; 0: overwrite it
     parts: Array  # (N, C), N > 0, float32 or float64; rows contiguous
 
 
-def sum_parts_into(sums: Sequence[tuple[PartialSum, Any]]) -> None:
-    """Add up parts of sums, all parts of one dtype.
-
-    Args:
-        sums: each with the need whose gradient is the total; it may then wait for others, see
-            `wait_to_add`. Or with None.
-    """
-    now = []
-    for each, need in sums:
-        nbytes = each.parts.size * each.parts.itemsize
-        if not (is_capturing() and wait_to_add(need, each, nbytes, _sum_parts)):
-            now.append(each)
-    if now:
-        _sum_parts(now)
-
-
-def _sum_parts(sums: Sequence[PartialSum]) -> None:
-    """Add up parts of sums with as few launches as possible."""
+def sum_parts(sums: Sequence[PartialSum]) -> None:
+    """Add up parts of sums, all of one dtype, with as few launches as possible."""
     for dtype in dict.fromkeys(each.total.dtype for each in sums):
         _sum_parts_to(dtype, [each for each in sums if each.total.dtype is dtype])
 
@@ -118,9 +101,9 @@ def _sum_parts_to(dtype: Dtype, sums: Sequence[PartialSum]) -> None:
         table, blocks = PartialSums(overlaps=is_capturing()), 0
         together = sums[start : start + PartialSums.MOST]
         table.count = len(together)
-        for i, (total, add, parts) in enumerate(together):
+        for i, (total, beta, parts) in enumerate(together):
             table.totals[i], table.parts[i] = address(total), address(parts)
-            table.columns[i], table.rows[i], table.add[i] = total.size, len(parts), add
+            table.columns[i], table.rows[i], table.add[i] = total.size, len(parts), beta
             table.pitch[i] = parts.strides[0] // parts.itemsize
             table.first_block[i] = blocks
             blocks += -(-total.size // 32)

@@ -18,7 +18,6 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from tensorgrad import backend, random
-from tensorgrad.accumulation import Gradients, Needs, Saved, keep_row_sums
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape
@@ -26,6 +25,7 @@ from tensorgrad.checks import broadcast, check_integer, check_number, check_shap
 from tensorgrad.dtypes import Dtype, compute_dtype, int32
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.gradient import Gradient, Gradients, Needs, Saved
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import simple as attention_simple
 from tensorgrad.kernels.attention import sm80 as attention_sm80
@@ -303,12 +303,12 @@ def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     parts = heads + 2 * kv_heads
     dqkv = backend.empty((batch, length, parts * width), _gradient_dtype(q), like=q)
     dy = dy.reshape(batch, length, heads, width).swapaxes(1, 2)
-    # sums over rows are those of what is written, before it is rotated back
-    _write_gradients(dy, saved, _unpack(dqkv, heads, kv_heads), None if rotation else dqkv)
+    # column sums are those of what is written, before it is rotated back
+    column_sums = _write_gradients(dy, saved, _unpack(dqkv, heads, kv_heads), not rotation)
     if rotation and options.rotation is None:
         dqkv = dqkv.astype(q.dtype, copy=False)  # as the walk does before backward of `rotary`
         rotated(_separated(dqkv, parts), Rotation(*rotation), -1, in_place=True)
-    return (dqkv,)
+    return (dqkv if column_sums is None else Gradient(dqkv, column_sums),)
 
 
 def _backward_varlen(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -340,22 +340,24 @@ def _forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Saved]:
     return y, (*arrays, y, logsumexp, options, options.bias)  # _SAVED of them
 
 
-def _write_gradients(dy: Array, saved: Saved, gradients: Any, packed: Array | None = None) -> None:
-    """Write the gradients, and keep the sums over rows of the array that they are all parts of."""
+def _write_gradients(dy: Array, saved: Saved, gradients: Any, sums: bool = False) -> Array | None:
+    """Write the gradients; with `sums` return the column sums of the array that they are parts of.
+
+    None where the kernels do not compute these.
+    """
     q, k, v, y, logsumexp, options, _ = saved
     if y.size and k.size:
         arrays = q, k, v
         kernels = _implementation(arrays, options)
-        kept: dict[str, Array] = {}
-        if packed is not None and kernels is attention_sm90:
-            row_sums = attention_sm90.row_sums_for(arrays, options)
-            if row_sums is not None:
-                kept["row_sums"] = row_sums
-                keep_row_sums(packed, row_sums)
+        column_sums = None
+        if sums and kernels is attention_sm90:
+            column_sums = attention_sm90.row_sums_for(arrays, options)
+        kept = {} if column_sums is None else {"row_sums": column_sums}
         kernels.backward(dy, arrays, y, logsumexp, options, gradients, **kept)
-    else:
-        for gradient in gradients:
-            gradient[...] = 0
+        return column_sums
+    for gradient in gradients:
+        gradient[...] = 0
+    return None
 
 
 def _gradient_dtype(q: Array) -> Dtype:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
 from tensorgrad.checks import (
@@ -29,6 +28,7 @@ from tensorgrad.checks import (
 from tensorgrad.dtypes import Dtype, compute_dtype, float16, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import LossOptions
 from tensorgrad.operands import float_tensor, integer_array, tensor_of

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend, philox, random
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_shape, probability
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.errors import ShapeError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.kernels import dropout as dropout_cuda
 from tensorgrad.kernels.random import Key
 from tensorgrad.operands import data_of, float_operands, float_tensor

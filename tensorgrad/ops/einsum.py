@@ -16,7 +16,6 @@ from math import prod
 from typing import Any
 
 from tensorgrad import ranges
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, namespace, same_device
@@ -24,6 +23,7 @@ from tensorgrad.checks import axis_tuple, check_integer, promoted
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.operands import operands as operands_of
 from tensorgrad.ops.elementwise import multiply
 from tensorgrad.ops.matmul import product

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated_view, kernel_sum
 from tensorgrad.arrays import sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_indices, check_integer, check_shape
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import DtypeError, OutOfRangeError, ShapeError
+from tensorgrad.gradient import Gradients, Needs, Saved, add_at, out_of
 from tensorgrad.kernels.embedding import forward as _forward_cuda
 from tensorgrad.operands import float_tensor, integer_array
 from tensorgrad.ops.indexing import add_rows
@@ -114,9 +114,13 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     dweight = None
     if needs[0]:
         wide = compute_dtype(dy.dtype)
-        total = kernel_sum(needs[0], wide)
-        if total is None:
+        target = out_of(needs[0], wide)
+        if target is None:
             total = dweight = backend.namespace(dy).zeros(shape, wide)
+        else:
+            total, beta = target
+            if beta == 0:
+                total.fill(0)
         if dy.size:
             add_rows(total, ids.reshape(-1), dy.reshape(ids.size, -1))
     if not needs[1]:
@@ -128,7 +132,7 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
         return dweight, dpositions
     drows = sum_array(dy, tuple(range(dy.ndim - 2)), dtype=compute_dtype(dy.dtype))
     place = slice(start, start + ids.shape[-1])
-    return dweight, accumulated_view(drows, needs[1], positions_shape, place)
+    return dweight, add_at(needs[1], place, drows, positions_shape)
 
 
 def _places(ids: Array, starts: Array) -> Array:

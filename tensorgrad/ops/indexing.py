@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tensorgrad import autograd, backend, engine
-from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated_view
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
@@ -41,6 +40,7 @@ from tensorgrad.errors import (
     OutOfRangeError,
     ShapeError,
 )
+from tensorgrad.gradient import Gradients, Needs, Saved, add_at
 from tensorgrad.kernels.indexing import add_rows_cuda
 from tensorgrad.operands import array_beside, integer_array, tensor_of
 from tensorgrad.tensor import Axis, Tensor
@@ -87,7 +87,7 @@ def _view_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     parts = key if type(key) is tuple else (key,)
     if ... not in parts:
         parts = (*parts, ...)  # so that a single element is a view too
-    return (accumulated_view(dy, needs[0], shape, parts),)
+    return (add_at(needs[0], parts, dy, shape),)
 
 
 def _getitem_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:

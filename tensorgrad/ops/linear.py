@@ -12,15 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.accumulation import (
-    Gradients,
-    Into,
-    Needs,
-    Saved,
-    accumulated,
-    kernel_total,
-    row_sums_of,
-)
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
@@ -29,16 +20,27 @@ from tensorgrad.checks import check_shape, probability, promoted
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, compute_dtype, float32, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import DtypeError, ShapeError
+from tensorgrad.gradient import (
+    Gradient,
+    Gradients,
+    Needs,
+    Recompute,
+    Saved,
+    out_of,
+    parts_of,
+    takes_gradient,
+)
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
-from tensorgrad.kernels.reduce import PartialSum, sum_parts_into, sum_rows_into
+from tensorgrad.kernels.reduce import sum_rows_into
 from tensorgrad.operands import data_of, float_operand, operands, tensor_of
+from tensorgrad.ops.column_sums import column_sums
 from tensorgrad.ops.dropout import dropout as drop
 from tensorgrad.ops.dropout import swiglu_dropout
 from tensorgrad.ops.elementwise.activation import gelu, swiglu
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.matmul import flat, product
-from tensorgrad.ops.norm import NormAgain, operand_to_save, saved_operand
+from tensorgrad.ops.norm import operand_to_save, saved_operand
 from tensorgrad.tensor import Tensor
 
 __all__ = ["feed_forward", "gated_linear", "linear", "linear_gelu"]
@@ -79,17 +81,31 @@ def linear(
     kernel = kernel or product_kernel(a, w, residual_data)
     y = _affine(flat(a), w, added, residual_data, _result_dtype(dtype, common), kernel)
     y = y.reshape(*a.shape[:-1], w.shape[0])
-    kept, of_norm = operand_to_save(a)
+    kept, of_norm = operand_to_save(inputs[0])
     return record("linear", y, inputs, _linear_backward, (kept, w, kernel, *of_norm))
 
 
-def _linear_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+@takes_gradient
+def _linear_backward(given: Any, saved: Saved, needs: Needs) -> Gradients:
     x, weight, kernel, *_ = saved
+    dy, sums = parts_of(given)
+    return *_gradients(dy, sums, x, weight, kernel, needs), given
+
+
+def _gradients(
+    dy: Array,
+    sums: Array | None,
+    x: Array | Recompute,
+    weight: Array,
+    kernel: str | None,
+    needs: Needs,
+) -> tuple[Array | None, Array | None, Array | None]:
+    """Return the gradients of x, weight and bias, given that of x W^T + b and its column sums."""
     rows = flat(dy)
     dtype = promoted("linear", ("dy", "weight"), (rows, weight))
     dx = product(rows, weight, dtype, kernel).reshape(x.shape) if needs[0] else None
     dweight = _weight_gradient(rows, x, needs[1], kernel)
-    return dx, dweight, _bias_gradient(dy, needs[2], row_sums_of(dy)), dy
+    return dx, dweight, _bias_gradient(dy, needs[2], sums)
 
 
 def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh") -> Tensor:
@@ -120,7 +136,7 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
             return gelu(linear(x, weight, bias), approximate)
         y, kept, _ = _activated(flat(a), w, added, inputs, kernel, False)
     y = y.reshape(*a.shape[:-1], len(w))
-    x_kept, of_norm = operand_to_save(a)
+    x_kept, of_norm = operand_to_save(inputs[0])
     saved = (x_kept, w, kept, kernel, *of_norm)
     return record("linear_gelu", y, inputs, _linear_gelu_backward, saved)
 
@@ -128,7 +144,7 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
 def _linear_gelu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, weight, operand, kernel, *_ = saved
     dpre = _GELU_BACKWARD(flat(dy), operand).data
-    return _linear_backward(dpre, (x, weight, kernel), needs)
+    return *_gradients(dpre, None, x, weight, kernel, needs), None
 
 
 def feed_forward(
@@ -173,16 +189,18 @@ def feed_forward(
         return linear(hidden, down, down_bias, residual=residual)
     h, kept, is_derivative = _activated(flat(a), u, b, inputs, kernel, True)
     y = _affine(h, d, c, r, a.dtype, kernel).reshape(*a.shape[:-1], len(d))
-    x_kept, of_norm = operand_to_save(a)
+    x_kept, of_norm = operand_to_save(x)
     saved = (x_kept, u, d, kept, h, is_derivative, kernel, *of_norm)
     return record(op, y, inputs, _feed_forward_backward, saved)
 
 
-def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+@takes_gradient
+def _feed_forward_backward(given: Any, saved: Saved, needs: Needs) -> Gradients:
     x, up, down, kept, h, is_derivative, kernel, *_ = saved
+    dy, dy_sums = parts_of(given)
     rows = flat(dy)
     ddown = _weight_gradient(rows, h, needs[3], kernel)
-    ddown_bias = _bias_gradient(dy, needs[4], row_sums_of(dy))
+    ddown_bias = _bias_gradient(dy, needs[4], dy_sums)
     dx = dup = dup_bias = None
     if any(needs[:3]):
         sums = None
@@ -194,7 +212,7 @@ def _feed_forward_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
         dx = product(dpre, up, dpre.dtype, kernel).reshape(x.shape) if needs[0] else None
         dup = _weight_gradient(dpre, x, needs[1], kernel)
         dup_bias = _bias_gradient(dpre, needs[2], sums)
-    return dx, dup, dup_bias, ddown, ddown_bias, dy
+    return dx, dup, dup_bias, ddown, ddown_bias, given
 
 
 def gated_linear(
@@ -246,7 +264,7 @@ def gated_linear(
         each.requires_grad = True  # so that swiglu keeps what its backward needs
     y = swiglu_dropout(*both, p) if p else swiglu(*both)
     arrays = (x.data, gate.data, up.data)
-    kept, of_norm = operand_to_save(x.data)
+    kept, of_norm = operand_to_save(x)
     saved = (kept, *arrays[1:], y.node, product_kernel(*arrays), *of_norm)
     return record("gated_linear", y.data, inputs, _gated_linear_backward, saved)
 
@@ -446,7 +464,7 @@ def _fit(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, residual: Any
 
 
 def _weight_gradient(
-    dy: Array, x: Array | NormAgain, need: Any, kernel: str | None = None
+    dy: Array, x: Array | Recompute, need: Any, kernel: str | None = None
 ) -> Array | None:
     """Return dy^T x where it is needed; None once the product has added it to the gradient.
 
@@ -461,12 +479,12 @@ def _weight_gradient(
     x = flat(saved_operand(x))
     dtype = compute_dtype(dy.dtype)
     fits = dtype is float32 and dy.dtype is x.dtype
-    if fits and type(need) is Into and need.array.dtype is dy.dtype:
+    if fits and isinstance(need, Gradient) and need.array.dtype is dy.dtype:
         dtype = dy.dtype  # the gradient so far has 16 bits
-    total, first = kernel_total(need, dtype) if fits else (None, False)
-    if total is None or not (first or dtype is float32):
-        return accumulated(product(dy.T, x, dtype, kernel), need)
-    matmul_cuda.run(problem(dy.T, x, total, add=not first), kernel)
+    target = out_of(need, dtype) if fits else None
+    if target is None or (target[1] and dtype is not float32):
+        return product(dy.T, x, dtype, kernel)
+    matmul_cuda.run(problem(dy.T, x, target[0], add=target[1] == 1), kernel)
     return None
 
 
@@ -480,16 +498,12 @@ def _bias_gradient(dy: Array, need: Any, parts: Array | None = None) -> Array | 
     """
     if not need:
         return None
-    wide = compute_dtype(dy.dtype)
-    total, first = kernel_total(need, wide, parts is not None) if dy.size else (None, False)
     if parts is not None:
-        if total is None:
-            out = backend.empty(parts.shape[1:], wide, like=parts)
-            sum_parts_into([(PartialSum(out, False, parts), None)])
-            return accumulated(out, need)
-        sum_parts_into([(PartialSum(total, not first, parts), need)])
-        return None
-    if total is None:
-        return accumulated(sum_array(flat(dy), (0,), dtype=wide), need)
-    sum_rows_into(total, flat(dy), add=not first)
+        return column_sums([parts], [need])[0]
+    wide = compute_dtype(dy.dtype)
+    target = out_of(need, wide) if dy.size else None
+    if target is None:
+        return sum_array(flat(dy), (0,), dtype=wide)
+    total, beta = target
+    sum_rows_into(total, flat(dy), beta)
     return None

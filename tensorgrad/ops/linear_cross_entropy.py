@@ -13,13 +13,11 @@ With N rows of width C, a vocabulary V and chunks of n rows, 16 bits: n V * 2 by
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import Gradients, Needs, Saved, borrow, give_back
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.arrays import sum_array
 from tensorgrad.autograd import record
@@ -28,6 +26,7 @@ from tensorgrad.checks import check_integer, check_shape, promoted
 from tensorgrad.dtypes import Dtype, compute_dtype
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.gradient import Gradients, Loan, Needs, Saved
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
 from tensorgrad.operands import data_of, float_operands, integer_array
@@ -107,14 +106,9 @@ def linear_cross_entropy(
     early = reduction != "none" and any(wants)
     losses = backend.empty(ids.shape, compute_dtype(dtype), like=ids)
     scale = GradientFactor(None, None if defers(dtype) else count)
-    gradients: list[Array | None] = []
-
-    def leave() -> None:
-        if gradients and gradients[1] is not None:
-            gradients[1] = gradients[1].copy()
-
-    lent = _borrowed(weight, compute_dtype(dtype), leave) if wants[1] and early else None
-    gradients += _run(loss_of, losses, wants if early else (False,) * 3, scale, lent)
+    loan = _borrowed(weight, compute_dtype(dtype)) if wants[1] and early else None
+    memory = None if loan is None else loan.array
+    gradients = _run(loss_of, losses, wants if early else (False,) * 3, scale, memory)
     if reduction == "none":
         loss = losses.reshape(targets.shape)
     elif is_numpy(losses):
@@ -123,8 +117,23 @@ def linear_cross_entropy(
             loss = np.asarray(np.nan, losses.dtype)  # the mean of no losses
     else:
         loss = cross_entropy_cuda.total(losses, count)
-    saved = (*arrays, loss_of, count, [gradients] if early else [])
+    saved = (*arrays, loss_of, count, _Early(gradients, loan) if early else None)
     return record(op, loss, inputs, _backward, saved)
+
+
+class _Early:
+    """The gradients that forward has computed, for dy == 1; the first backward takes them."""
+
+    def __init__(self, gradients: list[Array | None], loan: Loan | None) -> None:
+        self._gradients: list[Array | None] | None = gradients
+        self.loan = loan  # where dweight is, if it is in the gradient of the weight
+
+    def take(self) -> list[Array | None] | None:
+        """Return them, once; then None."""
+        gradients, self._gradients = self._gradients, None
+        if gradients is not None and self.loan is not None:
+            gradients[1] = self.loan.array
+        return gradients
 
 
 class _ChunkedLoss(NamedTuple):
@@ -191,10 +200,10 @@ def loss_operands(
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     *_, loss_of, count, early = saved
     scale = GradientFactor(backend.contiguous(dy).reshape(-1), count)
-    if not early:
+    gradients: list[Array | None] | None = None if early is None else early.take()
+    if gradients is None:
         losses = backend.empty(loss_of.ids.shape, dy.dtype, like=loss_of.ids)
         return _run(loss_of, losses, needs, scale)
-    gradients: list[Array | None] = early.pop()
     if not defers(_dtype(loss_of)):
         scale = GradientFactor(scale.dy)
     for gradient in gradients:
@@ -204,18 +213,18 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
             cross_entropy_cuda.rescale(gradient, scale)
         elif (factor := _factor(scale, gradient.dtype)) != 1:
             gradient *= factor
-    if gradients[1] is not None:
-        gradients[1] = give_back(gradients[1], needs[1])
+    if early.loan is not None:
+        gradients[1] = early.loan.give_back(needs[1])
     return gradients
 
 
-def _borrowed(weight: Tensor, dtype: Dtype, leave: Callable[[], None]) -> Array | None:
-    """Return the weight's gradient if dweight, of a dtype, may be written there before backward."""
-    if weight.node is not None or weight.grad is None:
+def _borrowed(weight: Tensor, dtype: Dtype) -> Loan | None:
+    """Borrow the weight's gradient if dweight, of a dtype, may be written there before backward."""
+    gradient = weight.gradient
+    if weight.node is not None or gradient is None:
         return None
-    grad = weight.grad
-    fits = grad.dtype == dtype and grad.flags.c_contiguous
-    return grad if fits and borrow(grad, leave) else None
+    fits = gradient.array.dtype == dtype and gradient.array.flags.c_contiguous
+    return gradient.lend() if fits else None
 
 
 def _run(

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, is_numpy, namespace, same_device, widened
@@ -19,6 +18,7 @@ from tensorgrad.checks import promoted
 from tensorgrad.dtypes import Dtype, compute_dtype, is_complex
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.operands import tensor_of

@@ -7,23 +7,23 @@ numbers a row, and computes the normalised rows again. Tests: tests/ops/test_nor
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import Gradients, Needs, Saved, accumulated
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_integer, check_range, check_shape, promoted
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.engine import assigned_since, latest_version, mode
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.kernels.norm import backward as _backward_cuda
-from tensorgrad.kernels.norm import forward as _forward_cuda
+from tensorgrad.gradient import Gradient, Gradients, Needs, Recompute, Saved
+from tensorgrad.kernels import norm as norm_cuda
 from tensorgrad.operands import float_tensor
+from tensorgrad.ops.column_sums import column_sums
 from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.shape import astype, reshape
 from tensorgrad.tensor import Tensor
@@ -186,72 +186,53 @@ def add_rms_norm(
     return _run_added("add_rms_norm", x, residual, weight, None, eps, centre=False)
 
 
-class NormAgain:
-    """The output of a norm, which is computed again where it is needed.
-
-    Attributes:
-        shape: of the output.
-        saved: the arrays it is computed from.
-        version: of assignments, when it was computed.
-    """
-
-    __slots__ = ("_arguments", "saved", "shape", "version")
-
-    def __init__(self, x: Array, weight: Array | None, bias: Array | None, *options: Any) -> None:
-        self.shape, self.saved, self.version = x.shape, (x, weight, bias), latest_version()
-        self._arguments = x, None, weight, bias, *options
-
-    def output(self) -> Array:
-        """Return it, with the same bits."""
-        forward = _forward_numpy if type(self._arguments[0]) is np.ndarray else _forward_cuda
-        return forward(*self._arguments)[0]
-
-
-# By id: outputs under `mode.recompute_norms`, and how to compute them again.
-_outputs: dict[int, tuple[weakref.ref[Any], NormAgain]] = {}
-
-
-def operand_to_save(x: Array) -> tuple[Array | NormAgain, tuple[Any, ...]]:
-    """Return what backward needs instead of x, and arrays it depends on, which are saved as well.
+def operand_to_save(x: Any) -> tuple[Array | Recompute, tuple[Any, ...]]:
+    """Return what backward needs instead of the tensor x, and arrays it depends on, saved as well.
 
     Under `mode.recompute_norms` the output of a norm is dropped: half of what a norm and the linear
     layer after it keep. Its input is there for the norm's own backward. An output that was assigned
     to, or what it was computed from, is saved itself.
     """
-    found = _outputs.get(id(x))
-    if found is None or assigned_since(found[1].version, (x, *found[1].saved)):
-        return x, ()
-    return found[1], found[1].saved
+    again: Recompute | None = x.recompute
+    if again is None or assigned_since(again.version, (x.data, *again.arrays)):
+        return x.data, ()
+    return again, again.arrays
 
 
-def saved_operand(x: Array | NormAgain) -> Array:
+def saved_operand(x: Array | Recompute) -> Array:
     """Return the operand that was saved so."""
-    return x.output() if type(x) is NormAgain else x
+    return x() if type(x) is Recompute else x
 
 
-def _note_output(y: Array, again: NormAgain) -> None:
-    """Note how to compute an output again, as long as it lives."""
-    key = id(y)
-    _outputs[key] = weakref.ref(y, lambda _: _outputs.pop(key, None)), again
+def _output(eps: float, centre: bool, x: Array, weight: Array | None, bias: Array | None) -> Array:
+    """Return the normalised rows, with the same bits whenever it is called."""
+    forward = _forward_numpy if type(x) is np.ndarray else norm_cuda.forward
+    return forward(x, None, weight, bias, eps, centre)[0]
 
 
 def _run(op: str, x: Any, weight: Any, bias: Any, eps: float | None, centre: bool) -> Tensor:
-    (x, _, *parameters), (_, y), saved = _normalise(op, x, None, weight, bias, eps, centre)
-    return record(op, y, (x, *parameters), _backward, saved)
+    (x, _, *parameters), (_, y), saved, again = _normalise(op, x, None, weight, bias, eps, centre)
+    normed = record(op, y, (x, *parameters), _backward, saved)
+    normed.recompute = again
+    return normed
 
 
 def _run_added(
     op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float | None, centre: bool
 ) -> tuple[Tensor, Tensor]:
-    inputs, outputs, saved = _normalise(op, x, residual, weight, bias, eps, centre)
+    inputs, outputs, saved, again = _normalise(op, x, residual, weight, bias, eps, centre)
     added, normed = record(op, outputs, inputs, _backward_added, saved)
+    normed.recompute = again
     return added, normed
 
 
 def _normalise(
     op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float | None, centre: bool
-) -> tuple[tuple[Any, ...], tuple[Array, Array], Saved]:
-    """Return the operands as tensors, the sum and its normalised rows, and what backward needs."""
+) -> tuple[tuple[Any, ...], tuple[Array, Array], Saved, Recompute | None]:
+    """Return the operands as tensors, the sum and its normalised rows, and what backward needs.
+
+    Under `mode.recompute_norms` also how to compute the normalised rows again.
+    """
     x = float_tensor(op, "x", x, residual, weight, bias)
     if eps is not None:
         check_range(op, "eps", eps)
@@ -275,19 +256,30 @@ def _normalise(
     if eps is None:
         eps = float(np.finfo(compute_dtype(arrays["x"].dtype)).eps)
     order = ("x", "residual", "weight", "bias")
-    forward = _forward_numpy if type(x.data) is np.ndarray else _forward_cuda
+    forward = _forward_numpy if type(x.data) is np.ndarray else norm_cuda.forward
     first, second, scale, shift = [arrays.get(name) for name in order]
     y, total, mean, rstd = forward(first, second, scale, shift, eps, centre)
     aligned = second is None or type(second) is np.ndarray or second.data.ptr % 16 == 0
+    again = None
     if mode.recompute_norms and mode.grad_enabled and aligned:  # else by another kernel
-        _note_output(y, NormAgain(total, scale, shift, eps, centre))
-    return tuple([given.get(name) for name in order]), (total, y), (total, scale, mean, rstd)
+        output = partial(_output, eps, centre)
+        again = Recompute(output, (total, scale, shift), y.shape, latest_version())
+    tensors = tuple([given.get(name) for name in order])
+    return tensors, (total, y), (total, scale, mean, rstd), again
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs, dsum: Array | None = None) -> Gradients:
-    backward = _backward_numpy if type(dy) is np.ndarray else _backward_cuda
     x, weight, mean, rstd = saved
-    return backward(dy, dsum, x, weight, mean, rstd, needs)
+    if type(dy) is np.ndarray:
+        return _backward_numpy(dy, dsum, x, weight, mean, rstd)
+    wanted = bool(needs[0]), any(needs[1:])
+    dx, sums, parts = norm_cuda.backward(dy, dsum, x, weight, mean, rstd, *wanted)
+    given = dx if sums is None else Gradient(dx, sums)
+    if parts is None:
+        return given, None, None
+    if not parts.size:
+        return given, parts[0, 0], parts[0, 1]
+    return given, *column_sums([parts[:, 0], parts[:, 1]], needs[1:])
 
 
 def _backward_added(dys: Sequence[Array | None], saved: Saved, needs: Needs) -> Gradients:
@@ -336,14 +328,8 @@ def _forward_numpy(
 
 
 def _backward_numpy(
-    dy: Array,
-    dsum: Array | None,
-    x: Array,
-    weight: Array | None,
-    mean: Array | None,
-    rstd: Array,
-    needs: Needs,
-) -> tuple[Array | None, ...]:
+    dy: Array, dsum: Array | None, x: Array, weight: Array | None, mean: Array | None, rstd: Array
+) -> tuple[Array, Array, Array]:
     count, width = len(rstd), x.shape[-1]
     dtype = rstd.dtype
     dy_rows, x_rows = widened(dy).reshape(count, width), widened(x).reshape(count, width)
@@ -373,7 +359,7 @@ def _backward_numpy(
     dx = dx.reshape(x.shape)
     if dsum is not None:
         dx += dsum
-    return dx, accumulated(dweights.sum(0), needs[1]), accumulated(dbiases.sum(0), needs[2])
+    return dx, dweights.sum(0), dbiases.sum(0)
 
 
 def _block(width: int) -> int:

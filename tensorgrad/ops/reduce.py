@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, ranges
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.arrays import cast, keep_axes, sum_array, sum_dtype
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, widened
@@ -42,6 +41,7 @@ from tensorgrad.dtypes import (
     is_float,
 )
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
 from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.elementwise import sqrt

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
 from tensorgrad.checks import broadcast, check_integer
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.kernels import rotary as kernel
 from tensorgrad.operands import float_tensor
 from tensorgrad.tensor import Tensor

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.arrays import cast, sum_to_shape
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
 from tensorgrad.checks import axis_index, check_holds
 from tensorgrad.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.indexing import add_rows, explained, index_array, plain_key
 from tensorgrad.ops.shape import broadcast_to, moveaxis

@@ -14,7 +14,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.arrays import converted
 from tensorgrad.autograd import record, stand_in
 from tensorgrad.backend import Array, namespace
@@ -30,6 +29,7 @@ from tensorgrad.checks import (
 )
 from tensorgrad.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.operands import constant_of, operands, tensor_of, tensors_of
 from tensorgrad.ops.indexing import take
 from tensorgrad.tensor import Tensor

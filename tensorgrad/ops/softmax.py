@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, widened
 from tensorgrad.checks import axis_index, broadcast, check_number, renamed_dim
 from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.kernels.softmax import backward as _backward_cuda
 from tensorgrad.kernels.softmax import forward as _forward_cuda
 from tensorgrad.operands import float_tensor, mask_operand

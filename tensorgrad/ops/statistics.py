@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array, namespace, same_device, widened
 from tensorgrad.checks import (
@@ -37,6 +36,7 @@ from tensorgrad.dtypes import (
     is_float,
 )
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.operands import constant_of, operands, tensor_of
 from tensorgrad.ops.diagonals import diagonal
 from tensorgrad.ops.elementwise import clip, equal, isnan, not_equal, where

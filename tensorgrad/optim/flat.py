@@ -19,12 +19,12 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import NamedTuple
 
 from tensorgrad import backend
-from tensorgrad.accumulation import count_as_zeros, note_zeros, references, touch, untouched
 from tensorgrad.backend import Array, Shape, widened
 from tensorgrad.checks import check_integer
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, bfloat16, compute_dtype, is_float
 from tensorgrad.engine import mode
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
+from tensorgrad.gradient import LeafGradient
 from tensorgrad.tensor import Tensor
 
 ALIGNMENT = 64  # elements; 128 bytes of the smallest dtype, so that vector loads fit every slice
@@ -210,8 +210,6 @@ class FlatParameters:
             for name in segment.names:
                 self._move(segment, name, found[name], data, grad)
             self._moved(number)
-        self._references = references([grad for *_, grad in self._parts])
-        note_zeros(self._references)  # gradients that the parameters brought along count as written
         self._zeroed_in: object = None  # the capture of the last `zero_grad`
         self.touched_elsewhere: frozenset[str] = frozenset()
 
@@ -271,20 +269,27 @@ class FlatParameters:
 
     def zero_grad(self) -> None:
         """Set all gradients to 0; in a CUDA graph, backward overwrites them instead."""
-        note_zeros(self._references)
+        for gradient in self._gradients():
+            gradient.is_touched = False
         self._zeroed_in = mode.capture
         self._clear_gradients()
 
+    def _gradients(self) -> list[LeafGradient]:
+        """Return the gradients of the parameters; `check` finds those that were removed."""
+        gradients = [parameter.gradient for parameter in self.parameters.values()]
+        return [gradient for gradient in gradients if gradient is not None]
+
     def _clear_gradients(self) -> None:
         if mode.capture is not None:
-            count_as_zeros([grad for _, _, _, grad in self._parts])
+            mode.capture.overwrite(self._gradients())
             return
         for grad in self.grads:
             grad.fill(0)
 
     def untouched(self) -> list[str]:
         """Return the parameters whose gradient no backward has added to since it was 0."""
-        return untouched((name, grad) for name, _, _, grad in self._parts)
+        pairs = [(name, parameter.gradient) for name, parameter in self.parameters.items()]
+        return [name for name, gradient in pairs if gradient is None or not gradient.is_touched]
 
     def without_gradient(self) -> frozenset[str]:
         """Return the parameters without a gradient: backward added none, and nobody wrote one.
@@ -296,7 +301,9 @@ class FlatParameters:
         if mode.capture is not None:
             return frozenset(names if self._zeroed_in is mode.capture else ())
         written = [name for name in names if self._is_written(name)]
-        touch(self.parameters[name] for name in written)
+        for gradient in (self.parameters[name].gradient for name in written):
+            if gradient is not None:
+                gradient.is_touched = True
         return frozenset(names) - frozenset(written)
 
     def _is_written(self, name: str) -> bool:
@@ -326,7 +333,7 @@ class FlatParameters:
                     "the view of the flat buffer; move or convert the model before building the "
                     "optimizer, and assign with parameter.data[...] = value"
                 )
-            if parameter.grad is not grad:
+            if parameter.gradient is None or parameter.gradient.array is not grad:
                 raise ArgumentError(
                     f"{op}: the grad of {name} was replaced after the optimizer took it, expected "
                     "the view of the flat buffer; clear gradients with zero_grad()"

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tensorgrad import backend, engine, ranges
-from tensorgrad.accumulation import settle
 from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import check_function, check_range
 from tensorgrad.display import call_text
@@ -219,7 +218,8 @@ class Optimizer:
         """
         name = type(self).__name__
         self.flat.check(f"{name}.step")
-        settle()
+        if engine.mode.capture is not None:
+            engine.mode.capture.settle()
         self._idle = self.flat.without_gradient()
         with ranges.phase("optimizer"):
             norm = None

@@ -24,6 +24,7 @@ from typing import Any, Self
 from tensorgrad import backend, ranges
 from tensorgrad.callers import user_line
 from tensorgrad.errors import ArgumentError
+from tensorgrad.gradient import unwrapped
 from tensorgrad.nn import Module
 from tensorgrad.ops.work import (
     backward_bytes,
@@ -232,13 +233,14 @@ class Profiler:
         layer, flops, line = self._recorded.pop(id(node), ("", 0.0, ""))
         before, thread.layer = thread.layer, layer
         opened = self._begin(thread, "backward", node.name)
-        end, facts, found = 0, _NO_FACTS, None
+        end, facts, arrays = 0, _NO_FACTS, None
         try:
             found = node.backward(dy, saved, needs)
             end = time.perf_counter_ns()
+            dy, arrays = unwrapped(dy), [unwrapped(dx) for dx in found]
             several = isinstance(dy, list)
             first = next(each for each in dy if each is not None) if several else dy
-            moved = backward_bytes(node.name, dy if several else (dy,), saved, found)
+            moved = backward_bytes(node.name, dy if several else (dy,), saved, arrays)
             flops = backward_flops(node.name, flops, needs)
             dtype = product_dtype(first, (), saved) if flops else first.dtype
             facts = (first.shape,), dtype, flops, moved
@@ -247,7 +249,7 @@ class Profiler:
             self._end(thread, opened, end, facts)
             if self._tracker is not None:
                 place = f"{node.name} backward", thread.phase, layer
-                self._tracker.backward(place, line, node.edges, found)
+                self._tracker.backward(place, line, node.edges, arrays)
             thread.layer = before
 
     def transfer(self, call: str, nbytes: int) -> Callable[[], None]:

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from tensorgrad import backend, ranges
-from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
 from tensorgrad.checks import not_an_operand, note_widening
 from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
+from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
 from tensorgrad.operands import array_beside
@@ -123,6 +123,7 @@ class Row:
         self._differentiable = any(g is not None for g in gradients)
         self._types: dict[tuple[Any, ...], tuple[Dtype, Dtype, bool]] = {}
         self._gradients: dict[tuple[bool, ...], _Gradients] = {}
+        self._all = (True,) * len(value.parameters)  # that every gradient is wanted
         self._bound_backward = self._backward
         self._leading = 1 if value.parameters[0] == "c" else 0
 
@@ -190,7 +191,8 @@ class Row:
 
     def _backward(self, dy: Array, saved: Saved, needs: Needs) -> Gradients:
         arrays: Sequence[Any]
-        gradients = self._gradients.get(tuple(needs)) or self._gradients_of(tuple(needs))
+        wanted = tuple(map(bool, needs)) if False in needs else self._all
+        gradients = self._gradients.get(wanted) or self._gradients_of(wanted)
         if type(dy) is _NDARRAY and dy.size <= self._small and dy.itemsize != 2:
             return gradients.whole(dy, *saved)
         arrays = (dy, *saved)

@@ -1,7 +1,4 @@
-"""Gradients that count as zeros are overwritten by what is added first, or get their zeros.
-
-Their memory is lent, and small contributions wait for others.
-"""
+"""Gradients: what is added to them, and what counts as zeros, is lent or waits in a capture."""
 
 from __future__ import annotations
 
@@ -12,27 +9,20 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, accumulation, autograd, backend, graph, nn, optim
-from tensorgrad.accumulation import (
-    add_waiting,
-    count_as_zeros,
-    forget,
-    into,
-    is_first,
-    settle,
-    wait_to_add,
-)
+from tensorgrad import Tensor, autograd, backend, engine, graph, nn, optim
+from tensorgrad.gradient import Gradient, LeafGradient, add_at, out_of
 
 RNG = np.random.default_rng(3)
 W, X = RNG.standard_normal((4, 3)), RNG.standard_normal((5, 3))
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    yield
-    left = [*accumulation._unwritten, *accumulation._lent, *accumulation._waiting]
-    forget()
-    assert not left
+@pytest.fixture
+def step() -> Iterator[Any]:
+    """Return what a captured step keeps of gradients; it holds during the test."""
+    notes = graph._CaptureNotes()
+    with engine.replaced(engine.mode, capture=notes):
+        yield notes
+    notes.end()
 
 
 def leaves() -> Any:
@@ -43,9 +33,9 @@ def leaves() -> Any:
     return found
 
 
-def test_backward_overwrites_once_and_zeroes_what_it_does_not_reach() -> None:
+def test_backward_overwrites_once_and_zeroes_what_it_does_not_reach(step: Any) -> None:
     w, b, unused = leaves()
-    count_as_zeros([each.grad for each in (w, b, unused)])
+    step.overwrite(each.gradient for each in (w, b, unused))
     tg.linear(X, w, b).sum().backward()
     expected = np.ones((5, 4)).T @ X
     np.testing.assert_allclose(w.grad, expected)
@@ -56,21 +46,72 @@ def test_backward_overwrites_once_and_zeroes_what_it_does_not_reach() -> None:
     np.testing.assert_array_equal(b.grad, 10)
 
 
-def test_the_zeros_are_written_where_nothing_follows() -> None:
-    w, b, _ = leaves()
-    count_as_zeros([w.grad, b.grad])
-    assert is_first(w.grad)
-    assert not is_first(w.grad)
-    settle()
-    assert np.isnan(w.grad).all()  # the caller's to write
-    np.testing.assert_array_equal(b.grad, 0)
+def test_the_zeros_are_written_where_nothing_follows(step: Any) -> None:
+    w, b, unused = leaves()
+    step.overwrite([w.gradient, b.gradient, unused.gradient])
+    w.gradient.add(W)
+    w.gradient.add(W)
+    np.testing.assert_array_equal(b.grad, 0)  # for who reads it
+    assert np.isnan(unused.gradient.array).all()
+    step.settle()
+    np.testing.assert_array_equal(w.grad, 2 * W)
+    np.testing.assert_array_equal(unused.grad, 0)
+    assert (w.gradient.is_touched, unused.gradient.is_touched) == (True, False)
 
 
-def test_a_part_of_a_gradient_is_added_to_zeros() -> None:
+def test_after_the_step_gradients_are_taken_as_they_are() -> None:
+    b, step = leaves()[1], graph._CaptureNotes()
+    step.overwrite([b.gradient])
+    step.end()
+    assert np.isnan(b.grad).all()
+    b.gradient.add(W[:, 0])
+    assert np.isnan(b.grad).all()
+
+
+def test_a_part_of_a_gradient_is_added_to_zeros(step: Any) -> None:
     w, _, _ = leaves()
-    count_as_zeros([w.grad])
+    step.overwrite([w.gradient])
     w[1:2].sum().backward()
     np.testing.assert_array_equal(w.grad, np.eye(4)[1][:, None] * np.ones(3))
+
+
+def test_an_array_that_is_set_again_keeps_its_gradient() -> None:
+    w, _, _ = leaves()
+    gradient, array = w.gradient, w.grad
+    w.grad = array
+    assert w.gradient is gradient
+    w.grad = array.copy()
+    assert w.gradient is not gradient
+    w.grad = None
+    assert w.gradient is None
+
+
+def test_contributions_to_an_edge_are_added_up_and_rounded_once() -> None:
+    first, second = np.full(3, 1.0, "float16"), np.full(3, 2.0**-11, "float32")
+    for rounds, dtype in ((True, "float16"), (False, "float32")):
+        gradient = Gradient(first, dtype=first.dtype, rounds=rounds)
+        gradient.add(second)
+        gradient.add(second)
+        assert gradient.array.dtype == dtype
+        assert gradient.is_own
+        np.testing.assert_array_equal(gradient.array, 1 if rounds else 1 + 2.0**-10)
+    assert first.tolist() == [1] * 3
+    scalar = Gradient(np.ones(()), dtype=np.dtype("float64"))
+    scalar.add(np.ones(()))
+    assert type(scalar.array) is np.ndarray
+
+
+def test_kernels_get_no_array_of_the_cpu() -> None:
+    gradient = LeafGradient(np.zeros(3))
+    assert gradient.out(gradient.array.dtype) is None
+    assert out_of(True, gradient.array.dtype) is None
+    assert not gradient.is_touched
+    found = add_at(True, slice(1, 2), np.ones(1), (3,))
+    assert found is not None
+    assert found.tolist() == [0, 1, 0]
+    assert add_at(gradient, slice(1, 2), np.ones(1), (3,)) is None
+    assert gradient.array.tolist() == [0, 1, 0]
+    assert gradient.is_touched
 
 
 TARGETS = np.array([3, 0, 1, 1, 2])
@@ -88,11 +129,11 @@ def head_gradient() -> Any:
     return w.grad
 
 
-def test_a_head_writes_into_the_gradient_before_backward() -> None:
+def test_a_head_writes_into_the_gradient_before_backward(step: Any) -> None:
     w, expected = leaves()[0], head_gradient()
-    count_as_zeros([w.grad])
+    step.overwrite([w.gradient])
     loss = head(w)
-    np.testing.assert_allclose(w.grad, expected)  # though nobody may read it yet
+    np.testing.assert_allclose(w.gradient.array, expected)  # though nobody may read it yet
     second = head(w)  # finds it lent
     (2 * loss).backward()
     np.testing.assert_allclose(w.grad, 2 * expected)
@@ -100,92 +141,96 @@ def test_a_head_writes_into_the_gradient_before_backward() -> None:
     np.testing.assert_allclose(w.grad, 3 * expected)
 
 
-def test_a_head_of_a_wider_dtype_than_its_weight_takes_memory_of_its_own() -> None:
+def test_a_head_of_a_wider_dtype_than_its_weight_takes_memory_of_its_own(step: Any) -> None:
     w = Tensor(W.astype("float32"), requires_grad=True)
     w.grad = np.full(W.shape, np.nan, "float32")
-    count_as_zeros([w.grad])
+    step.overwrite([w.gradient])
     loss = tg.linear_cross_entropy(X, w, TARGETS, chunk=3)
     assert loss.dtype == "float64"
-    assert np.isnan(w.grad).all()
+    assert np.isnan(w.gradient.array).all()  # type: ignore[union-attr]
     loss.backward()
     np.testing.assert_allclose(w.grad, head_gradient(), 1e-5)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_head_with_the_weight_of_an_embedding(order: tuple[int, int]) -> None:
+def test_a_head_with_the_weight_of_an_embedding(order: tuple[int, int], step: Any) -> None:
     w, expected = leaves()[0], head_gradient()
-    count_as_zeros([w.grad])
+    step.overwrite([w.gradient])
     losses = head(w), tg.embedding(w, np.array([1, 1, 3])).sum()
     (losses[order[0]] + losses[order[1]]).backward()
     np.testing.assert_allclose(w.grad, expected + np.array([[0], [2], [0], [1]]))
 
 
-def test_a_head_leaves_before_others_write() -> None:
+def test_a_head_leaves_before_others_write(step: Any) -> None:
     w, b, _ = leaves()
     expected = head_gradient()
-    count_as_zeros([w.grad])
+    step.overwrite([w.gradient])
     loss = head(w)
     tg.linear(X, w).sum().backward()
     loss.backward()
     np.testing.assert_allclose(w.grad, np.ones((5, 4)).T @ X + expected)
-    count_as_zeros([w.grad])
+    step.overwrite([w.gradient])
     loss = head(w)
     b.sum().backward()  # writes the zeros of w
     loss.backward()
     np.testing.assert_allclose(w.grad, expected)
 
 
-def test_a_head_without_backward_leaves_zeros() -> None:
+def test_a_head_without_backward_leaves_zeros(step: Any) -> None:
     w, expected = leaves()[0], head_gradient()
-    count_as_zeros([w.grad])
+    step.overwrite([w.gradient])
     loss = head(w)
-    settle()
+    step.settle()
     np.testing.assert_array_equal(w.grad, 0)
     loss.backward(retain_graph=True)
     loss.backward()
     np.testing.assert_allclose(w.grad, 2 * expected)
 
 
-def test_contributions_wait_until_somebody_adds_to_their_gradient() -> None:
+def test_contributions_wait_until_somebody_adds_to_their_gradient(step: Any) -> None:
     added: list[list[str]] = []
-    first, second = np.zeros(3), np.zeros(3)
+    first, second = LeafGradient(np.zeros(3)), LeafGradient(np.zeros(3))
 
-    def wait(array: Any, of_leaf: bool, what: str, nbytes: int = 4) -> bool:
-        return wait_to_add(into(array, of_leaf), what, nbytes, added.append)
+    def wait(gradient: Gradient, what: str, nbytes: int = 4) -> bool:
+        return gradient.waits(what, nbytes, added.append)
 
-    assert not wait(first, False, "the walk reads it")
-    assert not wait_to_add(True, "what is there is unknown", 4, added.append)
+    assert not wait(first, "no part of the step")
+    assert not wait(Gradient(np.zeros(3)), "an edge: the walk reads it")
+    step.overwrite([first, second])
     for _ in range(2):
-        assert wait(first, True, "one")
-        assert wait(second, True, "two")
-        assert not is_first(np.zeros(3))
+        assert wait(first, "one")
+        assert wait(second, "two")
+        LeafGradient(np.zeros(3)).add(np.ones(3))
         assert not added
-        assert not is_first(second)
-        assert [sorted(each) for each in added] == [["one", "two"]]
+        second.add(np.ones(3))
+        assert added == [["one", "two"]]
         added.clear()
-    assert wait(first, True, "large", 2**30)
+    assert wait(first, "large", 2**30)
     assert added.pop() == ["large"]
-    assert wait(first, True, "the end")
-    settle()
+    assert wait(first, "the end")
+    step.settle()
     assert added.pop() == ["the end"]
-    add_waiting()
-    assert wait(first, True, "of a step that fails")
-    forget()
-    assert accumulation._waiting_bytes == 0
-    settle()
+    step.add_waiting()
+    assert wait(first, "of a step that fails")
+    step.end()
+    first.add(np.ones(3))
+    step.settle()
     assert not added
 
 
-def test_hooks_find_what_has_waited() -> None:
+def test_hooks_find_what_has_waited(step: Any) -> None:
     b = leaves()[1]
     b.grad[...] = 0
+    step.overwrite([b.gradient])
     found = []
 
     def backward(dy: Any, saved: Any, needs: Any) -> Any:
         def add(totals: list[Any]) -> None:
             totals[0] += 7
 
-        assert wait_to_add(needs[0], needs[0].array, 8, add)
+        assert needs[0]._begin() == 0
+        needs[0].array.fill(0)
+        assert needs[0].waits(needs[0].array, 8, add)
         return (None,)
 
     b.hooks = [lambda leaf: found.append(leaf.grad.copy())]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, accumulation, backend
-from tensorgrad.accumulation import keep_row_sums, row_sums_of
+from tensorgrad import Tensor, backend
 from tensorgrad.autograd import record
 from tensorgrad.dtypes import FLOATS, bfloat16, float16
+from tensorgrad.gradient import Gradient, parts_of, takes_gradient
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import sm90 as attention_sm90
 from tensorgrad.ops import linear as linear_ops
@@ -22,65 +22,71 @@ from tests.poisoned import poison_memory
 Found = list[Any]  # what the linear layers were given
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    yield
-    assert not accumulation._row_sums
-
-
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Found:
     """Return a list that collects the parts that backward of linear layers finds."""
     found: Found = []
 
     def look(dy: Any) -> Any:
-        parts = row_sums_of(dy)
-        found.append(None if parts is None else parts.shape)
-        return parts
+        array, sums = parts_of(dy)
+        found.append(None if sums is None else sums.shape)
+        return array, sums
 
-    monkeypatch.setattr(linear_ops, "row_sums_of", look)
+    monkeypatch.setattr(linear_ops, "parts_of", look)
     return found
 
 
 def summed(x: Tensor) -> Tensor:
-    """Return x by an op whose backward keeps sums."""
+    """Return x by an op whose backward returns column sums."""
 
     def backward(dy: Any, saved: Any, needs: Any) -> Any:
         dx = dy.copy()
-        keep_row_sums(dx, dx.reshape(-1, dx.shape[-1]).copy())
-        return (dx,)
+        return (Gradient(dx, dx.reshape(-1, dx.shape[-1]).copy()),)
 
     return record("summed", x.data, (x,), backward, ())
 
 
-def test_sums_live_as_long_as_their_gradient() -> None:
-    gradient, parts = np.ones((2, 3)), np.ones((1, 3))
-    keep_row_sums(gradient, parts)
-    assert row_sums_of(gradient) is parts
-    assert row_sums_of(gradient.copy()) is None
-    keep_row_sums(gradient, parts * 2)
-    np.testing.assert_array_equal(row_sums_of(gradient), parts * 2)
-    del gradient
-    assert not accumulation._row_sums
+def noted(x: Tensor, found: Found, takes: bool = True) -> Tensor:
+    """Return x by an op whose backward notes the type of its gradient."""
+
+    def backward(dy: Any, saved: Any, needs: Any) -> Any:
+        found.append(type(dy))
+        return (dy,)
+
+    return record("noted", x.data, (x,), takes_gradient(backward) if takes else backward, ())
 
 
-def test_a_gradient_that_a_leaf_holds_has_none() -> None:
+def test_the_op_before_finds_column_sums_if_it_takes_them() -> None:
+    for takes in (True, False):
+        found: Found = []
+        x = Tensor(np.ones((2, 3)), requires_grad=True)
+        summed(noted(x, found, takes)).sum().backward()
+        assert found == [Gradient if takes else np.ndarray]
+        np.testing.assert_array_equal(x.grad, 1)
+
+
+def test_a_gradient_that_a_leaf_holds_is_its_own() -> None:
     x = Tensor(np.ones((2, 3)), requires_grad=True)
     summed(x).sum().backward()
-    assert x.grad is not None
-    assert row_sums_of(x.grad) is None  # the user may modify it before another backward
+    assert type(x.grad) is np.ndarray
+    dy = np.ones((2, 3))
+    y = Tensor(np.ones((2, 3)), requires_grad=True)
+    noted(noted(y, []), []).backward(dy)
+    assert y.grad is not dy
 
 
-def test_a_gradient_that_a_function_returns_has_none() -> None:
+def test_a_gradient_that_a_function_returns_is_an_array() -> None:
     x = tg.grad(lambda x: summed(x).sum())(np.ones((2, 3)))
-    assert row_sums_of(x.data) is None
+    assert type(x.data) is np.ndarray
 
 
 def test_gradients_that_are_added_up_have_none() -> None:
+    found: Found = []
     x = Tensor(np.ones((2, 3)), requires_grad=True)
-    y = x * 1.0
+    y = noted(x * 1.0, found)
     (summed(y) + summed(y)).sum().backward()
     np.testing.assert_array_equal(x.grad, 2)
+    assert found == [np.ndarray]
 
 
 def on_gpu(rng: Any, *shape: int, dtype: Any) -> Tensor:
@@ -105,7 +111,7 @@ def check_bias(
     gradients = []
     for kept in (True, False):
         if not kept:
-            monkeypatch.setattr(linear_ops, "row_sums_of", lambda dy: None)
+            monkeypatch.setattr(linear_ops, "parts_of", lambda dy: (parts_of(dy)[0], None))
         for each in inputs:
             each.grad = None
         y = run(*inputs)

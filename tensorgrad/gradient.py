@@ -1,0 +1,288 @@
+"""Gradients on their way through the graph.
+
+Most edges of the graph have one user: its backward function returns an array, which the walk hands
+on. A `Gradient` is made where there is more to say: an edge has several users, whose contributions
+add up; a leaf has a gradient, which contributions are added to; or an op has computed sums over the
+columns of a gradient beside it.
+
+For each input a backward function gets what is needed of its gradient: False, True, or a
+`Gradient`, which the function may add to itself. A matrix product does so at no extra cost, in the
+words of cuBLAS: y = product + beta y. Whatever it returns is added by the walk.
+Tests: tests/test_gradient.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from tensorgrad.arrays import added
+from tensorgrad.backend import Array, Shape, add_into, is_numpy, namespace
+from tensorgrad.dtypes import Dtype, compute_dtype
+
+Saved = tuple[Any, ...]  # what an op keeps for its backward function
+Needs = Sequence[Any]  # for each input: False, True or a Gradient
+Gradients = Sequence[Any]  # for each input an array or Gradient; None: not wanted, or added already
+_NDARRAY = np.ndarray
+leaves = threading.RLock()  # held to add to the gradient of a leaf, as several threads may
+
+
+class Gradient:
+    """The gradient of one edge, or what an op returns of one.
+
+    Args:
+        array: None before the first contribution.
+        column_sums: (N, C), N > 0, of the compute dtype; its rows add up to the sum of the array
+            over all axes but the last. A linear layer takes it for the gradient of its bias.
+        dtype: of the edge.
+        rounds: whether a sum is rounded to that dtype; else it is as wide as its widest part.
+        uses: contributions that are still to come.
+    """
+
+    __slots__ = ("array", "column_sums", "dtype", "is_own", "rounds", "uses")
+    shape = ()  # so that the walk looks closer
+
+    def __init__(
+        self,
+        array: Any,
+        column_sums: Array | None = None,
+        *,
+        dtype: Any = None,
+        rounds: bool = False,
+        uses: int = 0,
+    ) -> None:
+        self.array, self.column_sums = array, column_sums
+        self.dtype, self.rounds, self.uses = dtype, rounds, uses
+        self.is_own = False  # whether nobody else holds the array, so that it may be added to
+
+    def add(self, dx: Array) -> None:
+        """Add a contribution, which stays as it is."""
+        total = self.array
+        if dx.dtype is total.dtype is self.dtype and type(total) is _NDARRAY:
+            total = total + dx
+            self.array = total if type(total) is _NDARRAY else np.asarray(total)  # 0-d: a scalar
+        else:
+            dtype = self.dtype if self.rounds else np.result_type(total, dx, self.dtype)
+            self.array = added(total, dx, dtype)
+        self.is_own = True
+
+    def add_at(self, key: Any, dx: Array) -> None:
+        """Add a contribution that is dx in the view [key] and zero elsewhere."""
+        if self._begin() == 0:
+            self.array.fill(0)
+        add_into(self.array[key], dx)
+
+    def out(self, dtype: Dtype, rounds: bool = False) -> tuple[Array, int] | None:
+        """Return the array for a kernel that writes its contribution, and beta.
+
+        With beta 0 the kernel overwrites the array, which then counts as zeros; with 1 it adds.
+
+        Args:
+            dtype: that the kernel writes.
+            rounds: whether it can round to 16 bits instead.
+
+        Returns:
+            None where a kernel cannot: on the CPU, not contiguous, or of another dtype.
+        """
+        total = self.array
+        fits = total.dtype is dtype or (rounds and compute_dtype(total.dtype) is dtype)
+        if not fits or is_numpy(total) or not total.flags.c_contiguous:
+            return None
+        return total, self._begin()
+
+    def waits(self, contribution: Any, nbytes: int, add: Callable[[list[Any]], None]) -> bool:
+        """Let a contribution wait for those of other gradients, so that one kernel adds them all.
+
+        Args:
+            contribution: what `add` takes; it holds arrays of `nbytes`.
+            nbytes: see there.
+            add: adds a list of contributions; one function for all that one kernel can add.
+
+        Returns:
+            Whether it waits; else the caller adds it.
+        """
+        return False
+
+    def _begin(self) -> int:
+        """Return beta for somebody who now writes."""
+        return 1
+
+
+class Capture(Protocol):
+    """What a step that becomes a CUDA graph keeps of gradients; see graph.py."""
+
+    def wait(
+        self, of: LeafGradient, contribution: Any, nbytes: int, add: Callable[[list[Any]], None]
+    ) -> None:
+        """Keep a contribution until it is added with others."""
+
+    def add_waiting(self) -> None:
+        """Add the contributions that wait."""
+
+
+class LeafGradient(Gradient):
+    """The gradient that a leaf holds: an array that stays where it is.
+
+    Attributes:
+        beta: 0 while the memory holds anything and counts as zeros, which saves writing and reading
+            them; else 1.
+        is_touched: whether something was added since an optimizer set it to 0.
+        is_wide: whether it has more than 16 bits.
+        capture: the step it is a part of, while that becomes a CUDA graph.
+        is_waited_for: whether a contribution waits in that step.
+        loan: of the memory, while it counts as zeros.
+    """
+
+    __slots__ = ("beta", "capture", "is_touched", "is_waited_for", "is_wide", "loan")
+
+    def __init__(self, array: Array) -> None:
+        super().__init__(array, dtype=array.dtype)
+        self.is_own, self.beta, self.is_touched = True, 1, False
+        self.is_wide = array.dtype == compute_dtype(array.dtype)
+        self.capture: Capture | None = None
+        self.is_waited_for = False
+        self.loan: Loan | None = None
+
+    def add(self, dx: Array) -> None:
+        """Add a contribution in place; it is rounded to the dtype of the array."""
+        with leaves:
+            if self._begin():
+                add_into(self.array, dx)
+            else:
+                self.array[...] = dx
+
+    def add_at(self, key: Any, dx: Array) -> None:
+        """Add a contribution that is dx in the view [key] and zero elsewhere."""
+        with leaves:
+            super().add_at(key, dx)
+
+    def settle(self) -> None:
+        """Add what waits, and write the zeros that the memory counts as."""
+        if self.is_waited_for and self.capture is not None:
+            self.capture.add_waiting()
+        if self.beta == 0:
+            self.beta = 1
+            self._end_loan()
+            self.array.fill(0)
+
+    def lend(self) -> Loan | None:
+        """Lend the memory for a contribution that is computed before backward; None: it is used."""
+        if self.beta or self.loan is not None:
+            return None
+        self.loan = Loan(self)
+        return self.loan
+
+    def waits(self, contribution: Any, nbytes: int, add: Callable[[list[Any]], None]) -> bool:
+        """Let a contribution wait until somebody else adds to the gradient or may read it."""
+        if self.capture is None:
+            return False
+        self.is_waited_for = True
+        self.capture.wait(self, contribution, nbytes, add)
+        return True
+
+    def _begin(self) -> int:
+        self.is_touched = True
+        if self.is_waited_for and self.capture is not None:
+            self.capture.add_waiting()
+        beta, self.beta = self.beta, 1
+        if not beta:
+            self._end_loan()
+        return beta
+
+    def _end_loan(self) -> None:
+        if self.loan is not None:
+            self.loan.leave()
+
+
+class Loan:
+    """A contribution in the memory of the gradient that it belongs to, until others overwrite it.
+
+    Attributes:
+        array: the contribution, there or copied elsewhere since.
+    """
+
+    __slots__ = ("_of", "array")
+
+    def __init__(self, of: LeafGradient) -> None:
+        self._of: LeafGradient | None = of
+        self.array: Array = of.array
+
+    def leave(self) -> None:
+        """Copy the contribution, so that the memory may be overwritten."""
+        lender, self._of = self._of, None
+        if lender is not None:
+            lender.loan = None
+            self.array = self.array.copy()
+
+    def give_back(self, need: Any) -> Array | None:
+        """Return the contribution, or None where it is the gradient now.
+
+        Args:
+            need: of the gradient that the contribution is added to.
+        """
+        lender = self._of
+        if lender is not None and need is lender and lender.beta == 0:
+            lender.loan, self._of = None, None
+            lender.beta, lender.is_touched = 1, True
+            return None
+        self.leave()
+        return self.array
+
+
+class Recompute:
+    """An operand that an op saves as the way to compute it again.
+
+    Args:
+        function: of the arrays; returns the operand with the same bits whenever it is called.
+        arrays: which may include None.
+        shape: of the operand.
+        version: of assignments when the operand was computed; see `engine.latest_version`.
+    """
+
+    __slots__ = ("arrays", "function", "shape", "version")
+
+    def __init__(
+        self, function: Callable[..., Array], arrays: Saved, shape: Shape, version: int
+    ) -> None:
+        self.function, self.arrays, self.shape, self.version = function, arrays, shape, version
+
+    def __call__(self) -> Array:
+        """Return the operand."""
+        return self.function(*self.arrays)
+
+
+def add_at(need: Any, key: Any, dx: Array, shape: Shape) -> Array | None:
+    """Return the gradient that is dx in the view [key] and zero elsewhere; None once it is added.
+
+    A loop over the T rows of an array so costs T rows, not T arrays.
+    """
+    if isinstance(need, Gradient):
+        need.add_at(key, dx)
+        return None
+    whole: Array = namespace(dx).zeros(shape, dx.dtype)
+    whole[key] = dx
+    return whole
+
+
+def out_of(need: Any, dtype: Dtype, rounds: bool = False) -> tuple[Array, int] | None:
+    """Return what `Gradient.out` does; None where the gradient so far is unknown."""
+    return need.out(dtype, rounds) if isinstance(need, Gradient) else None
+
+
+def takes_gradient(backward: Any) -> Any:
+    """Mark a backward function that gets a `Gradient` as dy where the op after it returned one."""
+    backward.takes_gradient = True
+    return backward
+
+
+def unwrapped(dy: Any) -> Any:
+    """Return the array of a gradient that an op returned."""
+    return dy.array if type(dy) is Gradient else dy
+
+
+def parts_of(dy: Any) -> tuple[Array, Array | None]:
+    """Return the array of a gradient, and its column sums if it has some."""
+    return (dy.array, dy.column_sums) if type(dy) is Gradient else (dy, None)
