@@ -354,8 +354,6 @@ def _walk(
                     pass  # it is added, or there is none
                 elif need is gradient and dx.dtype is total.dtype and type(total) is _NDARRAY:
                     total += dx
-                elif type(need) is LeafGradient:
-                    need.add(dx)
                 elif total is not None:
                     gradient.add(dx)
                     known[target] = gradient

@@ -7,7 +7,7 @@ columns of a gradient beside it.
 
 For each input a backward function gets what is needed of its gradient: False, True, or a
 `Gradient`, which the function may add to itself. A matrix product does so at no extra cost, in the
-words of cuBLAS: y = product + beta y. Whatever it returns is added by the walk.
+words of cuBLAS: y = product + beta y. What a function returns is added by the walk.
 Tests: tests/test_gradient.py.
 """
 
@@ -62,6 +62,9 @@ class Gradient:
         """Add a contribution, which stays as it is."""
         total = self.array
         if dx.dtype is total.dtype is self.dtype and type(total) is _NDARRAY:
+            if self.is_own:
+                total += dx
+                return
             total = total + dx
             self.array = total if type(total) is _NDARRAY else np.asarray(total)  # 0-d: a scalar
         else:
@@ -252,6 +255,17 @@ class Recompute:
     def __call__(self) -> Array:
         """Return the operand."""
         return self.function(*self.arrays)
+
+
+def accumulated(dx: Array, need: Any) -> Array | None:
+    """Return a gradient, or None once it is added to the gradient so far.
+
+    A wider gradient is returned: what it is added to would round it.
+    """
+    if not isinstance(need, Gradient) or need.array.dtype.itemsize < dx.dtype.itemsize:
+        return dx
+    need.add(dx)
+    return None
 
 
 def add_at(need: Any, key: Any, dx: Array, shape: Shape) -> Array | None:

@@ -20,7 +20,7 @@ from tensorgrad import Tensor, autograd, engine
 from tensorgrad.autograd import record
 from tensorgrad.dtypes import as_dtype, bfloat16
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, GradError, ShapeError
-from tensorgrad.gradient import Gradient, LeafGradient
+from tensorgrad.gradient import Gradient, LeafGradient, accumulated
 from tests.gpu_array import on_gpu
 
 Values = np.ndarray[Any, Any]
@@ -583,7 +583,7 @@ def test_a_wider_gradient_is_not_rounded_by_a_narrow_sum() -> None:
     third = np.full((1, 1), 1 / 3, "float32")
 
     def backward(dy: Any, saved: Any, needs: Any) -> Any:
-        return (third,)
+        return (accumulated(third, needs[0]),)
 
     y = record("wide", x.data * 1, (x,), backward, ())
     (found,) = engine.gradients((y + (x * 1 + x * 1)).sum(), np.ones((), "float16"), [x])

@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.gradient import out_of
+from tensorgrad.gradient import accumulated, out_of
 from tensorgrad.kernels.reduce import PartialSum, sum_parts
 
 
@@ -39,4 +39,6 @@ def column_sums(parts: Sequence[Array], needs: Sequence[Any]) -> list[Array | No
         found.append(own)
     if now:
         sum_parts(now)
-    return found
+    return [
+        None if dx is None else accumulated(dx, need) for dx, need in zip(found, needs, strict=True)
+    ]

@@ -26,6 +26,7 @@ from tensorgrad.gradient import (
     Needs,
     Recompute,
     Saved,
+    accumulated,
     out_of,
     parts_of,
     takes_gradient,
@@ -483,7 +484,7 @@ def _weight_gradient(
         dtype = dy.dtype  # the gradient so far has 16 bits
     target = out_of(need, dtype) if fits else None
     if target is None or (target[1] and dtype is not float32):
-        return product(dy.T, x, dtype, kernel)
+        return accumulated(product(dy.T, x, dtype, kernel), need)
     matmul_cuda.run(problem(dy.T, x, target[0], add=target[1] == 1), kernel)
     return None
 
@@ -503,7 +504,7 @@ def _bias_gradient(dy: Array, need: Any, parts: Array | None = None) -> Array | 
     wide = compute_dtype(dy.dtype)
     target = out_of(need, wide) if dy.size else None
     if target is None:
-        return sum_array(flat(dy), (0,), dtype=wide)
+        return accumulated(sum_array(flat(dy), (0,), dtype=wide), need)
     total, beta = target
     sum_rows_into(total, flat(dy), beta)
     return None

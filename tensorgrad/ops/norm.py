@@ -20,7 +20,7 @@ from tensorgrad.checks import check_integer, check_range, check_shape, promoted
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.engine import assigned_since, latest_version, mode
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.gradient import Gradient, Gradients, Needs, Recompute, Saved
+from tensorgrad.gradient import Gradient, Gradients, Needs, Recompute, Saved, accumulated
 from tensorgrad.kernels import norm as norm_cuda
 from tensorgrad.operands import float_tensor
 from tensorgrad.ops.column_sums import column_sums
@@ -271,7 +271,8 @@ def _normalise(
 def _backward(dy: Array, saved: Saved, needs: Needs, dsum: Array | None = None) -> Gradients:
     x, weight, mean, rstd = saved
     if type(dy) is np.ndarray:
-        return _backward_numpy(dy, dsum, x, weight, mean, rstd)
+        dx, dweight, dbias = _backward_numpy(dy, dsum, x, weight, mean, rstd)
+        return dx, accumulated(dweight, needs[1]), accumulated(dbias, needs[2])
     wanted = bool(needs[0]), any(needs[1:])
     dx, sums, parts = norm_cuda.backward(dy, dsum, x, weight, mean, rstd, *wanted)
     given = dx if sums is None else Gradient(dx, sums)
