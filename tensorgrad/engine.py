@@ -205,7 +205,7 @@ def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
         DeviceError: `dy` is a tensor on another device.
     """
     with ranges.phase("backward"):
-        _walk(root, _seed(root, dy), _deliver, retain_graph, into_leaves=True)
+        _walk(edge_of(root), _seed(root, dy), _deliver, retain_graph, into_leaves=True)
         if mode.capture is not None:
             mode.capture.settle()
 
@@ -215,13 +215,28 @@ def gradients(root: Tensor, dy: Array, edges: Sequence[Edge]) -> list[Array | No
 
     Gradients of leaves may have a wider dtype than the leaf.
     """
+    if not root.requires_grad:
+        return [None] * len(edges)
+    return _gradients(edge_of(root), dy, edges, retain_graph=False)
+
+
+def gradients_within(node: Node, dy: Array) -> list[Array | None]:
+    """Return the gradients of the inputs of an op that another op has recorded and saved.
+
+    The other op's backward calls this; what was saved stays for another call.
+    """
+    return _gradients(node, dy, [edge for edge in node.edges if edge is not None], True)
+
+
+def _gradients(
+    start: Edge, dy: Array, edges: Sequence[Edge], retain_graph: bool
+) -> list[Array | None]:
     found: dict[Edge, Array | None] = {}
 
     def keep(edge: Edge, dx: Array | None, own: bool) -> None:
         found[edge] = dx
 
-    if root.requires_grad:
-        _walk(root, dy, keep, retain_graph=False, ends=frozenset(edges))
+    _walk(start, dy, keep, retain_graph, ends=frozenset(edges))
     return [found.get(edge) for edge in edges]
 
 
@@ -291,7 +306,7 @@ def _seed(root: Tensor, dy: Any) -> Array:
 
 @np.errstate(over="ignore", invalid="ignore")  # inf and NaN reach the gradients, as on the GPU
 def _walk(
-    root: Tensor,
+    start: Edge,
     dy: Array,
     deliver: Callable[[Any, Array | None, bool], None],
     retain_graph: bool,
@@ -301,13 +316,12 @@ def _walk(
     """Visit every node after all its users; hand leaves and `ends` their complete gradients.
 
     Args:
-        root, dy: where the walk starts, and with which gradient.
+        start, dy: where the walk starts, and with which gradient.
         deliver: is also told whether nobody else holds the gradient.
         retain_graph: keep what nodes have saved.
         ends: edges that the walk does not go beyond.
         into_leaves: let contributions be added to the gradients that leaves have.
     """
-    start = edge_of(root)
     shared = _shared(start, ends)
     known: dict[Edge | None, Any] = {None: False}  # needs, of sums that nobody else holds too
     parts: dict[Node, list[Any]] = {}  # gradients of the outputs of a node
@@ -331,10 +345,12 @@ def _walk(
             known[e] if e in known else type(e) is Node or _need(e, known, shared, into_leaves)
             for e in edges
         ]
-        if observer is None and dy is not None and type(dy) is not Gradient:
-            found = edge.backward(dy, saved, needs)
-        else:
+        if dy is None or type(dy) is Gradient:
             found = _run(edge, dy, needs)
+        elif observer is not None:
+            found = observer.backward(edge, dy, saved, needs)
+        else:
+            found = edge.backward(dy, saved, needs)
         if len(found) != len(edges):
             raise _wrong_number(edge, found)
         if not retain_graph:
@@ -378,15 +394,14 @@ def _walk(
         found, saved, dx = (), (), None  # so that memory falls before the next backward runs
 
 
-def _run(node: Node, dy: Any, needs: Sequence[Any]) -> Sequence[Any]:
-    """Return what the backward function of a node returns, which a profiler may observe."""
+def _run(node: Node, dy: Gradient | None, needs: Sequence[Any]) -> Sequence[Any]:
+    """Return what a backward function returns where it gets no array."""
     if dy is None:
         return [None] * len(needs)
-    if type(dy) is Gradient and not hasattr(node.backward, "takes_gradient"):
-        dy = dy.array
+    given = dy if hasattr(node.backward, "takes_gradient") else dy.array
     if ranges.active is None:
-        return node.backward(dy, node.saved or (), needs)
-    found: Sequence[Any] = ranges.active.backward(node, dy, node.saved or (), needs)
+        return node.backward(given, node.saved or (), needs)
+    found: Sequence[Any] = ranges.active.backward(node, given, node.saved or (), needs)
     return found
 
 

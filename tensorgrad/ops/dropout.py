@@ -15,6 +15,7 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_shape, probability
 from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.engine import gradients_within
 from tensorgrad.errors import ShapeError
 from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.kernels import dropout as dropout_cuda
@@ -148,8 +149,7 @@ def _swiglu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 def _unfused_swiglu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     mask, hidden = saved
-    gradients: Gradients = hidden.backward(_forward(dy, mask, mask.dtype), hidden.saved, needs)
-    return gradients
+    return gradients_within(hidden, _forward(dy, mask, mask.dtype))
 
 
 def _forward(

@@ -18,7 +18,7 @@ from tensorgrad.autograd import record
 from tensorgrad.backend import Array, contiguous, is_numpy, same_device
 from tensorgrad.checks import check_shape, probability, promoted
 from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, compute_dtype, float32, is_float
-from tensorgrad.engine import mode
+from tensorgrad.engine import gradients_within, mode
 from tensorgrad.errors import DtypeError, ShapeError
 from tensorgrad.gradient import (
     Gradient,
@@ -274,7 +274,7 @@ def _gated_linear_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, gate, up, inner, kernel, *_ = saved
     if needs[1] or needs[3]:
         x = saved_operand(x)
-    dgate, dup = map(flat, inner.backward(dy, inner.saved, (True, True)))
+    dgate, dup = map(flat, gradients_within(inner, dy))
     dx = None
     if needs[0]:
         dx = _sum_of_products((dgate, gate), (dup, up), kernel).reshape(x.shape)
