@@ -210,7 +210,7 @@ def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
             mode.capture.settle()
 
 
-def gradients(root: Tensor, dy: Array, edges: Sequence[Edge]) -> list[Array | None]:
+def gradients(root: Tensor, dy: Array | Gradient, edges: Sequence[Edge]) -> list[Array | None]:
     """Return d(root)/d(edge) for leaves or recorded ops; the walk ends there, no `grad` changes.
 
     Gradients of leaves may have a wider dtype than the leaf.
@@ -229,7 +229,7 @@ def gradients_within(node: Node, dy: Array) -> list[Array | None]:
 
 
 def _gradients(
-    start: Edge, dy: Array, edges: Sequence[Edge], retain_graph: bool
+    start: Edge, dy: Array | Gradient, edges: Sequence[Edge], retain_graph: bool
 ) -> list[Array | None]:
     found: dict[Edge, Array | None] = {}
 
@@ -307,7 +307,7 @@ def _seed(root: Tensor, dy: Any) -> Array:
 @np.errstate(over="ignore", invalid="ignore")  # inf and NaN reach the gradients, as on the GPU
 def _walk(
     start: Edge,
-    dy: Array,
+    dy: Any,
     deliver: Callable[[Any, Array | None, bool], None],
     retain_graph: bool,
     ends: frozenset[Edge] = frozenset(),
@@ -325,7 +325,8 @@ def _walk(
     shared = _shared(start, ends)
     known: dict[Edge | None, Any] = {None: False}  # needs, of sums that nobody else holds too
     parts: dict[Node, list[Any]] = {}  # gradients of the outputs of a node
-    ready: list[tuple[Edge, Any]] = [(start, cast(dy, start.dtype))]
+    first = dy if type(dy) is Gradient else cast(dy, start.dtype)
+    ready: list[tuple[Edge, Any]] = [(start, first)]
     observer = ranges.active
     found: Sequence[Any]
     saved: Any
@@ -395,14 +396,18 @@ def _walk(
 
 
 def _run(node: Node, dy: Gradient | None, needs: Sequence[Any]) -> Sequence[Any]:
-    """Return what a backward function returns where it gets no array."""
+    """Return what a backward function returns where it gets no plain array.
+
+    An op that hands its gradient on, as `add` does, hands on its column sums.
+    """
     if dy is None:
         return [None] * len(needs)
     given = dy if hasattr(node.backward, "takes_gradient") else dy.array
     if ranges.active is None:
-        return node.backward(given, node.saved or (), needs)
-    found: Sequence[Any] = ranges.active.backward(node, given, node.saved or (), needs)
-    return found
+        found = node.backward(given, node.saved or (), needs)
+    else:
+        found = ranges.active.backward(node, given, node.saved or (), needs)
+    return [dy if dx is dy.array else dx for dx in found]
 
 
 def _wrong_number(node: Node, found: Sequence[Any]) -> GradError:

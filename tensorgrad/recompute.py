@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 from tensorgrad import engine, random
 from tensorgrad.amp import Casts
-from tensorgrad.backend import Array
 from tensorgrad.checks import check_function
 from tensorgrad.engine import Edge, Node, mode, replaced
 from tensorgrad.errors import GradError
-from tensorgrad.gradient import Gradients, Needs, Saved
+from tensorgrad.gradient import Gradients, Needs, Saved, takes_gradient, unwrapped
 from tensorgrad.tensor import Tensor
 
 
@@ -75,8 +74,10 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+@takes_gradient
+def _backward(given: Any, saved: Saved, needs: Needs) -> Gradients:
     call: _Call = saved[0]
+    dy = unwrapped(given)
     with _same_conditions(call):
         version = engine.next_version()
         y = call.f(*call.args, **call.kwargs)
@@ -87,7 +88,7 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
                 f"{_name(call.f)}: got shape {y.shape}, dtype {y.dtype} or a graph that differs "
                 f"from the first run, expected {dy.shape}, {dy.dtype} and the same parameters"
             )
-    return engine.gradients(y, dy, call.edges)
+    return engine.gradients(y, given, call.edges)
 
 
 @contextmanager

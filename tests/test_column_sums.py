@@ -65,6 +65,14 @@ def test_the_op_before_finds_column_sums_if_it_takes_them() -> None:
         np.testing.assert_array_equal(x.grad, 1)
 
 
+def test_an_op_that_hands_its_gradient_on_hands_on_its_sums() -> None:
+    found: Found = []
+    x = Tensor(np.ones((2, 3)), requires_grad=True)
+    y = tg.checkpoint(lambda x: noted(x, found))(x * 1.0)
+    summed(noted(y, [], takes=False) + 0.0).sum().backward()
+    assert found == [Gradient] * 1
+
+
 def test_a_gradient_that_a_leaf_holds_is_its_own() -> None:
     x = Tensor(np.ones((2, 3)), requires_grad=True)
     summed(x).sum().backward()

@@ -90,7 +90,7 @@ def linear(
 def _linear_backward(given: Any, saved: Saved, needs: Needs) -> Gradients:
     x, weight, kernel, *_ = saved
     dy, sums = parts_of(given)
-    return *_gradients(dy, sums, x, weight, kernel, needs), given
+    return *_gradients(dy, sums, x, weight, kernel, needs), dy
 
 
 def _gradients(
@@ -213,7 +213,7 @@ def _feed_forward_backward(given: Any, saved: Saved, needs: Needs) -> Gradients:
         dx = product(dpre, up, dpre.dtype, kernel).reshape(x.shape) if needs[0] else None
         dup = _weight_gradient(dpre, x, needs[1], kernel)
         dup_bias = _bias_gradient(dpre, needs[2], sums)
-    return dx, dup, dup_bias, ddown, ddown_bias, given
+    return dx, dup, dup_bias, ddown, ddown_bias, dy
 
 
 def gated_linear(
