@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,16 +20,18 @@ from tensorgrad.data.tokenizer_file import (
     ALPHABET,
     BYTE_OF,
     TokenBytes,
+    check_file,
     check_ids,
     check_merges,
     entry,
+    in_order,
     inner_tokenizer,
     merges_of,
     named_errors,
     vocabulary_file,
     vocabulary_state,
 )
-from tensorgrad.data.tokenizer_parts import check_added, check_parts, takes_long
+from tensorgrad.data.tokenizer_parts import check_added, takes_long
 from tensorgrad.data.word_patterns import problem_of
 from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
@@ -49,8 +51,6 @@ _LONG_WORD = re.compile(r"(?<!\S)\S{1001}")
 _SHORT_WORDS = re.compile(r"\s*\S{1,1000}|\s+")
 _REMEMBERED = 1 << 21  # characters: a part may be a whole line where words have no spaces
 _PIECE = 1 << 15  # characters; long strings cost the library much memory
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer(TokenBytes):
@@ -84,21 +84,12 @@ class Tokenizer(TokenBytes):
                 f"Tokenizer: {name} has the special token {text[0]!r}, which stands for text too; "
                 "expected special tokens that are not a piece of a word, such as '<|user|>'"
             )
-        _check_needed(ids, name)
-        tokens = {index: token for token, index in ids.items()}
-        if sorted(tokens) != list(range(len(ids))):
-            raise DataError(
-                f"Tokenizer: {name} has {len(ids)} tokens with ids up to {max(tokens)}, "
-                f"expected ids 0 to {len(ids) - 1} without gaps"
-            )
         inner.encode_special_tokens = True
-        inner.no_truncation()
-        inner.no_padding()
         self._inner = inner
         self.special_ids = frozenset(self._special.values())
         self._splits = _split_pattern(state) is not None  # by a pattern, which _parts cannot follow
         self._takes_long, self._name = takes_long(state), name
-        self._bytes = [self._bytes_of(tokens[index], name) for index in range(len(ids))]
+        self._bytes = [self._bytes_of(token, name) for token in in_order(ids, name)]
         self._known: dict[str, list[int]] = {}
         self._remembered = 0  # characters
         self._byte_ids = [ids[character] for character in ALPHABET]
@@ -185,7 +176,9 @@ class Tokenizer(TokenBytes):
         if file.name == "vocab.json":
             return cls.from_gpt2(file, file.with_name("merges.txt"))
         text = read_text(file)
-        _check_file(vocabulary_state(text, os.fspath(file)), os.fspath(file))
+        state = vocabulary_state(text, str(file))
+        _check_kind(state, str(file))
+        check_file(state, str(file))
         return cls(inner_tokenizer(text, str(file)), str(file))
 
     @classmethod
@@ -227,8 +220,7 @@ class Tokenizer(TokenBytes):
         ):
             inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
         _complete(inner)
-        if END_OF_TEXT in vocabulary:
-            inner.add_special_tokens([END_OF_TEXT])
+        inner.add_special_tokens([END_OF_TEXT])
         return cls(inner, str(vocab_file))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -388,20 +380,7 @@ def _split_pattern(state: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _check_file(state: dict[str, Any], name: str) -> None:
-    """Raise DataError for a tokenizer.json that the library cannot, or must not, read."""
-    _check_kind(state, name)
-    model, added = entry(state, "model", dict, name), entry(state, "added_tokens", list, name)
-    vocabulary = entry(model, "vocab", dict, name)
-    check_merges(merges_of(entry(model, "merges", list, name), name), vocabulary, name)
-    ids = {entry(token, "content", str, name): token.get("id") for token in added}
-    _check_needed(vocabulary | ids, name)
-    for each in (vocabulary, ids):
-        check_ids(each, len(vocabulary | ids), name)
-    check_parts(state, len(vocabulary | ids), name)
-
-
-def _check_needed(tokens: Mapping[str, Any], name: str) -> None:
+def _check_needed(tokens: Collection[str], name: str) -> None:
     """Raise DataError where a byte or the end of text has no token."""
     missing = [token for token in (END_OF_TEXT, *ALPHABET) if token not in tokens]
     if missing:
@@ -436,6 +415,8 @@ def _check_kind(state: dict[str, Any], name: str) -> None:
     ):
         if found != expected:
             raise DataError(f"Tokenizer: {name} has {key} {found!r:.80}, expected {expected!r}")
+    contents = [entry(token, "content", str, name) for token in added]
+    _check_needed({*entry(model, "vocab", dict, name), *contents}, name)
 
 
 def _texts(name: str, texts: Iterable[str]) -> Iterator[str]:
@@ -468,10 +449,11 @@ def _pieces(text: str) -> Iterator[str]:
 def _whole_characters(name: str, texts: Iterable[str]) -> Iterator[str]:
     """Yield the texts; raise DataError at half of a surrogate pair, which UTF-8 cannot write."""
     for text in texts:
-        found = None if text.isascii() else _SURROGATE.search(text)
-        if found:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
             raise DataError(
-                f"{name}: text has {found.group()!r}, half of a surrogate pair, "
+                f"{name}: text has {text[error.start]!r}, half of a surrogate pair, "
                 "expected text that can be written as UTF-8"
-            )
+            ) from error
         yield text
