@@ -36,6 +36,7 @@ from tensorgrad.parallel.comm.transport import Finish, Transport
 from tensorgrad.parallel.comm.watchdog import Message
 
 _log = logging.getLogger(__name__)
+_connecting = threading.Lock()
 
 # Priority of NCCL's stream: its kernels run before waiting kernels of other streams, since a late
 # transfer delays other ranks.
@@ -45,7 +46,7 @@ _FIRST = -1
 # streams than the default of 8.
 _QUEUES = "32"
 
-# Seconds for which a rank that fails before MPI has started waits for the others, to end them.
+# Seconds for which a rank that fails before MPI has started waits for all to start.
 _TO_MEET = 30.0
 
 # Seconds between ranks that fail where they cannot agree on which of them says so.
@@ -106,62 +107,27 @@ def _wait_for_all_ranks(timeout: float) -> None:
             import mpi4py.MPI  # noqa: F401
 
 
-class _EarlyFailures:
-    """Agreement on which ranks failed before MPI had started."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._first: int | None = None
-
-    def first_failed(self, failed: bool) -> int:
-        """Return the lowest rank that failed, or the number of ranks; every rank calls it.
-
-        Only the first call of a rank counts.
-        """
-        from mpi4py import MPI
-
-        everyone = MPI.COMM_WORLD
-        with self._lock:
-            if self._first is None:
-                mine = everyone.Get_rank() if failed else everyone.Get_size()
-                first = np.array(mine)
-                everyone.Allreduce(MPI.IN_PLACE, first, MPI.MIN)
-                self._first = int(first)
-            return self._first
-
-
-_beginning = _EarlyFailures()
-
-
 def _abort_before_start(status: int, why: str) -> None:
-    """End all ranks, some of which may wait for this one to start MPI.
-
-    The lowest rank that fails says why. If not all ranks start MPI, that rank is unknown.
-    """
+    """End all ranks, some of which may wait for this one to start MPI: start it, then abort."""
     rank, size = launch.launched_rank(), launch.launched_ranks()
-    found: list[int] = []
+    if rank == 0:  # no lower rank can fail
+        launch.write_failure(rank, size, why)
+        why = ""
+    started: list[Comm] = []
 
-    def meet() -> None:
-        with suppress(*_NO_MPI):
-            from mpi4py import MPI
+    def connect() -> None:
+        with suppress(Exception), _connecting:  # the error to report is this rank's first
+            started.append(_connect()[0])
 
-            if MPI.COMM_WORLD.Get_size() == size:  # else the MPI belongs to another launcher
-                found.append(_beginning.first_failed(failed=True))
-
-    meeting = threading.Thread(target=meet, daemon=True)
+    connecting = threading.Thread(target=connect, daemon=True)
     with suppress(RuntimeError):  # a process that cannot start threads must end too
-        meeting.start()
-    if rank > 0 and meeting.is_alive():  # rank 0 is the lowest anyway
-        meeting.join(_TO_MEET)
-    if found and found[0] < rank:
-        time.sleep(_TO_MEET)  # the lowest failed rank ends this one
-    elif found != [rank]:
+        connecting.start()
+        connecting.join(_TO_MEET)
+    if started:
+        started[0].abort(status, why)
+    if why:  # not all ranks start MPI, or none can
         time.sleep(_STAGGER * min(rank, 4))
-    launch.write_failure(rank, size, why)
-    if meeting.is_alive():
-        meeting.join(_TO_MEET)
-    if found:
-        _abort_mpi(status)
+        launch.write_failure(rank, size, why)
     os._exit(status)
 
 
@@ -177,9 +143,18 @@ def _abort_mpi(status: int) -> None:
 @cache
 def _start() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
     """Start MPI, once; the watchdog is None for one rank, or where rank 0 cannot be reached."""
-    started = launch.launched_ranks()
-    if started == 1:
+    if launch.launched_ranks() == 1:
         return Comm(), None
+    with _connecting:
+        comm, watching = _connect()
+    comm.agree("start", launch.program_facts())  # no rank goes on where one has failed before
+    return comm, watching
+
+
+@cache
+def _connect() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
+    """Start MPI and the watchdog, one thread at a time."""
+    started = launch.launched_ranks()
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _QUEUES)  # read when CUDA starts
     try:
         from mpi4py import MPI
@@ -195,16 +170,12 @@ def _start() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
             f"{MPI.COMM_WORLD.Get_size()}; expected the mpirun that belongs to that MPI"
         )
     everyone = MPI.COMM_WORLD
-    if _beginning.first_failed(failed=False) < started:
-        time.sleep(_TO_MEET)  # that rank ends this one
-        os._exit(1)
     place = _place_on_host(everyone)
     network = _MpiNetwork(everyone, range(started), ProgressEngine(place[1]), place)
     comm = Comm(network)
     launch.end_all_ranks_on_error(comm.abort)
     network.watchdog = watchdog_client.start(network, network.last)
     atexit.register(comm.leave)
-    comm.agree("start", launch.program_facts())
     return comm, network.watchdog
 
 
