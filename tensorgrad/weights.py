@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from tensorgrad.backend import Array, Shape, contiguous, to_numpy
 from tensorgrad.dtypes import Dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DataError, DtypeError
-from tensorgrad.files import named_in_errors, replacing
+from tensorgrad.files import is_utf8, named_in_errors, replacing
 from tensorgrad.readers import open_regular
 
 _SUM = "crc32"  # the header entry with the checksum of the rest of the file
@@ -184,12 +184,10 @@ def check_savable(arrays: Mapping[str, Array], metadata: Mapping[str, str] | Non
     """
     metadata = metadata or {}
     for text in (*arrays, *metadata, *metadata.values()):
-        if not isinstance(text, str):
-            raise ArgumentError(f"save: got {text!r} as a name or metadata, expected text")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ArgumentError(f"save: got {text!r}, expected text that fits UTF-8") from error
+        if not isinstance(text, str) or not is_utf8(text):
+            raise ArgumentError(
+                f"save: got {text!r} as a name or metadata, expected text that fits UTF-8"
+            )
     if _METADATA in arrays:
         raise ArgumentError("save: arrays has '__metadata__', expected any other name")
     for name, array in arrays.items():

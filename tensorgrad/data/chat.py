@@ -19,8 +19,6 @@ from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.readers import parse_json
 
-__all__ = ["render_chat"]
-
 _SECONDS = 5.0
 _OUTPUT = 1 << 18  # bytes, besides 8 times those of the messages
 _MODULES = ("jinja2.sandbox", "markupsafe")

@@ -14,8 +14,6 @@ from tensorgrad.data import encode_program
 from tensorgrad.data.limited import run_program
 from tensorgrad.data.tokenizer_file import named_errors
 
-__all__ = ["encode_limited"]
-
 _LONG = 2000  # characters of a text whose encoding may take long
 _SECONDS, _MEMORY = 8.0, 2 << 30
 _SLOWEST = 100_000  # characters a second, of a text that is too long for the limits above

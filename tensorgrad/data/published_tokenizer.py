@@ -15,20 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tensorgrad.data import tokenizer_file
 from tensorgrad.data.chat import render_chat
 from tensorgrad.data.limited_encoding import encode_limited
 from tensorgrad.data.text import END_OF_TEXT, read_text, write_text
 from tensorgrad.data.tokenizer import Tokenizer
-from tensorgrad.data.tokenizer_file import (
-    BYTE_OF,
-    TokenBytes,
-    check_file,
-    in_order,
-    inner_tokenizer,
-    named_errors,
-    vocabulary_file,
-    vocabulary_state,
-)
+from tensorgrad.data.tokenizer_file import BYTE_OF, TokenBytes, named_errors
 from tensorgrad.data.tokenizer_parts import takes_long
 from tensorgrad.display import call_text
 from tensorgrad.errors import DataError, DtypeError
@@ -66,8 +58,8 @@ class PublishedTokenizer(TokenBytes):
         Raises:
             DataError: a file is damaged, or the vocabulary is not a BPE.
         """
-        state = vocabulary_state(files[_VOCABULARY], f"{name}/{_VOCABULARY}")
-        check_file(state, f"{name}/{_VOCABULARY}")
+        state = tokenizer_file.vocabulary_state(files[_VOCABULARY], f"{name}/{_VOCABULARY}")
+        tokenizer_file.check_file(state, f"{name}/{_VOCABULARY}")
         settings = {
             key: parse_json(files[key], f"{name}/{key}", long_integers=True)
             for key in (_TOKENS, _CONFIG, _GENERATION)
@@ -75,7 +67,7 @@ class PublishedTokenizer(TokenBytes):
         }
         named = settings.get(_TOKENS, {}) | settings.get(_CONFIG, {})
         _set_prefix_space(state, named)
-        inner = inner_tokenizer(json.dumps(state), f"{name}/{_VOCABULARY}")
+        inner = tokenizer_file.inner_tokenizer(json.dumps(state), f"{name}/{_VOCABULARY}")
         self._inner, self._name, self._files = inner, name, dict(files)
         self._takes_long = takes_long(state)
         self._ids = inner.get_vocab(with_added_tokens=True)
@@ -83,7 +75,7 @@ class PublishedTokenizer(TokenBytes):
         of_token = _decoder(state.get("decoder"), name)
         self._bytes = [
             token.encode() if token in added else of_token(token)
-            for token in in_order(self._ids, name)
+            for token in tokenizer_file.in_order(self._ids, name)
         ]
         self.special_ids = frozenset(
             self._ids[token["content"]] for token in state["added_tokens"] if token.get("special")
@@ -110,7 +102,7 @@ class PublishedTokenizer(TokenBytes):
             DataError: a file is missing or damaged, or the vocabulary is not a BPE.
         """
         path = Path(path)
-        file = vocabulary_file(path)
+        file = tokenizer_file.vocabulary_file(path)
         folder = file.parent
         if file.name == "vocab.json":
             return cls.of(Tokenizer.load(file))

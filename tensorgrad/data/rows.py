@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import socket
 import sys
 import threading
@@ -20,10 +19,10 @@ from urllib.request import getproxies
 
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.files import is_utf8
 from tensorgrad.readers import json_object
 
 _CONNECT_SECONDS = 5.0
-_SURROGATE = re.compile("[\ud800-\udfff]")
 COLUMN = "text"  # of the text in JSON lines and Parquet files
 
 
@@ -160,7 +159,7 @@ def _texts(path: Path, column: str, rows: Iterable[Mapping[str, Any]]) -> Iterat
             raise DataError(
                 f"documents: {path}: row {number} has {column} {text!r:.80}, expected a text"
             )
-        if not text.isascii() and _SURROGATE.search(text):
+        if not is_utf8(text):
             raise DataError(
                 f"documents: {path}: row {number} has half of a surrogate pair in {column}, "
                 "expected text that can be written as UTF-8"

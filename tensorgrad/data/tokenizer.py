@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tensorgrad.checks import check_integer
+from tensorgrad.data import tokenizer_file
 from tensorgrad.data.limited_encoding import encode_limited
 from tensorgrad.data.text import END_OF_TEXT, read_text, write_text
-from tensorgrad.data.tokenizer_file import (
-    ALPHABET,
-    BYTE_OF,
-    TokenBytes,
-    check_file,
-    check_ids,
-    check_merges,
-    entry,
-    in_order,
-    inner_tokenizer,
-    merges_of,
-    named_errors,
-    vocabulary_file,
-    vocabulary_state,
-)
-from tensorgrad.data.tokenizer_parts import check_added, takes_long
+from tensorgrad.data.tokenizer_file import ALPHABET, BYTE_OF, TokenBytes, entry, named_errors
+from tensorgrad.data.tokenizer_parts import PartError, check_added, takes_long
 from tensorgrad.data.word_patterns import problem_of
 from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
@@ -68,7 +56,7 @@ class Tokenizer(TokenBytes):
             DataError: it is not a byte-level BPE of GPT-2's kind, lacks `<|endoftext|>` or one
                 of the 256 bytes, its ids have gaps, or text gives a special token too.
         """
-        state = vocabulary_state(inner.to_str(), name)
+        state = tokenizer_file.vocabulary_state(inner.to_str(), name)
         _check_kind(state, name)
         ids = inner.get_vocab(with_added_tokens=True)
         self._special = {t["content"]: int(t["id"]) for t in state["added_tokens"]}
@@ -77,7 +65,7 @@ class Tokenizer(TokenBytes):
                 f"Tokenizer: {name} has the special tokens {list(self._special)!r:.200}, expected "
                 f"{END_OF_TEXT!r} among them"
             )
-        made = {*ALPHABET, *map("".join, merges_of(state["model"]["merges"], name))}
+        made = {*ALPHABET, *map("".join, tokenizer_file.merges_of(state["model"]["merges"], name))}
         text = sorted(made.intersection(self._special))
         if text:
             raise DataError(
@@ -89,7 +77,7 @@ class Tokenizer(TokenBytes):
         self.special_ids = frozenset(self._special.values())
         self._splits = _split_pattern(state) is not None  # by a pattern, which _parts cannot follow
         self._takes_long, self._name = takes_long(state), name
-        self._bytes = [self._bytes_of(token, name) for token in in_order(ids, name)]
+        self._bytes = [self._bytes_of(token, name) for token in tokenizer_file.in_order(ids, name)]
         self._known: dict[str, list[int]] = {}
         self._remembered = 0  # characters
         self._byte_ids = [ids[character] for character in ALPHABET]
@@ -137,7 +125,13 @@ class Tokenizer(TokenBytes):
                 f"Tokenizer.train: special_tokens has {list(special_tokens)}, "
                 f"expected distinct, not empty, without {END_OF_TEXT!r}"
             )
-        check_added([{"content": token} for token in specials], _refuse_special)
+        try:
+            check_added([{"content": token} for token in specials])
+        except PartError as error:
+            part, expected = error.args
+            raise ArgumentError(
+                f"Tokenizer.train: special_tokens has {part}, expected {expected}"
+            ) from error
         smallest = SMALLEST_VOCABULARY + len(special_tokens)
         check_integer("Tokenizer.train", "vocab_size", vocab_size)
         if not smallest <= vocab_size < _LARGEST:
@@ -172,14 +166,14 @@ class Tokenizer(TokenBytes):
         Raises:
             DataError: the file is missing, damaged, or not a byte-level BPE of GPT-2's kind.
         """
-        file = vocabulary_file(Path(path))
+        file = tokenizer_file.vocabulary_file(Path(path))
         if file.name == "vocab.json":
             return cls.from_gpt2(file, file.with_name("merges.txt"))
         text = read_text(file)
-        state = vocabulary_state(text, str(file))
+        state = tokenizer_file.vocabulary_state(text, str(file))
         _check_kind(state, str(file))
-        check_file(state, str(file))
-        return cls(inner_tokenizer(text, str(file)), str(file))
+        tokenizer_file.check_file(state, str(file))
+        return cls(tokenizer_file.inner_tokenizer(text, str(file)), str(file))
 
     @classmethod
     def from_gpt2(
@@ -196,13 +190,13 @@ class Tokenizer(TokenBytes):
             DataError: a file is missing or damaged, or they do not fit together: the pairs of
                 merges.txt must make all tokens of vocab.json and no others.
         """
-        vocabulary = vocabulary_state(read_text(vocab_file), os.fspath(vocab_file))
+        vocabulary = tokenizer_file.vocabulary_state(read_text(vocab_file), os.fspath(vocab_file))
         _check_needed(vocabulary, os.fspath(vocab_file))
-        check_ids(vocabulary, len(vocabulary), os.fspath(vocab_file))
+        tokenizer_file.check_ids(vocabulary, len(vocabulary), os.fspath(vocab_file))
         lines = read_text(merges_file).split("\n")
         rules = [line.removesuffix("\r") for line in lines if not line.startswith("#version")]
-        merges = list(merges_of(filter(None, rules), os.fspath(merges_file)))
-        check_merges(merges, vocabulary, os.fspath(merges_file))
+        merges = list(tokenizer_file.merges_of(filter(None, rules), os.fspath(merges_file)))
+        tokenizer_file.check_merges(merges, vocabulary, os.fspath(merges_file))
         made = {*ALPHABET, *map("".join, merges)}
         lost = [
             token
@@ -243,7 +237,7 @@ class Tokenizer(TokenBytes):
     @property
     def pattern(self) -> str | None:
         """The regular expression of its words; None: GPT-2's rule."""
-        return _split_pattern(vocabulary_state(self._inner.to_str(), "the tokenizer"))
+        return _split_pattern(json.loads(self._inner.to_str()))
 
     @property
     def end_of_text(self) -> int:
@@ -322,10 +316,6 @@ class Tokenizer(TokenBytes):
                 f"Tokenizer: {name} has the token {token!r:.80}, "
                 "expected only the characters that stand for bytes"
             ) from error
-
-
-def _refuse_special(part: str, expected: str) -> NoReturn:
-    raise ArgumentError(f"Tokenizer.train: special_tokens has {part}, expected {expected}")
 
 
 def check_pattern(op: str, pattern: str | None) -> None:
