@@ -20,9 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.distribution import install
-from tensorgrad.errors import DataError
-from tensorgrad.readers import json_object, open_regular
+from tensorgrad.readers import json_object, needed, open_regular
 
 SAMPLE = 1 << 16  # bytes that decide
 TEXT, JSON_LINES, PARQUET = "text", "JSON lines", "Parquet"
@@ -236,13 +234,7 @@ def _read_zstd(path: Path, size: int) -> Generator[bytes]:
         return
     except ImportError:
         pass
-    try:
-        zstandard = importlib.import_module("zstandard")
-    except ImportError as error:
-        raise DataError(
-            f"documents: {path} is compressed by Zstandard, which needs the zstandard package: "
-            f"{install('text')}"
-        ) from error
+    zstandard = needed("zstandard", f"documents: {path} is compressed by Zstandard, which", "text")
     frame = None  # the decompressor of an open frame
     for packed in _read(open_regular, path, _PACKED_BYTES, links=True):
         while packed:
