@@ -244,7 +244,8 @@ def _open(path: str | os.PathLike[str]) -> Any:
     """Open a safetensors file; the library checks that its length matches its header."""
     try:
         open_regular(path, links=True).close()  # its errors give the reason, the library's do not
-        return safe_open(path, framework="np").__enter__()
+        file: Any = safe_open(path, framework="np")
+        return file.__enter__()
     except FileNotFoundError as error:
         raise CheckpointError(
             f"load: {path} does not exist, expected a safetensors file"

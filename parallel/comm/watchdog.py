@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import hmac
+import math
 import os
 import selectors
 import signal
@@ -137,7 +138,7 @@ class Watchdog:
         self._strangers: list[_Rank] = []  # oldest first
         self._ranks: dict[int, _Rank] = {}
         self._joined: set[int] = set()
-        self._asked, self._due = False, 0.0  # when to ask, then when answers are due
+        self._asked, self._due = False, math.inf  # when to ask, then when answers are due
         self._stuck: dict[int, int] = {}  # the calls in which ranks waited at the last question
         self._late = ""  # which rank has waited longer than the time-out
         self._choose_by: float | None = None  # when to choose the rank that shows its error
@@ -163,10 +164,10 @@ class Watchdog:
             key.data.connection.close()
         self._selector.close()
 
-    def step(self) -> None:
-        """Wait for events for a short time, and handle all that are due."""
+    def step(self, patience: float = _LOOK) -> None:
+        """Wait for events, at most `patience` seconds, and handle all that are due."""
         ended = []
-        for key, _ in self._selector.select(_LOOK):
+        for key, _ in self._selector.select(patience):
             if key.fileobj is self._listener:
                 self._accept()
             elif key.data.connection.fileno() >= 0 and not self._read(key.data):
@@ -257,6 +258,8 @@ class Watchdog:
         stranger.data = rest
         self._ranks[number] = stranger
         self._joined.add(number)
+        if len(self._joined) == self._size:
+            self._due = time.monotonic() + _QUESTION
         stranger.tell(Command.WELCOME)
         return True
 
@@ -288,6 +291,7 @@ class Watchdog:
         elif message is Message.LATE:
             waited = f"rank {rank.number} of {self._size} has waited {seconds:.0f} s in {text}"
             self._late = self._late or waited
+            self._due = self._due if self._asked else now
         else:
             rank.stuck, rank.waits, rank.report = number, seconds > 0, text
 

@@ -232,10 +232,10 @@ def _check_template(step: Mapping[str, Any], size: int) -> None:
         texts = [text.get("id") for text in texts if isinstance(text, dict)]
         is_good = key == "pair" or texts == ["A"]
         _expect(is_good, f"TemplateProcessing: texts {texts!r:.80} in {key}", "['A']")
-    tokens = step.get("special_tokens")
+    tokens: Any = step.get("special_tokens")
     _check_items(tokens, dict, "TemplateProcessing: special_tokens", _PIECES)
     for token in tokens.values():
-        ids = token.get("ids") if isinstance(token, dict) else None
+        ids: Any = token.get("ids") if isinstance(token, dict) else None
         _check_items(ids, list, "TemplateProcessing: ids", _SPECIAL)
         for index in ids:
             _check_id(index, size - 1, "TemplateProcessing: the id")
