@@ -21,7 +21,7 @@ from tensorgrad.parallel.comm import agreement, arguments
 from tensorgrad.parallel.comm.agreement import Json
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.comm.launch import share_cores, write_failure
-from tensorgrad.parallel.comm.transport import Call, Finish, Network, Transport
+from tensorgrad.parallel.comm.transport import CommCall, Finish, Network, Transport
 
 _END = "the end of the program"
 
@@ -237,7 +237,7 @@ class Comm:
         self._check_other("send", "to", to)
         call, transport, announced = self._agree_on_message("send", to, array)
         data = arguments.as_bytes(self._staged(array, transport))
-        sent = transport.begin(Call("send", data, data, root=to)) if array.size else None
+        sent = transport.begin(CommCall("send", data, data, root=to)) if array.size else None
         return self._handle(call, [announced, sent], wait)
 
     def recv(self, array: Array, source: int, wait: bool = True) -> Handle:
@@ -258,7 +258,9 @@ class Comm:
         call, transport, announced = self._agree_on_message("recv", source, array)
         whole = self._staged(array, transport, reads=False)
         data = arguments.as_bytes(whole)
-        received = transport.begin(Call("recv", data, data, root=source)) if array.size else None
+        received = (
+            transport.begin(CommCall("recv", data, data, root=source)) if array.size else None
+        )
         return self._handle(call, [announced, received, _copy_back(whole, array)], wait)
 
     def barrier(self) -> None:
@@ -367,7 +369,7 @@ class Comm:
             done = None if ranges.active is None else ranges.active.transfer(call, int(out.nbytes))
             data = self._staged(array, transport)
             whole = data if out is array else self._staged(out, transport, reads=False)
-            finish = transport.begin(Call(name, view(data), view(whole), op, root or 0))
+            finish = transport.begin(CommCall(name, view(data), view(whole), op, root or 0))
         return self._handle(call, [finish, _copy_back(whole, out), done], wait)
 
     def _staged(self, array: Array, transport: Transport, reads: bool = True) -> Array:

@@ -24,7 +24,7 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import CommError
 from tensorgrad.parallel.comm.agreement import digest
 from tensorgrad.parallel.comm.arguments import as_bytes
-from tensorgrad.parallel.comm.transport import Call, Finish
+from tensorgrad.parallel.comm.transport import CommCall, Finish
 from tensorgrad.parallel.comm.watchdog_client import LastCall
 
 Transfer = Iterator[None]
@@ -136,7 +136,7 @@ class HostTransport:
         self.rank, self.size = group.Get_rank(), group.Get_size()
         self._number = 0
 
-    def begin(self, call: Call) -> Finish:
+    def begin(self, call: CommCall) -> Finish:
         """Begin a transfer."""
         return self._begin(call.name, _TRANSFERS[call.name](self, *call[1:]))
 

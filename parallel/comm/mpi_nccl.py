@@ -32,7 +32,7 @@ from tensorgrad.parallel.comm import launch, watchdog_client
 from tensorgrad.parallel.comm.agreement import by_rank
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.messages import HostTransport, ProgressEngine, parts_of
-from tensorgrad.parallel.comm.transport import Call, Finish, Transport
+from tensorgrad.parallel.comm.transport import CommCall, Finish, Transport
 from tensorgrad.parallel.comm.watchdog import Message
 
 _log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ def _start() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
         return Comm(), None
     with _connecting:
         comm, watching = _connect()
-    comm.agree("start", launch.program_facts())  # no rank goes on where one has failed before
+    comm.agree("start", launch.program_facts())  # no rank continues where one has failed
     return comm, watching
 
 
@@ -273,7 +273,7 @@ class _NcclTransport:
         self._group = _NcclCommunicator(unique_id, mpi.rank, mpi.size, device, mpi.last)
         self._pairs: dict[tuple[int, int], _NcclCommunicator] = {}
 
-    def begin(self, call: Call) -> Finish:
+    def begin(self, call: CommCall) -> Finish:
         if call.op:
             return self._reduce(call)
         line, here = self._group, self._mpi.rank
@@ -282,7 +282,7 @@ class _NcclTransport:
             line = self._pair(*ends)
         return line.begin(call, self._rows(call))
 
-    def _reduce(self, call: Call) -> Finish:
+    def _reduce(self, call: CommCall) -> Finish:
         wide = _WIDE.get(call.out.dtype)
         terms = call.data if wide is None else call.data.astype(wide)
         in_place = call.name == "all_reduce"
@@ -298,7 +298,7 @@ class _NcclTransport:
 
         return finish if wide is None else finish_and_narrow
 
-    def _rows(self, call: Call) -> Iterator[tuple[Any, ...]]:
+    def _rows(self, call: CommCall) -> Iterator[tuple[Any, ...]]:
         """Yield the calls of NCCL, each its name and arguments, for a transfer of bytes."""
         data, out, size = call.data, call.out, self._mpi.size
         if call.name == "all_gather":
@@ -337,7 +337,7 @@ class _NcclTransport:
             for row in told:
                 row[...] = np.frombuffer(_nccl_unique_id(), "uint8")
         name, other = ("send", high) if self._mpi.rank == low else ("recv", low)
-        self._mpi.begin(Call(name, told.reshape(-1), told.reshape(-1), root=other))()
+        self._mpi.begin(CommCall(name, told.reshape(-1), told.reshape(-1), root=other))()
         for unique_id, (source, to) in zip(told, ((low, high), (high, low)), strict=True):
             sends = self._mpi.rank == source
             pair = _NcclCommunicator(
@@ -346,7 +346,7 @@ class _NcclTransport:
             self._pairs[source, to] = pair
             data = backend.cupy.zeros(1, "uint8")
             name, other = ("send", to) if sends else ("recv", source)
-            self.begin(Call(name, data, data, root=other))()
+            self.begin(CommCall(name, data, data, root=other))()
 
 
 class _NcclCommunicator:
@@ -365,7 +365,7 @@ class _NcclCommunicator:
             self._stream = cuda.Stream(non_blocking=True, priority=_FIRST)
             self._ready = cuda.Event(disable_timing=True)
 
-    def begin(self, call: Call, rows: Iterable[tuple[Any, ...]]) -> Finish:
+    def begin(self, call: CommCall, rows: Iterable[tuple[Any, ...]]) -> Finish:
         """Submit calls of NCCL to its stream, after the work on the current stream.
 
         The returned function makes the then current stream wait for them. It holds the arrays,
@@ -399,7 +399,7 @@ class _NcclCommunicator:
         self._last.event = _Event(done, self._device)
         graph.on_replay(self._last, self._replayed)
 
-        def finish(held: Call = call) -> None:
+        def finish(held: CommCall = call) -> None:
             cuda.get_current_stream(self._device).wait_event(done)
 
         return finish

@@ -17,7 +17,7 @@ from tensorgrad.backend import Array
 Finish = Callable[[], None]
 
 
-class Call(NamedTuple):
+class CommCall(NamedTuple):
     """A collective or a message.
 
         all_reduce       reduce `data`, which is `out`, in place
@@ -44,7 +44,7 @@ class Call(NamedTuple):
 class Transport(Protocol):
     """Moves arrays between the ranks of one group."""
 
-    def begin(self, call: Call) -> Finish:
+    def begin(self, call: CommCall) -> Finish:
         """Begin a transfer."""
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -75,7 +74,7 @@ class Tokenizer(TokenBytes):
         inner.encode_special_tokens = True
         self._inner = inner
         self.special_ids = frozenset(self._special.values())
-        self._splits = _split_pattern(state) is not None  # by a pattern, which _parts cannot follow
+        self._pattern = _split_pattern(state)  # _parts cannot follow one
         self._takes_long, self._name = takes_long(state), name
         self._bytes = [self._bytes_of(token, name) for token in tokenizer_file.in_order(ids, name)]
         self._known: dict[str, list[int]] = {}
@@ -237,7 +236,7 @@ class Tokenizer(TokenBytes):
     @property
     def pattern(self) -> str | None:
         """The regular expression of its words; None: GPT-2's rule."""
-        return _split_pattern(json.loads(self._inner.to_str()))
+        return self._pattern
 
     @property
     def end_of_text(self) -> int:
@@ -277,7 +276,7 @@ class Tokenizer(TokenBytes):
             DtypeError: one is not a str, or texts is a single str.
         """
         texts = list(_texts("Tokenizer.encode", texts))
-        if self._splits:
+        if self._pattern is not None:
             whole = list(_whole_characters("Tokenizer.encode", texts))
             if self._takes_long:
                 return encode_limited(self._inner, whole, False, f"Tokenizer.encode: {self._name}")

@@ -20,7 +20,7 @@ from cs336.bridge import shared
 from tensorgrad.backend import Array
 from tensorgrad.parallel import Comm, Handle
 from tensorgrad.parallel.buckets import assign_buckets
-from tensorgrad.parallel.comm.transport import Call, Finish, Network
+from tensorgrad.parallel.comm.transport import CommCall, Finish, Network
 
 
 class GlooNetwork:
@@ -31,7 +31,7 @@ class GlooNetwork:
         self.ranks = tuple(range(self.size))
         self.local_rank, self.local_size = self.rank, self.size
 
-    def begin(self, call: Call) -> Finish:
+    def begin(self, call: CommCall) -> Finish:
         """Begin one of the transfers below."""
         _, data, out, op, root = call
         if call.name == "reduce_scatter":
