@@ -34,6 +34,7 @@ from tensorgrad.kernels.attention.options import (
     ALL,
     Arrays,
     AttentionOptions,
+    ForwardPass,
     Sequences,
     empty_result,
 )
@@ -342,17 +343,16 @@ def _forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Saved]:
 
 def _write_gradients(dy: Array, saved: Saved, gradients: Any, packed: Array | None = None) -> None:
     """Write the gradients, and keep the sums over rows of the array that they are all parts of."""
-    q, k, v, y, logsumexp, options, _ = saved
-    if y.size and k.size:
-        arrays = q, k, v
-        kernels = _implementation(arrays, options)
+    done = ForwardPass(*saved[:-1])
+    if done.y.size and done.k.size:
+        kernels = _implementation(done[:3], done.options)
         kept: dict[str, Array] = {}
         if packed is not None and kernels is attention_sm90:
-            row_sums = attention_sm90.row_sums_for(arrays, options)
+            row_sums = attention_sm90.row_sums_for(done)
             if row_sums is not None:
                 kept["row_sums"] = row_sums
                 keep_row_sums(packed, row_sums)
-        kernels.backward(dy, arrays, y, logsumexp, options, gradients, **kept)
+        kernels.backward(dy, done, gradients, **kept)
     else:
         for gradient in gradients:
             gradient[...] = 0
