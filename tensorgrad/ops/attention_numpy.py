@@ -50,7 +50,7 @@ def backward(dy: Array, done: ForwardPass, gradients: Sequence[Array]) -> None:
     """Write the gradients of q, k and v."""
     q, k, v, y, logsumexp, options = done
     if _is_short(q, k, options):
-        merged = ForwardPass(*map(_as_heads, done[:5]), _options_of_heads(options))
+        merged = ForwardPass._make([*map(_as_heads, done[:5]), _options_of_heads(options)])
         parts = [np.empty(a.shape, gradients[0].dtype) for a in merged[:3]]
         backward(_as_heads(dy), merged, parts)
         for gradient, part in zip(gradients, parts, strict=True):
