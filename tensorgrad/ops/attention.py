@@ -38,10 +38,11 @@ from tensorgrad.kernels.attention.options import (
     Sequences,
     empty_result,
 )
+from tensorgrad.kernels.rotary import Rotation
 from tensorgrad.operands import constant_of, float_tensor, integer_array, mask_operand
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention_unfused import attention_unfused
-from tensorgrad.ops.rotary import Rotation, rotary, rotated, rotation_of
+from tensorgrad.ops.rotary import rotary, rotated, rotation_of
 from tensorgrad.philox import fill_keep
 from tensorgrad.tensor import Tensor
 
@@ -403,10 +404,11 @@ def _rotation(
     op: str, qkv: Tensor, angles: Any, heads: int, parts: int, interleaved: bool
 ) -> Rotation:
     """Return how the first heads of qkv are rotated."""
+    tables = []
     for name, angle in zip(("cosines", "sines"), angles, strict=True):
-        tensor = float_tensor(op, name, angle, *angles, qkv)
-        constant_of(op, f"angles, {name}", tensor, "rotary() has it")
-    cos, sin = angles
+        tables.append(float_tensor(op, name, angle, *angles, qkv))
+        constant_of(op, f"angles, {name}", tables[-1], "rotary() has it")
+    cos, sin = tables
     return rotation_of(op, "qkv", _separated(qkv.data, parts), cos, sin, heads, interleaved)
 
 
