@@ -126,10 +126,8 @@ class Tensor:
 
     def detach(self) -> Tensor:
         """Return a tensor with the same array that no gradient flows through."""
-        data = self.data
-        return Tensor(
-            data.detached() if hasattr(data, "detached") else data
-        )  # see ops/elementwise/fuse.py
+        data = self.data  # a symbol where ops/elementwise/fuse.py traces
+        return Tensor(data.detached() if hasattr(data, "detached") else data)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the values as a NumPy array; on the CPU it is the tensor's own memory."""

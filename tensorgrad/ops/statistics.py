@@ -329,9 +329,7 @@ def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     if not (is_float(x.dtype) or is_complex(x.dtype)):
         return reduce.mean(x, axis, keepdims)
     wide = astype(x, compute_dtype(x.dtype), copy=False) if is_float(x.dtype) else x
-    count = _count(x, axis, keepdims)
-    count = where(count > 0, count, float("nan"))
-    return astype(nansum(wide, axis, keepdims) / count, x.dtype, copy=False)
+    return astype(nansum(wide, axis, keepdims) / _count(x, axis, keepdims), x.dtype, copy=False)
 
 
 def nanvar(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
@@ -351,9 +349,7 @@ def _nan_variance(op: str, x: Any, axis: Axis, ddof: float, keepdims: bool, powe
         return (reduce.var if power == 1 else reduce.std)(x, axis, ddof, keepdims)
     wide = astype(x, compute_dtype(x.dtype), copy=False)
     centered = where(isnan(wide), 0, wide - nanmean(wide, axis, True))
-    count = _count(x, axis, keepdims) - ddof
-    count = where(count > 0, count, float("nan"))
-    variance = reduce.sum(centered * centered, axis, keepdims) / count
+    variance = reduce.sum(centered * centered, axis, keepdims) / _count(x, axis, keepdims, ddof)
     return astype(variance**power if power != 1 else variance, x.dtype, copy=False)
 
 
@@ -415,10 +411,12 @@ def _filled(op: str, x: Any, value: float) -> Tensor:
     return where(isnan(x), value, x) if is_float(x.dtype) or is_complex(x.dtype) else x
 
 
-def _count(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+def _count(x: Tensor, axis: Axis, keepdims: bool, ddof: float = 0) -> Tensor:
     """Return how many numbers are not NaN, in the compute dtype, of complex ones float32."""
     dtype = compute_dtype(x.dtype) if is_float(x.dtype) else float32
-    return astype(reduce.sum(equal(x.detach(), x.detach()), axis, keepdims), dtype)
+    count = astype(reduce.sum(equal(x.detach(), x.detach()), axis, keepdims), dtype)
+    count = count - ddof if ddof else count
+    return where(count > 0, count, float("nan"))
 
 
 def cov(
