@@ -208,8 +208,7 @@ def attention_packed(
             each = rotary(_separated(given, parts), *angles, heads + kv_heads, interleaved)
             (qkv,), rotation = cast_operands(each.reshape(given.shape)), None
     if _needs_gradient(mask):
-        each = _separated(qkv, parts).swapaxes(1, 2)
-        q, k, v = each[:, :heads], each[:, heads : heads + kv_heads], each[:, heads + kv_heads :]
+        q, k, v = _unpack(qkv, heads, kv_heads)
         _check_options(op, q.data, scale, dropout, window)
         y = attention_unfused(q, k, v, mask, causal, scale, dropout, window, fused_softmax=True)
         return y.swapaxes(1, 2).reshape(*qkv.shape[:2], heads * y.shape[3])
@@ -388,7 +387,7 @@ def _check_heads(op: str, heads: int, kv_heads: int) -> None:
         )
 
 
-def _unpack(qkv: Array, heads: int, kv_heads: int) -> Arrays:
+def _unpack(qkv: Any, heads: int, kv_heads: int) -> Any:
     """Return views (B, heads, T, D) of the queries, keys and values."""
     each = _separated(qkv, heads + 2 * kv_heads).swapaxes(1, 2)
     return each[:, :heads], each[:, heads : heads + kv_heads], each[:, heads + kv_heads :]
