@@ -317,9 +317,7 @@ class Tensor:
         dim: None = None,
     ) -> Tensor:
         """Return the sum; see `tensorgrad.sum`."""
-        if dim is not None:
-            raise renamed_dim("sum", dim)
-        return reduce.sum(self, axis, keepdims, dtype)
+        return reduce.sum(self, axis, keepdims, dtype, dim=dim)
 
     def mean(
         self,
@@ -330,37 +328,27 @@ class Tensor:
         dim: None = None,
     ) -> Tensor:
         """Return the mean; see `tensorgrad.mean`."""
-        if dim is not None:
-            raise renamed_dim("mean", dim)
-        return reduce.mean(self, axis, keepdims, dtype)
+        return reduce.mean(self, axis, keepdims, dtype, dim=dim)
 
     def var(
         self, axis: Axis = None, ddof: int = 0, keepdims: bool = False, *, dim: None = None
     ) -> Tensor:
         """Return the variance; see `tensorgrad.var`."""
-        if dim is not None:
-            raise renamed_dim("var", dim)
-        return reduce.var(self, axis, ddof, keepdims)
+        return reduce.var(self, axis, ddof, keepdims, dim=dim)
 
     def std(
         self, axis: Axis = None, ddof: int = 0, keepdims: bool = False, *, dim: None = None
     ) -> Tensor:
         """Return the standard deviation; see `tensorgrad.std`."""
-        if dim is not None:
-            raise renamed_dim("std", dim)
-        return reduce.std(self, axis, ddof, keepdims)
+        return reduce.std(self, axis, ddof, keepdims, dim=dim)
 
     def max(self, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
         """Return the maximum; see `tensorgrad.max`."""
-        if dim is not None:
-            raise renamed_dim("max", dim)
-        return reduce.max(self, axis, keepdims)
+        return reduce.max(self, axis, keepdims, dim=dim)
 
     def min(self, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
         """Return the minimum; see `tensorgrad.min`."""
-        if dim is not None:
-            raise renamed_dim("min", dim)
-        return reduce.min(self, axis, keepdims)
+        return reduce.min(self, axis, keepdims, dim=dim)
 
     def prod(
         self,
@@ -371,37 +359,27 @@ class Tensor:
         dim: None = None,
     ) -> Tensor:
         """Return the product; see `tensorgrad.prod`."""
-        if dim is not None:
-            raise renamed_dim("prod", dim)
-        return reduce.prod(self, axis, keepdims, dtype)
+        return reduce.prod(self, axis, keepdims, dtype, dim=dim)
 
     def argmax(
         self, axis: int | None = None, keepdims: bool = False, *, dim: None = None
     ) -> Tensor:
         """Return the index of the maximum; see `tensorgrad.argmax`."""
-        if dim is not None:
-            raise renamed_dim("argmax", dim)
-        return reduce.argmax(self, axis, keepdims)
+        return reduce.argmax(self, axis, keepdims, dim=dim)
 
     def argmin(
         self, axis: int | None = None, keepdims: bool = False, *, dim: None = None
     ) -> Tensor:
         """Return the index of the minimum; see `tensorgrad.argmin`."""
-        if dim is not None:
-            raise renamed_dim("argmin", dim)
-        return reduce.argmin(self, axis, keepdims)
+        return reduce.argmin(self, axis, keepdims, dim=dim)
 
     def any(self, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
         """Return whether any element is true; see `tensorgrad.any`."""
-        if dim is not None:
-            raise renamed_dim("any", dim)
-        return reduce.any(self, axis, keepdims)
+        return reduce.any(self, axis, keepdims, dim=dim)
 
     def all(self, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
         """Return whether all elements are true; see `tensorgrad.all`."""
-        if dim is not None:
-            raise renamed_dim("all", dim)
-        return reduce.all(self, axis, keepdims)
+        return reduce.all(self, axis, keepdims, dim=dim)
 
     def reshape(self, *lengths: Any) -> Tensor:
         """Return the elements in another shape: reshape(2, 3) or reshape((2, 3))."""
@@ -421,27 +399,19 @@ class Tensor:
 
     def repeat(self, repeats: Any, axis: int | None = None, *, dim: None = None) -> Tensor:
         """Return each element, or slice along an axis, several times; see `tensorgrad.repeat`."""
-        if dim is not None:
-            raise renamed_dim("repeat", dim)
-        return shape.repeat(self, repeats, axis)
+        return shape.repeat(self, repeats, axis, dim=dim)
 
     def take(self, indices: Any, axis: int | None = None, *, dim: None = None) -> Tensor:
         """Return the slices at `indices` along an axis; see `tensorgrad.take`."""
-        if dim is not None:
-            raise renamed_dim("take", dim)
-        return indexing.take(self, indices, axis)
+        return indexing.take(self, indices, axis, dim=dim)
 
     def sort(self, axis: int = -1, *, dim: None = None) -> None:
         """Sort the memory of the tensor along an axis, as in NumPy; see `tensorgrad.sort`."""
-        if dim is not None:
-            raise renamed_dim("sort", dim)
-        indexing.assign(self, ..., sorting.sort(self.detach(), axis))
+        indexing.assign(self, ..., sorting.sort(self.detach(), axis, dim=dim))
 
     def argsort(self, axis: int | None = -1, *, dim: None = None) -> Tensor:
         """Return the indices that sort along an axis; see `tensorgrad.argsort`."""
-        if dim is not None:
-            raise renamed_dim("argsort", dim)
-        return sorting.argsort(self, axis)
+        return sorting.argsort(self, axis, dim=dim)
 
     def copy(self) -> Tensor:
         """Return the values in memory of their own; the gradient flows back."""
@@ -465,15 +435,11 @@ class Tensor:
 
     def cumsum(self, axis: int | None = None, *, dim: None = None) -> Tensor:
         """Return the running sums; see `tensorgrad.cumsum`."""
-        if dim is not None:
-            raise renamed_dim("cumsum", dim)
-        return reduce.cumsum(self, axis)
+        return reduce.cumsum(self, axis, dim=dim)
 
     def cumprod(self, axis: int | None = None, *, dim: None = None) -> Tensor:
         """Return the running products; see `tensorgrad.cumprod`."""
-        if dim is not None:
-            raise renamed_dim("cumprod", dim)
-        return reduce.cumprod(self, axis)
+        return reduce.cumprod(self, axis, dim=dim)
 
     def nonzero(self) -> tuple[Tensor, ...]:
         """Return the indices of what is not 0; see `tensorgrad.nonzero`."""
@@ -493,9 +459,7 @@ class Tensor:
 
     def squeeze(self, axis: Axis = None, *, dim: None = None) -> Tensor:
         """Return the tensor without axes of length 1."""
-        if dim is not None:
-            raise renamed_dim("squeeze", dim)
-        return shape.squeeze(self, axis)
+        return shape.squeeze(self, axis, dim=dim)
 
     # PyTorch's names, last: `float` would hide the type. See ops/aliases.py.
 
