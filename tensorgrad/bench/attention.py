@@ -9,15 +9,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import product
 from typing import Any, Literal
 
 import numpy as np
 
 from tensorgrad.bench.memory import check_fits, peak_memory
-from tensorgrad.bench.options import Device, check_counts, check_known, crossed, is_measured
+from tensorgrad.bench.options import Device, check_counts, crossed, is_measured
 from tensorgrad.bench.pictures import lines, new_figure
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
+from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import milliseconds_on, random_array
 from tensorgrad.bench.torch_arrays import to_torch
 from tensorgrad.dtypes import as_dtype
@@ -58,7 +57,7 @@ def attention_sweep(
     dtype: Literal["float32", "float16", "bfloat16"] | None = None,
     peer: bool = False,
     device: Device = "auto",
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure attention kernels over sequence length and head width: time and memory.
 
     Args:
@@ -74,14 +73,16 @@ def attention_sweep(
     on_host = device == "cpu"
     lengths = lengths or tuple(2**n for n in range(7, 11 if on_host else 17))
     check_counts("attention", lengths=lengths, widths=widths, batch=batch, heads=heads)
-    check_known("attention", "kernel", kernels, ATTENTION_KERNELS)
     chosen = as_dtype(dtype or ("float32" if on_host else "bfloat16"))
     names = (*kernels, PEER) if is_measured(peer) and peer else kernels
     cases = crossed(
         length=sorted(lengths), width=widths, kernel=names, causal=causal, batch=batch,
         heads=heads, dtype=chosen.name,
     )  # fmt: skip
-    yield Measurement(ATTENTION, cases, partial(measure_attention, device=device), device)
+    parts = "forward_ms", "backward_ms", "both_ms", "forward_tflops", "backward_tflops"
+    measure = partial(measure_attention, device=device)
+    results = *parts, "forward_mb", "peak_mb"
+    yield Sweep("attention", cases, measure, results, draw_attention, device)
 
 
 def measure_attention(case: Case, device: str) -> Row:
@@ -169,11 +170,11 @@ def _draw_ratio(rows: Sequence[Row], about: str) -> Any:
     """Return the heat map of time of unfused / time of flash; None where one is missing."""
     times = {(row["width"], row["length"], row["kernel"]): row["both_ms"] for row in rows}
     widths, lengths = (sorted({row[name] for row in rows}) for name in ("width", "length"))
-    table = np.full((len(widths), len(lengths)), np.nan)
-    for (y, width), (x, length) in product(enumerate(widths), enumerate(lengths)):
-        unfused, flash = (times.get((width, length, name)) for name in ("unfused", "flash"))
-        if unfused and flash:
-            table[y, x] = unfused / flash
+    unfused, flash = (
+        np.array([[times.get((w, n, kernel), np.nan) for n in lengths] for w in widths])
+        for kernel in ("unfused", "flash")
+    )
+    table = unfused / flash
     if np.isnan(table).all():
         return None
     figure = new_figure(1, 1, f"Attention: time of unfused / time of flash\n{about}", 9.0)
@@ -187,14 +188,3 @@ def _draw_ratio(rows: Sequence[Row], about: str) -> Any:
         axes.text(x, y, f"{value:.1f}", ha="center", va="center", color=color, fontsize=8)
     figure.colorbar(picture, ax=axes)
     return figure
-
-
-ATTENTION = Sweep(
-    "attention",
-    ("kernel", "length", "width", "causal", "batch", "heads", "dtype"),
-    (
-        *("forward_ms", "backward_ms", "both_ms", "forward_tflops", "backward_tflops"),
-        *("forward_mb", "peak_mb"),
-    ),
-    draw_attention,
-)

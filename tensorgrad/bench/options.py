@@ -23,8 +23,6 @@ from tensorgrad.checks import check_integer
 from tensorgrad.errors import ArgumentError, DeviceError
 from tensorgrad.train.settings import DTYPES
 
-PRECISIONS = DTYPES  # of training
-
 
 def _option(words: str) -> Parameter:
     return Parameter(help=words, show_default=_shown)
@@ -37,9 +35,6 @@ def _shown(default: Any) -> str:
 Layers = Annotated[int, _option("transformer blocks.")]
 Heads = Annotated[int, _option("attention heads.")]
 Width = Annotated[int, _option("width of the model.")]
-Hidden = Annotated[
-    int, Parameter(help="hidden width of the blocks (default: 4 x --width).", show_default=False)
-]
 Context = Annotated[int, _option("context length in tokens.")]
 Vocab = Annotated[int, _option("size of the vocabulary.")]
 Device = Annotated[str, Parameter(help="cpu, cuda, cuda:N, or auto: a GPU if there is one")]
@@ -47,7 +42,7 @@ Peer = Annotated[
     bool | None,
     Parameter(help="measure PyTorch too", show_default=lambda _: "where it is installed"),
 ]
-Precision = Literal[PRECISIONS]  # type: ignore[valid-type]
+Precision = Literal[DTYPES]  # type: ignore[valid-type]
 
 
 @Parameter(name="*")
@@ -114,14 +109,6 @@ def check_sizes(sweep: str, sizes: Iterable[float]) -> None:
     for size in sizes:
         if not 0 < size < 1e6:
             raise ArgumentError(f"bench {sweep}: size is {size} MB, expected a number above 0")
-
-
-def check_known(sweep: str, name: str, values: Iterable[str], known: Iterable[str]) -> None:
-    """Raise ArgumentError for the first value that is not known."""
-    for value in values:
-        if value not in known:
-            expected = ", ".join(known)
-            raise ArgumentError(f"bench {sweep}: {name} is {value!r}, expected {expected}")
 
 
 def crossed(**values: Any) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from tensorgrad import backend
 from tensorgrad.bench.options import check_gpu
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.steps import GPT2S, sized
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
+from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import Call, in_turns, random_array, under_load
 from tensorgrad.dtypes import Dtype, as_dtype, float32
 from tensorgrad.errors import ArgumentError
@@ -135,7 +135,7 @@ def proposals_sweep(
     dtype: Literal["bfloat16", "float16"] = "bfloat16",
     grad_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     seconds: float = 0.3,
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure each kernel that cuBLASLt proposes for the products of a GPT-2, under load.
 
     Args:
@@ -165,15 +165,5 @@ def proposals_sweep(
         with GpuMonitor(backend.gpu_index("cuda"), 0.2) as monitor:
             return measure_product(by_name[case["product"]], case["seconds"], monitor)
 
-    yield Measurement(PROPOSALS, cases, measure, "cuda")
-
-
-PROPOSALS = Sweep(
-    "proposals",
-    (
-        *("product", "rows", "columns", "terms", "layout", "dtype", "result_dtype", "preset"),
-        *("batch", "seconds"),
-    ),
-    ("us", "taken_us", "proposals"),
-    bars("cuBLASLt's first proposal and ours", "us", ("product",), ("us", "taken_us")),
-)
+    draw = bars("cuBLASLt's first proposal and ours", "us", ("product",), ("us", "taken_us"))
+    yield Sweep("proposals", cases, measure, ("us", "taken_us", "proposals"), draw, "cuda")

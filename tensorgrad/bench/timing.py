@@ -21,6 +21,7 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.dtypes import DtypeLike, as_dtype
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
+from tensorgrad.profile.training_step import synchronize
 
 ROUNDS = 20  # calls between two events
 REPEATS = 5  # of which the median is taken
@@ -165,11 +166,7 @@ class Timing:
 
 
 def windows_in_turns(
-    steps: Mapping[str, Callable[[], object]],
-    device: str,
-    windows: int,
-    counts: Mapping[str, int],
-    monitor: GpuMonitor,
+    steps: Mapping[str, Callable[[], object]], device: str, windows: int, counts: Mapping[str, int]
 ) -> dict[str, Timing]:
     """Return the times of steps that take turns.
 
@@ -178,12 +175,11 @@ def windows_in_turns(
         device: "cpu", "cuda" or "cuda:N".
         windows: of each.
         counts: steps in a row in a window, by name.
-        monitor: of the GPU.
     """
     times: dict[str, list[float]] = {name: [] for name in steps}
     readings: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
-    for _ in range(windows):
-        for name, step in steps.items():
+    with GpuMonitor(backend.gpu_index(device), 0.2) as monitor:
+        for name, step in list(steps.items()) * windows:
             monitor.take()
             times[name].append(seconds_of(step, device, counts[name]) / counts[name])
             readings[name].append(monitor.take())
@@ -191,12 +187,6 @@ def windows_in_turns(
         name: Timing(1e3 * statistics.median(times[name]), clock_and_watts(*readings[name]))
         for name in steps
     }
-
-
-def synchronize(device: str) -> None:
-    """Wait for a GPU; nothing on a CPU."""
-    if device != "cpu":
-        backend.cupy.cuda.runtime.deviceSynchronize()
 
 
 def random_array(

@@ -29,14 +29,14 @@ from tensorgrad.bench.precision import precision_sweep
 from tensorgrad.bench.profiler import profiler_sweep
 from tensorgrad.bench.proposals import proposals_sweep
 from tensorgrad.bench.step import step_sweep
-from tensorgrad.bench.sweep import Measurement
+from tensorgrad.bench.sweep import Sweep
 from tensorgrad.bench.translation import translation_sweep
 from tensorgrad.cli.sweeps import ranks_of, sweep_cases
 from tensorgrad.train.command_line import STYLE
 
 Out = Annotated[Path, Parameter(help="folder of the files; finished rows in it are kept")]
 OUT = Path("runs/bench")
-SWEEPS: tuple[Callable[..., Iterator[Measurement]], ...] = (
+SWEEPS: tuple[Callable[..., Iterator[Sweep]], ...] = (
     *(attention_sweep, model_sweep, matrix_sweep, comm_sweep, precision_sweep, buckets_sweep),
     *(parallel_sweep, step_sweep, cpu_sweep, kernels_sweep, decode_sweep, overhead_sweep),
     *(first_use_sweep, errors_sweep, profiler_sweep, proposals_sweep, loss_sweep),
@@ -44,7 +44,7 @@ SWEEPS: tuple[Callable[..., Iterator[Measurement]], ...] = (
 )
 
 
-def _command(sweep: Callable[..., Iterator[Measurement]]) -> Callable[..., int]:
+def _command(sweep: Callable[..., Iterator[Sweep]]) -> Callable[..., int]:
     """Return the command of a sweep: its options and --out."""
     signature = inspect.signature(sweep, eval_str=True)
     names = signature.parameters

@@ -6,7 +6,6 @@ tests/profile/test_step.py.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,15 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
-from tensorgrad import backend, random, ranges
 from tensorgrad.autograd import no_grad
 from tensorgrad.data import Tokenizer
 from tensorgrad.errors import ArgumentError
-from tensorgrad.files import replacing, write_json
-from tensorgrad.models.language_model import LanguageModel
-from tensorgrad.optim import Optimizer
+from tensorgrad.files import write_json
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.program import make_ranks
 from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
@@ -47,10 +41,10 @@ from tensorgrad.profile.tables import (
     to_markdown,
 )
 from tensorgrad.profile.trace import merge_traces, write_trace
-from tensorgrad.tensor import Tensor
+from tensorgrad.profile.training_step import language_step, synchronize
+from tensorgrad.tables import write_text
 from tensorgrad.train import config
-from tensorgrad.train.language import LanguageSettings, with_options
-from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.language import LanguageSettings
 
 _LARGEST = 20  # allocations in memory.json
 Progress = Callable[[str, int, int], object]
@@ -142,24 +136,30 @@ def profile_step(
         DeviceError: the device does not exist, or the source is not available.
     """
     _check(steps, warmup, what)
-    run = _ProfiledStep(settings, device, comm)
-    for number in range(warmup):
-        progress("warm-up", number, warmup)
-        run()
-    run.wait()
-    seconds = _seconds(run, steps, progress)
+    vocabulary = Tokenizer.load(settings.tokenizer).vocab_size if settings.tokenizer else None
+    ranks = None if comm is None else make_ranks(settings, comm)
+    step = language_step(settings, settings.config(vocabulary), device, ranks)
+    parameters = sum(tensor.size for tensor in step.model.parameters())
+
+    def run(count: int, stage: str) -> None:
+        for number in range(count):
+            progress(stage, number, count)
+            step()
+        synchronize(device)
+
+    run(warmup, "warm-up")
+    began = time.perf_counter()
+    run(steps, "without profiler")
+    seconds = (time.perf_counter() - began) / steps
     rank = 0 if comm is None else comm.rank
-    found = StepProfile(settings, "", run.parameters, run.model.context, seconds)
+    found = StepProfile(settings, "", parameters, step.model.context, seconds)
     if "time" in what:
 
         def record(count: int, stage: str) -> Recording:
-            with Profiler(run.model, nvtx=nvtx, source=source, rank=rank) as profiler:
+            with Profiler(step.model, nvtx=nvtx, source=source, rank=rank) as profiler:
                 if comm is not None:
                     comm.barrier()  # profilers do not start equally fast
-                for number in range(count):
-                    progress(stage, number, count)
-                    run()
-                run.wait()
+                run(count, stage)
             return profiler.recording
 
         record(1, "warm-up of the profiler")
@@ -176,10 +176,19 @@ def profile_step(
             timelines=_gathered(timeline, recording, comm),
         )  # fmt: skip
     if "memory" in what:
+
+        def memory(call: Callable[[], object]) -> MemoryRecording:
+            with Profiler(step.model, step.optimizer, memory=True) as profiler:
+                call()
+                synchronize(device)
+            assert profiler.memory is not None
+            return profiler.memory
+
         progress("memory", 0, 2)
-        forward = _memory(run, run.forward)
+        with no_grad():
+            forward = memory(lambda: step.loss(*step.parts[0]))
         progress("memory", 1, 2)
-        whole = _memory(run, run)
+        whole = memory(step)
         found = replace(found, device=whole.device, memory=whole, memory_forward=forward)
     return found
 
@@ -206,7 +215,7 @@ def write_step_profile(found: StepProfile, folder: Path, comm: Comm | None = Non
         for name, table in _tables(found.recording).items():
             for suffix, text in ((".csv", to_csv(table)), (".md", markdown(found, table))):
                 written.append(folder / f"{name}{suffix}")
-                _write_text(written[-1], text)
+                write_text(written[-1], text)
     for name, memory in (("memory", found.memory), ("memory_forward", found.memory_forward)):
         if memory is not None:
             written.append(folder / f"{name}.json")
@@ -279,61 +288,6 @@ def memory_facts(memory: MemoryRecording) -> dict[str, Any]:
     }
 
 
-class _ProfiledStep:
-    """A model, its optimizer and a batch; called, it trains one step."""
-
-    def __init__(self, settings: LanguageSettings, device: str, comm: Comm | None) -> None:
-        self._settings, self._device = settings, device
-        self._ranks: Ranks = OneProcess() if comm is None else make_ranks(settings, comm)
-        random.seed(settings.seed)
-        vocabulary = Tokenizer.load(settings.tokenizer).vocab_size if settings.tokenizer else None
-        sizes = settings.config(vocabulary)
-        model: LanguageModel = settings.model_class(sizes)
-        self.model = with_options(model.to(device, settings.parameter_dtype), settings)
-        self.parameters = sum(tensor.size for tensor in self.model.parameters())
-        self.optimizer: Optimizer = self._ranks.prepare(self.model, settings.optimizer)
-        self._ranks.begin(0, [tensor.data for tensor in self.model.state_dict().values()])
-        self._scaler, self._precision = settings.scaler(), settings.precision()
-        rows = settings.batch // self._ranks.ranks
-        if not rows or rows % settings.micro_batches or settings.batch % self._ranks.ranks:
-            raise ArgumentError(
-                f"--batch: got {settings.batch}, expected a multiple of the "
-                f"{self._ranks.ranks} ranks times --micro-batches, {settings.micro_batches}"
-            )
-        shape = settings.micro_batches, rows // settings.micro_batches, sizes.context + 1
-        rng = np.random.default_rng(settings.seed + self._ranks.rank)
-        tokens = rng.integers(0, sizes.vocab_size, shape, np.int32)
-        self._parts = [
-            (backend.to_device(part[:, :-1].copy(), device),
-             backend.to_device(part[:, 1:].copy(), device))
-            for part in tokens
-        ]  # fmt: skip
-
-    def __call__(self) -> None:
-        """Train one step."""
-        optimizer, ranks = self.optimizer, self._ranks
-        with ranges.phase("step"):
-            optimizer.zero_grad()
-            ranks.compute_gradients(self._loss, self._parts, self._scaler)
-            optimizer.step(self._settings.clip or math.inf, self._scaler, ranks.reduce_norm)
-            ranks.after_step()
-
-    def forward(self) -> None:
-        """Compute the loss of a part of the batch, without gradients."""
-        with no_grad():
-            self._loss(*self._parts[0])
-
-    def wait(self) -> None:
-        """Wait for the GPU."""
-        if self._device != "cpu":
-            backend.cupy.cuda.runtime.deviceSynchronize()
-
-    def _loss(self, x: Any, y: Any) -> Tensor:
-        with self._precision():
-            loss: Tensor = self.model(Tensor(x), Tensor(y))
-            return loss
-
-
 def _check(steps: int, warmup: int, what: Sequence[str]) -> None:
     if steps < 1:
         raise ArgumentError(f"--steps: got {steps}, expected 1 or more")
@@ -341,23 +295,6 @@ def _check(steps: int, warmup: int, what: Sequence[str]) -> None:
         raise ArgumentError(f"--warmup: got {warmup}, expected 0 or more")
     if not what or set(what) - {"time", "memory"}:
         raise ArgumentError(f"--what: got {','.join(what)!r}, expected time, memory or both")
-
-
-def _seconds(run: _ProfiledStep, steps: int, progress: Progress) -> float:
-    began = time.perf_counter()
-    for number in range(steps):
-        progress("without profiler", number, steps)
-        run()
-    run.wait()
-    return (time.perf_counter() - began) / steps
-
-
-def _memory(run: _ProfiledStep, call: Callable[[], None]) -> MemoryRecording:
-    with Profiler(run.model, run.optimizer, memory=True) as profiler:
-        call()
-        run.wait()
-    assert profiler.memory is not None
-    return profiler.memory
 
 
 _Result = TypeVar("_Result", CommunicationOverlap, Timeline)
@@ -418,11 +355,6 @@ def _draw(found: StepProfile, folder: Path) -> list[Path]:
             what = "a full step" if name == "memory" else "forward alone"
             plot_memory(memory, written[-1], f"{title}: {what}")
     return written
-
-
-def _write_text(path: Path, text: str) -> None:
-    with replacing(path) as file:
-        file.write(text.encode())
 
 
 def communication_markdown(found: StepProfile) -> str:

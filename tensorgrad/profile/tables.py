@@ -9,13 +9,12 @@ trains, without ops inside it; the gaps are Python between ops. Tests: tests/pro
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from tensorgrad import tables
 from tensorgrad.profile.recording import Interval, Kernel, Range, Recording, clipped, length, union
 
 # The ops of attention that is computed op by op; the others are those of scale, mask and softmax.
@@ -24,6 +23,9 @@ _PARTS = {
     **dict.fromkeys(("reshape", "swapaxes", "transpose", "split", "getitem", ""), "layout"),
     **dict.fromkeys(("dropout", "rotary"), "dropout and rotary"),
 }
+
+
+_RATES = ("gb_per_s", "tflop_per_s", "flops", "bytes", "dtype")  # of a CSV
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,10 @@ class Table:
     def gaps(self) -> float:
         """The seconds of a step in which nothing ran."""
         return self.step - self.busy
+
+    def fraction(self, seconds: float) -> float:
+        """Return seconds as a fraction of the step."""
+        return seconds / self.step if self.step else 0.0
 
 
 def op_table(recording: Recording) -> Table:
@@ -205,27 +211,21 @@ def attention_split(recording: Recording) -> dict[str, float]:
 
 def to_csv(table: Table) -> str:
     """Return a table as CSV with one line a row, times in ms, and two lines for the gaps."""
-    text = io.StringIO()
-    write = csv.writer(text, lineterminator="\n").writerow
-    write(
-        [
-            *(table.title, "phase", "calls", "ms", "fraction", "mean_us"),
-            *("gb_per_s", "tflop_per_s", "flops", "bytes", "dtype"),
-        ]
-    )
-    for row in table.rows:
-        write(
-            [
-                *(row.name, row.phase, f"{row.calls:g}", f"{1e3 * row.seconds:.4f}"),
-                *(f"{row.fraction:.4f}", f"{1e6 * row.mean:.2f}"),
-                *(f"{row.bytes_per_second / 1e9:.1f}", f"{row.flops_per_second / 1e12:.3f}"),
-                *(f"{row.flops:.0f}", f"{row.nbytes:.0f}", row.dtype),
-            ]
+    rows = [
+        (
+            *(row.name, row.phase, f"{row.calls:g}", f"{1e3 * row.seconds:.4f}"),
+            *(f"{row.fraction:.4f}", f"{1e6 * row.mean:.2f}"),
+            *(f"{row.bytes_per_second / 1e9:.1f}", f"{row.flops_per_second / 1e12:.3f}"),
+            *(f"{row.flops:.0f}", f"{row.nbytes:.0f}", row.dtype),
         )
-    for name, seconds in (("(overlap)", -table.overlap), ("(gaps)", table.gaps)):
-        fraction = seconds / table.step if table.step else 0.0
-        write([name, "", "", f"{1e3 * seconds:.4f}", f"{fraction:.4f}", *[""] * 6])
-    return text.getvalue()
+        for row in table.rows
+    ]
+    rest = [
+        (name, "", "", f"{1e3 * seconds:.4f}", f"{table.fraction(seconds):.4f}", *[""] * 6)
+        for name, seconds in (("(overlap)", -table.overlap), ("(gaps)", table.gaps))
+    ]
+    head = *(table.title, "phase", "calls", "ms", "fraction", "mean_us"), *_RATES
+    return tables.to_csv([head, *rows, *rest])
 
 
 def to_markdown(
@@ -244,27 +244,24 @@ def to_markdown(
         most: rows to show; the others are one row.
     """
     peaks = peaks or {}
-    lines = [
-        f"| {table.title} | phase | calls | ms | % of step | mean us | GB/s | TFLOP/s |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for row in table.rows[:most]:
-        moved = _rate(row.bytes_per_second, 1e9, bandwidth)
-        computed = _rate(row.flops_per_second, 1e12, peaks.get(row.dtype))
-        lines.append(
-            f"| {row.name.replace('|', chr(92) + '|')} | {row.phase} | {row.calls:g} "
-            f"| {1e3 * row.seconds:.3f} | {100 * row.fraction:.1f} | {1e6 * row.mean:.1f} "
-            f"| {moved} | {computed} |"
+    rows = [
+        (
+            *(row.name, row.phase, f"{row.calls:g}", f"{1e3 * row.seconds:.3f}"),
+            *(f"{100 * row.fraction:.1f}", f"{1e6 * row.mean:.1f}"),
+            _rate(row.bytes_per_second, 1e9, bandwidth),
+            _rate(row.flops_per_second, 1e12, peaks.get(row.dtype)),
         )
+        for row in table.rows[:most]
+    ]
     rest = table.rows[most:]
     extra = [(f"{len(rest)} more", sum(row.seconds for row in rest))] if rest else []
     if table.overlap > 1e-6 * table.step:
         extra.append(("overlap of streams", -table.overlap))
-    extra += [("gaps", table.gaps), ("step", table.step)]
-    for name, seconds in extra:
-        percent = 100 * seconds / table.step if table.step else 0.0
-        lines.append(f"| *{name}* | | | {1e3 * seconds:.3f} | {percent:.1f} | | | |")
-    return "\n".join(lines) + "\n"
+    for name, seconds in (*extra, ("gaps", table.gaps), ("step", table.step)):
+        percent = f"{100 * table.fraction(seconds):.1f}"
+        rows.append((f"*{name}*", "", "", f"{1e3 * seconds:.3f}", percent, "", "", ""))
+    head = table.title, "phase", "calls", "ms", "% of step", "mean us", "GB/s", "TFLOP/s"
+    return tables.to_markdown(head, rows, 6)
 
 
 def _rate(per_second: float, unit: float, ceiling: float | None) -> str:

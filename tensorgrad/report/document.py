@@ -7,13 +7,12 @@ import hashlib
 import html
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 from tensorgrad.errors import ArgumentError
-from tensorgrad.files import replacing
 from tensorgrad.report.curves import AXES, COLORS, Chart, Curve, axes, curve_data, units
 from tensorgrad.report.run import Run
 
@@ -153,18 +152,30 @@ def section(title: str, content: str) -> str:
 def table(
     caption: str,
     head: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Sequence[Sequence[str]],
     changed: frozenset[str] = frozenset(),
+    best: Sequence[frozenset[int]] = (),
 ) -> str:
-    """Return a table of plain text whose first column names the rows; `changed` are marked."""
+    """Return a table of plain text whose first column names the rows.
+
+    Args:
+        caption, head: titles of the table and of its columns.
+        rows: a name, and a cell for each further column.
+        changed: names of the rows to mark.
+        best: of each row of a comparison, the numbers of its best cells, from 0.
+    """
     lines = []
-    for name, *cells in rows:
-        mark = ' class="changed"' if name in changed else ""
-        values = "".join(f"<td>{escaped(cell)}</td>" for cell in cells)
+    for number, (name, *cells) in enumerate(rows):
+        mark, chosen = ' class="changed"' if name in changed else "", best[number] if best else ()
+        values = "".join(
+            f'<td class="best">{text} (best)</td>' if place in chosen else f"<td>{text}</td>"
+            for place, text in enumerate(map(escaped, cells))
+        )
         lines.append(f'<tr{mark}><th scope="row">{escaped(name)}</th>{values}</tr>\n')
     top = "".join(f'<th scope="col">{escaped(cell)}</th>' for cell in head)
+    kind = ' class="comparison"' if best else ""
     return (
-        f'<div class="wide"><table><caption>{escaped(caption)}</caption>\n'
+        f'<div class="wide"><table{kind}><caption>{escaped(caption)}</caption>\n'
         f"<thead><tr>{top}</tr></thead>\n<tbody>\n{''.join(lines)}</tbody></table></div>\n"
     )
 
@@ -188,16 +199,6 @@ def check_output(option: str, path: Path, suffixes: Sequence[str]) -> None:
         wrong = f"is in {path.parent}, which is not writable; choose another place"
     if wrong:
         raise ArgumentError(f"{option}: {path} {wrong}")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file by text in UTF-8; halves of surrogate pairs become question marks.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    with replacing(path) as file:
-        file.write(text.encode("utf-8", "replace"))
 
 
 @cache

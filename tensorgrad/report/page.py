@@ -21,11 +21,11 @@ from tensorgrad.report.document import (
     section,
     shortened,
     table,
-    write_text,
 )
 from tensorgrad.report.result import Result, label_of, result_of, text_of
 from tensorgrad.report.run import Progress, Run, number, read_run
 from tensorgrad.report.settings import defaults, grouped, value_text
+from tensorgrad.tables import write_text
 from tensorgrad.train.curves import Column
 from tensorgrad.train.log import KNOWN
 from tensorgrad.train.run import without_checkpoint
@@ -229,10 +229,10 @@ def _environment(run: Run) -> str:
 
 
 def _facts(caption: str, name: str, facts: dict[str, Any]) -> str:
-    rows = (
+    rows = [
         [shortened(key, _VALUE), shortened(value_text(value), _VALUE)]
         for key, value in islice(facts.items(), _ROWS)
-    )
+    ]
     return table(caption, [name, "Value"], rows)
 
 

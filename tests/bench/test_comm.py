@@ -42,7 +42,6 @@ def test_cases_by_backend_ranks_and_size() -> None:
         ({"sizes": (float("nan"),)}, "size is nan MB"),
         ({"ranks": (1,)}, "ranks is 1, expected 2 to 4"),
         ({"ranks": (5,)}, "ranks is 5, expected 2 to 4"),
-        ({"backends": ("gloo",)}, "backend is 'gloo'"),
     ],
 )
 def test_bad_arguments_are_errors(arguments: dict[str, object], message: str) -> None:

@@ -129,8 +129,6 @@ def test_the_command_writes_rows_with_memory(
 
 
 def test_bad_arguments_are_errors() -> None:
-    with pytest.raises(ArgumentError, match="family is 'fast'"):
-        kernel_jobs(FAMILIES, ["fast"], "cpu", 1)
     with pytest.raises(ArgumentError, match="scale is 0"):
         kernel_jobs(FAMILIES, ["norm"], "cpu", 0)
     with pytest.raises(ArgumentError, match="load is -1"):

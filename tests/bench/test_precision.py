@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorgrad.bench.precision import LOSSES, draw_accumulation, precision_sweep, with_difference
+from tensorgrad.bench.precision import draw_accumulation, precision_sweep, with_difference
 from tensorgrad.bench.sweep import run_sweep
 from tensorgrad.errors import ArgumentError
 
@@ -38,7 +38,7 @@ def test_dtypes_under_autocast(device: str) -> None:
 
 def test_loss_curves_of_each_precision(device: str, tmp_path: Path) -> None:
     [run] = precision_sweep(parts=("losses",), steps=12, device=device)
-    found = run_sweep(LOSSES, run.cases, run.measure, tmp_path, device=device, version="1")
+    found = run_sweep(run, tmp_path, device=device, version="1")
     assert [row["status"] for row in found.rows] == ["ok"] * 5
     for row in found.rows:
         assert len(row["losses"].split()) == 12
