@@ -97,11 +97,6 @@ def _eager_and_compiled(torch: Any, function: Any) -> dict[str, Any]:
     return {"eager": function, COMPILED: lambda *operands: compiled()(*operands)}
 
 
-def _calls(functions: dict[str, Any], call: Callable[[Any, int], object]) -> dict[str, Call]:
-    """Return the calls of functions: each takes one of them and the number of the round."""
-    return {name: partial(call, function) for name, function in functions.items()}
-
-
 @dataclass(frozen=True)
 class TimedFunction:
     """A function whose forward and backward are jobs, and PyTorch's of the same formula.
@@ -157,55 +152,59 @@ class TimedFunction:
 
     def _make(self, direction: str, device: str, torch: Any) -> Calls:
         sets = self._inputs(device, lambda a, need: Tensor(a, requires_grad=need))
-        functions = {}
+        dys: list[Any] = []
+        if direction != "forward":
+            y = self.ours(*sets[0])
+            dys = [random_array(y.shape or (1,), y.dtype, 200 + i, device).reshape(y.shape)
+                   for i in range(self.sets)]  # fmt: skip
+
+        def gradients(y: Any, leaves: list[Any], dy: Any) -> Any:
+            needs = [edge is not None for edge in y.node.edges]
+            return y.node.backward(dy, y.node.saved or (), needs)
+
+        recording = nullcontext if self.recorded else no_grad
+        calls = Calls(_call(direction, self.ours, sets, dys, recording, gradients))
         if torch is not None and self.theirs is not None:
-            functions = self.variants(torch, self.theirs(torch))
-            dtype = getattr(torch, self.dtype)
+            dtype, retain = getattr(torch, self.dtype), direction == "backward"
 
             def leaf(array: Any, need: bool) -> Any:
                 tensor = to_torch(torch, array)
                 floating = tensor.is_floating_point()
                 return (tensor.to(dtype) if floating else tensor).requires_grad_(need)
 
-            torch_sets = self._inputs(device, leaf)
-        if direction == "forward":
+            def torch_gradients(y: Any, leaves: list[Any], dy: Any) -> Any:
+                wanted = [tensor for tensor in leaves if tensor.requires_grad]
+                weight = to_torch(torch, dy).to(y.dtype)
+                return torch.autograd.grad(y, wanted, weight, retain_graph=retain)
 
-            def forward(i: int) -> Tensor:
-                with nullcontext() if self.recorded else no_grad():
-                    return self.ours(*sets[i % self.sets])
+            both = self._inputs(device, leaf), dys
+            record = partial(torch.set_grad_enabled, self.recorded)
+            for name, function in self.variants(torch, self.theirs(torch)).items():
+                calls.peers[name] = _call(direction, function, *both, record, torch_gradients)
+        if (unfused := self.unfused) is not None:
+            calls.peers["unfused"] = lambda _: unfused(*sets[0])
+            if dys:
+                calls.peers["unfused"] = _whole_backward(unfused(*sets[0]), sets[0], dys[0])
+        calls.peers = _supported(calls.peers)
+        return calls
 
-            def torch_forward(function: Any, i: int) -> Any:
-                with torch.set_grad_enabled(self.recorded):
-                    return function(*torch_sets[i % self.sets])
 
-            peers = _calls(functions, torch_forward)
-            if (unfused := self.unfused) is not None:
-                peers["unfused"] = lambda _: unfused(*sets[0])
-            return Calls(forward, _supported(peers))
-        kept = cache if direction == "backward" else lambda function: function
-        result = kept(lambda place: self.ours(*sets[place]))
-        torch_result = kept(lambda function, place: function(*torch_sets[place]))
-        y = result(0)
-        dys = [random_array(y.shape or (1,), y.dtype, 200 + i, device).reshape(y.shape)
-               for i in range(self.sets)]  # fmt: skip
+def _call(
+    direction: str, function: Any, sets: list[Any], dys: list[Any], recording: Any, gradients: Any
+) -> Call:
+    """Return a call of a function on its sets of inputs, or of its gradients."""
 
-        def backward(i: int) -> Any:
-            node = result(i % self.sets).node
-            assert node is not None
-            needs = [edge is not None for edge in node.edges]
-            return node.backward(dys[i % self.sets], node.saved or (), needs)
+    def forward(i: int) -> Any:
+        with recording():
+            return function(*sets[i % len(sets)])
 
-        def torch_backward(function: Any, i: int) -> Any:
-            place = i % self.sets
-            wanted = [tensor for tensor in torch_sets[place] if tensor.requires_grad]
-            out = torch_result(function, place)
-            dy = to_torch(torch, dys[place]).to(out.dtype)
-            return torch.autograd.grad(out, wanted, dy, retain_graph=direction == "backward")
+    result = (cache if direction == "backward" else lambda f: f)(lambda n: function(*sets[n]))
 
-        peers = _calls(functions, torch_backward)
-        if self.unfused is not None:
-            peers["unfused"] = _whole_backward(self.unfused(*sets[0]), sets[0], dys[0])
-        return Calls(backward, _supported(peers))
+    def backward(i: int) -> Any:
+        place = i % len(sets)
+        return gradients(result(place), sets[place], dys[place])
+
+    return forward if direction == "forward" else backward
 
 
 def _whole_backward(y: Tensor, leaves: list[Tensor], dy: Any) -> Call:
@@ -219,15 +218,12 @@ def _whole_backward(y: Tensor, leaves: list[Tensor], dy: Any) -> Call:
 
 def _supported(peers: dict[str, Call]) -> dict[str, Call]:
     """Return the peers without kernels of attention that do not support an operand."""
-    found = {}
-    for name, call in peers.items():
-        if name in ("flash-2", "cudnn", "efficient"):
-            try:
-                call(0)
-            except RuntimeError:
-                continue
-        found[name] = call
-    return found
+    for name in {"flash-2", "cudnn", "efficient"} & peers.keys():
+        try:
+            peers[name](0)
+        except RuntimeError:
+            del peers[name]
+    return peers
 
 
 def _size(*shape: int) -> str:
@@ -395,19 +391,19 @@ def cross_entropy_jobs(device: str, scale: int) -> Jobs:
     """Yield the loss with its gradient, and the loss alone, for GPT-2's vocabulary."""
     for columns in (50304, 50257):  # padded and not
         shape = _fewer((8192, columns), scale)
-
-        def targets(device: str, shape: Shape = shape) -> list[Any]:
-            ids = np.random.default_rng(0).integers(0, shape[1], shape[0])
-            return [backend.to_device(ids, device)]
-
         once = _bytes(shape)
         for moved, theirs in (
             ({"both": 2 * once}, _torch_function("cross_entropy")), ({"forward": once}, None),
         ):  # fmt: skip
             yield from TimedFunction(
                 "cross_entropy", (shape,), cross_entropy, moved, theirs, recorded=False,
-                fixed=targets,
+                fixed=partial(_targets, shape),
             ).jobs()  # fmt: skip
+
+
+def _targets(shape: Shape, device: str) -> list[Any]:
+    rows, columns = shape
+    return [backend.to_device(np.random.default_rng(0).integers(0, columns, rows), device)]
 
 
 def linear_cross_entropy_jobs(device: str, scale: int) -> Jobs:
@@ -422,17 +418,12 @@ def _head_and_loss(sizes: tuple[int, int, int], device: str, torch: Any) -> Call
     table = 0.02 * random_array((columns, width), _WIDE, 1, device)
     arrays = random_array((rows, width), _NARROW, 0, device), table.astype(bfloat16)
     x, weight = (Tensor(array, requires_grad=True) for array in arrays)
-    targets = backend.to_device(np.random.default_rng(0).integers(0, columns, rows), device)
+    [targets] = _targets((rows, columns), device)
     for leaf in (x, weight):
         leaf.grad = backend.namespace(leaf.data).zeros(leaf.shape, float32)
 
-    def fused(_: int) -> None:
-        linear_cross_entropy(x, weight, targets).backward()
-
-    def unfused(_: int) -> None:
-        cross_entropy(linear(x, weight), targets).backward()
-
-    peers: dict[str, Call] = {"unfused": unfused}
+    calls = Calls(lambda _: linear_cross_entropy(x, weight, targets).backward())
+    calls.peers["unfused"] = lambda _: cross_entropy(linear(x, weight), targets).backward()
     if torch is not None:
         a, b, y = (to_torch(torch, array) for array in (*arrays, targets))
         leaves = a.clone().requires_grad_(True), b.clone().requires_grad_(True)
@@ -440,9 +431,9 @@ def _head_and_loss(sizes: tuple[int, int, int], device: str, torch: Any) -> Call
         def loss(x: Any, weight: Any) -> Any:
             return torch.nn.functional.cross_entropy(x @ weight.T, y)
 
-        functions = _eager_and_compiled(torch, loss)
-        peers |= _calls(functions, lambda f, _: f(*leaves).backward())
-    return Calls(fused, peers)
+        for name, function in _eager_and_compiled(torch, loss).items():
+            calls.peers[name] = partial(lambda f, _: f(*leaves).backward(), function)
+    return calls
 
 
 def optimizer_jobs(device: str, scale: int) -> Jobs:
@@ -568,7 +559,7 @@ def _embedding(words: int, sizes: Shape, often: bool, back: bool, device: str, t
     if not back:
         functions = _eager_and_compiled(torch, lambda ids, w, p: look_up(ids, w) + p)
         call = lambda f, i: f(tokens[i % _SETS], table, rows)  # noqa: E731
-        return Calls(forward, _calls(functions, call))
+        return Calls(forward, {name: partial(call, f) for name, f in functions.items()})
     leaf = table.clone().requires_grad_(True)
     outputs = [look_up(tokens[i], leaf) for i in range(_SETS)]
     dy = to_torch(torch, dys[0])
@@ -596,25 +587,24 @@ def matmul_jobs(device: str, scale: int) -> Jobs:
             (_WIDE, True, ("chosen", "tiled")),  # what autocast takes, and mma.sync
             (_WIDE, False, ("tiled", "cublas")),
         )
-    for dtype, tf32, kernels in ways:
-        for rows, columns, terms in _PRODUCTS:
-            shape = max(1, rows // scale), columns, terms
-            for kernel in kernels:
-                make = partial(_matmul, shape, dtype, tf32, kernel)
-                yield Job(f"matmul {kernel}", _size(*shape), "tf32" if tf32 else dtype,
-                          2 * math.prod(shape), make, "TFLOP/s")  # fmt: skip
-    if device != "cpu":
-        for back in (False, True):
-            direction = "backward" if back else "forward"
-            for rows, dtype, product in (
-                (32768, _NARROW, _kept_derivative), (16384, "tf32", _tf32_gelu)
-            ):  # fmt: skip
-                shape = rows, 3072, 768
-                yield Job(f"gelu, {direction}", _size(*shape), dtype, 2 * math.prod(shape),
-                          partial(product, back), "TFLOP/s")  # fmt: skip
+    for (dtype, tf32, kernels), (rows, columns, terms) in product(ways, _PRODUCTS):
+        shape = max(1, rows // scale), columns, terms
+        for kernel in kernels:
+            make = partial(_matmul, shape, dtype, tf32, kernel)
+            yield _product_job(f"matmul {kernel}", shape, "tf32" if tf32 else dtype, make)
+    for back in (False, True) if device != "cpu" else ():
+        for rows, dtype, calls in (
+            (32768, _NARROW, _kept_derivative), (16384, "tf32", _tf32_gelu)
+        ):  # fmt: skip
+            name = f"gelu, {'backward' if back else 'forward'}"
+            yield _product_job(name, (rows, 3072, 768), dtype, partial(calls, back))
 
 
-def _call(p: MatmulProblem, kernel: str | None) -> Call:
+def _product_job(name: str, shape: Shape, dtype: str, make: Any) -> Job:
+    return Job(name, _size(*shape), dtype, 2 * math.prod(shape), make, "TFLOP/s")
+
+
+def _product(p: MatmulProblem, kernel: str | None) -> Call:
     return lambda _: matmul_cuda.run(p, kernel)
 
 
@@ -631,7 +621,7 @@ def _matmul(shape: Shape, dtype: str, tf32: bool, kernel: str, device: str, torc
         refusal = None if kernel == "chosen" else matmul_cuda.KERNELS[kernel].refusal(p)
         if refusal is not None:
             raise NotImplementedError(f"{kernel}: {refusal}")
-        calls = Calls(_call(p, None if kernel == "chosen" else kernel))
+        calls = Calls(_product(p, None if kernel == "chosen" else kernel))
     if torch is not None:
         a, b, out = (to_torch(torch, array) for array in (x, w, y))
 
@@ -668,7 +658,7 @@ def _tf32_gelu(back: bool, device: str, torch: Any) -> Calls:
         matmul_cuda.run(p, "tf32")
         node.backward(dx, saved, (True,))
 
-    return Calls(_call(p._replace(gelu_of=before.data), "tf32"), {"unfused": separate})
+    return Calls(_product(p._replace(gelu_of=before.data), "tf32"), {"unfused": separate})
 
 
 def _kept_derivative(back: bool, device: str, torch: Any) -> Calls:
@@ -682,7 +672,7 @@ def _kept_derivative(back: bool, device: str, torch: Any) -> Calls:
     kept = matmul_cuda.derivative_for(p)
     if kept is None:
         raise NotImplementedError("this GPU keeps the operand of GELU, not its derivative")
-    forward = _call(p._replace(derivative=kept), None)
+    forward = _product(p._replace(derivative=kept), None)
     forward(0)
     return Calls(lambda _: matmul_cuda.times_derivative(x, down, kept)) if back else Calls(forward)
 
@@ -699,11 +689,10 @@ def attention_jobs(device: str, scale: int) -> Jobs:
     )
     short = ((682, 8, 24, 64), (256, 8, 64, 64))
     wide = ((16, 12, 1024, 64), (4, 16, 4096, 64), (4, 16, 4096, 128))
-    groups: tuple[tuple[tuple[Shape, ...], tuple[str, ...], str], ...] = (
-        (plain, ("causal", "full"), _NARROW),
-        (short, ("causal", "full", "mask"), _NARROW),
+    groups = (
+        (plain, ("causal", "full"), _NARROW), (short, ("causal", "full", "mask"), _NARROW),
         (wide, ("causal", "full"), "tf32" if device != "cpu" else _WIDE),
-    )
+    )  # fmt: skip
 
     def smaller(shape: Shape) -> tuple[int, int, int, int]:
         """Return a shape with fewer sequences and then shorter ones, for a CPU."""
@@ -711,38 +700,31 @@ def attention_jobs(device: str, scale: int) -> Jobs:
         return max(1, batch // scale), heads, max(8, length // scale), width
 
     for shapes, kinds, dtype in groups:
-        for shape in shapes:
-            for kind in kinds:
-                beside = kind == "causal" and shape in plain[:3]
-                yield from _attention(smaller(shape), kind, dtype, beside)
+        for full, kind in product(shapes, kinds):
+            beside = kind == "causal" and full in plain[:3]
+            yield from _attention(smaller(full), kind, dtype, beside)
     shape = smaller((4, 16, 4096, 128))
     batch, heads, length, width = shape
-
-    def padding(device: str) -> list[Any]:
-        xp = backend.namespace_on(device)
-        return [xp.arange(length)[None, None, None] < 0.98 * length]
-
-    def starts(device: str) -> list[Any]:
-        xp = backend.namespace_on(device)
-        return [xp.arange(0, batch * length + 1, length, dtype="int32")]
-
-    causal = partial(attention, causal=True)
-    rows = batch * length, heads, width
-
-    def none(device: str) -> list[Any]:
-        return []
-
+    causal, rows = partial(attention, causal=True), (batch * length, heads, width)
     options: Any = (  # name, function, shape of an input, what follows the inputs
-        ("plain", causal, shape, none), ("window 512", partial(causal, window=512), shape, none),
-        ("padding mask", causal, shape, padding),
-        ("dropout", partial(causal, dropout=0.1), shape, none),
-        ("varlen", partial(attention_varlen, max_length=length, causal=True), rows, starts),
+        ("plain", causal, shape, lambda xp: []),
+        ("window 512", partial(causal, window=512), shape, lambda xp: []),
+        ("padding mask", causal, shape,
+         lambda xp: [xp.arange(length)[None, None, None] < 0.98 * length]),
+        ("dropout", partial(causal, dropout=0.1), shape, lambda xp: []),
+        ("varlen", partial(attention_varlen, max_length=length, causal=True), rows,
+         lambda xp: [xp.arange(0, batch * length + 1, length, dtype="int32")]),
     )  # fmt: skip
-    for option, function, operand, fixed in options:
+    for option, function, operand, extra in options:
         yield from TimedFunction(
             f"attention {option}", (operand,) * 3, function, {"forward": operations(shape, True)},
-            size=f"{_size(*shape)} causal", trained=(False,) * 3, unit="TFLOP/s", fixed=fixed,
+            size=f"{_size(*shape)} causal", trained=(False,) * 3, unit="TFLOP/s",
+            fixed=partial(_with_namespace, extra),
         ).jobs()  # fmt: skip
+
+
+def _with_namespace(function: Callable[[Any], list[Any]], device: str) -> list[Any]:
+    return function(backend.namespace_on(device))
 
 
 def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str, beside: bool) -> Jobs:
@@ -756,9 +738,8 @@ def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str, beside: 
         if kind != "mask":
             return []
         batch, _, length, _ = shape
-        xp = backend.namespace_on(device)
         scores = random_array((batch, 1, length, length), _WIDE, 4, device)
-        hidden = xp.where(scores > 0, 0, -math.inf).astype("float32")
+        hidden = backend.namespace_on(device).where(scores > 0, 0, -math.inf).astype("float32")
         hidden[..., 0] = 0
         return [hidden]
 
@@ -773,10 +754,10 @@ def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str, beside: 
         return lambda q, k, v, mask=None: attend_torch(q, k, v, mask, is_causal=causal)
 
     def variants(torch: Any, function: Any) -> dict[str, Any]:
-        kinds = torch.nn.attention.SDPBackend
-        names = {"flash-2": kinds.FLASH_ATTENTION, "cudnn": kinds.CUDNN_ATTENTION}
         if not torch.cuda.is_available():
             return {"eager": function}
+        kinds = torch.nn.attention.SDPBackend
+        names = {"flash-2": kinds.FLASH_ATTENTION, "cudnn": kinds.CUDNN_ATTENTION}
         if tf32 or kind == "mask":  # FlashAttention takes no mask
             names = {"efficient": kinds.EFFICIENT_ATTENTION, "cudnn": kinds.CUDNN_ATTENTION}
         if tf32:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.profile.memory import Allocator, GpuAllocator, HostAllocator
+from tensorgrad.profile.memory import Allocator, allocator_of
 
 _MEMINFO = Path("/proc/meminfo")
 _WORDS = ("out of memory", "outofmemory", "memoryallocation", "alloc_failed")
@@ -47,7 +47,7 @@ class PeakMemory:
         self._ended = True
 
 
-class TorchAllocator:
+class TorchAllocator(Allocator):
     """Memory of PyTorch's tensors on a GPU.
 
     Args:
@@ -83,13 +83,8 @@ def peak_memory(device: str, torch: Any = None) -> Iterator[PeakMemory]:
         torch: PyTorch, whose memory on a GPU is followed instead; None: ours.
     """
     release()
-    allocator: Allocator
-    if device == "cpu":
-        allocator = HostAllocator()
-    elif torch is None:
-        allocator = GpuAllocator(backend.cupy.cuda)
-    else:
-        allocator = TorchAllocator(torch.cuda)
+    theirs = torch is not None and device != "cpu"
+    allocator = TorchAllocator(torch.cuda) if theirs else allocator_of(device)
     allocator.start()
     peak = PeakMemory(allocator)
     try:

@@ -62,6 +62,7 @@ def _command(sweep: Callable[..., Iterator[Sweep]]) -> Callable[..., int]:
     parameters.append(inspect.Parameter("out", kind, annotation=Out, default=OUT))
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__doc__, command.__annotations__ = sweep.__doc__, {}  # those of the signature count
+    command.runs_on_ranks = "comm" in names  # type: ignore[attr-defined]
     return command
 
 

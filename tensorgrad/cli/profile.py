@@ -183,3 +183,6 @@ def _memory_lines(found: StepProfile) -> list[str]:
         lines += ["", f"peak memory of {name}: {peak.peak / 1e6:,.1f} MB, in {peak.op} ({place})"]
         lines += [f"  {size / 1e6:10,.1f} MB  {line}" for line, size in memory.peak_by_line()[:8]]
     return lines
+
+
+profile.runs_on_ranks = True  # type: ignore[attr-defined]
