@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tensorgrad.bench.kernel_jobs import operations, whole_backward
 from tensorgrad.bench.memory import check_fits, peak_memory
 from tensorgrad.bench.options import Device, check_counts, crossed, is_measured
 from tensorgrad.bench.pictures import lines, new_figure
@@ -31,19 +32,6 @@ Forward = Callable[[], Any]
 Backward = Callable[[Any], object]
 # Score matrices (B, H, T, T) that are alive at once in backward, at least.
 _SCORES = {"unfused": 5, "fused-softmax": 2}
-
-
-def operations(shape: Shape, causal: bool) -> float:
-    """Return the usual count of floating-point operations forward; backward has 2.5 times that.
-
-    4 B H T^2 D, and half of it for a causal mask
-
-    Args:
-        shape: (B, H, T, D).
-        causal: whether there is a causal mask.
-    """
-    batch, heads, length, width = shape
-    return 4 * batch * heads * length**2 * width * (0.5 if causal else 1)
 
 
 def attention_sweep(
@@ -139,17 +127,11 @@ def _passes(shape: Shape, case: Case, device: str, torch: Any) -> tuple[Forward,
             lambda y: gradients(y, operands, weight),
         )
     q, k, v = leaves = [Tensor(array, requires_grad=True) for array in arrays]
-
-    def backward(y: Tensor) -> None:
-        for leaf in leaves:
-            leaf.grad = None
-        y.backward(dy, retain_graph=True)
-
-    if case["kernel"] == "flash":
-        return partial(attention, q, k, v, causal=case["causal"]), backward
-    fused = case["kernel"] == "fused-softmax"
-    forward = partial(attention_unfused, q, k, v, causal=case["causal"], fused_softmax=fused)
-    return forward, backward
+    forward = partial(attention, q, k, v, causal=case["causal"])
+    if case["kernel"] != "flash":
+        fused = case["kernel"] == "fused-softmax"
+        forward = partial(attention_unfused, q, k, v, causal=case["causal"], fused_softmax=fused)
+    return forward, partial(whole_backward, leaves, dy)
 
 
 def draw_attention(rows: Sequence[Row]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import numpy as np
 from tensorgrad import backend, nn, optim
 from tensorgrad.amp import autocast
 from tensorgrad.autograd import no_grad
-from tensorgrad.bench.attention import operations
 from tensorgrad.bench.timing import Call, random_array
 from tensorgrad.bench.torch_arrays import to_torch
 from tensorgrad.dtypes import as_dtype, bfloat16, float32
@@ -43,7 +42,10 @@ from tensorgrad.tensor import Tensor
 
 COMPILED = "compiled"
 Shape = tuple[int, ...]
+Shape4 = tuple[int, int, int, int]
 _NARROW, _WIDE = "bfloat16", "float32"
+_COLD = 2**29  # bytes that are together larger than the L2 cache
+_BOTH = {"forward": 2, "backward": 3}  # arrays that a function of one array moves
 
 
 @dataclass
@@ -103,19 +105,21 @@ class TimedFunction:
 
     Attributes:
         name: of the jobs, without the direction.
-        shapes: of its inputs.
+        shapes: of its inputs, of which those like the first have fewer rows for a CPU.
         ours: takes tensors.
-        moved: bytes or operations by direction: "forward", "backward" or "both".
+        moved: arrays like the first input, or operations, by direction: "forward", "backward" or
+            "both".
         theirs: takes PyTorch and returns the function of its tensors; None: no peer.
         dtype: of its inputs.
-        size: in words; default: the first shape.
+        about: more words of the size than the first shape.
         variants: returns the peers by name, given PyTorch and that function.
         trained: whether each input has a gradient; default: all.
         recorded: whether forward keeps what backward needs.
-        sets: of first inputs, so that none is found in the L2 cache.
-        unit: of `moved`.
-        fixed: returns arrays that follow the inputs, given a device.
+        cold: whether there are so many first inputs that none is found in the L2 cache.
+        unit: "GB/s", or "TFLOP/s" where operations are given.
+        fixed: returns arrays that follow the inputs, given the first shape and a device.
         unfused: the same of our own ops, a peer with the whole of `Tensor.backward`; None: none.
+        shown: dtype of the rows, if not that of the inputs.
     """
 
     name: str
@@ -124,21 +128,32 @@ class TimedFunction:
     moved: Mapping[str, float]
     theirs: Callable[[Any], Callable[..., Any]] | None = None
     dtype: str = _NARROW
-    size: str = ""
+    about: str = ""
     variants: Callable[[Any, Any], dict[str, Any]] = _eager_and_compiled
     trained: tuple[bool, ...] = ()
     recorded: bool = True
-    sets: int = 1
+    cold: bool = False
     unit: str = "GB/s"
-    fixed: Callable[[str], list[Any]] = lambda device: []
+    fixed: Callable[[Shape, str], list[Any]] = lambda shape, device: []
     unfused: Callable[..., Tensor] | None = None
+    shown: str = ""
 
-    def jobs(self) -> Jobs:
+    @property
+    def sets(self) -> int:
+        """The number of first inputs."""
+        return max(1, _COLD // _bytes(self.shapes[0], self.dtype)) if self.cold else 1
+
+    def jobs(self, scale: int) -> Jobs:
         """Yield a job for each direction."""
-        size = self.size or _size(*self.shapes[0])
+        full, *_ = self.shapes
+        first = _fewer(full, scale)
+        shapes = tuple(first if shape == full else shape for shape in self.shapes)
+        small, size = replace(self, shapes=shapes), f"{_size(*first)} {self.about}".strip()
+        unit = _bytes(first, self.dtype) if self.unit == "GB/s" else 1
         for direction, amount in self.moved.items():
-            make = partial(self._make, direction)
-            yield Job(f"{self.name} {direction}", size, self.dtype, amount, make, self.unit)
+            make = partial(small._make, direction)
+            name, dtype = f"{self.name} {direction}", self.shown or self.dtype
+            yield Job(name, size, dtype, unit * amount, make, self.unit)
 
     def _inputs(self, device: str, leaf: Callable[[Any, bool], Any]) -> list[list[Any]]:
         """Return the inputs of each set; all but the first are shared."""
@@ -146,7 +161,7 @@ class TimedFunction:
         firsts = [random_array(self.shapes[0], self.dtype, 100 + i, device)
                   for i in range(1, self.sets)]  # fmt: skip
         needs = self.trained or (True,) * len(arrays)
-        fixed = [leaf(array, False) for array in self.fixed(device)]
+        fixed = [leaf(array, False) for array in self.fixed(self.shapes[0], device)]
         others = [leaf(a, n) for a, n in zip(arrays[1:], needs[1:], strict=True)] + fixed
         return [[leaf(first, needs[0]), *others] for first in (arrays[0], *firsts)]
 
@@ -184,7 +199,8 @@ class TimedFunction:
         if (unfused := self.unfused) is not None:
             calls.peers["unfused"] = lambda _: unfused(*sets[0])
             if dys:
-                calls.peers["unfused"] = _whole_backward(unfused(*sets[0]), sets[0], dys[0])
+                theirs = unfused(*sets[0])
+                calls.peers["unfused"] = lambda _: whole_backward(sets[0], dys[0], theirs)
         calls.peers = _supported(calls.peers)
         return calls
 
@@ -207,13 +223,24 @@ def _call(
     return forward if direction == "forward" else backward
 
 
-def _whole_backward(y: Tensor, leaves: list[Tensor], dy: Any) -> Call:
-    def backward(_: int) -> None:
-        for leaf in leaves:
-            leaf.grad = None
-        y.backward(dy, retain_graph=True)
+def whole_backward(leaves: list[Tensor], dy: Any, y: Tensor) -> None:
+    """Compute the gradients of all leaves, as new arrays; the graph of y stays."""
+    for leaf in leaves:
+        leaf.grad = None
+    y.backward(dy, retain_graph=True)
 
-    return backward
+
+def operations(shape: Shape4, causal: bool) -> float:
+    """Return the usual count of floating-point operations forward; backward has 2.5 times that.
+
+    4 B H T^2 D, and half of it for a causal mask
+
+    Args:
+        shape: (B, H, T, D).
+        causal: whether there is a causal mask.
+    """
+    batch, heads, length, width = shape
+    return 4 * batch * heads * length**2 * width * (0.5 if causal else 1)
 
 
 def _supported(peers: dict[str, Call]) -> dict[str, Call]:
@@ -243,39 +270,30 @@ def _torch_function(name: str, **options: Any) -> Callable[[Any], Callable[..., 
     return lambda torch: partial(getattr(torch.nn.functional, name), **options)
 
 
-def softmax_jobs(device: str, scale: int) -> Jobs:
+def softmaxes() -> Iterator[TimedFunction]:
     """Yield softmax of the last axis."""
-    for full in ((32, 12, 1024, 1024), (8192, 50304), (8192, 50257)):
-        shape = _fewer(full, scale)
-        once = _bytes(shape)
-        yield from TimedFunction(
-            "softmax", (shape,), softmax, {"forward": 2 * once, "backward": 3 * once},
-            _torch_function("softmax", dim=-1), variants=_eager,
-        ).jobs()  # fmt: skip
+    for shape in ((32, 12, 1024, 1024), (8192, 50304), (8192, 50257)):
+        theirs = _torch_function("softmax", dim=-1)
+        yield TimedFunction("softmax", (shape,), softmax, _BOTH, theirs, variants=_eager)
 
 
-def norm_jobs(device: str, scale: int) -> Jobs:
+def norms() -> Iterator[TimedFunction]:
     """Yield layer_norm of three widths, and rms_norm."""
     for width in (768, 1600, 4096):
-        shape = _fewer((32768, width), scale)
-        once = _bytes(shape)
-        yield from TimedFunction(
-            "layer_norm", (shape, (width,), (width,)), layer_norm,
-            {"forward": 2 * once, "backward": 3 * once},
+        yield TimedFunction(
+            "layer_norm", ((32768, width), (width,), (width,)), layer_norm, _BOTH,
             lambda torch: lambda x, w, b: torch.nn.functional.layer_norm(x, w.shape, w, b),
-            sets=max(1, 2**29 // (once * scale)),  # together larger than the L2 cache
-        ).jobs()  # fmt: skip
-    shape = _fewer((32768, 768), scale)
-    yield from TimedFunction(
-        "rms_norm", (shape, (768,)), rms_norm, {"forward": 2 * _bytes(shape)},
+            cold=True,
+        )  # fmt: skip
+    yield TimedFunction(
+        "rms_norm", ((32768, 768), (768,)), rms_norm, {"forward": 2},
         lambda torch: lambda x, w: torch.nn.functional.rms_norm(x, w.shape, w, 1e-6),
-    ).jobs()  # fmt: skip
+    )  # fmt: skip
 
 
-def elementwise_jobs(device: str, scale: int) -> Jobs:
+def elementwise_functions() -> Iterator[TimedFunction]:
     """Yield maps, zips and fused functions of 64M elements."""
-    shape = _fewer((16384, 4096), scale)
-    gelu, tanh = activation.gelu, {"approximate": "tanh"}
+    shape, gelu, tanh = (16384, 4096), activation.gelu, {"approximate": "tanh"}
     rows: Any = (  # name, ours, shapes, PyTorch's
         ("add", elementwise.add, (shape, shape), lambda torch: torch.add),
         ("gelu", partial(gelu, **tanh), (shape,), _torch_function("gelu", **tanh)),
@@ -287,16 +305,16 @@ def elementwise_jobs(device: str, scale: int) -> Jobs:
          lambda torch: lambda x, b: torch.nn.functional.gelu(x + b, **tanh)),
     )  # fmt: skip
     for dtype, (name, ours, shapes, theirs) in product((_NARROW, _WIDE), rows):
-        once, large = _bytes(shape, dtype), shapes.count(shape)
-        moved = {"forward": (large + 1) * once, "backward": (2 * large + 1) * once}
+        large = shapes.count(shape)
+        moved = {"forward": large + 1, "backward": 2 * large + 1}
         if name == "add":
             del moved["backward"]
-        yield from TimedFunction(name, shapes, ours, moved, theirs, dtype, recorded=False).jobs()
+        yield TimedFunction(name, shapes, ours, moved, theirs, dtype, recorded=False)
 
 
-def dropout_jobs(device: str, scale: int) -> Jobs:
+def dropouts() -> Iterator[TimedFunction]:
     """Yield dropout alone, with a residual, with a bias too, and of SwiGLU."""
-    shape, p = _fewer((16384, 4096), scale), 0.1
+    shape, p = (16384, 4096), 0.1
 
     def theirs(torch: Any) -> Any:
         def function(x: Any, residual: Any = None, bias: Any = None) -> Any:
@@ -314,15 +332,14 @@ def dropout_jobs(device: str, scale: int) -> Jobs:
         ("swiglu + dropout", lambda gate, up: swiglu_dropout(gate, up, p), 2,
          {"forward": 3, "backward": 5}, None),
     )  # fmt: skip
-    for dtype, (name, ours, count, arrays, peer) in product((_NARROW, _WIDE), rows):
-        yield from TimedFunction(
-            name, (shape, shape, shape[1:])[:count], ours,
-            {direction: n * _bytes(shape, dtype) for direction, n in arrays.items()}, peer, dtype,
-            trained=(True, name.startswith("swiglu"), False)[:count], recorded=False,
-        ).jobs()  # fmt: skip
+    for dtype, (name, ours, count, moved, peer) in product((_NARROW, _WIDE), rows):
+        shapes, trained = (shape, shape, shape[1:]), (True, name.startswith("swiglu"), False)
+        yield TimedFunction(
+            name, shapes[:count], ours, moved, peer, dtype, trained=trained[:count], recorded=False
+        )
 
 
-def reduce_jobs(device: str, scale: int) -> Jobs:
+def reductions() -> Iterator[TimedFunction]:
     """Yield reductions of 1 GB."""
     rows: Any = (  # 0: the length that makes 1 GB
         *(("sum", None, (0,)), ("sum", -1, (0, 1024)), ("sum", -1, (0, 50257))),
@@ -334,12 +351,12 @@ def reduce_jobs(device: str, scale: int) -> Jobs:
         ("logsumexp", -1, (0, 1024)),
     )
     for dtype, (name, axis, (_, *lengths)) in product((_WIDE, _NARROW), rows):
-        shape = (max(1, 2**30 // scale // _bytes(tuple(lengths), dtype)), *lengths)
-        yield from TimedFunction(
-            name, (shape,), partial(getattr(reduce, name), axis=axis),
-            {"forward": _bytes(shape, dtype)}, partial(_torch_reduction, name=name, axis=axis),
-            dtype, f"{_size(*shape)} axis {axis}", _eager, (False,),
-        ).jobs()  # fmt: skip
+        shape = 2**30 // _bytes(tuple(lengths), dtype), *lengths
+        yield TimedFunction(
+            name, (shape,), partial(getattr(reduce, name), axis=axis), {"forward": 1},
+            partial(_torch_reduction, name=name, axis=axis), dtype, f"axis {axis}", _eager,
+            (False,),
+        )  # fmt: skip
 
 
 def _torch_reduction(torch: Any, name: str, axis: int | None) -> Any:
@@ -348,7 +365,7 @@ def _torch_reduction(torch: Any, name: str, axis: int | None) -> Any:
     return function if axis is None else partial(function, dim=axis)
 
 
-def fused_jobs(device: str, scale: int) -> Jobs:
+def fused_functions() -> Iterator[TimedFunction]:
     """Yield fused ops beside the same formulas of our own ops."""
     exp, maximum, total, mean = elementwise.exp, reduce.max, reduce.sum, reduce.mean
 
@@ -370,35 +387,28 @@ def fused_jobs(device: str, scale: int) -> Jobs:
         return centred / elementwise.sqrt(variance + 1e-5) * weight + bias
 
     scores = partial(softmax, scale=0.125, causal=True)
-    rows: Any = (  # name, fused, unfused, shape, number of parameters
-        ("softmax", softmax, unfused_softmax, (2**18, 1024), 0),
-        ("softmax", softmax, unfused_softmax, (2048, 256), 0),
-        ("attention softmax", scores, unfused_scores, (256, 1024, 1024), 0),
-        ("attention softmax", scores, unfused_scores, (64, 128, 128), 0),
-        ("layer_norm", layer_norm, unfused_layer_norm, (2**17, 768), 2),
-        ("layer_norm", layer_norm, unfused_layer_norm, (2048, 256), 2),
+    rows: Any = (  # name, fused, unfused, shapes
+        ("softmax", softmax, unfused_softmax, ((2**18, 1024),)),
+        ("softmax", softmax, unfused_softmax, ((2048, 256),)),
+        ("attention softmax", scores, unfused_scores, ((256, 1024, 1024),)),
+        ("attention softmax", scores, unfused_scores, ((64, 128, 128),)),
+        ("layer_norm", layer_norm, unfused_layer_norm, ((2**17, 768), (768,), (768,))),
+        ("layer_norm", layer_norm, unfused_layer_norm, ((2048, 256), (256,), (256,))),
     )
-    for dtype, (name, fused, unfused, full, parameters) in product((_WIDE, _NARROW), rows):
-        shape = _fewer(full, scale)
-        once = _bytes(shape, dtype)
-        yield from TimedFunction(
-            name, (shape, *(shape[1:],) * parameters), fused,
-            {"forward": 2 * once, "backward": 3 * once}, dtype=dtype, unfused=unfused,
-        ).jobs()  # fmt: skip
+    for dtype, (name, fused, unfused, shapes) in product((_WIDE, _NARROW), rows):
+        yield TimedFunction(name, shapes, fused, _BOTH, dtype=dtype, unfused=unfused)
 
 
-def cross_entropy_jobs(device: str, scale: int) -> Jobs:
+def cross_entropies() -> Iterator[TimedFunction]:
     """Yield the loss with its gradient, and the loss alone, for GPT-2's vocabulary."""
     for columns in (50304, 50257):  # padded and not
-        shape = _fewer((8192, columns), scale)
-        once = _bytes(shape)
         for moved, theirs in (
-            ({"both": 2 * once}, _torch_function("cross_entropy")), ({"forward": once}, None),
+            ({"both": 2}, _torch_function("cross_entropy")), ({"forward": 1}, None),
         ):  # fmt: skip
-            yield from TimedFunction(
-                "cross_entropy", (shape,), cross_entropy, moved, theirs, recorded=False,
-                fixed=partial(_targets, shape),
-            ).jobs()  # fmt: skip
+            yield TimedFunction(
+                "cross_entropy", ((8192, columns),), cross_entropy, moved, theirs, recorded=False,
+                fixed=_targets,
+            )  # fmt: skip
 
 
 def _targets(shape: Shape, device: str) -> list[Any]:
@@ -421,7 +431,6 @@ def _head_and_loss(sizes: tuple[int, int, int], device: str, torch: Any) -> Call
     [targets] = _targets((rows, columns), device)
     for leaf in (x, weight):
         leaf.grad = backend.namespace(leaf.data).zeros(leaf.shape, float32)
-
     calls = Calls(lambda _: linear_cross_entropy(x, weight, targets).backward())
     calls.peers["unfused"] = lambda _: cross_entropy(linear(x, weight), targets).backward()
     if torch is not None:
@@ -521,10 +530,10 @@ def embedding_jobs(device: str, scale: int) -> Jobs:
     def rotary(x: Tensor) -> Any:
         return nn.RotaryEmbedding(width // heads)(x, 0, 2 * heads)
 
-    yield from TimedFunction(
-        "rotary, q and k of q, k, v", (shape,), rotary, {"forward": 2 * _bytes(shape)},
-        trained=(False,), sets=_SETS,
-    ).jobs()  # fmt: skip
+    function = TimedFunction(
+        "rotary, q and k of q, k, v", (shape,), rotary, {"forward": 2}, trained=(False,), cold=True
+    )
+    yield from function.jobs(1)
 
 
 @cache
@@ -694,7 +703,7 @@ def attention_jobs(device: str, scale: int) -> Jobs:
         (wide, ("causal", "full"), "tf32" if device != "cpu" else _WIDE),
     )  # fmt: skip
 
-    def smaller(shape: Shape) -> tuple[int, int, int, int]:
+    def smaller(shape: Shape) -> Shape4:
         """Return a shape with fewer sequences and then shorter ones, for a CPU."""
         batch, heads, length, width = shape
         return max(1, batch // scale), heads, max(8, length // scale), width
@@ -716,25 +725,25 @@ def attention_jobs(device: str, scale: int) -> Jobs:
          lambda xp: [xp.arange(0, batch * length + 1, length, dtype="int32")]),
     )  # fmt: skip
     for option, function, operand, extra in options:
-        yield from TimedFunction(
+        for job in TimedFunction(
             f"attention {option}", (operand,) * 3, function, {"forward": operations(shape, True)},
-            size=f"{_size(*shape)} causal", trained=(False,) * 3, unit="TFLOP/s",
-            fixed=partial(_with_namespace, extra),
-        ).jobs()  # fmt: skip
+            trained=(False,) * 3, unit="TFLOP/s", fixed=partial(_with_namespace, extra),
+        ).jobs(1):  # fmt: skip
+            yield replace(job, size=f"{_size(*shape)} causal")
 
 
-def _with_namespace(function: Callable[[Any], list[Any]], device: str) -> list[Any]:
+def _with_namespace(function: Callable[[Any], list[Any]], shape: Shape, device: str) -> list[Any]:
     return function(backend.namespace_on(device))
 
 
-def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str, beside: bool) -> Jobs:
+def _attention(shape: Shape4, kind: str, dtype: str, beside: bool) -> Jobs:
     """Yield forward and backward, with `beside` next to ops that store the matrix of weights.
 
     A "mask" hides half of the keys, others in each sequence.
     """
     causal, tf32 = kind == "causal", dtype == "tf32"
 
-    def mask(device: str) -> list[Any]:
+    def mask(shape: Shape, device: str) -> list[Any]:
         if kind != "mask":
             return []
         batch, _, length, _ = shape
@@ -770,13 +779,11 @@ def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str, beside: 
         return {name: partial(by, each) for name, each in names.items()}
 
     amount = operations(shape, causal)
-    function = TimedFunction(
+    yield from TimedFunction(
         "attention", (shape,) * 3, ours, {"forward": amount, "backward": 2.5 * amount}, theirs,
-        _WIDE if tf32 else dtype, f"{_size(*shape)} {kind}", variants, unit="TFLOP/s", fixed=mask,
+        _WIDE if tf32 else dtype, kind, variants, unit="TFLOP/s", fixed=mask, shown=dtype,
         unfused=partial(attention_unfused, causal=True) if beside else None,
-    )  # fmt: skip
-    for job in function.jobs():
-        yield replace(job, dtype=dtype)
+    ).jobs(1)  # fmt: skip
 
 
 def decode_jobs(device: str, scale: int) -> Jobs:
@@ -812,10 +819,18 @@ def _decode(shape: tuple[int, int, int, int, int], device: str, torch: Any) -> C
     return Calls(ours, {"eager": theirs})
 
 
+def _scaled(functions: Callable[[], Iterator[TimedFunction]], device: str, scale: int) -> Jobs:
+    """Yield the jobs of functions, with fewer rows."""
+    for function in functions():
+        yield from function.jobs(scale)
+
+
 FAMILIES: dict[str, Family] = {
-    "norm": norm_jobs, "softmax": softmax_jobs, "reduce": reduce_jobs, "fused": fused_jobs,
-    "cross_entropy": cross_entropy_jobs, "linear_cross_entropy": linear_cross_entropy_jobs,
-    "optimizers": optimizer_jobs, "elementwise": elementwise_jobs, "dropout": dropout_jobs,
+    "norm": partial(_scaled, norms), "softmax": partial(_scaled, softmaxes),
+    "reduce": partial(_scaled, reductions), "fused": partial(_scaled, fused_functions),
+    "cross_entropy": partial(_scaled, cross_entropies),
+    "linear_cross_entropy": linear_cross_entropy_jobs, "optimizers": optimizer_jobs,
+    "elementwise": partial(_scaled, elementwise_functions), "dropout": partial(_scaled, dropouts),
     "embedding": embedding_jobs, "matmul": matmul_jobs, "attention": attention_jobs,
     "decode": decode_jobs,
 }  # fmt: skip

@@ -122,19 +122,15 @@ class KernelBench:
 
     def _peaks(self, calls: Calls) -> Row:
         """Return the most memory that calls use beyond their operands."""
-        measured: dict[str, tuple[Call, Any]] = {
-            "": (calls.ours, None),
-            "unfused_": (calls.peers["unfused"], None),
-        }
-        if self._torch is not None and self._device != "cpu":
-            names = ("eager", COMPILED)[: 1 + self._compiled]
-            measured |= {f"{name}_": (calls.peers[name], self._torch) for name in names}
+        torch = self._torch if self._device != "cpu" else None
+        names = ("eager", COMPILED)[: 1 + self._compiled] if torch is not None else ()
         row: Row = {}
-        for prefix, (call, torch) in measured.items():
+        for name in ("", "unfused", *names):
+            call = calls.peers[name] if name else calls.ours
             call(0)  # which leaves gradients, and compiles
-            with peak_memory(self._device, torch) as peak:
+            with peak_memory(self._device, torch if name in names else None) as peak:
                 call(0)
-            row[f"{prefix}peak_mb"] = peak.bytes / 1e6
+            row[f"{name}_peak_mb".lstrip("_")] = peak.bytes / 1e6
         return row
 
 

@@ -38,6 +38,9 @@ TILES = {
 }  # fmt: skip
 
 
+_SIZES = ("rows", "columns", "terms", "layout")
+
+
 class Product(NamedTuple):
     """A product of a training step."""
 
@@ -149,21 +152,19 @@ def proposals_sweep(
         raise ArgumentError(f"--grad-dtype: got {grad_dtype}, expected float32 or {dtype}")
     if batch < 1 or seconds <= 0:
         raise ArgumentError(f"--batch, --seconds: got {batch} and {seconds}, expected more than 0")
-    found = list(products(sized(preset), 1024 * batch, as_dtype(dtype), as_dtype(grad_dtype)))
+    dtypes = as_dtype(dtype), as_dtype(grad_dtype)
+    found = {each.name: each for each in products(sized(preset), 1024 * batch, *dtypes)}
+    shared = {"preset": preset, "batch": batch, "seconds": seconds}
     cases = [
-        {
-            "product": each.name, "rows": each.rows, "columns": each.columns, "terms": each.terms,
-            "layout": each.layout, "dtype": str(each.operands), "result_dtype": str(each.result),
-            "preset": preset, "batch": batch, "seconds": seconds,
-        }
-        for each in found
+        {"product": name, **dict(zip(_SIZES, each[1:5], strict=True)), "dtype": str(each.operands),
+         "result_dtype": str(each.result), **shared}
+        for name, each in found.items()
     ]  # fmt: skip
     check_gpu("proposals")
-    by_name = {product.name: product for product in found}
 
     def measure(case: Case) -> Row:
         with GpuMonitor(backend.gpu_index("cuda"), 0.2) as monitor:
-            return measure_product(by_name[case["product"]], case["seconds"], monitor)
+            return measure_product(found[case["product"]], seconds, monitor)
 
     draw = bars("cuBLASLt's first proposal and ours", "us", ("product",), ("us", "taken_us"))
     yield Sweep("proposals", cases, measure, ("us", "taken_us", "proposals"), draw, "cuda")

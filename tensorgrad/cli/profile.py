@@ -22,15 +22,9 @@ from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.comm.mpi_nccl import world
 from tensorgrad.parallel.program import strategy_name
-from tensorgrad.profile.step import (
-    StepProfile,
-    communication_markdown,
-    markdown,
-    profile_step,
-    settings_of_run,
-    write_step_profile,
-)
-from tensorgrad.profile.tables import attention_split, kernel_table, op_table
+from tensorgrad.profile.overlap import overlaps_to_markdown
+from tensorgrad.profile.step import StepProfile, profile_step, settings_of_run, write_step_profile
+from tensorgrad.profile.tables import attention_split, kernel_table, op_table, to_markdown
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.folder import check_new_folder, free_folder
 from tensorgrad.train.language import LanguageSettings
@@ -152,9 +146,9 @@ def _report(found: StepProfile, rows: int) -> str:
     ]
     if found.recording is not None:
         table = op_table(found.recording)
-        lines += ["", markdown(found, table, rows)]
+        lines += ["", to_markdown(table, found.ceilings, rows)]
         if found.recording.source == "cupti":
-            lines.append(markdown(found, kernel_table(found.recording), rows))
+            lines.append(to_markdown(kernel_table(found.recording), found.ceilings, rows))
         lines.append(
             f"with the profiler ({found.recording.source}) {1e3 * table.step:.2f} ms a step: "
             f"{1e3 * table.busy:.2f} ms busy, {1e3 * table.gaps:.2f} ms in gaps"
@@ -169,7 +163,7 @@ def _report(found: StepProfile, rows: int) -> str:
             copy = found.ceilings.bandwidth / 1e9
             lines.append(f"measured ceilings: copy {copy:.3g} GB/s, products {products}")
         if found.overlaps:
-            lines += ["", communication_markdown(found)]
+            lines += ["", overlaps_to_markdown(found.overlaps)]
     return "\n".join(lines + _memory_lines(found))
 
 

@@ -21,13 +21,7 @@ from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.program import make_ranks
 from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
 from tensorgrad.profile.memory import KINDS, MemoryRecording
-from tensorgrad.profile.overlap import (
-    CommunicationOverlap,
-    Timeline,
-    overlap,
-    overlaps_to_markdown,
-    timeline,
-)
+from tensorgrad.profile.overlap import CommunicationOverlap, Timeline, overlap, timeline
 from tensorgrad.profile.pictures import plot_memory, plot_roofline, plot_timeline
 from tensorgrad.profile.profiler import Profiler
 from tensorgrad.profile.recording import Recording
@@ -79,6 +73,12 @@ class StepProfile:
     ceilings: Ceilings | None = None
     memory: MemoryRecording | None = None
     memory_forward: MemoryRecording | None = None
+
+    @property
+    def memories(self) -> dict[str, MemoryRecording]:
+        """The recordings of memory by the name of their file."""
+        both = {"memory": self.memory, "memory_forward": self.memory_forward}
+        return {name: memory for name, memory in both.items() if memory is not None}
 
     @property
     def tokens_per_second(self) -> float:
@@ -213,22 +213,16 @@ def write_step_profile(found: StepProfile, folder: Path, comm: Comm | None = Non
     write_json(written[-1], summary(found), 2)
     if found.recording is not None:
         for name, table in _tables(found.recording).items():
-            for suffix, text in ((".csv", to_csv(table)), (".md", markdown(found, table))):
+            for suffix, text in (
+                (".csv", to_csv(table)),
+                (".md", to_markdown(table, found.ceilings)),
+            ):
                 written.append(folder / f"{name}{suffix}")
                 write_text(written[-1], text)
-    for name, memory in (("memory", found.memory), ("memory_forward", found.memory_forward)):
-        if memory is not None:
-            written.append(folder / f"{name}.json")
-            write_json(written[-1], memory_facts(memory))
+    for name, memory in found.memories.items():
+        written.append(folder / f"{name}.json")
+        write_json(written[-1], memory_facts(memory))
     return written + _draw(found, folder)
-
-
-def markdown(found: StepProfile, table: Table, most: int = 30) -> str:
-    """Return a table of a profile as Markdown, with rates as fractions of the ceilings."""
-    ceilings = found.ceilings
-    if ceilings is None:
-        return to_markdown(table, most=most)
-    return to_markdown(table, bandwidth=ceilings.bandwidth, peaks=ceilings.flops, most=most)
 
 
 def summary(found: StepProfile) -> dict[str, Any]:
@@ -251,8 +245,8 @@ def summary(found: StepProfile) -> dict[str, Any]:
             "communication": [asdict(each) for each in found.overlaps],
             "ceilings": asdict(found.ceilings),
         }
-    for name, memory in (("memory", found.memory), ("memory_forward", found.memory_forward)):
-        if memory is not None and memory.peak is not None:
+    for name, memory in found.memories.items():
+        if memory.peak is not None:
             facts[name] = {
                 "peak": memory.peak.peak,
                 "at": {"op": memory.peak.op, "layer": memory.peak.layer},
@@ -272,11 +266,7 @@ def memory_facts(memory: MemoryRecording) -> dict[str, Any]:
         "timeline": [
             {
                 "ms": (each.time - start) / 1e6,
-                "op": each.op,
-                "phase": each.phase,
-                "layer": each.layer,
-                "used": each.used,
-                "peak": each.peak,
+                **{name: getattr(each, name) for name in ("op", "phase", "layer", "used", "peak")},
                 "bytes": each.kinds,
             }
             for each in samples
@@ -349,14 +339,8 @@ def _draw(found: StepProfile, folder: Path) -> list[Path]:
     if found.timelines:
         written.append(folder / "timeline.png")
         plot_timeline(found.timelines, written[-1], f"{title}, {settings.parallel}")
-    for name, memory in (("memory", found.memory), ("memory_forward", found.memory_forward)):
-        if memory is not None:
-            written.append(folder / f"{name}.png")
-            what = "a full step" if name == "memory" else "forward alone"
-            plot_memory(memory, written[-1], f"{title}: {what}")
+    for name, memory in found.memories.items():
+        written.append(folder / f"{name}.png")
+        what = "a full step" if name == "memory" else "forward alone"
+        plot_memory(memory, written[-1], f"{title}: {what}")
     return written
-
-
-def communication_markdown(found: StepProfile) -> str:
-    """Return the table of communication by rank, or nothing for one rank."""
-    return overlaps_to_markdown(found.overlaps) if found.overlaps else ""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tensorgrad import tables
+from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.profile.recording import Interval, Kernel, Range, Recording, clipped, length, union
 
 # The ops of attention that is computed op by op; the others are those of scale, mask and softmax.
@@ -228,22 +229,16 @@ def to_csv(table: Table) -> str:
     return tables.to_csv([head, *rows, *rest])
 
 
-def to_markdown(
-    table: Table,
-    *,
-    bandwidth: float | None = None,
-    peaks: dict[str, float] | None = None,
-    most: int = 30,
-) -> str:
+def to_markdown(table: Table, ceilings: Ceilings | None = None, most: int = 30) -> str:
     """Return a table as Markdown, times of one step.
 
     Args:
         table: the table.
-        bandwidth: of a copy, bytes/s; then GB/s are followed by their fraction of it.
-        peaks: FLOP/s of a large product by dtype; then TFLOP/s are followed by their fraction.
+        ceilings: of the device; then GB/s and TFLOP/s are followed by their fraction of them.
         most: rows to show; the others are one row.
     """
-    peaks = peaks or {}
+    peaks = {} if ceilings is None else ceilings.flops
+    bandwidth = None if ceilings is None else ceilings.bandwidth
     rows = [
         (
             *(row.name, row.phase, f"{row.calls:g}", f"{1e3 * row.seconds:.3f}"),

@@ -10,8 +10,8 @@ without another package.
 """
 
 from tensorgrad.report.comparison import (
+    FORMS,
     Comparison,
-    Outputs,
     compare,
     to_csv,
     to_markdown,
@@ -22,14 +22,6 @@ from tensorgrad.report.page import write_report
 from tensorgrad.report.run import Run, read_run
 
 __all__ = [
-    "Comparison",
-    "Outputs",
-    "Run",
-    "compare",
-    "read_run",
-    "to_csv",
-    "to_markdown",
-    "to_page",
-    "to_text",
-    "write_report",
+    *("FORMS", "Comparison", "Run", "compare", "read_run", "to_csv", "to_markdown"),
+    *("to_page", "to_text", "write_report"),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from tensorgrad import tables
 from tensorgrad.errors import ArgumentError
 from tensorgrad.report.curves import common_charts
 from tensorgrad.report.document import (
-    check_output,
     counted,
     curves_section,
     document,
@@ -309,33 +308,9 @@ def _html_tables(comparison: Comparison) -> str:
     return "".join(parts)
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """The files to write a comparison to; None: not written."""
-
-    page: Path | None = None
-    csv: Path | None = None
-    markdown: Path | None = None
-
-    def check(self) -> None:
-        """Raise ArgumentError for a place that cannot be written to."""
-        for option, path, suffixes in (
-            ("--out", self.page, (".html", ".htm")),
-            ("--csv", self.csv, (".csv",)),
-            ("--markdown", self.markdown, (".md", ".markdown")),
-        ):
-            if path is not None:
-                check_output(option, path, suffixes)
-
-    def write(self, comparison: Comparison) -> list[Path]:
-        """Write the files; return those written.
-
-        Raises:
-            OSError: one cannot be written.
-        """
-        written = []
-        for path, form in ((self.page, to_page), (self.csv, to_csv), (self.markdown, to_markdown)):
-            if path is not None:
-                tables.write_text(path, form(comparison))
-                written.append(path)
-        return written
+# What a file of a comparison is written by, and its endings.
+FORMS: dict[str, tuple[Callable[[Comparison], str], tuple[str, ...]]] = {
+    "page": (to_page, (".html", ".htm")),
+    "csv": (to_csv, (".csv",)),
+    "markdown": (to_markdown, (".md", ".markdown")),
+}
