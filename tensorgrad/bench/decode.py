@@ -114,7 +114,9 @@ def _generation(model: GPT2, batch: int) -> Row:
             step, host = step_times(model, prompts)
         load = clock_and_watts(monitor.take())
     row: Row = {"tokens_per_second": batch * NEW / whole, "step_ms": step, "host_ms": host, **load}
-    return row | {"prefill_ms": prefill(model, batch)}
+    long = np.random.default_rng(1).integers(0, model.vocab_size, (batch, LONG_PROMPT))
+    first = best_seconds(lambda: generate_batch(model, long, 1, temperature=0))  # token after each
+    return row | {"prefill_ms": 1e3 * first}
 
 
 def step_times(model: GPT2, prompts: Any) -> tuple[float, float]:
@@ -135,12 +137,6 @@ def step_times(model: GPT2, prompts: Any) -> tuple[float, float]:
     last.synchronize()
     steps = NEW - NEW // 2 - 1
     return cupy.cuda.get_elapsed_time(first, last) / steps, 1e3 * float(np.median(times[4:]))
-
-
-def prefill(model: GPT2, batch: int) -> float:
-    """Return the milliseconds of a call that reads long prompts and writes one token after each."""
-    prompts = np.random.default_rng(1).integers(0, model.vocab_size, (batch, LONG_PROMPT))
-    return 1e3 * best_seconds(lambda: generate_batch(model, prompts, 1, temperature=0))
 
 
 def measure_decode_kernels(case: Case) -> dict[str, Row]:

@@ -27,24 +27,24 @@ class PeakMemory:
     """
 
     def __init__(self, allocator: Allocator) -> None:
-        self._allocator, self._most, self._ended = allocator, 0, False
+        self._allocator: Allocator | None = allocator
+        self._most = 0
 
     @property
     def bytes(self) -> int:
         """The peak in bytes."""
-        if not self._ended:
+        if self._allocator is not None:
             self._most = max(self._most, self._allocator.read()[1])
         return self._most
 
     def reset(self) -> None:
         """Forget the peak so far; what is in use counts on."""
-        self._allocator.read()
+        _ = self.bytes
         self._most = 0
 
     def end(self) -> None:
         """Keep the value."""
-        _ = self.bytes
-        self._ended = True
+        self._most, self._allocator = self.bytes, None
 
 
 class TorchAllocator(Allocator):

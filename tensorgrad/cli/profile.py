@@ -12,7 +12,7 @@ from typing import Literal
 from cyclopts import Parameter
 
 from tensorgrad.cli.sizes import DEFAULT_MODEL, ModelOptions, given
-from tensorgrad.cli.sweeps import Progress
+from tensorgrad.cli.sweeps import Progress, ranks_of
 from tensorgrad.command import aligned, printable
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError
@@ -20,7 +20,6 @@ from tensorgrad.files import make_folder
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks
-from tensorgrad.parallel.comm.mpi_nccl import world
 from tensorgrad.parallel.program import strategy_name
 from tensorgrad.profile.overlap import overlaps_to_markdown
 from tensorgrad.profile.step import StepProfile, profile_step, settings_of_run, write_step_profile
@@ -93,12 +92,11 @@ def profile(
     """
     if rows < 0:
         raise ArgumentError(f"--rows: got {rows}, expected 0 or more")
-    comm = world() if launched_ranks() > 1 else None
-    main = comm is None or comm.rank == 0
     options = given(model, step)
     chosen = LanguageSettings() if run is None else settings_of_run(run, model.model or "")
     settings, device = choose_device(replace(chosen, **options))
-    device = device if comm is None else comm.select_device(settings.device)
+    comm, device = ranks_of(device if launched_ranks() == 1 else settings.device)
+    main = comm.rank == 0
     folder = _new_folder(out, comm)
     if main and find_spec("matplotlib") is None:
         _log.warning("no pictures: run %s to draw them", install("plot"))
@@ -115,24 +113,23 @@ def profile(
         raise
     written = write_step_profile(found, folder, comm)
     if main:
-        ranks = "" if comm is None else f"{comm.size} ranks, {strategy_name(settings, comm.size)}; "
-        print(printable(aligned(ranks + _report(found, rows))))
+        strategy = f"{comm.size} ranks, {strategy_name(settings, comm.size)}; "
+        print(printable(aligned(strategy * (comm.size > 1) + _report(found, rows))))
         print(f"in {folder}: {', '.join(sorted(path.name for path in written))}")
     return 0
 
 
-def _new_folder(out: Path | None, comm: Comm | None) -> Path:
-    """Create the folder for the files; on several ranks rank 0 does, and tells the others.
+def _new_folder(out: Path | None, comm: Comm) -> Path:
+    """Create the folder for the files; of several ranks rank 0 does, and tells the others.
 
     Raises:
         ArgumentError: it holds files, or cannot be written to.
     """
-    if comm is not None and comm.rank > 0:
-        return Path(comm.broadcast_object(None))
     folder = free_folder("runs/profile") if out is None else out
-    check_new_folder(folder)
-    make_folder(folder)
-    return folder if comm is None else Path(comm.broadcast_object(str(folder)))
+    if comm.rank == 0:
+        check_new_folder(folder)
+        make_folder(folder)
+    return Path(comm.broadcast_object(str(folder)))
 
 
 def _report(found: StepProfile, rows: int) -> str:

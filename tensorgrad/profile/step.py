@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tensorgrad.autograd import no_grad
 from tensorgrad.data import Tokenizer
@@ -26,7 +26,6 @@ from tensorgrad.profile.pictures import plot_memory, plot_roofline, plot_timelin
 from tensorgrad.profile.profiler import Profiler
 from tensorgrad.profile.recording import Recording
 from tensorgrad.profile.tables import (
-    Table,
     attention_split,
     kernel_table,
     layer_table,
@@ -135,9 +134,14 @@ def profile_step(
         ArgumentError: an argument is out of its range.
         DeviceError: the device does not exist, or the source is not available.
     """
-    _check(steps, warmup, what)
+    for option, value, low in (("--steps", steps, 1), ("--warmup", warmup, 0)):
+        if value < low:
+            raise ArgumentError(f"{option}: got {value}, expected {low} or more")
+    if not what or set(what) - {"time", "memory"}:
+        raise ArgumentError(f"--what: got {','.join(what)!r}, expected time, memory or both")
     vocabulary = Tokenizer.load(settings.tokenizer).vocab_size if settings.tokenizer else None
-    ranks = None if comm is None else make_ranks(settings, comm)
+    comm = Comm() if comm is None else comm
+    ranks = make_ranks(settings, comm) if comm.size > 1 else None
     step = language_step(settings, settings.config(vocabulary), device, ranks)
     parameters = sum(tensor.size for tensor in step.model.parameters())
 
@@ -151,21 +155,19 @@ def profile_step(
     began = time.perf_counter()
     run(steps, "without profiler")
     seconds = (time.perf_counter() - began) / steps
-    rank = 0 if comm is None else comm.rank
     found = StepProfile(settings, "", parameters, step.model.context, seconds)
     if "time" in what:
 
         def record(count: int, stage: str) -> Recording:
-            with Profiler(step.model, nvtx=nvtx, source=source, rank=rank) as profiler:
-                if comm is not None:
-                    comm.barrier()  # profilers do not start equally fast
+            with Profiler(step.model, nvtx=nvtx, source=source, rank=comm.rank) as profiler:
+                comm.barrier()  # profilers do not start equally fast
                 run(count, stage)
             return profiler.recording
 
         record(1, "warm-up of the profiler")
         recording = record(steps, "time")
         ceilings = None
-        if rank == 0:  # which writes the tables
+        if comm.rank == 0:  # which writes the tables
             progress("ceilings", 0, 1)
             dtypes = {each.dtype for each in recording.ranges if each.flops}
             ceilings = measure_ceilings(device, dtypes)
@@ -206,19 +208,20 @@ def write_step_profile(found: StepProfile, folder: Path, comm: Comm | None = Non
     Raises:
         OSError: a file cannot be written.
     """
+    comm = Comm() if comm is None else comm
     written = _write_traces(found, folder, comm)
-    if comm is not None and comm.rank > 0:
+    if comm.rank > 0:
         return written
     written.append(folder / "summary.json")
     write_json(written[-1], summary(found), 2)
     if found.recording is not None:
-        for name, table in _tables(found.recording).items():
-            for suffix, text in (
-                (".csv", to_csv(table)),
-                (".md", to_markdown(table, found.ceilings)),
-            ):
-                written.append(folder / f"{name}{suffix}")
-                write_text(written[-1], text)
+        tables = {"ops": op_table(found.recording), "layers": layer_table(found.recording)}
+        if found.recording.source == "cupti":
+            tables["kernels"] = kernel_table(found.recording)
+        for name, table in tables.items():
+            written += [folder / f"{name}.csv", folder / f"{name}.md"]
+            write_text(written[-2], to_csv(table))
+            write_text(written[-1], to_markdown(table, found.ceilings))
     for name, memory in found.memories.items():
         written.append(folder / f"{name}.json")
         write_json(written[-1], memory_facts(memory))
@@ -228,10 +231,8 @@ def write_step_profile(found: StepProfile, folder: Path, comm: Comm | None = Non
 def summary(found: StepProfile) -> dict[str, Any]:
     """Return the figures of a profile: seconds, bytes, bytes/s and FLOP/s."""
     facts: dict[str, Any] = {
-        "device": found.device,
-        "parameters": found.parameters,
-        "seconds": found.seconds,
-        "tokens_per_second": found.tokens_per_second,
+        name: getattr(found, name)
+        for name in ("device", "parameters", "seconds", "tokens_per_second")
     }
     if found.recording is not None and found.ceilings is not None:
         table = op_table(found.recording)
@@ -278,42 +279,21 @@ def memory_facts(memory: MemoryRecording) -> dict[str, Any]:
     }
 
 
-def _check(steps: int, warmup: int, what: Sequence[str]) -> None:
-    if steps < 1:
-        raise ArgumentError(f"--steps: got {steps}, expected 1 or more")
-    if warmup < 0:
-        raise ArgumentError(f"--warmup: got {warmup}, expected 0 or more")
-    if not what or set(what) - {"time", "memory"}:
-        raise ArgumentError(f"--what: got {','.join(what)!r}, expected time, memory or both")
-
-
-_Result = TypeVar("_Result", CommunicationOverlap, Timeline)
-
-
-def _gathered(
-    measure: Callable[[Recording], _Result], recording: Recording, comm: Comm | None
-) -> list[_Result]:
+def _gathered(measure: Callable[[Recording], Any], recording: Recording, comm: Comm) -> list[Any]:
     """Return the overlaps or timelines of all ranks, on all ranks; nothing for one rank.
 
     Events around ops do not time the kernels of NCCL, which are on a stream of their own.
     """
-    if comm is None or comm.size == 1 or recording.source == "events":
+    if comm.size == 1 or recording.source == "events":
         return []
     own = measure(recording)
     return [type(own)(**facts) for facts in comm.all_gather_objects(asdict(own))]
 
 
-def _tables(recording: Recording) -> dict[str, Table]:
-    found = {"ops": op_table(recording), "layers": layer_table(recording)}
-    if recording.source == "cupti":
-        found["kernels"] = kernel_table(recording)
-    return found
-
-
-def _write_traces(found: StepProfile, folder: Path, comm: Comm | None) -> list[Path]:
+def _write_traces(found: StepProfile, folder: Path, comm: Comm) -> list[Path]:
     if found.recording is None:
         return []
-    if comm is None or comm.size == 1:
+    if comm.size == 1:
         write_trace(found.recording, folder / "trace.json")
         return [folder / "trace.json"]
     paths = [folder / f"trace-rank{rank}.json" for rank in range(comm.size)]

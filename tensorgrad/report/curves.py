@@ -76,10 +76,8 @@ def axes(run: Run) -> dict[str, list[float]]:
 
 def units(axes: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, tuple[str, float | None]]:
     """Return the unit of each axis on a page with these runs, and of times its seconds."""
-    found: dict[str, tuple[str, float | None]] = {
-        "step": ("step", None),
-        "tokens": ("tokens", None),
-    }
+    found: dict[str, tuple[str, float | None]]
+    found = {name: (name, None) for name in ("step", "tokens")}
     for key in ("seconds", "elapsed"):
         longest = max((axis[key][-1] for axis in axes if key in axis), default=0.0)
         known = (("d", 86400), ("h", 3600), ("min", 60))

@@ -130,15 +130,8 @@ def sentence(chart: Chart) -> str:
         if curve.style == "faint" and len(chart.curves) > 1:
             continue
         points = curve.column.finite
-        first, last, low, high = (
-            f"{value:,.5g}"
-            for value in (
-                points.values[0],
-                points.values[-1],
-                points.values.min(),
-                points.values.max(),
-            )
-        )
+        ends = points.values[0], points.values[-1], points.values.min(), points.values.max()
+        first, last, low, high = (f"{value:,.5g}" for value in ends)
         parts.append(f"{curve.label}: {first} to {last}, lowest {low}, highest {high}")
     more = len(chart.curves) - 3
     return "; ".join(parts) + (f"; and {more} more curves" if more > 0 else "")
@@ -186,19 +179,22 @@ def check_output(option: str, path: Path, suffixes: Sequence[str]) -> None:
     Raises:
         ArgumentError: it exists, has another ending, or its folder is missing or not writable.
     """
-    wrong = ""
-    if path.is_dir():
-        wrong = "is a folder, expected a new file"
-    elif path.suffix.lower() not in suffixes:
-        wrong = f"has the ending {path.suffix!r}, expected {' or '.join(suffixes)}"
-    elif os.path.lexists(path):
-        wrong = "exists, expected a new file"
-    elif not path.parent.is_dir():
-        wrong = f"is in {path.parent}, which is not a folder; make it first"
-    elif not os.access(path.parent, os.W_OK):
-        wrong = f"is in {path.parent}, which is not writable; choose another place"
-    if wrong:
-        raise ArgumentError(f"{option}: {path} {wrong}")
+    endings = " or ".join(suffixes)
+    for is_wrong, problem in (
+        (path.is_dir(), "is a folder, expected a new file"),
+        (
+            path.suffix.lower() not in suffixes,
+            f"has the ending {path.suffix!r}, expected {endings}",
+        ),
+        (os.path.lexists(path), "exists, expected a new file"),
+        (not path.parent.is_dir(), f"is in {path.parent}, which is not a folder; make it first"),
+        (
+            not os.access(path.parent, os.W_OK),
+            f"is in {path.parent}, which is not writable; choose another place",
+        ),
+    ):
+        if is_wrong:
+            raise ArgumentError(f"{option}: {path} {problem}")
 
 
 @cache

@@ -75,18 +75,8 @@ def page(run: Run) -> str:
     curves = sum(len(chart.curves) for chart in found)
     points = max(100, min(_POINTS, _CURVE_POINTS // max(1, curves)))
     drawn, data = curves_section(found, [run], points)
-    body = "".join(
-        [
-            _header(run, result),
-            drawn,
-            _evaluations(run),
-            _samples(run),
-            _configuration(run),
-            _environment(run),
-            _diff(run),
-        ]
-    )
-    return document(f"{run.name}: report", body, data)
+    parts = [part(run) for part in (_evaluations, _samples, _configuration, _environment, _diff)]
+    return document(f"{run.name}: report", _header(run, result) + drawn + "".join(parts), data)
 
 
 def _header(run: Run, result: Result) -> str:
@@ -154,26 +144,22 @@ def _evaluations(run: Run) -> str:
 
 def _cells(key: str, values: Column, steps: list[int]) -> list[str]:
     """Return a value as text at each step, and nothing where it was not measured."""
-    recent = values.steps >= steps[0]
-    at = dict(zip(values.steps[recent].tolist(), values.values[recent].tolist(), strict=True))
-    return [_evaluated(key, at[step]) if step in at else "" for step in steps]
-
-
-def _evaluated(key: str, value: float) -> str:
-    return "not finite" if math.isnan(value) else text_of(key, value)
+    at = dict(zip(values.steps.tolist(), values.values.tolist(), strict=True))
+    texts = {
+        s: "not finite" if math.isnan(at[s]) else text_of(key, at[s]) for s in steps if s in at
+    }
+    return [texts.get(step, "") for step in steps]
 
 
 def _samples(run: Run) -> str:
     found = [r for r in run.samples if isinstance(r.get("text"), str)]
     if not found:
         return ""
-    parts = []
-    for place, record in enumerate(reversed(found[-_SAMPLES:])):
-        shown = " open" if place == 0 else ""
-        parts.append(
-            f"<details{shown}><summary>Step {record['step']:,}</summary>\n"
-            f"<pre>{_sample(record)}</pre></details>\n"
-        )
+    parts = [
+        f"<details{' open' * (place == 0)}><summary>Step {record['step']:,}</summary>\n"
+        f"<pre>{_sample(record)}</pre></details>\n"
+        for place, record in enumerate(reversed(found[-_SAMPLES:]))
+    ]
     count = f"The newest {_SAMPLES} of {len(found):,}. " if len(found) > _SAMPLES else ""
     about = f'<p class="quiet">{count}The prompt is in bold; the model wrote the rest.</p>\n'
     return section("Samples", about + "".join(parts))
