@@ -7,7 +7,7 @@ and bandwidth of all-reduce. Tests: tests/bench/test_buckets.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,8 +55,6 @@ def buckets_sweep(
         steps: of a timed window; the median of three windows counts.
     """
     options.check_ranks("buckets", comm.size)
-    options.check_counts("buckets", steps=steps)
-    options.check_sizes("buckets", sizes)
     cases = options.crossed(
         bucket_mb=sorted(map(float, sizes)), layers=layers, width=width, heads=heads,
         context=context, vocab=vocab, batch=batch, dtype=options.precision_on(device, dtype),
@@ -84,14 +82,12 @@ class BucketBench:
 
     def __call__(self, case: Case) -> Row:
         """Return the results of a case."""
-        parameters, leading = self._parameters(case)
         if self._shared is None:  # by all sizes
-            alone = self._milliseconds(case, None)
-            self._shared = alone, self._measured_model(case, parameters, leading)
+            self._shared = self._milliseconds(case, None), self._measured_model(case)
         (alone, model), size = self._shared, case["bucket_mb"] * 1e6
         step = self._milliseconds(case, DataParallel(self._comm, "overlap", case["bucket_mb"]))
         return {
-            "buckets": len(set(assign_buckets(parameters, case["bucket_mb"], leading).values())),
+            "buckets": self._count(case),
             "step_ms": step,
             "alone_ms": alone,
             "overhead_ms": step - alone,
@@ -111,16 +107,20 @@ class BucketBench:
         step = language_step(*settings_of({**case, "batch": batch}), self._device, ranks)
         return 1e3 * self._timer.seconds(step, case["steps"])
 
+    def _count(self, case: Case) -> int:
+        """Return the number of buckets."""
+        parameters, leading = self._parameters(case)
+        return len(set(assign_buckets(parameters, case["bucket_mb"], leading).values()))
+
     def _parameters(self, case: Case) -> tuple[dict[str, Parameter], set[str]]:
         """Return the parameters by name, and the names of embeddings."""
-        model = step_of(case, self._device).model
+        model = language_step(*settings_of(case), self._device, lazy=True).model
         parameters = dict(model.named_parameters())
         return parameters, set(leading_embeddings(model, parameters))
 
-    def _measured_model(
-        self, case: Case, parameters: Mapping[str, Parameter], leading: set[str]
-    ) -> Overlap:
+    def _measured_model(self, case: Case) -> Overlap:
         """Return the formula with the times of this machine."""
+        parameters, leading = self._parameters(case)
         gradients = _WIDE * sum(parameter.size for parameter in parameters.values())
         last = _WIDE * sum(parameters[name].size for name in leading)
         step = step_of(case, self._device)

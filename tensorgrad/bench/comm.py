@@ -18,7 +18,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.bench.memory import check_fits
-from tensorgrad.bench.options import Device, check_ranks, check_sizes, crossed
+from tensorgrad.bench.options import Device, check_ranks, crossed
 from tensorgrad.bench.pictures import lines
 from tensorgrad.bench.steps import RankTimer
 from tensorgrad.bench.sweep import Case, Row, Sweep
@@ -53,7 +53,6 @@ def comm_sweep(
     if "nccl" in names and device == "cpu":
         raise ArgumentError("--backends: got nccl without a GPU, expected mpi")
     check_ranks("comm", comm.size)
-    check_sizes("comm", sizes)
     for count in ranks:
         if not 2 <= count <= comm.size:
             raise ArgumentError(f"bench comm: ranks is {count}, expected 2 to {comm.size}")

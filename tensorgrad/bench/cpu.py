@@ -47,7 +47,6 @@ def cpu_sweep(
         turns: of each library, each in a new process.
     """
     sizes = dict(zip(_SIZES, (layers, width, heads, context, batch, vocab, steps), strict=True))
-    options.check_counts("cpu", **sizes, turns=turns)
     settings_of(sizes)
     cases = options.crossed(
         part=PARTS, **sizes, turns=turns, peer=options.is_measured(peer), dtype="float32"

@@ -76,7 +76,6 @@ def decode_sweep(
         kernels: measure what each kernel of a step takes instead.
     """
     options.check_gpu("decode")
-    options.check_counts("decode", batch=batches)
     shared: Row = {"model": models, "batch": batches, "dtype": "bfloat16"}
     if kernels:
         measure = Together("kernel", measure_decode_kernels)

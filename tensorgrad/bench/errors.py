@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.bench.options import Device, check_counts, crossed, is_measured
+from tensorgrad.bench.options import Device, crossed, is_measured
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import random_array
@@ -64,7 +64,6 @@ def errors_sweep(
         columns: of it.
     """
     is_measured(True)
-    check_counts("errors", rows=rows, columns=columns)
     cases = crossed(dtype=DTYPES, op=tuple(OPS), rows=rows, columns=columns)
     results = tuple(
         f"{part}_{what}" for part in _PARTS for what in ("error", "peer_error", "ratio")

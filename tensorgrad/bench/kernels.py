@@ -17,11 +17,10 @@ from typing import Any, Literal
 from tensorgrad import backend
 from tensorgrad.bench.kernel_jobs import COMPILED, FAMILIES, Calls, Family, Job
 from tensorgrad.bench.memory import peak_memory
-from tensorgrad.bench.options import Device, Peer, check_counts, is_measured
+from tensorgrad.bench.options import Device, Peer, is_measured
 from tensorgrad.bench.pictures import new_figure
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import Call, compare_on, under_load
-from tensorgrad.errors import ArgumentError
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.profile.ceilings import measure_ceilings
 
@@ -40,10 +39,7 @@ def kernel_jobs(
         names: of those that are measured.
         device: "cpu", "cuda" or "cuda:N".
         scale: divides the numbers of rows.
-    Raises:
-        ArgumentError: the scale is below 1.
     """
-    check_counts("kernels", scale=scale)
     return {
         (name, job.name, job.size, job.dtype): job
         for name in dict.fromkeys(names)
@@ -60,8 +56,6 @@ class KernelBench:
         load: seconds of load for clock and power, on a GPU; 0: none.
         peer: whether PyTorch is measured where it is installed.
         compiled: whether torch.compile is, which takes seconds a line.
-    Raises:
-        ArgumentError: `load` is negative.
     """
 
     def __init__(
@@ -73,8 +67,6 @@ class KernelBench:
         peer: bool = True,
         compiled: bool = False,
     ) -> None:
-        if not load >= 0:
-            raise ArgumentError(f"bench kernels: load is {load}, expected 0 or more")
         self._jobs, self._device, self._load, self._compiled = jobs, device, load, compiled
         self._peer = peer and find_spec("torch") is not None
         self._torch = importlib.import_module("torch") if self._peer else None

@@ -103,7 +103,6 @@ def matrix_sweep(
         captured: run our steps as CUDA graphs, as training does on a GPU.
     """
     config = TransformerLMConfig(vocab, context, layers, heads, heads, width, hidden, tied=False)
-    options.check_counts("matrix", tokens=tokens)
     case: Row = {
         "batch": batch, "dtype": options.precision_on(device, dtype), "steps": steps,
         "epoch_tokens": tokens, "windows": 3, "micro_batches": 1, "bucket_mb": None,
@@ -178,9 +177,8 @@ def matrix_cases(
             of tensor parallelism. Those that do not fit the ranks are skipped.
         peer: whether PyTorch is measured too.
     Raises:
-        ArgumentError: a number is out of its range, or the micro-batches do not divide the batch.
+        ArgumentError: the micro-batches do not divide the batch, or the dtype is unknown.
     """
-    options.check_counts("matrix", steps=shared["steps"], windows=shared["windows"])
     settings_of(shared, config)
     fits = ("none",) if ranks == 1 else _fitting(config.layers, shared["micro_batches"], ranks)
     chosen = [mode for mode in ALL_MODES if mode in modes and mode in fits]

@@ -21,6 +21,7 @@ from tensorgrad.bench.timing import phases, seconds_of
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.planning.costs import Costs
 from tensorgrad.parallel.planning.estimate import TrainingJob, stage_memory
+from tensorgrad.profile.training_step import language_step
 
 # name -> width, layers, heads; the feed-forward layers are four times as wide
 SIZES = {
@@ -64,8 +65,6 @@ def model_sweep(
         batch: sequences of a step.
         attention: kernels of attention.
     """
-    options.check_counts("model", steps=steps)
-    options.check_counts("model", 0, warmup=warmup)
     cases: list[Case] = []
     for size in dict.fromkeys(sizes):
         own = zip(("width", "layers", "heads"), SIZES[size], (width, layers, heads), strict=True)
@@ -187,7 +186,7 @@ def times(case: Case, device: str) -> Row:
 def _memory(case: Case, device: str) -> Row:
     """Return the peaks of forward alone and of a full step."""
     with peak_memory(device) as peak:
-        step = step_of(case, device)
+        step = language_step(*settings_of(case), device, lazy=True)
         peak.reset()
         with no_grad():
             step.loss(*step.parts[0])

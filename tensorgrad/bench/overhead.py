@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.bench.options import check_counts, crossed
+from tensorgrad.bench.options import crossed
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.ops import elementwise
@@ -36,7 +36,6 @@ def overhead_sweep(*, length: int = 1000, repeats: int = 60) -> Iterator[Sweep]:
         length: ops in a chain.
         repeats: of a chain; the fastest one counts.
     """
-    check_counts("overhead", length=length, repeats=repeats)
     cases = crossed(op=tuple(OPS), length=length, repeats=repeats, dtype="float32")
     results = tuple(
         f"{part}{what}_us" for part in ("forward", "backward") for what in ("", "_total", "_numpy")

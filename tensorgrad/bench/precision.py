@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.bench.options import Device, check_counts, crossed
+from tensorgrad.bench.options import Device, crossed
 from tensorgrad.bench.pictures import lines, loss_curves
 from tensorgrad.bench.sweep import OK, Case, Row, Sweep, like
 from tensorgrad.dtypes import as_dtype
@@ -61,7 +61,6 @@ def precision_sweep(
         steps: of a loss curve.
         seed: of weights and batches of the loss curves.
     """
-    check_counts("precision", count=counts, steps=steps)
     sweeps = {
         "accumulation": Sweep(
             "precision-accumulation",

@@ -40,7 +40,6 @@ def profiler_sweep(
         steps: of a round.
         rounds: without and with the profiler, in turns; the median counts.
     """
-    options.check_counts("profiler", steps=steps, rounds=rounds)
     model = model_case(preset, batch, options.precision_on(device, dtype), sizes)
     sources = ("host",) if device == "cpu" else ("host", "events", "cupti")
     cases = options.crossed(source=sources, **model, steps=steps, rounds=rounds)

@@ -150,8 +150,6 @@ def proposals_sweep(
     """
     if grad_dtype not in ("float32", dtype):
         raise ArgumentError(f"--grad-dtype: got {grad_dtype}, expected float32 or {dtype}")
-    if batch < 1 or seconds <= 0:
-        raise ArgumentError(f"--batch, --seconds: got {batch} and {seconds}, expected more than 0")
     dtypes = as_dtype(dtype), as_dtype(grad_dtype)
     found = {each.name: each for each in products(sized(preset), 1024 * batch, *dtypes)}
     shared = {"preset": preset, "batch": batch, "seconds": seconds}

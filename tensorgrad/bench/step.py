@@ -40,7 +40,6 @@ from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.steps import Preset, Step, model_case, settings_of
 from tensorgrad.bench.sweep import Case, Row, Sweep, Together
 from tensorgrad.bench.timing import Timing, host_seconds, seconds_of, windows_in_turns
-from tensorgrad.errors import ArgumentError
 from tensorgrad.profile.training_step import TrainingStep, language_step
 from tensorgrad.train.times import memory, peak_of
 
@@ -185,10 +184,6 @@ def step_sweep(
         seconds: least length of a timed window.
         windows: of each side, of which the median counts.
     """
-    if seconds <= 0 or windows < 1:
-        raise ArgumentError(
-            f"--seconds, --windows: got {seconds} and {windows}, expected more than 0"
-        )
     fits = micro_batches == 1  # the graph of reduce-overhead overwrites gradients
     modes = [mode for mode in dict.fromkeys(peer_modes) if fits or mode != "reduce-overhead"]
     options: Row = {

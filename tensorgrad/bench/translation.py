@@ -19,7 +19,7 @@ import numpy as np
 from cyclopts import Parameter
 
 from tensorgrad import backend, graph
-from tensorgrad.bench.options import Peer, check_counts, is_measured
+from tensorgrad.bench.options import Peer, is_measured
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import seconds_of, windows_in_turns
@@ -73,7 +73,6 @@ def translation_sweep(
         own = [] if any(word.startswith("--resume") for word in options) else ["--out", folder]
         given, _, _ = read_command_line(TranslationSettings, None, [*own, *options])
         settings, device = choose_device(given)
-        check_counts("translation", timed=timed, turns=turns)
         sizes = {name: getattr(settings, name) for name in _SETTINGS}
         cases = [{**sizes, "timed": timed, "turns": turns, "peer": is_measured(peer)}]
         measure = partial(

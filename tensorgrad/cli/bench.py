@@ -24,6 +24,7 @@ from tensorgrad.bench.kernels import kernels_sweep
 from tensorgrad.bench.loss_curve import loss_sweep
 from tensorgrad.bench.matrix import matrix_sweep, parallel_sweep
 from tensorgrad.bench.model import model_sweep
+from tensorgrad.bench.options import check_numbers
 from tensorgrad.bench.overhead import overhead_sweep
 from tensorgrad.bench.precision import precision_sweep
 from tensorgrad.bench.profiler import profiler_sweep
@@ -51,6 +52,7 @@ def _command(sweep: Callable[..., Iterator[Sweep]]) -> Callable[..., int]:
 
     def command(*words: Any, **options: Any) -> int:
         out = options.pop("out", OUT)
+        check_numbers(options)
         comm, device = ranks_of(options.get("device", "auto" if "device" in names else "cpu"))
         own = {"device": device, "comm": comm}
         options |= {name: value for name, value in own.items() if name in names}

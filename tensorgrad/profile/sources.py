@@ -143,14 +143,15 @@ class CuptiSource(TimeSource):
 
 def _clock_offset(clock: Callable[[], int]) -> int:
     """Return how far a clock in ns is ahead of `time.perf_counter_ns`."""
-    best, offset = None, 0
-    for _ in range(10):
+
+    def measured() -> tuple[int, int]:
+        """Return how long a reading took, and the offset in its middle."""
         before = time.perf_counter_ns()
         there = int(clock())
         took = time.perf_counter_ns() - before
-        if best is None or took < best:
-            best, offset = took, there - before - took // 2
-    return offset
+        return took, there - before - took // 2
+
+    return min(measured() for _ in range(10))[1]
 
 
 def _demangled(name: str) -> str:

@@ -36,6 +36,8 @@ class TrainingStep:
         loss: returns the mean loss of the arrays of a micro-batch.
         parts: the micro-batches of this rank; a call may give one instead.
         ranks: the strategy; None: this process alone.
+        lazy: whether the optimizer is made by the first step, or by whoever takes it before; a step
+            to capture has one already, as a graph keeps the arrays of the parameters.
     """
 
     def __init__(
@@ -45,14 +47,17 @@ class TrainingStep:
         loss: Loss,
         parts: Sequence[Batch] = (),
         ranks: Ranks | None = None,
+        lazy: bool = False,
     ) -> None:
         self.settings, self.model, self.loss, self.parts = settings, model, loss, parts
         self.ranks = OneProcess() if ranks is None else ranks
         self._scaler = settings.scaler()
+        if not lazy:
+            _ = self.optimizer
 
     @cached_property
     def optimizer(self) -> Optimizer:
-        """The optimizer, made by the first step."""
+        """The optimizer, made on first use."""
         optimizer = self.ranks.prepare(self.model, self.settings.optimizer)
         self.ranks.begin(0, [])
         return optimizer
@@ -81,7 +86,11 @@ class TrainingStep:
 
 
 def language_step(
-    settings: LanguageSettings, config: Any, device: str, ranks: Ranks | None = None
+    settings: LanguageSettings,
+    config: Any,
+    device: str,
+    ranks: Ranks | None = None,
+    lazy: bool = False,
 ) -> TrainingStep:
     """Return the training step of a new language model on random tokens.
 
@@ -89,7 +98,7 @@ def language_step(
         settings: of training; data, sizes and schedule do not matter.
         config: the sizes of the model.
         device: "cpu", "cuda" or "cuda:N".
-        ranks: the strategy; None: this process alone.
+        ranks, lazy: as for `TrainingStep`.
     Raises:
         ArgumentError: the batch does not divide into micro-batches of equal size.
     """
@@ -113,4 +122,4 @@ def language_step(
         tuple(backend.to_device(tokens, device) for tokens in part)
         for part in rng.integers(0, config.vocab_size, shape, np.int32)
     ]
-    return TrainingStep(settings, model, loss, parts, ranks)
+    return TrainingStep(settings, model, loss, parts, ranks, lazy)

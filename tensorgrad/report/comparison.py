@@ -11,7 +11,7 @@ from typing import Any
 
 from tensorgrad import tables
 from tensorgrad.errors import ArgumentError
-from tensorgrad.report.curves import common_charts
+from tensorgrad.report.curves import charts
 from tensorgrad.report.document import (
     counted,
     curves_section,
@@ -282,12 +282,12 @@ def _csv_results(result: Result) -> dict[str, Any]:
 def to_page(comparison: Comparison) -> str:
     """Return an HTML page with the tables, and the curves of all runs over steps, tokens, time."""
     runs = list(comparison.runs)
-    charts = common_charts(runs, list(comparison.names))
-    curves = max(1, sum(len(chart.curves) for chart in charts))
+    drawings = charts(runs, comparison.names)
+    curves = max(1, sum(len(chart.curves) for chart in drawings))
     points = max(30, min(_POINTS, _CURVE_POINTS // curves))
     title = f"Comparison of {len(runs)} runs"
     notes = "".join(f'<p class="note">{escaped(note)}</p>\n' for note in comparison.notes)
-    drawn, data = curves_section(charts, runs, points)
+    drawn, data = curves_section(drawings, runs, points)
     body = (
         f"<header>\n<h1>{escaped(title)}</h1>\n{notes}</header>\n"
         + section("What differs", _html_tables(comparison))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -149,23 +149,23 @@ _OF_TIMES = (
 )
 
 
-def charts(run: Run) -> list[Chart]:
-    """Return the charts of a run that have points."""
-    found = [Chart("Loss", "nats", tuple(loss_curves(run)))]
-    found += [_measure(key, [run], [""]) for key in run.measures]
-    found += [_chart(kind, [run], [""]) for kind in (*_OF_METRICS, *_OF_TIMES)]
-    return _with_points(found)
+def charts(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
+    """Return the charts of runs that have points; of noisy values of several the smoothed ones.
 
-
-def common_charts(runs: list[Run], names: list[str]) -> list[Chart]:
-    """Return charts with the curves of several runs, of noisy values only the smoothed ones."""
+    Args:
+        runs: one or more.
+        names: of the runs, which begin the labels of several; "" for one.
+    """
     losses = [c for n, run in enumerate(runs) for c in loss_curves(run, n, names[n])]
     measures = dict.fromkeys(key for run in runs for key in run.measures)
-    shared = [key for key in measures if sum(key in run.measures for run in runs) > 1]
-    found = [Chart("Loss", "nats, training loss smoothed", tuple(losses))]
+    least = min(2, len(runs))  # runs that have a measure
+    shared = [key for key in measures if sum(key in run.measures for run in runs) >= least]
+    unit = "nats, training loss smoothed" if len(runs) > 1 else "nats"
+    found = [Chart("Loss", unit, tuple(losses))]
     found += [_measure(key, runs, names) for key in shared]
     found += [_chart(kind, runs, names) for kind in (*_OF_METRICS, *_OF_TIMES)]
-    return _with_points(found)
+    kept = [replace(c, curves=tuple(k for k in c.curves if len(k.column.finite))) for c in found]
+    return [chart for chart in kept if chart.curves]
 
 
 def title_of(key: str) -> str:
@@ -174,7 +174,7 @@ def title_of(key: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _measure(key: str, runs: list[Run], names: list[str]) -> Chart:
+def _measure(key: str, runs: Sequence[Run], names: Sequence[str]) -> Chart:
     curves = (
         Curve(name or key.replace("_", " "), run.metrics[key], "markers", number, number)
         for number, (run, name) in enumerate(zip(runs, names, strict=True))
@@ -182,7 +182,7 @@ def _measure(key: str, runs: list[Run], names: list[str]) -> Chart:
     return Chart(title_of(key), "", tuple(curves))
 
 
-def _chart(kind: _CurveKind, runs: list[Run], names: list[str]) -> Chart:
+def _chart(kind: _CurveKind, runs: Sequence[Run], names: Sequence[str]) -> Chart:
     curves: list[Curve] = []
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
         log = run.metrics if kind in _OF_METRICS else run.times
@@ -197,14 +197,6 @@ def _chart(kind: _CurveKind, runs: list[Run], names: list[str]) -> Chart:
                 curves.append(Curve(whole, values, style, color, number))
     smooth = [", smoothed"] if kind.smooth and len(runs) > 1 else []
     return Chart(kind.title, "".join([kind.unit, *smooth]), tuple(curves))
-
-
-def _with_points(found: Iterable[Chart]) -> list[Chart]:
-    kept = (
-        Chart(c.title, c.unit, tuple(curve for curve in c.curves if len(curve.column.finite)))
-        for c in found
-    )
-    return [chart for chart in kept if chart.curves]
 
 
 def curve_data(curve: Curve, limit: int) -> dict[str, Any]:

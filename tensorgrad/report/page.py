@@ -71,7 +71,7 @@ def write_report(folder: Path, out: Path | None = None, progress: Progress | Non
 
 def page(run: Run) -> str:
     """Return the HTML page of a run."""
-    found, result = charts(run), result_of(run)
+    found, result = charts([run], [""]), result_of(run)
     curves = sum(len(chart.curves) for chart in found)
     points = max(100, min(_POINTS, _CURVE_POINTS // max(1, curves)))
     drawn, data = curves_section(found, [run], points)

@@ -186,7 +186,7 @@ def test_parts_of_a_step_of_pytorch_sum_up(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--seconds", "0"], "--seconds, --windows"),
+        (["--seconds", "0"], "--seconds: got 0.0, expected more than 0"),
         (["--batch", "3", "--micro-batches", "2"], "expected a divisor of the 3"),
         (["--heads", "7"], "expected a multiple of --heads, 7"),
     ],

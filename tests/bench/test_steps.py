@@ -96,6 +96,6 @@ def test_a_step_takes_a_batch_and_can_be_called_in_phases() -> None:
         ({"grad_dtype": "bfloat16"}, "--grad-dtype: got bfloat16 with --dtype float32"),
     ],
 )
-def test_bad_settings_are_errors(arguments: dict[str, object], message: str) -> None:
+def test_bad_settings_are_errors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         made(**arguments)
