@@ -18,8 +18,7 @@ from tensorgrad.bench.memory import check_fits, peak_memory
 from tensorgrad.bench.options import Device, crossed, is_measured
 from tensorgrad.bench.pictures import lines, new_figure
 from tensorgrad.bench.sweep import Case, Row, Sweep
-from tensorgrad.bench.timing import milliseconds_on, random_array
-from tensorgrad.bench.torch_arrays import to_torch
+from tensorgrad.bench.timing import milliseconds_on, random_array, to_torch
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.ops.attention import attention

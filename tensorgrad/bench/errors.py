@@ -18,8 +18,7 @@ from tensorgrad import backend
 from tensorgrad.bench.options import Device, crossed, is_measured
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep
-from tensorgrad.bench.timing import random_array
-from tensorgrad.bench.torch_arrays import to_torch
+from tensorgrad.bench.timing import random_array, to_torch
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.ops import reduce
 from tensorgrad.ops.cross_entropy import cross_entropy

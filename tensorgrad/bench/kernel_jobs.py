@@ -19,8 +19,7 @@ import numpy as np
 from tensorgrad import backend, nn, optim
 from tensorgrad.amp import autocast
 from tensorgrad.autograd import no_grad
-from tensorgrad.bench.timing import Call, random_array
-from tensorgrad.bench.torch_arrays import to_torch
+from tensorgrad.bench.timing import Call, random_array, to_torch
 from tensorgrad.dtypes import as_dtype, bfloat16, float32
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.dtypes import DtypeLike, as_dtype
+from tensorgrad.dtypes import DtypeLike, as_dtype, bfloat16
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.profile.training_step import synchronize
 
@@ -149,9 +149,8 @@ def phases(
     synchronize(device)
     moments = [time.perf_counter()]
     loss = forward()
-    for call in (None, partial(backward, loss), update):
-        if call is not None:
-            call()
+    for call in (lambda: None, partial(backward, loss), update):
+        call()
         synchronize(device)
         moments.append(time.perf_counter())
     return [after - before for before, after in pairwise(moments)]
@@ -195,3 +194,10 @@ def random_array(
     """Return normal random numbers."""
     rng = backend.namespace_on(device).random.default_rng(seed)
     return rng.standard_normal(shape, np.float32).astype(as_dtype(dtype), copy=False)
+
+
+def to_torch(torch: Any, array: Any) -> Any:
+    """Return an array of NumPy or CuPy as a tensor of PyTorch that shares its memory."""
+    if array.dtype == bfloat16:  # which DLPack of the array library may not know
+        return torch.from_dlpack(array.view("int16")).view(torch.bfloat16)
+    return torch.from_dlpack(array)

@@ -22,8 +22,7 @@ from tensorgrad import backend, graph
 from tensorgrad.bench.options import Peer, is_measured
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep
-from tensorgrad.bench.timing import seconds_of, windows_in_turns
-from tensorgrad.bench.torch_arrays import to_torch
+from tensorgrad.bench.timing import seconds_of, to_torch, windows_in_turns
 from tensorgrad.bench.torch_ddp import TorchTrainer
 from tensorgrad.bench.torch_transformer_lm import transformer_lm
 from tensorgrad.data.pair_loader import PairBatch

@@ -26,6 +26,7 @@ _PARTS = {
 }
 
 
+_NOWHERE = Range(-1, -1, "phase", "", 0, 0)  # that launched no kernel
 _RATES = ("gb_per_s", "tflop_per_s", "flops", "bytes", "dtype")  # of a CSV
 
 
@@ -301,18 +302,13 @@ def _kernel_spans(recording: Recording, window: Interval) -> list[TimeSpan]:
         totals[each.range] += times[each]
     found = []
     for each in inside:
-        around = recording.range_of(each)
-        seconds = times[each] / 1e9
-        if around is None or not around.is_work:
-            phase = "" if around is None else _phase(around)
-            layer = "" if around is None else around.layer
-            found.append(TimeSpan(each.name, "", phase, layer, seconds))
-            continue
+        around = recording.range_of(each) or _NOWHERE
+        op = around if around.is_work else _NOWHERE
         part = times[each] / totals[each.range] if totals[each.range] else 0.0
         found.append(
             TimeSpan(
-                *(each.name, around.name, _phase(around), around.layer, seconds),
-                *(part * around.flops, part * around.nbytes, around.dtype, around.number),
+                *(each.name, op.name, _phase(around), around.layer, times[each] / 1e9),
+                *(part * op.flops, part * op.nbytes, op.dtype, op.number),
             )
         )
     return found

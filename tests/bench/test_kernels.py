@@ -11,7 +11,7 @@ import pytest
 from tensorgrad.bench import kernels
 from tensorgrad.bench.kernel_jobs import FAMILIES, Calls, Job
 from tensorgrad.bench.kernels import KernelBench, kernel_jobs
-from tensorgrad.bench.torch_arrays import to_torch
+from tensorgrad.bench.timing import to_torch
 from tensorgrad.cli import main
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.gpu import GpuMonitor
