@@ -1,4 +1,4 @@
-"""Tables as text: Markdown and CSV."""
+"""Tables as text: Markdown and CSV. Tests: tests/test_tables.py."""
 
 from __future__ import annotations
 

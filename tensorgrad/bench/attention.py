@@ -68,6 +68,7 @@ def attention_sweep(
     parts = "forward_ms", "backward_ms", "both_ms", "forward_tflops", "backward_tflops"
     measure = partial(measure_attention, device=device)
     results = *parts, "forward_mb", "peak_mb"
+    cases = [{"kernel": case["kernel"], **case} for case in cases]  # the first column
     yield Sweep("attention", cases, measure, results, draw_attention, device)
 
 

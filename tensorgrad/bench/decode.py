@@ -81,6 +81,7 @@ def decode_sweep(
         names = "kernel", "model", "batch"
         draw = bars("Kernels of a decoding step", "us", names, results[2:])
         cases = options.crossed(**shared, kernel=KERNELS)
+        cases = [{"kernel": case["kernel"], **case} for case in cases]  # the first column
         yield Sweep("decode-kernels", cases, measure, results, draw, "cuda")
         return
     peers = ("eager", "static")[: 1 + static] if options.is_measured(peer, "transformers") else ()

@@ -64,6 +64,7 @@ def errors_sweep(
     """
     is_measured(True)
     cases = crossed(dtype=DTYPES, op=tuple(OPS), rows=rows, columns=columns)
+    cases = [{"op": case["op"], **case} for case in cases]  # the first column
     results = tuple(
         f"{part}_{what}" for part in _PARTS for what in ("error", "peer_error", "ratio")
     )

@@ -114,7 +114,7 @@ class TimedFunction:
         variants: returns the peers by name, given PyTorch and that function.
         trained: whether each input has a gradient; default: all.
         recorded: whether forward keeps what backward needs.
-        cold: whether there are so many first inputs that none is found in the L2 cache.
+        cold: whether calls take turns with first inputs, none of which stays in the L2 cache.
         unit: "GB/s", or "TFLOP/s" where operations are given.
         fixed: returns arrays that follow the inputs, given the first shape and a device.
         unfused: the same of our own ops, a peer with the whole of `Tensor.backward`; None: none.

@@ -76,7 +76,7 @@ def settings_of(case: Mapping[str, Any], config: Any = None) -> tuple[LanguageSe
 
     Args:
         case: a value for each parameter.
-        config: of the model, if the case does not say all of it.
+        config: of the model, if the case has a part of the sizes alone.
     Raises:
         ArgumentError: a size or a setting is out of its range.
     """
