@@ -43,7 +43,6 @@ COMPILED = "compiled"
 Shape = tuple[int, ...]
 Shape4 = tuple[int, int, int, int]
 _NARROW, _WIDE = "bfloat16", "float32"
-_COLD = 2**29  # bytes that are together larger than the L2 cache
 _BOTH = {"forward": 2, "backward": 3}  # arrays that a function of one array moves
 
 
@@ -114,7 +113,7 @@ class TimedFunction:
         variants: returns the peers by name, given PyTorch and that function.
         trained: whether each input has a gradient; default: all.
         recorded: whether forward keeps what backward needs.
-        cold: whether calls take turns with first inputs, none of which stays in the L2 cache.
+        sets: of first inputs, so that none is found in the L2 cache.
         unit: "GB/s", or "TFLOP/s" where operations are given.
         fixed: returns arrays that follow the inputs, given the first shape and a device.
         unfused: the same of our own ops, a peer with the whole of `Tensor.backward`; None: none.
@@ -131,16 +130,11 @@ class TimedFunction:
     variants: Callable[[Any, Any], dict[str, Any]] = _eager_and_compiled
     trained: tuple[bool, ...] = ()
     recorded: bool = True
-    cold: bool = False
+    sets: int = 1
     unit: str = "GB/s"
     fixed: Callable[[Shape, str], list[Any]] = lambda shape, device: []
     unfused: Callable[..., Tensor] | None = None
     shown: str = ""
-
-    @property
-    def sets(self) -> int:
-        """The number of first inputs."""
-        return max(1, _COLD // _bytes(self.shapes[0], self.dtype)) if self.cold else 1
 
     def jobs(self, scale: int) -> Jobs:
         """Yield a job for each direction."""
@@ -282,7 +276,7 @@ def norms() -> Iterator[TimedFunction]:
         yield TimedFunction(
             "layer_norm", ((32768, width), (width,), (width,)), layer_norm, _BOTH,
             lambda torch: lambda x, w, b: torch.nn.functional.layer_norm(x, w.shape, w, b),
-            cold=True,
+            sets=max(1, 2**29 // _bytes((32768, width))),  # together larger than the L2 cache
         )  # fmt: skip
     yield TimedFunction(
         "rms_norm", ((32768, 768), (768,)), rms_norm, {"forward": 2},
@@ -530,7 +524,7 @@ def embedding_jobs(device: str, scale: int) -> Jobs:
         return nn.RotaryEmbedding(width // heads)(x, 0, 2 * heads)
 
     function = TimedFunction(
-        "rotary, q and k of q, k, v", (shape,), rotary, {"forward": 2}, trained=(False,), cold=True
+        "rotary, q and k of q, k, v", (shape,), rotary, {"forward": 2}, trained=(False,), sets=_SETS
     )
     yield from function.jobs(1)
 
