@@ -18,7 +18,7 @@ from tensorgrad.bench import options
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.processes import in_new_process
 from tensorgrad.bench.steps import settings_of, step_of
-from tensorgrad.bench.sweep import Case, Row, Sweep, Together
+from tensorgrad.bench.sweep import Case, Row, Sweep, together
 from tensorgrad.bench.timing import phases
 from tensorgrad.bench.torch_ddp import TorchTrainer
 from tensorgrad.bench.torch_gpt2 import gpt2
@@ -53,7 +53,7 @@ def cpu_sweep(
     )
     results = "ms", "peer_ms", "ratio", "threads"
     draw = bars("Training step of a GPT-2", "ms", ("part",), results[:2])
-    yield Sweep("cpu", cases, Together("part", measure_cpu), results, draw)
+    yield Sweep("cpu", cases, together("part", measure_cpu), results, draw)
 
 
 def step_times(peer: bool, sizes: dict[str, int]) -> list[list[float]]:

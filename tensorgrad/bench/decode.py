@@ -21,7 +21,7 @@ from tensorgrad import backend, graph
 from tensorgrad.bench import options
 from tensorgrad.bench.memory import release
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.sweep import Case, Row, Sweep, Together
+from tensorgrad.bench.sweep import Case, Row, Sweep, together
 from tensorgrad.bench.timing import host_seconds, milliseconds_on, random_array, seconds_of
 from tensorgrad.dtypes import bfloat16, float32
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
@@ -76,7 +76,7 @@ def decode_sweep(
     options.check_gpu("decode")
     shared: Row = {"model": models, "batch": batches, "dtype": "bfloat16"}
     if kernels:
-        measure = Together("kernel", measure_decode_kernels)
+        measure = together("kernel", measure_decode_kernels)
         results: tuple[str, ...] = "launches", "us", "step_us"
         names = "kernel", "model", "batch"
         draw = bars("Kernels of a decoding step", "us", names, results[2:])

@@ -38,8 +38,8 @@ from tensorgrad.bench.memory import check_fits, is_out_of_memory, release
 from tensorgrad.bench.options import PRESET, Device, Peer, Precision, Sizes, is_measured
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.steps import Preset, Step, model_case, settings_of
-from tensorgrad.bench.sweep import Case, Row, Sweep, Together
-from tensorgrad.bench.timing import Timing, host_seconds, seconds_of, windows_in_turns
+from tensorgrad.bench.sweep import Case, Row, Sweep, together
+from tensorgrad.bench.timing import host_seconds, seconds_of, windows_in_turns
 from tensorgrad.profile.training_step import TrainingStep, language_step
 from tensorgrad.train.times import memory, peak_of
 
@@ -51,6 +51,7 @@ ROWS = ("gpt2-124M", "gpt2-355M", "gpt2-1558M", "char")  # by default
 MODES = ("eager", "default", "reduce-overhead")  # of PyTorch; the last two of torch.compile
 
 _MODE_MS = {mode: f"pytorch_{mode.replace('-', '_')}_ms" for mode in MODES}
+Times = dict[str, dict[str, float]]  # of `windows_in_turns`
 _HIDDEN = ("layers", "width", "heads", "vocab", "recompute_norms", "grad_dtype")
 
 
@@ -79,23 +80,23 @@ def measure_step(case: Case, device: str) -> Row:
     row["peak_mb"] = round(memory(device != "cpu").get("peak_memory_mb", 0))
     steps: dict[str, Step] = {"eager": eager, "captured": captured}
     times = _turns(case, steps, device)
-    faster = min(steps, key=lambda name: times[name].ms)
+    faster = min(steps, key=lambda name: times[name]["ms"])
     row |= _beside_peers(case, times, {faster: steps[faster]}, device)
-    own = times[faster]
-    row |= {f"{name}_ms": timing.ms for name, timing in times.items()} | own.load
+    row |= {f"{name}_ms": timing["ms"] for name, timing in times.items()}
+    own = dict(times[faster])
+    ms = own.pop("ms")
+    row |= own
     config = eager.model.config
-    row["tokens_per_second"] = speed = 1e3 * case["batch"] * config.context / own.ms
+    row["tokens_per_second"] = speed = 1e3 * case["batch"] * config.context / ms
     peak = peak_of(device, case["dtype"], 1)
     row["mfu"] = math.nan if peak is None else config.training_flops() * speed / peak
     return row
 
 
-def _beside_peers(
-    case: Case, times: dict[str, Timing], own: Mapping[str, Step], device: str
-) -> Row:
+def _beside_peers(case: Case, times: Times, own: Mapping[str, Step], device: str) -> Row:
     """Return the results of PyTorch; replace our times by those of the turns with it."""
     row: Row = {}
-    found: list[tuple[str, dict[str, Timing], Row]] = []
+    found: list[tuple[str, Times, Row]] = []
     for mode in case["peer"].split():
         release()
         try:
@@ -106,19 +107,17 @@ def _beside_peers(
             row["message"] = f"{row.get('message', '')} PyTorch {mode}: {why}".strip()
         finally:
             _reset_torch()
-    row |= {_MODE_MS[mode]: turns["PyTorch"].ms for mode, turns, _ in found}
+    row |= {_MODE_MS[mode]: turns["PyTorch"]["ms"] for mode, turns, _ in found}
     if not found:
         return row
-    _, turns, facts = min(found, key=lambda f: (f[0] == "eager", f[1]["PyTorch"].ms))
+    _, turns, facts = min(found, key=lambda f: (f[0] == "eager", f[1]["PyTorch"]["ms"]))
     theirs, [faster] = turns["PyTorch"], own
     times[faster] = turns[faster]
-    row |= {"peer_ms": theirs.ms, "ratio": theirs.ms / times[faster].ms, **facts}
-    return row | {f"peer_{name}": reading for name, reading in theirs.load.items()}
+    row |= {"ratio": theirs["ms"] / times[faster]["ms"], **facts}
+    return row | {f"peer_{name}": reading for name, reading in theirs.items()}
 
 
-def _beside(
-    mode: str, case: Case, own: Mapping[str, Step], device: str
-) -> tuple[dict[str, Timing], Row]:
+def _beside(mode: str, case: Case, own: Mapping[str, Step], device: str) -> tuple[Times, Row]:
     """Return times of ours and of a mode of PyTorch; its first step and its memory."""
     cuda = None if device == "cpu" else importlib.import_module("torch").cuda
     if cuda is not None:
@@ -133,7 +132,7 @@ def _beside(
     return _turns(case, {**own, "PyTorch": step}, device), row
 
 
-def _turns(case: Case, steps: Mapping[str, Step], device: str) -> dict[str, Timing]:
+def _turns(case: Case, steps: Mapping[str, Step], device: str) -> Times:
     """Return the times of steps that take turns in windows."""
     counts = {}
     for name, step in steps.items():
@@ -212,10 +211,10 @@ def step_sweep(
     yield Sweep("step", cases, measure, results, draw, device, hidden=_HIDDEN)
     if breakdown:
         kinds = [{**case, "kind": kind} for case in models for kind in KINDS]
-        together = Together("kind", partial(measure_kinds, device=device))
+        both = together("kind", partial(measure_kinds, device=device))
         percents, results = ("of_step", "of_floor"), ("ms", "of_step", "floor_ms", "of_floor")
         draw = bars("Kernels of an eager step", "ms", ("kind", "preset"), ("ms", "floor_ms"))
-        yield Sweep("step-kinds", kinds, together, results, draw, device, percents=percents)
+        yield Sweep("step-kinds", kinds, both, results, draw, device, percents=percents)
 
 
 def measure_kinds(case: Case, device: str) -> dict[str, Row]:

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -96,26 +97,15 @@ def like(row: Row, rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     ]
 
 
-class Together:
-    """Measures cases that differ in one parameter alone at once, with the first of them.
+def together(by: str, measure: Callable[[Case], Mapping[Any, Row]]) -> Callable[[Case], Row]:
+    """Return what measures cases that differ in one parameter alone at once, for the first of them.
 
     Args:
         by: the parameter.
-        measure: returns the rows of all its values, given one of the cases.
+        measure: returns the rows of all its values, given the others of a case.
     """
-
-    def __init__(self, by: str, measure: Callable[[Case], Mapping[Any, Row]]) -> None:
-        self._by, self._measure = by, measure
-        self._same: Row = {}
-        self._rows: Mapping[Any, Row] = {}
-
-    def __call__(self, case: Case) -> Row:
-        """Return the results of a case."""
-        same = {name: value for name, value in case.items() if name != self._by}
-        if same != self._same:
-            self._rows = self._measure(case)
-            self._same = same
-        return self._rows[case[self._by]]
+    rows = lru_cache(1)(lambda same: measure(dict(same)))
+    return lambda case: rows(tuple(item for item in case.items() if item[0] != by))[case[by]]
 
 
 @dataclass

@@ -11,7 +11,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -156,18 +155,10 @@ def phases(
     return [after - before for before, after in pairwise(moments)]
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What windows of one kind of step gave: the median, and means of the GPU's readings."""
-
-    ms: float
-    load: dict[str, float]
-
-
 def windows_in_turns(
     steps: Mapping[str, Callable[[], object]], device: str, windows: int, counts: Mapping[str, int]
-) -> dict[str, Timing]:
-    """Return the times of steps that take turns.
+) -> dict[str, dict[str, float]]:
+    """Return the median "ms" of steps that take turns, and the means of the GPU's readings.
 
     Args:
         steps: by name.
@@ -183,7 +174,7 @@ def windows_in_turns(
             times[name].append(seconds_of(step, device, counts[name]) / counts[name])
             readings[name].append(monitor.take())
     return {
-        name: Timing(1e3 * statistics.median(times[name]), clock_and_watts(*readings[name]))
+        name: {"ms": 1e3 * statistics.median(times[name]), **clock_and_watts(*readings[name])}
         for name in steps
     }
 

@@ -110,9 +110,9 @@ def measure_translation(
     times = windows_in_turns(epochs, device, case["turns"], dict.fromkeys(epochs, 1))
     row: Row = {"tokens": tokens}
     for name, timing in times.items():
-        row |= {f"{name}ms": timing.ms / len(batches),
-                f"{name}tokens_per_second": 1e3 * tokens / timing.ms}  # fmt: skip
-        row |= {f"{name}{reading}": value for reading, value in timing.load.items()}
+        row |= {f"{name}{reading}": value for reading, value in timing.items()}
+        row[f"{name}tokens_per_second"] = 1e3 * tokens / timing["ms"]
+        row[f"{name}ms"] = timing["ms"] / len(batches)  # of a batch, not of all
     if case["peer"]:
         row["ratio"] = row["peer_ms"] / row["ms"]
     return row

@@ -72,7 +72,7 @@ def curves_section(charts: Sequence[Chart], runs: Sequence[Run], limit: int) -> 
         return section("Curves", '<p class="quiet">No step has been logged.</p>\n'), ""
     places = [axes(run) for run in runs]
     buttons = "".join(
-        f'<button type="button" data-axis="{axis}" aria-pressed="{_truth(axis == "step")}">'
+        f'<button type="button" data-axis="{axis}" aria-pressed="{str(axis == "step").lower()}">'
         f"{escaped(text)}</button>\n"
         for axis, text in AXES.items()
         if axis == "step" or any(axis in each for each in places)
@@ -117,10 +117,6 @@ def _legend_key(curve: Curve) -> str:
         f'<path d="M1 4H21" class="curve {curve.style} {color}"/>{dot}</svg>'
         f"<bdi>{escaped(curve.label)}</bdi><output></output></button>\n"
     )
-
-
-def _truth(value: bool) -> str:
-    return "true" if value else "false"
 
 
 def sentence(chart: Chart) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from tensorgrad.bench import sweep as sweep_module
 from tensorgrad.bench.pictures import new_figure, plot_lines
-from tensorgrad.bench.sweep import Case, Row, Sweep, SweepResult, Together, run_sweep, to_markdown
+from tensorgrad.bench.sweep import Case, Row, Sweep, SweepResult, run_sweep, to_markdown, together
 from tensorgrad.bench.timing import random_array, under_load
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import locked
@@ -98,11 +98,11 @@ def test_cases_that_differ_in_one_parameter_are_measured_together() -> None:
         asked.append(case)
         return {n: {"square": n * n} for n in range(5)}
 
-    together = Together("n", measure)
-    assert [together(case)["square"] for case in CASES] == [1, 4, 9, 16]
-    assert asked == CASES[:1]
-    assert together({"n": 2, "dtype": "int8"}) == {"square": 4}
-    assert len(asked) == 2
+    by_n = together("n", measure)
+    assert [by_n(case)["square"] for case in CASES] == [1, 4, 9, 16]
+    assert asked == [{"dtype": "int64"}]
+    assert by_n({"n": 2, "dtype": "int8"}) == {"square": 4}
+    assert asked[1:] == [{"dtype": "int8"}]
 
 
 class Monitor(GpuMonitor):
