@@ -133,13 +133,15 @@ class _CurveKind:
     keys: dict[str, str]  # -> label
     factor: float = 1.0
     smooth: bool = True
+    log: str = "times"  # of a run
+    style: str = "line"
 
 
-_OF_METRICS = (
-    _CurveKind("Learning rate", "", {"lr": "learning rate"}, smooth=False),
-    _CurveKind("Gradient norm", "before clipping", {"gradient_norm": "gradient norm"}),
-)
-_OF_TIMES = (
+_KINDS = (
+    _CurveKind("Learning rate", "", {"lr": "learning rate"}, 1.0, False, "metrics"),
+    _CurveKind(
+        "Gradient norm", "before clipping", {"gradient_norm": "gradient norm"}, log="metrics"
+    ),
     _CurveKind("Throughput", "tokens/s", {"tokens_per_second": "tokens/s"}),
     _CurveKind("MFU", "% of the peak FLOP/s", {"mfu": "MFU"}, 100.0),
     _CurveKind("Memory", "MB", {"memory_mb": "in use", "peak_memory_mb": "peak"}, smooth=False),
@@ -162,8 +164,7 @@ def charts(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
     shared = [key for key in measures if sum(key in run.measures for run in runs) >= least]
     unit = "nats, training loss smoothed" if len(runs) > 1 else "nats"
     found = [Chart("Loss", unit, tuple(losses))]
-    found += [_measure(key, runs, names) for key in shared]
-    found += [_chart(kind, runs, names) for kind in (*_OF_METRICS, *_OF_TIMES)]
+    found += [_chart(kind, runs, names) for kind in (*map(_measure, shared), *_KINDS)]
     kept = [replace(c, curves=tuple(k for k in c.curves if len(k.column.finite))) for c in found]
     return [chart for chart in kept if chart.curves]
 
@@ -174,18 +175,16 @@ def title_of(key: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _measure(key: str, runs: Sequence[Run], names: Sequence[str]) -> Chart:
-    curves = (
-        Curve(name or key.replace("_", " "), run.metrics[key], "markers", number, number)
-        for number, (run, name) in enumerate(zip(runs, names, strict=True))
-    )
-    return Chart(title_of(key), "", tuple(curves))
+def _measure(key: str) -> _CurveKind:
+    """Return the chart of what evaluations measure besides the loss."""
+    label = {key: key.replace("_", " ")}
+    return _CurveKind(title_of(key), "", label, 1.0, False, "metrics", "markers")
 
 
 def _chart(kind: _CurveKind, runs: Sequence[Run], names: Sequence[str]) -> Chart:
     curves: list[Curve] = []
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
-        log = run.metrics if kind in _OF_METRICS else run.times
+        log = getattr(run, kind.log)
         for place, (key, label) in enumerate(kind.keys.items()):
             values = Column(log[key].steps, log[key].values * kind.factor)
             whole = f"{name}: {label}" if name and len(kind.keys) > 1 else name or label
@@ -193,7 +192,7 @@ def _chart(kind: _CurveKind, runs: Sequence[Run], names: Sequence[str]) -> Chart
             if kind.smooth:
                 curves += _noisy(whole, values, color, number, bool(name))
             else:
-                style = "faint" if name and place else "line"
+                style = "faint" if name and place else kind.style
                 curves.append(Curve(whole, values, style, color, number))
     smooth = [", smoothed"] if kind.smooth and len(runs) > 1 else []
     return Chart(kind.title, "".join([kind.unit, *smooth]), tuple(curves))

@@ -180,14 +180,13 @@ def _configuration(run: Run) -> str:
     usual, resolved = defaults(config), run.resolved
     changed = frozenset(name for name in config if name in usual and config[name] != usual[name])
     tables = []
+    head = ["Setting", "Value", "Default"][: 2 + bool(usual)]
     for group, names in grouped(config).items():
-        head = ["Setting", "Value", "Default"] if usual else ["Setting", "Value"]
-        rows = []
-        for name in names:
-            row = [name, shortened(value_text(resolved.get(name)), _VALUE)]
-            if usual:
-                row.append(value_text(usual[name]) if name in changed else "")
-            rows.append(row)
+        rows = [
+            [name, shortened(value_text(resolved.get(name)), _VALUE),
+             value_text(usual[name]) if name in changed else ""][: len(head)]
+            for name in names
+        ]  # fmt: skip
         tables.append(table(group, head, rows, changed))
     about = (
         '<p class="quiet">Marked values differ from the default, which stands beside them.</p>\n'
