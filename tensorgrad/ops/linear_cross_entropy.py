@@ -270,7 +270,8 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     gradients: list[Array | None] | None = None if early is None else early.take()
     if gradients is None:
         losses = backend.empty(loss_of.ids.shape, dy.dtype, like=loss_of.ids)
-        return loss_of.run(losses, needs, scale)
+        again: list[Array | None] = loss_of.run(losses, needs, scale)
+        return again
     if not defers(loss_of.dtype):
         scale = GradientFactor(scale.dy)
     for gradient in gradients:
