@@ -35,7 +35,7 @@ from tensorgrad.train import checkpoint as files
 from tensorgrad.train.background import HostMemory
 from tensorgrad.train.checkpoint import Checkpoint, Saving
 from tensorgrad.train.pieces import PIECES, Kind, LowBits, Stored, read_piece
-from tensorgrad.train.ranks import Ranks
+from tensorgrad.train.strategy import Strategy
 
 Held = Sequence[tuple[ArrayPiece, Array]]
 Json = Any
@@ -106,7 +106,7 @@ class Shards:
 
         Args:
             folder, step, state, keep: as for `save`.
-            memory: see `Ranks.begin_save`.
+            memory: see `Strategy.begin_save`.
         Raises:
             ArgumentError, DtypeError: the state could not be read again.
             CheckpointError: no folder can be made for it; earlier ones are unchanged.
@@ -300,7 +300,7 @@ def save_pieces(
     keep: int,
     placements: Mapping[str, Placement] | None = None,
 ) -> Path:
-    """Write a sharded checkpoint; for `Ranks.save` and with its arguments.
+    """Write a sharded checkpoint; for `Strategy.save` and with its arguments.
 
     Raises:
         CheckpointError: a rank cannot write its part; earlier checkpoints are unchanged.
@@ -316,7 +316,7 @@ def load_pieces(
     optimizer: Optimizer,
     placements: Mapping[str, Placement] | None = None,
 ) -> None:
-    """Load from any checkpoint what this rank updates; for `Ranks.load`.
+    """Load from any checkpoint what this rank updates; for `Strategy.load`.
 
     Of sharded parameters only this rank's shard is loaded; the ranks must gather them afterwards.
 
@@ -358,8 +358,8 @@ def load_latest(folder: Path, comm: Comm) -> Checkpoint | None:
     return files.load_latest(folder, load)
 
 
-class ShardedRanks(Ranks):
-    """Ranks that each hold a part of the whole, and write sharded checkpoints together.
+class ShardedStrategy(Strategy):
+    """Strategy of ranks that each hold a part of the whole, and write sharded checkpoints together.
 
     A strategy sets the attributes below, and gathers in `after_step` what was loaded.
     """
@@ -378,7 +378,7 @@ class ShardedRanks(Ranks):
         *,
         memory: HostMemory | None = None,
     ) -> Saving | None:
-        """Return a sharded checkpoint to write and finish; see `Ranks.begin_save`."""
+        """Return a sharded checkpoint to write and finish; see `Strategy.begin_save`."""
         shards = Shards(self._world, pieces_of(model, optimizer, self._placements))
         state = {**state, "optimizer": optimizer.numbers()}
         return shards.begin(folder, step, state, keep, memory)

@@ -1,7 +1,7 @@
 """Data parallelism: every rank has the whole model and its own part of each batch.
 
 Ranks start from the parameters of rank 0. Each computes the gradient of the mean loss of its own
-examples, weighted by its targets (`Ranks.shares`). So the mean of these gradients is the
+examples, weighted by its targets (`Strategy.shares`). So the mean of these gradients is the
 gradient of the whole batch. All ranks take the same optimizer step, so parameters stay equal bit
 for bit and are never sent again.
 
@@ -24,11 +24,11 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, Optimizer
 from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_embeddings
-from tensorgrad.parallel.checkpoint import ShardedRanks
+from tensorgrad.parallel.checkpoint import ShardedStrategy
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.ranks import MakeOptimizer, Ranks
+from tensorgrad.train.strategy import MakeOptimizer, Strategy
 from tensorgrad.train.strategy_settings import REDUCTIONS
 
 
@@ -65,7 +65,7 @@ def all_reduce_gradients(grad: Array, comm: Comm) -> None:
     comm.all_reduce(grad, "mean")
 
 
-class DataParallel(ShardedRanks):
+class DataParallel(ShardedStrategy):
     """Every rank computes the gradient of its part of the batch; all use the mean of these.
 
     Three ways to reduce the gradients, with the same result:
@@ -102,7 +102,7 @@ class DataParallel(ShardedRanks):
         self.processes = comm.size
 
     captures = True
-    save = Ranks.save  # rank 0 has everything
+    save = Strategy.save  # rank 0 has everything
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Return the optimizer of the parameters, which are the same on all ranks.
@@ -134,10 +134,10 @@ class DataParallel(ShardedRanks):
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context for every backward of a step but the last: no gradients are sent.
 
-        with ranks.no_sync():
+        with strategy.no_sync():
             loss(first half).backward()
         loss(second half).backward()
-        ranks.reduce_gradients()
+        strategy.reduce_gradients()
         """
         return nullcontext() if self._buckets is None else self._buckets.hold()
 

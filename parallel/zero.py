@@ -26,13 +26,13 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.buckets import Buckets
-from tensorgrad.parallel.checkpoint import ShardedRanks
+from tensorgrad.parallel.checkpoint import ShardedStrategy
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.data import DataParallel, broadcast_parameters
 from tensorgrad.parallel.shards import ShardedParameters
 from tensorgrad.parallel.units import Units, find_units
-from tensorgrad.train.ranks import Batch, Count, Loss, MakeOptimizer, count_targets
+from tensorgrad.train.strategy import Batch, Count, Loss, MakeOptimizer, count_targets
 
 STAGES = (1, 2, 3)
 
@@ -59,7 +59,7 @@ class Zero(DataParallel):
         self._units: Units  # in stages 2 and 3
         self._others: list[Array] = []
 
-    save = ShardedRanks.save
+    save = ShardedStrategy.save
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Shard the parameters of rank 0, and return the optimizer of this rank's shards.

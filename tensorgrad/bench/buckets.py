@@ -30,7 +30,7 @@ from tensorgrad.parallel.bucket_size import Overlap, default_bucket_bytes
 from tensorgrad.parallel.buckets import assign_buckets, leading_embeddings
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.data import DataParallel
-from tensorgrad.train.ranks import OneProcess
+from tensorgrad.train.strategy import OneProcess
 
 _WIDE = 4  # bytes of a gradient
 _SMALL = 1024  # bytes of an all-reduce that takes its latency

@@ -20,7 +20,7 @@ from tensorgrad.bench.processes import in_new_process
 from tensorgrad.bench.steps import MODEL, Preset, model_case, settings_of, training_step
 from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
 from tensorgrad.bench.timing import seconds_of
-from tensorgrad.train.ranks import OneProcess
+from tensorgrad.train.strategy import OneProcess
 
 
 def first_use_sweep(

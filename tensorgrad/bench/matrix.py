@@ -40,16 +40,16 @@ from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.mesh import make_mesh
 from tensorgrad.parallel.planning.estimate import TrainingJob, estimate
 from tensorgrad.parallel.schedule import bubble_fraction
-from tensorgrad.parallel.strategy import mesh_ranks
-from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.parallel.strategy import mesh_strategy
 from tensorgrad.train.settings import has_narrow_products
+from tensorgrad.train.strategy import OneProcess, Strategy
 from tensorgrad.train.strategy_settings import MODES, REDUCTIONS, ZERO
 
 PLANNED = {"gpt2"}  # models whose memory the planner has formulas for
 # The setting of a published course project; its head is a matrix of its own.
 PUBLISHED = TransformerLMConfig(10_000, 256, 24, 16, 16, 512, 4096, tied=False)
 PEERS = {"pytorch": "none", "pytorch-ddp": "overlap"}  # modes of PyTorch, and ours beside them
-KINDS: dict[str, dict[str, dict[str, Any]]] = {  # axis -> mode -> options of `mesh_ranks`
+KINDS: dict[str, dict[str, dict[str, Any]]] = {  # axis -> mode -> options of `mesh_strategy`
     "dp": {
         **{reduction: {"reduction": reduction} for reduction in REDUCTIONS},
         **{name: {"zero": stage} for name, stage in ZERO.items()},
@@ -349,13 +349,13 @@ class MatrixBench:
             row |= {"planned_mb": planned, "planned_ratio": row["peak_mb"] / planned}
         return row
 
-    def _strategy(self, mode: str) -> Ranks:
+    def _strategy(self, mode: str) -> Strategy:
         if mode == "none":
             return OneProcess()
         arguments = dict(OPTIONS[mode])
         if "reduction" in arguments:
             arguments["bucket_mb"] = self._settings.bucket_mb
-        return mesh_ranks(self._comm, make_mesh(**self._mesh(mode)), **arguments)
+        return mesh_strategy(self._comm, make_mesh(**self._mesh(mode)), **arguments)
 
     def _mesh(self, mode: str) -> dict[str, int]:
         """Return the arguments of `make_mesh`."""

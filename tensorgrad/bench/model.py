@@ -21,7 +21,7 @@ from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.planning.costs import Costs
 from tensorgrad.parallel.planning.estimate import TrainingJob, stage_memory
-from tensorgrad.train.ranks import OneProcess
+from tensorgrad.train.strategy import OneProcess
 
 # name -> width, layers, heads; the feed-forward layers are four times as wide
 SIZES = {

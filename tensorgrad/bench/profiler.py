@@ -27,7 +27,7 @@ from tensorgrad.bench.timing import seconds_of
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.profile import Profiler
 from tensorgrad.profile.tables import op_table
-from tensorgrad.train.ranks import OneProcess
+from tensorgrad.train.strategy import OneProcess
 
 Trained = Callable[[], tuple[LanguageModel, Step]]
 

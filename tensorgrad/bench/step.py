@@ -50,8 +50,8 @@ from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep, Together
 from tensorgrad.bench.timing import Timing, host_seconds, seconds_of, windows_in_turns
 from tensorgrad.errors import ArgumentError
 from tensorgrad.gpu import GpuMonitor
-from tensorgrad.train.ranks import OneProcess
 from tensorgrad.train.settings import has_narrow_products
+from tensorgrad.train.strategy import OneProcess
 from tensorgrad.train.times import memory, peak_of
 
 BATCHES = {

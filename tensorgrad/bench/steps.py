@@ -30,8 +30,8 @@ from tensorgrad.optim.flat import FlatParameters, NamedParameters
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.ranks import Batch, Ranks
 from tensorgrad.train.settings import with_gradients_of
+from tensorgrad.train.strategy import Batch, Strategy
 
 GPT2S = {
     name: replace(config, vocab_multiple=128)
@@ -224,26 +224,28 @@ class PhasedStep:
 
 
 def training_step(
-    settings: StepSettings, ranks: Ranks, device: str, captured: bool = False
+    settings: StepSettings, strategy: Strategy, device: str, captured: bool = False
 ) -> Step:
     """Return a training step of this rank.
 
     Args:
         settings: the model and the batch.
-        ranks: the strategy.
+        strategy: the strategy.
         device: "cpu", "cuda" or "cuda:N".
         captured: whether it is a CUDA graph from the third call on; on a CPU it never is.
     """
-    _, step = model_and_step(settings, ranks, device)
+    _, step = model_and_step(settings, strategy, device)
     return graph.capture(step, device) if captured else step
 
 
-def model_and_step(settings: StepSettings, ranks: Ranks, device: str) -> tuple[LanguageModel, Step]:
+def model_and_step(
+    settings: StepSettings, strategy: Strategy, device: str
+) -> tuple[LanguageModel, Step]:
     """Return a model and its training step of this rank, which is not captured."""
     model = settings.model(device)
-    optimizer, scaler = ranks.prepare(model, settings.optimizer), settings.scaler()
-    ranks.begin(0, [])
-    parts = settings.parts(device, ranks.rank)
+    optimizer, scaler = strategy.prepare(model, settings.optimizer), settings.scaler()
+    strategy.begin(0, [])
+    parts = settings.parts(device, strategy.rank)
 
     def loss(x: Any, y: Any) -> Tensor:
         with settings.casts():
@@ -251,9 +253,9 @@ def model_and_step(settings: StepSettings, ranks: Ranks, device: str) -> tuple[L
 
     def step() -> None:
         optimizer.zero_grad()
-        ranks.compute_gradients(loss, parts, scaler)
-        optimizer.step(1.0, scaler, ranks.reduce_norm)
-        ranks.after_step()
+        strategy.compute_gradients(loss, parts, scaler)
+        optimizer.step(1.0, scaler, strategy.reduce_norm)
+        strategy.after_step()
 
     return model, step
 

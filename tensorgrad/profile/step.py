@@ -24,7 +24,7 @@ from tensorgrad.files import replacing, write_json
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.parallel.program import make_ranks
+from tensorgrad.parallel.program import make_strategy
 from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
 from tensorgrad.profile.memory import KINDS, MemoryRecording
 from tensorgrad.profile.overlap import (
@@ -50,7 +50,7 @@ from tensorgrad.profile.trace import merge_traces, write_trace
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.language import LanguageSettings, with_options
-from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.strategy import OneProcess, Strategy
 
 _LARGEST = 20  # allocations in memory.json
 Progress = Callable[[str, int, int], object]
@@ -284,24 +284,24 @@ class _ProfiledStep:
 
     def __init__(self, settings: LanguageSettings, device: str, comm: Comm | None) -> None:
         self._settings, self._device = settings, device
-        self._ranks: Ranks = OneProcess() if comm is None else make_ranks(settings, comm)
+        self._strategy: Strategy = OneProcess() if comm is None else make_strategy(settings, comm)
         random.seed(settings.seed)
         vocabulary = Tokenizer.load(settings.tokenizer).vocab_size if settings.tokenizer else None
         sizes = settings.config(vocabulary)
         model: LanguageModel = settings.model_class(sizes)
         self.model = with_options(model.to(device, settings.parameter_dtype), settings)
         self.parameters = sum(tensor.size for tensor in self.model.parameters())
-        self.optimizer: Optimizer = self._ranks.prepare(self.model, settings.optimizer)
-        self._ranks.begin(0, [tensor.data for tensor in self.model.state_dict().values()])
+        self.optimizer: Optimizer = self._strategy.prepare(self.model, settings.optimizer)
+        self._strategy.begin(0, [tensor.data for tensor in self.model.state_dict().values()])
         self._scaler, self._precision = settings.scaler(), settings.precision()
-        rows = settings.batch // self._ranks.ranks
-        if not rows or rows % settings.micro_batches or settings.batch % self._ranks.ranks:
+        rows = settings.batch // self._strategy.ranks
+        if not rows or rows % settings.micro_batches or settings.batch % self._strategy.ranks:
             raise ArgumentError(
                 f"--batch: got {settings.batch}, expected a multiple of the "
-                f"{self._ranks.ranks} ranks times --micro-batches, {settings.micro_batches}"
+                f"{self._strategy.ranks} ranks times --micro-batches, {settings.micro_batches}"
             )
         shape = settings.micro_batches, rows // settings.micro_batches, sizes.context + 1
-        rng = np.random.default_rng(settings.seed + self._ranks.rank)
+        rng = np.random.default_rng(settings.seed + self._strategy.rank)
         tokens = rng.integers(0, sizes.vocab_size, shape, np.int32)
         self._parts = [
             (backend.to_device(part[:, :-1].copy(), device),
@@ -311,12 +311,12 @@ class _ProfiledStep:
 
     def __call__(self) -> None:
         """Train one step."""
-        optimizer, ranks = self.optimizer, self._ranks
+        optimizer, strategy = self.optimizer, self._strategy
         with ranges.phase("step"):
             optimizer.zero_grad()
-            ranks.compute_gradients(self._loss, self._parts, self._scaler)
-            optimizer.step(self._settings.clip or math.inf, self._scaler, ranks.reduce_norm)
-            ranks.after_step()
+            strategy.compute_gradients(self._loss, self._parts, self._scaler)
+            optimizer.step(self._settings.clip or math.inf, self._scaler, strategy.reduce_norm)
+            strategy.after_step()
 
     def forward(self) -> None:
         """Compute the loss of a part of the batch, without gradients."""

@@ -28,10 +28,10 @@ from tensorgrad.train.load import load_trained
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Outcome, measure_loss
 from tensorgrad.train.progress import StageProgress
-from tensorgrad.train.ranks import Batch
 from tensorgrad.train.run import without_checkpoint
 from tensorgrad.train.settings import TrainSettings, by_optimizer
 from tensorgrad.train.sizes import newest_entry
+from tensorgrad.train.strategy import Batch
 from tensorgrad.train.task import Task
 from tensorgrad.train.user_file import model_class
 
@@ -250,7 +250,7 @@ class LanguageModeling(Task):
         self._initial, self._tokenizer = self._start()
         if self._initial is not None:
             self.settings = settings = _with_sizes(settings, self._initial)
-        settings.check_batch(self.ranks.ranks)
+        settings.check_batch(self.strategy.ranks)
         tokenizer = self._tokenizer
         return self._config(tokenizer.vocab_size if tokenizer else settings.largest_vocab)
 
@@ -285,12 +285,17 @@ class LanguageModeling(Task):
 
     def read(self) -> None:
         """Read the text as tokens."""
-        settings, ranks = self.settings, self.ranks
-        self.corpus = prepare_corpus(settings, self._tokenizer, ranks.is_main)
+        settings, strategy = self.settings, self.strategy
+        self.corpus = prepare_corpus(settings, self._tokenizer, strategy.is_main)
         self.config = self._config(self.corpus.tokenizer.vocab_size)
         self._training, self._validation = (
             TokenLoader(
-                tokens, settings.batch, self.config.context, settings.seed, ranks.rank, ranks.ranks
+                tokens,
+                settings.batch,
+                self.config.context,
+                settings.seed,
+                strategy.rank,
+                strategy.ranks,
             )
             for tokens in (self.corpus.train, self.corpus.validation)
         )
@@ -322,13 +327,13 @@ class LanguageModeling(Task):
     def evaluate(self) -> Mapping[str, float]:
         """Return the loss on some of the validation text; at the end also on the whole."""
         some = self._validation.evaluation_batches(self.settings.evaluation_batches)
-        found = measure_loss(self.model, self.loss, some, self.ranks)
+        found = measure_loss(self.model, self.loss, some, self.strategy)
         if not self.finished:
             return found
         whole = found
         if found["validation_tokens"] < len(self.corpus.validation) - 1:
             every = self._validation.evaluation_batches()
-            whole = measure_loss(self.model, self.loss, every, self.ranks)
+            whole = measure_loss(self.model, self.loss, every, self.strategy)
         return {**found, **{f"final_{name}": value for name, value in whole.items()}}
 
     def sample(self) -> tuple[str, str]:
@@ -384,7 +389,7 @@ class LanguageModeling(Task):
         Raises:
             TrainingError: the last one is not finite.
         """
-        return _summary(self.folder) if self.ranks.is_main else ""
+        return _summary(self.folder) if self.strategy.is_main else ""
 
     @classmethod
     def measure(

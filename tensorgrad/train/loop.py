@@ -42,11 +42,11 @@ from tensorgrad.train.checkpoint import (
 from tensorgrad.train.folder import hold
 from tensorgrad.train.patience import Patience
 from tensorgrad.train.progress import ProgressBar
-from tensorgrad.train.ranks import Batch, Count, Loss, OneProcess, Ranks, count_targets
 from tensorgrad.train.run_log import RunLog
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.state import load_state, state_of
 from tensorgrad.train.stop_signals import STOPS, StopSignals
+from tensorgrad.train.strategy import Batch, Count, Loss, OneProcess, Strategy, count_targets
 from tensorgrad.train.times import Clock, Work, peak_of
 from tensorgrad.weights import check_savable
 
@@ -98,7 +98,7 @@ def mean_loss(
     model: Module,
     loss: Loss,
     batches: Iterable[Batch],
-    ranks: Ranks | None = None,
+    strategy: Strategy | None = None,
     count: Count = count_targets,
 ) -> float:
     """Return the mean of the loss over all targets of batches, without dropout or gradients.
@@ -107,27 +107,27 @@ def mean_loss(
         model: its mode (train or eval) is the same afterwards.
         loss: takes the arrays of a batch, on the model's device, and returns their mean loss.
         batches: of this rank.
-        ranks: the ranks whose batches are averaged; default: this process alone.
+        strategy: the ranks whose batches are averaged; default: this process alone.
         count: takes the arrays of a batch and returns how much its mean loss divides by.
     Raises:
         ArgumentError: batches is empty on all ranks, or all its targets are ignored.
     """
-    return measure_loss(model, loss, batches, ranks, count)["validation_loss"]
+    return measure_loss(model, loss, batches, strategy, count)["validation_loss"]
 
 
 def measure_loss(
     model: Module,
     loss: Loss,
     batches: Iterable[Batch],
-    ranks: Ranks | None = None,
+    strategy: Strategy | None = None,
     count: Count = count_targets,
 ) -> dict[str, float]:
     """Return "validation_loss", see `mean_loss`, and "validation_tokens", how many it is of."""
     device = next(model.parameters()).device
-    ranks = ranks or OneProcess()
+    strategy = strategy or OneProcess()
     moved = (_moved(_checked(batch), device) for batch in batches)
     with evaluating(model):
-        total, targets = ranks.sum(ranks.add_losses(loss, moved, count))
+        total, targets = strategy.sum(strategy.add_losses(loss, moved, count))
     if targets == 0:
         raise ArgumentError(
             "mean_loss: batches is empty or has only ignored targets, expected some that count"
@@ -169,7 +169,7 @@ class Trainer:
             those of the settings.
         belongs_to: what a checkpoint must have been made with to fit this run, by group; for
             example {"model": {"layers": 2}, "data": {"key": "0f3a"}}; values as in JSON.
-        ranks: the processes that train together.
+        strategy: the processes that train together.
         scaler: for float16.
         count: takes the arrays of a part and returns how much its mean loss divides by, by default
             its targets (`count_targets`): with class weights the sum of the targets' weights, or
@@ -203,7 +203,7 @@ class Trainer:
         sample_every: int = 0,
         callbacks: Sequence[Callback] = (),
         belongs_to: Mapping[str, Mapping[str, Any]] | None = None,
-        ranks: Ranks | None = None,
+        strategy: Strategy | None = None,
         scaler: LossScaler | None = None,
         count: Count = count_targets,
         graphs: int = 8,
@@ -215,14 +215,14 @@ class Trainer:
         self._loss, self._count = loss, count
         self._batches, self._schedule = batches, schedule
         self._evaluate, self._belongs_to = evaluate, dict(belongs_to or {})
-        self._ranks = OneProcess() if ranks is None else ranks
+        self._strategy = OneProcess() if strategy is None else strategy
         self._tokens_per_step, self._flops_per_token = tokens_per_step, flops_per_token
         self._steps_per_epoch = steps_per_epoch
         self._sampler, self._sample_every = sample, sample_every
         self._callbacks = tuple(callbacks)
         self._device = backend.device_of(optimizer.hyper)
         self._captured: graph.Captured | None = None
-        if settings.capture and self._device != "cpu" and self._ranks.captures:
+        if settings.capture and self._device != "cpu" and self._strategy.captures:
             self._captured = graph.capture(self._whole_step, self._device, graphs)
         self._patience = Patience()
         self._measured: dict[str, float] = {}  # by the evaluation after `step`, if there was one
@@ -261,12 +261,12 @@ class Trainer:
             CheckpointError: it belongs to another model, vocabulary or data or was made with other
                 settings, all are damaged, or the system cannot read one.
         """
-        found = self._ranks.load_latest(self.checkpoints)
+        found = self._strategy.load_latest(self.checkpoints)
         if found is None:
             return False
         self.load(found)
         self._saved = found.path
-        if self._ranks.is_main:
+        if self._strategy.is_main:
             _log.info("resuming from step %d of %d: %s", self.step, self.settings.steps, found.path)
             self._tell_longer_schedule(found)
         return True
@@ -296,7 +296,7 @@ class Trainer:
             self.model,
             self.optimizer,
             self.settings,
-            self._ranks,
+            self._strategy,
             self._belongs_to,
             self.scaler,
         )
@@ -322,7 +322,7 @@ class Trainer:
             CheckpointError: a checkpoint cannot be written, or another process trains in the
                 folder.
         """
-        settings, shown = self.settings, self._ranks.is_main
+        settings, shown = self.settings, self._strategy.is_main
         check_state(self._state())
         check_savable({name: tensor.data for name, tensor in self.model.state_dict().items()})
         if self.step == 0 and list_checkpoints(self.checkpoints):
@@ -363,7 +363,7 @@ class Trainer:
                 asked = interrupts.received
                 # Several processes agree, so that all of them stop at the same step.
                 at_once = self.step == end or (
-                    self._ranks.alone and (asked is not None or self._asked)
+                    self._strategy.alone and (asked is not None or self._asked)
                 )
                 if at_once or any(map(self._due, reading)):
                     stopped_by = self._read(asked)
@@ -388,7 +388,7 @@ class Trainer:
 
     def _run_log(self) -> RunLog:
         """Return the files and callbacks of this run."""
-        settings, processes = self.settings, max(self._ranks.processes, self._ranks.ranks)
+        settings, processes = self.settings, max(self._strategy.processes, self._strategy.ranks)
         peak = peak_of(self._device, settings.dtype, processes)
         work = Work(self._tokens_per_step, self._flops_per_token, peak, self._steps_per_epoch)
         return RunLog(
@@ -407,7 +407,7 @@ class Trainer:
     @property
     def _ends_early(self) -> bool:
         """Whether the run has finished, or all ranks know that a callback failed or stopped it."""
-        return self.finished or self._ending or (self._ranks.alone and self._asks_to_end)
+        return self.finished or self._ending or (self._strategy.alone and self._asks_to_end)
 
     @property
     def _asks_to_end(self) -> bool:
@@ -425,8 +425,8 @@ class Trainer:
         facts = {name: getattr(self.settings, name) for name in names}
         for group, found in self._belongs_to.items():
             facts.update((f"{group} {name}", value) for name, value in found.items())
-        self._ranks.begin(self.step, arrays, facts)
-        random.set_state({**random.get_state(), "stream": self._ranks.rank})
+        self._strategy.begin(self.step, arrays, facts)
+        random.set_state({**random.get_state(), "stream": self._strategy.rank})
 
     def _due(self, every: int) -> bool:
         """Whether this step is the last or, unless `every` is 0, a multiple of it."""
@@ -448,8 +448,8 @@ class Trainer:
         before = self.step
         generator = random.get_state()
         # Several processes end together, and in this block they may wait for each other.
-        whole = uninterrupted() if self._ranks.alone else nullcontext()
-        check_parts(len(batch[0]), self.settings.micro_batches, self._ranks.ranks)
+        whole = uninterrupted() if self._strategy.alone else nullcontext()
+        check_parts(len(batch[0]), self.settings.micro_batches, self._strategy.ranks)
         try:
             targets, arrays = count_targets(*batch), _moved(batch, self._device)
             self.optimizer.lr = self._schedule(self.step)
@@ -473,11 +473,11 @@ class Trainer:
             total, norm = self._captured(*arrays)
             return total, norm
         except (GraphError, MemoryError) as error:
-            if isinstance(error, MemoryError) and not self._ranks.alone:
+            if isinstance(error, MemoryError) and not self._strategy.alone:
                 raise  # other ranks may not have failed
             _log.info("steps are not captured: %s", error)
         self._captured = None
-        self._ranks.reset()
+        self._strategy.reset()
         random.set_state(generator)
         return self._whole_step(*arrays)
 
@@ -488,13 +488,13 @@ class Trainer:
         """Compute the gradients of a batch; return the sum of the losses of its parts."""
         self.optimizer.zero_grad()
         parts = list(_parts(arrays, self.settings.micro_batches))
-        return self._ranks.compute_gradients(self._loss, parts, self.scaler, self._count)
+        return self._strategy.compute_gradients(self._loss, parts, self.scaler, self._count)
 
     def _update(self) -> Array:
         """Update the parameters; return the gradient norm."""
         clip = self.settings.clip or math.inf
-        norm = self.optimizer.step(clip, self.scaler, self._ranks.reduce_norm)
-        self._ranks.after_step()
+        norm = self.optimizer.step(clip, self.scaler, self._strategy.reduce_norm)
+        self._strategy.after_step()
         assert norm is not None
         return norm
 
@@ -511,7 +511,7 @@ class Trainer:
         targets = [float(each.targets) for each in pending]
         writes = self._saving is not None and not self._saving[1].is_written
         flags = [writes, self._asks_to_end, *(asked is each for each in STOPS)]
-        sums = iter(self._ranks.sum([*losses, *targets, *map(float, flags)]))
+        sums = iter(self._strategy.sum([*losses, *targets, *map(float, flags)]))
         totals, targets = ([next(sums) for _ in pending] for _ in range(2))
         writing, endings, *counts = sums
         self._ending = endings > 0
@@ -520,7 +520,7 @@ class Trainer:
         for (step, rate, _, device_norm, _), total, counted in zip(
             pending, totals, targets, strict=True
         ):
-            loss = total / self._ranks.ranks if counted else math.nan
+            loss = total / self._strategy.ranks if counted else math.nan
             norm = float(device_norm)
             self._skipped += not math.isfinite(norm)
             if self._log is not None:
@@ -574,11 +574,11 @@ class Trainer:
         """Count the evaluation; if it ends the run, evaluate as after the last step."""
         if self._evaluate is None or "validation_loss" not in self._measured:
             return
-        total, ranks = self._ranks.sum([self._measured["validation_loss"], 1.0])
+        total, ranks = self._strategy.sum([self._measured["validation_loss"], 1.0])
         ended = self.finished
         self._patience.see(total / ranks)
         if self.finished and not ended:
-            if self._ranks.is_main:
+            if self._strategy.is_main:
                 _log.info(
                     "step %d: the run ends early: evaluations without a validation loss below %s: "
                     "%d; see --patience",
@@ -598,7 +598,7 @@ class Trainer:
                 prompt, self.sampled = self._sampler()
         except Exception:
             saved = self._saved is not None and step_of(self._saved) == self.step
-            if not saved and self._ranks.alone:
+            if not saved and self._strategy.alone:
                 self._save()  # a sample may need memory that training does not
             raise
         finally:
@@ -608,7 +608,9 @@ class Trainer:
 
     def _state(self) -> dict[str, Any]:
         """Return what a checkpoint of this step has beside the arrays."""
-        state = state_of(self.settings, self._ranks, self._belongs_to, self._measured, self.scaler)
+        state = state_of(
+            self.settings, self._strategy, self._belongs_to, self._measured, self.scaler
+        )
         return {**state, "patience": asdict(self._patience)}
 
     def _save(self, in_background: bool = False) -> None:
@@ -618,7 +620,7 @@ class Trainer:
             self._log.times(self.step, at_once=True)
             self._log.sync()
         with self._clock.paused(), ranges.phase("checkpoint"):
-            saving = self._ranks.begin_save(
+            saving = self._strategy.begin_save(
                 self.checkpoints,
                 self.step,
                 self.model,
@@ -658,7 +660,7 @@ class Trainer:
 
         Several ranks finish it together, and others may not have failed. An interrupt ends at once.
         """
-        if isinstance(error, Exception) and self._ranks.alone:
+        if isinstance(error, Exception) and self._strategy.alone:
             try:
                 self._finish_saving()
             except Exception as another:

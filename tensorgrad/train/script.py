@@ -39,11 +39,11 @@ from tensorgrad.train.folder import free_folder, run_folder
 from tensorgrad.train.loop import Outcome
 from tensorgrad.train.options import in_options
 from tensorgrad.train.progress import ProgressBar, StageProgress
-from tensorgrad.train.ranks import OneProcess, Ranks
 from tensorgrad.train.run import report_stop, save_facts
 from tensorgrad.train.run_log import RunLog
 from tensorgrad.train.state import load_state, state_of
 from tensorgrad.train.stop_signals import STOPS, StopSignals
+from tensorgrad.train.strategy import OneProcess, Strategy
 from tensorgrad.train.times import Clock, Work
 
 _log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class ScriptRun:
         settings: of the run.
         folder: of the run; created with config.json, and locked against other processes.
         resuming: whether it holds a run to resume.
-        ranks: the processes that train together; default: this one alone.
+        strategy: the processes that train together; default: this one alone.
         keep: the number of newest checkpoints to keep, besides the best.
     Raises:
         ArgumentError: the ranks cannot share the batch, or the folder is not writable.
@@ -122,30 +122,30 @@ class ScriptRun:
         settings: ScriptSettings,
         folder: Path,
         resuming: bool = False,
-        ranks: Ranks | None = None,
+        strategy: Strategy | None = None,
         keep: int = 2,
     ) -> None:
-        self._ranks = OneProcess() if ranks is None else ranks
+        self._strategy = OneProcess() if strategy is None else strategy
         self._settings, self._folder, self._resuming = settings, folder, resuming
         self._checkpoints, self._keep = folder / "checkpoints", keep
         self._step, self._saved = 0, -1  # steps done, and in the newest checkpoint
         self._measured: Mapping[str, float] = {}  # by an evaluation after `_step`
         self._log: RunLog | None = None  # on the main rank, from `resume` on
         self._pause = ExitStack()  # of the clock
-        self.progress = StageProgress(f"preparing {settings.data}", self._ranks.is_main)
+        self.progress = StageProgress(f"preparing {settings.data}", self._strategy.is_main)
         self.status = 0
 
     def __enter__(self) -> ScriptRun:
-        settings, ranks = self._settings, self._ranks
+        settings, strategy = self._settings, self._strategy
         with ExitStack() as stack:
             stack.enter_context(in_options(settings))
-            if settings.batch % ranks.ranks:
+            if settings.batch % strategy.ranks:
                 raise ArgumentError(
-                    f"--batch: got {settings.batch}, expected a multiple of the {ranks.ranks} data "
-                    "parallel ranks"
+                    f"--batch: got {settings.batch}, expected a multiple of the {strategy.ranks} "
+                    "data parallel ranks"
                 )
             new = None if self._resuming else settings
-            stack.enter_context(run_folder(self._folder, ranks.is_main, new))
+            stack.enter_context(run_folder(self._folder, strategy.is_main, new))
             self._stack = stack.pop_all()
         return self
 
@@ -159,32 +159,34 @@ class ScriptRun:
 
         Args:
             model: on its device.
-            optimizer: of the model, from `Ranks.prepare` where ranks train together.
+            optimizer: of the model, from `Strategy.prepare` where ranks train together.
             sizes: of the model, a dataclass such as GPT2Config; a checkpoint must be of these,
             corpus: and of this text and vocabulary.
         Raises:
             CheckpointError: the newest checkpoint does not fit, or all of them are damaged.
         """
         self.progress.__exit__()
-        settings, ranks, folder = self._settings, self._ranks, self._folder
+        settings, strategy, folder = self._settings, self._strategy, self._folder
         self._model, self._optimizer = model, optimizer
         self._belongs_to = belongs_to = {
             "model": asdict(sizes),
             "tokenizer": {"sha256": corpus.tokenizer.digest},
             "data": {"corpus": corpus.digest, "batch": settings.batch, "seed": settings.seed},
         }
-        checkpoint = ranks.load_latest(self._checkpoints) if self._resuming else None
+        checkpoint = strategy.load_latest(self._checkpoints) if self._resuming else None
         if checkpoint is not None:
-            load_state(checkpoint, model, optimizer, settings, ranks, belongs_to)
+            load_state(checkpoint, model, optimizer, settings, strategy, belongs_to)
             self._measured = checkpoint.mapping("metrics")
             self._step = self._saved = checkpoint.step
         arrays = [tensor.data for tensor in model.state_dict().values()]
-        ranks.begin(self._step, [*arrays, *optimizer.state.values()], belongs_to)
+        strategy.begin(self._step, [*arrays, *optimizer.state.values()], belongs_to)
         self._clock, device = Clock(), backend.device_of(optimizer.hyper)
         tokens = settings.batch * sizes.context
-        self._progress = ProgressBar(settings.steps, self._step, tokens, self._clock, ranks.is_main)
+        self._progress = ProgressBar(
+            settings.steps, self._step, tokens, self._clock, strategy.is_main
+        )
         self._signals = self._stack.enter_context(StopSignals())
-        if ranks.is_main:
+        if strategy.is_main:
             config.save(settings, folder)
             corpus.tokenizer.save(folder / "tokenizer.json")
             facts = {"warmup": settings.warmup_steps, "parameters": sizes.parameters}
@@ -204,7 +206,7 @@ class ScriptRun:
                 _log.warning("%s has no checkpoint: starting at step 0", folder)
             work = Work(tokens)
             log = RunLog(
-                folder, self._step, self._clock, work, device, ranks.processes, samples=True
+                folder, self._step, self._clock, work, device, strategy.processes, samples=True
             )
             self._log = self._stack.enter_context(log)
         self._stack.enter_context(self._progress)
@@ -216,7 +218,7 @@ class ScriptRun:
         """Return whether a signal has asked a rank to stop; all ranks learn of it."""
         self._pause.close()
         asked = [float(self._signals.received is number) for number in STOPS]
-        counts = zip(STOPS, self._ranks.sum(asked), strict=True)
+        counts = zip(STOPS, self._strategy.sum(asked), strict=True)
         found = next((number for number, count in counts if count), None)
         if found is not None and self._step < self._settings.steps:
             self.status = 128 + found
@@ -280,8 +282,10 @@ class ScriptRun:
             self._log.times(step, at_once=True)
             self._log.sync()
         self._pause.enter_context(self._clock.paused())
-        state = state_of(self._settings, self._ranks, self._belongs_to, self._measured)
-        self._ranks.save(self._checkpoints, step, self._model, self._optimizer, state, self._keep)
+        state = state_of(self._settings, self._strategy, self._belongs_to, self._measured)
+        self._strategy.save(
+            self._checkpoints, step, self._model, self._optimizer, state, self._keep
+        )
         self._saved = step
 
     def _end(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -302,4 +306,4 @@ class ScriptRun:
             _log.info("%d steps, %s; all in %s", outcome.step, speed, self._folder)
         else:
             steps = self._settings.steps
-            report_stop(outcome, steps, self._folder, self._ranks.processes)
+            report_stop(outcome, steps, self._folder, self._strategy.processes)

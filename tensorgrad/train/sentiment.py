@@ -40,9 +40,9 @@ from tensorgrad.tensor import Tensor
 from tensorgrad.train.config import option
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Outcome
-from tensorgrad.train.ranks import Batch
 from tensorgrad.train.run import without_checkpoint
 from tensorgrad.train.settings import SCHEDULES, EpochSettings, by_optimizer, fitting
+from tensorgrad.train.strategy import Batch
 from tensorgrad.train.task import Task
 
 _log = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ class Sentiment(Task):
 
     def read(self) -> None:
         """Read the sentences, and make or load the vocabulary."""
-        settings, ranks = self.settings, self.ranks
+        settings, strategy = self.settings, self.strategy
         self.texts = read_data(settings)
         self.vocabulary = make_vocabulary(settings, self.folder, self.texts[0].texts)
         self.training, self.validation = (
@@ -224,8 +224,8 @@ class Sentiment(Task):
                 settings.batch,
                 settings.seed,
                 settings.context,
-                ranks.rank,
-                ranks.ranks,
+                strategy.rank,
+                strategy.ranks,
             )
             for part in self.texts
         )
@@ -277,7 +277,7 @@ class Sentiment(Task):
                 total += cross_entropy(logits, labels, reduction="sum").item()
                 right += int((logits.data.argmax(1) == labels).sum())
                 count += int((labels != IGNORED).sum())
-        loss, accurate, texts = self.ranks.sum([total, right, count])
+        loss, accurate, texts = self.strategy.sum([total, right, count])
         return {"validation_loss": loss / texts, "accuracy": accurate / texts}
 
     def fingerprint(self) -> Mapping[str, Mapping[str, Any]]:
@@ -314,14 +314,14 @@ class Sentiment(Task):
 
     def end(self, outcome: Outcome) -> str:
         """Return the last accuracy and the highest one."""
-        if not self.ranks.is_main:
+        if not self.strategy.is_main:
             return ""
         measured = {
             record["step"]: record["accuracy"]
             for record in read_metrics(self.folder / "metrics.jsonl")
             if "accuracy" in record
         }
-        if not measured and self.ranks.processes == 1:  # somebody has deleted what was written
+        if not measured and self.strategy.processes == 1:  # somebody has deleted what was written
             measured = {outcome.step: self.evaluate()["accuracy"]}
         best = max(measured, key=lambda step: measured[step])
         return (

@@ -14,23 +14,23 @@ from tensorgrad.nn import Module
 from tensorgrad.optim import LossScaler, Optimizer
 from tensorgrad.train.checkpoint import Checkpoint, check_same
 from tensorgrad.train.config import Dataclass, contradictions, renamed
-from tensorgrad.train.ranks import Ranks
+from tensorgrad.train.strategy import Strategy
 
 BelongsTo = Mapping[str, Mapping[str, Any]]
 
 
 def state_of(
     settings: Dataclass,
-    ranks: Ranks,
+    strategy: Strategy,
     belongs_to: BelongsTo,
     metrics: Mapping[str, float],
     scaler: LossScaler | None = None,
 ) -> dict[str, Any]:
-    """Return what a checkpoint has beside the arrays, for `Ranks.save`.
+    """Return what a checkpoint has beside the arrays, for `Strategy.save`.
 
     Args:
         settings: of the run.
-        ranks: the processes that train together.
+        strategy: the processes that train together.
         belongs_to: what a checkpoint must have been made with to fit this run, by group.
         metrics: of the evaluation at this step; its "validation_loss" chooses the best checkpoint.
         scaler: for float16.
@@ -38,7 +38,7 @@ def state_of(
     return {
         **belongs_to,
         "settings": asdict(settings),
-        "ranks": ranks.ranks,
+        "ranks": strategy.ranks,
         "scaler": None if scaler is None else scaler.state_dict(),
         "generator": random.get_state(),
         "metrics": finite(metrics),
@@ -50,14 +50,14 @@ def load_state(
     model: Module,
     optimizer: Optimizer,
     settings: Dataclass,
-    ranks: Ranks,
+    strategy: Strategy,
     belongs_to: BelongsTo,
     scaler: LossScaler | None = None,
 ) -> None:
     """Load a checkpoint into a run; nothing changes if it does not fit.
 
     Args:
-        checkpoint: that `Ranks.save` has written with the state of `state_of`.
+        checkpoint: that `Strategy.save` has written with the state of `state_of`.
         model, optimizer: whose arrays are replaced.
         settings, ranks, belongs_to, scaler: as for `state_of`.
     Raises:
@@ -66,22 +66,22 @@ def load_state(
     """
     for name, expected in belongs_to.items():
         check_same(checkpoint, name, expected)
-    _check_settings(checkpoint, settings, ranks)
+    _check_settings(checkpoint, settings, strategy)
     generator = checkpoint.mapping("generator")
     try:
         with _unchanged_by_errors(scaler):
             random.set_state(generator)
             if scaler is not None:
                 scaler.load_state_dict(checkpoint.entry("scaler") or {})
-            ranks.load(checkpoint, model, optimizer)
+            strategy.load(checkpoint, model, optimizer)
     except (ArgumentError, CheckpointError) as error:
         raise CheckpointError(f"load: {checkpoint.path} cannot be used: {error}") from error
 
 
-def _check_settings(checkpoint: Checkpoint, settings: Dataclass, ranks: Ranks) -> None:
+def _check_settings(checkpoint: Checkpoint, settings: Dataclass, strategy: Strategy) -> None:
     """Raise CheckpointError where a setting differs that a resumed run must keep."""
     before = renamed(checkpoint.settings("settings"))
-    same_ranks = checkpoint.state.get("ranks") == ranks.ranks
+    same_ranks = checkpoint.state.get("ranks") == strategy.ranks
     now, warmup = asdict(settings), before.get("warmup")
     if isinstance(warmup, int) and warmup + 1 == before.get("steps"):
         now.pop("warmup", None)  # limited by the steps, with which it may grow

@@ -33,10 +33,10 @@ from tensorgrad.train.folder import run_folder
 from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Outcome, Trainer
 from tensorgrad.train.options import in_options
-from tensorgrad.train.ranks import Batch, OneProcess, Ranks, count_targets
 from tensorgrad.train.run import report_stop, resume_run, save_facts
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.sizes import check_sizes
+from tensorgrad.train.strategy import Batch, OneProcess, Strategy, count_targets
 from tensorgrad.train.user_file import is_file
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Task:
     Args:
         settings: of the run.
         folder: of the run.
-        ranks: the processes that train together.
+        strategy: the processes that train together.
         resuming: whether the folder holds a run to resume.
     Attributes:
         Settings: the class of the settings, whose fields are the options of the command.
@@ -81,10 +81,10 @@ class Task:
     sample_every: int = 0
 
     def __init__(
-        self, settings: Any, folder: Path, ranks: Ranks | None = None, resuming: bool = False
+        self, settings: Any, folder: Path, strategy: Strategy | None = None, resuming: bool = False
     ) -> None:
         self.settings, self.folder, self.resuming = settings, folder, resuming
-        self.ranks = OneProcess() if ranks is None else ranks
+        self.strategy = OneProcess() if strategy is None else strategy
         self.precision: Callable[[], AbstractContextManager[None]] = settings.precision()
 
     def sizes(self) -> Config | None:
@@ -190,7 +190,7 @@ def make_trainer(task: Task, callbacks: Sequence[Callback] = ()) -> Trainer:
     settings = task.resolved
     trainer = Trainer(
         task.model,
-        task.ranks.prepare(task.model, settings.optimizer),
+        task.strategy.prepare(task.model, settings.optimizer),
         task.loss,
         task.batches,
         settings.learning_rate,
@@ -204,7 +204,7 @@ def make_trainer(task: Task, callbacks: Sequence[Callback] = ()) -> Trainer:
         sample_every=task.sample_every,
         callbacks=callbacks,
         belongs_to=task.fingerprint(),
-        ranks=task.ranks,
+        strategy=task.strategy,
         scaler=settings.scaler(),
         count=task.count,
         graphs=task.graphs,
@@ -218,7 +218,7 @@ def train(
     folder: Path,
     resuming: bool,
     device: str,
-    ranks: Ranks | None = None,
+    strategy: Strategy | None = None,
     processes: int = 1,
 ) -> tuple[Outcome, str | None]:
     """Train a task, from step 0 or from the newest checkpoint.
@@ -229,26 +229,26 @@ def train(
         folder: of the run.
         resuming: whether the folder holds a run to resume.
         device: "cpu", "cuda" or "cuda:N".
-        ranks: the processes that train together; default: this one alone.
+        strategy: the processes that train together; default: this one alone.
         processes: how many there are, for the command that resumes the run.
     Returns:
         How the run ended, and the last sample of the model's text; None where there is none or the
         run was stopped.
     """
     began = time.perf_counter()
-    ranks = OneProcess() if ranks is None else ranks
+    strategy = OneProcess() if strategy is None else strategy
     with in_options(settings):
         settings.known_sizes()  # bad ones leave no folder
-    with in_options(settings), run_folder(folder, ranks.is_main, None if resuming else settings):
-        callbacks = make_loggers(settings.loggers) if ranks.is_main else []
-        task = kind(settings, folder, ranks, resuming)
+    with in_options(settings), run_folder(folder, strategy.is_main, None if resuming else settings):
+        callbacks = make_loggers(settings.loggers) if strategy.is_main else []
+        task = kind(settings, folder, strategy, resuming)
         task.prepare(device)
         parameters = sum(tensor.size for tensor in task.model.parameters())
         trainer = make_trainer(task, callbacks)
         if resuming:
             resume_run(trainer)
         task.first_step = trainer.step
-        if ranks.is_main:
+        if strategy.is_main:
             config.save(task.settings, folder)
             task.save()
             facts = {"warmup": task.resolved.warmup_steps, "parameters": parameters}
@@ -257,14 +257,14 @@ def train(
             _log.info("%s: %s, on %s", folder, about, device)
         outcome = trainer.run()
         if not outcome.finished:
-            if ranks.is_main:
+            if strategy.is_main:
                 file = getattr(task.settings, "model", "")
                 file = file if is_file(file) else ""
                 report_stop(outcome, task.resolved.steps, folder, processes, file)
             return outcome, None
         task.step, task.finished = outcome.step, True
         result = task.end(outcome)
-        if ranks.is_main:
+        if strategy.is_main:
             speed = f", {outcome.tokens_per_second:,.0f} tokens/s" if task.tokens_per_step else ""
             spent = f"{time.perf_counter() - began:.0f} s{speed}; all in {folder}"
             _log.info("%s", f"{result}; {spent}" if result else spent)

@@ -34,8 +34,8 @@ from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint, step_of
 from tensorgrad.train.config import option
 from tensorgrad.train.loop import Outcome, measure_loss
-from tensorgrad.train.ranks import Batch, OneProcess
 from tensorgrad.train.settings import EpochSettings, by_optimizer, fitting
+from tensorgrad.train.strategy import Batch, OneProcess
 from tensorgrad.train.task import Task
 from tensorgrad.weights import load_arrays, save_arrays
 
@@ -278,7 +278,7 @@ class Translation(Task):
         And "validation_tokens", their number.
         """
         batches = self.validation.evaluation_batches()
-        return measure_loss(self.model, self.loss, batches, self.ranks)
+        return measure_loss(self.model, self.loss, batches, self.strategy)
 
     def translate(self, desc: str) -> dict[str, Any]:
         """Translate the test set; return BLEU and all texts."""
@@ -309,7 +309,7 @@ class Translation(Task):
 
     def write(self, name: str, results: Mapping[str, Any]) -> None:
         """Write results as JSON into the folder of the run."""
-        if self.ranks.is_main:
+        if self.strategy.is_main:
             with replacing(self.folder / name) as file:
                 file.write(to_json(results, 1, name, escapes=False).encode())
 
@@ -360,7 +360,7 @@ class Translation(Task):
 
     def _average(self) -> None:
         """Average the last checkpoints, evaluate and save the averaged model: on the main rank."""
-        if not self.ranks.is_main:
+        if not self.strategy.is_main:
             return
         last = self._checkpoints(regular=True)[: self.settings.average]
         arrays = average_checkpoints(last)
@@ -376,7 +376,7 @@ class Translation(Task):
 
     def _become(self, arrays: Mapping[str, Any]) -> None:
         """Go on as one process with a whole model of these parameters."""
-        device, self.ranks = self.model.device, OneProcess()
+        device, self.strategy = self.model.device, OneProcess()
         self.model = TranslationModel(self.config).to(device, self.settings.parameter_dtype)
         self.model.load_state_dict(arrays)
         self.validation = self._loader(self.corpus.validation)
@@ -413,8 +413,8 @@ class Translation(Task):
             settings.batch,
             settings.context,
             settings.seed,
-            self.ranks.rank,
-            self.ranks.ranks,
+            self.strategy.rank,
+            self.strategy.ranks,
         )
 
     def _checkpoints(self, regular: bool) -> list[Path]:

@@ -13,7 +13,7 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.graph import Captured
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.train.ranks import OneProcess
+from tensorgrad.train.strategy import OneProcess
 
 TINY = GPT2Config(vocab_size=64, context=8, layers=2, heads=2, width=16)
 

@@ -28,7 +28,7 @@ from tensorgrad.parallel.checkpoint import Shards, load_latest, load_pieces, pie
 from tensorgrad.parallel.merge import merge
 from tensorgrad.placement import ArrayPiece, Placement, cut_box, divide
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint, sums_of
-from tensorgrad.train.ranks import OneProcess
+from tensorgrad.train.strategy import OneProcess
 from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 from tests.disk import flip, full_disk
 from tests.parallel.threads import on_ranks

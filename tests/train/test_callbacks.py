@@ -16,7 +16,7 @@ from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import list_checkpoints, step_of
 from tensorgrad.train.log import read_metrics, read_samples
 from tensorgrad.train.loop import Outcome, Trainer
-from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.strategy import OneProcess, Strategy
 from tests.train.tiny_run import make_trainer
 
 METHODS = ("on_start", "on_step", "on_times", "on_evaluation", "on_sample", "on_checkpoint")
@@ -218,7 +218,7 @@ def test_callbacks_are_ended_when_a_run_is_interrupted(tmp_path: Path) -> None:
     assert (stopped.end.step, stopped.end.finished) == (3, False)
 
 
-class TwoRanks(Ranks):
+class TwoRanks(Strategy):
     """The main one of two ranks, the second of which has the same values."""
 
     ranks = processes = 2

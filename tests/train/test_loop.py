@@ -23,8 +23,8 @@ from tensorgrad.train import config
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Trainer, mean_loss
-from tensorgrad.train.ranks import OneProcess, Ranks, count_targets
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.strategy import OneProcess, Strategy, count_targets
 from tests.disk import full_disk
 from tests.processes import started
 from tests.train.tiny_run import MODEL, SMALL, make_trainer
@@ -548,7 +548,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_changes_nothing(tmp_path: Pa
     assert bits(other) == before
 
 
-class Two(Ranks):
+class Two(Strategy):
     """The first of two ranks, the second of which measures and computes the same."""
 
     rank, ranks, is_main = 0, 2, True
@@ -587,14 +587,14 @@ def test_a_rank_that_was_asked_to_stop_stops_all(tmp_path: Path) -> None:
 def test_ranks_start_with_equal_states_and_their_own_random_numbers(tmp_path: Path) -> None:
     make_trainer(tmp_path, stop_after=1).run()
     assert random.get_state()["stream"] == 0
-    ranks = Two()
-    ranks.rank, ranks.is_main = 1, False
-    trainer = make_trainer(tmp_path, ranks, stop_after=1)
+    strategy = Two()
+    strategy.rank, strategy.is_main = 1, False
+    trainer = make_trainer(tmp_path, strategy, stop_after=1)
     trainer.resume()
     trainer.run()
     assert random.get_state()["stream"] == 1
     arrays = [p.data for p in trainer.model.parameters()] + list(trainer.optimizer.state.values())
-    assert ranks.begun == (1, {id(array) for array in arrays})
+    assert strategy.begun == (1, {id(array) for array in arrays})
 
 
 class Second(OneProcess):

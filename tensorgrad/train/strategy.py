@@ -3,9 +3,9 @@
 A step of the loop is
 
     optimizer.zero_grad()
-    ranks.compute_gradients(...)                            # forward, backward, all-reduce
-    optimizer.step(..., reduce_norm=ranks.reduce_norm)      # clip by the norm over all ranks
-    ranks.after_step()                                      # all-gather of updated parameters
+    strategy.compute_gradients(...)                            # forward, backward, all-reduce
+    optimizer.step(..., reduce_norm=strategy.reduce_norm)      # clip by the norm over all ranks
+    strategy.after_step()                                      # all-gather of updated parameters
 
 and strategies (parallel/data.py, zero.py, pipeline.py) differ only inside these calls.
 
@@ -65,7 +65,7 @@ def count_targets(*arrays: Any) -> Any:
     return len(arrays[0])
 
 
-class Ranks:
+class Strategy:
     """The processes that train together; the base class is one process alone.
 
     A strategy overrides methods. Every rank calls the same methods in the same order.
@@ -318,13 +318,13 @@ def mean_of(loss: Loss, batch: Batch) -> Tensor:
 
 
 def weighted(value: Tensor, shares: Array | None, number: int) -> Tensor:
-    """Return the mean loss of a part times its share, see `Ranks.shares`."""
+    """Return the mean loss of a part times its share, see `Strategy.shares`."""
     if shares is None:
         return value
     return value * Tensor(shares[number : number + 1].reshape(()).astype(value.dtype))
 
 
-class OneProcess(Ranks):
+class OneProcess(Strategy):
     """Training without other ranks."""
 
     captures = True
