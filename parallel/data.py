@@ -28,7 +28,7 @@ from tensorgrad.parallel.checkpoint import ShardedStrategy
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.strategy import MakeOptimizer, Strategy
+from tensorgrad.train.strategy import MakeOptimizer
 from tensorgrad.train.strategy_settings import REDUCTIONS
 
 
@@ -102,7 +102,6 @@ class DataParallel(ShardedStrategy):
         self.processes = comm.size
 
     captures = True
-    save = Strategy.save  # rank 0 has everything
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Return the optimizer of the parameters, which are the same on all ranks.

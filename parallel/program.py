@@ -233,7 +233,7 @@ def _run_on_ranks(comm: Comm, task: type[Task], read: Read, end: End) -> int:
     with in_options(settings), memory_explained(settings, comm.size):
         settings, _ = choose_device(settings)
         device = comm.select_device(settings.device)
-        outcome, sample = train(task, settings, folder, resuming, device, strategy, comm.size)
+        outcome, sample = train(task, settings, folder, resuming, device, strategy)
     if outcome.finished and strategy.is_main:
         end(settings, folder, sample)
     return outcome.status

@@ -26,7 +26,6 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.buckets import Buckets
-from tensorgrad.parallel.checkpoint import ShardedStrategy
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.data import DataParallel, broadcast_parameters
@@ -58,8 +57,6 @@ class Zero(DataParallel):
         self._sharded: ShardedParameters | None = None
         self._units: Units  # in stages 2 and 3
         self._others: list[Array] = []
-
-    save = ShardedStrategy.save
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Shard the parameters of rank 0, and return the optimizer of this rank's shards.

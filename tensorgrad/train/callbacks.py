@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tensorgrad.train.loop import Outcome, Trainer
+    from tensorgrad.train.loop import Trainer
+    from tensorgrad.train.run import Outcome
 
 
 class Callback:

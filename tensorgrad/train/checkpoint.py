@@ -25,10 +25,10 @@ import shutil
 import stat
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +55,7 @@ Rest = Callable[[], object]
 
 
 def no_rest() -> None:
-    """Go on at once; see `Saving.write`."""
+    """Go on at once; see `PendingCheckpoint.write`."""
 
 
 @dataclass(frozen=True)
@@ -132,17 +132,82 @@ class Checkpoint:
         return arrays
 
 
-class Saving(Protocol):
-    """A checkpoint that is being written: first `write`, then `finish`."""
+class OneWriter:
+    """The process that writes a checkpoint alone; several ranks have parallel/checkpoint.py."""
 
-    def write(self, rest: Rest = no_rest) -> bool:
-        """Write the arrays and read them back, in any thread.
+    def on_all(self, act: Callable[[], Any]) -> list[Any]:
+        """Return the results of a function on all ranks that write; an error is one of all."""
+        return [act()]
+
+    def on_main(self, act: Callable[[], str]) -> str:
+        """Return the result of a function on one rank, on all of them."""
+        return act()
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The files that this process writes of a checkpoint.
+
+    Attributes:
+        arrays: for each file (without ".safetensors") its arrays by name.
+        numbers: of the optimizer, for the state.
+        headers: the metadata of files that have some.
+        writers: the ranks that write the checkpoint together.
+    """
+
+    arrays: Mapping[str, Mapping[str, Array]]
+    numbers: Mapping[str, Any] | None = None
+    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    writers: OneWriter = field(default_factory=OneWriter)
+
+
+class PendingCheckpoint:
+    """A checkpoint that is being written: first `write`, then `finish`, on all ranks that write.
+
+    Args:
+        folder: of the checkpoints of a run; created if missing, but not its parent.
+        step: the number of optimizer steps done.
+        contents: arrays that must not change before `write` has ended.
+        state: what `to_json` takes; entries that are RESERVED are replaced.
+        keep: 1 or more.
+    Attributes:
+        is_written: whether all is written, without an error.
+    Raises:
+        ArgumentError, DtypeError: the state could not be read again.
+        CheckpointError: no folder can be made for it; earlier ones are unchanged.
+    """
+
+    def __init__(
+        self, folder: Path, step: int, contents: Contents, state: Mapping[str, Any], keep: int = 2
+    ) -> None:
+        numbers = contents.numbers
+        self._state = state if numbers is None else {**state, "optimizer": numbers}
+        check_state(self._state)
+        self._contents, self._writers = contents, contents.writers
+        self._step, self._keep = step, keep
+        self._files: dict[str, dict[str, int]] = {}
+        self._error: Exception | None = None
+        self.is_written = False
+        self._new = folder / self._writers.on_main(lambda: begin_checkpoint(folder, step).name)
+        self._paths = {name: self._new / f"{name}.safetensors" for name in contents.arrays}
+
+    def write(self, rest: Rest = no_rest) -> None:
+        """Write the arrays and read them back, in any thread; `finish` raises an error of this.
 
         Args:
             rest: called after each chunk of 32 MB, to leave the processor to others.
-        Returns:
-            Whether that worked; `finish` raises the error.
         """
+        try:
+            for name, path in self._paths.items():
+                arrays, header = self._contents.arrays[name], self._contents.headers.get(name)
+                self._files[path.name] = write_arrays(path, arrays, header, rest)
+        except Exception as error:
+            self._error = error
+        except BaseException:
+            self.abandon()
+            raise
+        self._contents = Contents({})  # free the memory
+        self.is_written = self._error is None
 
     def finish(self) -> Path:
         """Let the checkpoint appear, and delete older ones; return its folder.
@@ -150,67 +215,32 @@ class Saving(Protocol):
         Raises:
             CheckpointError: it cannot be written (a full disk); earlier ones are unchanged.
         """
-
-    def abandon(self) -> None:
-        """Delete what was written."""
-
-
-class PendingCheckpoint:
-    """A checkpoint of one process that is being written; see `Saving`.
-
-    Args:
-        folder: of the checkpoints of a run; created if missing, but not its parent.
-        step: the number of optimizer steps done.
-        arrays: for each file (without ".safetensors") its arrays by name. They must not change
-            before `write` has ended.
-        state: what `to_json` takes; entries that are RESERVED are replaced.
-        keep: 1 or more.
-    Raises:
-        ArgumentError, DtypeError: the state could not be read again.
-        CheckpointError: no folder can be made for it; earlier ones are unchanged.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        step: int,
-        arrays: Mapping[str, Mapping[str, Array]],
-        state: Mapping[str, Any],
-        keep: int = 2,
-    ) -> None:
-        check_state(state)
-        self._arrays, self._state = arrays, state
-        self._step, self._keep = step, keep
-        self._files: dict[str, dict[str, int]] = {}
-        self._error: Exception | None = None
-        self._new = begin_checkpoint(folder, step)
-
-    def write(self, rest: Rest = no_rest) -> bool:
-        """Write the arrays and read them back; see `Saving.write`."""
+        new, on_main = self._new, self._writers.on_main
         try:
-            for name, group in self._arrays.items():
-                path = self._new / f"{name}.safetensors"
-                self._files[path.name] = write_arrays(path, group, None, rest)
-        except Exception as error:
-            self._error = error
+            parts = self._writers.on_all(self._written)
+        except (OSError, CheckpointError) as error:
+            reason = error
+            text = on_main(lambda: str(abandon_checkpoint(new, reason)))
+            raise CheckpointError(text) from error
         except BaseException:
             self.abandon()
             raise
-        self._arrays = {}  # free the memory
-        return self._error is None
-
-    def finish(self) -> Path:
-        """Let the checkpoint appear; see `Saving.finish`."""
-        if isinstance(self._error, OSError | CheckpointError):
-            raise abandon_checkpoint(self._new, self._error) from self._error
-        if self._error is not None:
-            self.abandon()
-            raise self._error
-        return finish_checkpoint(self._new, self._step, self._state, self._files, self._keep)
+        files = {name: sums for part in parts for name, sums in part.items()}
+        content = self._step, self._state, files, self._keep
+        return Path(on_main(lambda: str(finish_checkpoint(new, *content))))
 
     def abandon(self) -> None:
-        """Delete what was written."""
-        shutil.rmtree(self._new, ignore_errors=True)
+        """Delete what this process has written; the next checkpoint deletes what is left."""
+        for path in self._paths.values():
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # other ranks have files in it
+            self._new.rmdir()
+
+    def _written(self) -> dict[str, dict[str, int]]:
+        """Return the sums of this process's files, or raise the error of writing them."""
+        if self._error is not None:
+            raise self._error
+        return self._files
 
 
 def save_checkpoint(
@@ -225,16 +255,17 @@ def save_checkpoint(
     The best is the one with the lowest `state["metrics"]["validation_loss"]`.
 
     Args:
-        folder, step, arrays, state, keep: as for `PendingCheckpoint`.
+        folder, step, state, keep: as for `PendingCheckpoint`.
+        arrays: for each file (without ".safetensors") its arrays by name.
     Returns:
         The checkpoint's folder.
     Raises:
         ArgumentError, DtypeError: the state could not be read again.
         CheckpointError: it cannot be written (a full disk); earlier ones are unchanged.
     """
-    saving = PendingCheckpoint(folder, step, arrays, state, keep)
-    saving.write()
-    return saving.finish()
+    pending = PendingCheckpoint(folder, step, Contents(arrays), state, keep)
+    pending.write()
+    return pending.finish()
 
 
 def check_state(state: Mapping[str, Any]) -> None:

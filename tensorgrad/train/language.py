@@ -26,9 +26,9 @@ from tensorgrad.train.config import option
 from tensorgrad.train.folder import free_folder
 from tensorgrad.train.load import load_trained
 from tensorgrad.train.log import read_metrics
-from tensorgrad.train.loop import Outcome, measure_loss
+from tensorgrad.train.loop import measure_loss
 from tensorgrad.train.progress import StageProgress
-from tensorgrad.train.run import without_checkpoint
+from tensorgrad.train.run import Outcome, without_checkpoint
 from tensorgrad.train.settings import TrainSettings, by_optimizer
 from tensorgrad.train.sizes import newest_entry
 from tensorgrad.train.strategy import Batch

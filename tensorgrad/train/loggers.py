@@ -32,7 +32,8 @@ from tensorgrad.train.log import read_metrics, read_samples
 from tensorgrad.train.settings import LOGGERS
 
 if TYPE_CHECKING:
-    from tensorgrad.train.loop import Outcome, Trainer
+    from tensorgrad.train.loop import Trainer
+    from tensorgrad.train.run import Outcome
 
 FILE = "loggers.json"
 _PROJECT = "tensorgrad"

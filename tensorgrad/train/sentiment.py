@@ -39,8 +39,7 @@ from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.config import option
 from tensorgrad.train.log import read_metrics
-from tensorgrad.train.loop import Outcome
-from tensorgrad.train.run import without_checkpoint
+from tensorgrad.train.run import Outcome, without_checkpoint
 from tensorgrad.train.settings import SCHEDULES, EpochSettings, by_optimizer, fitting
 from tensorgrad.train.strategy import Batch
 from tensorgrad.train.task import Task

@@ -31,9 +31,9 @@ from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.loggers import make_loggers
-from tensorgrad.train.loop import Outcome, Trainer
+from tensorgrad.train.loop import Trainer
 from tensorgrad.train.options import in_options
-from tensorgrad.train.run import report_stop, resume_run, save_facts
+from tensorgrad.train.run import Outcome, report_stop, resume_run, save_facts
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.sizes import check_sizes
 from tensorgrad.train.strategy import Batch, OneProcess, Strategy, count_targets
@@ -203,7 +203,7 @@ def make_trainer(task: Task, callbacks: Sequence[Callback] = ()) -> Trainer:
         sample=task.sample if task.samples else None,
         sample_every=task.sample_every,
         callbacks=callbacks,
-        belongs_to=task.fingerprint(),
+        fingerprint=task.fingerprint(),
         strategy=task.strategy,
         scaler=settings.scaler(),
         count=task.count,
@@ -219,7 +219,6 @@ def train(
     resuming: bool,
     device: str,
     strategy: Strategy | None = None,
-    processes: int = 1,
 ) -> tuple[Outcome, str | None]:
     """Train a task, from step 0 or from the newest checkpoint.
 
@@ -230,7 +229,6 @@ def train(
         resuming: whether the folder holds a run to resume.
         device: "cpu", "cuda" or "cuda:N".
         strategy: the processes that train together; default: this one alone.
-        processes: how many there are, for the command that resumes the run.
     Returns:
         How the run ended, and the last sample of the model's text; None where there is none or the
         run was stopped.
@@ -260,7 +258,7 @@ def train(
             if strategy.is_main:
                 file = getattr(task.settings, "model", "")
                 file = file if is_file(file) else ""
-                report_stop(outcome, task.resolved.steps, folder, processes, file)
+                report_stop(outcome, trainer, file)
             return outcome, None
         task.step, task.finished = outcome.step, True
         result = task.end(outcome)

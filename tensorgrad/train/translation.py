@@ -33,7 +33,8 @@ from tensorgrad.tensor import Tensor
 from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint, step_of
 from tensorgrad.train.config import option
-from tensorgrad.train.loop import Outcome, measure_loss
+from tensorgrad.train.loop import measure_loss
+from tensorgrad.train.run import Outcome
 from tensorgrad.train.settings import EpochSettings, by_optimizer, fitting
 from tensorgrad.train.strategy import Batch, OneProcess
 from tensorgrad.train.task import Task

@@ -516,7 +516,7 @@ def check_errors(comm: Comm, folder: Path) -> None:
         with pytest.raises(CommError, match=r"Zero: blocks.0.*\(20,\)' on rank 1; .*; and 35 more"):
             Zero(comm, 1).prepare(GPT2(wider), optim.SGD)
         data = {"data": {"key": int(odd)}}
-        trainer = make_trainer(folder, DataParallel(comm), clip=1.0 + odd, belongs_to=data)
+        trainer = make_trainer(folder, DataParallel(comm), clip=1.0 + odd, fingerprint=data)
         with pytest.raises(CommError, match=r"train: clip is .* on rank 1; data key is .* 1 on"):
             trainer.run()
 

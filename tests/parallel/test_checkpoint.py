@@ -27,7 +27,13 @@ from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel.checkpoint import Shards, load_latest, load_pieces, pieces_of, save_pieces
 from tensorgrad.parallel.merge import merge
 from tensorgrad.placement import ArrayPiece, Placement, cut_box, divide
-from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint, sums_of
+from tensorgrad.train.checkpoint import (
+    PendingCheckpoint,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    sums_of,
+)
 from tensorgrad.train.strategy import OneProcess
 from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 from tests.disk import flip, full_disk
@@ -235,7 +241,11 @@ def test_an_empty_parameter_is_one_of_the_model(tmp_path: Path) -> None:
     path = save_pieces(Comm(), tmp_path / "ranks", 1, model, optimizer, STATE, 1)
     merge(load_checkpoint(path), tmp_path / "model.safetensors")
     model.load_state_dict(load_arrays(tmp_path / "model.safetensors"))
-    OneProcess().save(tmp_path / "one", 1, model, optimizer, STATE, 1)
+    contents = OneProcess().contents(model, optimizer)
+    assert contents is not None
+    pending = PendingCheckpoint(tmp_path / "one", 1, contents, STATE, 1)
+    pending.write()
+    pending.finish()
     found = load_latest(tmp_path / "one", Comm())
     assert found is not None
     load_pieces(Comm(), found, model, optimizer)

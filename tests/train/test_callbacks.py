@@ -15,7 +15,8 @@ from tensorgrad.errors import TrainingError
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import list_checkpoints, step_of
 from tensorgrad.train.log import read_metrics, read_samples
-from tensorgrad.train.loop import Outcome, Trainer
+from tensorgrad.train.loop import Trainer
+from tensorgrad.train.run import Outcome
 from tensorgrad.train.strategy import OneProcess, Strategy
 from tests.train.tiny_run import make_trainer
 

@@ -51,7 +51,7 @@ def make_trainer(
     folder: Path,
     strategy: Strategy | None = None,
     model_config: GPT2Config = MODEL,
-    belongs_to: Mapping[str, Mapping[str, Any]] | None = None,
+    fingerprint: Mapping[str, Mapping[str, Any]] | None = None,
     model_device: str = "cpu",
     make_optimizer: MakeOptimizer | None = None,
     **options: Any,
@@ -85,7 +85,7 @@ def make_trainer(
         folder,
         tokens_per_step=settings.batch * model.context,
         evaluate=evaluate,
-        belongs_to={"model": asdict(model_config)} if belongs_to is None else belongs_to,
+        fingerprint={"model": asdict(model_config)} if fingerprint is None else fingerprint,
         strategy=strategy,
         scaler=settings.scaler(),
     )
