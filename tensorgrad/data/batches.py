@@ -35,10 +35,17 @@ class EpochLoader(Generic[_Batch]):
         rank: of this process, 0 to ranks - 1.
         ranks: the number of ranks.
         padding: the value of each array of a batch in rows of padding.
+        parts: the number of equal parts into which the rows of a rank must divide.
     """
 
     def __init__(
-        self, seed: int, batches: int, rank: int = 0, ranks: int = 1, padding: Sequence[int] = ()
+        self,
+        seed: int,
+        batches: int,
+        rank: int = 0,
+        ranks: int = 1,
+        padding: Sequence[int] = (),
+        parts: int = 1,
     ) -> None:
         check_seed(type(self).__name__, seed)
         check_integer(type(self).__name__, "ranks", ranks, 1)
@@ -49,6 +56,7 @@ class EpochLoader(Generic[_Batch]):
             )
         self.batches = batches
         self._seed, self._rank, self._ranks, self._padding = seed, rank, ranks, padding
+        self._parts = parts
         self._order: tuple[int, Sequence[np.ndarray[Any, Any]]] | None = None
 
     def batch(self, step: int) -> _Batch:
@@ -66,9 +74,9 @@ class EpochLoader(Generic[_Batch]):
 
     def _part(self, batch: _Batch) -> _Batch:
         """Return this rank's rows of a batch."""
-        if self._ranks == 1:
+        if self._ranks * self._parts == 1:
             return batch
-        rows = -(-len(batch[0]) // self._ranks)
+        rows = -(-len(batch[0]) // (self._ranks * self._parts)) * self._parts
         first = self._rank * rows
         parts = []
         for array, padding in zip(batch, self._padding, strict=True):

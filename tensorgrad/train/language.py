@@ -18,7 +18,7 @@ from tensorgrad.data import Corpus, Tokenizer, TokenLoader, is_prepared, open_pr
 from tensorgrad.errors import ArgumentError, TrainingError
 from tensorgrad.models.generation import generate
 from tensorgrad.models.language_model import LanguageModel
-from tensorgrad.models.presets import MODELS, PRESETS, SIZES
+from tensorgrad.models.presets import MODELS, PRESETS, SIZES, model_name
 from tensorgrad.models.restore import config_of
 from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
@@ -33,7 +33,7 @@ from tensorgrad.train.settings import TrainSettings, by_optimizer
 from tensorgrad.train.sizes import newest_entry
 from tensorgrad.train.strategy import Batch
 from tensorgrad.train.task import Task
-from tensorgrad.train.user_file import model_class
+from tensorgrad.train.user_file import is_file, model_class
 
 _log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class LanguageSettings(TrainSettings):
             raise ArgumentError(
                 f"--vocab: got {self.vocab} with --tokenizer, expected none: it has its own"
             )
-        own = _name_of(PRESETS.get(self.preset))
+        own = model_name(PRESETS.get(self.preset))
         if own and self.model and self.model != own:
             raise ArgumentError(
                 f"--preset: got {self.preset} with --model {self.model}, expected one of "
@@ -172,6 +172,8 @@ class LanguageSettings(TrainSettings):
             ArgumentError: one of them is of --init-from's model already.
         """
         for name in _OF_MODEL:
+            if name == "model" and is_file(given.get(name) or ""):
+                continue  # the file of the model, which is executed
             if given.get("init_from") and given.get(name) is not None:
                 raise ArgumentError(
                     f"--{name.replace('_', '-')}: got {given[name]} with --init-from, expected "
@@ -182,7 +184,7 @@ class LanguageSettings(TrainSettings):
     @property
     def folder(self) -> Path:
         """The folder of a new run."""
-        name = (self.model or _name_of(PRESETS.get(self.preset))).partition(".py")[0]
+        name = (self.model or model_name(PRESETS.get(self.preset))).partition(".py")[0]
         return Path(self.out) if self.out else free_folder(f"runs/{Path(name).name or 'gpt2'}")
 
     @property
@@ -196,7 +198,7 @@ class LanguageSettings(TrainSettings):
     @property
     def model_class(self) -> Any:
         """The class of the model, a LanguageModel that is made of its `Config`."""
-        return model_class(self.model or _name_of(PRESETS.get(self.preset)) or "gpt2")
+        return model_class(self.model or model_name(PRESETS.get(self.preset)) or "gpt2")
 
     def known_sizes(self) -> Any:
         """Return the sizes with the largest vocabulary; None: those of --init-from's model."""
@@ -232,11 +234,6 @@ class LanguageSettings(TrainSettings):
         return kind(**{**usual, **sizes})
 
 
-def _name_of(config: Any) -> str:
-    """Return the name of the model that has a config, "" for none."""
-    return next((name for name, model in MODELS.items() if type(config) is model.Config), "")
-
-
 class LanguageModeling(Task):
     """Train a language model on text."""
 
@@ -263,6 +260,7 @@ class LanguageModeling(Task):
         if settings.init_from and self.begins:
             return load_trained(
                 Path(settings.init_from),
+                file=settings.model,
                 download=settings.download,
                 revision=settings.revision or None,
             )
@@ -434,7 +432,7 @@ def _with_sizes(settings: LanguageSettings, model: LanguageModel) -> LanguageSet
     sizes = {
         name: getattr(model.config, name) for name in _SIZES[:-1] if hasattr(model.config, name)
     }
-    name = settings.model or _name_of(model.config)
+    name = settings.model or model_name(model.config)
     return replace(settings, model=name, vocab=model.vocab_size, **sizes)
 
 

@@ -93,6 +93,8 @@ def load_trained(
         name = found.settings("settings").get("model")
         return _model(found, name, file), _tokenizer(found, tokenizer or run)
     if is_pretrained(path):
+        if is_file(file):
+            raise ArgumentError(f"--model: got {file} for {path}, expected none: it has no file")
         return from_pretrained(path), _published_tokenizer(tokenizer or path)
     if path.is_file():
         header = load_metadata(path)
@@ -280,7 +282,11 @@ def _kind(name: Any, file: str, path: Path) -> tuple[Any, Any]:
             f"--model: got none, expected the Python file of the model of {path}, which is "
             f"executed: {name}"
         )
-    model = model_class(file or name)
+    if is_file(file) and not is_file(name):
+        raise ArgumentError(
+            f"--model: got {file} for {path}, expected none: its model is {name}, of no file"
+        )
+    model = model_class(file if is_file(file) else name)
     return model, model.Config
 
 

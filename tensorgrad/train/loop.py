@@ -160,6 +160,11 @@ class Trainer(Run):
         count: Count = count_targets,
         graphs: int = 8,
     ) -> None:
+        if settings.patience and evaluate is None:
+            raise ArgumentError(
+                f"--patience: got {settings.patience} without evaluations, expected 0, or an "
+                "`evaluate` that returns validation_loss"
+            )
         super().__init__(
             model, optimizer, settings, folder, strategy, fingerprint, scaler, settings.keep
         )
@@ -343,12 +348,12 @@ class Trainer(Run):
         flags = self.signals.flags()
         saving = None if self._saving is None else self._saving[1]
         writes = float(saving is not None and not saving.is_written)
-        writing, *sums = self.strategy.sum([writes, *flags, *losses, *targets])
-        self.signals.agree(sums[: len(flags)])
+        sums = iter(self.strategy.sum([*losses, *targets, writes, *flags]))
+        totals, counts = ([next(sums) for _ in pending] for _ in range(2))
+        writing = next(sums)
+        self.signals.agree(list(sums))
         if not writing:
             self.finish_saving()
-        values = iter(sums[len(flags) :])
-        totals, counts = ([next(values) for _ in pending] for _ in range(2))
         for (step, lr, _, norm, _), total, count in zip(pending, totals, counts, strict=True):
             self._read_step(step, total / self.strategy.ranks if count else None, lr, float(norm))
         if self.log is not None:
@@ -372,6 +377,11 @@ class Trainer(Run):
             return
         with self.clock.paused(), ranges.phase("evaluation"):
             measured, ended = self._evaluate(), self.finished
+            if self.settings.patience and "validation_loss" not in measured:
+                raise ArgumentError(
+                    f"--patience: got {self.settings.patience} and an evaluation without "
+                    "validation_loss, expected 0, or an evaluation that returns it"
+                )
             if "validation_loss" in measured:
                 total, ranks = self.strategy.sum([measured["validation_loss"], 1.0])
                 self._patience.see(total / ranks)

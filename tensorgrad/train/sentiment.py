@@ -225,6 +225,7 @@ class Sentiment(Task):
                 settings.context,
                 strategy.rank,
                 strategy.ranks,
+                settings.micro_batches,
             )
             for part in self.texts
         )

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tensorgrad import nn, random
+from tensorgrad.errors import ArgumentError
 from tensorgrad.models.restore import Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
@@ -234,6 +235,11 @@ def train(
         run was stopped.
     """
     began = time.perf_counter()
+    if settings.patience and kind.evaluate is Task.evaluate:
+        raise ArgumentError(
+            f"--patience: got {settings.patience} for {kind.__name__}, which measures no "
+            "validation_loss, expected 0, or a task whose `evaluate` returns it"
+        )
     strategy = OneProcess() if strategy is None else strategy
     with in_options(settings):
         settings.known_sizes()  # bad ones leave no folder

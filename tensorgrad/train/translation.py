@@ -84,9 +84,6 @@ class TranslationSettings(EpochSettings):
         choices=("", *PRESETS),
     )
     batch: int = option(8192, "tokens of a step, with padding", low=1)
-    micro_batches: int = option(
-        1, "parts of a batch", refused="a batch has tokens, not rows; see --batch for less memory"
-    )
     beta2: float | None = option(
         None, "decay of the mean squared gradient", low=0, high=1, by=by_optimizer("beta2", 0.98)
     )
@@ -416,6 +413,7 @@ class Translation(Task):
             settings.seed,
             self.strategy.rank,
             self.strategy.ranks,
+            settings.micro_batches,
         )
 
     def _checkpoints(self, regular: bool) -> list[Path]:

@@ -68,7 +68,7 @@ class Recorder(Callback):
 
 def trainer_with(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
     """Return a trainer that samples every 7 steps, by drawing random numbers."""
-    trainer = make_trainer(folder, options.pop("ranks", None), **options)
+    trainer = make_trainer(folder, options.pop("strategy", None), **options)
     trainer._callbacks = callbacks
     trainer._sample_every = 7
 
@@ -231,7 +231,7 @@ class TwoRanks(Strategy):
 def test_several_ranks_stop_where_all_know_of_the_error(tmp_path: Path) -> None:
     options: dict[str, Any] = {"log_every": 4, "evaluate_every": 24, "checkpoint_every": 24}
     broken = Recorder("on_step", at=3)
-    trainer = trainer_with(tmp_path, broken, ranks=TwoRanks(), **options)
+    trainer = trainer_with(tmp_path, broken, strategy=TwoRanks(), **options)
     trainer._sampler = None
     with pytest.raises(ValueError, match="on_step at 3"):
         trainer.run()
@@ -277,7 +277,7 @@ def test_a_callback_stops_a_run_which_then_resumes(tmp_path: Path, alone: Any) -
     assert bits(resumed) == alone[0]
     assert files(tmp_path / "run")["metrics.jsonl"] == alone[1]["metrics.jsonl"]
     # Step 4 asks, step 8 tells all ranks.
-    several: dict[str, Any] = {"log_every": 4, "evaluate_every": 24, "ranks": TwoRanks()}
+    several: dict[str, Any] = {"log_every": 4, "evaluate_every": 24, "strategy": TwoRanks()}
     assert stopped(tmp_path / "ranks", "on_step", **several) == 8
 
 
@@ -287,7 +287,7 @@ class Second(OneProcess):
 
 def test_other_ranks_sample_but_call_nothing(tmp_path: Path) -> None:
     recorder = Recorder()
-    trainer = trainer_with(tmp_path / "run", recorder, ranks=Second())
+    trainer = trainer_with(tmp_path / "run", recorder, strategy=Second())
     trainer.run()
     assert recorder.calls == []
     assert trainer.sampled is not None
