@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tensorgrad.data import PublishedTokenizer
+from tensorgrad.data import PublishedTokenizer, Tokenizer
 from tensorgrad.errors import CheckpointError
 from tensorgrad.models.pretrained import save_pretrained
 from tensorgrad.train.folder import check_new_folder
@@ -51,6 +51,6 @@ def export(
             f"{found.vocab_size} (the vocabulary of {model})"
         )
     save_pretrained(found.to("cpu", dtype), folder, max_file_bytes=max_file_bytes)
-    PublishedTokenizer.of(own).save(folder)
+    (PublishedTokenizer.of(own) if isinstance(own, Tokenizer) else own).save(folder)
     print(f"wrote {folder}")
     return 0

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import nn
-from tensorgrad.data import Corpus, Tokenizer, TokenLoader, is_prepared, open_prepared, prepare
+from tensorgrad.data import Corpus, TokenLoader, is_prepared, open_prepared, prepare
+from tensorgrad.data.published_tokenizer import load_tokenizer
 from tensorgrad.errors import ArgumentError, TrainingError
 from tensorgrad.models.generation import generate
 from tensorgrad.models.language_model import LanguageModel
@@ -24,7 +25,7 @@ from tensorgrad.readers import no_link
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.config import option
 from tensorgrad.train.folder import free_folder
-from tensorgrad.train.load import load_trained
+from tensorgrad.train.load import AnyTokenizer, load_trained
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import measure_loss
 from tensorgrad.train.progress import StageProgress
@@ -200,6 +201,23 @@ class LanguageSettings(TrainSettings):
         """The class of the model, a LanguageModel that is made of its `Config`."""
         return model_class(self.model or model_name(PRESETS.get(self.preset)) or "gpt2")
 
+    def _given(self, kind: type[Any], sizes: Sequence[str]) -> dict[str, Any]:
+        """Return the settings that are sizes of a model; ArgumentError for one that it lacks."""
+        names, defaults = ({f.name: f.default for f in fields(each)} for each in (kind, self))
+        given = {name: getattr(self, name) for name in sizes}
+        for name, value in given.items():
+            if name not in names and value != defaults[name]:
+                model = kind.__name__.removesuffix("Config")
+                raise ArgumentError(
+                    f"--{name.replace('_', '-')}: got {value} for {model}, expected none: its "
+                    f"config has no {name}"
+                )
+        return {name: value for name, value in given.items() if name in names}
+
+    def with_dropout(self, sizes: Any) -> Any:
+        """Return the sizes of a trained model with the dropout of these settings."""
+        return replace(sizes, **self._given(type(sizes), ["dropout"]))
+
     def known_sizes(self) -> Any:
         """Return the sizes with the largest vocabulary; None: those of --init-from's model."""
         return None if self.init_from else self.config()
@@ -214,17 +232,10 @@ class LanguageSettings(TrainSettings):
         """
         kind = self.model_class.Config
         names = {f.name for f in fields(kind)}
-        defaults = {f.name: f.default for f in fields(self)}
-        given = {name: getattr(self, name) for name in _SIZES}
-        for name, value in given.items():
-            if name not in names and value != defaults[name]:
-                raise ArgumentError(
-                    f"--{name.replace('_', '-')}: got {value} for {self.model_class.__name__}, "
-                    f"expected none: its config has no {name}"
-                )
+        given = self._given(kind, _SIZES)
         if self.init_from and self.vocab is not None:  # larger than its tokenizer's, perhaps
             vocab_size = self.vocab
-        sizes = {n: value for n, value in given.items() if n in names and value is not None}
+        sizes = {name: value for name, value in given.items() if value is not None}
         sizes["vocab_size"] = self.largest_vocab if vocab_size is None else vocab_size
         if self.preset in PRESETS:
             return replace(PRESETS[self.preset], **sizes)
@@ -251,7 +262,7 @@ class LanguageModeling(Task):
         tokenizer = self._tokenizer
         return self._config(tokenizer.vocab_size if tokenizer else settings.largest_vocab)
 
-    def _start(self) -> tuple[LanguageModel | None, Tokenizer | None]:
+    def _start(self) -> tuple[LanguageModel | None, AnyTokenizer | None]:
         """Return the model that a run starts from, and the tokenizer where none is trained.
 
         Of a run with a checkpoint that has the weights.
@@ -265,17 +276,17 @@ class LanguageModeling(Task):
                 revision=settings.revision or None,
             )
         if settings.init_from:
-            return None, Tokenizer.load(own)
+            return None, load_tokenizer(own)
         if settings.tokenizer:
             moved = self.resuming and not Path(settings.tokenizer).exists()
-            return None, Tokenizer.load(own if moved else settings.tokenizer)
+            return None, load_tokenizer(own if moved else settings.tokenizer)
         return None, None
 
     def _config(self, vocab_size: int) -> Any:
         """Return the sizes of the model: those of --init-from, or of the settings."""
         settings = self.settings
         if self._initial is not None:
-            return replace(self._initial.config, dropout=settings.dropout)
+            return settings.with_dropout(self._initial.config)
         stored = newest_entry(self.folder, "model") if settings.init_from else None
         if stored is not None:
             return config_of(settings.model_class.Config, stored, str(self.folder))
@@ -346,8 +357,8 @@ class LanguageModeling(Task):
             seed=settings.seed,
             stop_tokens=[tokenizer.end_of_text],
         )
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
-        return settings.prompt, settings.prompt + text
+        text = tokenizer.decode_bytes(tokens, skip_special_tokens=True)  # with a blank before it
+        return settings.prompt, settings.prompt + text.decode(errors="replace")
 
     def fingerprint(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the sizes of the model, the tokenizer, and the text and its order."""
@@ -437,7 +448,7 @@ def _with_sizes(settings: LanguageSettings, model: LanguageModel) -> LanguageSet
 
 
 def prepare_corpus(
-    settings: LanguageSettings, tokenizer: Tokenizer | None = None, shown: bool = True
+    settings: LanguageSettings, tokenizer: AnyTokenizer | None = None, shown: bool = True
 ) -> Corpus:
     """Return the text as tokens: a prepared folder, or from the cache if it has them.
 
@@ -449,7 +460,7 @@ def prepare_corpus(
         ArgumentError: a prepared folder has another tokenizer than the model.
     """
     if tokenizer is None and settings.tokenizer:
-        tokenizer = Tokenizer.load(settings.tokenizer)
+        tokenizer = load_tokenizer(settings.tokenizer)
     with StageProgress(f"preparing {settings.data}", shown) as progress:
         if is_prepared(settings.data):
             corpus = open_prepared(settings.data, progress)

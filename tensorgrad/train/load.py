@@ -10,6 +10,7 @@ from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.data import PublishedTokenizer, Tokenizer, split_words
+from tensorgrad.data.published_tokenizer import load_tokenizer
 from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, CheckpointError, DataError
 from tensorgrad.models.language_model import LanguageModel
@@ -17,7 +18,7 @@ from tensorgrad.models.pretrained import from_pretrained, is_pretrained, pretrai
 from tensorgrad.models.restore import restore
 from tensorgrad.models.sentiment import Classifier, class_probabilities
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
-from tensorgrad.readers import no_link, parse_json, read_json
+from tensorgrad.readers import no_link, parse_json
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import Checkpoint, check_same, load_checkpoint, run_checkpoint
 from tensorgrad.train.sentiment import (
@@ -33,6 +34,7 @@ from tensorgrad.train.user_file import is_file, model_class
 from tensorgrad.weights import load_arrays, load_metadata
 
 _log = logging.getLogger(__name__)
+AnyTokenizer = Tokenizer | PublishedTokenizer
 
 
 def load_language_model(
@@ -44,7 +46,7 @@ def load_language_model(
     file: str = "",
     download: bool = False,
     revision: str | None = None,
-) -> tuple[LanguageModel, Tokenizer | PublishedTokenizer]:
+) -> tuple[LanguageModel, AnyTokenizer]:
     """Return a trained or published language model, on the CPU, and its tokenizer.
 
     Args:
@@ -69,7 +71,7 @@ def load_trained(
     file: str = "",
     download: bool = False,
     revision: str | None = None,
-) -> tuple[LanguageModel, Tokenizer]:
+) -> tuple[LanguageModel, AnyTokenizer]:
     """Return a language model to train or export, on the CPU, and its tokenizer.
 
     Args:
@@ -83,7 +85,7 @@ def load_trained(
     Raises:
         ArgumentError: the model is of a Python file, and `file` is not given.
         CheckpointError: the path is none of these, or damaged.
-        DataError: the tokenizer is missing or damaged, or not byte-level BPE.
+        DataError: the tokenizer is missing or damaged.
     """
     path = _downloaded(path, download, revision)
     run = run_of(path)
@@ -122,15 +124,13 @@ def load_trained(
     )
 
 
-def _published_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer of a published GPT-2, which adds no space before a text."""
-    settings = path / "tokenizer_config.json"
-    if settings.is_file() and read_json(settings, links=True).get("add_prefix_space"):
-        raise DataError(
-            f"load: {settings} has add_prefix_space true, expected false: only `tensorgrad "
-            "generate` adds a space before each text"
-        )
-    return Tokenizer.load(path)
+def _published_tokenizer(path: Path) -> AnyTokenizer:
+    """Return the tokenizer of a published model: a Tokenizer where it is of GPT-2's kind."""
+    found = PublishedTokenizer.load(path)
+    try:
+        return found if found.adds_space else Tokenizer.load(path)
+    except DataError:
+        return found
 
 
 def run_of(path: Path) -> Path | None:
@@ -290,9 +290,9 @@ def _kind(name: Any, file: str, path: Path) -> tuple[Any, Any]:
     return model, model.Config
 
 
-def _tokenizer(checkpoint: Checkpoint, path: Path) -> Tokenizer:
+def _tokenizer(checkpoint: Checkpoint, path: Path) -> AnyTokenizer:
     """Return a tokenizer; fail if the model was trained with another one."""
-    tokenizer = Tokenizer.load(path)
+    tokenizer = load_tokenizer(path)
     if checkpoint.state.get("tokenizer"):
         check_same(checkpoint, "tokenizer", {"sha256": tokenizer.digest})
     return tokenizer
