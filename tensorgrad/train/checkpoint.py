@@ -46,7 +46,7 @@ _NAME = re.compile(r"step-(\d{8,})")
 _CHUNK = 1 << 25
 _STATE_BYTES = JSON_BYTES // 2  # the rest is for the names of the files
 BEST_BY = "validation_loss"
-# The entries of a state that `finish_checkpoint` adds.
+# The entries of a state that `PendingCheckpoint` adds.
 RESERVED = ("format", "step", "files", "crc32")
 # The errors of a file that is missing or of another kind.
 _GONE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -188,7 +188,9 @@ class PendingCheckpoint:
         self._files: dict[str, dict[str, int]] = {}
         self._error: Exception | None = None
         self.is_written = False
-        self._new = folder / self._writers.on_main(lambda: begin_checkpoint(folder, step).name)
+        self._target = folder / f"step-{step:08d}"
+        self._new = _doomed(self._target)  # under the name of one to delete, until it is whole
+        self._new = folder / self._writers.on_main(self._begin)
         self._paths = {name: self._new / f"{name}.safetensors" for name in contents.arrays}
 
     def write(self, rest: Rest = no_rest) -> None:
@@ -197,10 +199,15 @@ class PendingCheckpoint:
         Args:
             rest: called after each chunk of 32 MB, to leave the processor to others.
         """
+        headers = self._contents.headers
         try:
             for name, path in self._paths.items():
-                arrays, header = self._contents.arrays[name], self._contents.headers.get(name)
-                self._files[path.name] = write_arrays(path, arrays, header, rest)
+                arrays = self._contents.arrays[name]
+                # The state has the sum.
+                sums = save_arrays(path, arrays, headers.get(name), with_sum=False, rest=rest)
+                _compare(path, sums, rest)
+                with ArrayFile(path):
+                    self._files[path.name] = sums
         except Exception as error:
             self._error = error
         except BaseException:
@@ -215,32 +222,89 @@ class PendingCheckpoint:
         Raises:
             CheckpointError: it cannot be written (a full disk); earlier ones are unchanged.
         """
-        new, on_main = self._new, self._writers.on_main
+        on_main = self._writers.on_main
         try:
             parts = self._writers.on_all(self._written)
+            files = {name: sums for part in parts for name, sums in part.items()}
+            on_main(lambda: self._appear(files))
         except (OSError, CheckpointError) as error:
             reason = error
-            text = on_main(lambda: str(abandon_checkpoint(new, reason)))
-            raise CheckpointError(text) from error
+            raise CheckpointError(on_main(lambda: str(self._failure(reason)))) from error
         except BaseException:
             self.abandon()
             raise
-        files = {name: sums for part in parts for name, sums in part.items()}
-        content = self._step, self._state, files, self._keep
-        return Path(on_main(lambda: str(finish_checkpoint(new, *content))))
+        on_main(self._settle)
+        return self._target
 
     def abandon(self) -> None:
         """Delete what this process has written; the next checkpoint deletes what is left."""
-        for path in self._paths.values():
+        for path in (*self._paths.values(), self._new / _STATE):
             path.unlink(missing_ok=True)
         with suppress(OSError):  # other ranks have files in it
             self._new.rmdir()
+
+    def _begin(self) -> str:
+        """Make the temporary folder, and return its name; delete left-over ones."""
+        new, folder = self._new, self._new.parent
+        no_link(folder)  # it could lead to files of the user, which would be deleted as older ones
+        try:
+            if not folder.is_dir():
+                os.stat(folder.parent)  # fails where the folder of the run was removed
+                make_folder(folder)
+            _delete_leftovers(folder)
+            new.mkdir()
+        except OSError as error:
+            raise self._failure(error) from error
+        return new.name
 
     def _written(self) -> dict[str, dict[str, int]]:
         """Return the sums of this process's files, or raise the error of writing them."""
         if self._error is not None:
             raise self._error
         return self._files
+
+    def _appear(self, files: Mapping[str, Mapping[str, int]]) -> str:
+        """Write the state, and rename the folder; a damaged one of this step is replaced."""
+        new, target, damaged = self._new, self._target, None
+        with replacing(new / _STATE) as file:
+            others = {key: value for key, value in self._state.items() if key not in RESERVED}
+            content = {"format": _FORMAT, "step": self._step, **others, "files": files}
+            file.write(to_json({**content, "crc32": _crc32_of_json(content)}, 1, "save").encode())
+        _read_state(new)  # before older ones are deleted
+        if target.exists():
+            damaged = _doomed(target)
+            target.rename(damaged)
+        try:
+            new.rename(target)
+        except OSError:
+            if damaged is not None:
+                damaged.rename(target)
+            raise
+        return ""
+
+    def _settle(self) -> str:
+        """Sync the folder to the disk, and delete older checkpoints."""
+        folder = self._target.parent
+        try:
+            sync_folder(folder)
+        except OSError as error:
+            raise CheckpointError(
+                f"save: {self._target} is written but may be lost with the power: {error}; nothing "
+                "was deleted"
+            ) from error
+        prune_checkpoints(folder, self._step, self._keep)
+        return ""
+
+    def _failure(self, reason: object) -> CheckpointError:
+        """Delete the folder; return the error with the reason and what is still there."""
+        shutil.rmtree(self._new, ignore_errors=True)
+        try:
+            others = list_checkpoints(self._target.parent)
+        except OSError:
+            kept = "earlier ones are unchanged"
+        else:
+            kept = f"{others[0]} and earlier ones are unchanged" if others else "none is there"
+        return CheckpointError(f"save: cannot write {self._target}: {reason}; {kept}")
 
 
 def save_checkpoint(
@@ -280,117 +344,6 @@ def check_state(state: Mapping[str, Any]) -> None:
         raise ArgumentError(
             f"save: the state has {size:,} bytes, expected at most {_STATE_BYTES:,}"
         )
-
-
-def write_arrays(
-    path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None, rest: Rest
-) -> dict[str, int]:
-    """Write a file of a checkpoint and read it back; return its size and CRC-32.
-
-    Args:
-        path, arrays, metadata, rest: as for `save_arrays`.
-    Raises:
-        CheckpointError: the file cannot be written, or differs from what was to be written.
-        ArgumentError, DtypeError: as for `save_arrays`.
-    """
-    sums = save_arrays(path, arrays, metadata, with_sum=False, rest=rest)  # the state has the sum
-    _compare(path, sums, rest)
-    with ArrayFile(path):
-        return sums
-
-
-def begin_checkpoint(folder: Path, step: int) -> Path:
-    """Return a new temporary folder for the files of a checkpoint; delete left-over ones.
-
-    Raises:
-        CheckpointError: the folder cannot be made.
-    """
-    new = folder / f".step-{step:08d}-{secrets.token_hex(4)}.tmp"
-    no_link(folder)  # it could lead to files of the user, which would be deleted as older ones
-    try:
-        if not folder.is_dir():
-            os.stat(folder.parent)  # fails where the folder of the run was removed
-            make_folder(folder)
-        _delete_leftovers(folder)
-        new.mkdir()
-    except OSError as error:
-        raise abandon_checkpoint(new, error) from error
-    return new
-
-
-def sums_of(path: Path) -> dict[str, int]:
-    """Return the size and the CRC-32 of a file."""
-    return {"bytes": path.stat().st_size, "crc32": _crc32(path)}
-
-
-def finish_checkpoint(
-    new: Path,
-    step: int,
-    state: Mapping[str, Any],
-    files: Mapping[str, Mapping[str, int]],
-    keep: int,
-) -> Path:
-    """Write the state into a temporary folder with the other files and rename it.
-
-    Args:
-        new: from `begin_checkpoint`.
-        step, state, keep: as for `save_checkpoint`.
-        files: the sums of each file by name.
-    Returns:
-        The checkpoint's folder.
-    Raises:
-        CheckpointError: it cannot be written; earlier ones are unchanged.
-    """
-    folder = new.parent
-    target = folder / f"step-{step:08d}"
-    try:
-        with replacing(new / _STATE) as file:
-            others = {name: state[name] for name in state if name not in RESERVED}
-            content = {"format": _FORMAT, "step": step, **others, "files": files}
-            file.write(to_json({**content, "crc32": _crc32_of_json(content)}, 1, "save").encode())
-        _read_state(new)  # before older ones are deleted
-        _take_place(new, target)
-    except (OSError, CheckpointError) as error:
-        raise abandon_checkpoint(new, error) from error
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    try:
-        sync_folder(folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"save: {target} is written but may be lost with the power: {error}; nothing was "
-            "deleted"
-        ) from error
-    prune_checkpoints(folder, step, keep)
-    return target
-
-
-def _take_place(new: Path, target: Path) -> None:
-    """Rename a temporary folder; a damaged checkpoint of the same step is replaced."""
-    damaged = None
-    if target.exists():
-        damaged = _doomed(target)
-        target.rename(damaged)
-    try:
-        new.rename(target)
-    except OSError:
-        if damaged is not None:
-            damaged.rename(target)
-        raise
-
-
-def abandon_checkpoint(new: Path, reason: object) -> CheckpointError:
-    """Delete a temporary folder; return the error with the reason and what is still there."""
-    shutil.rmtree(new, ignore_errors=True)
-    folder, name = new.parent, new.name.removeprefix(".").rpartition("-")[0]
-    try:
-        others = list_checkpoints(folder)
-    except OSError:
-        kept = "earlier ones are unchanged"
-    else:
-        kept = f"{others[0]} and earlier ones are unchanged" if others else "none is there"
-    return CheckpointError(f"save: cannot write {folder / name}: {reason}; {kept}")
 
 
 def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1) -> Checkpoint:

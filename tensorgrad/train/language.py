@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.presets import MODELS, PRESETS, SIZES, model_name
 from tensorgrad.models.restore import config_of
 from tensorgrad.readers import no_link
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.config import option
 from tensorgrad.train.folder import free_folder
 from tensorgrad.train.load import AnyTokenizer, load_trained
@@ -32,7 +31,6 @@ from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.run import Outcome, without_checkpoint
 from tensorgrad.train.settings import TrainSettings, by_optimizer
 from tensorgrad.train.sizes import newest_entry
-from tensorgrad.train.strategy import Batch
 from tensorgrad.train.task import Task
 from tensorgrad.train.user_file import is_file, model_class
 
@@ -297,7 +295,7 @@ class LanguageModeling(Task):
         settings, strategy = self.settings, self.strategy
         self.corpus = prepare_corpus(settings, self._tokenizer, strategy.is_main)
         self.config = self._config(self.corpus.tokenizer.vocab_size)
-        self._training, self._validation = (
+        self.training, self.validation = (
             TokenLoader(
                 tokens,
                 settings.batch,
@@ -323,26 +321,15 @@ class LanguageModeling(Task):
             model.load_state_dict(initial.state_dict())
         return with_options(model, self.settings)
 
-    def loss(self, *batch: Any) -> Tensor:
-        """Return the mean loss of x and y, tokens (B, T) and those that follow them."""
-        x, y = map(Tensor, batch)
-        with self.precision():
-            return self.model.forward(x, y)
-
-    def batches(self, step: int) -> Iterator[Batch]:
-        """Yield x and y from a step on."""
-        return self._training.iterate(step)
-
     def evaluate(self) -> Mapping[str, float]:
         """Return the loss on some of the validation text; at the end also on the whole."""
-        some = self._validation.evaluation_batches(self.settings.evaluation_batches)
+        some = self.validation.evaluation_batches(self.settings.evaluation_batches)
         found = measure_loss(self.model, self.loss, some, self.strategy)
         if not self.finished:
             return found
         whole = found
         if found["validation_tokens"] < len(self.corpus.validation) - 1:
-            every = self._validation.evaluation_batches()
-            whole = measure_loss(self.model, self.loss, every, self.strategy)
+            whole = self.measure_loss()
         return {**found, **{f"final_{name}": value for name, value in whole.items()}}
 
     def sample(self) -> tuple[str, str]:
@@ -421,8 +408,8 @@ class LanguageModeling(Task):
         task.corpus = prepare_corpus(settings, tokenizer)
         task.model = with_options(model.to(device, settings.parameter_dtype), settings)
         validation = task.corpus.validation
-        loader = TokenLoader(validation, settings.batch, model.context, settings.seed)
-        found = measure_loss(model, task.loss, loader.evaluation_batches())
+        task.validation = TokenLoader(validation, settings.batch, model.context, settings.seed)
+        found = task.measure_loss()
         mean = found["validation_loss"]
         with np.errstate(over="ignore"):
             perplexity = float(np.exp(mean))

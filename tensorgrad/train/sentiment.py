@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -36,12 +36,10 @@ from tensorgrad.models.sentiment import (
 from tensorgrad.nn import evaluating
 from tensorgrad.ops.cross_entropy import cross_entropy
 from tensorgrad.readers import no_link
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.config import option
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.run import Outcome, without_checkpoint
 from tensorgrad.train.settings import SCHEDULES, EpochSettings, by_optimizer, fitting
-from tensorgrad.train.strategy import Batch
 from tensorgrad.train.task import Task
 
 _log = logging.getLogger(__name__)
@@ -237,11 +235,6 @@ class Sentiment(Task):
         self.steps_per_epoch = self.training.batches
         self.graphs = len(self.training.widths)
 
-    @property
-    def resolved(self) -> SentimentSettings:
-        """The settings with the number of steps."""
-        return self.settings.with_steps(self.training.batches)
-
     def build(self) -> Classifier:
         """Return the model, at the beginning of a run with the vectors of --vectors."""
         self.check_model(self.config)
@@ -257,15 +250,6 @@ class Sentiment(Task):
         vectors, found = read_vectors(path, self.vocabulary.words, self.settings.width)
         model.use_vectors((np.flatnonzero(found) + 1).tolist(), vectors[found])
         _log.info("%s has %.1f %% of the words", path, 100 * found.mean())
-
-    def loss(self, *batch: Any) -> Tensor:
-        """Return the mean loss of tokens (B, T), lengths (B,) and labels (B,)."""
-        with self.precision():
-            return self.model.forward(*batch)
-
-    def batches(self, step: int) -> Iterator[Batch]:
-        """Yield tokens, lengths and labels from a step on."""
-        return self.training.iterate(step)
 
     def evaluate(self) -> dict[str, float]:
         """Return the loss and the accuracy on the validation sentences."""

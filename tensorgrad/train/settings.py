@@ -214,6 +214,10 @@ class TrainSettings(StrategySettings):
                 f"sequences {whose}"
             )
 
+    def with_steps(self, epoch: int) -> Self:
+        """Return the settings with the number of steps, where an epoch has `epoch` of them."""
+        return self
+
     def known_sizes(self) -> Any:
         """Return the sizes of the model as far as the settings say them; None: they do not."""
         return None

@@ -32,7 +32,7 @@ from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.loggers import make_loggers
-from tensorgrad.train.loop import Trainer
+from tensorgrad.train.loop import Trainer, measure_loss
 from tensorgrad.train.options import in_options
 from tensorgrad.train.run import Outcome, report_stop, resume_run, save_facts
 from tensorgrad.train.settings import TrainSettings
@@ -46,8 +46,8 @@ _log = logging.getLogger(__name__)
 class Task:
     """What a run trains: data, model, loss, evaluation and sample.
 
-    A subclass has `build`, `loss` and `batches`; the rest has defaults. Every rank has a task of
-    its own, and calls the same methods in the same order.
+    A subclass has `build`, and `loss` and `batches` or loaders; the rest has defaults. Every rank
+    has a task of its own, and calls the same methods in the same order.
 
     Args:
         settings: of the run.
@@ -58,6 +58,8 @@ class Task:
         Settings: the class of the settings, whose fields are the options of the command.
         precision: makes the context in which to compute the loss, for --dtype.
         model: what `build` returned, on its device.
+        training, validation: the loaders of a task that sets them in `read`, for `batches` and
+            `measure_loss`.
         step: the number of steps done.
         finished: whether these are all, or the patience of the settings is over.
         first_step: the number of steps done when this process started.
@@ -71,6 +73,8 @@ class Task:
 
     Settings: ClassVar[type[TrainSettings]] = TrainSettings
     model: Any
+    training: Any
+    validation: Any
     step: int = 0
     finished: bool = False
     first_step: int = 0
@@ -104,12 +108,23 @@ class Task:
         raise NotImplementedError
 
     def loss(self, *batch: Any) -> Tensor:
-        """Return the mean loss of the targets of a part of a batch, on the model's device."""
-        raise NotImplementedError
+        """Return the mean loss of the targets of a part of a batch, on the model's device.
+
+        By default the model returns it, of the arrays of the batch.
+        """
+        with self.precision():
+            loss: Tensor = self.model.forward(*map(Tensor, batch))
+        return loss
 
     def batches(self, step: int) -> Iterator[Batch]:
         """Yield this rank's rows of the batch of a step, of the next, and so on."""
-        raise NotImplementedError
+        batches: Iterator[Batch] = self.training.iterate(step)
+        return batches
+
+    def measure_loss(self) -> dict[str, float]:
+        """Return "validation_loss" in nats a target, and "validation_tokens", their number."""
+        batches = self.validation.evaluation_batches()
+        return measure_loss(self.model, self.loss, batches, self.strategy)
 
     def count(self, *batch: Any) -> Any:
         """Return how much the mean loss of a part divides by; see `Trainer`."""
@@ -162,12 +177,17 @@ class Task:
     @property
     def resolved(self) -> Any:
         """The settings with what depends on the data, such as the steps of --epochs."""
-        return self.settings
+        return self.settings.with_steps(self.steps_per_epoch)
 
     def prepare(self, device: str) -> None:
         """Read the data, and build the model on a device."""
         self.sizes()  # bad ones are found before much is read
         self.read()
+        if type(self).batches is Task.batches and not hasattr(self, "training"):
+            raise ArgumentError(
+                f"TASK: {type(self).__name__} has no `batches`, expected the method, or a loader "
+                "`training` that `read` makes"
+            )
         random.seed(self.settings.seed)
         self.model = self.build().to(device, self.settings.parameter_dtype)
 
@@ -235,6 +255,10 @@ def train(
         run was stopped.
     """
     began = time.perf_counter()
+    if kind.build is Task.build:
+        raise ArgumentError(
+            f"TASK: {kind.__name__} has no `build`, expected the method that returns its model"
+        )
     if settings.patience and kind.evaluate is Task.evaluate:
         raise ArgumentError(
             f"--patience: got {settings.patience} for {kind.__name__}, which measures no "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -29,14 +29,12 @@ from tensorgrad.models.generation.search import LARGEST_PENALTY
 from tensorgrad.models.transformer_lm import OF_PUBLISHED
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.readers import no_link
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint, step_of
 from tensorgrad.train.config import option
-from tensorgrad.train.loop import measure_loss
 from tensorgrad.train.run import Outcome
 from tensorgrad.train.settings import EpochSettings, by_optimizer, fitting
-from tensorgrad.train.strategy import Batch, OneProcess
+from tensorgrad.train.strategy import OneProcess
 from tensorgrad.train.task import Task
 from tensorgrad.weights import load_arrays, save_arrays
 
@@ -241,23 +239,13 @@ class Translation(Task):
 
         Checkpoints of interrupts are kept in addition: those to average must stay.
         """
-        settings = self.settings.with_steps(self.training.batches)
+        settings: TranslationSettings = super().resolved
         return replace(settings, keep=settings.keep + self._interrupted)
 
     def build(self) -> TranslationModel:
         """Return the model."""
         self.check_model(self.config)
         return TranslationModel(self.config)
-
-    def loss(self, *batch: Any) -> Tensor:
-        """Return the mean loss of tokens (B, T) and targets (B, n)."""
-        tokens, targets = map(Tensor, batch)
-        with self.precision():
-            return self.model.forward(tokens, targets)
-
-    def batches(self, step: int) -> Iterator[Batch]:
-        """Yield tokens and targets from a step on."""
-        return self.training.iterate(step)
 
     def evaluate(self) -> dict[str, float]:
         """Return the validation loss, and BLEU on the test set every `bleu_every` epochs."""
@@ -269,14 +257,6 @@ class Translation(Task):
             self.write(f"eval_results_epoch{epoch}.json", results)
             measured["bleu"] = results["bleu"]
         return measured
-
-    def measure_loss(self) -> dict[str, float]:
-        """Return "validation_loss", the mean negative log-likelihood of the target tokens in nats.
-
-        And "validation_tokens", their number.
-        """
-        batches = self.validation.evaluation_batches()
-        return measure_loss(self.model, self.loss, batches, self.strategy)
 
     def translate(self, desc: str) -> dict[str, Any]:
         """Translate the test set; return BLEU and all texts."""
@@ -418,7 +398,7 @@ class Translation(Task):
 
     def _checkpoints(self, regular: bool) -> list[Path]:
         """Return the checkpoints that an uninterrupted run has too, or the others, newest first."""
-        settings = self.settings.with_steps(self.training.batches)
+        settings = super().resolved
         found = list_checkpoints(self.folder / "checkpoints")
         ends = {settings.steps, *range(0, settings.steps, settings.checkpoint_every)}
         return [path for path in found if (step_of(path) in ends) == regular]

@@ -151,6 +151,11 @@ def test_a_task_of_a_file_trains_resumes_and_evaluates(
         ("parity.py --bits 0", "--bits: got 0, expected 1 or more"),
         ("parity.py --foo", "--foo: unknown option; see `tensorgrad train parity.py --help`"),
         ("blind.py --patience 2", "--patience: got 2 for Blind, which measures no validation_loss"),
+        (
+            "blind.py --device cpu --out x",
+            "TASK: Blind has no `batches`, expected the method, or a loader",
+        ),
+        ("empty.py", "TASK: Empty has no `build`, expected the method that returns its model"),
         ("parity.py --tp 2", "--tp 2: got one process, expected several ranks: mpirun -n 2 tens"),
     ],
 )
@@ -158,10 +163,9 @@ def test_bad_words_are_one_line(
     words: str, said: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "broken.py").write_text("1 / 0")
-    blind = (
-        "from tensorgrad.train import Task\nclass Blind(Task):\n    build = loss = batches = None"
-    )
-    (folder / "blind.py").write_text(blind)
+    start = "from tensorgrad.train import Task\n"
+    (folder / "empty.py").write_text(f"{start}class Empty(Task): ...")
+    (folder / "blind.py").write_text(f"{start}class Blind(Task):\n    build = None")
     assert main(["train", *words.split()]) == 1
     lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(lines) == 1
