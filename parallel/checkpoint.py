@@ -157,6 +157,8 @@ class RankWriters(OneWriter):
         comm: the ranks.
     """
 
+    alone = False
+
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
 

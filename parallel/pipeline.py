@@ -126,7 +126,7 @@ class Pipeline(NestedStrategy):
                 is not causal; or a stage has nothing to train, or layers share a parameter.
             CommError: the ranks have different models.
         """
-        if not hasattr(model, "part"):
+        if not getattr(model, "stage_table", dict)():
             raise ArgumentError(
                 f"Pipeline: model is a {type(model).__name__}, expected a LanguageModel"
             )

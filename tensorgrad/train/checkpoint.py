@@ -25,7 +25,7 @@ import shutil
 import stat
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,7 @@ class Checkpoint:
         Raises:
             CheckpointError: the state has no such entry, or it is not a mapping.
         """
-        found = self.entry(name)
-        if not isinstance(found, Mapping):
-            raise CheckpointError(f"load: {self.path}: {name} is {found!r:.80}, expected a mapping")
-        return found
+        return self._mapping(name, self.entry(name), "a mapping")
 
     def settings(self, name: str) -> Mapping[str, Any]:
         """Return an entry of the state that says what the run was started with; {} if it has none.
@@ -97,9 +94,13 @@ class Checkpoint:
         Raises:
             CheckpointError: the entry is not a mapping.
         """
-        found = self.state.get(name, {})
+        return self._mapping(name, self.state.get(name, {}), "settings")
+
+    def _mapping(self, name: str, found: Any, expected: str) -> Mapping[str, Any]:
         if not isinstance(found, Mapping):
-            raise CheckpointError(f"load: {self.path}: {name} is {found!r:.80}, expected settings")
+            raise CheckpointError(
+                f"load: {self.path}: {name} is {found!r:.80}, expected {expected}"
+            )
         return found
 
     def pieces(self, stack: ExitStack) -> dict[str, list[Stored]]:
@@ -134,6 +135,8 @@ class Checkpoint:
 
 class OneWriter:
     """The process that writes a checkpoint alone; several ranks have parallel/checkpoint.py."""
+
+    alone = True
 
     def on_all(self, act: Callable[[], Any]) -> list[Any]:
         """Return the results of a function on all ranks that write; an error is one of all."""
@@ -189,7 +192,7 @@ class PendingCheckpoint:
         self._error: Exception | None = None
         self.is_written = False
         self._target = folder / f"step-{step:08d}"
-        self._new = _doomed(self._target)  # under the name of one to delete, until it is whole
+        self._new = folder / f".{self._target.name}-{secrets.token_hex(4)}.tmp"
         self._new = folder / self._writers.on_main(self._begin)
         self._paths = {name: self._new / f"{name}.safetensors" for name in contents.arrays}
 
@@ -240,8 +243,8 @@ class PendingCheckpoint:
         """Delete what this process has written; the next checkpoint deletes what is left."""
         for path in (*self._paths.values(), self._new / _STATE):
             path.unlink(missing_ok=True)
-        with suppress(OSError):  # other ranks have files in it
-            self._new.rmdir()
+        if self._writers.alone:  # others may still write into it
+            shutil.rmtree(self._new, ignore_errors=True)
 
     def _begin(self) -> str:
         """Make the temporary folder, and return its name; delete left-over ones."""

@@ -56,17 +56,9 @@ GROUPS = {
         *("label_smoothing", "average", "patience", "seed", "nan"),
     ),
     "Precision and devices": (
-        *(
-            "dtype",
-            "grad_dtype",
-            "device",
-            "capture",
-            "recompute",
-            "recompute_norms",
-            "parallel",
-            "bucket_mb",
-        ),
-        *("dp", "pp", "tp", "pipeline_schedule", "chunks", "sequence_parallel"),
+        *("dtype", "grad_dtype", "device", "capture", "recompute", "recompute_norms"),
+        *("parallel", "bucket_mb", "dp", "pp", "tp", "pipeline_schedule", "chunks"),
+        "sequence_parallel",
     ),
 }
 OTHER = "Evaluation and output"
