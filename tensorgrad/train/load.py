@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,39 +89,42 @@ def load_trained(
     """
     path = _downloaded(path, download, revision)
     run = run_of(path)
-    if run is not None:
-        found = run_checkpoint(path, checkpoint) if run == path else load_checkpoint(path)
-        no_link(run / "tokenizer.json")
-        name = found.settings("settings").get("model")
-        return _model(found, name, file), _tokenizer(found, tokenizer or run)
-    if is_pretrained(path):
+    if run is None and is_pretrained(path):
         if is_file(file):
             raise ArgumentError(f"--model: got {file} for {path}, expected none: it has no file")
         return from_pretrained(path), _published_tokenizer(tokenizer or path)
-    if path.is_file():
-        header = load_metadata(path)
-        try:
-            sizes = parse_json(header.get("model", ""), f"the header of {path}")
-        except DataError as error:
-            raise CheckpointError(
-                f"load: the header of {path} lacks the sizes of the model, expected a file of "
-                f"tensorgrad.parallel.merge: {error}"
-            ) from error
-        state = {
-            name: parse_json(header.get(name, "{}"), f"the header of {path}")
-            for name in ("tokenizer", "settings")
-        }
-        found = Checkpoint(path, state)
-        name, arrays = found.settings("settings").get("model"), load_arrays(path)
-        model = restore(*_kind(name, file, path), sizes, arrays, str(path))
-        return model, _tokenizer(found, tokenizer or path.parent)
-    what = "has none of these" if path.is_dir() else "is not a folder"
-    raise CheckpointError(
-        f"load: {path} {what}, expected one with checkpoints/ (a run of tensorgrad train), "
-        "state.json (one of its checkpoints) or model.safetensors (Hugging Face's layout), or a "
-        "file of tensorgrad.parallel.merge; a model of the Hugging Face Hub is downloaded only "
-        "with --download"
-    )
+    if run is not None:
+        found = run_checkpoint(path, checkpoint) if run == path else load_checkpoint(path)
+        no_link(run / "tokenizer.json")
+        arrays: Mapping[str, Any] = found.arrays("model")
+    elif path.is_file():
+        run, found, arrays = path.parent, _merged(path), load_arrays(path)
+    else:
+        what = "has none of these" if path.is_dir() else "is not a folder"
+        raise CheckpointError(
+            f"load: {path} {what}, expected one with checkpoints/ (a run of tensorgrad train), "
+            "state.json (one of its checkpoints) or model.safetensors (Hugging Face's layout), or "
+            "a file of tensorgrad.parallel.merge; a model of the Hugging Face Hub is downloaded "
+            "only with --download"
+        )
+    model = _model_class(found, file)
+    sizes, name = found.entry("model"), str(found.path)
+    return restore(model, model.Config, sizes, arrays, name), _tokenizer(found, tokenizer or run)
+
+
+def _merged(path: Path) -> Checkpoint:
+    """Return what the header of a file of `tensorgrad.parallel.merge` says of a checkpoint."""
+    header, name = load_metadata(path), f"the header of {path}"
+    try:
+        state = {"model": parse_json(header.get("model", ""), name)}
+    except DataError as error:
+        raise CheckpointError(
+            f"load: {name} lacks the sizes of the model, expected a file of "
+            f"tensorgrad.parallel.merge: {error}"
+        ) from error
+    for entry in ("tokenizer", "settings"):
+        state[entry] = parse_json(header.get(entry, "{}"), name)
+    return Checkpoint(path, state)
 
 
 def _published_tokenizer(path: Path) -> AnyTokenizer:
@@ -261,22 +264,14 @@ def load_classifier(folder: Path, checkpoint: str = "best") -> SentenceClassifie
     return SentenceClassifier(model, vocabulary, settings.context)
 
 
-def _model(checkpoint: Checkpoint, name: Any, file: str) -> LanguageModel:
-    sizes, arrays = checkpoint.entry("model"), checkpoint.arrays("model")
-    kind = _kind(name, file, checkpoint.path)
-    model: LanguageModel = restore(*kind, sizes, arrays, str(checkpoint.path))
-    return model
-
-
-def _kind(name: Any, file: str, path: Path) -> tuple[Any, Any]:
-    """Return the class of a model and of its sizes.
+def _model_class(checkpoint: Checkpoint, file: str) -> Any:
+    """Return the class of a checkpoint's model.
 
     Args:
-        name: of the model, as its checkpoint says: "" or None for a GPT-2.
+        checkpoint: whose settings name the model; without a name it is a GPT-2.
         file: the Python file that the user has named.
-        path: of the checkpoint, for errors.
     """
-    name = str(name or "gpt2")
+    name, path = str(checkpoint.settings("settings").get("model") or "gpt2"), checkpoint.path
     if is_file(name) and not file:
         raise ArgumentError(
             f"--model: got none, expected the Python file of the model of {path}, which is "
@@ -286,8 +281,7 @@ def _kind(name: Any, file: str, path: Path) -> tuple[Any, Any]:
         raise ArgumentError(
             f"--model: got {file} for {path}, expected none: its model is {name}, of no file"
         )
-    model = model_class(file if is_file(file) else name)
-    return model, model.Config
+    return model_class(file if is_file(file) else name)
 
 
 def _tokenizer(checkpoint: Checkpoint, path: Path) -> AnyTokenizer:

@@ -171,8 +171,17 @@ class Task:
         """
         task = cls(settings, path, resuming=True)
         task.prepare(device)
-        task.model.load_state_dict(run_checkpoint(path, checkpoint).arrays("model"))
-        return task.evaluate()
+        task.model.load_state_dict(cls.trained_arrays(path, checkpoint))
+        return task.assess()
+
+    @classmethod
+    def trained_arrays(cls, path: Path, checkpoint: str) -> Mapping[str, Any]:
+        """Return the arrays of a trained model; arguments as for `measure`."""
+        return run_checkpoint(path, checkpoint).arrays("model")
+
+    def assess(self) -> Mapping[str, Any]:
+        """Return what `measure` measures."""
+        return self.evaluate()
 
     @property
     def resolved(self) -> Any:

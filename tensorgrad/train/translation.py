@@ -30,7 +30,7 @@ from tensorgrad.models.transformer_lm import OF_PUBLISHED
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.readers import no_link
 from tensorgrad.train.average import average_checkpoints
-from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint, step_of
+from tensorgrad.train.checkpoint import list_checkpoints, step_of
 from tensorgrad.train.config import option
 from tensorgrad.train.run import Outcome
 from tensorgrad.train.settings import EpochSettings, by_optimizer, fitting
@@ -360,25 +360,15 @@ class Translation(Task):
         self.validation = self._loader(self.corpus.validation)
 
     @classmethod
-    def measure(
-        cls, settings: Any, path: Path, device: str, checkpoint: str = "best"
-    ) -> Mapping[str, Any]:
-        """Return the validation loss and BLEU of a trained model.
+    def trained_arrays(cls, path: Path, checkpoint: str) -> Mapping[str, Any]:
+        """Return the arrays of a trained model; `checkpoint` may be "averaged" too."""
+        if checkpoint == "averaged":
+            return load_arrays(no_link(path / AVERAGED))
+        return super().trained_arrays(path, checkpoint)
 
-        Args:
-            settings: of the run, perhaps with other data or search options.
-            path, device: as for `Task.measure`.
-            checkpoint: "best", "last" or "averaged".
-        """
-        task = cls(settings, path, resuming=True)
-        task.prepare(device)
-        averaged = checkpoint == "averaged"
-        task.model.load_state_dict(
-            load_arrays(no_link(path / AVERAGED))
-            if averaged
-            else run_checkpoint(path, checkpoint).arrays("model")
-        )
-        measured, results = task.measure_loss(), task.translate("test set")
+    def assess(self) -> Mapping[str, Any]:
+        """Return the validation loss and BLEU."""
+        measured, results = self.measure_loss(), self.translate("test set")
         return {**measured, "bleu": results["bleu"], "signature": results["signature"]}
 
     def _loader(self, pairs: Sequence[tuple[str, str]]) -> PairLoader:
