@@ -1,4 +1,4 @@
-"""Callbacks: what a program does as its run gets on, such as logging or sending a message."""
+"""Hooks called during training, such as logging or sending a message."""
 
 from __future__ import annotations
 

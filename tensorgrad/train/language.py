@@ -45,6 +45,11 @@ _SIZES = (
 _OF_MODEL = ("model", "preset", *_SIZES[:-1], "vocab", "tokenizer")
 
 
+def _size(help: str, shown: str = "the preset's", low: int = 1) -> Any:
+    """Declare a size of the model that a preset or the model gives."""
+    return option(None, help, shown=shown, low=low)
+
+
 @dataclass(frozen=True)
 class LanguageSettings(TrainSettings):
     """The options of a program that trains a language model."""
@@ -74,30 +79,20 @@ class LanguageSettings(TrainSettings):
         "characters, with a token for each byte",
         choices=(*SIZES, *PRESETS),
     )
-    layers: int | None = option(None, "transformer blocks", shown="the preset's", low=1)
-    heads: int | None = option(None, "attention heads", shown="the preset's", low=1)
-    kv_heads: int | None = option(
-        None, "heads of keys and values, if the model has fewer", shown="the preset's", low=1
-    )
-    width: int | None = option(None, "width of the model", shown="the preset's", low=1)
-    hidden: int | None = option(
-        None, "width inside the feed-forward layers", shown="the model's", low=1
-    )
-    head_width: int | None = option(
-        None, "width of an attention head", shown="--width / --heads", low=1
-    )
-    context: int | None = option(None, "context length in tokens", shown="the preset's", low=1)
-    rope_base: float | None = option(None, "base of the rotary angles", shown="10000", low=1)
-    norm_eps: float | None = option(
-        None, "added to the mean squares of norms", shown="the model's", low=0
-    )
-    window: int | None = option(
-        None, "tokens that a token attends to, itself included", shown="all", low=1
-    )
+    layers: int | None = _size("transformer blocks")
+    heads: int | None = _size("attention heads")
+    kv_heads: int | None = _size("heads of keys and values, if the model has fewer")
+    width: int | None = _size("width of the model")
+    hidden: int | None = _size("width inside the feed-forward layers", "the model's")
+    head_width: int | None = _size("width of an attention head", "--width / --heads")
+    context: int | None = _size("context length in tokens")
+    rope_base: float | None = _size("base of the rotary angles", "10000")
+    norm_eps: float | None = _size("added to the mean squares of norms", "the model's", 0)
+    window: int | None = _size("tokens that a token attends to, itself included", "all")
     tied: bool | None = option(None, "tie the head to the token embedding", shown="the model's")
     qkv_bias: bool | None = option(None, "biases of queries, keys and values", shown="the model's")
     qk_norm: bool | None = option(None, "norms of queries and keys", shown="the model's")
-    vocab: int | None = option(None, "size of the vocabulary", shown="the preset's", low=257)
+    vocab: int | None = _size("size of the vocabulary", low=257)
     tokenizer: str = option(
         "", "a tokenizer.json to use", shown="train a tokenizer", free=True, path=True
     )
@@ -380,7 +375,7 @@ class LanguageModeling(Task):
         return f"vocabulary {vocabulary}, {len(self.corpus.train):,} tokens of text"
 
     def end(self, outcome: Outcome) -> str:
-        """Return the validation losses that the run came to.
+        """Return the validation losses of the run in words.
 
         Raises:
             TrainingError: the last one is not finite.
@@ -472,7 +467,7 @@ def prepare_corpus(
 
 
 def _summary(folder: Path) -> str:
-    """Return what the run came to.
+    """Return the validation losses of a run in words.
 
     Raises:
         TrainingError: the last validation loss is not finite.

@@ -37,6 +37,7 @@ from tensorgrad.train.folder import free_folder, run_folder
 from tensorgrad.train.options import in_options
 from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.run import Run, report_stop, resume_run, save_facts
+from tensorgrad.train.settings import WarmupSettings
 from tensorgrad.train.strategy import OneProcess, Strategy
 from tensorgrad.train.times import Work
 
@@ -44,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ScriptSettings:
+class ScriptSettings(WarmupSettings):
     """The options that training scripts have in common; those of a script are a subclass.
 
     Raises:
@@ -69,25 +70,12 @@ class ScriptSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.warmup_steps >= self.steps:
-            raise ArgumentError(
-                f"--warmup: got {self.warmup}, expected less than --steps, {self.steps}"
-            )
-
-    @classmethod
-    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the options that were given: none follows from them."""
-        return given
+        self.check_warmup()
 
     @property
     def folder(self) -> Path:
         """The folder of a new run."""
         return Path(self.out) if self.out else free_folder(f"runs/{self.model}")
-
-    @property
-    def warmup_steps(self) -> int:
-        """The number of steps in which the learning rate rises."""
-        return self.steps // 20 if self.warmup is None else self.warmup
 
 
 class ScriptRun:

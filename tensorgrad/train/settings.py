@@ -84,8 +84,32 @@ def has_narrow_products(dtype: str) -> bool:
     return dtype not in _WIDE
 
 
+class WarmupSettings:
+    """What settings with a warmup have in common."""
+
+    steps: int
+    warmup: int | None
+
+    def check_warmup(self) -> None:
+        """Raise ArgumentError unless the warmup ends before the last step."""
+        if self.warmup_steps >= self.steps:
+            raise ArgumentError(
+                f"--warmup: got {self.warmup}, expected less than --steps, {self.steps}"
+            )
+
+    @property
+    def warmup_steps(self) -> int:
+        """The number of steps in which the learning rate rises."""
+        return self.steps // 20 if self.warmup is None else self.warmup
+
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options that were given, and those that follow from them: here none."""
+        return given
+
+
 @dataclass(frozen=True)
-class TrainSettings(StrategySettings):
+class TrainSettings(StrategySettings, WarmupSettings):
     """How to train; the options of a program are a subclass.
 
     Raises:
@@ -159,10 +183,10 @@ class TrainSettings(StrategySettings):
         1, "steps between logged losses; logging waits for the GPU", low=1, free=True
     )
     plot: bool = option(
-        True, "draw loss.png as the run gets on, if matplotlib is installed", free=True
+        True, "update loss.png during training, if matplotlib is installed", free=True
     )
     report: bool = option(False, "write report.html at the end", free=True)
-    loggers: tuple[str, ...] = option((), "where else to log the run", choices=LOGGERS, free=True)
+    loggers: tuple[str, ...] = option((), "additional loggers", choices=LOGGERS, free=True)
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
     capture: bool = option(
         True, "on a GPU, run steps as CUDA graphs, one for each shape of batches", free=True
@@ -174,10 +198,7 @@ class TrainSettings(StrategySettings):
     def __post_init__(self) -> None:
         check(self)
         self.check_strategy()
-        if self.warmup_steps >= self.steps:
-            raise ArgumentError(
-                f"--warmup: got {self.warmup}, expected less than --steps, {self.steps}"
-            )
+        self.check_warmup()
         if self.grad_dtype != "float32" and self.dtype != "bfloat16-parameters":
             raise ArgumentError(
                 f"--grad-dtype: got {self.grad_dtype} with --dtype {self.dtype}, expected "
@@ -188,11 +209,6 @@ class TrainSettings(StrategySettings):
     def folder(self) -> Path:
         """The folder of a new run."""
         return Path(self.out) if self.out else free_folder(f"runs/{self.task}")
-
-    @classmethod
-    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the options that were given, and those that follow from them: here none."""
-        return given
 
     def check_batch(self, ranks: int) -> None:
         """Check that a batch divides into micro-batches of equal size.
@@ -231,11 +247,6 @@ class TrainSettings(StrategySettings):
         """Return those fields of a model's config, a dataclass, that are settings too."""
         names = (each.name for each in fields(config))
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
-
-    @property
-    def warmup_steps(self) -> int:
-        """The number of steps in which the learning rate rises."""
-        return self.steps // 20 if self.warmup is None else self.warmup
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""

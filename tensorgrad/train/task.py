@@ -154,7 +154,7 @@ class Task:
         return ""
 
     def end(self, outcome: Outcome) -> str:
-        """Do what follows the last step; return what the run came to, in words, or ""."""
+        """Do what follows the last step; return the result of the run in words, or ""."""
         return ""
 
     @classmethod
