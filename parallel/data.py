@@ -96,7 +96,7 @@ class DataParallel(ShardedStrategy):
             raise ArgumentError(f"DataParallel: bucket_mb is {bucket_mb}, expected more than 0")
         self._comm = self._world = comm
         self._reduction, self._bucket_mb = reduction, bucket_mb
-        self._flat: FlatParameters | None = None
+        self._flat: Any = None  # the FlatParameters of `prepare`
         self._buckets: Buckets | None = None
         self.rank, self.ranks, self.is_main = comm.rank, comm.size, comm.rank == 0
         self.processes = comm.size
@@ -145,19 +145,22 @@ class DataParallel(ShardedStrategy):
 
         It waits for buckets in flight; on a GPU only the stream waits.
         """
+        flat = self._prepared()
         if self._buckets is not None:
             self._buckets.finish()
-        elif self._flat is None:
-            raise ArgumentError(
-                "DataParallel: prepare() was not called, expected it before training"
-            )
         elif self._reduction == "flat":
-            all_reduce_gradients(self._flat.grad, self._comm)
+            all_reduce_gradients(flat.grad, self._comm)
         else:
-            for grad in self._flat.views(self._flat.grad).values():
+            for grad in flat.views(flat.grad).values():
                 all_reduce_gradients(grad, self._comm)
-        if self._flat is not None:
-            self._share_untouched(self._flat)
+        self._share_untouched(flat)
+
+    def _prepared(self) -> Any:
+        """Return the parameters of `prepare`."""
+        if self._flat is None:
+            name = type(self).__name__
+            raise ArgumentError(f"{name}: prepare() was not called, expected it before training")
+        return self._flat
 
     def _share_untouched(self, flat: FlatParameters) -> None:
         """Note which parameters have a gradient on other ranks alone.
@@ -206,6 +209,6 @@ class DataParallel(ShardedStrategy):
 
     def _send(self, number: int) -> Handle:
         """Start to replace the gradients of a segment by their mean."""
-        assert self._flat is not None
-        begin, _, end, _ = self._flat.segments[number]
-        return self._comm.all_reduce(self._flat.grad[begin:end], "mean", wait=False)
+        flat = self._prepared()
+        begin, _, end, _ = flat.segments[number]
+        return self._comm.all_reduce(flat.grad[begin:end], "mean", wait=False)

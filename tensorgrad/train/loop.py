@@ -295,7 +295,7 @@ class Trainer(Run):
         try:
             targets, arrays = count_targets(*batch), _moved(batch, self.device)
             self.optimizer.lr = self._schedule(self.step)
-            total = None if self._captured else self._backward(*arrays)
+            total = self._backward(*arrays) if self._captured is None else None
             with whole:
                 total, norm = self._replay(arrays) if total is None else (total, self._update())
                 self.step += 1

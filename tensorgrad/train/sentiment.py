@@ -39,7 +39,7 @@ from tensorgrad.readers import no_link
 from tensorgrad.train.config import option
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.run import Outcome, without_checkpoint
-from tensorgrad.train.settings import SCHEDULES, EpochSettings, by_optimizer, fitting
+from tensorgrad.train.settings import SCHEDULES, EpochSettings, by_optimizer
 from tensorgrad.train.task import Task
 
 _log = logging.getLogger(__name__)
@@ -128,8 +128,7 @@ class SentimentSettings(EpochSettings):
                     )
         model = chosen["model"]
         few = REVIEWS if (model, given.get("data")) == ("mean", "reviews") else {}
-        short = {"warmup": None} if given.get("steps") else {}  # a preset's suits its epochs
-        return {**fitting(PRESETS[model], given), **few, **short, **given}
+        return cls.with_preset({**PRESETS[model], **few}, given)
 
     def config(self, vocab_size: int) -> Any:
         """Return the sizes of the model."""

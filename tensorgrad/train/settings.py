@@ -68,17 +68,6 @@ def by_optimizer(name: str, adamw: float | None = None) -> tuple[str, dict[str, 
     return "optimizer_name", {**same, **_USUAL[name]}
 
 
-def fitting(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a preset that fit the optimizer: others than AdamW have their own lr.
-
-    Args:
-        preset: options by name, tuned with AdamW.
-        given: the options of the command line.
-    """
-    known = by_optimizer("lr", 0.0)[1].get(given.get("optimizer_name", "adamw")) == 0.0
-    return {n: value for n, value in preset.items() if known or n not in ("lr", "weight_decay")}
-
-
 def has_narrow_products(dtype: str) -> bool:
     """Whether matrix products of one of DTYPES have 16-bit operands."""
     return dtype not in _WIDE
@@ -309,6 +298,21 @@ class EpochSettings(TrainSettings):
         check(self)
         if self.steps:
             super().__post_init__()
+
+    @staticmethod
+    def with_preset(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that were given, and those of a preset that fit them.
+
+        Optimizers other than AdamW have their own learning rate, and a warmup suits the epochs.
+
+        Args:
+            preset: options by name, tuned with AdamW.
+            given: the options of the command line.
+        """
+        usual = by_optimizer("lr", 0.0)[1].get(given.get("optimizer_name", "adamw")) == 0.0
+        unfit = () if usual else ("lr", "weight_decay")
+        found = {name: value for name, value in preset.items() if name not in unfit}
+        return {**found, **({"warmup": None} if given.get("steps") else {}), **given}
 
     def check_batch(self, ranks: int) -> None:
         """Check nothing: where rows do not divide, loaders of epochs add padding."""

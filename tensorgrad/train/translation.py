@@ -33,7 +33,7 @@ from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import list_checkpoints, step_of
 from tensorgrad.train.config import option
 from tensorgrad.train.run import Outcome
-from tensorgrad.train.settings import EpochSettings, by_optimizer, fitting
+from tensorgrad.train.settings import EpochSettings, by_optimizer
 from tensorgrad.train.strategy import OneProcess
 from tensorgrad.train.task import Task
 from tensorgrad.weights import load_arrays, save_arrays
@@ -148,8 +148,7 @@ class TranslationSettings(EpochSettings):
         """Return the options that were given, and those of the preset."""
         phrases = given.get("data") == "phrases"
         preset = given.get("preset") or ("phrases" if phrases else "small")
-        short = {"warmup": None} if given.get("steps") else {}  # a preset's suits its epochs
-        return {**fitting(PRESETS[preset], given), **short, **given, "preset": preset}
+        return {**cls.with_preset(PRESETS[preset], given), "preset": preset}
 
     def with_steps(self, epoch: int) -> Self:
         """Return the settings with the number of steps; evaluation is after each epoch."""
