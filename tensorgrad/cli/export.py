@@ -32,7 +32,7 @@ def export(
     and generation. `tensorgrad generate` and `from_pretrained` load it too.
 
     Args:
-        model: a run, one of its checkpoints, a GPT-2 in the layout of Hugging Face transformers, or
+        model: a run, one of its checkpoints, a model in the layout of Hugging Face transformers, or
             a file of `python -m tensorgrad.parallel.merge`; with --download, the name of a model on
             the Hub.
         folder: to write, a new one.

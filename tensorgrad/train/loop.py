@@ -27,7 +27,7 @@ from tensorgrad.nn import Module, evaluating
 from tensorgrad.optim import LossScaler, Optimizer
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import Checkpoint, check_state, list_checkpoints
-from tensorgrad.train.run import Fingerprint, Outcome, Run
+from tensorgrad.train.run import Fingerprint, Outcome, TrainingRun
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.strategy import Batch, Count, Loss, OneProcess, Strategy, count_targets
 from tensorgrad.train.times import Work, peak_of
@@ -90,7 +90,7 @@ def measure_loss(
     }
 
 
-class Trainer(Run):
+class Trainer(TrainingRun):
     """One training run in a folder.
 
         runs/gpt2-1/metrics.jsonl     losses and evaluations, equal in equal runs (see log.py)
@@ -130,7 +130,7 @@ class Trainer(Run):
         graphs: steps of this number of shapes are captured (with `settings.capture`), those of
             further shapes run eagerly.
     Raises:
-        ArgumentError: a group of the fingerprint is no mapping, or has the name of another entry.
+        ArgumentError: a group of the fingerprint is not a mapping, or has another entry's name.
     Attributes:
         step: the number of steps done.
         sampled: the newest sample's text, None before the first.

@@ -1,7 +1,7 @@
 """A run in a folder: its checkpoints, logs and progress, and the requests to stop it.
 
-`Run` has what surrounds the steps of every run. The training loop (loop.py) and the loops of
-scripts (script.py) go through their steps with it.
+`TrainingRun` has what surrounds the steps of every run. The training loop (loop.py) and the loops
+of scripts (script.py) go through their steps with it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Outcome:
         return 0 if self.stopped_by is None else 128 + self.stopped_by
 
 
-class Run:
+class TrainingRun:
     """A run in a folder, around its steps. All ranks call the same methods in the same order.
 
     Args:
@@ -382,7 +382,7 @@ def save_facts(folder: Path, facts: Mapping[str, Any]) -> None:
     write_json(folder / FACTS, facts, 2)
 
 
-def resume_run(run: Run) -> None:
+def resume_run(run: TrainingRun) -> None:
     """Resume a run from its newest checkpoint; a run without a checkpoint starts at step 0.
 
     Raises:
@@ -404,7 +404,7 @@ def without_checkpoint(folder: Path, step: int) -> str:
     return f", which has no checkpoint: the best one is of step {step_of(best):,}"
 
 
-def report_stop(outcome: Outcome, run: Run, file: str = "") -> None:
+def report_stop(outcome: Outcome, run: TrainingRun, file: str = "") -> None:
     """Log the step at which a run stopped, and the command that resumes it.
 
     Args:

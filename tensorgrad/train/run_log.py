@@ -29,7 +29,7 @@ class RunLog:
     """The logs, the plot and the callbacks of a run, on its main rank, inside a `with` block.
 
     Args:
-        run: a `Run`, whose folder exists.
+        run: a `TrainingRun`, whose folder exists.
         work: of a step.
         samples: whether the model writes samples.
         plot: whether to draw the losses.

@@ -36,7 +36,7 @@ from tensorgrad.train.config import check, option
 from tensorgrad.train.folder import free_folder, run_folder
 from tensorgrad.train.options import in_options
 from tensorgrad.train.progress import StageProgress
-from tensorgrad.train.run import Run, report_stop, resume_run, save_facts
+from tensorgrad.train.run import TrainingRun, report_stop, resume_run, save_facts
 from tensorgrad.train.settings import WarmupSettings
 from tensorgrad.train.strategy import OneProcess, Strategy
 from tensorgrad.train.times import Work
@@ -110,7 +110,7 @@ class ScriptRun:
         self._strategy = OneProcess() if strategy is None else strategy
         self._settings, self._folder, self._resuming = settings, folder, resuming
         self._keep = keep
-        self._run: Run | None = None  # from `resume` on
+        self._run: TrainingRun | None = None  # from `resume` on
         self._stack = ExitStack()
         self._pause = ExitStack()  # of the clock
         self.progress = StageProgress(f"preparing {settings.data}", self._strategy.is_main)
@@ -154,7 +154,7 @@ class ScriptRun:
             "data": {"corpus": corpus.digest, "batch": settings.batch, "seed": settings.seed},
         }
         options: dict[str, Any] = {"fingerprint": fingerprint, "keep": self._keep}
-        run = self._run = Run(model, optimizer, settings, folder, strategy, **options)
+        run = self._run = TrainingRun(model, optimizer, settings, folder, strategy, **options)
         if strategy.is_main:
             config.save(settings, folder)
             corpus.tokenizer.save(folder / "tokenizer.json")
@@ -228,7 +228,7 @@ class ScriptRun:
             run.save()
             self._pause.enter_context(run.clock.paused())
 
-    def _opened(self) -> Run:
+    def _opened(self) -> TrainingRun:
         if self._run is None:
             raise ArgumentError("ScriptRun: resume() was not called, expected it before the steps")
         return self._run
