@@ -75,13 +75,15 @@ class ProgressBar:
         self._step = step
         if not self._shown:
             return
-        speed = f"{self.tokens_per_second:,.0f} tokens/s" if self._tokens_per_step else ""
-        if self._bar is not None:
+        if self._bar is not None:  # a narrow terminal cuts off the end
+            rounded = tqdm.format_sizeof(self.tokens_per_second)
+            speed = f", {rounded} tokens/s" if self._tokens_per_step else ""
             self._bar.set_postfix_str(
-                f"loss {loss:.3f}, lr {lr:.1e}, gradient {gradient_norm:.2f}, {speed}", False
+                f"loss {loss:.3f}{speed}, lr {lr:.1e}, gradient {gradient_norm:.2f}", False
             )
             self._bar.update(done)
             return
+        speed = f"{self.tokens_per_second:,.0f} tokens/s" if self._tokens_per_step else ""
         now = self._clock.elapsed
         if now - self._last_line < _SECONDS_BETWEEN_LINES and step < self._steps:
             return

@@ -199,7 +199,7 @@ def test_settings_are_read_back_or_the_option_is_named(
 ) -> None:
     kind, name, value = case
     value = value + more if isinstance(value, str) else value
-    option = f"--{name.replace('_', '-')}: got "
+    option = f"{config.option_name(name)}: got "
     made = attempt(lambda: kind(**{name: value}), ArgumentError)
     if isinstance(made, ArgumentError):
         is_its_own = isinstance(value, str) or (isinstance(value, int) and abs(value) >= 2**64)
