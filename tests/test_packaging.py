@@ -139,8 +139,7 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("sdist")
     succeed(
-        *("-m", "build", "--sdist", "--no-isolation", "-o", str(target), str(checkout)),
-        cwd=target,
+        *("-m", "build", "--sdist", "--no-isolation", "-o", str(target), str(checkout)), cwd=target
     )
     (archive,) = target.glob("*.tar.gz")
     return archive

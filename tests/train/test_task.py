@@ -109,7 +109,7 @@ def test_a_model_of_a_file_trains_resumes_and_generates(
 
 def test_micro_batches_take_the_steps_of_whole_batches(folder: Path) -> None:
     words = f"translation --data phrases --vocab 300 --context 64 --batch 200 {SIZES} {STEPS} "
-    for parts in "13":  # rows are no multiple of 3
+    for parts in "13":  # 3 does not divide the rows
         options = f"--average 0 --test-limit 1 --micro-batches {parts} --out parts-{parts}"
         assert main(["train", *words.split(), *options.split()]) == 0
     np.testing.assert_allclose(losses(folder / "parts-3"), losses(folder / "parts-1"), rtol=1e-5)
