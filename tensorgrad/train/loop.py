@@ -59,7 +59,7 @@ def mean_loss(
         model: its mode (train or eval) is the same afterwards.
         loss: takes the arrays of a batch, on the model's device, and returns their mean loss.
         batches: of this rank.
-        strategy: the ranks whose batches are averaged; default: this process alone.
+        strategy: of the ranks whose batches are averaged; default: this process alone.
         count: takes the arrays of a batch and returns how much its mean loss divides by.
     Raises:
         ArgumentError: batches is empty on all ranks, or all its targets are ignored.
@@ -121,7 +121,7 @@ class Trainer(TrainingRun):
             those of the settings.
         fingerprint: what a checkpoint must have been made with to fit this run, by group; for
             example {"model": {"layers": 2}, "data": {"key": "0f3a"}}; values as in JSON.
-        strategy: the processes that train together.
+        strategy: how ranks train together.
         scaler: for float16.
         count: takes the arrays of a part and returns how much its mean loss divides by, by default
             its targets (`count_targets`): with class weights the sum of the targets' weights, or

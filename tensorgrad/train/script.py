@@ -89,7 +89,7 @@ class ScriptRun:
         settings: of the run.
         folder: of the run; created with config.json, and locked against other processes.
         resuming: whether it holds a run to resume.
-        strategy: the processes that train together; default: this one alone.
+        strategy: how ranks train together; default: this one alone.
         keep: the number of newest checkpoints to keep, besides the best.
     Raises:
         ArgumentError: the ranks cannot share the batch, or the folder is not writable.

@@ -59,7 +59,7 @@ def count_targets(*arrays: Any) -> Any:
 
 
 class Strategy:
-    """The processes that train together; the base class is one process alone.
+    """How ranks train together; the base class is one process alone.
 
     A strategy overrides methods. Every rank calls the same methods in the same order.
 

@@ -52,7 +52,7 @@ class Task:
     Args:
         settings: of the run.
         folder: of the run.
-        strategy: the processes that train together.
+        strategy: how ranks train together.
         resuming: whether the folder holds a run to resume.
     Attributes:
         Settings: the class of the settings, whose fields are the options of the command.
@@ -258,7 +258,7 @@ def train(
         folder: of the run.
         resuming: whether the folder holds a run to resume.
         device: "cpu", "cuda" or "cuda:N".
-        strategy: the processes that train together; default: this one alone.
+        strategy: how ranks train together; default: this one alone.
     Returns:
         How the run ended, and the last sample of the model's text; None where there is none or the
         run was stopped.
