@@ -94,15 +94,7 @@ def cuda_kernel(
                 f"cuda_kernel: {what} has {wrong[0]!r}, expected names of {', '.join(names)}"
             )
     return CudaKernel(
-        name,
-        text,
-        place,
-        parameters,
-        reference,
-        threads,
-        blocks,
-        dict(shapes or {}),
-        dict(sizes or {}),
+        name, text, place, parameters, reference, threads, blocks, shapes or {}, sizes or {}
     )
 
 
@@ -136,8 +128,8 @@ class CudaKernel:
         reference: Callable[..., Any],
         threads: int,
         blocks: Callable[..., int | Shape] | None,
-        shapes: dict[str, Callable[..., Any]],
-        sizes: dict[str, Callable[..., int]],
+        shapes: Mapping[str, Callable[..., Any]],
+        sizes: Mapping[str, Callable[..., int]],
     ) -> None:
         self.__name__ = name
         self.reference = reference
@@ -145,7 +137,8 @@ class CudaKernel:
         self._outputs = [p for p in parameters if p.kind == "output"]
         self._inputs = [p for p in parameters if p.kind == "input"]
         self._numbers = [p for p in parameters if p.kind == "number"]
-        self._threads, self._blocks, self._shapes, self._sizes = threads, blocks, shapes, sizes
+        self._threads, self._blocks = threads, blocks
+        self._shapes, self._sizes = dict(shapes), dict(sizes)
         self._given = [p for p in self._numbers if p.name not in {*sizes, "n"}]
         self._compiled: dict[tuple[int, Dtype | None], Any] = {}
 

@@ -9,23 +9,10 @@ from __future__ import annotations
 from tensorgrad import distribution  # noqa: F401  whether the files are those of this project
 
 __all__ = [
-    "ArgumentError",
-    "CheckpointError",
-    "CommError",
-    "DamagedError",
-    "DataError",
-    "DeviceError",
-    "DtypeError",
-    "GradError",
-    "GraphError",
-    "IndexShapeError",
-    "KernelError",
-    "OutOfRangeError",
-    "ShapeError",
-    "TensorgradError",
-    "TrainingError",
-    "WideningWarning",
-]
+    "ArgumentError", "CheckpointError", "CommError", "DamagedError", "DataError", "DeviceError",
+    "DtypeError", "GradError", "GraphError", "IndexShapeError", "KernelError", "OutOfRangeError",
+    "ShapeError", "TensorgradError", "TrainingError", "WideningWarning",
+]  # fmt: skip
 
 
 class TensorgradError(Exception):

@@ -9,6 +9,7 @@ import importlib
 import logging
 import statistics
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -94,8 +95,7 @@ class GpuMonitor:
         self._nvml: Any = None
         self._handle: Any = None
         self._ended, self._lock = threading.Event(), threading.Lock()
-        self._sums: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
+        self._readings: defaultdict[str, list[float]] = defaultdict(list)
         self._thread = threading.Thread(target=self._watch, name="GPU monitor", daemon=True)
 
     def __enter__(self) -> GpuMonitor:
@@ -119,8 +119,8 @@ class GpuMonitor:
         A value that this GPU does not report is missing.
         """
         with self._lock:
-            sums, counts, self._sums, self._counts = self._sums, self._counts, {}, {}
-        return {name: total / counts[name] for name, total in sums.items()}
+            readings, self._readings = self._readings, defaultdict(list)
+        return {name: statistics.fmean(values) for name, values in readings.items()}
 
     def read(self) -> None:
         """Read all values once; the thread does so."""
@@ -138,8 +138,7 @@ class GpuMonitor:
             if self._busy and name == "gpu_utilization" and value == 0:
                 return
             with self._lock:
-                self._sums[name] = self._sums.get(name, 0.0) + value
-                self._counts[name] = self._counts.get(name, 0) + 1
+                self._readings[name].append(value)
 
     def _open(self, index: int) -> bool:
         """Connect to NVML; the GPU is found by its place on the bus, as indices may differ."""

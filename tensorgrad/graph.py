@@ -18,7 +18,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from operator import attrgetter, is_
 from typing import Any
@@ -323,7 +323,7 @@ def _are_kept(attributes: _Attributes) -> bool:
     )
 
 
-class _Watch:
+class _Watch(ranges.Observer):
     """Observes a step (see ranges.py): which modules and leaves it uses, and which op runs.
 
     Args:
@@ -347,10 +347,6 @@ class _Watch:
         self._modules: set[int] = set()
         self._thread = threading.get_ident()  # others may run ops of their own
         self._expected = {} if before is None else before.leaves
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Do nothing."""
-        return nullcontext()
 
     def layer(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Note the modes of a module and those in it, and the arrays of parameters and buffers."""
@@ -400,9 +396,6 @@ class _Watch:
         _, grad = self._expected.get(id(tensor), (tensor, tensor.grad))
         if (grad is None) != (tensor.grad is None):
             raise _UnlikeWarmUp
-
-    def further_outputs(self, outputs: Any) -> None:
-        """Do nothing."""
 
     def backward(self, node: Any, dy: Any, saved: tuple[Any, ...], needs: Any) -> Any:
         """Note the op whose gradient is computed."""

@@ -273,9 +273,7 @@ def eigh(x: Any, UPLO: Literal["L", "U"] = "L") -> EighResult:
     x, dtype = _square("eigh", x)
     if UPLO == "U":
         x = matrix_transpose(conj(x) if is_complex(x.dtype) else x)
-    found = tuple(_computed("eigh", namespace(x.data).linalg.eigh, x.data))
-    values, vectors = record("eigh", found, (x,), _eigh_backward, found)
-    return EighResult(_rounded(values, dtype), _rounded(vectors, dtype))
+    return EighResult(*_factors("eigh", x, dtype, _eigh_backward))
 
 
 def _eigh_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
@@ -310,9 +308,7 @@ def qr(x: Any, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
     if mode not in ("reduced", "complete"):
         raise ArgumentError(f"qr: mode is {mode!r}, expected 'reduced' or 'complete'")
     x, dtype = _matrices("qr", x)
-    found = tuple(namespace(x.data).linalg.qr(x.data, mode))
-    q, r = record("qr", found, (x,), _qr_backward, found)
-    return QRResult(_rounded(q, dtype), _rounded(r, dtype))
+    return QRResult(*_factors("qr", x, dtype, _qr_backward, mode))
 
 
 def _qr_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
@@ -345,10 +341,7 @@ def svd(x: Any, full_matrices: bool = True) -> SVDResult:
         algorithmic differentiation", section 3.2.
     """
     x, dtype = _matrices("svd", x)
-    found = tuple(_computed("svd", namespace(x.data).linalg.svd, x.data, full_matrices))
-    results = record("svd", found, (x,), _svd_backward, found)
-    u, s, vh = (_rounded(part, dtype) for part in results)
-    return SVDResult(u, s, vh)
+    return SVDResult(*_factors("svd", x, dtype, _svd_backward, full_matrices))
 
 
 def _svd_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
@@ -631,6 +624,12 @@ def _check_square(op: str, x: Tensor) -> Tensor:
     if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected square matrices (..., N, N)")
     return x
+
+
+def _factors(op: str, x: Tensor, dtype: Any, backward: Any, *options: Any) -> list[Tensor]:
+    """Return the factors of a decomposition, which its gradient needs too."""
+    factors = tuple(_computed(op, getattr(namespace(x.data).linalg, op), x.data, *options))
+    return [_rounded(factor, dtype) for factor in record(op, factors, (x,), backward, factors)]
 
 
 def _computed(op: str, function: Callable[..., Any], *arguments: Any) -> Any:

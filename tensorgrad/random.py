@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import operator
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -159,8 +159,7 @@ class Generator:
                 f"normal: loc is {loc} and scale {scale}, expected finite numbers and scale >= 0"
             )
         y = _empty("normal", size, _float_dtype("normal", dtype), device)
-        philox.fill_normal(y, self.next_key(), loc, scale)
-        return Tensor(y)
+        return self._filled(philox.fill_normal, y, loc, scale)
 
     def uniform(
         self,
@@ -189,8 +188,7 @@ class Generator:
                 f"uniform: low is {low} and high {high}, expected finite low < high"
             )
         y = _empty("uniform", size, _float_dtype("uniform", dtype), device)
-        philox.fill_uniform(y, self.next_key(), low, high)
-        return Tensor(y)
+        return self._filled(philox.fill_uniform, y, low, high)
 
     def random(
         self, size: Shapes | None = None, dtype: DtypeLike = float32, device: str = "cpu"
@@ -244,8 +242,7 @@ class Generator:
                 f"<= {int(limits.max) + 1} for {target}"
             )
         y = _empty("integers", size, target, device)
-        philox.fill_integers(y, self.next_key(), low, high)
-        return Tensor(y)
+        return self._filled(philox.fill_integers, y, low, high)
 
     def bernoulli(
         self, probability: float, size: Shapes | None = None, device: str = "cpu"
@@ -264,8 +261,7 @@ class Generator:
         if not 0 <= probability <= 1:
             raise ArgumentError(f"bernoulli: probability is {probability}, expected 0 to 1")
         y = _empty("bernoulli", size, bool_, device)
-        philox.fill_bernoulli(y, self.next_key(), probability)
-        return Tensor(y)
+        return self._filled(philox.fill_bernoulli, y, probability)
 
     def permutation(self, x: Any, axis: int = 0, device: str = "cpu") -> Tensor:
         """Return 0, ..., x - 1 in random order (int64), or the slices of an array in random order.
@@ -280,9 +276,7 @@ class Generator:
             DtypeError: x is neither an integer, a tensor nor an array.
         """
         if isinstance(x, Tensor) or backend.is_array(x):
-            tensor = tensor_of("permutation", "x", x)
-            if tensor.ndim == 0:
-                raise ArgumentError("permutation: x has no axes, expected at least one")
+            tensor = _with_axes("permutation", "x", x)
             axis = axis_index("permutation", axis, tensor.ndim)
             order = self.permutation(tensor.shape[axis], device=tensor.device)
             return tensor.take(order, axis)
@@ -292,10 +286,7 @@ class Generator:
             )
         if x < 0:
             raise ArgumentError(f"permutation: x is {x}, expected 0 or more")
-        words = _empty("permutation", int(x), uint64, device)
-        philox.fill_words(words, self.next_key())
-        order = backend.namespace(words).argsort(words, kind="stable")
-        return Tensor(order.astype(int64, copy=False))
+        return self._order(_empty("permutation", int(x), uint64, device))
 
     def permuted(self, x: Any, axis: int | None = None) -> Tensor:
         """Return the elements along an axis in random order, each row in one of its own.
@@ -310,16 +301,12 @@ class Generator:
         Raises:
             ArgumentError: x has no axes, or not this one.
         """
-        tensor = tensor_of("permuted", "x", x)
-        if tensor.ndim == 0:
-            raise ArgumentError("permuted: x has no axes, expected at least one")
+        tensor = _with_axes("permuted", "x", x)
         if axis is None:
             return self.permutation(tensor.ravel()).reshape(tensor.shape)
         axis = axis_index("permuted", axis, tensor.ndim)
         words = backend.empty(tensor.shape, uint64, tensor.data)
-        philox.fill_words(words, self.next_key())
-        order = backend.namespace(words).argsort(words, axis=axis, kind="stable")
-        return tensor.gather(axis, Tensor(order.astype(int64, copy=False)))
+        return tensor.gather(axis, self._order(words, axis))
 
     def choice(
         self,
@@ -353,9 +340,7 @@ class Generator:
         shape = () if size is None else shape_of("choice", size, "size")
         wanted = math.prod(shape)
         if isinstance(a, Tensor) or backend.is_array(a):
-            tensor = tensor_of("choice", "a", a)
-            if tensor.ndim == 0:
-                raise ArgumentError("choice: a has no axes, expected at least one")
+            tensor = _with_axes("choice", "a", a)
             axis = axis_index("choice", axis, tensor.ndim)
             index = self.choice(tensor.shape[axis], shape, replace, p, device=tensor.device)
             return tensor.take(index, axis)
@@ -371,6 +356,17 @@ class Generator:
         if replace:
             return self.integers(0, max(1, int(a)), shape, device=device)
         return self.permutation(int(a), device=device)[:wanted].reshape(shape)
+
+    def _filled(self, fill: Callable[..., None], y: Array, *parameters: float) -> Tensor:
+        """Return an array that one of philox's functions has filled."""
+        fill(y, self.next_key(), *parameters)
+        return Tensor(y)
+
+    def _order(self, words: Array, axis: int = -1) -> Tensor:
+        """Return the order along an axis of the random bits that are written to an array."""
+        self._filled(philox.fill_words, words)
+        order = backend.namespace(words).argsort(words, axis=axis, kind="stable")
+        return Tensor(order.astype(int64, copy=False))
 
     def _weighted_choice(
         self, count: int, shape: tuple[int, ...], replace: bool, p: Any, device: str
@@ -443,6 +439,14 @@ def seed(seed: int) -> None:
     if mode.capture is not None:
         raise GraphError("random.seed: called in a captured step, expected it before the step")
     default.set_state({"seed": seed, "draw": 0})
+
+
+def _with_axes(op: str, name: str, value: Any) -> Tensor:
+    """Return an operand as a tensor, which must have an axis."""
+    tensor = tensor_of(op, name, value)
+    if tensor.ndim == 0:
+        raise ArgumentError(f"{op}: {name} has no axes, expected at least one")
+    return tensor
 
 
 def _empty(op: str, size: Shapes | None, dtype: Dtype, device: str) -> Array:

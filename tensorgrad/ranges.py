@@ -16,16 +16,22 @@ from typing import Any, Protocol
 
 
 class Observer(Protocol):
-    """What the library tells a profiler. Several threads may call it at once."""
+    """What the library tells a profiler. Several threads may call it at once.
+
+    A subclass inherits methods that note nothing and run what they are given.
+    """
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Return a context for a phase of a step, such as "backward" or "optimizer"."""
+        return nullcontext()
 
     def layer(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return `module.forward(*args, **kwargs)`."""
+        return module.forward(*args, **kwargs)
 
     def enter(self, op: str) -> None:
         """Note that an op begins; it may call this for each operand, or fail later."""
+        return
 
     def op(
         self, name: str, output: Any, inputs: Sequence[Any], node: Any, saved: tuple[Any, ...]
@@ -39,15 +45,19 @@ class Observer(Protocol):
             node: what the graph records of it; None where no gradient is wanted.
             saved: what backward needs.
         """
+        return
 
     def further_outputs(self, outputs: Sequence[Any]) -> None:
         """Note the other arrays that the op noted last has computed."""
+        return
 
     def backward(self, node: Any, dy: Any, saved: tuple[Any, ...], needs: Sequence[Any]) -> Any:
         """Return `node.backward(dy, saved, needs)`."""
+        return node.backward(dy, saved, needs)
 
     def transfer(self, call: str, nbytes: int) -> Callable[[], None]:
         """Note that a collective begins; return what to call once it is done."""
+        return lambda: None
 
 
 active: Observer | None = None

@@ -7,6 +7,7 @@ for the size that it claims. weights.py reads safetensors files, data/text.py te
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import math
 import mmap
@@ -20,6 +21,7 @@ from typing import Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 
+from tensorgrad.distribution import install
 from tensorgrad.errors import DataError
 
 JSON_BYTES = 1 << 23  # read in some seconds, whatever they are
@@ -29,6 +31,23 @@ JSON_LINE_BYTES = 1 << 20
 _LINES = 5000  # between calls of progress
 _NO_WAIT, _NO_LINK = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)
 _IS_LINK = (errno.ELOOP, errno.EMLINK)  # what O_NOFOLLOW gives, the latter on FreeBSD
+
+
+def needed(module: str, problem: str, extra: str) -> Any:
+    """Return a module of a package that not every installation has.
+
+    Args:
+        module: its name.
+        problem: the start of the error: what needs it.
+        extra: the extra of pyproject.toml that has it.
+    Raises:
+        DataError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = module.partition(".")[0]
+        raise DataError(f"{problem} needs the {name} package: {install(extra)}") from error
 
 
 def open_regular(

@@ -6,7 +6,6 @@ Every operator and method is one line that calls the op of the same name in `ten
 from __future__ import annotations
 
 import builtins
-import operator
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -126,10 +125,8 @@ class Tensor:
 
     def detach(self) -> Tensor:
         """Return a tensor with the same array that no gradient flows through."""
-        data = self.data
-        return Tensor(
-            data.detached() if hasattr(data, "detached") else data
-        )  # see ops/elementwise/fuse.py
+        data = self.data  # a symbol where ops/elementwise/fuse.py traces
+        return Tensor(data.detached() if hasattr(data, "detached") else data)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the values as a NumPy array; on the CPU it is the tensor's own memory."""
@@ -254,53 +251,11 @@ class Tensor:
     def __abs__(self) -> Tensor:
         return elementwise.abs(self)
 
-    def __add__(self, other: Any) -> Tensor:
-        return elementwise.add(self, other)
-
-    def __radd__(self, other: Any) -> Tensor:
-        return elementwise.add(other, self)
-
-    def __sub__(self, other: Any) -> Tensor:
-        return elementwise.subtract(self, other)
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return elementwise.subtract(other, self)
-
-    def __mul__(self, other: Any) -> Tensor:
-        return elementwise.multiply(self, other)
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return elementwise.multiply(other, self)
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return elementwise.divide(self, other)
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return elementwise.divide(other, self)
-
-    def __floordiv__(self, other: Any) -> Tensor:
-        return elementwise.floor_divide(self, other)
-
-    def __rfloordiv__(self, other: Any) -> Tensor:
-        return elementwise.floor_divide(other, self)
-
-    def __mod__(self, other: Any) -> Tensor:
-        return elementwise.remainder(self, other)
-
-    def __rmod__(self, other: Any) -> Tensor:
-        return elementwise.remainder(other, self)
-
     def __divmod__(self, other: Any) -> tuple[Tensor, Tensor]:
         return elementwise.divmod(self, other)
 
     def __rdivmod__(self, other: Any) -> tuple[Tensor, Tensor]:
         return elementwise.divmod(other, self)
-
-    def __pow__(self, other: Any) -> Tensor:
-        return elementwise.power(self, other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return elementwise.power(other, self)
 
     def __matmul__(self, other: Any) -> Tensor:
         return matmul.matmul(self, other)
@@ -308,97 +263,26 @@ class Tensor:
     def __rmatmul__(self, other: Any) -> Tensor:
         return matmul.matmul(other, self)
 
-    def __eq__(self, other: Any) -> Tensor:  # type: ignore[override]  # elementwise, as in NumPy
-        return elementwise.equal(self, other)
+    def __imatmul__(self, other: Any) -> Self:
+        return indexing.assign_result(self, "@=", matmul.matmul, other)
 
-    def __ne__(self, other: Any) -> Tensor:  # type: ignore[override]
-        return elementwise.not_equal(self, other)
+    if TYPE_CHECKING:  # the rows of _OPERATORS, below
 
-    def __lt__(self, other: Any) -> Tensor:
-        return elementwise.less(self, other)
+        def _binary(self, other: Any) -> Tensor: ...
+        def _augmented(self, other: Any) -> Self: ...
 
-    def __le__(self, other: Any) -> Tensor:
-        return elementwise.less_equal(self, other)
-
-    def __gt__(self, other: Any) -> Tensor:
-        return elementwise.greater(self, other)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return elementwise.greater_equal(self, other)
-
-    def __and__(self, other: Any) -> Tensor:
-        return elementwise.bitwise_and(self, other)
-
-    def __rand__(self, other: Any) -> Tensor:
-        return elementwise.bitwise_and(other, self)
-
-    def __or__(self, other: Any) -> Tensor:
-        return elementwise.bitwise_or(self, other)
-
-    def __ror__(self, other: Any) -> Tensor:
-        return elementwise.bitwise_or(other, self)
-
-    def __xor__(self, other: Any) -> Tensor:
-        return elementwise.bitwise_xor(self, other)
-
-    def __rxor__(self, other: Any) -> Tensor:
-        return elementwise.bitwise_xor(other, self)
-
-    def __lshift__(self, other: Any) -> Tensor:
-        return elementwise.left_shift(self, other)
-
-    def __rlshift__(self, other: Any) -> Tensor:
-        return elementwise.left_shift(other, self)
-
-    def __rshift__(self, other: Any) -> Tensor:
-        return elementwise.right_shift(self, other)
-
-    def __rrshift__(self, other: Any) -> Tensor:
-        return elementwise.right_shift(other, self)
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _binary
+        __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = _binary
+        __rpow__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _binary
+        __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _binary
+        __lt__ = __le__ = __gt__ = __ge__ = _binary
+        __eq__ = __ne__ = _binary  # type: ignore[assignment]  # elementwise, as in NumPy
+        __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _augmented
+        __ipow__ = __iand__ = __ior__ = __ixor__ = _augmented
+        __ilshift__ = __irshift__ = _augmented
 
     def __invert__(self) -> Tensor:
         return elementwise.invert(self)
-
-    # Augmented assignment changes the memory of the tensor, as in NumPy; see indexing.
-
-    def __iadd__(self, other: Any) -> Self:
-        return indexing.assign_result(self, "+=", operator.add, other)
-
-    def __isub__(self, other: Any) -> Self:
-        return indexing.assign_result(self, "-=", operator.sub, other)
-
-    def __imul__(self, other: Any) -> Self:
-        return indexing.assign_result(self, "*=", operator.mul, other)
-
-    def __itruediv__(self, other: Any) -> Self:
-        return indexing.assign_result(self, "/=", operator.truediv, other)
-
-    def __ifloordiv__(self, other: Any) -> Self:
-        return indexing.assign_result(self, "//=", operator.floordiv, other)
-
-    def __imod__(self, other: Any) -> Self:
-        return indexing.assign_result(self, "%=", operator.mod, other)
-
-    def __ipow__(self, other: Any) -> Self:
-        return indexing.assign_result(self, "**=", operator.pow, other)
-
-    def __imatmul__(self, other: Any) -> Self:
-        return indexing.assign_result(self, "@=", operator.matmul, other)
-
-    def __iand__(self, other: Any) -> Self:
-        return indexing.assign_result(self, "&=", operator.and_, other)
-
-    def __ior__(self, other: Any) -> Self:
-        return indexing.assign_result(self, "|=", operator.or_, other)
-
-    def __ixor__(self, other: Any) -> Self:
-        return indexing.assign_result(self, "^=", operator.xor, other)
-
-    def __ilshift__(self, other: Any) -> Self:
-        return indexing.assign_result(self, "<<=", operator.lshift, other)
-
-    def __irshift__(self, other: Any) -> Self:
-        return indexing.assign_result(self, ">>=", operator.rshift, other)
 
     def astype(self, dtype: DtypeLike, copy: bool = True) -> Tensor:
         """Return the values as `dtype`; see `tensorgrad.astype`."""
@@ -433,9 +317,7 @@ class Tensor:
         dim: None = None,
     ) -> Tensor:
         """Return the sum; see `tensorgrad.sum`."""
-        if dim is not None:
-            raise renamed_dim("sum", dim)
-        return reduce.sum(self, axis, keepdims, dtype)
+        return reduce.sum(self, axis, keepdims, dtype, dim=dim)
 
     def mean(
         self,
@@ -446,37 +328,27 @@ class Tensor:
         dim: None = None,
     ) -> Tensor:
         """Return the mean; see `tensorgrad.mean`."""
-        if dim is not None:
-            raise renamed_dim("mean", dim)
-        return reduce.mean(self, axis, keepdims, dtype)
+        return reduce.mean(self, axis, keepdims, dtype, dim=dim)
 
     def var(
         self, axis: Axis = None, ddof: int = 0, keepdims: bool = False, *, dim: None = None
     ) -> Tensor:
         """Return the variance; see `tensorgrad.var`."""
-        if dim is not None:
-            raise renamed_dim("var", dim)
-        return reduce.var(self, axis, ddof, keepdims)
+        return reduce.var(self, axis, ddof, keepdims, dim=dim)
 
     def std(
         self, axis: Axis = None, ddof: int = 0, keepdims: bool = False, *, dim: None = None
     ) -> Tensor:
         """Return the standard deviation; see `tensorgrad.std`."""
-        if dim is not None:
-            raise renamed_dim("std", dim)
-        return reduce.std(self, axis, ddof, keepdims)
+        return reduce.std(self, axis, ddof, keepdims, dim=dim)
 
     def max(self, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
         """Return the maximum; see `tensorgrad.max`."""
-        if dim is not None:
-            raise renamed_dim("max", dim)
-        return reduce.max(self, axis, keepdims)
+        return reduce.max(self, axis, keepdims, dim=dim)
 
     def min(self, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
         """Return the minimum; see `tensorgrad.min`."""
-        if dim is not None:
-            raise renamed_dim("min", dim)
-        return reduce.min(self, axis, keepdims)
+        return reduce.min(self, axis, keepdims, dim=dim)
 
     def prod(
         self,
@@ -487,37 +359,27 @@ class Tensor:
         dim: None = None,
     ) -> Tensor:
         """Return the product; see `tensorgrad.prod`."""
-        if dim is not None:
-            raise renamed_dim("prod", dim)
-        return reduce.prod(self, axis, keepdims, dtype)
+        return reduce.prod(self, axis, keepdims, dtype, dim=dim)
 
     def argmax(
         self, axis: int | None = None, keepdims: bool = False, *, dim: None = None
     ) -> Tensor:
         """Return the index of the maximum; see `tensorgrad.argmax`."""
-        if dim is not None:
-            raise renamed_dim("argmax", dim)
-        return reduce.argmax(self, axis, keepdims)
+        return reduce.argmax(self, axis, keepdims, dim=dim)
 
     def argmin(
         self, axis: int | None = None, keepdims: bool = False, *, dim: None = None
     ) -> Tensor:
         """Return the index of the minimum; see `tensorgrad.argmin`."""
-        if dim is not None:
-            raise renamed_dim("argmin", dim)
-        return reduce.argmin(self, axis, keepdims)
+        return reduce.argmin(self, axis, keepdims, dim=dim)
 
     def any(self, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
         """Return whether any element is true; see `tensorgrad.any`."""
-        if dim is not None:
-            raise renamed_dim("any", dim)
-        return reduce.any(self, axis, keepdims)
+        return reduce.any(self, axis, keepdims, dim=dim)
 
     def all(self, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
         """Return whether all elements are true; see `tensorgrad.all`."""
-        if dim is not None:
-            raise renamed_dim("all", dim)
-        return reduce.all(self, axis, keepdims)
+        return reduce.all(self, axis, keepdims, dim=dim)
 
     def reshape(self, *lengths: Any) -> Tensor:
         """Return the elements in another shape: reshape(2, 3) or reshape((2, 3))."""
@@ -537,27 +399,19 @@ class Tensor:
 
     def repeat(self, repeats: Any, axis: int | None = None, *, dim: None = None) -> Tensor:
         """Return each element, or slice along an axis, several times; see `tensorgrad.repeat`."""
-        if dim is not None:
-            raise renamed_dim("repeat", dim)
-        return shape.repeat(self, repeats, axis)
+        return shape.repeat(self, repeats, axis, dim=dim)
 
     def take(self, indices: Any, axis: int | None = None, *, dim: None = None) -> Tensor:
         """Return the slices at `indices` along an axis; see `tensorgrad.take`."""
-        if dim is not None:
-            raise renamed_dim("take", dim)
-        return indexing.take(self, indices, axis)
+        return indexing.take(self, indices, axis, dim=dim)
 
     def sort(self, axis: int = -1, *, dim: None = None) -> None:
         """Sort the memory of the tensor along an axis, as in NumPy; see `tensorgrad.sort`."""
-        if dim is not None:
-            raise renamed_dim("sort", dim)
-        indexing.assign(self, ..., sorting.sort(self.detach(), axis))
+        indexing.assign(self, ..., sorting.sort(self.detach(), axis, dim=dim))
 
     def argsort(self, axis: int | None = -1, *, dim: None = None) -> Tensor:
         """Return the indices that sort along an axis; see `tensorgrad.argsort`."""
-        if dim is not None:
-            raise renamed_dim("argsort", dim)
-        return sorting.argsort(self, axis)
+        return sorting.argsort(self, axis, dim=dim)
 
     def copy(self) -> Tensor:
         """Return the values in memory of their own; the gradient flows back."""
@@ -581,15 +435,11 @@ class Tensor:
 
     def cumsum(self, axis: int | None = None, *, dim: None = None) -> Tensor:
         """Return the running sums; see `tensorgrad.cumsum`."""
-        if dim is not None:
-            raise renamed_dim("cumsum", dim)
-        return reduce.cumsum(self, axis)
+        return reduce.cumsum(self, axis, dim=dim)
 
     def cumprod(self, axis: int | None = None, *, dim: None = None) -> Tensor:
         """Return the running products; see `tensorgrad.cumprod`."""
-        if dim is not None:
-            raise renamed_dim("cumprod", dim)
-        return reduce.cumprod(self, axis)
+        return reduce.cumprod(self, axis, dim=dim)
 
     def nonzero(self) -> tuple[Tensor, ...]:
         """Return the indices of what is not 0; see `tensorgrad.nonzero`."""
@@ -609,9 +459,7 @@ class Tensor:
 
     def squeeze(self, axis: Axis = None, *, dim: None = None) -> Tensor:
         """Return the tensor without axes of length 1."""
-        if dim is not None:
-            raise renamed_dim("squeeze", dim)
-        return shape.squeeze(self, axis)
+        return shape.squeeze(self, axis, dim=dim)
 
     # PyTorch's names, last: `float` would hide the type. See ops/aliases.py.
 
@@ -716,6 +564,40 @@ from tensorgrad.ops import (  # noqa: E402
     sorting,
     stacking,
 )
+
+# The name in the methods of an operator, the op, and the symbol where there is one for assignment.
+_OPERATORS = (
+    ("add", "add", "+"), ("sub", "subtract", "-"), ("mul", "multiply", "*"),
+    ("truediv", "divide", "/"), ("floordiv", "floor_divide", "//"), ("mod", "remainder", "%"),
+    ("pow", "power", "**"), ("and", "bitwise_and", "&"), ("or", "bitwise_or", "|"),
+    ("xor", "bitwise_xor", "^"), ("lshift", "left_shift", "<<"), ("rshift", "right_shift", ">>"),
+    ("eq", "equal", ""), ("ne", "not_equal", ""), ("lt", "less", ""), ("le", "less_equal", ""),
+    ("gt", "greater", ""), ("ge", "greater_equal", ""),
+)  # fmt: skip
+
+
+def _add_operator(name: str, op_name: str, symbol: str) -> None:
+    """Make an op the method of an operator: with operands exchanged, and in place, it has others.
+
+    Augmented assignment changes the memory of the tensor, as in NumPy; see indexing.
+    """
+    op, assigned = getattr(elementwise, op_name), f"{symbol}="
+    setattr(Tensor, f"__{name}__", op)
+
+    def reflected(self: Tensor, other: Any) -> Tensor:
+        return op(other, self)  # type: ignore[no-any-return]
+
+    def augmented(self: Tensor, other: Any) -> Tensor:
+        return indexing.assign_result(self, assigned, op, other)
+
+    for method, letter in ((reflected, "r"), (augmented, "i")) if symbol else ():
+        method.__name__ = f"__{letter}{name}__"
+        method.__code__ = method.__code__.replace(co_name=method.__name__)
+        setattr(Tensor, method.__name__, method)
+
+
+for _row in _OPERATORS:
+    _add_operator(*_row)
 
 
 def _array_of_scalar(data: Any) -> Array:

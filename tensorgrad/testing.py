@@ -176,30 +176,28 @@ def check(case: Case, seed: int = 0) -> None:
         inputs = [a.astype(dtype) if is_float(a.dtype) else a for a in exact]
         got = _run(case, inputs)
         expected = _expected(case, inputs, got)
-        _check_values(case, got, expected, dtype, "")
+        _check_runs(case, inputs, got, expected, dtype, "")
         for array, grad in zip(inputs, got.gradients, strict=True):
             assert grad is None or (grad.dtype == array.dtype and grad.shape == array.shape)
-        _check_bits(got, _run(case, inputs), f"{case} in {dtype}: two runs differ")
-        for what, layout in LAYOUTS.items():
-            laid_out = _run(case, [layout(a, np) for a in inputs])
-            _check_values(case, laid_out, expected, dtype, f", {what}")
         if backend.gpu_count():
-            _check_on_gpu(case, inputs, expected, dtype)
+            on_gpu = [backend.cupy.asarray(a) for a in inputs]
+            eager = _run(case, on_gpu)
+            _check_runs(case, on_gpu, eager, expected, dtype, ", GPU")
+            if case.captured:
+                what = f"{case} in {dtype}, GPU: captured and eager differ"
+                _check_bits(eager, _captured(case, on_gpu), what)
     _check_refusals(case, exact)
 
 
-def _check_on_gpu(case: Case, inputs: Sequence[Values], expected: CaseResult, dtype: Any) -> None:
-    cupy = backend.cupy
-    on_gpu = [cupy.asarray(a) for a in inputs]
-    eager = _run(case, on_gpu)
-    _check_values(case, eager, expected, dtype, ", GPU")
-    _check_bits(eager, _run(case, on_gpu), f"{case} in {dtype}, GPU: two runs differ")
+def _check_runs(
+    case: Case, inputs: Sequence[Any], got: CaseResult, expected: CaseResult, dtype: Any, place: str
+) -> None:
+    """Check a run, another one, and those on other layouts of the inputs."""
+    _check_values(case, got, expected, dtype, place)
+    _check_bits(got, _run(case, inputs), f"{case} in {dtype}{place}: two runs differ")
     for name, layout in LAYOUTS.items():
-        laid_out = _run(case, [layout(a, cupy) for a in on_gpu])
-        _check_values(case, laid_out, expected, dtype, f", GPU, {name}")
-    if case.captured:
-        captured = _captured(case, on_gpu)
-        _check_bits(eager, captured, f"{case} in {dtype}, GPU: captured and eager differ")
+        laid_out = _run(case, [layout(a, backend.namespace(a)) for a in inputs])
+        _check_values(case, laid_out, expected, dtype, f"{place}, {name}")
 
 
 def assert_within(

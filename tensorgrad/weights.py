@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from tensorgrad.backend import Array, Shape, contiguous, to_numpy
 from tensorgrad.dtypes import Dtype
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DataError, DtypeError
-from tensorgrad.files import named_in_errors, replacing
+from tensorgrad.files import is_utf8, named_in_errors, replacing
 from tensorgrad.readers import open_regular
 
 _SUM = "crc32"  # the header entry with the checksum of the rest of the file
@@ -88,11 +87,10 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
         DamagedError: the file is truncated, not a safetensors file, or has another CRC-32.
         CheckpointError: it is missing or cannot be read.
     """
-    with _opened(path) as file:
-        arrays = {name: _tensor(path, file, name) for name in file.keys()}  # noqa: SIM118  not a dict
-        header = file.metadata() or {}
-    expected = header.pop(_SUM, None)
-    if expected is not None and expected != _sum_of(arrays, header):
+    with ArrayFile(path) as file:
+        arrays = {name: file.read(name) for name in file.names}
+        expected = file.sum
+    if expected is not None and expected != _sum_of(arrays, file.metadata):
         raise DamagedError(f"load: {path} has another CRC-32 than when it was written")
     return arrays
 
@@ -103,10 +101,8 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     Raises:
         CheckpointError: as for `load_arrays`; the CRC-32 is not verified.
     """
-    with _opened(path) as file:
-        header: dict[str, str] = file.metadata() or {}
-    header.pop(_SUM, None)
-    return header
+    with ArrayFile(path) as file:
+        return file.metadata
 
 
 class ArrayFile:
@@ -117,23 +113,22 @@ class ArrayFile:
     Attributes:
         names: of its arrays.
         metadata: the text in its header.
+        sum: the CRC-32 in its header, or None.
     Raises:
         CheckpointError: the file is missing, truncated or not a safetensors file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = path
-        with ExitStack() as stack:
-            self._file = stack.enter_context(_opened(path))
-            self.names: list[str] = list(self._file.keys())
-            self.metadata: dict[str, str] = self._file.metadata() or {}
-            self._stack = stack.pop_all()
+        self._path, self._file = path, _open(path)
+        self.names: list[str] = list(self._file.keys())
+        self.metadata: dict[str, str] = self._file.metadata() or {}
+        self.sum: str | None = self.metadata.pop(_SUM, None)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._file.__exit__(None, None, None)
 
     def shape(self, name: str) -> Shape:
         """Return the shape of an array."""
@@ -146,19 +141,39 @@ class ArrayFile:
             CheckpointError: NumPy does not have the dtype.
         """
         shape = self.shape(name)
-        one = slice(1) if shape and 0 not in shape else None
-        found: Dtype = _tensor(self._path, self._file, name, one).dtype
+        found: Dtype = self._tensor(name, slice(1) if shape and 0 not in shape else None).dtype
         return found
 
-    def read(self, name: str, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Return elements `start` to `stop` of an array, 1-D; of 1-D arrays only these are read.
+    def read(
+        self, name: str, start: int | None = None, stop: int | None = None
+    ) -> np.ndarray[Any, Any]:
+        """Return an array, or 1-D its elements `start` to `stop`.
+
+        Of 1-D arrays only these are read.
 
         Raises:
             CheckpointError: the array cannot be read.
         """
+        if start is None or stop is None:
+            return self._tensor(name)
         if len(self.shape(name)) == 1 and start < stop:
-            return _tensor(self._path, self._file, name, slice(start, stop))
-        return _tensor(self._path, self._file, name).reshape(-1)[start:stop]
+            return self._tensor(name, slice(start, stop))
+        return self._tensor(name).reshape(-1)[start:stop]
+
+    def _tensor(self, name: str, part: slice | None = None) -> np.ndarray[Any, Any]:
+        """Return an array, or a part along its first axis; errors name both."""
+        found: np.ndarray[Any, Any]
+        problem = f"load: {self._path}: {name}"
+        try:
+            file = self._file
+            found = file.get_tensor(name) if part is None else file.get_slice(name)[part]
+            return found
+        except (AttributeError, TypeError) as error:
+            raise CheckpointError(f"{problem} has an unsupported dtype: {error}") from error
+        except (OSError, MemoryError) as error:  # the file itself may be intact
+            raise CheckpointError(f"{problem} cannot be read: {error}") from error
+        except (ValueError, OverflowError, SafetensorError) as error:
+            raise DamagedError(f"{problem} is damaged: {error!s:.300}") from error
 
 
 def check_savable(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> None:
@@ -169,12 +184,10 @@ def check_savable(arrays: Mapping[str, Array], metadata: Mapping[str, str] | Non
     """
     metadata = metadata or {}
     for text in (*arrays, *metadata, *metadata.values()):
-        if not isinstance(text, str):
-            raise ArgumentError(f"save: got {text!r} as a name or metadata, expected text")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ArgumentError(f"save: got {text!r}, expected text that fits UTF-8") from error
+        if not isinstance(text, str) or not is_utf8(text):
+            raise ArgumentError(
+                f"save: got {text!r} as a name or metadata, expected text that fits UTF-8"
+            )
     if _METADATA in arrays:
         raise ArgumentError("save: arrays has '__metadata__', expected any other name")
     for name, array in arrays.items():
@@ -227,28 +240,12 @@ def _sum_of(arrays: Mapping[str, np.ndarray[Any, Any]], header: Mapping[str, str
     return f"{total:08x}"
 
 
-def _tensor(
-    path: str | os.PathLike[str], file: Any, name: str, part: slice | None = None
-) -> np.ndarray[Any, Any]:
-    """Return an array of a file, or a part along its first axis; errors name both."""
-    found: np.ndarray[Any, Any]
-    try:
-        found = file.get_tensor(name) if part is None else file.get_slice(name)[part]
-        return found
-    except (AttributeError, TypeError) as error:
-        raise CheckpointError(f"load: {path}: {name} has an unsupported dtype: {error}") from error
-    except (OSError, MemoryError) as error:  # the file itself may be intact
-        raise CheckpointError(f"load: {path}: {name} cannot be read: {error}") from error
-    except (ValueError, OverflowError, SafetensorError) as error:
-        raise DamagedError(f"load: {path}: {name} is damaged: {error!s:.300}") from error
-
-
-@contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+def _open(path: str | os.PathLike[str]) -> Any:
     """Open a safetensors file; the library checks that its length matches its header."""
     try:
         open_regular(path, links=True).close()  # its errors give the reason, the library's do not
-        opened = safe_open(path, framework="np")
+        file: Any = safe_open(path, framework="np")
+        return file.__enter__()
     except FileNotFoundError as error:
         raise CheckpointError(
             f"load: {path} does not exist, expected a safetensors file"
@@ -261,5 +258,3 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
         raise DamagedError(
             f"load: {path} is damaged or not a safetensors file: {error!s:.300}"
         ) from error
-    with opened as file:
-        yield file

@@ -20,6 +20,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "files",
             "readers",
             "command",
+            "tables",
         ),
         *(
             "ranges",

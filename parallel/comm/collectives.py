@@ -9,7 +9,7 @@ shape, because later calls must not make the host wait.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import overload
 
 import numpy as np
@@ -21,7 +21,7 @@ from tensorgrad.parallel.comm import agreement, arguments
 from tensorgrad.parallel.comm.agreement import Json
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.comm.launch import share_cores, write_failure
-from tensorgrad.parallel.comm.transport import Finish, Network, Transport
+from tensorgrad.parallel.comm.transport import CommCall, Finish, Network, Transport
 
 _END = "the end of the program"
 
@@ -90,8 +90,7 @@ class Comm:
             )
         if self.rank not in group:
             raise ArgumentError(f"split: ranks is {group}, expected rank {self.rank} among them")
-        self._enter("split")
-        groups = [json.loads(each) for each in self._exchange(json.dumps(group))]
+        groups = self._gather("split", group)
         if any(groups[rank] != each for each in groups for rank in each):
             found = agreement.by_rank(list(map(str, groups)), self.ranks)
             raise CommError(f"split: ranks is {found}; expected the same on all ranks of a group")
@@ -117,11 +116,7 @@ class Comm:
         """
         array = arguments.checked("all_reduce", "array", array, written=True)
         arguments.check_reduction("all_reduce", array, op)
-        return self._begin(
-            *(f"all_reduce({op})", array, array, wait),
-            lambda via, _, out: via.all_reduce(out, op),
-            arguments.as_numbers,
-        )
+        return self._begin("all_reduce", array, array, wait, op=op)
 
     def reduce_scatter(
         self, array: Array, out: Array, op: str = "sum", wait: bool = True
@@ -145,11 +140,7 @@ class Comm:
         out = arguments.checked("reduce_scatter", "out", out, written=True)
         arguments.check_reduction("reduce_scatter", array, op)
         arguments.check_piece("reduce_scatter", ("out", "array"), out, array, self.rank, self.size)
-        return self._begin(
-            *(f"reduce_scatter({op})", array, out, wait),
-            lambda via, data, out: via.reduce_scatter(data, out, op),
-            arguments.as_numbers,
-        )
+        return self._begin("reduce_scatter", array, out, wait, op=op)
 
     @overload
     def all_gather(self, array: Array) -> Array: ...
@@ -183,9 +174,7 @@ class Comm:
             arguments.check_piece(
                 "all_gather", ("array", "out"), array, target, self.rank, self.size
             )
-        handle = self._begin(
-            "all_gather", array, target, wait, lambda via, data, out: via.all_gather(data, out)
-        )
+        handle = self._begin("all_gather", array, target, wait)
         return target if out is None else handle
 
     def broadcast(self, array: Array, root: int = 0, wait: bool = True) -> Handle:
@@ -203,10 +192,7 @@ class Comm:
         self._check_rank("broadcast", "root", root)
         if self.rank == root:
             array = backend.contiguous(array)  # it may be read-only: nothing is copied back
-        return self._begin(
-            *(f"broadcast(root={root})", array, array, wait),
-            lambda via, _, out: via.broadcast(out, root),
-        )
+        return self._begin("broadcast", array, array, wait, root=root)
 
     def all_to_all(self, array: Array, out: Array, wait: bool = True) -> Handle:
         """Write piece r of `array` of rank s to piece s of `out` of rank r.
@@ -231,9 +217,7 @@ class Comm:
         arguments.check_like("all_to_all", ("array", "out"), array, out, array.shape)
         if arguments.overlap(array, out):
             raise ArgumentError("all_to_all: out overlaps array, expected memory of its own")
-        return self._begin(
-            "all_to_all", array, out, wait, lambda via, data, out: via.all_to_all(data, out)
-        )
+        return self._begin("all_to_all", array, out, wait)
 
     def send(self, array: Array, to: int, wait: bool = True) -> Handle:
         """Send an array to one rank, which calls `recv`. Arrays arrive in the order sent.
@@ -253,7 +237,7 @@ class Comm:
         self._check_other("send", "to", to)
         call, transport, announced = self._agree_on_message("send", to, array)
         data = arguments.as_bytes(self._staged(array, transport))
-        sent = transport.send(data, to) if array.size else None
+        sent = transport.begin(CommCall("send", data, data, root=to)) if array.size else None
         return self._handle(call, [announced, sent], wait)
 
     def recv(self, array: Array, source: int, wait: bool = True) -> Handle:
@@ -273,7 +257,10 @@ class Comm:
         self._check_other("recv", "source", source)
         call, transport, announced = self._agree_on_message("recv", source, array)
         whole = self._staged(array, transport, reads=False)
-        received = transport.recv(arguments.as_bytes(whole), source) if array.size else None
+        data = arguments.as_bytes(whole)
+        received = (
+            transport.begin(CommCall("recv", data, data, root=source)) if array.size else None
+        )
         return self._handle(call, [announced, received, _copy_back(whole, array)], wait)
 
     def barrier(self) -> None:
@@ -288,24 +275,24 @@ class Comm:
         Raises:
             ArgumentError: JSON cannot hold the value.
         """
-        text = agreement.to_json("all_gather_objects", value)
-        self._enter("all_gather_objects")
-        return [json.loads(each) for each in self._exchange(text)]
+        return self._gather("all_gather_objects", value)
 
     def gather_objects(self, value: Json, root: int = 0) -> list[Json] | None:
         """Return the values of all ranks, in the order of ranks, on `root`; None on the others."""
-        text = agreement.to_json("gather_objects", value)
         self._check_rank("gather_objects", "root", root)
-        self._enter(f"gather_objects(root={root})")
-        texts = self._exchange(text)
-        return [json.loads(each) for each in texts] if self.rank == root else None
+        values = self._gather(f"gather_objects(root={root})", value)
+        return values if self.rank == root else None
 
     def broadcast_object(self, value: Json, root: int = 0) -> Json:
         """Return the value of `root`; the values of the other ranks are ignored."""
         self._check_rank("broadcast_object", "root", root)
-        text = agreement.to_json("broadcast_object", value) if self.rank == root else ""
-        self._enter(f"broadcast_object(root={root})")
-        return json.loads(self._exchange(text)[root])
+        call = f"broadcast_object(root={root})"
+        return self._gather(call, value if self.rank == root else None)[root]
+
+    def _gather(self, call: str, value: Json) -> list[Json]:
+        text = agreement.to_json(call.partition("(")[0], value)
+        self._enter(call)
+        return [json.loads(each) for each in self._exchange(text)]
 
     def agree(self, what: str, facts: Mapping[str, Json]) -> None:
         """Check that all ranks pass the same facts, such as the options of a run.
@@ -366,15 +353,11 @@ class Comm:
             part._close()
 
     def _begin(
-        self,
-        call: str,
-        array: Array,
-        out: Array,
-        wait: bool,
-        begin: Callable[[Transport, Array, Array], Finish],
-        view: Callable[[Array], Array] = arguments.as_bytes,
+        self, name: str, array: Array, out: Array, wait: bool, op: str = "", root: int | None = None
     ) -> Handle:
         """Begin a collective of `array` that writes `out`; a single rank copies `array` there."""
+        call = name + (f"({op})" if op else "" if root is None else f"({root=})")
+        view = arguments.as_numbers if op else arguments.as_bytes
         with ranges.phase("communication"):
             transport = self._enter(call, array)
             if transport is None:
@@ -386,7 +369,7 @@ class Comm:
             done = None if ranges.active is None else ranges.active.transfer(call, int(out.nbytes))
             data = self._staged(array, transport)
             whole = data if out is array else self._staged(out, transport, reads=False)
-            finish = begin(transport, view(data), view(whole))
+            finish = transport.begin(CommCall(name, view(data), view(whole), op, root or 0))
         return self._handle(call, [finish, _copy_back(whole, out), done], wait)
 
     def _staged(self, array: Array, transport: Transport, reads: bool = True) -> Array:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -35,20 +35,21 @@ _READ = 0.2  # seconds that the launcher needs to read what a rank wrote
 
 def launched_ranks() -> int:
     """Return the number of ranks that the launcher (mpirun, srun) started; 1 without a launcher."""
-    for name in _SIZE_VARIABLES:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    if "PMIX_RANK" in os.environ:  # srun --mpi=pmix gives the size only in Slurm's variable
-        return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
-    return 1
+    ranks = _number_in(_SIZE_VARIABLES)
+    if ranks is None and "PMIX_RANK" in os.environ:
+        ranks = _number_in(("SLURM_STEP_NUM_TASKS",))  # srun --mpi=pmix gives the size only there
+    return 1 if ranks is None else ranks
 
 
 def launched_rank() -> int:
     """Return the rank that the launcher gave this process; 0 without a launcher."""
-    for name in _RANK_VARIABLES:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 0
+    return _number_in(_RANK_VARIABLES) or 0
+
+
+def _number_in(names: Sequence[str]) -> int | None:
+    """Return the number in the first of some environment variables that has one."""
+    values = (os.environ.get(name, "") for name in names)
+    return next((int(value) for value in values if value.isdigit()), None)
 
 
 def check_one_process(program: str) -> None:

@@ -24,7 +24,7 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import CommError
 from tensorgrad.parallel.comm.agreement import digest
 from tensorgrad.parallel.comm.arguments import as_bytes
-from tensorgrad.parallel.comm.transport import Finish
+from tensorgrad.parallel.comm.transport import CommCall, Finish
 from tensorgrad.parallel.comm.watchdog_client import LastCall
 
 Transfer = Iterator[None]
@@ -136,37 +136,9 @@ class HostTransport:
         self.rank, self.size = group.Get_rank(), group.Get_size()
         self._number = 0
 
-    def all_reduce(self, array: Array, op: str) -> Finish:
-        """Reduce in place."""
-        return self._begin("all_reduce", self._all_reduce(array.reshape(-1), op, self._tag()))
-
-    def reduce_scatter(self, array: Array, out: Array, op: str) -> Finish:
-        """Reduce piece r of the flat `array` into `out` of rank r, which may be that piece."""
-        pieces = array.reshape(self.size, -1)
-        transfer = self._reduce_scatter(pieces, out.reshape(-1), op, self._tag())
-        return self._begin("reduce_scatter", transfer)
-
-    def all_gather(self, data: Array, out: Array) -> Finish:
-        """Put the bytes of all ranks into `out`, one after the other."""
-        rows = out.reshape(self.size, -1)
-        return self._begin("all_gather", self._exchange([data] * self.size, rows, self._tag()))
-
-    def broadcast(self, data: Array, root: int) -> Finish:
-        """Send the bytes of `root` to all."""
-        return self._begin("broadcast", self._broadcast(data, root, self._tag()))
-
-    def all_to_all(self, data: Array, out: Array) -> Finish:
-        """Put piece r of the bytes of rank s into piece s of `out` of rank r."""
-        pieces, rows = data.reshape(self.size, -1), out.reshape(self.size, -1)
-        return self._begin("all_to_all", self._exchange(pieces, rows, self._tag()))
-
-    def send(self, data: Array, to: int) -> Finish:
-        """Send bytes to one rank."""
-        return self._begin("send", self._deliver(data, to, _SENT))
-
-    def recv(self, data: Array, source: int) -> Finish:
-        """Receive bytes from one rank."""
-        return self._begin("recv", self._fetch(data, source, _SENT))
+    def begin(self, call: CommCall) -> Finish:
+        """Begin a transfer."""
+        return self._begin(call.name, _TRANSFERS[call.name](self, *call[1:]))
 
     def close(self) -> None:
         """Do nothing: this process makes all transfers itself, and they are finished."""
@@ -195,14 +167,15 @@ class HostTransport:
             raise CommError(f"{op}: MPI fails with {error}") from error
 
     def _tag(self) -> int:
+        """Return the tag of the next collective."""
         self._number += 1
         return _FIRST_NUMBERED + self._number % (_TAGS - _FIRST_NUMBERED)
 
     def _send(self, data: Array, to: int, tag: int) -> Requests:
-        return [self._group.Isend(part, to, tag) for part in _parts(data, _MESSAGE_BYTES)]
+        return [self._group.Isend(part, to, tag) for part in parts_of(data, _MESSAGE_BYTES)]
 
     def _recv(self, data: Array, source: int, tag: int) -> Requests:
-        return [self._group.Irecv(part, source, tag) for part in _parts(data, _MESSAGE_BYTES)]
+        return [self._group.Irecv(part, source, tag) for part in parts_of(data, _MESSAGE_BYTES)]
 
     def _finished(self, requests: Requests) -> Transfer:
         for request in requests:
@@ -260,7 +233,7 @@ class HostTransport:
             return
         longest = min(_PART_BYTES // flat.itemsize, flat.size)
         rows = np.empty((self.size, -(-longest // self.size)), flat.dtype)
-        for part in _parts(flat, _PART_BYTES):
+        for part in parts_of(flat, _PART_BYTES):
             pieces = np.array_split(part, self.size)
             mine = pieces[self.rank]
             yield from self._reduce(pieces, mine, rows, op, tag)
@@ -296,6 +269,24 @@ class HostTransport:
             )
 
 
+# The transfer of each call: of its data, out, op and root.
+_TRANSFERS: dict[str, Callable[[Any, Array, Array, str, int], Transfer]] = {
+    "all_reduce": lambda via, _, out, op, __: via._all_reduce(out, op, via._tag()),
+    "reduce_scatter": lambda via, data, out, op, _: via._reduce_scatter(
+        data.reshape(via.size, -1), out, op, via._tag()
+    ),
+    "all_gather": lambda via, data, out, *_: via._exchange(
+        [data] * via.size, out.reshape(via.size, -1), via._tag()
+    ),
+    "broadcast": lambda via, _, out, __, root: via._broadcast(out, root, via._tag()),
+    "all_to_all": lambda via, data, out, *_: via._exchange(
+        data.reshape(via.size, -1), out.reshape(via.size, -1), via._tag()
+    ),
+    "send": lambda via, data, _, __, to: via._deliver(data, to, _SENT),
+    "recv": lambda via, _, out, __, source: via._fetch(out, source, _SENT),
+}
+
+
 def _note(text: str) -> Array:
     """Return an announcement of fixed length; of a long text only the digest is complete."""
     note = np.zeros(_ANNOUNCEMENT, "uint8")
@@ -309,7 +300,8 @@ def _text(note: Array) -> str:
     return bytes(note[8:]).rstrip(b"\0").decode(errors="replace")
 
 
-def _parts(flat: Array, length: int) -> Iterator[Array]:
+def parts_of(flat: Array, length: int) -> Iterator[Array]:
+    """Yield a 1-D array in parts of at most `length` bytes."""
     step = length // flat.itemsize
     for begin in range(0, flat.size, step):
         yield flat[begin : begin + step]

@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -31,11 +31,12 @@ from tensorgrad.errors import ArgumentError, CommError, DeviceError
 from tensorgrad.parallel.comm import launch, watchdog_client
 from tensorgrad.parallel.comm.agreement import by_rank
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.parallel.comm.messages import HostTransport, ProgressEngine
-from tensorgrad.parallel.comm.transport import Finish, Transport
+from tensorgrad.parallel.comm.messages import HostTransport, ProgressEngine, parts_of
+from tensorgrad.parallel.comm.transport import CommCall, Finish, Transport
 from tensorgrad.parallel.comm.watchdog import Message
 
 _log = logging.getLogger(__name__)
+_connecting = threading.Lock()
 
 # Priority of NCCL's stream: its kernels run before waiting kernels of other streams, since a late
 # transfer delays other ranks.
@@ -45,7 +46,7 @@ _FIRST = -1
 # streams than the default of 8.
 _QUEUES = "32"
 
-# Seconds for which a rank that fails before MPI has started waits for the others, to end them.
+# Seconds for which a rank that fails before MPI has started waits for all to start.
 _TO_MEET = 30.0
 
 # Seconds between ranks that fail where they cannot agree on which of them says so.
@@ -106,62 +107,27 @@ def _wait_for_all_ranks(timeout: float) -> None:
             import mpi4py.MPI  # noqa: F401
 
 
-class _EarlyFailures:
-    """Agreement on which ranks failed before MPI had started."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._first: int | None = None
-
-    def first_failed(self, failed: bool) -> int:
-        """Return the lowest rank that failed, or the number of ranks; every rank calls it.
-
-        Only the first call of a rank counts.
-        """
-        from mpi4py import MPI
-
-        everyone = MPI.COMM_WORLD
-        with self._lock:
-            if self._first is None:
-                mine = everyone.Get_rank() if failed else everyone.Get_size()
-                first = np.array(mine)
-                everyone.Allreduce(MPI.IN_PLACE, first, MPI.MIN)
-                self._first = int(first)
-            return self._first
-
-
-_beginning = _EarlyFailures()
-
-
 def _abort_before_start(status: int, why: str) -> None:
-    """End all ranks, some of which may wait for this one to start MPI.
-
-    The lowest rank that fails says why. If not all ranks start MPI, that rank is unknown.
-    """
+    """End all ranks, some of which may wait for this one to start MPI: start it, then abort."""
     rank, size = launch.launched_rank(), launch.launched_ranks()
-    found: list[int] = []
+    if rank == 0:  # no lower rank can fail
+        launch.write_failure(rank, size, why)
+        why = ""
+    started: list[Comm] = []
 
-    def meet() -> None:
-        with suppress(*_NO_MPI):
-            from mpi4py import MPI
+    def connect() -> None:
+        with suppress(Exception), _connecting:  # the error to report is this rank's first
+            started.append(_connect()[0])
 
-            if MPI.COMM_WORLD.Get_size() == size:  # else the MPI belongs to another launcher
-                found.append(_beginning.first_failed(failed=True))
-
-    meeting = threading.Thread(target=meet, daemon=True)
+    connecting = threading.Thread(target=connect, daemon=True)
     with suppress(RuntimeError):  # a process that cannot start threads must end too
-        meeting.start()
-    if rank > 0 and meeting.is_alive():  # rank 0 is the lowest anyway
-        meeting.join(_TO_MEET)
-    if found and found[0] < rank:
-        time.sleep(_TO_MEET)  # the lowest failed rank ends this one
-    elif found != [rank]:
+        connecting.start()
+        connecting.join(_TO_MEET)
+    if started:
+        started[0].abort(status, why)
+    if why:  # not all ranks start MPI, or none can
         time.sleep(_STAGGER * min(rank, 4))
-    launch.write_failure(rank, size, why)
-    if meeting.is_alive():
-        meeting.join(_TO_MEET)
-    if found:
-        _abort_mpi(status)
+        launch.write_failure(rank, size, why)
     os._exit(status)
 
 
@@ -177,9 +143,18 @@ def _abort_mpi(status: int) -> None:
 @cache
 def _start() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
     """Start MPI, once; the watchdog is None for one rank, or where rank 0 cannot be reached."""
-    started = launch.launched_ranks()
-    if started == 1:
+    if launch.launched_ranks() == 1:
         return Comm(), None
+    with _connecting:
+        comm, watching = _connect()
+    comm.agree("start", launch.program_facts())  # no rank continues where one has failed
+    return comm, watching
+
+
+@cache
+def _connect() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
+    """Start MPI and the watchdog, one thread at a time."""
+    started = launch.launched_ranks()
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _QUEUES)  # read when CUDA starts
     try:
         from mpi4py import MPI
@@ -195,16 +170,12 @@ def _start() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
             f"{MPI.COMM_WORLD.Get_size()}; expected the mpirun that belongs to that MPI"
         )
     everyone = MPI.COMM_WORLD
-    if _beginning.first_failed(failed=False) < started:
-        time.sleep(_TO_MEET)  # that rank ends this one
-        os._exit(1)
     place = _place_on_host(everyone)
     network = _MpiNetwork(everyone, range(started), ProgressEngine(place[1]), place)
     comm = Comm(network)
     launch.end_all_ranks_on_error(comm.abort)
     network.watchdog = watchdog_client.start(network, network.last)
     atexit.register(comm.leave)
-    comm.agree("start", launch.program_facts())
     return comm, network.watchdog
 
 
@@ -302,70 +273,47 @@ class _NcclTransport:
         self._group = _NcclCommunicator(unique_id, mpi.rank, mpi.size, device, mpi.last)
         self._pairs: dict[tuple[int, int], _NcclCommunicator] = {}
 
-    def all_reduce(self, array: Array, op: str) -> Finish:
-        return self._reduce("all_reduce", array, array, op)
+    def begin(self, call: CommCall) -> Finish:
+        if call.op:
+            return self._reduce(call)
+        line, here = self._group, self._mpi.rank
+        if call.name in ("send", "recv"):
+            ends = (here, call.root) if call.name == "send" else (call.root, here)
+            line = self._pair(*ends)
+        return line.begin(call, self._rows(call))
 
-    def reduce_scatter(self, array: Array, out: Array, op: str) -> Finish:
-        return self._reduce("reduce_scatter", array, out, op)
-
-    def _reduce(self, name: str, array: Array, out: Array, op: str) -> Finish:
-        wide = _WIDE.get(array.dtype)
-        terms = array if wide is None else array.astype(wide)
-        total = terms if out is array else out if wide is None else out.astype(wide)
-
-        def call(nccl: Any, stream: int) -> None:
-            reduce = nccl.allReduce if name == "all_reduce" else nccl.reduceScatter
-            how = _NCCL_DTYPES[terms.dtype], _NCCL_OPS[op]
-            reduce(terms.data.ptr, total.data.ptr, total.size, *how, stream)
-
-        finish = self._group.begin(name, (terms, total), call)
+    def _reduce(self, call: CommCall) -> Finish:
+        wide = _WIDE.get(call.out.dtype)
+        terms = call.data if wide is None else call.data.astype(wide)
+        in_place = call.name == "all_reduce"
+        total = terms if in_place else call.out if wide is None else call.out.astype(wide)
+        name = "allReduce" if in_place else "reduceScatter"
+        how = total.size, _NCCL_DTYPES[terms.dtype], _NCCL_OPS[call.op]
+        row = name, terms.data.ptr, total.data.ptr, *how
+        finish = self._group.begin(call._replace(data=terms, out=total), [row])
 
         def finish_and_narrow() -> None:
             finish()
-            out[...] = total
+            call.out[...] = total
 
-        return finish if total is out else finish_and_narrow
+        return finish if wide is None else finish_and_narrow
 
-    def all_gather(self, data: Array, out: Array) -> Finish:
-        def call(nccl: Any, stream: int) -> None:
-            nccl.allGather(data.data.ptr, out.data.ptr, data.size, _NCCL_BYTE, stream)
-
-        return self._group.begin("all_gather", (data, out), call)
-
-    def broadcast(self, data: Array, root: int) -> Finish:
-        def call(nccl: Any, stream: int) -> None:
-            for begin in range(0, data.size, _BROADCAST_BYTES):
-                part = data[begin : begin + _BROADCAST_BYTES]
-                pointer = part.data.ptr
-                nccl.broadcast(pointer, pointer, part.size, _NCCL_BYTE, root, stream)
-
-        return self._group.begin("broadcast", (data,), call)
-
-    def all_to_all(self, data: Array, out: Array) -> Finish:
-        from cupy.cuda import nccl as library
-
-        pieces, rows = data.reshape(self._mpi.size, -1), out.reshape(self._mpi.size, -1)
-
-        def call(nccl: Any, stream: int) -> None:
-            library.groupStart()
-            for rank, (piece, row) in enumerate(zip(pieces, rows, strict=True)):
-                nccl.send(piece.data.ptr, piece.size, _NCCL_BYTE, rank, stream)
-                nccl.recv(row.data.ptr, row.size, _NCCL_BYTE, rank, stream)
-            library.groupEnd()
-
-        return self._group.begin("all_to_all", (data, out), call)
-
-    def send(self, data: Array, to: int) -> Finish:
-        def call(nccl: Any, stream: int) -> None:
-            nccl.send(data.data.ptr, data.size, _NCCL_BYTE, 1, stream)
-
-        return self._pair(self._mpi.rank, to).begin("send", (data,), call)
-
-    def recv(self, data: Array, source: int) -> Finish:
-        def call(nccl: Any, stream: int) -> None:
-            nccl.recv(data.data.ptr, data.size, _NCCL_BYTE, 0, stream)
-
-        return self._pair(source, self._mpi.rank).begin("recv", (data,), call)
+    def _rows(self, call: CommCall) -> Iterator[tuple[Any, ...]]:
+        """Yield the calls of NCCL, each its name and arguments, for a transfer of bytes."""
+        data, out, size = call.data, call.out, self._mpi.size
+        if call.name == "all_gather":
+            yield "allGather", data.data.ptr, out.data.ptr, data.size, _NCCL_BYTE
+        elif call.name == "broadcast":
+            for part in parts_of(out, _BROADCAST_BYTES):
+                yield "broadcast", part.data.ptr, *_span(part), call.root
+        elif call.name == "all_to_all":
+            for rank, (piece, row) in enumerate(
+                zip(data.reshape(size, -1), out.reshape(size, -1), strict=True)
+            ):
+                yield "send", *_span(piece), rank
+                yield "recv", *_span(row), rank
+        else:
+            yield call.name, *_span(data), int(call.name == "send")
 
     def close(self) -> None:
         for stream in (self._group, *self._pairs.values()):
@@ -388,9 +336,8 @@ class _NcclTransport:
         if self._mpi.rank == low:
             for row in told:
                 row[...] = np.frombuffer(_nccl_unique_id(), "uint8")
-            self._mpi.send(told.reshape(-1), high)()
-        else:
-            self._mpi.recv(told.reshape(-1), low)()
+        name, other = ("send", high) if self._mpi.rank == low else ("recv", low)
+        self._mpi.begin(CommCall(name, told.reshape(-1), told.reshape(-1), root=other))()
         for unique_id, (source, to) in zip(told, ((low, high), (high, low)), strict=True):
             sends = self._mpi.rank == source
             pair = _NcclCommunicator(
@@ -398,8 +345,8 @@ class _NcclTransport:
             )
             self._pairs[source, to] = pair
             data = backend.cupy.zeros(1, "uint8")
-            finish = self.send(data, to) if sends else self.recv(data, source)
-            finish()
+            name, other = ("send", to) if sends else ("recv", source)
+            self.begin(CommCall(name, data, data, root=other))()
 
 
 class _NcclCommunicator:
@@ -411,38 +358,48 @@ class _NcclCommunicator:
         from cupy.cuda import nccl
 
         cuda = backend.cupy.cuda
-        self._failure = nccl.NcclError
+        self._library = nccl
         self._device, self._last = device, last
         with cuda.Device(device):
             self._nccl = nccl.NcclCommunicator(size, unique_id, rank)
             self._stream = cuda.Stream(non_blocking=True, priority=_FIRST)
             self._ready = cuda.Event(disable_timing=True)
 
-    def begin(self, op: str, arrays: tuple[Array, ...], call: Callable[[Any, int], None]) -> Finish:
-        """Submit a call of NCCL to its stream, after the work on the current stream.
+    def begin(self, call: CommCall, rows: Iterable[tuple[Any, ...]]) -> Finish:
+        """Submit calls of NCCL to its stream, after the work on the current stream.
 
-        The returned function makes the then current stream wait for the call. It holds the arrays,
+        The returned function makes the then current stream wait for them. It holds the arrays,
         so the memory pool reuses their memory only for work that follows on that stream.
+
+        Args:
+            call: which device its arrays are on is checked.
+            rows: the name and the arguments of each call of NCCL, without the stream.
         """
-        for array in arrays:
+        for array in (call.data, call.out):
             if array.device.id != self._device:
                 raise DeviceError(
-                    f"{op}: array is on {backend.device_of(array)}, expected cuda:{self._device} "
-                    "as in the first call of this rank"
+                    f"{call.name}: array is on {backend.device_of(array)}, expected "
+                    f"cuda:{self._device} as in the first call of this rank"
                 )
         cuda = backend.cupy.cuda
         self._ready.record(cuda.get_current_stream(self._device))
         self._stream.wait_event(self._ready)
+        is_group = call.name == "all_to_all"  # so that no send waits for its recv
         try:
-            call(self._nccl, self._stream.ptr)
-        except self._failure as error:
-            raise CommError(f"{op}: NCCL fails with {error}") from error
+            if is_group:
+                self._library.groupStart()
+            for name, *given in rows:
+                getattr(self._nccl, name)(*given, self._stream.ptr)
+            if is_group:
+                self._library.groupEnd()
+        except self._library.NcclError as error:
+            raise CommError(f"{call.name}: NCCL fails with {error}") from error
         done = cuda.Event(disable_timing=True)
         done.record(self._stream)
         self._last.event = _Event(done, self._device)
         graph.on_replay(self._last, self._replayed)
 
-        def finish(held: tuple[Array, ...] = arrays) -> None:
+        def finish(held: CommCall = call) -> None:
             cuda.get_current_stream(self._device).wait_event(done)
 
         return finish
@@ -462,6 +419,11 @@ class _NcclCommunicator:
         """
         self._stream.synchronize()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._nccl))
+
+
+def _span(array: Array) -> tuple[int, int, int]:
+    """Return what NCCL takes for bytes: their address, number and type."""
+    return array.data.ptr, array.size, _NCCL_BYTE
 
 
 class _Event:

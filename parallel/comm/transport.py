@@ -1,14 +1,14 @@
 """Transports: the interface between `Comm` and the modules that move arrays, on host and GPU.
 
-Each method begins a transfer at once and returns a function that finishes it, so a rank can compute
-in between. Arrays are C-contiguous, not empty, and of a dtype of the library. Transfers without
+A transfer begins at once, and a function is returned that finishes it, so a rank can compute in
+between. Arrays are C-contiguous, not empty, and of a dtype of the library. Transfers without
 arithmetic get bytes, reductions get bool as uint8. All ranks have agreed on the call before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tensorgrad.backend import Array
 
@@ -17,29 +17,35 @@ from tensorgrad.backend import Array
 Finish = Callable[[], None]
 
 
+class CommCall(NamedTuple):
+    """A collective or a message.
+
+        all_reduce       reduce `data`, which is `out`, in place
+        reduce_scatter   reduce piece r of `data` into `out` of rank r, which may be that piece
+        all_gather       put the `data` of all ranks into `out`, one after the other
+        broadcast        send `data`, which is `out`, of the rank `root` to all
+        all_to_all       put piece r of `data` of rank s into piece s of `out` of rank r
+        send, recv       send `data` to the rank `root`, or receive `out` from it
+
+    Attributes:
+        name: one of these.
+        data, out: what is read and what is written, both 1-D.
+        op: of a reduction: "sum", "mean" or "max".
+        root: the other rank of a message, or the one that sends to all.
+    """
+
+    name: str
+    data: Array
+    out: Array
+    op: str = ""
+    root: int = 0
+
+
 class Transport(Protocol):
     """Moves arrays between the ranks of one group."""
 
-    def all_reduce(self, array: Array, op: str) -> Finish:
-        """Reduce in place. `op` is "sum", "mean" or "max"."""
-
-    def reduce_scatter(self, array: Array, out: Array, op: str) -> Finish:
-        """Reduce piece r of the flat `array` into `out` of rank r, which may be that piece."""
-
-    def all_gather(self, data: Array, out: Array) -> Finish:
-        """Put the bytes of all ranks into `out`, one after the other."""
-
-    def broadcast(self, data: Array, root: int) -> Finish:
-        """Send the bytes of `root` to all."""
-
-    def all_to_all(self, data: Array, out: Array) -> Finish:
-        """Put piece r of the bytes of rank s into piece s of `out` of rank r."""
-
-    def send(self, data: Array, to: int) -> Finish:
-        """Send bytes to one rank."""
-
-    def recv(self, data: Array, source: int) -> Finish:
-        """Receive bytes from one rank."""
+    def begin(self, call: CommCall) -> Finish:
+        """Begin a transfer."""
 
     def close(self) -> None:
         """Finish all transfers, at the end of the program."""

@@ -5,8 +5,10 @@ to it open, so the end of a rank's process closes a connection at once, whatever
 separate process because a launcher kills all ranks when one has died. The watchdog survives that
 and reports which rank died first; the launcher waits for it because it holds the standard error.
 
-Protocol: a rank opens its connection with a `HELLO`, which contains the secret of the run, and then
-sends messages of one size (`MESSAGE`). The watchdog answers with single bytes (`Command`). From an
+Protocol: a rank opens its connection with a `HELLO`, which contains the secret of the run. Once a
+second the watchdog asks all ranks what they do. Its commands are single bytes (`Command`), messages
+of ranks have one size (`MESSAGE`). Ranks that wait for others in the same calls at two questions in
+a row wait for each other: all answers to the first had come when the second was asked. From an
 unknown connection it reads at most one `HELLO`, and it compares the secret before anything else.
 It stops listening as soon as all ranks are connected.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import hmac
+import math
 import os
 import selectors
 import signal
@@ -29,7 +32,8 @@ _START = 120.0  # seconds in which all ranks must connect
 _GREETING = 10.0  # seconds in which a connection must show the secret
 _STRANGERS = 64  # connections without the secret; beyond that the oldest is closed
 _ANSWER = 5.0  # seconds in which a responsive rank must answer, also on a busy host
-_LOOK_AGAIN = 1.0  # seconds after which ranks that seem deadlocked are checked again
+_QUESTION = 1.0  # seconds between the answers to a question and the next one
+_LOOK = 0.2  # seconds after which deadlines are looked at
 _CHOICE = 10.0  # seconds in which a lower rank may fail too, to be the one that shows its error
 _END = 3.0  # seconds after which a rank that was told to end is killed
 
@@ -50,10 +54,9 @@ class Message(IntEnum):
     GOODBYE = 1  # it exits as planned
     ABORT = 2  # it ends all ranks, and has said why
     FAILED = 3  # it has an error to show
-    WAITS = 4  # its waiting state changed; number: of the call in which it waits for others, or -1;
-    # seconds: how long it has waited for anything, 0 if it does not wait
-    LATE = 5  # it has waited longer than the time-out; seconds; text: the call
-    REPORT = 6  # an answer; number as in WAITS; text: what it does
+    LATE = 4  # it has waited longer than the time-out; seconds; text: the call
+    REPORT = 5  # an answer; number: of the call in which it waits for others, or -1; seconds: how
+    # long it has waited for anything, 0 if it does not wait; text: what it does
 
 
 class Command(IntEnum):
@@ -111,9 +114,9 @@ class _Rank:
         self.number: int | None = None
         self.process, self.host = 0, ""
         self.failed = False
-        self.stuck: int | None = None  # the number of the call in which it waits for others
+        self.stuck = -1  # the number of the call in which it waits for others
         self.waits = False
-        self.report: str | None = None
+        self.report: str | None = None  # its answer to the question
 
     def tell(self, word: Command) -> None:
         with suppress(OSError):  # a lost connection is noticed when it is read
@@ -122,14 +125,6 @@ class _Rank:
     def has_gone(self) -> bool:
         """Return whether its host is gone: TCP reports the end of a process, but not of a host."""
         return self.error is not None and self.error.errno != errno.ECONNRESET
-
-
-class _Question:
-    """A request to all ranks to report what they do, because something may be wrong."""
-
-    def __init__(self, why: str, stuck: dict[int, int | None], ask_at: float) -> None:
-        self.why, self.stuck = why, stuck
-        self.asked, self.deadline = False, ask_at  # to ask, then to answer
 
 
 class Watchdog:
@@ -143,7 +138,9 @@ class Watchdog:
         self._strangers: list[_Rank] = []  # oldest first
         self._ranks: dict[int, _Rank] = {}
         self._joined: set[int] = set()
-        self._question: _Question | None = None
+        self._asked, self._due = False, math.inf  # when to ask, then when answers are due
+        self._stuck: dict[int, int] = {}  # the calls in which ranks waited at the last question
+        self._late = ""  # which rank has waited longer than the time-out
         self._choose_by: float | None = None  # when to choose the rank that shows its error
         self._chosen = False
         self._ending: float | None = None
@@ -154,7 +151,7 @@ class Watchdog:
     def run(self) -> None:
         """Watch until no rank is left."""
         while self._ranks or (not self._joined and self._listener is not None):
-            self.step(self._patience())
+            self.step()
             if self._ending is not None and time.monotonic() > self._ending:
                 self._kill()
                 break
@@ -167,34 +164,22 @@ class Watchdog:
             key.data.connection.close()
         self._selector.close()
 
-    def step(self, patience: float | None) -> None:
-        """Wait for an event, or at most `patience` seconds, and handle all that are due."""
+    def step(self, patience: float = _LOOK) -> None:
+        """Wait for events, at most `patience` seconds, and handle all that are due."""
         ended = []
         for key, _ in self._selector.select(patience):
             if key.fileobj is self._listener:
                 self._accept()
             elif key.data.connection.fileno() >= 0 and not self._read(key.data):
                 ended.append(key.data)
-        lost = []
-        for rank in sorted(ended, key=_silent_for, reverse=True):  # the first to end comes first
-            if self._close(rank):
-                lost.append(rank)
-        if lost and self._ending is None:
+        ended.sort(key=_silent_for, reverse=True)  # the first to end comes first
+        lost = [rank for rank in ended if self._close(rank)]
+        if lost:
             self._end(_lost(lost, self._size))
         self._close_strangers()
-        self._continue_question()
-        self._choose()
-
-    def _patience(self) -> float | None:
-        """Return the seconds until the next deadline, or None without any."""
-        question, deadlines = self._question, [self._choose_by, self._ending]
-        deadlines += [stranger.since + _GREETING for stranger in self._strangers[:1]]
-        if self._listener is not None:
-            deadlines.append(self._listens_until)
-        if question is not None:
-            deadlines.append(question.deadline)
-        moments = [each for each in deadlines if each is not None]
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+        if self._ending is None:
+            self._ask()
+            self._choose()
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -273,6 +258,8 @@ class Watchdog:
         stranger.data = rest
         self._ranks[number] = stranger
         self._joined.add(number)
+        if len(self._joined) == self._size:
+            self._due = time.monotonic() + _QUESTION
         stranger.tell(Command.WELCOME)
         return True
 
@@ -302,18 +289,15 @@ class Watchdog:
             if self._choose_by is None and not self._chosen:
                 self._choose_by = now + _CHOICE
         elif message is Message.LATE:
-            self._ask(f"rank {rank.number} of {self._size} has waited {seconds:.0f} s in {text}")
+            waited = f"rank {rank.number} of {self._size} has waited {seconds:.0f} s in {text}"
+            self._late = self._late or waited
+            self._due = self._due if self._asked else now
         else:
-            rank.stuck = number if number >= 0 else None
-            if message is Message.REPORT:
-                rank.report = text
-            else:
-                rank.waits = seconds > 0
-                self._ask_if_all_are_stuck()
+            rank.stuck, rank.waits, rank.report = number, seconds > 0, text
 
     def _choose(self) -> None:
         """Let the lowest failed rank show its error, when no lower rank can still fail."""
-        if self._choose_by is None or self._ending is not None:
+        if self._choose_by is None:
             return
         failed = [number for number, rank in self._ranks.items() if rank.failed]
         first = min(failed, default=self._size)
@@ -323,45 +307,28 @@ class Watchdog:
             if failed:
                 self._ranks[first].tell(Command.SPEAK)
 
-    def _ask_if_all_are_stuck(self) -> None:
-        everyone = len(self._ranks) == self._size
-        if everyone and all(rank.stuck is not None for rank in self._ranks.values()):
-            self._ask("the ranks wait for each other", _LOOK_AGAIN)
-
-    def _ask(self, why: str, later: float = 0.0) -> None:
-        # A late rank is reported even while a question whether ranks are deadlocked is open.
-        if self._question is None or (self._question.stuck and not later):
-            stuck = {number: rank.stuck for number, rank in self._ranks.items()} if later else {}
-            self._question = _Question(why, stuck, time.monotonic() + later)
-
-    def _continue_question(self) -> None:
-        question = self._question
-        if question is None or self._ending is not None:
-            return
+    def _ask(self) -> None:
+        """Ask all ranks what they do, or end all for what they have answered."""
         now = time.monotonic()
-        if not question.asked:
-            if now >= question.deadline:
-                question.asked, question.deadline = True, now + _ANSWER
-                for rank in self._ranks.values():
-                    rank.report = None
-                    rank.tell(Command.REPORT)
+        ranks = self._ranks
+        if not self._asked and now >= self._due:
+            self._asked, self._due = True, now + _ANSWER
+            for rank in ranks.values():
+                rank.report = None
+                rank.tell(Command.REPORT)
+        answered = {number: rank for number, rank in ranks.items() if rank.report is not None}
+        if not self._asked or (len(answered) < len(ranks) and now < self._due):
             return
-        silent = [number for number, rank in self._ranks.items() if rank.report is None]
-        if silent and now < question.deadline:
-            return
-        self._question = None
-        found = {
-            number: None if number in silent else rank.stuck for number, rank in self._ranks.items()
-        }
-        if question.stuck and question.stuck != found:
-            self._ask_if_all_are_stuck()  # a rank has moved on, perhaps to wait again
-            return
-        lines = [f"{question.why}: all ranks end"]
-        for number in sorted(self._ranks):
-            lines.append(f"  rank {number}: {_description(self._ranks[number])}")
-        self._end("\n".join(lines))
+        stuck = {number: rank.stuck for number, rank in answered.items() if rank.stuck >= 0}
+        if self._late or (len(stuck) == self._size and stuck == self._stuck):
+            why = self._late or "the ranks wait for each other"
+            lines = [f"  rank {number}: {_description(ranks[number])}" for number in sorted(ranks)]
+            self._end("\n".join([f"{why}: all ranks end", *lines]))
+        self._asked, self._due, self._stuck = False, now + _QUESTION, stuck
 
     def _end(self, message: str) -> None:
+        if self._ending is not None:
+            return
         with suppress(OSError):  # if the standard error is closed, the ranks end all the same
             os.write(2, f"{message}\n".encode())
         self._ending = time.monotonic() + _END

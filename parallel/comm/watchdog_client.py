@@ -1,7 +1,7 @@
 """Watchdog, a rank's side: it reports which call the rank is in, and obeys the watchdog.
 
 Without a watchdog, ranks would hang when another rank is killed or hangs. A thread of each rank
-checks once a second whether the rank waits in a collective, and answers the watchdog's questions.
+answers the watchdog's questions: once a second, whether the rank waits in a collective.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import selectors
 import socket
 import subprocess
 import sys
@@ -32,7 +31,6 @@ if sys.platform != "win32":
 _log = logging.getLogger(__name__)
 
 TIMEOUT = 600.0  # seconds
-_TICK = 1.0  # seconds between two checks
 _STUCK = 3.0  # seconds after which a rank reports that it waits for others
 _CONNECT = 30.0  # seconds in which the watchdog must welcome a rank
 _BACKLOG = 1024  # ranks that connect at once
@@ -113,8 +111,6 @@ class WatchdogClient:
         self._sending = threading.Lock()
         self._leaving = self._failed = False
         self._answered = threading.Event()  # set when this rank may show its error
-        self._reported_waits: tuple[int | None, bool] = None, False
-        self._reported_late = False
         os.register_at_fork(after_in_child=connection.close)  # a child would keep it open
         try:
             threading.Thread(target=self._run, name="tensorgrad watch", daemon=True).start()
@@ -149,27 +145,21 @@ class WatchdogClient:
             self._answered.wait(_SPEAK)
 
     def _send(
-        self, message: Message, number: int | None = None, seconds: float = 0.0, text: str = ""
+        self, message: Message, number: int = -1, seconds: float = 0.0, text: str = ""
     ) -> None:
-        data = watchdog.pack_message(message, -1 if number is None else number, seconds, text)
         with self._sending:
-            self._connection.sendall(data)
+            self._connection.sendall(watchdog.pack_message(message, number, seconds, text))
 
     def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._connection, selectors.EVENT_READ)
+        try:
             while not self._leaving:
-                try:
-                    if selector.select(min(_TICK, self.timeout / 4)):
-                        words = self._connection.recv(4096)
-                        if not words:
-                            raise ConnectionError("the watchdog has ended")
-                        for word in words:
-                            self._obey(word)
-                    self._report_changes()
-                except OSError as error:
-                    self._end_without_watchdog(error)
-                    return
+                words = self._connection.recv(4096)
+                if not words:
+                    raise ConnectionError("the watchdog has ended")
+                for word in dict.fromkeys(words):  # questions of a time without answers are one
+                    self._obey(word)
+        except OSError as error:
+            self._end_without_watchdog(error)
 
     def _obey(self, word: int) -> None:
         if word == Command.END:
@@ -177,37 +167,25 @@ class WatchdogClient:
         elif word == Command.SPEAK:
             self._answered.set()
         elif word == Command.REPORT:
-            self._send(Message.REPORT, self._stuck(), text=self._describe())
+            self._report()
 
-    def _report_changes(self) -> None:
-        """Report a change in how this rank waits."""
-        since = self._last.waits()
-        waited = 0.0 if since is None else time.monotonic() - since
-        late = waited > self.timeout
-        if late and not self._reported_late:
-            self._send(Message.LATE, seconds=waited, text=self._last.call)
-        self._reported_late = late
-        waits = self._stuck(), waited >= _STUCK
-        if waits != self._reported_waits:
-            self._send(Message.WAITS, waits[0], seconds=waited if waits[1] else 0.0)
-        self._reported_waits = waits
-
-    def _stuck(self) -> int | None:
-        """Return the number of the call in which this rank has long waited for others, or None."""
-        last = self._last
-        since = last.waits_since
-        if since is None or not last.meets or time.monotonic() - since < _STUCK:
-            return None
-        return last.number
-
-    def _describe(self) -> str:
-        last, now = self._last, time.monotonic()
-        waits = last.waits()
-        if waits is not None:
-            doing = f"has waited {now - waits:.0f} s in call {last.number}, {last.call}"
-        else:
+    def _report(self) -> None:
+        """Tell the watchdog what this rank does, and whether it waits for too long."""
+        last, now, waits = self._last, time.monotonic(), self._last.waits()
+        waited = 0.0 if waits is None else now - waits
+        if waited > self.timeout:
+            self._send(Message.LATE, seconds=waited, text=last.call)
+        if waits is None:
             doing = f"has worked {now - last.since:.0f} s since call {last.number}, {last.call}"
-        return f"{doing}; at {_place()}"
+        else:
+            doing = f"has waited {waited:.0f} s in call {last.number}, {last.call}"
+        is_stuck = waited >= _STUCK and last.meets and last.waits_since is not None
+        self._send(
+            Message.REPORT,
+            last.number if is_stuck else -1,
+            waited if waited >= _STUCK else 0.0,
+            f"{doing}; at {_place()}",
+        )
 
     def _end_without_watchdog(self, error: OSError) -> None:
         if self._leaving or self._failed:

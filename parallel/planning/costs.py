@@ -9,13 +9,24 @@ graphs.
 
 Under autocast the inputs of norms are float32, as the parameters are. The graph of each micro-batch
 keeps 16-bit copies of the weights that matrix products take.
+
+What an optimizer costs on one rank is bytes of state, bytes that a step moves, FLOPs and traffic:
+
+    bytes of state a parameter     matrices of blocks     others
+        adamw                      8                      8
+        muon                       4                      8
+        lion, sgd                  4                      4
+        adafactor                  rows and columns of each matrix, and 4 of each vector element
+
+Rows and columns are whole on every rank, all else is divided by ZeRO. 16-bit parameters add the low
+bits of master weights. Tests: tests/parallel/planning/test_plan.py.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -24,10 +35,16 @@ from tensorgrad.models.language_model import LanguageModel, model_of
 from tensorgrad.nn import Module, Parameter, init
 from tensorgrad.nn.rows import Rows
 from tensorgrad.ops.linear_cross_entropy import rows_at_a_time
+from tensorgrad.optim.muon import ITERATIONS
 from tensorgrad.parallel.stages import block_costs, is_on, matrices, mixed_width, partition
 from tensorgrad.parallel.tensor import ShardRow, rows_of, shared_rows
 
 _IDS = 16  # bytes of a token and its target on the device
+# Bytes of an optimizer's state for an element of the matrices of blocks, and for others.
+_STATE = {"adamw": (8, 8), "muon": (4, 8), "lion": (4, 4), "adafactor": (0, 0), "sgd": (4, 4)}
+_KERNEL = 16  # bytes of a clipped step beside the state: p both ways, the gradient twice
+# Bytes of the array operations, of which each reads and writes what a kernel keeps in registers.
+_ARRAYS = {"adafactor": (120, 120), "muon": (100, _KERNEL + 2 * 8)}
 
 
 class BlockSizes(NamedTuple):
@@ -189,6 +206,63 @@ class Costs:
     def boundary(self, tokens: int) -> float:
         """Return the bytes that a stage sends to the next for a micro-batch."""
         return self.width * self.rows(tokens).outside * self.wide
+
+    def state_bytes(self, optimizer: str, numbers: Sequence[int], first: bool, last: bool) -> float:
+        """Return the bytes of a stage's state that ZeRO divides, master weights not counted."""
+        matrices, others = self._elements(numbers, first, last)
+        inside, outside = _STATE[optimizer]
+        return inside * matrices + outside * others
+
+    def factor_bytes(
+        self, optimizer: str, numbers: Sequence[int], first: bool, last: bool
+    ) -> float:
+        """Return the bytes of state of a stage that every rank has whole: those of Adafactor.
+
+        A matrix (R, C) has R + C numbers. A rank that shares layers has those of the whole matrix.
+        """
+        if optimizer != "adafactor":
+            return 0.0
+        factors = replace(self, tp=1).counted.factors[first, last]
+        return 4 * (factors + sum(each.factors for each in self._whole(numbers)))
+
+    def moved_bytes(self, optimizer: str, numbers: Sequence[int], first: bool, last: bool) -> float:
+        """Return the bytes that a clipped step of a stage moves, with float32 gradients."""
+        matrices, others = self._elements(numbers, first, last)
+        fused = tuple(_KERNEL + 2 * state for state in _STATE[optimizer])
+        inside, outside = _ARRAYS.get(optimizer, fused)
+        return inside * matrices + outside * others
+
+    def update_flops(self, optimizer: str, numbers: Sequence[int]) -> float:
+        """Return the FLOPs of a step's float32 products: those of Muon, of whole matrices.
+
+        For a matrix with sides r <= c, 4 r^2 c + 2 r^3 in each iteration.
+        """
+        if optimizer != "muon":
+            return 0.0
+        sides = [sorted(shape) for each in self._whole(numbers) for shape in each.shapes]
+        return ITERATIONS * sum(4 * r * r * c + 2 * r**3 for r, c in sides)
+
+    def gathered_bytes(self, optimizer: str, numbers: Sequence[int]) -> float:
+        """Return the bytes of a stage's matrices of which a step gathers shards: those of Muon."""
+        matrices = sum(self.blocks[number].matrices for number in numbers)
+        return 4 * matrices if optimizer == "muon" else 0.0
+
+    def joined_bytes(self, optimizer: str, numbers: Sequence[int]) -> float:
+        """Return the bytes of a stage's matrices that ranks which share layers put together."""
+        matrices = sum(each.matrices for each in self._whole(numbers))
+        return 4 * matrices if optimizer in ("muon", "adafactor") else 0.0
+
+    def _elements(self, numbers: Sequence[int], first: bool, last: bool) -> tuple[int, int]:
+        """Return the elements of the matrices in a stage's blocks, and of all else."""
+        blocks = [self.blocks[number] for number in numbers]
+        matrices = sum(each.matrices for each in blocks)
+        others = sum(each.parameters for each in blocks) - matrices
+        return matrices, others + self.root_parameters(first, last)
+
+    def _whole(self, numbers: Sequence[int]) -> list[BlockSizes]:
+        """Return the sizes of blocks that no ranks share."""
+        whole = replace(self, tp=1).blocks
+        return [whole[number] for number in numbers]
 
 
 @lru_cache(maxsize=1024)

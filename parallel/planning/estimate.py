@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from tensorgrad.checks import check_integer
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, default_bucket_bytes
 from tensorgrad.parallel.mesh import Mesh
-from tensorgrad.parallel.planning import updates
 from tensorgrad.parallel.planning.costs import BlockSizes, Costs, cut_blocks, divides
 from tensorgrad.parallel.schedule import bubble_fraction, check_schedule, max_in_flight
 from tensorgrad.parallel.tensor import ShardRow, rows_of
@@ -71,8 +71,7 @@ class TrainingJob:
         """Check that the sizes fit together."""
         mesh = self.mesh
         for name in ("batch", "micro_batches"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"plan: {name} is {getattr(self, name)}, expected 1 or more")
+            check_integer("plan", name, getattr(self, name), 1)
         if self.zero not in range(4):
             raise ArgumentError(f"plan: zero is {self.zero}, expected 0 to 3")
         for name, choices in (("dtype", DTYPES), ("optimizer", OPTIMIZERS)):
@@ -285,11 +284,11 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     shared = root + slots + every / mesh.dp  # blocks are sharded, the root is not
     parameters = shared if job.zero == 3 else root + every
     gradients = shared if job.zero >= 2 else root + every
-    place = job.optimizer, costs, job.numbers(stage), first, last
-    state = updates.state_bytes(*place)
+    place = job.optimizer, job.numbers(stage), first, last
+    state = costs.state_bytes(*place)
     if job.dtype == "bfloat16-parameters":
         state += _LOW_BITS * (root + every)
-    state = state / (mesh.dp if job.zero else 1) + updates.factor_bytes(*place)
+    state = state / (mesh.dp if job.zero else 1) + costs.factor_bytes(*place)
     remembered = max_in_flight(job.schedule, mesh.pp, job.micro_batches, stage, job.chunks)
     if mesh.pp == 1 and job.schedule == "gpipe":
         remembered = 1  # without a pipeline, backward of each micro-batch follows its forward
@@ -357,9 +356,9 @@ def estimate(
 def _update_seconds(job: TrainingJob, speeds: Speeds, stage: int) -> float:
     """Return the time of the optimizer's step: memory traffic, and products of float32."""
     numbers, ends = job.numbers(stage), (stage == 0, stage == job.mesh.pp - 1)
-    moved = updates.moved_bytes(job.optimizer, job.costs, numbers, *ends)
+    moved = job.costs.moved_bytes(job.optimizer, numbers, *ends)
     moved -= _GRADIENT_READS * (_WIDE - job.grad_item) * _held(job, stage)
-    flops = updates.update_flops(job.optimizer, job.costs, numbers)
+    flops = job.costs.update_flops(job.optimizer, numbers)
     seconds = moved / speeds.memory_bandwidth + flops / (_FLOAT32 * speeds.flops)
     return seconds / (job.mesh.dp if job.zero else 1)
 
@@ -396,8 +395,8 @@ def _sent_by_layers(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Tr
 def _sent_by_update(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Traffic]:
     """Yield the traffic of optimizers that need whole matrices, of which ranks have parts."""
     mesh, numbers = job.mesh, job.numbers(stage)
-    gathered = updates.gathered_bytes(job.optimizer, job.costs, numbers)
-    joined = updates.joined_bytes(job.optimizer, job.costs, numbers)
+    gathered = job.costs.gathered_bytes(job.optimizer, numbers)
+    joined = job.costs.joined_bytes(job.optimizer, numbers)
     if mesh.dp > 1 and job.zero and gathered:
         size = (mesh.dp - 1) / mesh.dp * gathered
         yield speeds.traffic("momentum, all-gather", "dp", mesh.dp * mesh.tp, len(numbers), size)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -169,18 +169,9 @@ def to_json(found: Estimate, reserved: float = 0.0) -> dict[str, Any]:
         "mesh": {axis: getattr(job.mesh, axis) for axis in ("dp", "pp", "tp")},
         "gpus": job.mesh.size,
         "job": {
-            name: getattr(job, name)
-            for name in (
-                "batch",
-                "micro_batches",
-                "zero",
-                "schedule",
-                "chunks",
-                "sequence",
-                "dtype",
-                "grad_dtype",
-                "optimizer",
-            )
+            f.name: getattr(job, f.name)
+            for f in fields(job)
+            if f.name not in ("config", "mesh", "model")
         },
         "speeds": asdict(found.speeds),
         "fullest_stage": found.stage,

@@ -9,17 +9,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import product
 from typing import Any, Literal
 
 import numpy as np
 
+from tensorgrad.bench.kernel_jobs import operations, whole_backward
 from tensorgrad.bench.memory import check_fits, peak_memory
-from tensorgrad.bench.options import Device, check_counts, check_known, crossed, is_measured
+from tensorgrad.bench.options import Device, crossed, is_measured
 from tensorgrad.bench.pictures import lines, new_figure
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
-from tensorgrad.bench.timing import milliseconds_on, random_array
-from tensorgrad.bench.torch_arrays import to_torch
+from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.timing import milliseconds_on, random_array, to_torch
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.ops.attention import attention
@@ -34,19 +33,6 @@ Backward = Callable[[Any], object]
 _SCORES = {"unfused": 5, "fused-softmax": 2}
 
 
-def operations(shape: Shape, causal: bool) -> float:
-    """Return the usual count of floating-point operations forward; backward has 2.5 times that.
-
-    4 B H T^2 D, and half of it for a causal mask
-
-    Args:
-        shape: (B, H, T, D).
-        causal: whether there is a causal mask.
-    """
-    batch, heads, length, width = shape
-    return 4 * batch * heads * length**2 * width * (0.5 if causal else 1)
-
-
 def attention_sweep(
     *,
     lengths: tuple[int, ...] = (),
@@ -58,7 +44,7 @@ def attention_sweep(
     dtype: Literal["float32", "float16", "bfloat16"] | None = None,
     peer: bool = False,
     device: Device = "auto",
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure attention kernels over sequence length and head width: time and memory.
 
     Args:
@@ -73,15 +59,17 @@ def attention_sweep(
     """
     on_host = device == "cpu"
     lengths = lengths or tuple(2**n for n in range(7, 11 if on_host else 17))
-    check_counts("attention", lengths=lengths, widths=widths, batch=batch, heads=heads)
-    check_known("attention", "kernel", kernels, ATTENTION_KERNELS)
     chosen = as_dtype(dtype or ("float32" if on_host else "bfloat16"))
     names = (*kernels, PEER) if is_measured(peer) and peer else kernels
     cases = crossed(
         length=sorted(lengths), width=widths, kernel=names, causal=causal, batch=batch,
         heads=heads, dtype=chosen.name,
     )  # fmt: skip
-    yield Measurement(ATTENTION, cases, partial(measure_attention, device=device), device)
+    parts = "forward_ms", "backward_ms", "both_ms", "forward_tflops", "backward_tflops"
+    measure = partial(measure_attention, device=device)
+    results = *parts, "forward_mb", "peak_mb"
+    cases = [{"kernel": case["kernel"], **case} for case in cases]  # the first column
+    yield Sweep("attention", cases, measure, results, draw_attention, device)
 
 
 def measure_attention(case: Case, device: str) -> Row:
@@ -138,17 +126,11 @@ def _passes(shape: Shape, case: Case, device: str, torch: Any) -> tuple[Forward,
             lambda y: gradients(y, operands, weight),
         )
     q, k, v = leaves = [Tensor(array, requires_grad=True) for array in arrays]
-
-    def backward(y: Tensor) -> None:
-        for leaf in leaves:
-            leaf.grad = None
-        y.backward(dy, retain_graph=True)
-
-    if case["kernel"] == "flash":
-        return partial(attention, q, k, v, causal=case["causal"]), backward
-    fused = case["kernel"] == "fused-softmax"
-    forward = partial(attention_unfused, q, k, v, causal=case["causal"], fused_softmax=fused)
-    return forward, backward
+    forward = partial(attention, q, k, v, causal=case["causal"])
+    if case["kernel"] != "flash":
+        fused = case["kernel"] == "fused-softmax"
+        forward = partial(attention_unfused, q, k, v, causal=case["causal"], fused_softmax=fused)
+    return forward, partial(whole_backward, leaves, dy)
 
 
 def draw_attention(rows: Sequence[Row]) -> dict[str, Any]:
@@ -169,11 +151,11 @@ def _draw_ratio(rows: Sequence[Row], about: str) -> Any:
     """Return the heat map of time of unfused / time of flash; None where one is missing."""
     times = {(row["width"], row["length"], row["kernel"]): row["both_ms"] for row in rows}
     widths, lengths = (sorted({row[name] for row in rows}) for name in ("width", "length"))
-    table = np.full((len(widths), len(lengths)), np.nan)
-    for (y, width), (x, length) in product(enumerate(widths), enumerate(lengths)):
-        unfused, flash = (times.get((width, length, name)) for name in ("unfused", "flash"))
-        if unfused and flash:
-            table[y, x] = unfused / flash
+    unfused, flash = (
+        np.array([[times.get((w, n, kernel), np.nan) for n in lengths] for w in widths])
+        for kernel in ("unfused", "flash")
+    )
+    table = unfused / flash
     if np.isnan(table).all():
         return None
     figure = new_figure(1, 1, f"Attention: time of unfused / time of flash\n{about}", 9.0)
@@ -187,14 +169,3 @@ def _draw_ratio(rows: Sequence[Row], about: str) -> Any:
         axes.text(x, y, f"{value:.1f}", ha="center", va="center", color=color, fontsize=8)
     figure.colorbar(picture, ax=axes)
     return figure
-
-
-ATTENTION = Sweep(
-    "attention",
-    ("kernel", "length", "width", "causal", "batch", "heads", "dtype"),
-    (
-        *("forward_ms", "backward_ms", "both_ms", "forward_tflops", "backward_tflops"),
-        *("forward_mb", "peak_mb"),
-    ),
-    draw_attention,
-)

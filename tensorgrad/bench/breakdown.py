@@ -13,12 +13,12 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 
-from tensorgrad.bench.steps import Step, StepSettings
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.profile import Profiler
 from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
 from tensorgrad.profile.recording import Range, Recording
 from tensorgrad.profile.tables import TimeSpan, op_table, spans
+from tensorgrad.profile.training_step import TrainingStep
 
 _PRODUCT_OPS = ("matmul", "linear", "linear_gelu", "feed_forward", "gated_linear", "einsum")
 # Names of our kernels of products and of cuBLAS's.
@@ -31,20 +31,17 @@ KINDS = (
 )
 
 
-def profile(step: Step, device: str, steps: int = 3) -> Recording:
+def profile(step: TrainingStep, device: str, steps: int = 3) -> Recording:
     """Return a recording of some eager steps, after one with the profiler."""
     source = "host" if device == "cpu" else None
     for count in (1, steps):
         with Profiler(source=source) as profiler:
             for _ in range(count):
-                with profiler.step():
-                    step()
+                step()
     return profiler.recording
 
 
-def breakdown(
-    step: Step, settings: StepSettings, device: str
-) -> dict[str, tuple[float, float | None]]:
+def breakdown(step: TrainingStep, device: str) -> dict[str, tuple[float, float | None]]:
     """Return (ms of a step, ms of its floor; None: unknown) for each kind of KINDS.
 
     Kinds overlap where streams do; "gaps" is when nothing runs.
@@ -52,7 +49,7 @@ def breakdown(
     recording = profile(step, device)
     dtypes = {each.dtype for each in recording.ranges if each.flops}
     ceilings = measure_ceilings(device, dtypes)
-    return summed(recording, ceilings, own_bytes(settings.config))
+    return summed(recording, ceilings, own_bytes(step.model.config))
 
 
 def own_bytes(config: GPT2Config) -> dict[str, float]:

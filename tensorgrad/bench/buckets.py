@@ -15,22 +15,16 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.bench import options
 from tensorgrad.bench.pictures import new_figure
-from tensorgrad.bench.steps import (
-    MODEL,
-    PhasedStep,
-    RankTimer,
-    StepSettings,
-    sizes_of,
-    training_step,
-)
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
-from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.bench.steps import RankTimer, settings_of, step_of
+from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.timing import phases
 from tensorgrad.nn import Parameter
 from tensorgrad.parallel.bucket_size import Overlap, default_bucket_bytes
 from tensorgrad.parallel.buckets import assign_buckets, leading_embeddings
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.data import DataParallel
-from tensorgrad.train.strategy import OneProcess
+from tensorgrad.profile.training_step import language_step
+from tensorgrad.train.strategy import Strategy
 
 _WIDE = 4  # bytes of a gradient
 _SMALL = 1024  # bytes of an all-reduce that takes its latency
@@ -49,7 +43,7 @@ def buckets_sweep(
     dtype: options.Precision | None = None,
     steps: int = 10,
     device: options.Device = "auto",
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure what gradient buckets add to a step, by size, beside the formula and its optimum.
 
     The model is a GPT-2, by default of 124M parameters, on the ranks that mpirun starts.
@@ -61,46 +55,42 @@ def buckets_sweep(
         steps: of a timed window; the median of three windows counts.
     """
     options.check_ranks("buckets", comm.size)
-    options.check_counts("buckets", steps=steps)
-    options.check_sizes("buckets", sizes)
-    config = GPT2Config(vocab, context, layers, heads, width)
-    settings = StepSettings(config, batch, options.precision_on(device, dtype))
     cases = options.crossed(
-        bucket_mb=sorted(map(float, sizes)), **sizes_of(config), batch=batch,
-        dtype=settings.precision, ranks=comm.size, steps=steps,
+        bucket_mb=sorted(map(float, sizes)), layers=layers, width=width, heads=heads,
+        context=context, vocab=vocab, batch=batch, dtype=options.precision_on(device, dtype),
+        ranks=comm.size, steps=steps,
     )  # fmt: skip
-    yield Measurement(BUCKETS, cases, BucketBench(settings, comm, device, steps), device)
+    settings_of(cases[0])
+    results = (
+        *("buckets", "step_ms", "alone_ms", "overhead_ms", "formula_ms", "best_mb", "best_ms"),
+        *("default_mb", "backward_ms", "gradients_mb", "bandwidth_gbps", "latency_us"),
+    )
+    yield Sweep("buckets", cases, BucketBench(comm, device), results, draw_buckets, device)
 
 
 class BucketBench:
     """Measures bucket sizes; all ranks make one and call it in the same order.
 
     Args:
-        settings: the model and the batch of a rank.
         comm: the ranks.
         device: of this rank.
-        steps: of a timed window.
     """
 
-    def __init__(self, settings: StepSettings, comm: Comm, device: str, steps: int) -> None:
-        self._settings, self._comm, self._device = settings, comm, device
-        self._steps, self._timer = steps, RankTimer(comm, device, 3)
-        self._alone: float | None = None
-        self._model: Overlap | None = None
+    def __init__(self, comm: Comm, device: str) -> None:
+        self._comm, self._device, self._timer = comm, device, RankTimer(comm, device, 3)
+        self._shared: tuple[float, Overlap] | None = None
 
     def __call__(self, case: Case) -> Row:
         """Return the results of a case."""
-        if self._model is None:
-            self._alone = self._milliseconds(OneProcess())
-            self._model = self._measured_model()
-        assert self._alone is not None
-        model, size = self._model, case["bucket_mb"] * 1e6
-        step = self._milliseconds(DataParallel(self._comm, "overlap", case["bucket_mb"]))
+        if self._shared is None:  # by all sizes
+            self._shared = self._milliseconds(case, None), self._measured_model(case)
+        (alone, model), size = self._shared, case["bucket_mb"] * 1e6
+        step = self._milliseconds(case, DataParallel(self._comm, "overlap", case["bucket_mb"]))
         return {
-            "buckets": self._count(case["bucket_mb"]),
+            "buckets": self._count(case),
             "step_ms": step,
-            "alone_ms": self._alone,
-            "overhead_ms": step - self._alone,
+            "alone_ms": alone,
+            "overhead_ms": step - alone,
             "formula_ms": 1e3 * model.overhead(size),
             "best_mb": model.best / 1e6,
             "best_ms": 1e3 * model.overhead(model.best),
@@ -111,38 +101,35 @@ class BucketBench:
             "latency_us": 1e6 * model.latency,
         }
 
-    def _milliseconds(self, ranks: OneProcess | DataParallel) -> float:
-        step = training_step(self._settings, ranks, self._device)
-        return 1e3 * self._timer.seconds(step, self._steps)
+    def _milliseconds(self, case: Case, strategy: Strategy | None) -> float:
+        """Return the time of a step, alone or with the ranks."""
+        batch = case["batch"] * (1 if strategy is None else strategy.ranks)
+        step = language_step(*settings_of({**case, "batch": batch}), self._device, strategy)
+        return 1e3 * self._timer.seconds(step, case["steps"])
 
-    def _count(self, megabytes: float) -> int:
+    def _count(self, case: Case) -> int:
         """Return the number of buckets."""
-        parameters, leading = self._parameters()
-        return len(set(assign_buckets(parameters, megabytes, leading).values()))
+        parameters, leading = self._parameters(case)
+        return len(set(assign_buckets(parameters, case["bucket_mb"], leading).values()))
 
-    def _parameters(self) -> tuple[dict[str, Parameter], set[str]]:
+    def _parameters(self, case: Case) -> tuple[dict[str, Parameter], set[str]]:
         """Return the parameters by name, and the names of embeddings."""
-        model = self._settings.model(self._device)
+        model = language_step(*settings_of(case), self._device, lazy=True).model
         parameters = dict(model.named_parameters())
         return parameters, set(leading_embeddings(model, parameters))
 
-    def _measured_model(self) -> Overlap:
+    def _measured_model(self, case: Case) -> Overlap:
         """Return the formula with the times of this machine."""
-        parameters, leading = self._parameters()
+        parameters, leading = self._parameters(case)
         gradients = _WIDE * sum(parameter.size for parameter in parameters.values())
         last = _WIDE * sum(parameters[name].size for name in leading)
-        backward = self._backward_seconds()
+        step = step_of(case, self._device)
+        times = [phases(self._device, *step.phases())[1] for _ in range(4)]
+        backward = self._timer.largest(float(np.median(times[1:])))
         latency = self._all_reduce_seconds(_SMALL)
         whole = self._all_reduce_seconds(gradients)
         bandwidth = gradients / max(whole - latency, 1e-9)
         return Overlap(gradients, backward, bandwidth, latency, last=last)
-
-    def _backward_seconds(self) -> float:
-        """Return the time of backward alone: the median of some."""
-        step = PhasedStep(self._settings, self._device)
-        step.prepare()
-        times = [step()[1] for _ in range(4)]
-        return self._timer.largest(float(np.median(times[1:])))
 
     def _all_reduce_seconds(self, size: int) -> float:
         """Return the time of an all-reduce of `size` bytes."""
@@ -166,14 +153,3 @@ def draw_buckets(rows: Sequence[Row]) -> dict[str, Any]:
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8)
     return {"": figure}
-
-
-BUCKETS = Sweep(
-    "buckets",
-    ("bucket_mb", *MODEL[1:], "ranks", "steps"),
-    (
-        *("buckets", "step_ms", "alone_ms", "overhead_ms", "formula_ms", "best_mb", "best_ms"),
-        *("default_mb", "backward_ms", "gradients_mb", "bandwidth_gbps", "latency_us"),
-    ),
-    draw_buckets,
-)

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import importlib
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.bench import options
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.processes import in_new_process
-from tensorgrad.bench.steps import PhasedStep, StepSettings
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep, Together
+from tensorgrad.bench.steps import settings_of, step_of
+from tensorgrad.bench.sweep import Case, Row, Sweep, together
 from tensorgrad.bench.timing import phases
 from tensorgrad.bench.torch_ddp import TorchTrainer
 from tensorgrad.bench.torch_gpt2 import gpt2
-from tensorgrad.models.gpt2 import GPT2Config
 
 PARTS = ("forward", "backward", "optimizer", "step")
 _SIZES = ("layers", "width", "heads", "context", "batch", "vocab", "steps")
@@ -40,7 +38,7 @@ def cpu_sweep(
     steps: int = 6,
     turns: int = 3,
     peer: options.Peer = None,
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure a training step of a GPT-2 on the CPU in float32, beside PyTorch eager.
 
     Args:
@@ -49,40 +47,25 @@ def cpu_sweep(
         turns: of each library, each in a new process.
     """
     sizes = dict(zip(_SIZES, (layers, width, heads, context, batch, vocab, steps), strict=True))
-    options.check_counts("cpu", **sizes, turns=turns)
     settings_of(sizes)
     cases = options.crossed(
         part=PARTS, **sizes, turns=turns, peer=options.is_measured(peer), dtype="float32"
     )
-    yield Measurement(CPU, cases, Together("part", measure_cpu))
-
-
-def settings_of(sizes: dict[str, int]) -> StepSettings:
-    """Return the model and the batch."""
-    names = "vocab", "context", "layers", "heads", "width"
-    return StepSettings(GPT2Config(*(sizes[name] for name in names)), sizes["batch"])
+    results = "ms", "peer_ms", "ratio", "threads"
+    draw = bars("Training step of a GPT-2", "ms", ("part",), results[:2])
+    yield Sweep("cpu", cases, together("part", measure_cpu), results, draw)
 
 
 def step_times(peer: bool, sizes: dict[str, int]) -> list[list[float]]:
     """Return the milliseconds of forward, backward and optimizer of some steps in this process."""
-    settings = settings_of(sizes)
-    step: Callable[[], list[float]]
+    step = step_of(sizes, "cpu")
     if peer:
-        step = _torch_step(settings)
-    else:
-        ours = step = PhasedStep(settings, "cpu")
-        ours.prepare()
-    found = [step() for _ in range(sizes["steps"] + 2)][2:]
-    return [[1e3 * seconds for seconds in each] for each in found]
-
-
-def _torch_step(settings: StepSettings) -> Callable[[], list[float]]:
-    """Return a step of an equal model in PyTorch, eager; it returns the seconds of its phases."""
-    torch: Any = importlib.import_module("torch")
-    trainer = TorchTrainer(torch, gpt2(settings.config), "cpu")
-    x, y = (torch.from_numpy(tokens).long() for tokens in settings.parts("cpu")[0])
-    forward, backward = partial(trainer.loss, x, y), torch.Tensor.backward
-    return partial(phases, "cpu", forward, backward, trainer.update)
+        torch = importlib.import_module("torch")
+        trainer = TorchTrainer(step.settings, lambda: gpt2(step.model.config), "cpu")
+        x, y = (torch.from_numpy(tokens).long() for tokens in step.parts[0])
+        parts = partial(trainer.loss, x, y), torch.Tensor.backward, trainer.update
+    found = [phases("cpu", *(parts if peer else step.phases())) for _ in range(sizes["steps"] + 2)]
+    return [[1e3 * seconds for seconds in each] for each in found[2:]]
 
 
 def measure_cpu(case: Case) -> dict[str, Row]:
@@ -105,11 +88,3 @@ def measure_cpu(case: Case) -> dict[str, Row]:
 def _median(rows: Sequence[Sequence[float]], part: str) -> float:
     place = PARTS.index(part)
     return statistics.median(sum(row) if part == "step" else row[place] for row in rows)
-
-
-CPU = Sweep(
-    "cpu",
-    ("part", *_SIZES, "turns", "peer", "dtype"),
-    ("ms", "peer_ms", "ratio", "threads"),
-    bars("Training step of a GPT-2", "ms", ("part",), ("ms", "peer_ms")),
-)

@@ -14,7 +14,6 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
-from unittest.mock import patch
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from tensorgrad import backend, graph
 from tensorgrad.bench import options
 from tensorgrad.bench.memory import release
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep, Together
+from tensorgrad.bench.sweep import Case, Row, Sweep, together
 from tensorgrad.bench.timing import host_seconds, milliseconds_on, random_array, seconds_of
 from tensorgrad.dtypes import bfloat16, float32
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
@@ -44,8 +43,7 @@ KERNELS = (
 
 def random_model(name: str) -> GPT2:
     """Return a GPT-2 in bfloat16 with weights drawn on the GPU, which takes seconds less."""
-    nothing: dict[str, Any] = dict.fromkeys(("normal_", "uniform_", "zeros_"), lambda *_: None)
-    with patch.multiple(init, **nothing):
+    with init.without_values():
         model = GPT2(PRESETS[name])
     for number, (key, parameter) in enumerate(model.named_parameters()):
         scale = float("norm" in key and key.endswith("weight"))
@@ -66,7 +64,7 @@ def decode_sweep(
     peer: options.Peer = None,
     static: bool = False,
     kernels: bool = False,
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure greedy generation on a GPU: tokens a second, beside transformers.
 
     Args:
@@ -76,28 +74,31 @@ def decode_sweep(
         kernels: measure what each kernel of a step takes instead.
     """
     options.check_gpu("decode")
-    options.check_known("decode", "model", models, PRESETS)
-    options.check_counts("decode", batch=batches)
     shared: Row = {"model": models, "batch": batches, "dtype": "bfloat16"}
     if kernels:
-        measure = Together("kernel", measure_decode_kernels)
-        yield Measurement(
-            DECODE_KERNELS, options.crossed(**shared, kernel=KERNELS), measure, "cuda"
-        )
+        measure = together("kernel", measure_decode_kernels)
+        results: tuple[str, ...] = "launches", "us", "step_us"
+        names = "kernel", "model", "batch"
+        draw = bars("Kernels of a decoding step", "us", names, results[2:])
+        cases = options.crossed(**shared, kernel=KERNELS)
+        cases = [{"kernel": case["kernel"], **case} for case in cases]  # the first column
+        yield Sweep("decode-kernels", cases, measure, results, draw, "cuda")
         return
     peers = ("eager", "static")[: 1 + static] if options.is_measured(peer, "transformers") else ()
     cases = options.crossed(**shared, prompt=PROMPT, new=NEW, peers=" ".join(peers))
-    yield Measurement(DECODE, cases, measure_decode, "cuda")
+    rates = "tokens_per_second", "peer_tokens_per_second", "static_peer_tokens_per_second"
+    results = *rates, "step_ms", "host_ms", "prefill_ms", "peer_ratio", "static_peer_ratio"
+    draw = bars("Greedy generation", "tokens/s", ("model", "batch"), rates)
+    yield Sweep("decode", cases, measure_decode, results, draw, "cuda")
 
 
 def measure_decode(case: Case) -> Row:
     """Return how fast a model generates, what a step costs the host and the GPU, and the peers."""
-    batch = case["batch"]
-    row = _generation(random_model(case["model"]), batch)
+    row = _generation(random_model(case["model"]), case["batch"])
     for kind in case["peers"].split():
         release()
         prefix = "static_peer" if kind == "static" else "peer"
-        rate = peer_rate(case["model"], batch, kind == "static")
+        rate = peer_rate(case["model"], case["batch"], kind == "static")
         row[f"{prefix}_tokens_per_second"] = rate
         row[f"{prefix}_ratio"] = row["tokens_per_second"] / rate
     return row
@@ -111,7 +112,9 @@ def _generation(model: GPT2, batch: int) -> Row:
             step, host = step_times(model, prompts)
         load = clock_and_watts(monitor.take())
     row: Row = {"tokens_per_second": batch * NEW / whole, "step_ms": step, "host_ms": host, **load}
-    return row | {"prefill_ms": prefill(model, batch)}
+    long = np.random.default_rng(1).integers(0, model.vocab_size, (batch, LONG_PROMPT))
+    first = best_seconds(lambda: generate_batch(model, long, 1, temperature=0))  # token after each
+    return row | {"prefill_ms": 1e3 * first}
 
 
 def step_times(model: GPT2, prompts: Any) -> tuple[float, float]:
@@ -132,12 +135,6 @@ def step_times(model: GPT2, prompts: Any) -> tuple[float, float]:
     last.synchronize()
     steps = NEW - NEW // 2 - 1
     return cupy.cuda.get_elapsed_time(first, last) / steps, 1e3 * float(np.median(times[4:]))
-
-
-def prefill(model: GPT2, batch: int) -> float:
-    """Return the milliseconds of a call that reads long prompts and writes one token after each."""
-    prompts = np.random.default_rng(1).integers(0, model.vocab_size, (batch, LONG_PROMPT))
-    return 1e3 * best_seconds(lambda: generate_batch(model, prompts, 1, temperature=0))
 
 
 def measure_decode_kernels(case: Case) -> dict[str, Row]:
@@ -214,23 +211,3 @@ def peer_rate(name: str, batch: int, static: bool) -> float:
     if static:
         given["cache_implementation"] = "static"
     return batch * NEW / best_seconds(lambda: model.generate(prompts, **given), 1)
-
-
-DECODE = Sweep(
-    "decode",
-    ("model", "batch", "prompt", "new", "dtype", "peers"),
-    (
-        *("tokens_per_second", "step_ms", "host_ms", "prefill_ms", "peer_tokens_per_second"),
-        *("peer_ratio", "static_peer_tokens_per_second", "static_peer_ratio"),
-    ),
-    bars(
-        "Greedy generation",
-        "tokens/s",
-        ("model", "batch"),
-        ("tokens_per_second", "peer_tokens_per_second", "static_peer_tokens_per_second"),
-    ),
-)
-DECODE_KERNELS = Sweep(
-    "decode-kernels", ("kernel", "model", "batch", "dtype"), ("launches", "us", "step_us"),
-    bars("Kernels of a decoding step", "us", ("kernel", "model", "batch"), ("step_us",)),
-)  # fmt: skip

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.bench.options import Device, check_counts, crossed, is_measured
+from tensorgrad.bench.options import Device, crossed, is_measured
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
-from tensorgrad.bench.timing import random_array
-from tensorgrad.bench.torch_arrays import to_torch
+from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.timing import random_array, to_torch
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.ops import reduce
 from tensorgrad.ops.cross_entropy import cross_entropy
@@ -27,6 +26,7 @@ from tensorgrad.ops.norm import layer_norm, rms_norm
 from tensorgrad.ops.softmax import log_softmax, softmax
 from tensorgrad.tensor import Tensor
 
+_PARTS = ("value", "gradient")
 DTYPES = ("float32", "float16", "bfloat16")
 OPS: dict[str, tuple[Callable[..., Tensor], Callable[[Any, Any], Any]]] = {
     "softmax": (softmax, lambda torch, x: torch.softmax(x, -1)),
@@ -55,7 +55,7 @@ def _targets(shape: tuple[int, int]) -> Any:
 
 def errors_sweep(
     *, rows: int = 4096, columns: int = 1000, device: Device = "auto"
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure rounding errors against float64, divided by PyTorch's.
 
     Args:
@@ -63,9 +63,13 @@ def errors_sweep(
         columns: of it.
     """
     is_measured(True)
-    check_counts("errors", rows=rows, columns=columns)
     cases = crossed(dtype=DTYPES, op=tuple(OPS), rows=rows, columns=columns)
-    yield Measurement(ERRORS, cases, partial(measure_errors, device=device), device)
+    cases = [{"op": case["op"], **case} for case in cases]  # the first column
+    results = tuple(
+        f"{part}_{what}" for part in _PARTS for what in ("error", "peer_error", "ratio")
+    )
+    draw = bars("Error / PyTorch's", "", ("op", "dtype"), ("value_ratio", "gradient_ratio"))
+    yield Sweep("errors", cases, partial(measure_errors, device=device), results, draw, device)
 
 
 def measure_errors(case: Case, device: str) -> Row:
@@ -82,7 +86,7 @@ def measure_errors(case: Case, device: str) -> Row:
     peer = _theirs(torch, theirs, x, dy)
     exact = _theirs(torch, theirs, x.astype("float64"), dy.astype("float64"))
     row: Row = {}
-    for number, part in enumerate(("value", "gradient")):
+    for number, part in enumerate(_PARTS):
         errors = [_error(each[number], exact[number]) for each in (found, peer)]
         row |= {f"{part}_error": errors[0], f"{part}_peer_error": errors[1]}
         row[f"{part}_ratio"] = errors[0] / errors[1] if errors[1] else float(errors[0] > 0)
@@ -98,12 +102,3 @@ def _theirs(torch: Any, function: Callable[[Any, Any], Any], x: Any, dy: Any) ->
 
 def _error(found: Any, exact: Any) -> float:
     return float(np.linalg.norm((found - exact).reshape(-1)) / np.linalg.norm(exact.reshape(-1)))
-
-
-ERRORS = Sweep(
-    "errors",
-    ("op", "dtype", "rows", "columns"),
-    tuple(f"{part}_{what}" for part in ("value", "gradient")
-          for what in ("error", "peer_error", "ratio")),
-    bars("Error / PyTorch's", "", ("op", "dtype"), ("value_ratio", "gradient_ratio")),
-)  # fmt: skip

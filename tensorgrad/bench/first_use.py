@@ -17,10 +17,9 @@ from typing import Any
 from tensorgrad.bench.options import PRESET, Device, Precision, Sizes, crossed, precision_on
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.processes import in_new_process
-from tensorgrad.bench.steps import MODEL, Preset, model_case, settings_of, training_step
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
+from tensorgrad.bench.steps import Preset, model_case, step_of
+from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import seconds_of
-from tensorgrad.train.strategy import OneProcess
 
 
 def first_use_sweep(
@@ -30,7 +29,7 @@ def first_use_sweep(
     batch: int = 4,
     dtype: Precision | None = None,
     device: Device = "auto",
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure the first training step of a process, with empty and with filled kernel caches.
 
     Args:
@@ -42,12 +41,14 @@ def first_use_sweep(
     cases = crossed(caches=("empty", "warm"), **model)
     with TemporaryDirectory() as folder:
         measure = partial(measure_first_use, folder=Path(folder), device=device)
-        yield Measurement(FIRST_USE, cases, measure, device)
+        results = "first_s", "second_s", "kernels", "cupy_kernels"
+        draw = bars("First training step", "s", ("caches", "preset"), results[:2])
+        yield Sweep("first-use", cases, measure, results, draw, device)
 
 
 def first_steps(case: dict[str, Any], device: str) -> list[float]:
     """Return the seconds of the first two steps of this process."""
-    step = training_step(settings_of(case), OneProcess(), device)
+    step = step_of(case, device)
     return [seconds_of(step, device) for _ in range(2)]
 
 
@@ -67,11 +68,3 @@ def measure_first_use(case: Case, folder: Path, device: str) -> Row:
         "kernels": len(list(folder.glob("tensorgrad/kernels/*"))),
         "cupy_kernels": len(list(folder.glob("cupy/*.cubin"))),
     }  # fmt: skip
-
-
-FIRST_USE = Sweep(
-    "first-use",
-    ("caches", *MODEL),
-    ("first_s", "second_s", "kernels", "cupy_kernels"),
-    bars("First training step", "s", ("caches", "preset"), ("first_s", "second_s")),
-)

@@ -19,9 +19,7 @@ import numpy as np
 from tensorgrad import backend, nn, optim
 from tensorgrad.amp import autocast
 from tensorgrad.autograd import no_grad
-from tensorgrad.bench.attention import operations
-from tensorgrad.bench.timing import Call, random_array
-from tensorgrad.bench.torch_arrays import to_torch
+from tensorgrad.bench.timing import Call, random_array, to_torch
 from tensorgrad.dtypes import as_dtype, bfloat16, float32
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
@@ -43,7 +41,9 @@ from tensorgrad.tensor import Tensor
 
 COMPILED = "compiled"
 Shape = tuple[int, ...]
+Shape4 = tuple[int, int, int, int]
 _NARROW, _WIDE = "bfloat16", "float32"
+_BOTH = {"forward": 2, "backward": 3}  # arrays that a function of one array moves
 
 
 @dataclass
@@ -97,30 +97,27 @@ def _eager_and_compiled(torch: Any, function: Any) -> dict[str, Any]:
     return {"eager": function, COMPILED: lambda *operands: compiled()(*operands)}
 
 
-def _calls(functions: dict[str, Any], call: Callable[[Any, int], object]) -> dict[str, Call]:
-    """Return the calls of functions: each takes one of them and the number of the round."""
-    return {name: partial(call, function) for name, function in functions.items()}
-
-
 @dataclass(frozen=True)
 class TimedFunction:
     """A function whose forward and backward are jobs, and PyTorch's of the same formula.
 
     Attributes:
         name: of the jobs, without the direction.
-        shapes: of its inputs.
+        shapes: of its inputs, of which those like the first have fewer rows for a CPU.
         ours: takes tensors.
-        moved: bytes or operations by direction: "forward", "backward" or "both".
+        moved: arrays like the first input, or operations, by direction: "forward", "backward" or
+            "both".
         theirs: takes PyTorch and returns the function of its tensors; None: no peer.
         dtype: of its inputs.
-        size: in words; default: the first shape.
+        about: more words of the size than the first shape.
         variants: returns the peers by name, given PyTorch and that function.
         trained: whether each input has a gradient; default: all.
         recorded: whether forward keeps what backward needs.
         sets: of first inputs, so that none is found in the L2 cache.
-        unit: of `moved`.
-        fixed: returns arrays that follow the inputs, given a device.
+        unit: "GB/s", or "TFLOP/s" where operations are given.
+        fixed: returns arrays that follow the inputs, given the first shape and a device.
         unfused: the same of our own ops, a peer with the whole of `Tensor.backward`; None: none.
+        shown: dtype of the rows, if not that of the inputs.
     """
 
     name: str
@@ -129,21 +126,27 @@ class TimedFunction:
     moved: Mapping[str, float]
     theirs: Callable[[Any], Callable[..., Any]] | None = None
     dtype: str = _NARROW
-    size: str = ""
+    about: str = ""
     variants: Callable[[Any, Any], dict[str, Any]] = _eager_and_compiled
     trained: tuple[bool, ...] = ()
     recorded: bool = True
     sets: int = 1
     unit: str = "GB/s"
-    fixed: Callable[[str], list[Any]] = lambda device: []
+    fixed: Callable[[Shape, str], list[Any]] = lambda shape, device: []
     unfused: Callable[..., Tensor] | None = None
+    shown: str = ""
 
-    def jobs(self) -> Jobs:
+    def jobs(self, scale: int) -> Jobs:
         """Yield a job for each direction."""
-        size = self.size or _size(*self.shapes[0])
+        full, *_ = self.shapes
+        first = _fewer(full, scale)
+        shapes = tuple(first if shape == full else shape for shape in self.shapes)
+        small, size = replace(self, shapes=shapes), f"{_size(*first)} {self.about}".strip()
+        unit = _bytes(first, self.dtype) if self.unit == "GB/s" else 1
         for direction, amount in self.moved.items():
-            make = partial(self._make, direction)
-            yield Job(f"{self.name} {direction}", size, self.dtype, amount, make, self.unit)
+            make = partial(small._make, direction)
+            name, dtype = f"{self.name} {direction}", self.shown or self.dtype
+            yield Job(name, size, dtype, unit * amount, make, self.unit)
 
     def _inputs(self, device: str, leaf: Callable[[Any, bool], Any]) -> list[list[Any]]:
         """Return the inputs of each set; all but the first are shared."""
@@ -151,83 +154,96 @@ class TimedFunction:
         firsts = [random_array(self.shapes[0], self.dtype, 100 + i, device)
                   for i in range(1, self.sets)]  # fmt: skip
         needs = self.trained or (True,) * len(arrays)
-        fixed = [leaf(array, False) for array in self.fixed(device)]
+        fixed = [leaf(array, False) for array in self.fixed(self.shapes[0], device)]
         others = [leaf(a, n) for a, n in zip(arrays[1:], needs[1:], strict=True)] + fixed
         return [[leaf(first, needs[0]), *others] for first in (arrays[0], *firsts)]
 
     def _make(self, direction: str, device: str, torch: Any) -> Calls:
         sets = self._inputs(device, lambda a, need: Tensor(a, requires_grad=need))
-        functions = {}
+        dys: list[Any] = []
+        if direction != "forward":
+            y = self.ours(*sets[0])
+            dys = [random_array(y.shape or (1,), y.dtype, 200 + i, device).reshape(y.shape)
+                   for i in range(self.sets)]  # fmt: skip
+
+        def gradients(y: Any, leaves: list[Any], dy: Any) -> Any:
+            needs = [edge is not None for edge in y.node.edges]
+            return y.node.backward(dy, y.node.saved or (), needs)
+
+        recording = nullcontext if self.recorded else no_grad
+        calls = Calls(_call(direction, self.ours, sets, dys, recording, gradients))
         if torch is not None and self.theirs is not None:
-            functions = self.variants(torch, self.theirs(torch))
-            dtype = getattr(torch, self.dtype)
+            dtype, retain = getattr(torch, self.dtype), direction == "backward"
 
             def leaf(array: Any, need: bool) -> Any:
                 tensor = to_torch(torch, array)
                 floating = tensor.is_floating_point()
                 return (tensor.to(dtype) if floating else tensor).requires_grad_(need)
 
-            torch_sets = self._inputs(device, leaf)
-        if direction == "forward":
+            def torch_gradients(y: Any, leaves: list[Any], dy: Any) -> Any:
+                wanted = [tensor for tensor in leaves if tensor.requires_grad]
+                weight = to_torch(torch, dy).to(y.dtype)
+                return torch.autograd.grad(y, wanted, weight, retain_graph=retain)
 
-            def forward(i: int) -> Tensor:
-                with nullcontext() if self.recorded else no_grad():
-                    return self.ours(*sets[i % self.sets])
-
-            def torch_forward(function: Any, i: int) -> Any:
-                with torch.set_grad_enabled(self.recorded):
-                    return function(*torch_sets[i % self.sets])
-
-            peers = _calls(functions, torch_forward)
-            if (unfused := self.unfused) is not None:
-                peers["unfused"] = lambda _: unfused(*sets[0])
-            return Calls(forward, _supported(peers))
-        kept = cache if direction == "backward" else lambda function: function
-        result = kept(lambda place: self.ours(*sets[place]))
-        torch_result = kept(lambda function, place: function(*torch_sets[place]))
-        y = result(0)
-        dys = [random_array(y.shape or (1,), y.dtype, 200 + i, device).reshape(y.shape)
-               for i in range(self.sets)]  # fmt: skip
-
-        def backward(i: int) -> Any:
-            node = result(i % self.sets).node
-            assert node is not None
-            needs = [edge is not None for edge in node.edges]
-            return node.backward(dys[i % self.sets], node.saved or (), needs)
-
-        def torch_backward(function: Any, i: int) -> Any:
-            place = i % self.sets
-            wanted = [tensor for tensor in torch_sets[place] if tensor.requires_grad]
-            out = torch_result(function, place)
-            dy = to_torch(torch, dys[place]).to(out.dtype)
-            return torch.autograd.grad(out, wanted, dy, retain_graph=direction == "backward")
-
-        peers = _calls(functions, torch_backward)
-        if self.unfused is not None:
-            peers["unfused"] = _whole_backward(self.unfused(*sets[0]), sets[0], dys[0])
-        return Calls(backward, _supported(peers))
+            both = self._inputs(device, leaf), dys
+            record = partial(torch.set_grad_enabled, self.recorded)
+            for name, function in self.variants(torch, self.theirs(torch)).items():
+                calls.peers[name] = _call(direction, function, *both, record, torch_gradients)
+        if (unfused := self.unfused) is not None:
+            calls.peers["unfused"] = lambda _: unfused(*sets[0])
+            if dys:
+                theirs = unfused(*sets[0])
+                calls.peers["unfused"] = lambda _: whole_backward(sets[0], dys[0], theirs)
+        calls.peers = _supported(calls.peers)
+        return calls
 
 
-def _whole_backward(y: Tensor, leaves: list[Tensor], dy: Any) -> Call:
-    def backward(_: int) -> None:
-        for leaf in leaves:
-            leaf.grad = None
-        y.backward(dy, retain_graph=True)
+def _call(
+    direction: str, function: Any, sets: list[Any], dys: list[Any], recording: Any, gradients: Any
+) -> Call:
+    """Return a call of a function on its sets of inputs, or of its gradients."""
 
-    return backward
+    def forward(i: int) -> Any:
+        with recording():
+            return function(*sets[i % len(sets)])
+
+    result = (cache if direction == "backward" else lambda f: f)(lambda n: function(*sets[n]))
+
+    def backward(i: int) -> Any:
+        place = i % len(sets)
+        return gradients(result(place), sets[place], dys[place])
+
+    return forward if direction == "forward" else backward
+
+
+def whole_backward(leaves: list[Tensor], dy: Any, y: Tensor) -> None:
+    """Compute the gradients of all leaves, as new arrays; the graph of y stays."""
+    for leaf in leaves:
+        leaf.grad = None
+    y.backward(dy, retain_graph=True)
+
+
+def operations(shape: Shape4, causal: bool) -> float:
+    """Return the usual count of floating-point operations forward; backward has 2.5 times that.
+
+    4 B H T^2 D, and half of it for a causal mask
+
+    Args:
+        shape: (B, H, T, D).
+        causal: whether there is a causal mask.
+    """
+    batch, heads, length, width = shape
+    return 4 * batch * heads * length**2 * width * (0.5 if causal else 1)
 
 
 def _supported(peers: dict[str, Call]) -> dict[str, Call]:
     """Return the peers without kernels of attention that do not support an operand."""
-    found = {}
-    for name, call in peers.items():
-        if name in ("flash-2", "cudnn", "efficient"):
-            try:
-                call(0)
-            except RuntimeError:
-                continue
-        found[name] = call
-    return found
+    for name in {"flash-2", "cudnn", "efficient"} & peers.keys():
+        try:
+            peers[name](0)
+        except RuntimeError:
+            del peers[name]
+    return peers
 
 
 def _size(*shape: int) -> str:
@@ -247,39 +263,30 @@ def _torch_function(name: str, **options: Any) -> Callable[[Any], Callable[..., 
     return lambda torch: partial(getattr(torch.nn.functional, name), **options)
 
 
-def softmax_jobs(device: str, scale: int) -> Jobs:
+def softmaxes() -> Iterator[TimedFunction]:
     """Yield softmax of the last axis."""
-    for full in ((32, 12, 1024, 1024), (8192, 50304), (8192, 50257)):
-        shape = _fewer(full, scale)
-        once = _bytes(shape)
-        yield from TimedFunction(
-            "softmax", (shape,), softmax, {"forward": 2 * once, "backward": 3 * once},
-            _torch_function("softmax", dim=-1), variants=_eager,
-        ).jobs()  # fmt: skip
+    for shape in ((32, 12, 1024, 1024), (8192, 50304), (8192, 50257)):
+        theirs = _torch_function("softmax", dim=-1)
+        yield TimedFunction("softmax", (shape,), softmax, _BOTH, theirs, variants=_eager)
 
 
-def norm_jobs(device: str, scale: int) -> Jobs:
+def norms() -> Iterator[TimedFunction]:
     """Yield layer_norm of three widths, and rms_norm."""
     for width in (768, 1600, 4096):
-        shape = _fewer((32768, width), scale)
-        once = _bytes(shape)
-        yield from TimedFunction(
-            "layer_norm", (shape, (width,), (width,)), layer_norm,
-            {"forward": 2 * once, "backward": 3 * once},
+        yield TimedFunction(
+            "layer_norm", ((32768, width), (width,), (width,)), layer_norm, _BOTH,
             lambda torch: lambda x, w, b: torch.nn.functional.layer_norm(x, w.shape, w, b),
-            sets=max(1, 2**29 // (once * scale)),  # together larger than the L2 cache
-        ).jobs()  # fmt: skip
-    shape = _fewer((32768, 768), scale)
-    yield from TimedFunction(
-        "rms_norm", (shape, (768,)), rms_norm, {"forward": 2 * _bytes(shape)},
+            sets=max(1, 2**29 // _bytes((32768, width))),  # together larger than the L2 cache
+        )  # fmt: skip
+    yield TimedFunction(
+        "rms_norm", ((32768, 768), (768,)), rms_norm, {"forward": 2},
         lambda torch: lambda x, w: torch.nn.functional.rms_norm(x, w.shape, w, 1e-6),
-    ).jobs()  # fmt: skip
+    )  # fmt: skip
 
 
-def elementwise_jobs(device: str, scale: int) -> Jobs:
+def elementwise_functions() -> Iterator[TimedFunction]:
     """Yield maps, zips and fused functions of 64M elements."""
-    shape = _fewer((16384, 4096), scale)
-    gelu, tanh = activation.gelu, {"approximate": "tanh"}
+    shape, gelu, tanh = (16384, 4096), activation.gelu, {"approximate": "tanh"}
     rows: Any = (  # name, ours, shapes, PyTorch's
         ("add", elementwise.add, (shape, shape), lambda torch: torch.add),
         ("gelu", partial(gelu, **tanh), (shape,), _torch_function("gelu", **tanh)),
@@ -291,16 +298,16 @@ def elementwise_jobs(device: str, scale: int) -> Jobs:
          lambda torch: lambda x, b: torch.nn.functional.gelu(x + b, **tanh)),
     )  # fmt: skip
     for dtype, (name, ours, shapes, theirs) in product((_NARROW, _WIDE), rows):
-        once, large = _bytes(shape, dtype), shapes.count(shape)
-        moved = {"forward": (large + 1) * once, "backward": (2 * large + 1) * once}
+        large = shapes.count(shape)
+        moved = {"forward": large + 1, "backward": 2 * large + 1}
         if name == "add":
             del moved["backward"]
-        yield from TimedFunction(name, shapes, ours, moved, theirs, dtype, recorded=False).jobs()
+        yield TimedFunction(name, shapes, ours, moved, theirs, dtype, recorded=False)
 
 
-def dropout_jobs(device: str, scale: int) -> Jobs:
+def dropouts() -> Iterator[TimedFunction]:
     """Yield dropout alone, with a residual, with a bias too, and of SwiGLU."""
-    shape, p = _fewer((16384, 4096), scale), 0.1
+    shape, p = (16384, 4096), 0.1
 
     def theirs(torch: Any) -> Any:
         def function(x: Any, residual: Any = None, bias: Any = None) -> Any:
@@ -318,15 +325,14 @@ def dropout_jobs(device: str, scale: int) -> Jobs:
         ("swiglu + dropout", lambda gate, up: swiglu_dropout(gate, up, p), 2,
          {"forward": 3, "backward": 5}, None),
     )  # fmt: skip
-    for dtype, (name, ours, count, arrays, peer) in product((_NARROW, _WIDE), rows):
-        yield from TimedFunction(
-            name, (shape, shape, shape[1:])[:count], ours,
-            {direction: n * _bytes(shape, dtype) for direction, n in arrays.items()}, peer, dtype,
-            trained=(True, name.startswith("swiglu"), False)[:count], recorded=False,
-        ).jobs()  # fmt: skip
+    for dtype, (name, ours, count, moved, peer) in product((_NARROW, _WIDE), rows):
+        shapes, trained = (shape, shape, shape[1:]), (True, name.startswith("swiglu"), False)
+        yield TimedFunction(
+            name, shapes[:count], ours, moved, peer, dtype, trained=trained[:count], recorded=False
+        )
 
 
-def reduce_jobs(device: str, scale: int) -> Jobs:
+def reductions() -> Iterator[TimedFunction]:
     """Yield reductions of 1 GB."""
     rows: Any = (  # 0: the length that makes 1 GB
         *(("sum", None, (0,)), ("sum", -1, (0, 1024)), ("sum", -1, (0, 50257))),
@@ -338,12 +344,12 @@ def reduce_jobs(device: str, scale: int) -> Jobs:
         ("logsumexp", -1, (0, 1024)),
     )
     for dtype, (name, axis, (_, *lengths)) in product((_WIDE, _NARROW), rows):
-        shape = (max(1, 2**30 // scale // _bytes(tuple(lengths), dtype)), *lengths)
-        yield from TimedFunction(
-            name, (shape,), partial(getattr(reduce, name), axis=axis),
-            {"forward": _bytes(shape, dtype)}, partial(_torch_reduction, name=name, axis=axis),
-            dtype, f"{_size(*shape)} axis {axis}", _eager, (False,),
-        ).jobs()  # fmt: skip
+        shape = 2**30 // _bytes(tuple(lengths), dtype), *lengths
+        yield TimedFunction(
+            name, (shape,), partial(getattr(reduce, name), axis=axis), {"forward": 1},
+            partial(_torch_reduction, name=name, axis=axis), dtype, f"axis {axis}", _eager,
+            (False,),
+        )  # fmt: skip
 
 
 def _torch_reduction(torch: Any, name: str, axis: int | None) -> Any:
@@ -352,7 +358,7 @@ def _torch_reduction(torch: Any, name: str, axis: int | None) -> Any:
     return function if axis is None else partial(function, dim=axis)
 
 
-def fused_jobs(device: str, scale: int) -> Jobs:
+def fused_functions() -> Iterator[TimedFunction]:
     """Yield fused ops beside the same formulas of our own ops."""
     exp, maximum, total, mean = elementwise.exp, reduce.max, reduce.sum, reduce.mean
 
@@ -374,40 +380,33 @@ def fused_jobs(device: str, scale: int) -> Jobs:
         return centred / elementwise.sqrt(variance + 1e-5) * weight + bias
 
     scores = partial(softmax, scale=0.125, causal=True)
-    rows: Any = (  # name, fused, unfused, shape, number of parameters
-        ("softmax", softmax, unfused_softmax, (2**18, 1024), 0),
-        ("softmax", softmax, unfused_softmax, (2048, 256), 0),
-        ("attention softmax", scores, unfused_scores, (256, 1024, 1024), 0),
-        ("attention softmax", scores, unfused_scores, (64, 128, 128), 0),
-        ("layer_norm", layer_norm, unfused_layer_norm, (2**17, 768), 2),
-        ("layer_norm", layer_norm, unfused_layer_norm, (2048, 256), 2),
+    rows: Any = (  # name, fused, unfused, shapes
+        ("softmax", softmax, unfused_softmax, ((2**18, 1024),)),
+        ("softmax", softmax, unfused_softmax, ((2048, 256),)),
+        ("attention softmax", scores, unfused_scores, ((256, 1024, 1024),)),
+        ("attention softmax", scores, unfused_scores, ((64, 128, 128),)),
+        ("layer_norm", layer_norm, unfused_layer_norm, ((2**17, 768), (768,), (768,))),
+        ("layer_norm", layer_norm, unfused_layer_norm, ((2048, 256), (256,), (256,))),
     )
-    for dtype, (name, fused, unfused, full, parameters) in product((_WIDE, _NARROW), rows):
-        shape = _fewer(full, scale)
-        once = _bytes(shape, dtype)
-        yield from TimedFunction(
-            name, (shape, *(shape[1:],) * parameters), fused,
-            {"forward": 2 * once, "backward": 3 * once}, dtype=dtype, unfused=unfused,
-        ).jobs()  # fmt: skip
+    for dtype, (name, fused, unfused, shapes) in product((_WIDE, _NARROW), rows):
+        yield TimedFunction(name, shapes, fused, _BOTH, dtype=dtype, unfused=unfused)
 
 
-def cross_entropy_jobs(device: str, scale: int) -> Jobs:
+def cross_entropies() -> Iterator[TimedFunction]:
     """Yield the loss with its gradient, and the loss alone, for GPT-2's vocabulary."""
     for columns in (50304, 50257):  # padded and not
-        shape = _fewer((8192, columns), scale)
-
-        def targets(device: str, shape: Shape = shape) -> list[Any]:
-            ids = np.random.default_rng(0).integers(0, shape[1], shape[0])
-            return [backend.to_device(ids, device)]
-
-        once = _bytes(shape)
         for moved, theirs in (
-            ({"both": 2 * once}, _torch_function("cross_entropy")), ({"forward": once}, None),
+            ({"both": 2}, _torch_function("cross_entropy")), ({"forward": 1}, None),
         ):  # fmt: skip
-            yield from TimedFunction(
-                "cross_entropy", (shape,), cross_entropy, moved, theirs, recorded=False,
-                fixed=targets,
-            ).jobs()  # fmt: skip
+            yield TimedFunction(
+                "cross_entropy", ((8192, columns),), cross_entropy, moved, theirs, recorded=False,
+                fixed=_targets,
+            )  # fmt: skip
+
+
+def _targets(shape: Shape, device: str) -> list[Any]:
+    rows, columns = shape
+    return [backend.to_device(np.random.default_rng(0).integers(0, columns, rows), device)]
 
 
 def linear_cross_entropy_jobs(device: str, scale: int) -> Jobs:
@@ -422,17 +421,11 @@ def _head_and_loss(sizes: tuple[int, int, int], device: str, torch: Any) -> Call
     table = 0.02 * random_array((columns, width), _WIDE, 1, device)
     arrays = random_array((rows, width), _NARROW, 0, device), table.astype(bfloat16)
     x, weight = (Tensor(array, requires_grad=True) for array in arrays)
-    targets = backend.to_device(np.random.default_rng(0).integers(0, columns, rows), device)
+    [targets] = _targets((rows, columns), device)
     for leaf in (x, weight):
         leaf.grad = backend.namespace(leaf.data).zeros(leaf.shape, float32)
-
-    def fused(_: int) -> None:
-        linear_cross_entropy(x, weight, targets).backward()
-
-    def unfused(_: int) -> None:
-        cross_entropy(linear(x, weight), targets).backward()
-
-    peers: dict[str, Call] = {"unfused": unfused}
+    calls = Calls(lambda _: linear_cross_entropy(x, weight, targets).backward())
+    calls.peers["unfused"] = lambda _: cross_entropy(linear(x, weight), targets).backward()
     if torch is not None:
         a, b, y = (to_torch(torch, array) for array in (*arrays, targets))
         leaves = a.clone().requires_grad_(True), b.clone().requires_grad_(True)
@@ -440,9 +433,9 @@ def _head_and_loss(sizes: tuple[int, int, int], device: str, torch: Any) -> Call
         def loss(x: Any, weight: Any) -> Any:
             return torch.nn.functional.cross_entropy(x @ weight.T, y)
 
-        functions = _eager_and_compiled(torch, loss)
-        peers |= _calls(functions, lambda f, _: f(*leaves).backward())
-    return Calls(fused, peers)
+        for name, function in _eager_and_compiled(torch, loss).items():
+            calls.peers[name] = partial(lambda f, _: f(*leaves).backward(), function)
+    return calls
 
 
 def optimizer_jobs(device: str, scale: int) -> Jobs:
@@ -530,10 +523,10 @@ def embedding_jobs(device: str, scale: int) -> Jobs:
     def rotary(x: Tensor) -> Any:
         return nn.RotaryEmbedding(width // heads)(x, 0, 2 * heads)
 
-    yield from TimedFunction(
-        "rotary, q and k of q, k, v", (shape,), rotary, {"forward": 2 * _bytes(shape)},
-        trained=(False,), sets=_SETS,
-    ).jobs()  # fmt: skip
+    function = TimedFunction(
+        "rotary, q and k of q, k, v", (shape,), rotary, {"forward": 2}, trained=(False,), sets=_SETS
+    )
+    yield from function.jobs(1)
 
 
 @cache
@@ -568,7 +561,7 @@ def _embedding(words: int, sizes: Shape, often: bool, back: bool, device: str, t
     if not back:
         functions = _eager_and_compiled(torch, lambda ids, w, p: look_up(ids, w) + p)
         call = lambda f, i: f(tokens[i % _SETS], table, rows)  # noqa: E731
-        return Calls(forward, _calls(functions, call))
+        return Calls(forward, {name: partial(call, f) for name, f in functions.items()})
     leaf = table.clone().requires_grad_(True)
     outputs = [look_up(tokens[i], leaf) for i in range(_SETS)]
     dy = to_torch(torch, dys[0])
@@ -596,25 +589,24 @@ def matmul_jobs(device: str, scale: int) -> Jobs:
             (_WIDE, True, ("chosen", "tiled")),  # what autocast takes, and mma.sync
             (_WIDE, False, ("tiled", "cublas")),
         )
-    for dtype, tf32, kernels in ways:
-        for rows, columns, terms in _PRODUCTS:
-            shape = max(1, rows // scale), columns, terms
-            for kernel in kernels:
-                make = partial(_matmul, shape, dtype, tf32, kernel)
-                yield Job(f"matmul {kernel}", _size(*shape), "tf32" if tf32 else dtype,
-                          2 * math.prod(shape), make, "TFLOP/s")  # fmt: skip
-    if device != "cpu":
-        for back in (False, True):
-            direction = "backward" if back else "forward"
-            for rows, dtype, product in (
-                (32768, _NARROW, _kept_derivative), (16384, "tf32", _tf32_gelu)
-            ):  # fmt: skip
-                shape = rows, 3072, 768
-                yield Job(f"gelu, {direction}", _size(*shape), dtype, 2 * math.prod(shape),
-                          partial(product, back), "TFLOP/s")  # fmt: skip
+    for (dtype, tf32, kernels), (rows, columns, terms) in product(ways, _PRODUCTS):
+        shape = max(1, rows // scale), columns, terms
+        for kernel in kernels:
+            make = partial(_matmul, shape, dtype, tf32, kernel)
+            yield _product_job(f"matmul {kernel}", shape, "tf32" if tf32 else dtype, make)
+    for back in (False, True) if device != "cpu" else ():
+        for rows, dtype, calls in (
+            (32768, _NARROW, _kept_derivative), (16384, "tf32", _tf32_gelu)
+        ):  # fmt: skip
+            name = f"gelu, {'backward' if back else 'forward'}"
+            yield _product_job(name, (rows, 3072, 768), dtype, partial(calls, back))
 
 
-def _call(p: MatmulProblem, kernel: str | None) -> Call:
+def _product_job(name: str, shape: Shape, dtype: str, make: Any) -> Job:
+    return Job(name, _size(*shape), dtype, 2 * math.prod(shape), make, "TFLOP/s")
+
+
+def _product(p: MatmulProblem, kernel: str | None) -> Call:
     return lambda _: matmul_cuda.run(p, kernel)
 
 
@@ -631,7 +623,7 @@ def _matmul(shape: Shape, dtype: str, tf32: bool, kernel: str, device: str, torc
         refusal = None if kernel == "chosen" else matmul_cuda.KERNELS[kernel].refusal(p)
         if refusal is not None:
             raise NotImplementedError(f"{kernel}: {refusal}")
-        calls = Calls(_call(p, None if kernel == "chosen" else kernel))
+        calls = Calls(_product(p, None if kernel == "chosen" else kernel))
     if torch is not None:
         a, b, out = (to_torch(torch, array) for array in (x, w, y))
 
@@ -668,7 +660,7 @@ def _tf32_gelu(back: bool, device: str, torch: Any) -> Calls:
         matmul_cuda.run(p, "tf32")
         node.backward(dx, saved, (True,))
 
-    return Calls(_call(p._replace(gelu_of=before.data), "tf32"), {"unfused": separate})
+    return Calls(_product(p._replace(gelu_of=before.data), "tf32"), {"unfused": separate})
 
 
 def _kept_derivative(back: bool, device: str, torch: Any) -> Calls:
@@ -682,7 +674,7 @@ def _kept_derivative(back: bool, device: str, torch: Any) -> Calls:
     kept = matmul_cuda.derivative_for(p)
     if kept is None:
         raise NotImplementedError("this GPU keeps the operand of GELU, not its derivative")
-    forward = _call(p._replace(derivative=kept), None)
+    forward = _product(p._replace(derivative=kept), None)
     forward(0)
     return Calls(lambda _: matmul_cuda.times_derivative(x, down, kept)) if back else Calls(forward)
 
@@ -699,66 +691,57 @@ def attention_jobs(device: str, scale: int) -> Jobs:
     )
     short = ((682, 8, 24, 64), (256, 8, 64, 64))
     wide = ((16, 12, 1024, 64), (4, 16, 4096, 64), (4, 16, 4096, 128))
-    groups: tuple[tuple[tuple[Shape, ...], tuple[str, ...], str], ...] = (
-        (plain, ("causal", "full"), _NARROW),
-        (short, ("causal", "full", "mask"), _NARROW),
+    groups = (
+        (plain, ("causal", "full"), _NARROW), (short, ("causal", "full", "mask"), _NARROW),
         (wide, ("causal", "full"), "tf32" if device != "cpu" else _WIDE),
-    )
+    )  # fmt: skip
 
-    def smaller(shape: Shape) -> tuple[int, int, int, int]:
+    def smaller(shape: Shape) -> Shape4:
         """Return a shape with fewer sequences and then shorter ones, for a CPU."""
         batch, heads, length, width = shape
         return max(1, batch // scale), heads, max(8, length // scale), width
 
     for shapes, kinds, dtype in groups:
-        for shape in shapes:
-            for kind in kinds:
-                beside = kind == "causal" and shape in plain[:3]
-                yield from _attention(smaller(shape), kind, dtype, beside)
+        for full, kind in product(shapes, kinds):
+            beside = kind == "causal" and full in plain[:3]
+            yield from _attention(smaller(full), kind, dtype, beside)
     shape = smaller((4, 16, 4096, 128))
     batch, heads, length, width = shape
-
-    def padding(device: str) -> list[Any]:
-        xp = backend.namespace_on(device)
-        return [xp.arange(length)[None, None, None] < 0.98 * length]
-
-    def starts(device: str) -> list[Any]:
-        xp = backend.namespace_on(device)
-        return [xp.arange(0, batch * length + 1, length, dtype="int32")]
-
-    causal = partial(attention, causal=True)
-    rows = batch * length, heads, width
-
-    def none(device: str) -> list[Any]:
-        return []
-
+    causal, rows = partial(attention, causal=True), (batch * length, heads, width)
     options: Any = (  # name, function, shape of an input, what follows the inputs
-        ("plain", causal, shape, none), ("window 512", partial(causal, window=512), shape, none),
-        ("padding mask", causal, shape, padding),
-        ("dropout", partial(causal, dropout=0.1), shape, none),
-        ("varlen", partial(attention_varlen, max_length=length, causal=True), rows, starts),
+        ("plain", causal, shape, lambda xp: []),
+        ("window 512", partial(causal, window=512), shape, lambda xp: []),
+        ("padding mask", causal, shape,
+         lambda xp: [xp.arange(length)[None, None, None] < 0.98 * length]),
+        ("dropout", partial(causal, dropout=0.1), shape, lambda xp: []),
+        ("varlen", partial(attention_varlen, max_length=length, causal=True), rows,
+         lambda xp: [xp.arange(0, batch * length + 1, length, dtype="int32")]),
     )  # fmt: skip
-    for option, function, operand, fixed in options:
-        yield from TimedFunction(
+    for option, function, operand, extra in options:
+        for job in TimedFunction(
             f"attention {option}", (operand,) * 3, function, {"forward": operations(shape, True)},
-            size=f"{_size(*shape)} causal", trained=(False,) * 3, unit="TFLOP/s", fixed=fixed,
-        ).jobs()  # fmt: skip
+            trained=(False,) * 3, unit="TFLOP/s", fixed=partial(_with_namespace, extra),
+        ).jobs(1):  # fmt: skip
+            yield replace(job, size=f"{_size(*shape)} causal")
 
 
-def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str, beside: bool) -> Jobs:
+def _with_namespace(function: Callable[[Any], list[Any]], shape: Shape, device: str) -> list[Any]:
+    return function(backend.namespace_on(device))
+
+
+def _attention(shape: Shape4, kind: str, dtype: str, beside: bool) -> Jobs:
     """Yield forward and backward, with `beside` next to ops that store the matrix of weights.
 
     A "mask" hides half of the keys, others in each sequence.
     """
     causal, tf32 = kind == "causal", dtype == "tf32"
 
-    def mask(device: str) -> list[Any]:
+    def mask(shape: Shape, device: str) -> list[Any]:
         if kind != "mask":
             return []
         batch, _, length, _ = shape
-        xp = backend.namespace_on(device)
         scores = random_array((batch, 1, length, length), _WIDE, 4, device)
-        hidden = xp.where(scores > 0, 0, -math.inf).astype("float32")
+        hidden = backend.namespace_on(device).where(scores > 0, 0, -math.inf).astype("float32")
         hidden[..., 0] = 0
         return [hidden]
 
@@ -773,10 +756,10 @@ def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str, beside: 
         return lambda q, k, v, mask=None: attend_torch(q, k, v, mask, is_causal=causal)
 
     def variants(torch: Any, function: Any) -> dict[str, Any]:
-        kinds = torch.nn.attention.SDPBackend
-        names = {"flash-2": kinds.FLASH_ATTENTION, "cudnn": kinds.CUDNN_ATTENTION}
         if not torch.cuda.is_available():
             return {"eager": function}
+        kinds = torch.nn.attention.SDPBackend
+        names = {"flash-2": kinds.FLASH_ATTENTION, "cudnn": kinds.CUDNN_ATTENTION}
         if tf32 or kind == "mask":  # FlashAttention takes no mask
             names = {"efficient": kinds.EFFICIENT_ATTENTION, "cudnn": kinds.CUDNN_ATTENTION}
         if tf32:
@@ -789,13 +772,11 @@ def _attention(shape: tuple[int, int, int, int], kind: str, dtype: str, beside: 
         return {name: partial(by, each) for name, each in names.items()}
 
     amount = operations(shape, causal)
-    function = TimedFunction(
+    yield from TimedFunction(
         "attention", (shape,) * 3, ours, {"forward": amount, "backward": 2.5 * amount}, theirs,
-        _WIDE if tf32 else dtype, f"{_size(*shape)} {kind}", variants, unit="TFLOP/s", fixed=mask,
+        _WIDE if tf32 else dtype, kind, variants, unit="TFLOP/s", fixed=mask, shown=dtype,
         unfused=partial(attention_unfused, causal=True) if beside else None,
-    )  # fmt: skip
-    for job in function.jobs():
-        yield replace(job, dtype=dtype)
+    ).jobs(1)  # fmt: skip
 
 
 def decode_jobs(device: str, scale: int) -> Jobs:
@@ -831,10 +812,18 @@ def _decode(shape: tuple[int, int, int, int, int], device: str, torch: Any) -> C
     return Calls(ours, {"eager": theirs})
 
 
+def _scaled(functions: Callable[[], Iterator[TimedFunction]], device: str, scale: int) -> Jobs:
+    """Yield the jobs of functions, with fewer rows."""
+    for function in functions():
+        yield from function.jobs(scale)
+
+
 FAMILIES: dict[str, Family] = {
-    "norm": norm_jobs, "softmax": softmax_jobs, "reduce": reduce_jobs, "fused": fused_jobs,
-    "cross_entropy": cross_entropy_jobs, "linear_cross_entropy": linear_cross_entropy_jobs,
-    "optimizers": optimizer_jobs, "elementwise": elementwise_jobs, "dropout": dropout_jobs,
+    "norm": partial(_scaled, norms), "softmax": partial(_scaled, softmaxes),
+    "reduce": partial(_scaled, reductions), "fused": partial(_scaled, fused_functions),
+    "cross_entropy": partial(_scaled, cross_entropies),
+    "linear_cross_entropy": linear_cross_entropy_jobs, "optimizers": optimizer_jobs,
+    "elementwise": partial(_scaled, elementwise_functions), "dropout": partial(_scaled, dropouts),
     "embedding": embedding_jobs, "matmul": matmul_jobs, "attention": attention_jobs,
     "decode": decode_jobs,
 }  # fmt: skip

@@ -17,15 +17,15 @@ from typing import Any, Literal
 from tensorgrad import backend
 from tensorgrad.bench.kernel_jobs import COMPILED, FAMILIES, Calls, Family, Job
 from tensorgrad.bench.memory import peak_memory
-from tensorgrad.bench.options import Device, Peer, check_counts, check_known, is_measured
+from tensorgrad.bench.options import Device, Peer, is_measured
 from tensorgrad.bench.pictures import new_figure
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
+from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import Call, compare_on, under_load
-from tensorgrad.errors import ArgumentError
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.profile.ceilings import measure_ceilings
 
 PEERS = ("eager", COMPILED, "fused", "flash-2", "cudnn", "efficient", "unfused")
+_PARAMETERS = ("family", "name", "size", "dtype", "load", "peers")
 SCALES = {"GB/s": 1e9, "TFLOP/s": 1e12}  # by unit
 
 
@@ -39,11 +39,7 @@ def kernel_jobs(
         names: of those that are measured.
         device: "cpu", "cuda" or "cuda:N".
         scale: divides the numbers of rows.
-    Raises:
-        ArgumentError: a family is unknown, or the scale is below 1.
     """
-    check_counts("kernels", scale=scale)
-    check_known("kernels", "family", names, families)
     return {
         (name, job.name, job.size, job.dtype): job
         for name in dict.fromkeys(names)
@@ -60,8 +56,6 @@ class KernelBench:
         load: seconds of load for clock and power, on a GPU; 0: none.
         peer: whether PyTorch is measured where it is installed.
         compiled: whether torch.compile is, which takes seconds a line.
-    Raises:
-        ArgumentError: `load` is negative.
     """
 
     def __init__(
@@ -73,8 +67,6 @@ class KernelBench:
         peer: bool = True,
         compiled: bool = False,
     ) -> None:
-        if not load >= 0:
-            raise ArgumentError(f"bench kernels: load is {load}, expected 0 or more")
         self._jobs, self._device, self._load, self._compiled = jobs, device, load, compiled
         self._peer = peer and find_spec("torch") is not None
         self._torch = importlib.import_module("torch") if self._peer else None
@@ -85,8 +77,7 @@ class KernelBench:
         """Return the cases of a sweep, one for each job."""
         peers = ("eager " + COMPILED if self._compiled else "eager") if self._peer else ""
         return [
-            dict(zip(KERNELS.parameters, (*key, self._load, peers), strict=True))
-            for key in self._jobs
+            dict(zip(_PARAMETERS, (*key, self._load, peers), strict=True)) for key in self._jobs
         ]
 
     def __call__(self, case: Case) -> Row:
@@ -123,19 +114,15 @@ class KernelBench:
 
     def _peaks(self, calls: Calls) -> Row:
         """Return the most memory that calls use beyond their operands."""
-        measured: dict[str, tuple[Call, Any]] = {
-            "": (calls.ours, None),
-            "unfused_": (calls.peers["unfused"], None),
-        }
-        if self._torch is not None and self._device != "cpu":
-            names = ("eager", COMPILED)[: 1 + self._compiled]
-            measured |= {f"{name}_": (calls.peers[name], self._torch) for name in names}
+        torch = self._torch if self._device != "cpu" else None
+        names = ("eager", COMPILED)[: 1 + self._compiled] if torch is not None else ()
         row: Row = {}
-        for prefix, (call, torch) in measured.items():
+        for name in ("", "unfused", *names):
+            call = calls.peers[name] if name else calls.ours
             call(0)  # which leaves gradients, and compiles
-            with peak_memory(self._device, torch) as peak:
+            with peak_memory(self._device, torch if name in names else None) as peak:
                 call(0)
-            row[f"{prefix}peak_mb"] = peak.bytes / 1e6
+            row[f"{name}_peak_mb".lstrip("_")] = peak.bytes / 1e6
         return row
 
 
@@ -159,7 +146,7 @@ def kernels_sweep(
     load: float = 1.0,
     scale: int | None = None,
     device: Device = "auto",
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure kernels beside their floor and PyTorch: time, GB/s or TFLOP/s, ratio, energy.
 
     Args:
@@ -171,7 +158,13 @@ def kernels_sweep(
     rows = scale if scale is not None else 64 if device == "cpu" else 1
     jobs = kernel_jobs(FAMILIES, families, device, rows)
     measure = KernelBench(jobs, device, load, peer=is_measured(peer), compiled=compiled)
-    yield Measurement(KERNELS, measure.cases(), measure, device)
+    results = (
+        *("ms", "unit", "rate", "floor_ms", "of_floor", "peer", "ratio", "amount"),
+        *(f"{name}_{what}" for name in PEERS for what in ("ms", "rate")),
+        *("peak_mb", "unfused_peak_mb", "eager_peak_mb", "compiled_peak_mb", "mj"),
+    )
+    hidden = ("load", "peers", "amount", "floor_ms", *(f"{name}_ms" for name in PEERS))
+    yield Sweep("kernels", measure.cases(), measure, results, draw_kernels, device, hidden=hidden)
 
 
 def draw_kernels(rows: Sequence[Row]) -> dict[str, Any]:
@@ -188,16 +181,3 @@ def draw_kernels(rows: Sequence[Row]) -> dict[str, Any]:
     ratios.axvline(1, color="black", linewidth=0.6)
     ratios.set(xlabel="time of the fastest peer / ours")
     return {"": figure}
-
-
-KERNELS = Sweep(
-    "kernels",
-    ("family", "name", "size", "dtype", "load", "peers"),
-    (
-        *("ms", "unit", "rate", "floor_ms", "of_floor", "peer", "ratio", "amount"),
-        *(f"{name}_{what}" for name in PEERS for what in ("ms", "rate")),
-        *("peak_mb", "unfused_peak_mb", "eager_peak_mb", "compiled_peak_mb", "mj"),
-    ),
-    draw_kernels,
-    hidden=("load", "peers", "amount", "floor_ms", *(f"{name}_ms" for name in PEERS)),
-)

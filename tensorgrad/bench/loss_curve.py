@@ -18,18 +18,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tensorgrad import graph, nn, random
+from tensorgrad import graph
 from tensorgrad.bench.options import PRESET, Device, Sizes, is_measured
 from tensorgrad.bench.pictures import loss_curves, running_means
-from tensorgrad.bench.steps import sizes_of, train_function
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
+from tensorgrad.bench.steps import sizes_of, with_sizes
+from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.torch_ddp import TorchTrainer
 from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.data import TokenFile, TokenLoader, is_prepared
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
-from tensorgrad.tensor import Tensor
-from tensorgrad.train.settings import TrainSettings
+from tensorgrad.profile.training_step import TrainingStep, language_step
+from tensorgrad.train.language import LanguageSettings
 
 DTYPES = ("bfloat16-parameters", "bfloat16", "float32")
 _EVERY = 10  # steps between reading losses, for which the host waits
@@ -44,35 +44,23 @@ def read_tokens(data: str, vocab_size: int) -> Any:
     return TokenFile.open(path, vocab_size).tokens
 
 
-def our_step(model: GPT2, settings: TrainSettings, device: str) -> TrainStep:
+def our_step(step: TrainingStep, device: str) -> TrainStep:
     """Return a captured training step of tensorgrad."""
-    optimizer = settings.optimizer(model.named_parameters())
-    precision = settings.precision()
-
-    def loss(x: Any, y: Any) -> Tensor:
-        with precision():
-            return model.forward(Tensor(x), Tensor(y))
-
-    captured = graph.capture(train_function(loss, optimizer, settings.clip), device)
+    captured = graph.capture(step, device)
 
     def at_rate(x: Any, y: Any, lr: float) -> Any:
-        optimizer.lr = lr
+        step.optimizer.lr = lr
         return captured(x, y)
 
     return at_rate
 
 
-def peer_step(
-    torch: Any, model: GPT2, settings: TrainSettings, device: str, compiled: bool
-) -> TrainStep:
+def peer_step(ours: TrainingStep, device: str, compiled: bool) -> TrainStep:
     """Return a training step of PyTorch, whose model gets the weights that ours has now."""
-    peer = gpt2(model.config)
-    copy_weights(torch, model, peer)
-    trainer = TorchTrainer(
-        torch, peer, device, lr=settings.lr, betas=(settings.beta1, settings.beta2),
-        weight_decay=settings.weight_decay, matrices=True, clip=settings.clip,
-        autocast=settings.dtype != "float32", compiled=compiled,
-    )  # fmt: skip
+    torch = importlib.import_module("torch")
+    peer = gpt2(ours.model.config)
+    copy_weights(torch, ours.model, peer)
+    trainer = TorchTrainer(ours.settings, lambda: peer, device, matrices=True, compiled=compiled)
 
     def step(x: Any, y: Any, lr: float) -> Any:
         for group in trainer.optimizer.param_groups:
@@ -97,7 +85,7 @@ def copy_weights(torch: Any, model: GPT2, peer: Any) -> None:
 
 
 def train_both(
-    ours: TrainStep, theirs: TrainStep, batches: TokenLoader, settings: TrainSettings
+    ours: TrainStep, theirs: TrainStep, batches: TokenLoader, settings: LanguageSettings
 ) -> tuple[list[float], list[float]]:
     """Return both losses of each step."""
     losses: tuple[list[float], list[float]] = [], []
@@ -130,7 +118,7 @@ def loss_sweep(
     most: float = 0.03,
     compiled: bool = True,
     device: Device = "auto",
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Train a GPT-2 here and in PyTorch, from equal weights on equal batches; compare the losses.
 
     Args:
@@ -164,32 +152,33 @@ def loss_sweep(
         near = isinstance(apart, (int, float)) and apart <= most
         return "" if near else f"running means differ by {apart} nats, expected {most:g} or less"
 
-    yield Measurement(LOSS, [case], partial(measure_loss, device=device), device, problem)
+    results = "tensorgrad", "pytorch", "largest_difference", "at_step", "mean_difference"
+    yield Sweep(
+        "loss", [case], partial(measure_loss, device=device), (*results, *_CURVES), draw_loss,
+        device, hidden=_CURVES, problem=problem,
+    )  # fmt: skip
 
 
 def config_of(case: Case) -> GPT2Config:
     """Return the model of a case."""
-    return GPT2Config(vocab_size=case["vocab"], **{name: case[name] for name in _SIZES})
+    config: GPT2Config = with_sizes(GPT2Config(), case)
+    return config
 
 
-def settings_of(case: Case) -> TrainSettings:
+def settings_of(case: Case) -> LanguageSettings:
     """Return the training of a case."""
     names = "steps", "batch", "lr", "warmup", "dtype", "grad_dtype", "seed"
-    return TrainSettings(**{name: case[name] for name in names})
+    return LanguageSettings(**{name: case[name] for name in names})
 
 
 def measure_loss(case: Case, device: str) -> Row:
     """Return both curves, their last means and how far the running means are apart."""
-    torch = importlib.import_module("torch")
     config, settings = config_of(case), settings_of(case)
     tokens = read_tokens(case["data"], config.vocab_size)
     batches = TokenLoader(tokens, settings.batch, config.context, settings.seed)
-    random.seed(settings.seed)
-    with nn.init.on(device):
-        model = GPT2(config)
-    model.to(device, settings.parameter_dtype)
-    theirs = peer_step(torch, model, settings, device, case["compiled"] and device != "cpu")
-    losses = train_both(our_step(model, settings, device), theirs, batches, settings)
+    ours = language_step(settings, config, device)
+    theirs = peer_step(ours, device, case["compiled"] and device != "cpu")
+    losses = train_both(our_step(ours, device), theirs, batches, settings)
     means = [running_means(each, case["window"]) for each in losses]
     apart = abs(means[0] - means[1])
     worst = int(apart.argmax())  # NaN is the largest
@@ -214,13 +203,3 @@ def draw_loss(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 _CURVES = ("tensorgrad_losses", "pytorch_losses")
-LOSS = Sweep(
-    "loss",
-    (
-        *("data", "preset", *_SIZES, "vocab", "dtype", "grad_dtype", "steps", "batch", "lr"),
-        *("warmup", "seed", "window", "compiled"),
-    ),
-    ("tensorgrad", "pytorch", "largest_difference", "at_step", "mean_difference", *_CURVES),
-    draw_loss,
-    hidden=_CURVES,
-)

@@ -16,33 +16,23 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from tensorgrad import graph
 from tensorgrad.bench import options, torch_ddp
 from tensorgrad.bench.memory import release
 from tensorgrad.bench.pictures import bar_figure
-from tensorgrad.bench.steps import (
-    Preset,
-    RankTimer,
-    Step,
-    StepSettings,
-    family,
-    sized,
-    sizes_of,
-    training_step,
-)
-from tensorgrad.bench.sweep import OK, Case, Measurement, Row, Sweep, like
+from tensorgrad.bench.steps import Preset, RankTimer, Step, family, settings_of, sized, sizes_of
+from tensorgrad.bench.sweep import OK, Case, Row, Sweep, like
 from tensorgrad.models.transformer_lm import TransformerLMConfig
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.parallel.mesh import make_mesh
+from tensorgrad.parallel.mesh import Mesh, make_mesh
 from tensorgrad.parallel.planning.estimate import TrainingJob, estimate
 from tensorgrad.parallel.schedule import bubble_fraction
 from tensorgrad.parallel.strategy import mesh_strategy
-from tensorgrad.train.settings import has_narrow_products
-from tensorgrad.train.strategy import OneProcess, Strategy
+from tensorgrad.profile.training_step import language_step
 from tensorgrad.train.strategy_settings import MODES, REDUCTIONS, ZERO
 
 PLANNED = {"gpt2"}  # models whose memory the planner has formulas for
@@ -75,52 +65,6 @@ _SLOWER = {
 }
 
 
-@dataclass(frozen=True)
-class MatrixSettings:
-    """The model, the batch and the timing of a matrix.
-
-    The defaults are a setting with published figures: 24 layers, C 512, feed-forward 4096, 16
-    heads, T 256, 8 sequences a GPU, vocabulary 10,000.
-
-    Args:
-        config: sizes of the model.
-        batch: sequences of a rank.
-        dtype: of `options.PRECISIONS`.
-        steps: of a timed window.
-        tokens: of an epoch.
-        compiled: whether PyTorch compiles its model.
-        captured: whether our steps are CUDA graphs.
-        windows: number of timed windows; the median counts.
-        micro_batches: of a pipeline.
-        bucket_mb: size of a bucket of gradients; None: by the number of gradients.
-    Raises:
-        ArgumentError: a number is out of its range.
-    """
-
-    config: Any = PUBLISHED
-    batch: int = 8
-    dtype: str = "bfloat16-parameters"
-    steps: int = 20
-    tokens: int = 100_000_000
-    compiled: bool = False
-    captured: bool = False
-    windows: int = 3
-    micro_batches: int = 1
-    bucket_mb: float | None = None
-
-    def step(self, attention: str, micro_batches: int) -> StepSettings:
-        """Return the settings of a step."""
-        return StepSettings(
-            self.config, self.batch, self.dtype, attention, micro_batches=micro_batches
-        )
-
-    def __post_init__(self) -> None:
-        """Check the numbers."""
-        for name in ("batch", "steps", "tokens", "windows"):
-            options.check_counts("matrix", **{name: getattr(self, name)})
-        options.check_known("matrix", "dtype", [self.dtype], options.PRECISIONS)
-
-
 def matrix_sweep(
     *,
     comm: Comm,
@@ -140,7 +84,7 @@ def matrix_sweep(
     compiled: bool = True,
     captured: bool = True,
     device: options.Device = "auto",
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure attention kernels x parallel modes on the ranks that mpirun starts.
 
     The model is a TransformerLM. The mode none is one GPU: each trains for itself while the others
@@ -159,14 +103,14 @@ def matrix_sweep(
         captured: run our steps as CUDA graphs, as training does on a GPU.
     """
     config = TransformerLMConfig(vocab, context, layers, heads, heads, width, hidden, tied=False)
-    on_gpu = device != "cpu"
-    settings = MatrixSettings(
-        config, batch, options.precision_on(device, dtype), steps, tokens, compiled and on_gpu,
-        captured and on_gpu,
-    )  # fmt: skip
-    cases = matrix_cases(settings, comm.size, kernels, parallel, options.is_measured(peer))
-    with closing(MatrixBench(settings, comm, device)) as measure:
-        yield Measurement(MATRIX, cases, measure, device)
+    case: Row = {
+        "batch": batch, "dtype": options.precision_on(device, dtype), "steps": steps,
+        "epoch_tokens": tokens, "windows": 3, "micro_batches": 1, "bucket_mb": None,
+        "compiled": compiled and device != "cpu", "captured": captured and device != "cpu",
+    }  # fmt: skip
+    cases = matrix_cases(config, case, comm.size, kernels, parallel, options.is_measured(peer))
+    with closing(MatrixBench(config, comm, device)) as measure:
+        yield table("matrix", cases, measure, device)
 
 
 def parallel_sweep(
@@ -186,7 +130,7 @@ def parallel_sweep(
     compiled: bool = False,
     captured: bool = False,
     device: options.Device = "auto",
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure data, pipeline, tensor and sharded parallelism beside one GPU and PyTorch's DDP.
 
     Args:
@@ -201,17 +145,20 @@ def parallel_sweep(
         compiled: compile PyTorch's model.
         captured: run our steps as CUDA graphs, as training does.
     """
-    settings = MatrixSettings(
-        sized(model, sizes), batch, options.precision_on(device, dtype), steps, compiled=compiled,
-        captured=captured, windows=windows, micro_batches=micro_batches, bucket_mb=bucket,
-    )  # fmt: skip
-    cases = parallel_cases(settings, comm.size, parts, options.is_measured(peer))
-    with closing(MatrixBench(settings, comm, device)) as measure:
-        yield Measurement(PARALLEL, cases, measure, device)
+    case: Row = {
+        "batch": batch, "dtype": options.precision_on(device, dtype), "steps": steps,
+        "epoch_tokens": 100_000_000, "windows": windows, "micro_batches": micro_batches,
+        "bucket_mb": bucket, "compiled": compiled, "captured": captured,
+    }  # fmt: skip
+    config = sized(model, sizes)
+    cases = parallel_cases(config, case, comm.size, parts, options.is_measured(peer))
+    with closing(MatrixBench(config, comm, device)) as measure:
+        yield table("parallel", cases, measure, device)
 
 
 def matrix_cases(
-    settings: MatrixSettings,
+    config: Any,
+    shared: Case,
     ranks: int,
     kernels: Sequence[str] = ATTENTION_KERNELS,
     modes: Sequence[str] = MODES,
@@ -220,71 +167,65 @@ def matrix_cases(
     """Return the cases of a sweep; "none" comes first, as others are compared with it.
 
     Args:
-        settings: the model and the batch.
+        config: sizes of the model.
+        shared: the parameters that all cases have: batch of a rank, dtype, steps of a window and
+            windows, tokens of an epoch, micro-batches of a pipeline, MB of a bucket of gradients,
+            whether PyTorch compiles its model and whether our steps are CUDA graphs.
         ranks: how many there are. On one rank "none" is the only mode.
         kernels: of ATTENTION_KERNELS.
         modes: of ALL_MODES: none, naive, flat, overlap, zero1 to zero3, those of a pipeline, and
             of tensor parallelism. Those that do not fit the ranks are skipped.
         peer: whether PyTorch is measured too.
     Raises:
-        ArgumentError: a kernel or a mode is unknown.
+        ArgumentError: the micro-batches do not divide the batch, or the dtype is unknown.
     """
-    options.check_known("matrix", "kernel", kernels, ATTENTION_KERNELS)
-    options.check_known("matrix", "parallel", modes, ALL_MODES)
-    fits = ("none",) if ranks == 1 else _fitting(settings, ranks)
+    settings_of(shared, config)
+    fits = ("none",) if ranks == 1 else _fitting(config.layers, shared["micro_batches"], ranks)
     chosen = [mode for mode in ALL_MODES if mode in modes and mode in fits]
-    for kernel in kernels:
-        settings.step(kernel, settings.micro_batches)
     pairs = [(kernel, mode) for kernel in dict.fromkeys(kernels) for mode in chosen]
     if peer:
         pairs += [("sdpa", mode) for mode in tuple(PEERS)[:ranks]]
-    sizes = {
-        **sizes_of(settings.config), "hidden": settings.config.hidden_width,
-        "epoch_tokens": settings.tokens,
-        "model": family(settings.config),
-        **{name: getattr(settings, name) for name in _SETTINGS},
-    }  # fmt: skip
+    sizes = {"model": family(config), **sizes_of(config), "hidden": config.hidden_width}
     return [
         {
             "attention": kernel, "parallel": mode,
             "ranks": 1 if mode in ("none", "pytorch") else ranks, "world": ranks, **sizes,
-            "compiled": settings.compiled and mode in PEERS,
-            "captured": settings.captured and mode not in PEERS,
+            **shared, "compiled": shared["compiled"] and mode in PEERS,
+            "captured": shared["captured"] and mode not in PEERS,
         }
         for kernel, mode in pairs
     ]  # fmt: skip
 
 
-def _fitting(settings: MatrixSettings, ranks: int) -> tuple[str, ...]:
+def _fitting(layers: int, micro_batches: int, ranks: int) -> tuple[str, ...]:
     """Return the modes that a number of ranks can have."""
-    layers, micro = settings.config.layers, settings.micro_batches
     chunks = {mode: options.get("chunks", 1) for mode, options in KINDS["pp"].items()}
     return tuple(
         mode
         for mode in ALL_MODES
-        if ranks * chunks.get(mode, 0) <= layers and not (chunks.get(mode, 1) > 1 and micro % ranks)
+        if ranks * chunks.get(mode, 0) <= layers
+        and not (chunks.get(mode, 1) > 1 and micro_batches % ranks)
     )
 
 
 def parallel_cases(
-    settings: MatrixSettings, ranks: int, parts: Sequence[str] = tuple(PARTS), peer: bool = False
+    config: Any, shared: Case, ranks: int, parts: Sequence[str] = tuple(PARTS), peer: bool = False
 ) -> list[Case]:
     """Return the cases of `bench parallel`.
 
     Args:
-        settings: the model and the batch; its micro-batches are those of pipelines.
+        config, shared: as for `matrix_cases`; the micro-batches are those of pipelines.
         ranks: how many there are.
         parts: of PARTS.
         peer: whether PyTorch is measured beside data parallelism.
     Raises:
-        ArgumentError: a part is unknown, or the micro-batches do not divide the batch.
+        ArgumentError: as for `matrix_cases`, or there is one rank.
     """
     options.check_ranks("parallel", ranks)
-    options.check_known("parallel", "part", parts, PARTS)
     found: list[Case] = []
     for part in dict.fromkeys(parts):
-        own = settings if part == "pipeline" else replace(settings, micro_batches=1)
-        cases = matrix_cases(own, ranks, ["flash"], PARTS[part], peer and part == "data")
+        own = shared if part == "pipeline" else {**shared, "micro_batches": 1}
+        cases = matrix_cases(config, own, ranks, ["flash"], PARTS[part], peer and part == "data")
         found += [case for case in cases if case not in found]
     return found
 
@@ -293,24 +234,23 @@ class MatrixBench:
     """Measures the cases of a matrix; all ranks make one and call it in the same order.
 
     Args:
-        settings: the model and the batch.
+        config: sizes of the model.
         comm: the ranks.
         device: of this rank.
     """
 
-    def __init__(self, settings: MatrixSettings, comm: Comm, device: str) -> None:
-        self._settings, self._comm, self._device = settings, comm, device
-        self._timer = RankTimer(comm, device, settings.windows)
+    def __init__(self, config: Any, comm: Comm, device: str) -> None:
+        self._config, self._comm, self._device = config, comm, device
         self._torch: Any = None
 
     def __call__(self, case: Case) -> Row:
         """Return the results of a case."""
-        line = self._peer(case) if case["parallel"] in PEERS else self._ours(case)
+        timer = RankTimer(self._comm, self._device, case["windows"])
+        row = (self._peer if case["parallel"] in PEERS else self._ours)(case, timer)
         shared = AXIS.get(case["parallel"]) in ("pp", "tp")
-        replicas = 1 if shared else case["ranks"]
-        tokens = self._settings.batch * self._settings.config.context * replicas
-        speed = 1e3 * tokens / line["ms"]
-        return {**line, "tokens_per_second": speed, "epoch_s": self._settings.tokens / speed}
+        tokens = case["batch"] * self._config.context * (1 if shared else case["ranks"])
+        speed = 1e3 * tokens / row["ms"]
+        return {**row, "tokens_per_second": speed, "epoch_s": case["epoch_tokens"] / speed}
 
     def close(self) -> None:
         """Disconnect PyTorch's ranks."""
@@ -318,70 +258,63 @@ class MatrixBench:
             self._torch.distributed.destroy_process_group()
             self._torch = None
 
-    def _ours(self, case: Case) -> Row:
-        settings, mode = self._settings, case["parallel"]
-        step_settings = settings.step(case["attention"], case["micro_batches"])
+    def _ours(self, case: Case, timer: RankTimer) -> Row:
+        mode = case["parallel"]
 
         def make() -> Step:
-            return training_step(
-                step_settings, self._strategy(mode), self._device, settings.captured
-            )
+            step = self._step(case)
+            return graph.capture(step, self._device) if case["captured"] else step
 
         step = make()
-        row: Row = {"ms": 1e3 * self._timer.seconds(step, settings.steps)}
+        row: Row = {"ms": 1e3 * timer.seconds(step, case["steps"])}
         if AXIS.get(mode) == "pp":
             chunks = OPTIONS[mode].get("chunks", 1)
             bubble = bubble_fraction(mode, self._comm.size, case["micro_batches"], chunks)
             row["bubble"] = 100 * bubble
-            if not settings.captured:  # a replay waits on the GPU, unseen
-                idle = self._timer.idle(step, settings.steps)
+            if not case["captured"]:  # a replay waits on the GPU, unseen
+                idle = timer.idle(step, case["steps"])
                 row |= {"idle": 100 * min(idle), "most_idle": 100 * max(idle)}
         del step
-        found: dict[str, Any] = {}
-        with self._timer.peak(found):  # of another one: the first case would have all workspaces
+        with timer.peak(row):  # of another one: the first case would have all workspaces
             step = make()
             step()
             step()
-            self._timer.wait()
-        row |= {"peak_mb": found["peak MB"], "device_mb": found.get("device MB")}
         planned = self._planned_mb(case)
         if planned is not None:
             row |= {"planned_mb": planned, "planned_ratio": row["peak_mb"] / planned}
         return row
 
-    def _strategy(self, mode: str) -> Strategy:
-        if mode == "none":
-            return OneProcess()
-        arguments = dict(OPTIONS[mode])
-        if "reduction" in arguments:
-            arguments["bucket_mb"] = self._settings.bucket_mb
-        return mesh_strategy(self._comm, make_mesh(**self._mesh(mode)), **arguments)
+    def _step(self, case: Case) -> Step:
+        """Return a training step with the strategy of a mode."""
+        mode, strategy = case["parallel"], None
+        if mode != "none":
+            bucket = {"bucket_mb": case["bucket_mb"]} if "reduction" in OPTIONS[mode] else {}
+            strategy = mesh_strategy(self._comm, self._mesh(mode), **OPTIONS[mode], **bucket)
+        batch = case["batch"] * self._mesh(mode).dp
+        settings, config = settings_of({**case, "batch": batch}, self._config)
+        return language_step(settings, config, self._device, strategy)
 
-    def _mesh(self, mode: str) -> dict[str, int]:
-        """Return the arguments of `make_mesh`."""
-        size = self._comm.size
+    def _mesh(self, mode: str) -> Mesh:
         if mode == "none":
-            return {"ranks": 1}
-        return {"ranks": size, "rank": self._comm.rank, "dp": 1} | {AXIS[mode]: size}
+            return make_mesh(1)
+        return make_mesh(self._comm.size, self._comm.rank, **{"dp": 1, AXIS[mode]: self._comm.size})
 
     def _planned_mb(self, case: Case) -> float | None:
         """Return the peak memory of arrays by the plan; None where it has no formula."""
-        settings, mode = self._settings, case["parallel"]
-        if case["model"] not in PLANNED or case["attention"] != "flash":
+        mode = case["parallel"]
+        formula = case["model"] in PLANNED and case["attention"] == "flash"
+        if not formula or mode in ("naive", "flat"):
             return None
-        if mode in ("naive", "flat"):
-            return None
-        mesh, arguments = make_mesh(**self._mesh(mode)), dict(OPTIONS.get(mode, {}))
+        mesh, arguments = self._mesh(mode), dict(OPTIONS.get(mode, {}))
         arguments.pop("reduction", None)
         job = TrainingJob(
-            settings.config, mesh, settings.batch * mesh.dp, case["micro_batches"],
-            dtype=settings.dtype, **arguments,
+            self._config, mesh, case["batch"] * mesh.dp, case["micro_batches"],
+            dtype=case["dtype"], **arguments,
         )  # fmt: skip
         return estimate(job).bytes / 1e6
 
-    def _peer(self, case: Case) -> Row:
+    def _peer(self, case: Case, timer: RankTimer) -> Row:
         """Return time and memory of PyTorch."""
-        settings = self._settings
         if self._torch is None:
             self._torch = importlib.import_module("torch")
             torch_ddp.join(self._torch, self._comm, self._device)
@@ -389,14 +322,14 @@ class MatrixBench:
         release()
         if cuda is not None:
             cuda.reset_peak_memory_stats()
+        settings, config = settings_of({**case, "attention": "flash"}, self._config)
         step = torch_ddp.training_step(
-            *(self._torch, settings.config, settings.batch, self._device),
-            autocast=has_narrow_products(settings.dtype), compiled=settings.compiled,
+            settings, config, self._device, compiled=case["compiled"],
             several=case["parallel"] == "pytorch-ddp",
         )  # fmt: skip
-        row: Row = {"ms": 1e3 * self._timer.seconds(step, settings.steps)}
+        row: Row = {"ms": 1e3 * timer.seconds(step, case["steps"])}
         if cuda is not None:
-            row["peak_mb"] = self._timer.largest(cuda.max_memory_allocated() / 1e6)
+            row["peak_mb"] = timer.largest(cuda.max_memory_allocated() / 1e6)
         return row
 
 
@@ -409,8 +342,9 @@ def with_scaling(row: Row, before: Sequence[Row]) -> Row:
     """
     if row["status"] != OK:
         return row
-    mode, names = str(row.get("parallel")), ("attention", "world", *_SIZES, "compiled", "captured")
-    beside = like(row, before, names)
+    mode = row["parallel"]
+    shared = ("world", *sizes_of(PUBLISHED), "hidden", "model", *_SHARED)
+    beside = like(row, before, ("attention", *shared, "compiled", "captured"))
     row = dict(row)
     for other in beside:
         if other["parallel"] == _SLOWER.get(mode):
@@ -421,7 +355,7 @@ def with_scaling(row: Row, before: Sequence[Row]) -> Row:
             if row.get("peak_mb") and other["peak_mb"]:
                 row["memory_overhead"] = 100 * (row["peak_mb"] / other["peak_mb"] - 1)
     if mode in PEERS:
-        ours = like({**row, "attention": "flash"}, before, names[:-2])
+        ours = like({**row, "attention": "flash"}, before, ("attention", *shared))
         times = [other["ms"] for other in ours if other["parallel"] == PEERS[mode]]
         row |= {"ratio": row["ms"] / times[-1]} if times else {}
     return row
@@ -439,20 +373,16 @@ def draw_matrix(rows: Sequence[Row]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_SETTINGS = ("batch", "dtype", "steps", "windows", "micro_batches", "bucket_mb")
-_SIZES = (
-    *("model", "layers", "width", "heads", "context", "vocab", "hidden", "epoch_tokens"),
-    *_SETTINGS,
-)
-MATRIX = Sweep(
-    "matrix",
-    ("attention", "parallel", "ranks", "world", *_SIZES, "compiled", "captured"),
-    (
+def table(name: str, cases: Sequence[Case], measure: MatrixBench, device: str) -> Sweep:
+    """Return the sweep of a matrix."""
+    results = (
         *("ms", "tokens_per_second", "scaling", "speed_up", "ratio", "peak_mb", "memory_overhead"),
         *("device_mb", "planned_mb", "planned_ratio", "idle", "most_idle", "bubble", "epoch_s"),
-    ),
-    draw_matrix,
-    with_scaling,
-    percents=("scaling", "memory_overhead", "idle", "most_idle", "bubble"),
-)
-PARALLEL = replace(MATRIX, name="parallel")
+    )
+    percents = "scaling", "memory_overhead", "idle", "most_idle", "bubble"
+    return Sweep(
+        name, cases, measure, results, draw_matrix, device, with_scaling, percents=percents
+    )
+
+
+_SHARED = ("batch", "dtype", "steps", "windows", "micro_batches", "bucket_mb", "epoch_tokens")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad import backend
-from tensorgrad.profile.memory import Allocator, GpuAllocator, HostAllocator
+from tensorgrad.profile.memory import Allocator, allocator_of
 
 _MEMINFO = Path("/proc/meminfo")
 _WORDS = ("out of memory", "outofmemory", "memoryallocation", "alloc_failed")
@@ -27,27 +27,27 @@ class PeakMemory:
     """
 
     def __init__(self, allocator: Allocator) -> None:
-        self._allocator, self._most, self._ended = allocator, 0, False
+        self._allocator: Allocator | None = allocator
+        self._most = 0
 
     @property
     def bytes(self) -> int:
         """The peak in bytes."""
-        if not self._ended:
+        if self._allocator is not None:
             self._most = max(self._most, self._allocator.read()[1])
         return self._most
 
     def reset(self) -> None:
         """Forget the peak so far; what is in use counts on."""
-        self._allocator.read()
+        _ = self.bytes
         self._most = 0
 
     def end(self) -> None:
         """Keep the value."""
-        _ = self.bytes
-        self._ended = True
+        self._most, self._allocator = self.bytes, None
 
 
-class TorchAllocator:
+class TorchAllocator(Allocator):
     """Memory of PyTorch's tensors on a GPU.
 
     Args:
@@ -83,13 +83,8 @@ def peak_memory(device: str, torch: Any = None) -> Iterator[PeakMemory]:
         torch: PyTorch, whose memory on a GPU is followed instead; None: ours.
     """
     release()
-    allocator: Allocator
-    if device == "cpu":
-        allocator = HostAllocator()
-    elif torch is None:
-        allocator = GpuAllocator(backend.cupy.cuda)
-    else:
-        allocator = TorchAllocator(torch.cuda)
+    theirs = torch is not None and device != "cpu"
+    allocator = TorchAllocator(torch.cuda) if theirs else allocator_of(device)
     allocator.start()
     peak = PeakMemory(allocator)
     try:

@@ -10,18 +10,18 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
+from tensorgrad import graph
 from tensorgrad.autograd import no_grad
 from tensorgrad.bench import options
 from tensorgrad.bench.memory import check_fits, peak_memory
 from tensorgrad.bench.pictures import bar_figure, lines
-from tensorgrad.bench.steps import PhasedStep, StepSettings, training_step
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
-from tensorgrad.bench.timing import seconds_of
-from tensorgrad.models.gpt2 import GPT2Config
+from tensorgrad.bench.steps import settings_of, step_of
+from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.timing import phases, seconds_of
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.planning.costs import Costs
 from tensorgrad.parallel.planning.estimate import TrainingJob, stage_memory
-from tensorgrad.train.strategy import OneProcess
+from tensorgrad.profile.training_step import language_step
 
 # name -> width, layers, heads; the feed-forward layers are four times as wide
 SIZES = {
@@ -51,7 +51,7 @@ def model_sweep(
     width: options.Width | None = None,
     heads: options.Heads | None = None,
     device: options.Device = "auto",
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure forward, backward and optimizer of GPT-2s of five sizes, and their memory.
 
     Args:
@@ -65,9 +65,6 @@ def model_sweep(
         batch: sequences of a step.
         attention: kernels of attention.
     """
-    options.check_known("model", "size", sizes, SIZES)
-    options.check_counts("model", steps=steps)
-    options.check_counts("model", 0, warmup=warmup)
     cases: list[Case] = []
     for size in dict.fromkeys(sizes):
         own = zip(("width", "layers", "heads"), SIZES[size], (width, layers, heads), strict=True)
@@ -78,22 +75,15 @@ def model_sweep(
         )  # fmt: skip
     for case in cases:
         settings_of(case)
-    yield Measurement(MODEL, cases, partial(measure_model, device=device), device)
-
-
-def settings_of(case: Case) -> StepSettings:
-    """Return the model and the batch of a case.
-
-    Raises:
-        ArgumentError: a size is out of its range.
-    """
-    config = GPT2Config(
-        case["vocab"], case["context"], case["layers"], case["heads"], case["width"]
+    results = (
+        "parameters",
+        *(f"{phase}_{what}" for phase in (*_PHASES, "step") for what in ("ms", "std")),
+        "tokens_per_second",
+        *("forward_mb", "forward_planned_mb", "forward_ratio"),
+        *("step_mb", "step_planned_mb", "step_ratio"),
     )
-    return StepSettings(
-        config, case["batch"], case["dtype"], attention=case["attention"],
-        recompute=case["recompute"],
-    )  # fmt: skip
+    measure = partial(measure_model, device=device)
+    yield Sweep("model", cases, measure, results, draw_model, device)
 
 
 def measure_model(case: Case, device: str) -> Row:
@@ -105,26 +95,24 @@ def measure_model(case: Case, device: str) -> Row:
     of a full step. Both have the parameters, and the latter the optimizer state.
 
     Args:
-        case: of `model_cases`.
+        case: of `model_sweep`.
         device: "cpu", "cuda" or "cuda:N".
     Raises:
         MemoryError: parameters, gradients and optimizer state do not fit in the free memory.
     """
-    settings = settings_of(case)
-    planned = planned_bytes(settings)
-    check_fits(_FIXED * settings.config.parameters, device)
-    row: Row = {"parameters": settings.config.parameters}
-    times = _captured_times if case["captured"] else _times
-    row |= times(settings, device, case["warmup"], case["steps"])
-    row["tokens_per_second"] = 1e3 * settings.tokens / row["step_ms"]
-    row |= _memory(settings, device)
+    _, config = settings_of(case)
+    planned = planned_bytes(case)
+    check_fits(_FIXED * config.parameters, device)
+    row: Row = {"parameters": config.parameters, **times(case, device)}
+    row["tokens_per_second"] = 1e3 * case["batch"] * case["context"] / row["step_ms"]
+    row |= _memory(case, device)
     for name, size in (planned or {}).items():
         row[f"{name}_planned_mb"] = size / 1e6
         row[f"{name}_ratio"] = row[f"{name}_mb"] / row[f"{name}_planned_mb"]
     return row
 
 
-def planned_bytes(settings: StepSettings) -> dict[str, float] | None:
+def planned_bytes(case: Case) -> dict[str, float] | None:
     """Return the peak memory of forward alone and of a full step, by formulas.
 
     The step's are those of parallel/planning/estimate.py. With recomputation a block keeps its
@@ -140,25 +128,24 @@ def planned_bytes(settings: StepSettings) -> dict[str, float] | None:
     multiplied; with recomputation of those of one block and the head.
 
     Args:
-        settings: the model and the batch.
+        case: of `model_sweep`.
     Returns:
         Bytes of "forward" and "step". None for attention that keeps scores: there are no formulas.
     """
-    if settings.attention != "flash":
+    if case["attention"] != "flash":
         return None
     job = TrainingJob(
-        settings.config, batch=settings.batch, micro_batches=settings.micro_batches,
-        dtype=settings.precision,
-    )  # fmt: skip
-    costs, tokens, layers = job.costs, job.tokens, settings.config.layers
-    copies = costs.weight_copies(costs.blocks[: 1 if settings.recompute else layers], head=True)
+        settings_of(case)[1], batch=case["batch"], micro_batches=1, dtype=case["dtype"]
+    )
+    costs, tokens, layers = job.costs, job.tokens, case["layers"]
+    copies = costs.weight_copies(costs.blocks[: 1 if case["recompute"] else layers], head=True)
     step = stage_memory(job, 0)
-    if settings.recompute:
+    if case["recompute"]:
         step["activations"] = layers * costs.boundary(tokens) + costs.kept_by_blocks(
             range(1), tokens
         )
         step["16-bit copies of weights"] = copies
-    forward = _forward_bytes(costs, tokens, settings.precision != "float32") + copies
+    forward = _forward_bytes(costs, tokens, case["dtype"] != "float32") + copies
     return {"forward": forward, "step": sum(step.values())}
 
 
@@ -175,39 +162,36 @@ def _forward_bytes(costs: Costs, tokens: int, fused: bool) -> float:
     return parameters * costs.wide + costs.kept_by_embedding(tokens) + most
 
 
-def _times(settings: StepSettings, device: str, warmup: int, steps: int) -> Row:
-    """Return mean and standard deviation of each phase, in ms."""
-    step = PhasedStep(settings, device)
-    step.prepare()
-    found = [step() for _ in range(warmup + steps)][warmup:]
+def times(case: Case, device: str) -> Row:
+    """Return mean and standard deviation of each phase, or of a captured step alone, in ms."""
+    step = step_of(case, device)
+    series: dict[str, Sequence[float]] = {}
+    if case["captured"]:
+        captured = graph.capture(step, device)
+        series["step"] = [
+            seconds_of(captured, device) for _ in range(case["warmup"] + case["steps"])
+        ]
+    else:
+        found = [phases(device, *step.phases()) for _ in range(case["warmup"] + case["steps"])]
+        series = dict(zip(_PHASES, zip(*found, strict=True), strict=True))
+        series["step"] = list(map(sum, found))
     row: Row = {}
-    series = {name: [each[i] for each in found] for i, name in enumerate(_PHASES)}
-    for name, seconds in {**series, "step": [sum(each) for each in found]}.items():
-        row |= _mean_and_deviation(name, seconds)
+    for name, seconds in series.items():
+        timed = seconds[case["warmup"] :]
+        row |= {f"{name}_ms": 1e3 * statistics.mean(timed),
+                f"{name}_std": 1e3 * statistics.pstdev(timed)}  # fmt: skip
     return row
 
 
-def _captured_times(settings: StepSettings, device: str, warmup: int, steps: int) -> Row:
-    """Return mean and standard deviation of a captured step, in ms."""
-    step = training_step(settings, OneProcess(), device, captured=True)
-    seconds = [seconds_of(step, device) for _ in range(warmup + steps)]
-    return _mean_and_deviation("step", seconds[warmup:])
-
-
-def _mean_and_deviation(name: str, seconds: Sequence[float]) -> Row:
-    mean, deviation = statistics.mean(seconds), statistics.pstdev(seconds)
-    return {f"{name}_ms": 1e3 * mean, f"{name}_std": 1e3 * deviation}
-
-
-def _memory(settings: StepSettings, device: str) -> Row:
+def _memory(case: Case, device: str) -> Row:
     """Return the peaks of forward alone and of a full step."""
     with peak_memory(device) as peak:
-        step = PhasedStep(settings, device)
+        step = language_step(*settings_of(case), device, lazy=True)
         peak.reset()
         with no_grad():
-            step.forward()
+            step.loss(*step.parts[0])
         forward = peak.bytes
-        step.prepare()
+        _ = step.optimizer
         peak.reset()
         step()
         return {"forward_mb": forward / 1e6, "step_mb": peak.bytes / 1e6}
@@ -229,20 +213,3 @@ def draw_model(rows: Sequence[Row]) -> dict[str, Any]:
         by = (*names, "recompute")
         figures["-warmup"] = lines(rows, title, x, panels, by, xscale="linear")
     return figures
-
-
-MODEL = Sweep(
-    "model",
-    (
-        *("size", "layers", "width", "heads", "context", "batch", "vocab", "attention", "dtype"),
-        *("recompute", "captured", "warmup", "steps"),
-    ),
-    (
-        "parameters",
-        *(f"{phase}_{what}" for phase in (*_PHASES, "step") for what in ("ms", "std")),
-        "tokens_per_second",
-        *("forward_mb", "forward_planned_mb", "forward_ratio"),
-        *("step_mb", "step_planned_mb", "step_ratio"),
-    ),
-    draw_model,
-)

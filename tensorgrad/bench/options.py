@@ -10,7 +10,8 @@ The options of a sweep are the arguments of a function that yields its measureme
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from itertools import product
@@ -19,11 +20,10 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from tensorgrad import backend
-from tensorgrad.checks import check_integer
 from tensorgrad.errors import ArgumentError, DeviceError
 from tensorgrad.train.settings import DTYPES
 
-PRECISIONS = DTYPES  # of training
+_FROM_ZERO = ("warmup", "seed", "load")  # options that may be 0
 
 
 def _option(words: str) -> Parameter:
@@ -37,9 +37,6 @@ def _shown(default: Any) -> str:
 Layers = Annotated[int, _option("transformer blocks.")]
 Heads = Annotated[int, _option("attention heads.")]
 Width = Annotated[int, _option("width of the model.")]
-Hidden = Annotated[
-    int, Parameter(help="hidden width of the blocks (default: 4 x --width).", show_default=False)
-]
 Context = Annotated[int, _option("context length in tokens.")]
 Vocab = Annotated[int, _option("size of the vocabulary.")]
 Device = Annotated[str, Parameter(help="cpu, cuda, cuda:N, or auto: a GPU if there is one")]
@@ -47,7 +44,7 @@ Peer = Annotated[
     bool | None,
     Parameter(help="measure PyTorch too", show_default=lambda _: "where it is installed"),
 ]
-Precision = Literal[PRECISIONS]  # type: ignore[valid-type]
+Precision = Literal[DTYPES]  # type: ignore[valid-type]
 
 
 @Parameter(name="*")
@@ -102,26 +99,15 @@ def check_ranks(name: str, ranks: int) -> None:
         )
 
 
-def check_counts(sweep: str, low: int = 1, **values: Any) -> None:
-    """Raise ArgumentError unless numbers, or all numbers of tuples, are integers from `low`."""
-    for name, value in values.items():
-        for number in value if isinstance(value, tuple | list) else (value,):
-            check_integer(f"bench {sweep}", name, number, low)
-
-
-def check_sizes(sweep: str, sizes: Iterable[float]) -> None:
-    """Raise ArgumentError unless numbers of megabytes are positive and not absurd."""
-    for size in sizes:
-        if not 0 < size < 1e6:
-            raise ArgumentError(f"bench {sweep}: size is {size} MB, expected a number above 0")
-
-
-def check_known(sweep: str, name: str, values: Iterable[str], known: Iterable[str]) -> None:
-    """Raise ArgumentError for the first value that is not known."""
-    for value in values:
-        if value not in known:
-            expected = ", ".join(known)
-            raise ArgumentError(f"bench {sweep}: {name} is {value!r}, expected {expected}")
+def check_numbers(options: Mapping[str, Any]) -> None:
+    """Raise ArgumentError unless the numbers of a sweep's options are above 0; a few may be 0."""
+    for name, value in options.items():
+        for number in value if isinstance(value, tuple) else (value,):
+            is_number = isinstance(number, int | float) and not isinstance(number, bool)
+            low = 0 if name in _FROM_ZERO else 1
+            if is_number and not (0 < number < math.inf or number == low):
+                least = "more than 0" if isinstance(number, float) and low else f"{low} or more"
+                raise ArgumentError(f"--{name.replace('_', '-')}: got {number}, expected {least}")
 
 
 def crossed(**values: Any) -> list[dict[str, Any]]:

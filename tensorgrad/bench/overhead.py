@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.bench.options import check_counts, crossed
+from tensorgrad.bench.options import crossed
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
+from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.ops import elementwise
 from tensorgrad.tensor import Tensor
 
@@ -29,16 +29,19 @@ OPS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Any], Any], A
 }
 
 
-def overhead_sweep(*, length: int = 1000, repeats: int = 60) -> Iterator[Measurement]:
+def overhead_sweep(*, length: int = 1000, repeats: int = 60) -> Iterator[Sweep]:
     """Measure what an op takes on the CPU beyond NumPy's own work, in microseconds.
 
     Args:
         length: ops in a chain.
         repeats: of a chain; the fastest one counts.
     """
-    check_counts("overhead", length=length, repeats=repeats)
     cases = crossed(op=tuple(OPS), length=length, repeats=repeats, dtype="float32")
-    yield Measurement(OVERHEAD, cases, measure_overhead)
+    results = tuple(
+        f"{part}{what}_us" for part in ("forward", "backward") for what in ("", "_total", "_numpy")
+    )
+    draw = bars("Op beyond NumPy's own work", "us", ("op",), ("forward_us", "backward_us"))
+    yield Sweep("overhead", cases, measure_overhead, results, draw)
 
 
 def measure_overhead(case: Case) -> Row:
@@ -67,24 +70,12 @@ def measure_overhead(case: Case) -> Row:
             times.append(time.perf_counter() - began)
         return 1e6 * min(times) / int(length)
 
-    def nothing() -> None:
-        return None
-
     row: Row = {
-        "forward_total_us": best(nothing, lambda _: chain()),
-        "forward_numpy_us": best(nothing, lambda _: numpy_chain(forward)),
+        "forward_total_us": best(object, lambda _: chain()),
+        "forward_numpy_us": best(object, lambda _: numpy_chain(forward)),
         "backward_total_us": best(chain, lambda y: y.backward()),
-        "backward_numpy_us": best(nothing, lambda _: numpy_chain(backward)),
+        "backward_numpy_us": best(object, lambda _: numpy_chain(backward)),
     }
     for part in ("forward", "backward"):
         row[f"{part}_us"] = row[f"{part}_total_us"] - row[f"{part}_numpy_us"]
     return row
-
-
-OVERHEAD = Sweep(
-    "overhead",
-    ("op", "length", "repeats", "dtype"),
-    tuple(f"{part}{what}_us" for part in ("forward", "backward")
-          for what in ("", "_total", "_numpy")),
-    bars("Op beyond NumPy's own work", "us", ("op",), ("forward_us", "backward_us")),
-)  # fmt: skip

@@ -14,17 +14,18 @@ MARKERS = "osD^vPX*"
 Rows = Sequence[dict[str, Any]]
 
 
-def new_figure(columns: int = 1, rows: int = 1, title: str = "", width: float = 6.4) -> Any:
-    """Return an empty figure for `columns` x `rows` axes.
+def new_figure(
+    columns: int = 1, rows: int = 1, title: str = "", width: float = 6.4, height: float = 4.8
+) -> Any:
+    """Return an empty figure for `columns` x `rows` axes of a width and a height in inches.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * columns, 4.8 * rows), dpi=120, layout="constrained")
-    if title:
-        figure.suptitle(title)
+    figure = Figure(figsize=(width * columns, height * rows), dpi=120, layout="constrained")
+    figure.suptitle(title)
     return figure
 
 
@@ -42,7 +43,7 @@ def plot_lines(axes: Any, rows: Rows, x: str, y: str, by: Sequence[str], **style
             label=", ".join(map(str, key)), **style,
         )  # fmt: skip
     axes.grid(alpha=0.3, which="both")
-    if any(key for key in groups):
+    if groups:
         axes.legend(title=", ".join(by), fontsize=8, title_fontsize=8)
 
 
@@ -61,8 +62,8 @@ def lines(
         axis: settings of all drawings, such as their scales.
     """
     figure = new_figure(len(panels), 1, title.format(**rows[0]), 8.0 if len(panels) == 1 else 6.4)
-    for axes, (y, label) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(),
-                                strict=True):  # fmt: skip
+    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (y, label) in zip(all_axes, panels.items(), strict=True):
         plot_lines(axes, rows, x[0], y, by)
         axes.set(xlabel=x[1], ylabel=label, **{"xscale": "log", "yscale": "log"} | axis)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
@@ -72,34 +73,34 @@ def lines(
 def bars(
     title: str, unit: str, names: Sequence[str], columns: Sequence[str], note: str = ""
 ) -> Callable[[Rows], dict[str, Any]]:
-    """Return the `draw` of a sweep: a group of bars for each row.
-
-    Args:
-        title: of the figure; {NAME} is a value of the first row.
-        unit: of the columns.
-        names: columns that tell the rows apart.
-        columns: with values; each is a bar, with its deviation where there is a column NAME_std.
-        note: column in percent, which is written above the bars.
-    """
+    """Return the `draw` of a sweep: a group of bars for each row, see `bar_figure`."""
     return lambda rows: {"": bar_figure(rows, title, unit, names, columns, note)}
 
 
 def bar_figure(
     rows: Rows, title: str, unit: str, names: Sequence[str], columns: Sequence[str], note: str = ""
 ) -> Any:
-    """Return a figure with a group of bars for each row, see `bars`."""
+    """Return a figure with a group of bars for each row.
+
+    Args:
+        rows: measured.
+        title: of the figure; {NAME} is a value of the first row.
+        unit: of the columns.
+        names: columns that tell the rows apart.
+        columns: with values; each is a bar, with its deviation where there is a column NAME_std.
+        note: column in percent, which is written above the bars.
+    """
     heading = f"{title.format(**rows[0])}, {rows[0]['device']}"
     figure = new_figure(1, 1, heading, max(6.4, 0.9 * len(rows)))
     axes = figure.subplots()
     shown = [column for column in columns if any(row[column] != "" for row in rows)]
     width = 0.8 / max(1, len(shown))
     for number, column in enumerate(shown):
-        places = [i + (number - (len(shown) - 1) / 2) * width for i in range(len(rows))]
+        places = np.arange(len(rows)) + (number - (len(shown) - 1) / 2) * width
         spread = [row.get(column.replace("_ms", "_std")) or 0 for row in rows]
         options = {"yerr": spread, "capsize": 3} if f"{column[:-3]}_std" in rows[0] else {}
-        drawn = axes.bar(
-            places, [row[column] or 0 for row in rows], 0.95 * width, label=column, **options
-        )
+        heights = [row[column] or 0 for row in rows]
+        drawn = axes.bar(places, heights, 0.95 * width, label=column, **options)
         if note:
             words = ["" if row[note] == "" else f"{row[note]:.1f} %" for row in rows]
             axes.bar_label(drawn, words, fontsize=7)

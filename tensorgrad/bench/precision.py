@@ -7,22 +7,22 @@ and batches. Tests: tests/bench/test_precision.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.bench.options import Device, check_counts, crossed
+from tensorgrad.bench.options import Device, crossed
 from tensorgrad.bench.pictures import lines, loss_curves
-from tensorgrad.bench.steps import StepSettings, train_function
-from tensorgrad.bench.sweep import OK, Case, Measurement, Row, Sweep, like
+from tensorgrad.bench.sweep import OK, Case, Row, Sweep, like
 from tensorgrad.dtypes import as_dtype
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.ops.reduce import sum as sum_op
-from tensorgrad.optim import AdamW, decays_matrices
+from tensorgrad.profile.training_step import TrainingStep, language_step
 from tensorgrad.tensor import Tensor
+from tensorgrad.train.language import LanguageSettings
 
 # name -> dtype of the numbers, dtype of the sum
 SUMS = {
@@ -51,7 +51,7 @@ def precision_sweep(
     steps: int = 300,
     seed: int = 0,
     device: Device = "auto",
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure what 16 bits do to sums, to dtypes inside a model, and to training.
 
     Args:
@@ -61,20 +61,30 @@ def precision_sweep(
         steps: of a loss curve.
         seed: of weights and batches of the loss curves.
     """
-    check_counts("precision", count=counts, steps=steps)
-    sweeps: dict[str, tuple[Sweep, list[Row], Callable[..., Row]]] = {
-        "accumulation": (
-            ACCUMULATION,
+    sweeps = {
+        "accumulation": Sweep(
+            "precision-accumulation",
             [row | {"dtype": _DTYPES_OF_SUMS[row["sum"]]}
              for row in crossed(sum=tuple(_DTYPES_OF_SUMS), count=sorted(counts))],
-            measure_accumulation,
+            partial(measure_accumulation, device=device),
+            ("total", "exact", "relative_error"), draw_accumulation, device,
         ),
-        "dtypes": (DTYPES, crossed(dtype=KINDS), measure_dtypes),
-        "losses": (LOSSES, crossed(dtype=KINDS, steps=steps, seed=seed), measure_losses),
+        "dtypes": Sweep(
+            "precision-dtypes", crossed(dtype=KINDS), partial(measure_dtypes, device=device),
+            (
+                *("parameters", "residual_stream", "norm_output", "linear_output"),
+                *("attention_output", "logits", "loss", "gradients", "optimizer_state"),
+            ),
+            device=device,
+        ),
+        "losses": Sweep(
+            "precision-losses", crossed(dtype=KINDS, steps=steps, seed=seed),
+            partial(measure_losses, device=device),
+            ("first_loss", "final_loss", "above_float32", "losses"), draw_losses, device,
+            with_difference, hidden=("losses",),
+        ),
     }  # fmt: skip
-    for part in dict.fromkeys(parts):
-        sweep, cases, measure = sweeps[part]
-        yield Measurement(sweep, cases, partial(measure, device=device), device)
+    yield from (sweeps[part] for part in dict.fromkeys(parts))
 
 
 def measure_accumulation(case: Case, device: str) -> Row:
@@ -89,51 +99,48 @@ def measure_accumulation(case: Case, device: str) -> Row:
     return {"total": total, "exact": exact, "relative_error": abs(total - exact) / exact}
 
 
+def _step(case: Case, device: str) -> TrainingStep:
+    """Return a training step of a small GPT-2."""
+    settings = LanguageSettings(
+        batch=_BATCH, dtype=case["dtype"], seed=case.get("seed", 0), lr=_LR, weight_decay=0.01
+    )
+    return language_step(settings, _SMALL, device)
+
+
 def measure_dtypes(case: Case, device: str) -> Row:
     """Return the dtype of each thing in a training step of a small GPT-2."""
-    settings = StepSettings(_SMALL, _BATCH, case["dtype"])
-    model = settings.model(device)
-    x, y = _batch(0, device)
-    block: Any = model.blocks[0]
-    row: Row = {"parameters": str(model.tokens.weight.dtype)}
-    optimizer = AdamW(model.named_parameters(), _LR)
-    with settings.casts():
-        stream: Tensor = model.embed(Tensor(x))
+    step = _step(case, device)
+    model: Any = step.model
+    x, y = map(Tensor, _batch(0, device))
+    block, row = model.blocks[0], {"parameters": str(model.tokens.weight.dtype)}
+    optimizer = step.optimizer
+    with step.settings.precision()():
+        stream: Tensor = model.embed(x)
         normed = block.norm1(stream)
         row["residual_stream"] = str(stream.dtype)
         row["norm_output"] = str(normed.dtype)
         row["linear_output"] = str(block.feed_forward.up(normed).dtype)
         row["attention_output"] = str(block.attention(normed).dtype)
-        row["logits"] = str(model(Tensor(x)).dtype)
-        loss = model(Tensor(x), Tensor(y))
+        row["logits"] = str(model(x).dtype)
+        loss = model(x, y)
     row["loss"] = str(loss.dtype)
     loss.backward()
-    row["gradients"] = ", ".join(
-        sorted({str(p.grad.dtype) for p in model.parameters() if p.grad is not None})
-    )
     numbers = optimizer.numbers()
     state = [
         value
         for name, value in optimizer.state_dict().items()
         if name not in numbers and not name.startswith("low_bits/")  # half of float32 weights
     ]
-    row["optimizer_state"] = ", ".join(sorted({str(each.dtype) for each in state}))
+    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    for name, arrays in (("gradients", grads), ("optimizer_state", state)):
+        row[name] = ", ".join(sorted({str(array.dtype) for array in arrays}))
     return row
 
 
 def measure_losses(case: Case, device: str) -> Row:
     """Return the losses of a small GPT-2 that trains on synthetic text: a chain with noise."""
-    settings = StepSettings(_SMALL, _BATCH, case["dtype"], seed=case["seed"])
-    model = settings.model(device)
-    optimizer = AdamW(model.named_parameters(), _LR, (0.9, 0.95), decay=decays_matrices)
-
-    def loss(x: Any, y: Any) -> Tensor:
-        with settings.casts():
-            return model(Tensor(x), Tensor(y))
-
-    step = train_function(loss, optimizer, 1.0, settings.scaler())
-    batches = (_batch(case["seed"] + number + 1, device) for number in range(case["steps"]))
-    losses = [step(*batch).data for batch in batches]
+    step, first = _step(case, device), case["seed"] + 1
+    losses = [step(*_batch(first + number, device)) for number in range(case["steps"])]
     values = [float(each) for each in losses]
     last = values[-max(1, len(values) // 10) :]
     return {
@@ -178,28 +185,3 @@ def draw_losses(rows: Sequence[Row]) -> dict[str, Any]:
     curves = {row["dtype"]: [float(x) for x in str(row["losses"]).split()] for row in rows}
     window = max(1, min(map(len, curves.values())) // 20)
     return loss_curves(title, curves, "float32", window)
-
-
-ACCUMULATION = Sweep(
-    "precision-accumulation",
-    ("sum", "count", "dtype"),
-    ("total", "exact", "relative_error"),
-    draw_accumulation,
-)
-DTYPES = Sweep(
-    "precision-dtypes",
-    ("dtype",),
-    (
-        *("parameters", "residual_stream", "norm_output", "linear_output", "attention_output"),
-        *("logits", "loss", "gradients", "optimizer_state"),
-    ),
-    lambda rows: {},
-)
-LOSSES = Sweep(
-    "precision-losses",
-    ("dtype", "steps", "seed"),
-    ("first_loss", "final_loss", "above_float32", "losses"),
-    draw_losses,
-    with_difference,
-    hidden=("losses",),
-)

@@ -13,23 +13,12 @@ from functools import cache, partial
 
 from tensorgrad.bench import options
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.steps import (
-    MODEL,
-    Preset,
-    Step,
-    StepSettings,
-    model_and_step,
-    model_case,
-    settings_of,
-)
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
+from tensorgrad.bench.steps import Preset, model_case, step_of
+from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import seconds_of
-from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.profile import Profiler
 from tensorgrad.profile.tables import op_table
-from tensorgrad.train.strategy import OneProcess
-
-Trained = Callable[[], tuple[LanguageModel, Step]]
+from tensorgrad.profile.training_step import TrainingStep
 
 
 def profiler_sweep(
@@ -41,7 +30,7 @@ def profiler_sweep(
     steps: int = 20,
     rounds: int = 5,
     device: options.Device = "auto",
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure what the profiler costs, by source of its times, and how well they sum up to a step.
 
     Args:
@@ -51,35 +40,30 @@ def profiler_sweep(
         steps: of a round.
         rounds: without and with the profiler, in turns; the median counts.
     """
-    options.check_counts("profiler", steps=steps, rounds=rounds)
     model = model_case(preset, batch, options.precision_on(device, dtype), sizes)
     sources = ("host",) if device == "cpu" else ("host", "events", "cupti")
     cases = options.crossed(source=sources, **model, steps=steps, rounds=rounds)
-    trained = cache(partial(_trained, settings_of(model), device))  # of all sources
+
+    @cache
+    def trained() -> TrainingStep:  # by all sources, before the first round
+        step = step_of(model, device)
+        seconds_of(step, device, 3)
+        return step
+
     measure = partial(measure_profiler, trained=trained, device=device)
-    yield Measurement(PROFILER, cases, measure, device)
+    results = "off_ms", "on_ms", "cost", "busy_ms", "gaps_ms", "sum_ratio"
+    draw = bars("Step with the profiler", "ms", ("source", "preset"), results[:2])
+    yield Sweep("profiler", cases, measure, results, draw, device, percents=("cost",))
 
 
-def _trained(settings: StepSettings, device: str) -> tuple[LanguageModel, Step]:
-    """Return a model and its step, which has run before."""
-    model, step = model_and_step(settings, OneProcess(), device)
-    seconds_of(step, device, 3)
-    return model, step
-
-
-def measure_profiler(case: Case, trained: Trained, device: str) -> Row:
+def measure_profiler(case: Case, trained: Callable[[], TrainingStep], device: str) -> Row:
     """Return the results of a case."""
     steps, off, on = case["steps"], [], []
-    model, step = trained()
-
-    def profiled() -> None:
-        with profiler.step():
-            step()
-
+    step = trained()
     for _ in range(case["rounds"]):
         off.append(seconds_of(step, device, steps) / steps)
-        with Profiler(model, source=case["source"]) as profiler:
-            on.append(seconds_of(profiled, device, steps) / steps)
+        with Profiler(step.model, source=case["source"]) as profiler:
+            on.append(seconds_of(step, device, steps) / steps)
     table, without = op_table(profiler.recording), statistics.median(off)
     return {
         "off_ms": 1e3 * without,
@@ -89,12 +73,3 @@ def measure_profiler(case: Case, trained: Trained, device: str) -> Row:
         "gaps_ms": 1e3 * table.gaps,
         "sum_ratio": (table.busy + table.gaps) / without,
     }
-
-
-PROFILER = Sweep(
-    "profiler",
-    ("source", *MODEL, "steps", "rounds"),
-    ("off_ms", "on_ms", "cost", "busy_ms", "gaps_ms", "sum_ratio"),
-    bars("Step with the profiler", "ms", ("source", "preset"), ("off_ms", "on_ms")),
-    percents=("cost",),
-)

@@ -18,7 +18,7 @@ from tensorgrad import backend
 from tensorgrad.bench.options import check_gpu
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.steps import GPT2S, sized
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
+from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import Call, in_turns, random_array, under_load
 from tensorgrad.dtypes import Dtype, as_dtype, float32
 from tensorgrad.errors import ArgumentError
@@ -36,6 +36,9 @@ TILES = {
     24: "256x128", 28: "96x128", 29: "128x160", 31: "192x128", 32: "128x192", 201: "176x128",
     209: "192x192", 247: "320x64", 248: "320x128", 495: "256x96",
 }  # fmt: skip
+
+
+_SIZES = ("rows", "columns", "terms", "layout")
 
 
 class Product(NamedTuple):
@@ -135,7 +138,7 @@ def proposals_sweep(
     dtype: Literal["bfloat16", "float16"] = "bfloat16",
     grad_dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     seconds: float = 0.3,
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure each kernel that cuBLASLt proposes for the products of a GPT-2, under load.
 
     Args:
@@ -147,33 +150,19 @@ def proposals_sweep(
     """
     if grad_dtype not in ("float32", dtype):
         raise ArgumentError(f"--grad-dtype: got {grad_dtype}, expected float32 or {dtype}")
-    if batch < 1 or seconds <= 0:
-        raise ArgumentError(f"--batch, --seconds: got {batch} and {seconds}, expected more than 0")
-    found = list(products(sized(preset), 1024 * batch, as_dtype(dtype), as_dtype(grad_dtype)))
+    dtypes = as_dtype(dtype), as_dtype(grad_dtype)
+    found = {each.name: each for each in products(sized(preset), 1024 * batch, *dtypes)}
+    shared = {"preset": preset, "batch": batch, "seconds": seconds}
     cases = [
-        {
-            "product": each.name, "rows": each.rows, "columns": each.columns, "terms": each.terms,
-            "layout": each.layout, "dtype": str(each.operands), "result_dtype": str(each.result),
-            "preset": preset, "batch": batch, "seconds": seconds,
-        }
-        for each in found
+        {"product": name, **dict(zip(_SIZES, each[1:5], strict=True)), "dtype": str(each.operands),
+         "result_dtype": str(each.result), **shared}
+        for name, each in found.items()
     ]  # fmt: skip
     check_gpu("proposals")
-    by_name = {product.name: product for product in found}
 
     def measure(case: Case) -> Row:
         with GpuMonitor(backend.gpu_index("cuda"), 0.2) as monitor:
-            return measure_product(by_name[case["product"]], case["seconds"], monitor)
+            return measure_product(found[case["product"]], seconds, monitor)
 
-    yield Measurement(PROPOSALS, cases, measure, "cuda")
-
-
-PROPOSALS = Sweep(
-    "proposals",
-    (
-        *("product", "rows", "columns", "terms", "layout", "dtype", "result_dtype", "preset"),
-        *("batch", "seconds"),
-    ),
-    ("us", "taken_us", "proposals"),
-    bars("cuBLASLt's first proposal and ours", "us", ("product",), ("us", "taken_us")),
-)
+    draw = bars("cuBLASLt's first proposal and ours", "us", ("product",), ("us", "taken_us"))
+    yield Sweep("proposals", cases, measure, ("us", "taken_us", "proposals"), draw, "cuda")

@@ -30,28 +30,17 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Literal
 
-from tensorgrad import backend, graph
+from tensorgrad import graph
 from tensorgrad.bench import torch_ddp
 from tensorgrad.bench.breakdown import KINDS
 from tensorgrad.bench.breakdown import breakdown as by_kind
 from tensorgrad.bench.memory import check_fits, is_out_of_memory, release
 from tensorgrad.bench.options import PRESET, Device, Peer, Precision, Sizes, is_measured
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.steps import (
-    MODEL,
-    Preset,
-    Step,
-    StepSettings,
-    model_case,
-    settings_of,
-    training_step,
-)
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep, Together
-from tensorgrad.bench.timing import Timing, host_seconds, seconds_of, windows_in_turns
-from tensorgrad.errors import ArgumentError
-from tensorgrad.gpu import GpuMonitor
-from tensorgrad.train.settings import has_narrow_products
-from tensorgrad.train.strategy import OneProcess
+from tensorgrad.bench.steps import Preset, Step, model_case, settings_of
+from tensorgrad.bench.sweep import Case, Row, Sweep, together
+from tensorgrad.bench.timing import host_seconds, seconds_of, windows_in_turns
+from tensorgrad.profile.training_step import TrainingStep, language_step
 from tensorgrad.train.times import memory, peak_of
 
 BATCHES = {
@@ -62,119 +51,95 @@ ROWS = ("gpt2-124M", "gpt2-355M", "gpt2-1558M", "char")  # by default
 MODES = ("eager", "default", "reduce-overhead")  # of PyTorch; the last two of torch.compile
 
 _MODE_MS = {mode: f"pytorch_{mode.replace('-', '_')}_ms" for mode in MODES}
-_OPTIONS = ("micro_batches", "recompute", "recompute_norms", "grad_dtype")
-_MODEL = (*MODEL, *_OPTIONS)
+Times = dict[str, dict[str, float]]  # of `windows_in_turns`
+_HIDDEN = ("layers", "width", "heads", "vocab", "recompute_norms", "grad_dtype")
 
 
-def step_settings(case: Case) -> StepSettings:
-    """Return the model and the batch of a row.
-
-    Raises:
-        ArgumentError: a size is out of its range.
-    """
-    return settings_of(case, **{name: case[name] for name in _OPTIONS})
-
-
-def eager_step(case: Case, device: str) -> tuple[StepSettings, Step]:
-    """Return the settings of a row and its step.
+def eager_step(case: Case, device: str) -> TrainingStep:
+    """Return the step of a row.
 
     Raises:
         MemoryError: parameters, gradients and optimizer state do not fit in the free memory.
     """
-    settings = step_settings(case)
+    settings, config = settings_of(case)
     fixed = 18 if case["dtype"] == "bfloat16-parameters" else 16  # bytes: AdamW, gradients
     fixed -= 2 * (case["grad_dtype"] == "bfloat16")
-    check_fits(fixed * settings.config.parameters, device)
-    return settings, training_step(settings, OneProcess(), device)
+    check_fits(fixed * config.parameters, device)
+    return language_step(settings, config, device)
 
 
-class TrainStepBench:
-    """Measures rows on a device."""
+def measure_step(case: Case, device: str) -> Row:
+    """Return the results of a row."""
+    eager = eager_step(case, device)
+    captured = graph.capture(eager, device)  # the same model
+    row: Row = {
+        "first_step_s": seconds_of(captured, device),
+        "first_captured_s": seconds_of(captured, device),
+    }
+    row["host_ms"] = 1e3 * statistics.median(host_seconds(captured, device) for _ in range(20))
+    row["peak_mb"] = round(memory(device != "cpu").get("peak_memory_mb", 0))
+    steps: dict[str, Step] = {"eager": eager, "captured": captured}
+    times = _turns(case, steps, device)
+    faster = min(steps, key=lambda name: times[name]["ms"])
+    row |= _beside_peers(case, times, {faster: steps[faster]}, device)
+    row |= {f"{name}_ms": timing["ms"] for name, timing in times.items()}
+    own = dict(times[faster])
+    ms = own.pop("ms")
+    row |= own
+    config = eager.model.config
+    row["tokens_per_second"] = speed = 1e3 * case["batch"] * config.context / ms
+    peak = peak_of(device, case["dtype"], 1)
+    row["mfu"] = math.nan if peak is None else config.training_flops() * speed / peak
+    return row
 
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._monitor = GpuMonitor(None)
 
-    def __call__(self, case: Case) -> Row:
-        """Return the results of a row."""
-        with GpuMonitor(backend.gpu_index(self._device), 0.2) as self._monitor:
-            return self._measure(case)
-
-    def _measure(self, case: Case) -> Row:
-        device = self._device
-        settings, eager = eager_step(case, device)
-        captured = graph.capture(eager, device)  # the same model
-        row: Row = {
-            "first_step_s": seconds_of(captured, device),
-            "first_captured_s": seconds_of(captured, device),
-        }
-        row["host_ms"] = 1e3 * statistics.median(host_seconds(captured, device) for _ in range(20))
-        row["peak_mb"] = round(memory(device != "cpu").get("peak_memory_mb", 0))
-        steps: dict[str, Step] = {"eager": eager, "captured": captured}
-        times = self._turns(case, steps)
-        faster = min(steps, key=lambda name: times[name].ms)
-        row |= self._beside_peers(case, settings, times, faster, steps[faster])
-        own = times[faster]
-        row |= {f"{name}_ms": timing.ms for name, timing in times.items()}
-        row |= own.load
-        speed = 1e3 * settings.tokens / own.ms
-        peak = peak_of(device, case["dtype"], 1)
-        row["tokens_per_second"] = speed
-        row["mfu"] = math.nan if peak is None else settings.config.training_flops() * speed / peak
+def _beside_peers(case: Case, times: Times, own: Mapping[str, Step], device: str) -> Row:
+    """Return the results of PyTorch; replace our times by those of the turns with it."""
+    row: Row = {}
+    found: list[tuple[str, Times, Row]] = []
+    for mode in case["peer"].split():
+        release()
+        try:
+            found.append((mode, *_beside(mode, case, own, device)))
+        except Exception as error:  # our figures of this row are right all the same
+            line = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+            why = "out of memory" if is_out_of_memory(error) else line
+            row["message"] = f"{row.get('message', '')} PyTorch {mode}: {why}".strip()
+        finally:
+            _reset_torch()
+    row |= {_MODE_MS[mode]: turns["PyTorch"]["ms"] for mode, turns, _ in found}
+    if not found:
         return row
+    _, turns, facts = min(found, key=lambda f: (f[0] == "eager", f[1]["PyTorch"]["ms"]))
+    theirs, [faster] = turns["PyTorch"], own
+    times[faster] = turns[faster]
+    row |= {"ratio": theirs["ms"] / times[faster]["ms"], **facts}
+    return row | {f"peer_{name}": reading for name, reading in theirs.items()}
 
-    def _beside_peers(
-        self, case: Case, settings: StepSettings, times: dict[str, Timing], faster: str, own: Step
-    ) -> Row:
-        """Return the results of PyTorch; replace our times by those of the turns with it."""
-        row: Row = {}
-        found: list[tuple[str, dict[str, Timing], Row]] = []
-        for mode in case["peer"].split():
-            release()
-            try:
-                found.append((mode, *self._beside(mode, case, settings, {faster: own})))
-            except Exception as error:  # our figures of this row are right all the same
-                line = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-                why = "out of memory" if is_out_of_memory(error) else line
-                row["message"] = f"{row.get('message', '')} PyTorch {mode}: {why}".strip()
-            finally:
-                _reset_torch()
-        row |= {_MODE_MS[mode]: turns["PyTorch"].ms for mode, turns, _ in found}
-        if not found:
-            return row
-        _, turns, facts = min(found, key=lambda f: (f[0] == "eager", f[1]["PyTorch"].ms))
-        theirs, times[faster] = turns["PyTorch"], turns[faster]
-        row |= {"peer_ms": theirs.ms, "ratio": theirs.ms / times[faster].ms, **facts}
-        return row | {f"peer_{name}": reading for name, reading in theirs.load.items()}
 
-    def _beside(
-        self, mode: str, case: Case, settings: StepSettings, own: dict[str, Step]
-    ) -> tuple[dict[str, Timing], Row]:
-        """Return times of ours and of a mode of PyTorch; its first step and its memory."""
-        torch = importlib.import_module("torch")
-        cuda = None if self._device == "cpu" else torch.cuda
-        if cuda is not None:
-            cuda.reset_peak_memory_stats()
-        step = torch_ddp.training_step(
-            *(torch, settings.config, settings.batch, self._device),
-            autocast=has_narrow_products(settings.precision), compiled=mode != "eager", mode=mode,
-            micro_batches=settings.micro_batches, recompute=settings.recompute,
-        )  # fmt: skip
-        row: Row = {"peer_first_step_s": seconds_of(step, self._device)}
-        for _ in range(3):  # reduce-overhead captures in its second and third step
-            seconds_of(step, self._device)
-        if cuda is not None:
-            row["peer_peak_mb"] = round(cuda.max_memory_reserved() / 1e6)
-        return self._turns(case, {**own, "PyTorch": step}), row
+def _beside(mode: str, case: Case, own: Mapping[str, Step], device: str) -> tuple[Times, Row]:
+    """Return times of ours and of a mode of PyTorch; its first step and its memory."""
+    cuda = None if device == "cpu" else importlib.import_module("torch").cuda
+    if cuda is not None:
+        cuda.reset_peak_memory_stats()
+    compiled = mode != "eager"
+    step = torch_ddp.training_step(*settings_of(case), device, compiled=compiled, mode=mode)
+    row: Row = {"peer_first_step_s": seconds_of(step, device)}
+    for _ in range(3):  # reduce-overhead captures in its second and third step
+        seconds_of(step, device)
+    if cuda is not None:
+        row["peer_peak_mb"] = round(cuda.max_memory_reserved() / 1e6)
+    return _turns(case, {**own, "PyTorch": step}, device), row
 
-    def _turns(self, case: Case, steps: Mapping[str, Step]) -> dict[str, Timing]:
-        """Return the times of steps that take turns in windows."""
-        counts = {}
-        for name, step in steps.items():
-            seconds_of(step, self._device)
-            least = min(seconds_of(step, self._device) for _ in range(2))
-            counts[name] = max(1, math.ceil(case["seconds"] / least))
-        return windows_in_turns(steps, self._device, case["windows"], counts, self._monitor)
+
+def _turns(case: Case, steps: Mapping[str, Step], device: str) -> Times:
+    """Return the times of steps that take turns in windows."""
+    counts = {}
+    for name, step in steps.items():
+        seconds_of(step, device)
+        least = min(seconds_of(step, device) for _ in range(2))
+        counts[name] = max(1, math.ceil(case["seconds"] / least))
+    return windows_in_turns(steps, device, case["windows"], counts)
 
 
 def _reset_torch() -> None:
@@ -201,7 +166,7 @@ def step_sweep(
     seconds: float = 1.0,
     windows: int = 5,
     device: Device = "auto",
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure training steps on one device, eager and captured, beside PyTorch compiled.
 
     Args:
@@ -218,39 +183,43 @@ def step_sweep(
         seconds: least length of a timed window.
         windows: of each side, of which the median counts.
     """
-    if seconds <= 0 or windows < 1:
-        raise ArgumentError(
-            f"--seconds, --windows: got {seconds} and {windows}, expected more than 0"
-        )
     fits = micro_batches == 1  # the graph of reduce-overhead overwrites gradients
     modes = [mode for mode in dict.fromkeys(peer_modes) if fits or mode != "reduce-overhead"]
-    options = (micro_batches, recompute, recompute_norms, grad_dtype)
-    shared = dict(zip(_OPTIONS, options, strict=True)) | {
-        "peer": " ".join(modes) if is_measured(peer) else "", "seconds": seconds,
-        "windows": windows,
+    options: Row = {
+        "micro_batches": micro_batches, "recompute": recompute,
+        "recompute_norms": recompute_norms, "grad_dtype": grad_dtype,
     }  # fmt: skip
-    cases: list[Case] = [
-        {**model_case(name, sequences, dtype, sizes), **shared}
+    models: list[Row] = [
+        {**model_case(name, sequences, dtype, sizes), **options}
         for name in dict.fromkeys(preset)
         for sequences in dict.fromkeys(batch or BATCHES[name])
     ]
-    for case in cases:
-        step_settings(case)
-    yield Measurement(STEP, cases, TrainStepBench(device), device)
+    for case in models:
+        settings_of(case)
+    names = " ".join(modes) if is_measured(peer) else ""
+    windowed = {"peer": names, "seconds": seconds, "windows": windows}
+    results = (
+        *("eager_ms", "captured_ms", "host_ms", "first_step_s", "first_captured_s"),
+        *("tokens_per_second", "mfu", "peak_mb"),
+        *(*_MODE_MS.values(), "peer_ms", "ratio"),
+        *("peer_peak_mb", "peer_clock_mhz", "peer_watts", "peer_first_step_s"),
+    )
+    shown = "eager_ms", "captured_ms", "peer_ms"
+    draw = bars("Training step", "ms", ("preset", "batch"), shown)
+    cases = [{**case, **windowed} for case in models]
+    measure = partial(measure_step, device=device)
+    yield Sweep("step", cases, measure, results, draw, device, hidden=_HIDDEN)
     if breakdown:
-        kinds = [
-            {**{name: case[name] for name in _MODEL}, "kind": kind}
-            for case in cases
-            for kind in KINDS
-        ]
-        measure = Together("kind", partial(measure_kinds, device=device))
-        yield Measurement(STEP_KINDS, kinds, measure, device)
+        kinds = [{**case, "kind": kind} for case in models for kind in KINDS]
+        both = together("kind", partial(measure_kinds, device=device))
+        percents, results = ("of_step", "of_floor"), ("ms", "of_step", "floor_ms", "of_floor")
+        draw = bars("Kernels of an eager step", "ms", ("kind", "preset"), ("ms", "floor_ms"))
+        yield Sweep("step-kinds", kinds, both, results, draw, device, percents=percents)
 
 
 def measure_kinds(case: Case, device: str) -> dict[str, Row]:
     """Return the results of all kinds of kernels; no floor where it is not known."""
-    settings, step = eager_step(case, device)
-    kinds = by_kind(step, settings, device)
+    kinds = by_kind(eager_step(case, device), device)
     total = sum(ms for ms, _ in kinds.values())
     found: dict[str, Row] = {}
     for kind, (ms, floor) in kinds.items():
@@ -258,24 +227,3 @@ def measure_kinds(case: Case, device: str) -> dict[str, Row]:
         if floor is not None and ms:
             found[kind] |= {"floor_ms": floor, "of_floor": 100 * floor / ms}
     return found
-
-
-STEP = Sweep(
-    "step",
-    (*_MODEL, "peer", "seconds", "windows"),
-    (
-        *("eager_ms", "captured_ms", "host_ms", "first_step_s", "first_captured_s"),
-        *("tokens_per_second", "mfu", "peak_mb"),
-        *(*_MODE_MS.values(), "peer_ms", "ratio"),
-        *("peer_peak_mb", "peer_clock_mhz", "peer_watts", "peer_first_step_s"),
-    ),
-    bars("Training step", "ms", ("preset", "batch"), ("eager_ms", "captured_ms", "peer_ms")),
-    hidden=("layers", "width", "heads", "vocab", "recompute_norms", "grad_dtype"),
-)
-STEP_KINDS = Sweep(
-    "step-kinds",
-    (*_MODEL, "kind"),
-    ("ms", "of_step", "floor_ms", "of_floor"),
-    bars("Kernels of an eager step", "ms", ("kind", "preset"), ("ms", "floor_ms")),
-    percents=("of_step", "of_floor"),
-)

@@ -1,7 +1,7 @@
 """Sweeps: measure each case of a list, and keep every finished row on disk.
 
-    sweep = Sweep("squares", parameters=("n",), results=("ms",), draw=draw)
-    found = run_sweep(sweep, [{"n": 1}, {"n": 2}], measure, Path("out"), device="cpu", version="1")
+    sweep = Sweep("squares", [{"n": 1}, {"n": 2}], measure, results=("ms",), draw=draw)
+    found = run_sweep(sweep, Path("out"), device="cpu", version="1")
 
 A finished case is a line of out/squares.csv, written at once. The next start with the same folder
 and the same commit skips it. At the end, and after Ctrl-C, the rows of these cases are in
@@ -19,14 +19,16 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tensorgrad import tables
 from tensorgrad.bench.memory import is_out_of_memory, release
 from tensorgrad.bench.pictures import save
 from tensorgrad.bench.provenance import COLUMNS, provenance
 from tensorgrad.errors import ArgumentError, CommError, DataError
-from tensorgrad.files import finite, locked, make_folder, named_in_errors, replacing, write_json
+from tensorgrad.files import finite, locked, make_folder, named_in_errors, write_json
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.parallel.comm.collectives import Comm
 
@@ -45,51 +47,43 @@ Progress = Callable[[int, int, Case | None], object]
 
 @dataclass(frozen=True)
 class Sweep:
-    """The table of a benchmark.
+    """What a command of `tensorgrad bench` measures, and its table.
 
     Attributes:
         name: of its files.
-        parameters: the columns that tell cases apart; each case has a value for each, `dtype` among
-            them. Cases with equal values are the same case.
+        cases: a value for each parameter, `dtype` among them; the first columns of the table. Cases
+            with equal values are the same case.
+        measure: returns the results of a case.
         results: the columns that are measured; a row may lack some.
         draw: returns figures of matplotlib by what is appended to the name ("" for the first),
             from rows with the status "ok".
+        device: of the results: "cpu", "cuda" or "cuda:N".
         derive: adds to a new row what follows from it and the rows before.
-        hidden: results that only the CSV has.
+        hidden: columns that only the CSV and the JSON have.
         percents: results in percent, which the Markdown gives with two decimals.
+        problem: returns what is wrong with a row, "" for nothing.
     """
 
     name: str
-    parameters: tuple[str, ...]
+    cases: Sequence[Case]
+    measure: Callable[[Case], Row]
     results: tuple[str, ...]
-    draw: Callable[[Sequence[Row]], Mapping[str, Any]]
+    draw: Callable[[Sequence[Row]], Mapping[str, Any]] = lambda rows: {}
+    device: str = "cpu"
     derive: Callable[[Row, Sequence[Row]], Row] = lambda row, before: row
     hidden: tuple[str, ...] = ()
     percents: tuple[str, ...] = ()
+    problem: Callable[[Row], str] = lambda row: ""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the values of a case."""
+        return tuple(self.cases[0])
 
     @property
     def columns(self) -> tuple[str, ...]:
         """All columns of the CSV."""
         return (*self.parameters, *self.results, *_ALWAYS)
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What a command of `tensorgrad bench` measures.
-
-    Attributes:
-        sweep: the table.
-        cases: a value for each parameter.
-        measure: returns the results of a case.
-        device: of the results: "cpu", "cuda" or "cuda:N".
-        problem: returns what is wrong with a row, "" for nothing.
-    """
-
-    sweep: Sweep
-    cases: Sequence[Case]
-    measure: Callable[[Case], Row]
-    device: str = "cpu"
-    problem: Callable[[Row], str] = lambda row: ""
 
 
 def like(row: Row, rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
@@ -103,26 +97,15 @@ def like(row: Row, rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     ]
 
 
-class Together:
-    """Measures cases that differ in one parameter alone at once, with the first of them.
+def together(by: str, measure: Callable[[Case], Mapping[Any, Row]]) -> Callable[[Case], Row]:
+    """Return what measures cases that differ in one parameter alone at once, for the first of them.
 
     Args:
         by: the parameter.
-        measure: returns the rows of all its values, given one of the cases.
+        measure: returns the rows of all its values, given the others of a case.
     """
-
-    def __init__(self, by: str, measure: Callable[[Case], Mapping[Any, Row]]) -> None:
-        self._by, self._measure = by, measure
-        self._same: Row = {}
-        self._rows: Mapping[Any, Row] = {}
-
-    def __call__(self, case: Case) -> Row:
-        """Return the results of a case."""
-        same = {name: value for name, value in case.items() if name != self._by}
-        if same != self._same:
-            self._rows = self._measure(case)
-            self._same = same
-        return self._rows[case[self._by]]
+    rows = lru_cache(1)(lambda same: measure(dict(same)))
+    return lambda case: rows(tuple(item for item in case.items() if item[0] != by))[case[by]]
 
 
 @dataclass
@@ -146,8 +129,6 @@ class SweepResult:
 
 def run_sweep(
     sweep: Sweep,
-    cases: Sequence[Case],
-    measure: Callable[[Case], Row],
     folder: Path,
     *,
     device: str,
@@ -162,9 +143,7 @@ def run_sweep(
     measured again.
 
     Args:
-        sweep: the table.
-        cases: a value for each parameter.
-        measure: returns the results of a case. What it returns on rank 0 counts.
+        sweep: the cases, and how to measure one. What that returns on rank 0 counts.
         folder: for the files; created where it is missing.
         device: its name, for the rows; rows of other devices, and of other commits, are other
             cases.
@@ -180,6 +159,7 @@ def run_sweep(
         DataError: the file is not a CSV in UTF-8.
         OSError: it cannot be read or written.
     """
+    cases = sweep.cases
     if not cases:
         raise ArgumentError(f"{sweep.name}: got no cases, expected at least one")
     comm = Comm() if comm is None else comm
@@ -191,19 +171,19 @@ def run_sweep(
         if comm.rank == 0:
             stack.enter_context(_only_writer(folder))
             table = _RowFile(sweep, folder)
-            todo = [i for i, case in enumerate(cases) if not table.has({**case, **facts})]
+            todo = [i for i, case in enumerate(cases) if not table.of([{**case, **facts}])]
         todo = comm.broadcast_object(todo)
         try:
             for done, i in enumerate(todo):
                 if table is not None:
                     progress(done, len(todo), cases[i])
-                row = {**cases[i], **_outcome(measure, cases[i], comm, monitor), **facts}
+                row = {**cases[i], **_outcome(sweep.measure, cases[i], comm, monitor), **facts}
                 if table is not None:
                     table.add(row)
             if table is not None:
                 progress(len(todo), len(todo), None)
         finally:
-            found = SweepResult() if table is None else table.finish(cases, facts)
+            found = SweepResult() if table is None else table.finish(facts)
     found.skipped = len(cases) - len(todo)
     return found
 
@@ -264,20 +244,19 @@ class _RowFile:
     """The rows of a sweep in memory and in its CSV file."""
 
     def __init__(self, sweep: Sweep, folder: Path) -> None:
-        self._sweep, self._folder = sweep, folder
-        self._path = folder / f"{sweep.name}.csv"
-        self._rows: list[dict[str, str]] = []
-        text = _read(self._path)
+        self._sweep, self._path = sweep, folder / f"{sweep.name}.csv"
+        text = self._path.read_bytes() if self._path.exists() else b""
         lines = _parse(sweep, self._path, text)
         self._rows = [row for row in lines if row["status"] != ERROR]
-        kept = _csv(sweep.columns, self._rows)
-        if text != kept:  # new, an error to measure again, or a line that was not finished
-            with replacing(self._path) as file:
-                file.write(kept.encode())
+        kept = tables.to_csv([sweep.columns, *(list(row.values()) for row in self._rows)])
+        if text != kept.encode():  # new, an error to measure again, or a line that was not finished
+            tables.write_text(self._path, kept)
 
-    def has(self, case: Row) -> bool:
-        """Whether there is a row of this case."""
-        return any(self._same(row, case) for row in self._rows)
+    def of(self, cases: Sequence[Row]) -> list[dict[str, str]]:
+        """Return the rows of some cases, in the order of the file."""
+        names = (*self._sweep.parameters, *_IDENTITY)
+        wanted = {tuple(_text(case[name]) for name in names) for case in cases}
+        return [row for row in self._rows if tuple(row[name] for name in names) in wanted]
 
     def add(self, row: Row) -> None:
         """Append a row to the file."""
@@ -291,36 +270,28 @@ class _RowFile:
         words = {name: _text(row.get(name)) for name in self._sweep.columns}
         self._rows.append(words)
         with named_in_errors(self._path), self._path.open("a", encoding="utf-8", newline="") as f:
-            f.write(_csv(self._sweep.columns, [words], header=False))
+            f.write(tables.to_csv([list(words.values())]))
             f.flush()
             os.fsync(f.fileno())
 
-    def finish(self, cases: Sequence[Case], facts: Row) -> SweepResult:
+    def finish(self, facts: Row) -> SweepResult:
         """Write the rows of these cases in Markdown, as JSON and as pictures."""
-        asked = [
-            row for row in self._rows if any(self._same(row, {**each, **facts}) for each in cases)
-        ]
-        rows = [_numbers(row) for row in asked]
-        place = self._path.with_suffix(".md")
-        with replacing(place) as file:
-            file.write(to_markdown(self._sweep, rows).encode())
-        found = SweepResult(rows, paths=[self._path, place, self._path.with_suffix(".json")])
-        table = {"name": self._sweep.name, "parameters": self._sweep.parameters}
-        write_json(found.paths[-1], table | {"rows": [_for_json(row) for row in rows]}, 1)
+        sweep, path = self._sweep, self._path
+        rows = [_numbers(row) for row in self.of([{**case, **facts} for case in sweep.cases])]
+        found = SweepResult(rows, paths=[path, path.with_suffix(".md"), path.with_suffix(".json")])
+        tables.write_text(found.paths[1], to_markdown(sweep, rows))
+        table = {"name": sweep.name, "parameters": sweep.parameters}
+        write_json(found.paths[2], table | {"rows": [_for_json(row) for row in rows]}, 1)
         found.failed = sum(row["status"] == ERROR for row in rows)
         measured = [row for row in rows if row["status"] == OK]
         try:
-            figures = self._sweep.draw(measured) if measured else {}
+            figures = sweep.draw(measured) if measured else {}
         except ImportError:
             found.pictures, figures = False, {}
         for suffix, figure in figures.items():
-            found.paths.append(self._folder / f"{self._sweep.name}{suffix}.png")
+            found.paths.append(path.with_name(f"{sweep.name}{suffix}.png"))
             save(figure, found.paths[-1])
         return found
-
-    def _same(self, row: Mapping[str, str], case: Row) -> bool:
-        names = (*self._sweep.parameters, *_IDENTITY)
-        return all(row[name] == _text(case[name]) for name in names)
 
 
 def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
@@ -344,15 +315,11 @@ def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
     if all(row["status"] == OK for row in rows):
         absent.append("status")
     columns = [name for name in shown if name not in (*same, *absent)]
-    lines = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    for row in rows:
-        cells = [_shown(row[name], name in sweep.percents) for name in columns]
-        words = [cell.replace("|", "\\|") for cell in cells]
-        lines.append("| " + " | ".join(words) + " |")
+    cells = ([_shown(row[name], name in sweep.percents) for name in columns] for row in rows)
     about = ", ".join(f"{name} {_shown(rows[0][name])}" for name in same if rows[0][name] != "")
-    sources = [words for words in dict.fromkeys(map(_source, rows)) if words]
-    below = ["", *sources] if sources else []
-    return (f"{about}\n\n" if about else "") + "\n".join((*lines, *below)) + "\n"
+    sources = "".join(f"{words}\n" for words in dict.fromkeys(map(_source, rows)) if words)
+    parts = (f"{about}\n" if about else "", tables.to_markdown(columns, cells), sources)
+    return "\n".join(filter(None, parts))
 
 
 def _source(row: Row) -> str:
@@ -361,45 +328,23 @@ def _source(row: Row) -> str:
     return ", ".join(f"{word}{row[name]}" for name, word in names.items() if row[name] != "")
 
 
-def _read(path: Path) -> str:
-    """Return the complete lines of a file; nothing where it does not exist."""
-    try:
-        text = path.read_bytes().decode()
-    except FileNotFoundError:
-        return ""
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not in UTF-8, expected a CSV of an earlier sweep") from error
-    return text
-
-
-def _parse(sweep: Sweep, path: Path, text: str) -> list[dict[str, str]]:
+def _parse(sweep: Sweep, path: Path, text: bytes) -> list[dict[str, str]]:
     """Return the complete rows of a CSV of this sweep."""
-    complete = text[: text.rfind("\n") + 1]
+    complete = text[: text.rfind(b"\n") + 1]
     if not complete:
         return []
     try:
-        header, *lines = csv.reader(io.StringIO(complete), strict=True)
+        header, *lines = csv.reader(io.StringIO(complete.decode()), strict=True)
     except (csv.Error, ValueError) as error:
-        raise DataError(f"{path}: {error}, expected a CSV of an earlier sweep") from error
+        problem = "not in UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        raise DataError(f"{path}: {problem}, expected a CSV of an earlier sweep") from error
     if tuple(header) != sweep.columns:
         raise ArgumentError(
             f"--out: {path} has the columns {', '.join(header)}, expected "
             f"{', '.join(sweep.columns)}; choose another folder"
         )
-    return [
-        dict(zip(header, line, strict=True))
-        for line in lines
-        if len(line) == len(header) and line[header.index("status")] in (OK, OUT_OF_MEMORY, ERROR)
-    ]
-
-
-def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, str]], header: bool = True) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    if header:
-        writer.writerow(columns)
-    writer.writerows([row[name] for name in columns] for row in rows)
-    return out.getvalue()
+    rows = [dict(zip(header, line, strict=True)) for line in lines if len(line) == len(header)]
+    return [row for row in rows if row["status"] in (OK, OUT_OF_MEMORY, ERROR)]
 
 
 def _text(value: Any) -> str:

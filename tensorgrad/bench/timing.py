@@ -11,7 +11,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -19,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend
-from tensorgrad.dtypes import DtypeLike, as_dtype
+from tensorgrad.dtypes import DtypeLike, as_dtype, bfloat16
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
+from tensorgrad.profile.training_step import synchronize
 
 ROUNDS = 20  # calls between two events
 REPEATS = 5  # of which the median is taken
@@ -148,55 +148,35 @@ def phases(
     synchronize(device)
     moments = [time.perf_counter()]
     loss = forward()
-    for call in (None, partial(backward, loss), update):
-        if call is not None:
-            call()
+    for call in (lambda: None, partial(backward, loss), update):
+        call()
         synchronize(device)
         moments.append(time.perf_counter())
     return [after - before for before, after in pairwise(moments)]
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What windows of one kind of step gave: the median, and means of the GPU's readings."""
-
-    ms: float
-    load: dict[str, float]
-
-
 def windows_in_turns(
-    steps: Mapping[str, Callable[[], object]],
-    device: str,
-    windows: int,
-    counts: Mapping[str, int],
-    monitor: GpuMonitor,
-) -> dict[str, Timing]:
-    """Return the times of steps that take turns.
+    steps: Mapping[str, Callable[[], object]], device: str, windows: int, counts: Mapping[str, int]
+) -> dict[str, dict[str, float]]:
+    """Return the median "ms" of steps that take turns, and the means of the GPU's readings.
 
     Args:
         steps: by name.
         device: "cpu", "cuda" or "cuda:N".
         windows: of each.
         counts: steps in a row in a window, by name.
-        monitor: of the GPU.
     """
     times: dict[str, list[float]] = {name: [] for name in steps}
     readings: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
-    for _ in range(windows):
-        for name, step in steps.items():
+    with GpuMonitor(backend.gpu_index(device), 0.2) as monitor:
+        for name, step in list(steps.items()) * windows:
             monitor.take()
             times[name].append(seconds_of(step, device, counts[name]) / counts[name])
             readings[name].append(monitor.take())
     return {
-        name: Timing(1e3 * statistics.median(times[name]), clock_and_watts(*readings[name]))
+        name: {"ms": 1e3 * statistics.median(times[name]), **clock_and_watts(*readings[name])}
         for name in steps
     }
-
-
-def synchronize(device: str) -> None:
-    """Wait for a GPU; nothing on a CPU."""
-    if device != "cpu":
-        backend.cupy.cuda.runtime.deviceSynchronize()
 
 
 def random_array(
@@ -205,3 +185,10 @@ def random_array(
     """Return normal random numbers."""
     rng = backend.namespace_on(device).random.default_rng(seed)
     return rng.standard_normal(shape, np.float32).astype(as_dtype(dtype), copy=False)
+
+
+def to_torch(torch: Any, array: Any) -> Any:
+    """Return an array of NumPy or CuPy as a tensor of PyTorch that shares its memory."""
+    if array.dtype == bfloat16:  # which DLPack of the array library may not know
+        return torch.from_dlpack(array.view("int16")).view(torch.bfloat16)
+    return torch.from_dlpack(array)

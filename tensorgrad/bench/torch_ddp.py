@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from tensorgrad.bench.steps import Step, family
 from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.bench.torch_transformer_lm import transformer_lm
 from tensorgrad.parallel import Comm
+from tensorgrad.train.settings import TrainSettings, has_narrow_products
 
 TORCH: dict[str, Callable[..., Any]] = {"gpt2": gpt2, "transformer-lm": transformer_lm}
 
@@ -26,14 +28,12 @@ def join(torch: Any, comm: Comm, device: str) -> None:
     host = "127.0.0.1" if comm.local_size == comm.size else socket.gethostname()
     with socket.socket() as probe:
         probe.bind(("", 0))
-        place = comm.broadcast_object([host, probe.getsockname()[1]])
+        host, port = comm.broadcast_object([host, probe.getsockname()[1]])
     if device != "cpu":
         torch.cuda.set_device(backend.gpu_index(device))
+    link, place = "gloo" if device == "cpu" else "nccl", f"tcp://{host}:{port}"
     torch.distributed.init_process_group(
-        "gloo" if device == "cpu" else "nccl",
-        init_method=f"tcp://{place[0]}:{place[1]}",
-        rank=comm.rank,
-        world_size=comm.size,
+        link, init_method=place, rank=comm.rank, world_size=comm.size
     )
 
 
@@ -41,13 +41,10 @@ class TorchTrainer:
     """A model of PyTorch with AdamW, clipping and what makes it fast.
 
     Args:
-        torch: PyTorch.
-        model: takes tokens and targets, and returns the mean loss.
+        settings: whose AdamW, clipping, dtype and seed count.
+        model: returns a model that takes tokens and targets, and returns the mean loss.
         device: "cpu", "cuda" or "cuda:N".
-        lr, betas, weight_decay: of AdamW.
         matrices: whether vectors have no weight decay.
-        clip: largest global norm.
-        autocast: whether matrix products are in bfloat16.
         cudnn: whether attention of a GPU is cuDNN's under autocast; otherwise PyTorch chooses.
         several: whether all ranks train together.
         compiled: whether the model is compiled.
@@ -56,39 +53,37 @@ class TorchTrainer:
 
     def __init__(
         self,
-        torch: Any,
-        model: Any,
+        settings: TrainSettings,
+        model: Callable[[], Any],
         device: str,
         *,
-        lr: float = 6e-4,
-        betas: tuple[float | None, float | None] = (0.9, 0.95),
-        weight_decay: float = 0.1,
         matrices: bool = False,
-        clip: float = 1.0,
-        autocast: bool = False,
         cudnn: bool = False,
         several: bool = False,
         compiled: bool = False,
         mode: str = "default",
     ) -> None:
+        self._torch = torch = importlib.import_module("torch")
         torch.set_num_threads(backend.threads())
-        self._torch, self._device, self._clip = torch, device, clip
-        self._autocast, self._cudnn, self._mode = autocast, autocast and cudnn, mode
-        self.model = self._run = model.to(device)
+        torch.manual_seed(settings.seed)
+        self._autocast = has_narrow_products(settings.dtype)
+        self._device, self._clip, self._mode = device, settings.clip or math.inf, mode
+        self._cudnn = self._autocast and cudnn
+        self.model = self._run = model().to(device)
         if several:
             wrap = torch.nn.parallel.DistributedDataParallel
-            self._run = wrap(model, gradient_as_bucket_view=True)
+            self._run = wrap(self.model, gradient_as_bucket_view=True)
         if compiled:
             self._run = torch.compile(self._run, mode=mode)
-        weights = list(model.parameters())
-        vectors = [weight for weight in weights if matrices and weight.ndim <= 1]
-        groups: list[dict[str, Any]] = [
-            {"params": [w for w in weights if not matrices or w.ndim > 1]}
-        ]
-        groups += [{"params": vectors, "weight_decay": 0.0}] if vectors else []
+        decayed, vectors = list(self.model.parameters()), []
+        if matrices:
+            vectors = [weight for weight in decayed if weight.ndim <= 1]
+            decayed = [weight for weight in decayed if weight.ndim > 1]
+        groups = [{"params": decayed}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(
-            groups, lr, betas, weight_decay=weight_decay, fused=device != "cpu"
-        )
+            groups[: 1 + bool(vectors)], settings.lr, (settings.beta1, settings.beta2),
+            weight_decay=settings.weight_decay, fused=device != "cpu",
+        )  # fmt: skip
 
     def loss(self, tokens: Any, targets: Any) -> Any:
         """Return the mean loss of a batch."""
@@ -119,34 +114,26 @@ class TorchTrainer:
         return loss.detach()
 
 
-def training_step(
-    torch: Any,
-    config: Any,
-    batch: int,
-    device: str,
-    *,
-    micro_batches: int = 1,
-    recompute: bool = False,
-    **options: Any,
-) -> Step:
+def training_step(settings: TrainSettings, config: Any, device: str, **options: Any) -> Step:
     """Return a training step of this rank on random tokens.
 
     Args:
-        torch: PyTorch.
+        settings: of our step; its batch is that of a rank.
         config: sizes of the model.
-        batch: sequences of a rank.
         device: "cpu", "cuda" or "cuda:N".
-        micro_batches: parts of a batch, one after the other.
-        recompute: whether blocks are computed again in backward.
         options: of `TorchTrainer`.
     """
+    torch = importlib.import_module("torch")
     torch.set_float32_matmul_precision("high")
-    torch.manual_seed(0)
-    model = TORCH[family(config)](config, recompute=recompute)
-    trainer = TorchTrainer(torch, model, device, cudnn=True, **options)
-    size = (batch, config.context)
+    recompute = getattr(settings, "recompute", False)
+    trainer = TorchTrainer(
+        settings, lambda: TORCH[family(config)](config, recompute=recompute), device,
+        cudnn=True, **options,
+    )  # fmt: skip
+    size = settings.batch, config.context
     x, y = (
-        torch.randint(0, config.vocab_size, size, device=device).chunk(micro_batches) for _ in "xy"
+        torch.randint(0, config.vocab_size, size, device=device).chunk(settings.micro_batches)
+        for _ in "xy"
     )
     parts = list(zip(x, y, strict=True))
     return lambda: trainer.step(parts)

@@ -9,7 +9,6 @@ counted without padding. Tests: tests/bench/test_translation.py.
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,19 +19,16 @@ import numpy as np
 from cyclopts import Parameter
 
 from tensorgrad import backend, graph
-from tensorgrad.bench.options import Peer, check_counts, is_measured
+from tensorgrad.bench.options import Peer, is_measured
 from tensorgrad.bench.pictures import bars
-from tensorgrad.bench.steps import train_function
-from tensorgrad.bench.sweep import Case, Measurement, Row, Sweep
-from tensorgrad.bench.timing import seconds_of, windows_in_turns
-from tensorgrad.bench.torch_arrays import to_torch
+from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.timing import seconds_of, to_torch, windows_in_turns
 from tensorgrad.bench.torch_ddp import TorchTrainer
 from tensorgrad.bench.torch_transformer_lm import transformer_lm
 from tensorgrad.data.pair_loader import PairBatch
-from tensorgrad.gpu import GpuMonitor
+from tensorgrad.profile.training_step import TrainingStep
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.device import choose_device
-from tensorgrad.train.settings import has_narrow_products
 from tensorgrad.train.translation import Translation, TranslationSettings
 
 TrainStep = Callable[[Any, Any], object]  # takes tokens and targets on the device
@@ -40,23 +36,16 @@ TrainStep = Callable[[Any, Any], object]  # takes tokens and targets on the devi
 
 def ours(task: Translation, device: str) -> TrainStep:
     """Return a training step of tensorgrad, captured: forward, backward, clipping, optimizer."""
-    optimizer = task.settings.optimizer(task.model.named_parameters())
-    step = train_function(task.loss, optimizer, task.settings.clip or math.inf)
+    step = TrainingStep(task.settings, task.model, task.loss)
     return graph.capture(step, device, task.graphs)
 
 
 def theirs(torch: Any, task: Translation, device: str) -> TrainStep:
     """Return the same of PyTorch."""
-    settings = task.settings
-    torch.manual_seed(settings.seed)
+    settings, config = task.settings, task.config
     torch.set_float32_matmul_precision("high" if settings.dtype == "tf32" else "highest")
-    config = task.config
-    model = transformer_lm(config, config.label_smoothing, config.prefix)
-    trainer = TorchTrainer(
-        torch, model, device, lr=settings.lr,
-        betas=(0.9, settings.beta2), weight_decay=settings.weight_decay,
-        clip=settings.clip or math.inf, autocast=has_narrow_products(settings.dtype),
-    )  # fmt: skip
+    model = partial(transformer_lm, config, config.label_smoothing, config.prefix)
+    trainer = TorchTrainer(settings, model, device)
     return lambda tokens, targets: trainer.step([(tokens, targets)])
 
 
@@ -70,7 +59,7 @@ def translation_sweep(
     timed: int = 100,
     turns: int = 3,
     peer: Peer = None,
-) -> Iterator[Measurement]:
+) -> Iterator[Sweep]:
     """Measure training of a translation model, captured, beside the same model in PyTorch eager.
 
     Args:
@@ -83,13 +72,15 @@ def translation_sweep(
         own = [] if any(word.startswith("--resume") for word in options) else ["--out", folder]
         given, _, _ = read_command_line(TranslationSettings, None, [*own, *options])
         settings, device = choose_device(given)
-        check_counts("translation", timed=timed, turns=turns)
         sizes = {name: getattr(settings, name) for name in _SETTINGS}
         cases = [{**sizes, "timed": timed, "turns": turns, "peer": is_measured(peer)}]
         measure = partial(
             measure_translation, settings=settings, folder=Path(folder), device=device
         )
-        yield Measurement(TRANSLATION, cases, measure, device)
+        rates = "tokens_per_second", "peer_tokens_per_second"
+        results = ("ms", "peer_ms", *rates, "ratio", "tokens", "peer_clock_mhz", "peer_watts")
+        draw = bars("Training a translation model", "tokens/s", ("width", "dtype"), rates)
+        yield Sweep("translation", cases, measure, results, draw, device)
 
 
 def measure_translation(
@@ -116,14 +107,12 @@ def measure_translation(
     epochs = {name: partial(_all, step, own) for name, (step, own) in steps.items()}
     for epoch in epochs.values():
         seconds_of(epoch, device, 2)
-    counts = dict.fromkeys(epochs, 1)
-    with GpuMonitor(backend.gpu_index(device), 0.2) as monitor:
-        times = windows_in_turns(epochs, device, case["turns"], counts, monitor)
+    times = windows_in_turns(epochs, device, case["turns"], dict.fromkeys(epochs, 1))
     row: Row = {"tokens": tokens}
     for name, timing in times.items():
-        row |= {f"{name}ms": timing.ms / len(batches),
-                f"{name}tokens_per_second": 1e3 * tokens / timing.ms}  # fmt: skip
-        row |= {f"{name}{reading}": value for reading, value in timing.load.items()}
+        row |= {f"{name}{reading}": value for reading, value in timing.items()}
+        row[f"{name}tokens_per_second"] = 1e3 * tokens / timing["ms"]
+        row[f"{name}ms"] = timing["ms"] / len(batches)  # of a batch, not of all
     if case["peer"]:
         row["ratio"] = row["peer_ms"] / row["ms"]
     return row
@@ -137,18 +126,4 @@ def _all(step: TrainStep, batches: Sequence[Sequence[Any]]) -> None:
 _SETTINGS = (
     *("data", "preset", "layers", "width", "heads", "context", "vocab", "batch", "dropout"),
     "dtype",
-)
-TRANSLATION = Sweep(
-    "translation",
-    (*_SETTINGS, "timed", "turns", "peer"),
-    (
-        *("ms", "tokens_per_second", "peer_ms", "peer_tokens_per_second", "ratio", "tokens"),
-        *("peer_clock_mhz", "peer_watts"),
-    ),
-    bars(
-        "Training a translation model",
-        "tokens/s",
-        ("width", "dtype"),
-        ("tokens_per_second", "peer_tokens_per_second"),
-    ),
 )

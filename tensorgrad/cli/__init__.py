@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cyclopts import App
@@ -40,19 +39,6 @@ COMMANDS = {
     "profile": "Show where the time and the memory of a training step go.",
     "plan": "Plan the training of a GPT-2 on many GPUs: memory, traffic and time.",
 }
-# The commands that several ranks run together.
-ON_RANKS = (
-    *("train", "train language-model", "train gpt2", "train transformer-lm"),
-    *("train translation", "train sentiment", "profile"),
-    *("bench matrix", "bench parallel", "bench comm", "bench buckets"),
-)
-# The commands of groups that only one process runs.
-ON_ONE = (
-    *("bench attention", "bench model", "bench precision", "bench step", "bench cpu"),
-    *("bench kernels", "bench decode", "bench overhead", "bench first-use", "bench errors"),
-    *("bench profiler", "bench proposals", "bench loss", "bench translation"),
-)
-
 app = App(
     name="tensorgrad",
     help="Train, run, measure and compare language models with tensorgrad.",
@@ -90,13 +76,13 @@ def _on_ranks(given: list[str]) -> int:
     wrong: dict[str, Any] = {}
     if comm.rank == 0:
         try:
-            _check_ranks(given, comm.size)
             if any(flag in given for flag in ("--help", "-h", "--version")) or not given:
                 run_app(*_program(given))
                 wrong = {"status": 0}
             else:
                 program, words = _program(given)
-                program.parse_args(words, exit_on_error=False, print_error=False)
+                chosen, *_ = program.parse_args(words, exit_on_error=False, print_error=False)
+                _check_ranks(" ".join(program.parse_commands(words)[0]), chosen, comm.size)
         except (CycloptsError, TensorgradError) as error:
             text = explained(error) if isinstance(error, CycloptsError) else error
             logging.error("%s", text)
@@ -105,14 +91,9 @@ def _on_ranks(given: list[str]) -> int:
     return int(wrong["status"]) if wrong else run_app(*_program(given)) or 0
 
 
-def _check_ranks(given: list[str], ranks: int) -> None:
+def _check_ranks(name: str, chosen: Callable[..., Any], ranks: int) -> None:
     """Raise TensorgradError where a command is for one process, as it would run on each rank."""
-    words = list(takewhile(lambda word: not word.startswith("-"), given))[:2]
-    grouped = words[:1] in (["bench"], ["train"])
-    name = " ".join(words if grouped else words[:1])
-    known = words and words[0] in COMMANDS and "--help" not in given
-    known = known and not words[-1].endswith(".py")
-    if known and name not in ON_RANKS and (name in ON_ONE or not grouped):
+    if not getattr(chosen, "runs_on_ranks", False):
         raise TensorgradError(
             f"{name}: got {ranks} ranks, expected one process: start it without mpirun"
         )

@@ -24,19 +24,20 @@ from tensorgrad.bench.kernels import kernels_sweep
 from tensorgrad.bench.loss_curve import loss_sweep
 from tensorgrad.bench.matrix import matrix_sweep, parallel_sweep
 from tensorgrad.bench.model import model_sweep
+from tensorgrad.bench.options import check_numbers
 from tensorgrad.bench.overhead import overhead_sweep
 from tensorgrad.bench.precision import precision_sweep
 from tensorgrad.bench.profiler import profiler_sweep
 from tensorgrad.bench.proposals import proposals_sweep
 from tensorgrad.bench.step import step_sweep
-from tensorgrad.bench.sweep import Measurement
+from tensorgrad.bench.sweep import Sweep
 from tensorgrad.bench.translation import translation_sweep
 from tensorgrad.cli.sweeps import ranks_of, sweep_cases
 from tensorgrad.train.command_line import STYLE
 
 Out = Annotated[Path, Parameter(help="folder of the files; finished rows in it are kept")]
 OUT = Path("runs/bench")
-SWEEPS: tuple[Callable[..., Iterator[Measurement]], ...] = (
+SWEEPS: tuple[Callable[..., Iterator[Sweep]], ...] = (
     *(attention_sweep, model_sweep, matrix_sweep, comm_sweep, precision_sweep, buckets_sweep),
     *(parallel_sweep, step_sweep, cpu_sweep, kernels_sweep, decode_sweep, overhead_sweep),
     *(first_use_sweep, errors_sweep, profiler_sweep, proposals_sweep, loss_sweep),
@@ -44,13 +45,14 @@ SWEEPS: tuple[Callable[..., Iterator[Measurement]], ...] = (
 )
 
 
-def _command(sweep: Callable[..., Iterator[Measurement]]) -> Callable[..., int]:
+def _command(sweep: Callable[..., Iterator[Sweep]]) -> Callable[..., int]:
     """Return the command of a sweep: its options and --out."""
     signature = inspect.signature(sweep, eval_str=True)
     names = signature.parameters
 
     def command(*words: Any, **options: Any) -> int:
         out = options.pop("out", OUT)
+        check_numbers(options)
         comm, device = ranks_of(options.get("device", "auto" if "device" in names else "cpu"))
         own = {"device": device, "comm": comm}
         options |= {name: value for name, value in own.items() if name in names}
@@ -62,6 +64,7 @@ def _command(sweep: Callable[..., Iterator[Measurement]]) -> Callable[..., int]:
     parameters.append(inspect.Parameter("out", kind, annotation=Out, default=OUT))
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__doc__, command.__annotations__ = sweep.__doc__, {}  # those of the signature count
+    command.runs_on_ranks = "comm" in names  # type: ignore[attr-defined]
     return command
 
 

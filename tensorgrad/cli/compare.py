@@ -6,8 +6,11 @@ import shutil
 from pathlib import Path
 
 from tensorgrad.command import printable
-from tensorgrad.report import Outputs, to_text
 from tensorgrad.report import compare as compare_runs
+from tensorgrad.report import to_text
+from tensorgrad.report.comparison import FORMS
+from tensorgrad.report.document import check_output
+from tensorgrad.tables import write_text
 from tensorgrad.train.progress import StageProgress
 
 
@@ -22,11 +25,14 @@ def compare(
         csv: CSV file to write: a line for each run, with all settings and results.
         markdown: Markdown file to write: the tables.
     """
-    outputs = Outputs(out, csv, markdown)
-    outputs.check()
+    given = {"--out": (out, "page"), "--csv": (csv, "csv"), "--markdown": (markdown, "markdown")}
+    outputs = [(option, path, FORMS[name]) for option, (path, name) in given.items() if path]
+    for option, path, (_, endings) in outputs:
+        check_output(option, path, endings)
     with StageProgress("reading") as progress:
         comparison = compare_runs(runs, progress)
     print(printable(to_text(comparison, shutil.get_terminal_size((100, 24)).columns)), end="")
-    for path in outputs.write(comparison):
+    for _, path, (form, _) in outputs:
+        write_text(path, form(comparison))
         print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
     return 0

@@ -12,7 +12,7 @@ from typing import Literal
 from cyclopts import Parameter
 
 from tensorgrad.cli.sizes import DEFAULT_MODEL, ModelOptions, given
-from tensorgrad.cli.sweeps import Progress
+from tensorgrad.cli.sweeps import Progress, ranks_of
 from tensorgrad.command import aligned, printable
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError
@@ -20,17 +20,10 @@ from tensorgrad.files import make_folder
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks
-from tensorgrad.parallel.comm.mpi_nccl import world
 from tensorgrad.parallel.program import strategy_name
-from tensorgrad.profile.step import (
-    StepProfile,
-    communication_markdown,
-    markdown,
-    profile_step,
-    settings_of_run,
-    write_step_profile,
-)
-from tensorgrad.profile.tables import attention_split, kernel_table, op_table
+from tensorgrad.profile.overlap import overlaps_to_markdown
+from tensorgrad.profile.step import StepProfile, profile_step, settings_of_run, write_step_profile
+from tensorgrad.profile.tables import attention_split, kernel_table, op_table, to_markdown
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.folder import check_new_folder, free_folder
 from tensorgrad.train.language import LanguageSettings
@@ -99,12 +92,11 @@ def profile(
     """
     if rows < 0:
         raise ArgumentError(f"--rows: got {rows}, expected 0 or more")
-    comm = world() if launched_ranks() > 1 else None
-    main = comm is None or comm.rank == 0
     options = given(model, step)
     chosen = LanguageSettings() if run is None else settings_of_run(run, model.model or "")
     settings, device = choose_device(replace(chosen, **options))
-    device = device if comm is None else comm.select_device(settings.device)
+    comm, device = ranks_of(device if launched_ranks() == 1 else settings.device)
+    main = comm.rank == 0
     folder = _new_folder(out, comm)
     if main and find_spec("matplotlib") is None:
         _log.warning("no pictures: run %s to draw them", install("plot"))
@@ -121,24 +113,23 @@ def profile(
         raise
     written = write_step_profile(found, folder, comm)
     if main:
-        ranks = "" if comm is None else f"{comm.size} ranks, {strategy_name(settings, comm.size)}; "
-        print(printable(aligned(ranks + _report(found, rows))))
+        strategy = f"{comm.size} ranks, {strategy_name(settings, comm.size)}; "
+        print(printable(aligned(strategy * (comm.size > 1) + _report(found, rows))))
         print(f"in {folder}: {', '.join(sorted(path.name for path in written))}")
     return 0
 
 
-def _new_folder(out: Path | None, comm: Comm | None) -> Path:
-    """Create the folder for the files; on several ranks rank 0 does, and tells the others.
+def _new_folder(out: Path | None, comm: Comm) -> Path:
+    """Create the folder for the files; of several ranks rank 0 does, and tells the others.
 
     Raises:
         ArgumentError: it holds files, or cannot be written to.
     """
-    if comm is not None and comm.rank > 0:
-        return Path(comm.broadcast_object(None))
     folder = free_folder("runs/profile") if out is None else out
-    check_new_folder(folder)
-    make_folder(folder)
-    return folder if comm is None else Path(comm.broadcast_object(str(folder)))
+    if comm.rank == 0:
+        check_new_folder(folder)
+        make_folder(folder)
+    return Path(comm.broadcast_object(str(folder)))
 
 
 def _report(found: StepProfile, rows: int) -> str:
@@ -152,9 +143,9 @@ def _report(found: StepProfile, rows: int) -> str:
     ]
     if found.recording is not None:
         table = op_table(found.recording)
-        lines += ["", markdown(found, table, rows)]
+        lines += ["", to_markdown(table, found.ceilings, rows)]
         if found.recording.source == "cupti":
-            lines.append(markdown(found, kernel_table(found.recording), rows))
+            lines.append(to_markdown(kernel_table(found.recording), found.ceilings, rows))
         lines.append(
             f"with the profiler ({found.recording.source}) {1e3 * table.step:.2f} ms a step: "
             f"{1e3 * table.busy:.2f} ms busy, {1e3 * table.gaps:.2f} ms in gaps"
@@ -169,7 +160,7 @@ def _report(found: StepProfile, rows: int) -> str:
             copy = found.ceilings.bandwidth / 1e9
             lines.append(f"measured ceilings: copy {copy:.3g} GB/s, products {products}")
         if found.overlaps:
-            lines += ["", communication_markdown(found)]
+            lines += ["", overlaps_to_markdown(found.overlaps)]
     return "\n".join(lines + _memory_lines(found))
 
 
@@ -183,3 +174,6 @@ def _memory_lines(found: StepProfile) -> list[str]:
         lines += ["", f"peak memory of {name}: {peak.peak / 1e6:,.1f} MB, in {peak.op} ({place})"]
         lines += [f"  {size / 1e6:10,.1f} MB  {line}" for line, size in memory.peak_by_line()[:8]]
     return lines
+
+
+profile.runs_on_ranks = True  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from tensorgrad import __version__, backend, gpu
-from tensorgrad.bench.sweep import OK, Case, Measurement, run_sweep, to_markdown
+from tensorgrad.bench.sweep import OK, Case, Sweep, run_sweep, to_markdown
 from tensorgrad.command import aligned, printable, status_and_line
 from tensorgrad.distribution import install
 from tensorgrad.parallel.comm.collectives import Comm
@@ -30,18 +30,17 @@ def ranks_of(device: str) -> tuple[Comm, str]:
     return comm, comm.select_device(device)
 
 
-def sweep_cases(found: Measurement, out: Path, comm: Comm) -> int:
+def sweep_cases(sweep: Sweep, out: Path, comm: Comm) -> int:
     """Run a sweep and print its table on rank 0.
 
     Args:
-        found: what to measure.
+        sweep: what to measure.
         out: the folder of the files.
         comm: the ranks.
     Returns:
         The exit status: 1 where a case failed, or a row has a problem.
     """
-    sweep, cases = found.sweep, found.cases
-    index = backend.gpu_index(found.device)
+    index = backend.gpu_index(sweep.device)
     device = "cpu" if index is None else gpu.name_of(index)
     main = comm.rank == 0
 
@@ -57,8 +56,8 @@ def sweep_cases(found: Measurement, out: Path, comm: Comm) -> int:
             gpu.GpuMonitor(index if main else None, 0.2, busy=True) as monitor,
         ):
             result = run_sweep(
-                sweep, cases, found.measure, out, device=device, version=__version__, comm=comm,
-                progress=show, monitor=monitor,
+                sweep, out, device=device, version=__version__, comm=comm, progress=show,
+                monitor=monitor,
             )  # fmt: skip
     except KeyboardInterrupt as stop:
         stop.add_note(f"bench {sweep.name}: finished rows are in {out}; the same command resumes")
@@ -71,13 +70,15 @@ def sweep_cases(found: Measurement, out: Path, comm: Comm) -> int:
     if main:
         print(printable(aligned(to_markdown(sweep, result.rows))))
         if result.skipped:
-            print(f"{result.skipped} of {len(cases)} rows were in {out} before")
+            print(f"{result.skipped} of {len(sweep.cases)} rows were in {out} before")
         if not result.pictures:
             print(f"no pictures: run {install('plot')} to draw them")
         print(f"in {out}: {', '.join(path.name for path in result.paths)}")
         if result.failed:
-            _log.error("bench %s: %d of %d cases failed", sweep.name, result.failed, len(cases))
-    problems = [found.problem(row) for row in result.rows if row["status"] == OK]
+            _log.error(
+                "bench %s: %d of %d cases failed", sweep.name, result.failed, len(sweep.cases)
+            )
+    problems = [sweep.problem(row) for row in result.rows if row["status"] == OK]
     for words in filter(None, problems):
         _log.error("bench %s: %s", sweep.name, words)
     status = int(result.failed > 0 or any(problems))

@@ -61,7 +61,9 @@ def _command(task: type[Task], chosen: Mapping[str, str], words: str) -> Callabl
             given[name] = value
         return run_task(task, lambda: choose_run(task.Settings, given), _end, words)
 
-    return options_command(task.Settings, program)
+    command = options_command(task.Settings, program)
+    command.runs_on_ranks = True  # type: ignore[attr-defined]
+    return command
 
 
 def file_app(path: str) -> App:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tensorgrad.data.corpus import Corpus, is_prepared, open_prepared, prepare
-from tensorgrad.data.data_loader import DataLoader, collate
-from tensorgrad.data.dataset import Dataset, TensorDataset
+from tensorgrad.data.data_loader import DataLoader, Dataset, TensorDataset, collate
 from tensorgrad.data.labelled import LabelledTexts, hold_out, read_labelled
 from tensorgrad.data.labelled_loader import LabelledLoader
 from tensorgrad.data.pair_loader import PairLoader

@@ -22,18 +22,44 @@ IGNORED = -100  # a target whose loss does not count
 _AHEAD = 2  # batches
 
 
-class EpochLoader(Generic[_Batch]):
-    """Base of loaders whose epochs visit every row once, in an order that depends on the seed.
+class StepLoader(Generic[_Batch]):
+    """Base of loaders whose batch number `step` is a pure function of `step`.
 
-    Batch number `step` is a pure function of `step`, so a run may resume at any step. Of n ranks,
-    rank r gets the r-th of n equal parts of the rows of each batch, where missing rows are padding
-    whose targets do not count.
+    So a run may resume at any step.
 
     Args:
         seed: of the order, 0 to 2^64 - 1.
-        batches: in an epoch.
         rank: of this process, 0 to ranks - 1.
         ranks: the number of ranks.
+    """
+
+    def __init__(self, seed: int, rank: int = 0, ranks: int = 1) -> None:
+        name = type(self).__name__
+        check_seed(name, seed)
+        check_integer(name, "ranks", ranks, 1)
+        check_integer(name, "rank", rank)
+        if not 0 <= rank < ranks:
+            raise ArgumentError(f"{name}: rank has {rank}, expected 0 to {ranks - 1}")
+        self._seed, self._rank, self._ranks = seed, rank, ranks
+
+    def batch(self, step: int) -> _Batch:
+        """Return this rank's rows of batch number `step`, 0 or more."""
+        raise NotImplementedError
+
+    def iterate(self, start_step: int = 0) -> Iterator[_Batch]:
+        """Yield batch(start_step), batch(start_step + 1), ... without end; see `read_ahead`."""
+        return read_ahead(self.batch, start_step)
+
+
+class EpochLoader(StepLoader[_Batch]):
+    """Base of loaders whose epochs visit every row once, in an order that depends on the seed.
+
+    Of n ranks, rank r gets the r-th of n equal parts of the rows of each batch, where missing rows
+    are padding whose targets do not count.
+
+    Args:
+        seed, rank, ranks: as for `StepLoader`.
+        batches: in an epoch.
         padding: the value of each array of a batch in rows of padding.
         parts: the number of equal parts into which the rows of a rank must divide.
     """
@@ -47,16 +73,8 @@ class EpochLoader(Generic[_Batch]):
         padding: Sequence[int] = (),
         parts: int = 1,
     ) -> None:
-        check_seed(type(self).__name__, seed)
-        check_integer(type(self).__name__, "ranks", ranks, 1)
-        check_integer(type(self).__name__, "rank", rank, 0)
-        if rank >= ranks:
-            raise ArgumentError(
-                f"{type(self).__name__}: rank has {rank}, expected 0 to {ranks - 1}"
-            )
-        self.batches = batches
-        self._seed, self._rank, self._ranks, self._padding = seed, rank, ranks, padding
-        self._parts = parts
+        super().__init__(seed, rank, ranks)
+        self.batches, self._padding, self._parts = batches, padding, parts
         self._order: tuple[int, Sequence[np.ndarray[Any, Any]]] | None = None
 
     def batch(self, step: int) -> _Batch:
@@ -84,10 +102,6 @@ class EpochLoader(Generic[_Batch]):
             missing = ((0, rows - len(part)), *((0, 0) for _ in part.shape[1:]))
             parts.append(np.pad(part, missing, constant_values=padding))
         return cast(_Batch, tuple(parts))
-
-    def iterate(self, start_step: int = 0) -> Iterator[_Batch]:
-        """Yield batch(start_step), batch(start_step + 1), ... without end; see `read_ahead`."""
-        return read_ahead(self.batch, start_step)
 
     def _shuffled(self, bits: np.random.Philox) -> Sequence[np.ndarray[Any, Any]]:
         """Return the numbers of the rows of each batch of an epoch."""

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tensorgrad.data import template_program
-from tensorgrad.data.limited import run_limited
+from tensorgrad.data.limited import run_program
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.readers import parse_json
-
-__all__ = ["render_chat"]
 
 _SECONDS = 5.0
 _OUTPUT = 1 << 18  # bytes, besides 8 times those of the messages
@@ -66,7 +63,18 @@ def render_chat(
             "text, numbers, and lists and mappings of them"
         ) from error
     given = {"path": _places(name), "template": template, "values": plain}
-    return _rendered(ascii(given).encode(), _OUTPUT + 8 * len(text), name)
+    problem = f"chat: the chat template of {name} fails"
+    found = run_program(
+        template_program,
+        given,
+        problem,
+        seconds=_SECONDS,
+        memory=template_program.MEMORY,
+        output=_OUTPUT + 8 * len(text),
+    )
+    if "text" not in found:
+        raise DataError(f"{problem}: {found['error']}")
+    return str(found["text"])
 
 
 def _places(name: str) -> list[str]:
@@ -82,27 +90,3 @@ def _places(name: str) -> list[str]:
             f"{install('hub')}"
         )
     return places
-
-
-def _rendered(data: bytes, limit: int, name: str) -> str:
-    """Run the program; return the text that it writes."""
-    problem = f"chat: the chat template of {name} fails"
-    # Without the user's modules, the site (slow to start), and .pyc files, which limits would cut.
-    command = [sys.executable, "-I", "-S", "-B", template_program.__file__]
-    try:
-        finished = run_limited(
-            command, data, seconds=_SECONDS, memory=template_program.MEMORY, output=limit
-        )
-    except TimeoutError as error:
-        raise DataError(f"{problem}: it took more than {_SECONDS:g} s") from error
-    except OSError as error:
-        raise DataError(f"chat: {sys.executable!r} cannot be started: {error}") from error
-    if finished.is_cut:
-        raise DataError(f"{problem}: its text has more than {limit:,} bytes, expected fewer")
-    try:
-        found = parse_json(finished.output.decode(), "its text", limit=limit)
-    except ValueError:
-        found = {"error": f"its process ended with status {finished.status}"}
-    if "text" not in found:
-        raise DataError(f"{problem}: {found['error']}")
-    return str(found["text"])

@@ -10,19 +10,17 @@ import codecs
 import csv
 import gzip
 import importlib
-import io
 import lzma
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
-from tensorgrad.distribution import install
-from tensorgrad.errors import DataError
-from tensorgrad.readers import json_object, open_regular
+from tensorgrad.readers import json_object, needed, open_regular
 
 SAMPLE = 1 << 16  # bytes that decide
 TEXT, JSON_LINES, PARQUET = "text", "JSON lines", "Parquet"
@@ -67,6 +65,13 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\xfe\xff", "UTF-16"),
 )
 _PICKLE = re.compile(rb"\x80[\x02-\x05][\x95c}\](KX\x8c]")  # protocols 2 to 5 and a first opcode
+# How compressed files begin, and what opens them; None: _read_zstd.
+_OPENERS: tuple[tuple[re.Pattern[bytes], Any], ...] = (
+    (re.compile(rb"\x1f\x8b\x08"), gzip.open),
+    (re.compile(rb"\xfd7zXZ\0"), lzma.open),
+    (re.compile(rb"BZh.(?:1AY&SY|\x17rE8P\x90)", re.S), bz2.open),
+    (re.compile(rb"\x28\xb5\x2f\xfd"), None),
+)
 _PACKED_BYTES = 1 << 12  # compressed bytes at a time, of up to 128 MiB
 
 _JSON_TOKENS = re.compile(
@@ -91,13 +96,13 @@ class Content:
     Attributes:
         kind: TEXT, JSON_LINES or PARQUET, which can be read, or the name of another kind.
         head: the first SAMPLE bytes.
-        open: returns the content as a binary stream, decompressed.
+        chunks: yields the content, decompressed, in pieces of about a number of bytes.
         packed: whether the file is compressed.
     """
 
     kind: str
     head: bytes
-    open: Callable[[], BinaryIO]
+    chunks: Callable[[int], Iterator[bytes]]
     packed: bool
 
 
@@ -112,12 +117,15 @@ def content_of(path: Path) -> Content:
         head = file.read(SAMPLE)
     unpack = _decompressor(head)
     if unpack is None:
-        return Content(kind_of(head), head, partial(open_regular, path, links=True), False)
-    with unpack(path) as file:
-        head = file.read(SAMPLE)
+        return Content(kind_of(head), head, partial(_read, open_regular, path, links=True), False)
+    chunks, head = partial(unpack, path), b""
+    with closing(chunks(SAMPLE)) as beginning:
+        while len(head) < SAMPLE and (data := next(beginning, b"")):
+            head += data
+    head = head[:SAMPLE]
     nested = head.startswith(b"PAR1") or _decompressor(head) is not None
     kind = "a compressed file in another" if nested else kind_of(head)
-    return Content(kind, head, partial(unpack, path), True)
+    return Content(kind, head, chunks, True)
 
 
 def kind_of(head: bytes) -> str:
@@ -200,74 +208,43 @@ def _table_kind(text: str, whole: bool) -> str:
     return TEXT
 
 
-def _decompressor(head: bytes) -> Callable[[Path], BinaryIO] | None:
-    """Return the function that opens a file which begins so, if it is compressed."""
-    opener: Any = None
-    if head.startswith(b"\x1f\x8b\x08"):
-        opener = gzip.open
-    elif head.startswith(b"\xfd7zXZ\0"):
-        opener = lzma.open
-    elif head.startswith(b"BZh") and head[4:10] in (b"1AY&SY", b"\x17rE8P\x90"):
-        opener = bz2.open
-    elif head.startswith(b"\x28\xb5\x2f\xfd"):
-        opener = _open_zstd
-    return cast(Callable[[Path], BinaryIO] | None, opener)
+def _decompressor(head: bytes) -> Callable[..., Generator[bytes]] | None:
+    """Return the function that reads a file which begins so, if it is compressed."""
+    for magic, opener in _OPENERS:
+        if magic.match(head):
+            return _read_zstd if opener is None else partial(_read, opener)
+    return None
 
 
-def _open_zstd(path: Path) -> BinaryIO:
-    """Open a Zstandard file by Python 3.14's module, or by the zstandard package.
+def _read(opener: Any, path: Path, size: int, **options: Any) -> Generator[bytes]:
+    with opener(path, **options) as file:
+        yield from iter(partial(file.read, size), b"")
+
+
+def _read_zstd(path: Path, size: int) -> Generator[bytes]:
+    """Read a Zstandard file by Python 3.14's module, or by the zstandard package.
+
+    Unlike the package's own reader this sees a cut end.
 
     Raises:
         DataError: there is neither.
     """
     try:
-        return cast(BinaryIO, importlib.import_module("compression.zstd").open(path))
+        yield from _read(importlib.import_module("compression.zstd").open, path, size)
+        return
     except ImportError:
         pass
-    try:
-        zstandard = importlib.import_module("zstandard")
-    except ImportError as error:
-        raise DataError(
-            f"documents: {path} is compressed by Zstandard, which needs the zstandard package: "
-            f"{install('text')}"
-        ) from error
-    return cast(BinaryIO, io.BufferedReader(_ZstdFile(open_regular(path, links=True), zstandard)))
-
-
-class _ZstdFile(io.RawIOBase):
-    """The frames of a Zstandard file. Unlike zstandard's own reader it sees a cut end."""
-
-    def __init__(self, file: BinaryIO, zstandard: Any) -> None:
-        self._file, self._zstandard = file, zstandard
-        self._frame: Any = None  # the decompressor of an open frame
-        self._packed, self._data = b"", b""
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read up to the size of the buffer; return the number of bytes, 0 at the end."""
-        while not self._data:
-            self._packed = self._packed or self._file.read(_PACKED_BYTES)
-            if not self._packed:
-                if self._frame is not None:
-                    raise EOFError("the file ended inside a Zstandard frame")
-                return 0
-            if self._frame is None:
-                self._frame = self._zstandard.ZstdDecompressor().decompressobj()
+    zstandard = needed("zstandard", f"documents: {path} is compressed by Zstandard, which", "text")
+    frame = None  # the decompressor of an open frame
+    for packed in _read(open_regular, path, _PACKED_BYTES, links=True):
+        while packed:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
             try:
-                self._data = self._frame.decompress(self._packed)
-            except self._zstandard.ZstdError as error:
+                data = frame.decompress(packed)
+            except zstandard.ZstdError as error:
                 raise OSError(str(error)) from error
-            self._packed = b""
-            if self._frame.eof:
-                self._packed, self._frame = self._frame.unused_data, None
-        count = min(len(buffer), len(self._data))
-        buffer[:count], self._data = self._data[:count], self._data[count:]
-        return count
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-        super().close()
+            if data:
+                yield data
+            packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise EOFError("the file ended inside a Zstandard frame")

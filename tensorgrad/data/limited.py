@@ -13,7 +13,11 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from tensorgrad.errors import DataError
+from tensorgrad.readers import parse_json
 
 _PASSED_ON = (
     *("PATH", "HOME", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "SYSTEMROOT"),
@@ -113,6 +117,45 @@ def run_limited(
         written.seek(0)
         found = written.read(output + 1)
     return Finished(status, found[:output], len(found) > output)
+
+
+def run_program(
+    program: ModuleType,
+    given: Mapping[str, Any],
+    problem: str,
+    *,
+    seconds: float,
+    memory: int,
+    output: int,
+) -> dict[str, Any]:
+    """Return the JSON that a Python program of this package writes for a literal on its input.
+
+    It runs without the user's modules, the site (slow to start), and .pyc files, which limits
+    would cut.
+
+    Args:
+        program: its module.
+        given: what the program reads.
+        problem: the start of errors.
+        seconds, memory, output: as for `run_limited`.
+    Raises:
+        DataError: the program cannot be started, exceeds a limit, or writes no JSON.
+    """
+    command = [sys.executable, "-I", "-S", "-B", str(program.__file__)]
+    limits: dict[str, Any] = {"seconds": seconds, "memory": memory, "output": output}
+    variables = {"TOKENIZERS_PARALLELISM": "false"}
+    try:
+        finished = run_limited(command, ascii(given).encode(), **limits, environment=variables)
+    except TimeoutError as error:
+        raise DataError(f"{problem}: it took more than {seconds:.3g} s") from error
+    except OSError as error:
+        raise DataError(f"{problem}: {sys.executable!r} cannot be started: {error}") from error
+    if finished.is_cut:
+        raise DataError(f"{problem}: its text has more than {output:,} bytes, expected fewer")
+    try:
+        return parse_json(finished.output.decode(), "its output", limit=output)
+    except ValueError as error:
+        raise DataError(f"{problem}: its process ended with status {finished.status}") from error
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

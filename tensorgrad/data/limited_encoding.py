@@ -5,19 +5,14 @@ Tests: tests/data/test_tokenizer_parts.py.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
 
 from tensorgrad.data import encode_program
-from tensorgrad.data.limited import run_limited
+from tensorgrad.data.limited import run_program
 from tensorgrad.data.tokenizer_file import named_errors
-from tensorgrad.errors import DataError
-from tensorgrad.readers import parse_json
-
-__all__ = ["encode_limited"]
 
 _LONG = 2000  # characters of a text whose encoding may take long
 _SECONDS, _MEMORY = 8.0, 2 << 30
@@ -59,25 +54,14 @@ def _run(
         "texts": list(texts),
         "with_special": with_special,
     }
-    command = [sys.executable, "-I", "-S", "-B", encode_program.__file__]
     size = sum(map(len, texts))
-    seconds, output = max(_SECONDS, size / _SLOWEST), (1 << 20) + 1000 * size
-    problem = f"{op}: {texts[0][:30]!r} cannot be encoded"
-    try:
-        finished = run_limited(
-            command,
-            ascii(given).encode(),
-            seconds=seconds,
-            memory=max(_MEMORY, _WIDEST * size),
-            output=output,
-            environment={"TOKENIZERS_PARALLELISM": "false"},
-        )
-        if finished.status == 0 and not finished.is_cut:
-            found = parse_json(finished.output.decode(), "its ids", limit=output)
-            ids: list[list[int]] = found["ids"]
-            return ids
-    except TimeoutError as error:
-        raise DataError(f"{problem}: it took more than {seconds:.3g} s") from error
-    except OSError as error:
-        raise DataError(f"{problem}: {sys.executable!r} cannot be started: {error}") from error
-    raise DataError(f"{problem}: its process ended with status {finished.status}")
+    found = run_program(
+        encode_program,
+        given,
+        f"{op}: {texts[0][:30]!r} cannot be encoded",
+        seconds=max(_SECONDS, size / _SLOWEST),
+        memory=max(_MEMORY, _WIDEST * size),
+        output=(1 << 20) + 1000 * size,
+    )
+    ids: list[list[int]] = found["ids"]
+    return ids

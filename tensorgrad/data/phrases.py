@@ -120,12 +120,10 @@ def german_number(n: int, before_noun: bool = False) -> str:
         n: the number.
         before_noun: whether a noun follows: then one is "ein".
     """
-    if n >= 1000:
-        rest = german_number(n % 1000, before_noun) if n % 1000 else ""
-        return f"{german_number(n // 1000, True)}tausend{rest}"
-    if n >= 100:
-        rest = german_number(n % 100, before_noun) if n % 100 else ""
-        return f"{german_number(n // 100, True)}hundert{rest}"
+    for size, word in ((1000, "tausend"), (100, "hundert")):
+        if n >= size:
+            rest = german_number(n % size, before_noun) if n % size else ""
+            return f"{german_number(n // size, True)}{word}{rest}"
     if n >= 20:
         unit = f"{german_number(n % 10, True)}und" if n % 10 else ""
         return unit + _TENS_DE[n // 10 - 2]

@@ -16,23 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tensorgrad.data import tokenizer_file
 from tensorgrad.data.chat import render_chat
 from tensorgrad.data.limited_encoding import encode_limited
 from tensorgrad.data.text import END_OF_TEXT, read_text, write_text
 from tensorgrad.data.tokenizer import Tokenizer
-from tensorgrad.data.tokenizer_file import (
-    BYTE_OF,
-    TokenBytes,
-    check_ids,
-    check_merges,
-    entry,
-    inner_tokenizer,
-    merges_of,
-    named_errors,
-    vocabulary_file,
-    vocabulary_state,
-)
-from tensorgrad.data.tokenizer_parts import check_parts, takes_long
+from tensorgrad.data.tokenizer_file import BYTE_OF, TokenBytes, named_errors
+from tensorgrad.data.tokenizer_parts import takes_long
 from tensorgrad.display import call_text
 from tensorgrad.errors import DataError, DtypeError
 from tensorgrad.readers import parse_json, read_json
@@ -70,8 +60,8 @@ class PublishedTokenizer(TokenBytes):
         Raises:
             DataError: a file is damaged, or the vocabulary is not a BPE.
         """
-        state = vocabulary_state(files[_VOCABULARY], f"{name}/{_VOCABULARY}")
-        _check_vocabulary(state, f"{name}/{_VOCABULARY}")
+        state = tokenizer_file.vocabulary_state(files[_VOCABULARY], f"{name}/{_VOCABULARY}")
+        tokenizer_file.check_file(state, f"{name}/{_VOCABULARY}")
         settings = {
             key: parse_json(files[key], f"{name}/{key}", long_integers=True)
             for key in (_TOKENS, _CONFIG, _GENERATION)
@@ -79,11 +69,16 @@ class PublishedTokenizer(TokenBytes):
         }
         named = settings.get(_TOKENS, {}) | settings.get(_CONFIG, {})
         _set_prefix_space(state, named)
-        inner = inner_tokenizer(json.dumps(state), f"{name}/{_VOCABULARY}")
+        inner = tokenizer_file.inner_tokenizer(json.dumps(state), f"{name}/{_VOCABULARY}")
         self._inner, self._name, self._files = inner, name, dict(files)
         self._takes_long = takes_long(state)
         self._ids = inner.get_vocab(with_added_tokens=True)
-        self._bytes = list(_bytes_of_tokens(state, self._ids, name))
+        added = {token["content"] for token in state["added_tokens"]}
+        of_token = _decoder(state.get("decoder"), name)
+        self._bytes = [
+            token.encode() if token in added else of_token(token)
+            for token in tokenizer_file.in_order(self._ids, name)
+        ]
         self.special_ids = frozenset(
             self._ids[token["content"]] for token in state["added_tokens"] if token.get("special")
         )
@@ -110,7 +105,7 @@ class PublishedTokenizer(TokenBytes):
             DataError: a file is missing or damaged, or the vocabulary is not a BPE.
         """
         path = Path(path)
-        file = vocabulary_file(path)
+        file = tokenizer_file.vocabulary_file(path)
         folder = file.parent
         if file.name == "vocab.json":
             return cls.of(Tokenizer.load(file))
@@ -260,51 +255,16 @@ class PublishedTokenizer(TokenBytes):
         return tuple(sorted({*ids, *([] if named is None else [named])}))
 
 
-def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer | PublishedTokenizer:
-    """Return the tokenizer that one of the two kinds has saved in a folder, or a tokenizer.json.
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer | PublishedTokenizer:
+    """Return the tokenizer that one of the two kinds has saved: in a folder, or a tokenizer.json.
 
     Raises:
         DataError: a file is missing or damaged.
     """
-    folder = vocabulary_file(Path(folder)).parent if Path(folder).is_dir() else Path(folder).parent
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
     # PublishedTokenizer.save always writes its settings of generation, Tokenizer.save none.
-    if (folder / _GENERATION).exists():
-        return PublishedTokenizer.load(folder)
-    return Tokenizer.load(folder)
-
-
-def _check_vocabulary(state: dict[str, Any], name: str) -> None:
-    """Raise DataError for a tokenizer.json that is no BPE, or that the library must not read."""
-    model, added = entry(state, "model", dict, name), entry(state, "added_tokens", list, name)
-    if model.get("type", "BPE") != "BPE":
-        raise DataError(
-            f"PublishedTokenizer: {name} has a model of type {model['type']!r:.80}, expected 'BPE'"
-        )
-    vocabulary = entry(model, "vocab", dict, name)
-    check_merges(merges_of(entry(model, "merges", list, name), name), vocabulary, name)
-    ids = {entry(token, "content", str, name): token.get("id") for token in added}
-    for each in (vocabulary, ids):
-        check_ids(each, len(vocabulary | ids), name)
-    check_parts(state, len(vocabulary | ids), name)
-
-
-def _bytes_of_tokens(state: dict[str, Any], ids: Mapping[str, int], name: str) -> Iterator[bytes]:
-    """Yield the bytes of each token in the order of their ids.
-
-    Raises:
-        DataError: ids have gaps, or the decoder is not one of the two kinds.
-    """
-    tokens = {index: token for token, index in ids.items()}
-    if sorted(tokens) != list(range(len(ids))):
-        raise DataError(
-            f"PublishedTokenizer: {name} has {len(ids)} tokens with ids up to "
-            f"{max(tokens, default=-1)}, expected ids 0 to {len(ids) - 1} without gaps"
-        )
-    of_token = _decoder(state.get("decoder"), name)
-    added = {token["content"] for token in state["added_tokens"]}
-    for index in range(len(tokens)):
-        token = tokens[index]
-        yield token.encode() if token in added else of_token(token)
+    kind = PublishedTokenizer if (folder / _GENERATION).exists() else Tokenizer
+    return kind.load(path)
 
 
 def _decoder(decoder: Any, name: str) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import socket
 import sys
 import threading
@@ -18,12 +17,11 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.readers import json_object
+from tensorgrad.files import is_utf8
+from tensorgrad.readers import json_object, needed
 
 _CONNECT_SECONDS = 5.0
-_SURROGATE = re.compile("[\ud800-\udfff]")
 COLUMN = "text"  # of the text in JSON lines and Parquet files
 
 
@@ -75,12 +73,7 @@ def load_dataset(op: str, source: str, split: str | None, names_split: bool = Fa
         forms = "'hf:NAME'" + (more if names_split else " or 'hf:NAME:CONFIG'")
         raise ArgumentError(f"{op}: source has {source!r}, expected {forms}")
     config, named = (*options, "", "")[:2]
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise DataError(
-            f"{op}: source has {source!r}, which needs the datasets package: {install('text')}"
-        ) from error
+    datasets = needed("datasets", f"{op}: source has {source!r}, which", "text")
     offline = not Path(path).exists() and not _reaches_hub()
     try:
         with _offline_mode(datasets) if offline else nullcontext():
@@ -160,7 +153,7 @@ def _texts(path: Path, column: str, rows: Iterable[Mapping[str, Any]]) -> Iterat
             raise DataError(
                 f"documents: {path}: row {number} has {column} {text!r:.80}, expected a text"
             )
-        if not text.isascii() and _SURROGATE.search(text):
+        if not is_utf8(text):
             raise DataError(
                 f"documents: {path}: row {number} has half of a surrogate pair in {column}, "
                 "expected text that can be written as UTF-8"
@@ -183,13 +176,7 @@ def _json_rows(path: Path, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def _parquet_rows(path: Path, column: str) -> Iterator[dict[str, Any]]:
     """Yield the text column of a Parquet file as rows, read in batches."""
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise DataError(
-            f"documents: {path} is a Parquet file, which needs the pyarrow package: "
-            f"{install('text')}"
-        ) from error
+    parquet = needed("pyarrow.parquet", f"documents: {path} is a Parquet file, which", "text")
     problems = (OSError, importlib.import_module("pyarrow").ArrowException)
     try:
         with parquet.ParquetFile(path) as file:

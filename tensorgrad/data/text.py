@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import io
+import itertools
 import os
 import sys
 import sysconfig
@@ -341,17 +342,13 @@ def _chunks(
     decoder = io.IncrementalNewlineDecoder(utf8, translate=True) if newlines else utf8
     position = 0
     try:
-        with content.open() as file:
-            first = True
-            while True:
-                data = file.read(_CHUNK)
-                position += len(data)
-                text = decoder.decode(data, final=not data)
-                if text and first:
-                    text, first = text.removeprefix("\ufeff"), False
-                yield text
-                if not data:
-                    return
+        first = True
+        for data in itertools.chain(content.chunks(_CHUNK), [b""]):
+            position += len(data)
+            text = decoder.decode(data, final=not data)
+            if text and first:
+                text, first = text.removeprefix("\ufeff"), False
+            yield text
     except UnicodeDecodeError as error:
         # The decoder's last input ends at `position`, and begins with bytes it kept before.
         offset = position - len(error.object) + error.start

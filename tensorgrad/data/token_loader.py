@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import check_integer, check_seed
-from tensorgrad.data.batches import Ids, read_ahead
+from tensorgrad.checks import check_integer
+from tensorgrad.data.batches import IGNORED, Ids, StepLoader
 from tensorgrad.data.token_file import TokenFile, Tokens
 from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
@@ -22,11 +22,10 @@ from tensorgrad.errors import ArgumentError, DataError, DtypeError, ShapeError
 TokenBatch = tuple[Ids, Ids]  # x and y
 _Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
-_IGNORED = -100  # a target whose loss does not count
 _ROUNDS = 12  # fewer leave a trace in epochs of ten windows
 
 
-class TokenLoader:
+class TokenLoader(StepLoader[TokenBatch]):
     """Windows of a token file for training and evaluation.
 
     Every rank of a run makes a loader with the same arguments, except `rank`. Of n ranks, rank r
@@ -68,12 +67,9 @@ class TokenLoader:
             raise DtypeError(f"TokenLoader: tokens has dtype {array.dtype}, expected integers")
         if array.ndim != 1:
             raise ShapeError(f"TokenLoader: tokens has shape {array.shape}, expected one axis")
-        for name, value in (("batch", batch), ("context", context), ("ranks", ranks)):
-            check_integer("TokenLoader", name, value, 1)
-        check_integer("TokenLoader", "rank", rank)
-        check_seed("TokenLoader", seed)
-        if not 0 <= rank < ranks:
-            raise ArgumentError(f"TokenLoader: rank has {rank}, expected 0 to {ranks - 1}")
+        check_integer("TokenLoader", "batch", batch, 1)
+        check_integer("TokenLoader", "context", context, 1)
+        super().__init__(seed, rank, ranks)
         if batch % ranks:
             raise ArgumentError(
                 f"TokenLoader: batch has {batch}, expected a multiple of the {ranks} ranks"
@@ -84,7 +80,6 @@ class TokenLoader:
                 f"(context {context:,} and the token after it)"
             )
         self._tokens, self._batch, self._context = array, batch, context
-        self._seed, self._rank, self._ranks = seed, rank, ranks
         # With one window less than fits, the windows can be shifted by `context` or more.
         self.windows = max(1, (array.size - 1) // context - 1)
         self._offsets = array.size - self.windows * context
@@ -123,10 +118,6 @@ class TokenLoader:
         offset = keys[-1] % np.uint64(self._offsets)
         return self._read(offset + window * np.uint64(self._context))
 
-    def iterate(self, start_step: int = 0) -> Iterator[TokenBatch]:
-        """Yield batch(start_step), batch(start_step + 1), ... without end; see `read_ahead`."""
-        return read_ahead(self.batch, start_step)
-
     def evaluation_batches(self, limit: int | None = None) -> Iterator[TokenBatch]:
         """Yield windows of the whole text or, evenly spread over it, of a part; the same each time.
 
@@ -156,7 +147,7 @@ class TokenLoader:
 
     def _read(self, starts: _Numbers) -> TokenBatch:
         x = np.zeros((starts.size, self._context), np.int32)
-        y = np.full_like(x, _IGNORED)
+        y = np.full_like(x, IGNORED)
         for row, start in enumerate(starts.tolist()):
             inside = min(self._context, self._tokens.size - 1 - start)
             x[row, :inside] = self._tokens[start : start + inside]

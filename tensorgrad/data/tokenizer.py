@@ -6,30 +6,19 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tensorgrad.checks import check_integer
+from tensorgrad.data import tokenizer_file
 from tensorgrad.data.limited_encoding import encode_limited
 from tensorgrad.data.text import END_OF_TEXT, read_text, write_text
-from tensorgrad.data.tokenizer_file import (
-    ALPHABET,
-    BYTE_OF,
-    TokenBytes,
-    check_ids,
-    check_merges,
-    entry,
-    inner_tokenizer,
-    merges_of,
-    named_errors,
-    vocabulary_file,
-    vocabulary_state,
-)
-from tensorgrad.data.tokenizer_parts import check_added, check_parts, takes_long
+from tensorgrad.data.tokenizer_file import ALPHABET, BYTE_OF, TokenBytes, entry, named_errors
+from tensorgrad.data.tokenizer_parts import PartError, check_added, takes_long
 from tensorgrad.data.word_patterns import problem_of
 from tensorgrad.display import call_text
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
@@ -50,8 +39,6 @@ _SHORT_WORDS = re.compile(r"\s*\S{1,1000}|\s+")
 _REMEMBERED = 1 << 21  # characters: a part may be a whole line where words have no spaces
 _PIECE = 1 << 15  # characters; long strings cost the library much memory
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
 
 class Tokenizer(TokenBytes):
     """A byte-level BPE vocabulary with GPT-2's rule for splitting text into words, or another.
@@ -68,7 +55,7 @@ class Tokenizer(TokenBytes):
             DataError: it is not a byte-level BPE of GPT-2's kind, lacks `<|endoftext|>` or one
                 of the 256 bytes, its ids have gaps, or text gives a special token too.
         """
-        state = vocabulary_state(inner.to_str(), name)
+        state = tokenizer_file.vocabulary_state(inner.to_str(), name)
         _check_kind(state, name)
         ids = inner.get_vocab(with_added_tokens=True)
         self._special = {t["content"]: int(t["id"]) for t in state["added_tokens"]}
@@ -77,28 +64,19 @@ class Tokenizer(TokenBytes):
                 f"Tokenizer: {name} has the special tokens {list(self._special)!r:.200}, expected "
                 f"{END_OF_TEXT!r} among them"
             )
-        made = {*ALPHABET, *map("".join, merges_of(state["model"]["merges"], name))}
+        made = {*ALPHABET, *map("".join, tokenizer_file.merges_of(state["model"]["merges"], name))}
         text = sorted(made.intersection(self._special))
         if text:
             raise DataError(
                 f"Tokenizer: {name} has the special token {text[0]!r}, which stands for text too; "
                 "expected special tokens that are not a piece of a word, such as '<|user|>'"
             )
-        _check_needed(ids, name)
-        tokens = {index: token for token, index in ids.items()}
-        if sorted(tokens) != list(range(len(ids))):
-            raise DataError(
-                f"Tokenizer: {name} has {len(ids)} tokens with ids up to {max(tokens)}, "
-                f"expected ids 0 to {len(ids) - 1} without gaps"
-            )
         inner.encode_special_tokens = True
-        inner.no_truncation()
-        inner.no_padding()
         self._inner = inner
         self.special_ids = frozenset(self._special.values())
-        self._splits = _split_pattern(state) is not None  # by a pattern, which _parts cannot follow
+        self._pattern = _split_pattern(state)  # _parts cannot follow one
         self._takes_long, self._name = takes_long(state), name
-        self._bytes = [self._bytes_of(tokens[index], name) for index in range(len(ids))]
+        self._bytes = [self._bytes_of(token, name) for token in tokenizer_file.in_order(ids, name)]
         self._known: dict[str, list[int]] = {}
         self._remembered = 0  # characters
         self._byte_ids = [ids[character] for character in ALPHABET]
@@ -146,7 +124,13 @@ class Tokenizer(TokenBytes):
                 f"Tokenizer.train: special_tokens has {list(special_tokens)}, "
                 f"expected distinct, not empty, without {END_OF_TEXT!r}"
             )
-        check_added([{"content": token} for token in specials], _refuse_special)
+        try:
+            check_added([{"content": token} for token in specials])
+        except PartError as error:
+            part, expected = error.args
+            raise ArgumentError(
+                f"Tokenizer.train: special_tokens has {part}, expected {expected}"
+            ) from error
         smallest = SMALLEST_VOCABULARY + len(special_tokens)
         check_integer("Tokenizer.train", "vocab_size", vocab_size)
         if not smallest <= vocab_size < _LARGEST:
@@ -181,12 +165,14 @@ class Tokenizer(TokenBytes):
         Raises:
             DataError: the file is missing, damaged, or not a byte-level BPE of GPT-2's kind.
         """
-        file = vocabulary_file(Path(path))
+        file = tokenizer_file.vocabulary_file(Path(path))
         if file.name == "vocab.json":
             return cls.from_gpt2(file, file.with_name("merges.txt"))
         text = read_text(file)
-        _check_file(vocabulary_state(text, os.fspath(file)), os.fspath(file))
-        return cls(inner_tokenizer(text, str(file)), str(file))
+        state = tokenizer_file.vocabulary_state(text, str(file))
+        _check_kind(state, str(file))
+        tokenizer_file.check_file(state, str(file))
+        return cls(tokenizer_file.inner_tokenizer(text, str(file)), str(file))
 
     @classmethod
     def from_gpt2(
@@ -203,13 +189,13 @@ class Tokenizer(TokenBytes):
             DataError: a file is missing or damaged, or they do not fit together: the pairs of
                 merges.txt must make all tokens of vocab.json and no others.
         """
-        vocabulary = vocabulary_state(read_text(vocab_file), os.fspath(vocab_file))
+        vocabulary = tokenizer_file.vocabulary_state(read_text(vocab_file), os.fspath(vocab_file))
         _check_needed(vocabulary, os.fspath(vocab_file))
-        check_ids(vocabulary, len(vocabulary), os.fspath(vocab_file))
+        tokenizer_file.check_ids(vocabulary, len(vocabulary), os.fspath(vocab_file))
         lines = read_text(merges_file).split("\n")
         rules = [line.removesuffix("\r") for line in lines if not line.startswith("#version")]
-        merges = list(merges_of(filter(None, rules), os.fspath(merges_file)))
-        check_merges(merges, vocabulary, os.fspath(merges_file))
+        merges = list(tokenizer_file.merges_of(filter(None, rules), os.fspath(merges_file)))
+        tokenizer_file.check_merges(merges, vocabulary, os.fspath(merges_file))
         made = {*ALPHABET, *map("".join, merges)}
         lost = [
             token
@@ -227,8 +213,7 @@ class Tokenizer(TokenBytes):
         ):
             inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
         _complete(inner)
-        if END_OF_TEXT in vocabulary:
-            inner.add_special_tokens([END_OF_TEXT])
+        inner.add_special_tokens([END_OF_TEXT])
         return cls(inner, str(vocab_file))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -251,7 +236,7 @@ class Tokenizer(TokenBytes):
     @property
     def pattern(self) -> str | None:
         """The regular expression of its words; None: GPT-2's rule."""
-        return _split_pattern(vocabulary_state(self._inner.to_str(), "the tokenizer"))
+        return self._pattern
 
     @property
     def end_of_text(self) -> int:
@@ -291,7 +276,7 @@ class Tokenizer(TokenBytes):
             DtypeError: one is not a str, or texts is a single str.
         """
         texts = list(_texts("Tokenizer.encode", texts))
-        if self._splits:
+        if self._pattern is not None:
             whole = list(_whole_characters("Tokenizer.encode", texts))
             if self._takes_long:
                 return encode_limited(self._inner, whole, False, f"Tokenizer.encode: {self._name}")
@@ -330,10 +315,6 @@ class Tokenizer(TokenBytes):
                 f"Tokenizer: {name} has the token {token!r:.80}, "
                 "expected only the characters that stand for bytes"
             ) from error
-
-
-def _refuse_special(part: str, expected: str) -> NoReturn:
-    raise ArgumentError(f"Tokenizer.train: special_tokens has {part}, expected {expected}")
 
 
 def check_pattern(op: str, pattern: str | None) -> None:
@@ -388,20 +369,7 @@ def _split_pattern(state: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _check_file(state: dict[str, Any], name: str) -> None:
-    """Raise DataError for a tokenizer.json that the library cannot, or must not, read."""
-    _check_kind(state, name)
-    model, added = entry(state, "model", dict, name), entry(state, "added_tokens", list, name)
-    vocabulary = entry(model, "vocab", dict, name)
-    check_merges(merges_of(entry(model, "merges", list, name), name), vocabulary, name)
-    ids = {entry(token, "content", str, name): token.get("id") for token in added}
-    _check_needed(vocabulary | ids, name)
-    for each in (vocabulary, ids):
-        check_ids(each, len(vocabulary | ids), name)
-    check_parts(state, len(vocabulary | ids), name)
-
-
-def _check_needed(tokens: Mapping[str, Any], name: str) -> None:
+def _check_needed(tokens: Collection[str], name: str) -> None:
     """Raise DataError where a byte or the end of text has no token."""
     missing = [token for token in (END_OF_TEXT, *ALPHABET) if token not in tokens]
     if missing:
@@ -436,6 +404,8 @@ def _check_kind(state: dict[str, Any], name: str) -> None:
     ):
         if found != expected:
             raise DataError(f"Tokenizer: {name} has {key} {found!r:.80}, expected {expected!r}")
+    contents = [entry(token, "content", str, name) for token in added]
+    _check_needed({*entry(model, "vocab", dict, name), *contents}, name)
 
 
 def _texts(name: str, texts: Iterable[str]) -> Iterator[str]:
@@ -468,10 +438,11 @@ def _pieces(text: str) -> Iterator[str]:
 def _whole_characters(name: str, texts: Iterable[str]) -> Iterator[str]:
     """Yield the texts; raise DataError at half of a surrogate pair, which UTF-8 cannot write."""
     for text in texts:
-        found = None if text.isascii() else _SURROGATE.search(text)
-        if found:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
             raise DataError(
-                f"{name}: text has {found.group()!r}, half of a surrogate pair, "
+                f"{name}: text has {text[error.start]!r}, half of a surrogate pair, "
                 "expected text that can be written as UTF-8"
-            )
+            ) from error
         yield text

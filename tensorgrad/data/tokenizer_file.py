@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from tensorgrad.data.tokenizer_parts import check_parts
 from tensorgrad.errors import DataError, DtypeError
 from tensorgrad.readers import VOCABULARY_BYTES, parse_json
 
@@ -157,6 +158,32 @@ def inner_tokenizer(text: str, name: str) -> tokenizers.Tokenizer:
         inner.no_truncation()
         inner.no_padding()
     return inner
+
+
+def check_file(state: dict[str, Any], name: str) -> None:
+    """Raise DataError for a tokenizer.json that is no BPE, or that the library must not read."""
+    model, added = entry(state, "model", dict, name), entry(state, "added_tokens", list, name)
+    if model.get("type", "BPE") != "BPE":  # old files lack it
+        raise DataError(
+            f"Tokenizer: {name} has a model of type {model['type']!r:.80}, expected 'BPE'"
+        )
+    vocabulary = entry(model, "vocab", dict, name)
+    check_merges(merges_of(entry(model, "merges", list, name), name), vocabulary, name)
+    ids = {entry(token, "content", str, name): token.get("id") for token in added}
+    for tokens in (vocabulary, ids):
+        check_ids(tokens, len(vocabulary | ids), name)
+    check_parts(state, len(vocabulary | ids), name)
+
+
+def in_order(ids: Mapping[str, int], name: str) -> list[str]:
+    """Return the tokens by their ids; raise DataError where these have gaps."""
+    tokens = sorted(ids, key=ids.__getitem__)
+    if any(ids[token] != number for number, token in enumerate(tokens)):
+        raise DataError(
+            f"Tokenizer: {name} has {len(ids)} tokens with ids up to {ids[tokens[-1]]}, "
+            f"expected ids 0 to {len(ids) - 1} without gaps"
+        )
+    return tokens
 
 
 def check_ids(vocabulary: Mapping[str, Any], count: int, name: str) -> None:

@@ -15,8 +15,6 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["GPT2", "LINEAR", "problem_of"]
-
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _END = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -42,6 +40,7 @@ _REPEAT = re.compile(
 _ESCAPE = re.compile(
     r"\\(?:[pP]\{\^?\w+\}|x\{[0-9a-fA-F]+\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[^kgcCMKXRyY\d])"
 )
+_IN_CLASS = re.compile(r"\\.?|\[\^?|.", re.S)
 _ZERO_WIDTH = ("\\b", "\\B", "\\A", "\\z", "\\Z", "\\G")
 
 
@@ -156,23 +155,16 @@ class _Parser:
     def _class(self) -> None:
         """Read a class of characters, which may have classes in it."""
         depth = 0
-        while True:
-            letter = self.pattern[self.place : self.place + 1]
-            if not letter:
-                raise _Unsafe("a [ is not closed")
-            if letter == "\\":
-                self.place += 2
-                continue
-            self.place += 1
-            if letter == "[":
+        for found in _IN_CLASS.finditer(self.pattern, self.place):
+            if found[0].startswith("["):
                 depth += 1
-                self.place += self.pattern.startswith("^", self.place)
-                if self.pattern[self.place : self.place + 1] in ("]", ""):
+                if self.pattern.startswith("]", found.end()):
                     raise _Unsafe("a class begins with ]")
-            elif letter == "]":
-                depth -= 1
-                if not depth:
-                    return
+            depth -= found[0] == "]"
+            if not depth:
+                self.place = found.end()
+                return
+        raise _Unsafe("a [ is not closed")
 
     def _repeated(self, part: _Part) -> _Part:
         """Read how often a part is repeated, if it is; {1,3}+ repeats a repetition."""

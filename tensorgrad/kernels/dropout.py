@@ -5,8 +5,7 @@ Launches dropout.cu and swiglu_dropout.cu.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,11 +19,17 @@ from tensorgrad.kernels.structs import number, pointer
 _BLOCK = 256 * 16  # elements of a block of threads
 
 
-def forward(
-    x: Array, key: Key, keep: float, dtype: Dtype, residual: Array | None, bias: Array | None
-) -> Array:
-    """Return residual + mask / keep * (x + bias), rounded to `dtype` once."""
-    x = backend.contiguous(x)
+class KeepMask(NamedTuple):
+    """The key of the random bits, the keep probability, and the dtype of x."""
+
+    key: Key
+    keep: float
+    dtype: Dtype
+
+
+def forward(x: Array, mask: KeepMask, residual: Array | None, bias: Array | None) -> Array:
+    """Return residual + mask / keep * (x + bias), rounded once."""
+    x, dtype = backend.contiguous(x), mask.dtype if residual is None else residual.dtype
     y = backend.empty(x.shape, dtype, like=x)
     if not x.size:
         return y
@@ -36,40 +41,25 @@ def forward(
     load("dropout.cu", f"dropout<{c_name(x.dtype)}, {c_name(dtype)}, {vector}>")(
         (-(-x.size // _BLOCK),),
         (256,),
-        (y, *map(pointer, arrays), number("i8", x.size), number("u4", width), *_mask(key, keep)),
+        (y, *map(pointer, arrays), number("i8", x.size), number("u4", width), *_arguments(mask)),
     )
     return y
 
 
-def swiglu(gate: Array, up: Array, key: Key, keep: float) -> Array:
-    """Return mask / keep * silu(gate) * up for arrays of one shape and dtype.
+def swiglu(kernel: str, mask: KeepMask, *arrays: Array) -> list[Array]:
+    """Return the results of a kernel of swiglu_dropout.cu for arrays of one shape and dtype.
 
-    silu(gate) * up is rounded before it is scaled, as it is where it is stored.
+    "swiglu_dropout" takes gate and up and returns mask / keep * silu(gate) * up, of which
+    silu(gate) * up is rounded before it is scaled, as it is where it is stored. With dy before
+    them, "swiglu_dropout_backward" returns the gradients of gate and up.
     """
-    (y,) = _launch_swiglu("swiglu_dropout", (gate, up), 1, key, keep)
-    return y
-
-
-def swiglu_backward(
-    dy: Array, gate: Array, up: Array, key: Key, keep: float
-) -> tuple[Array, Array]:
-    """Return the gradients of gate and up; dy has their shape and dtype."""
-    dgate, dup = _launch_swiglu("swiglu_dropout_backward", (dy, gate, up), 2, key, keep)
-    return dgate, dup
-
-
-def _launch_swiglu(
-    kernel: str, arrays: Sequence[Array], count: int, key: Key, keep: float
-) -> list[Array]:
-    """Return the `count` results of a kernel of swiglu_dropout.cu, like the arrays."""
-    arrays = [_aligned(array) for array in arrays]
-    first = arrays[0]
-    results = [backend.empty(first.shape, first.dtype, like=first) for _ in range(count)]
+    first, *others = map(_aligned, arrays)
+    results = [backend.empty(first.shape, first.dtype, like=first) for _ in others]
     if first.size:
         load("swiglu_dropout.cu", f"{kernel}<{c_name(first.dtype)}>")(
             (-(-first.size // _BLOCK),),
             (256,),
-            (*results, *arrays, number("i8", first.size), *_mask(key, keep)),
+            (*results, first, *others, number("i8", first.size), *_arguments(mask)),
         )
     return results
 
@@ -80,8 +70,9 @@ def _aligned(array: Array) -> Array:
     return array.copy() if array.data.ptr % 16 else array
 
 
-def _mask(key: Key, keep: float) -> tuple[Any, ...]:
+def _arguments(mask: KeepMask) -> tuple[Any, ...]:
     """Return the arguments of a kernel that draws a keep mask and scales by 1 / keep."""
+    key, keep, _ = mask
     limit = (keep_threshold(keep) << 16) - 1
     counter = number("u8", key.seed), np.uint64(key.draw), number("u8", key.stream)
     return *counter, pointer(key.offset), number("u4", limit), number("f8", 1 / keep)

@@ -56,10 +56,7 @@ class Update:
                 for piece in pieces
                 if piece.data.size
             ]
-        begin, kernel = (
-            load("optim.cu", prepare),
-            load("optim.cu", step),
-        )  # load both before either runs
+        begin, kernel = load("optim.cu", prepare), load("optim.cu", step)  # before either runs
         begin((1,), (1,), (hyper, *map(np.float64, options)))
         for launch in self._launches:
             kernel(*launch)

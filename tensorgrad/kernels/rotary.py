@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
@@ -11,6 +12,15 @@ from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import number
 
 _HEADS = 4  # of a thread, as in the kernel
+
+
+class Rotation(NamedTuple):
+    """Checked arguments of `rotary`; on the GPU, angles in the layout of the kernel."""
+
+    cos: Array
+    sin: Array
+    heads: int
+    interleaved: bool
 
 
 def angles(cos: Array, x: Array, heads: int) -> Array:
@@ -27,21 +37,13 @@ def angles(cos: Array, x: Array, heads: int) -> Array:
     return backend.contiguous(cos).astype(compute_dtype(x.dtype), copy=False)
 
 
-def turn(
-    x: Array,
-    cos: Array,
-    sin: Array,
-    direction: int,
-    heads: int,
-    interleaved: bool,
-    out: Array | None = None,
-) -> Array:
+def turn(x: Array, rotation: Rotation, direction: int, out: Array | None = None) -> Array:
     """Return x with the first heads rotated by `angles`, or back with direction -1.
 
     Args:
         out: None for a new array, or x, contiguous, whose other heads are then not touched.
     """
-    x = backend.contiguous(x)
+    x, (cos, sin, heads, interleaved) = backend.contiguous(x), rotation
     y = backend.empty_like(x) if out is None else out
     all_heads, width = x.shape[-2:]
     written = all_heads if out is None else heads

@@ -1,14 +1,13 @@
 """Measure which kernel is the fastest here: `python -m tensorgrad.kernels.tune [--write]`.
 
-Runs every case of every choice that TUNERS expose on the current GPU and prints the times. With
---write the winners go to tuned.json, where they replace those of the same architecture; without,
-the command says what would change. Nothing is ever measured while a program trains.
+Runs every case of matmul/tune.py on the current GPU and prints the times. With --write the winners
+go to tuned.json, where they replace those of the same architecture; without, the command says what
+would change. Nothing is ever measured while a program trains.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -20,10 +19,9 @@ from tqdm import tqdm
 from tensorgrad import backend
 from tensorgrad.command import command
 from tensorgrad.errors import KernelError
+from tensorgrad.kernels.matmul.tune import cases
 from tensorgrad.kernels.tuned import PATH, Rows, TuningCase, architecture, read, write
 
-# Modules with a function `cases() -> Iterator[TuningCase]`. By name: they belong to layers above.
-TUNERS = ("tensorgrad.kernels.matmul.tune",)
 _CLEARLY = 0.97  # of the default's time is faster than noise
 _TOGETHER = 5  # runs that are timed as one, from a CUDA graph
 _LEAST, _MOST, _ENOUGH = 3, 20, 5.0  # such times; milliseconds
@@ -149,11 +147,8 @@ def _flat(rows: Rows) -> dict[tuple[str, str, str], str]:
 
 
 def _cases(only: Sequence[str]) -> Iterator[TuningCase]:
-    """Yield the cases of all tuners whose name begins as one of `only` says."""
-    for module in TUNERS:
-        for case in importlib.import_module(module).cases():
-            if not only or case.name.startswith(tuple(only)):
-                yield case
+    """Yield the cases whose name begins as one of `only` says."""
+    return (case for case in cases() if not only or case.name.startswith(tuple(only)))
 
 
 if __name__ == "__main__":

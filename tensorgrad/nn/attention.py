@@ -346,52 +346,41 @@ class MultiHeadAttention(Module):
         parts = self.heads + 2 * self.kv_heads
         # Of Linear's own forward, without hooks, nothing else holds the result; nor does backward.
         unshared = getattr(self.qkv.forward, "__func__", None) is Linear.forward
+        heads = batch, length, parts, width // parts
         if self.q_norm is not None and self.k_norm is not None:
-            q, k, v = split(
-                qkv.reshape(batch, length, parts, width // parts),
-                [self.heads, self.heads + self.kv_heads],
-                axis=2,
-            )
+            q, k, v = split(qkv.reshape(heads), [self.heads, self.heads + self.kv_heads], axis=2)
             qkv = concatenate([self.q_norm(q), self.k_norm(k), v], axis=2).reshape(qkv.shape)
         fused, angles, interleaved = cache is None and self.kernel == "flash", None, False
         if fused and self.rotary is not None and offers(self.rotary, "table"):
             cos, sin = self.rotary.table(length, qkv.data)
             angles, interleaved = (cos[:, None], sin[:, None]), self.rotary.interleaved
         elif self.rotary is not None and not self._attend_rotates(cache):
-            each = qkv.reshape(batch, length, parts, width // parts)  # (B, T, H + 2 kv_heads, D)
             start: Any = 0 if cache is None else cache.length
             if cache is not None and cache.lengths is not None:
                 start = cache.lengths[:, None]
-            qkv = self.rotary(each, start, self.heads + self.kv_heads).reshape(qkv.shape)
+            rotated = self.rotary(qkv.reshape(heads), start, self.heads + self.kv_heads)
+            qkv = rotated.reshape(qkv.shape)
+        if cache is not None and cache.lengths is not None:
+            return self._attend(qkv, cache)
+        if not fused:
+            by_head = qkv.reshape(heads).swapaxes(1, 2)
+            q, k, v = split(by_head, [self.heads, self.heads + self.kv_heads], axis=1)
+            if cache is not None:
+                k, v = cache.append(k, v)  # (B, kv_heads, S, D), S the steps so far
         dropout = self.dropout if self.training else 0.0
-        if fused:
-            y = attention_packed(
+        if fused or (cache is not None and cache.length == length):  # these steps alone: no copies
+            return attention_packed(
                 qkv, self.heads, self.kv_heads, mask, self.causal, dropout=dropout,
                 window=self.window, angles=angles, interleaved=interleaved, overwrite=unshared,
             )  # fmt: skip
-        elif cache is None:
-            each = qkv.reshape(batch, length, parts, width // parts)
-            q, k, v = self._heads(each)
+        if cache is None:
             y = attention_unfused(
                 q, k, v, mask, self.causal,
                 dropout=dropout, window=self.window, fused_softmax=self.kernel == "fused-softmax",
             )  # fmt: skip
-            y = y.swapaxes(1, 2).reshape(batch, length, self.heads * y.shape[3])
-        elif cache.lengths is not None:
-            y = self._attend(qkv, cache)
         else:
-            each = qkv.reshape(batch, length, parts, width // parts)  # (B, T, H + 2 kv_heads, D)
-            q, k, v = self._heads(each)
-            k, v = cache.append(k, v)  # (B, kv_heads, S, D), S the steps so far
-            if cache.length == length:  # of these steps alone: no copies
-                y = attention_packed(
-                    qkv, self.heads, self.kv_heads, mask, self.causal,
-                    dropout=dropout, window=self.window,
-                )  # fmt: skip
-            else:
-                y = attention(q, k, v, mask, self.causal, dropout=dropout, window=self.window)
-                y = y.swapaxes(1, 2).reshape(batch, length, self.heads * y.shape[3])
-        return y
+            y = attention(q, k, v, mask, self.causal, dropout=dropout, window=self.window)
+        return y.swapaxes(1, 2).reshape(batch, length, self.heads * y.shape[3])
 
     def shards(self) -> list[Shard]:
         """Return which layers ranks can share: by heads of keys and values."""
@@ -438,10 +427,6 @@ class MultiHeadAttention(Module):
             newest, keys, values, cache.lengths, self.window, angles, interleaved, cache.counters
         )
         return Tensor(y[:, None])
-
-    def _heads(self, parts: Tensor) -> list[Tensor]:
-        """Return (B, H, T, D) and twice (B, kv_heads, T, D) of (B, T, H + 2 kv_heads, D)."""
-        return split(parts.swapaxes(1, 2), [self.heads, self.heads + self.kv_heads], axis=1)
 
     def new_cache(self, batch: int, steps: int) -> KeyValueCache:
         """Return an empty cache for `batch` sequences of up to `steps` steps."""

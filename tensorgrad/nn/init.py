@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,18 +115,12 @@ def ones_(tensor: Tensor) -> Tensor:
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Fill from the normal distribution with this mean and standard deviation."""
-    if _chosen.skips:
-        return tensor
-    device = _chosen.device or tensor.device
-    return _fill(tensor, random.normal(mean, std, tensor.shape, tensor.dtype, device).data)
+    return _draw(random.normal, tensor, mean, std)
 
 
 def uniform_(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Fill from the uniform distribution over [low, high)."""
-    if _chosen.skips:
-        return tensor
-    device = _chosen.device or tensor.device
-    return _fill(tensor, random.uniform(low, high, tensor.shape, tensor.dtype, device).data)
+    return _draw(random.uniform, tensor, low, high)
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
@@ -163,6 +157,14 @@ def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in") -> Te
 def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in") -> Tensor:
     """Fill normally with standard deviation sqrt(2 / ((1 + a^2) * fan)), for (leaky) ReLU."""
     return normal_(tensor, 0, _kaiming_std("kaiming_normal_", tensor, a, mode))
+
+
+def _draw(distribution: Callable[..., Tensor], tensor: Tensor, *parameters: float) -> Tensor:
+    """Fill with random values of a distribution, unless these are skipped."""
+    if _chosen.skips:
+        return tensor
+    device = _chosen.device or tensor.device
+    return _fill(tensor, distribution(*parameters, tensor.shape, tensor.dtype, device).data)
 
 
 def _fill(tensor: Tensor, value: Any) -> Tensor:

@@ -9,12 +9,12 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorgrad import ranges
+from tensorgrad.engine import replaced
 from tensorgrad.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -54,16 +54,13 @@ def draw(model: Module, inputs: Sequence[Any]) -> ModelGraph:
     if not inputs:
         raise ArgumentError("graph: inputs has length 0, expected what the model is called with")
     recorder = _GraphRecorder(model)
-    before, ranges.active = ranges.active, recorder
-    try:
+    with replaced(ranges, active=recorder):
         model(*inputs)
-    finally:
-        ranges.active = before
     return ModelGraph("\n".join(["digraph {", *recorder.nodes, *recorder.edges, "}", ""]))
 
 
-class _GraphRecorder:
-    """Write clusters, nodes and edges; an observer as in ranges.py."""
+class _GraphRecorder(ranges.Observer):
+    """Write clusters, nodes and edges."""
 
     def __init__(self, model: Module) -> None:
         self.nodes = ["node [shape=box]"]
@@ -74,10 +71,6 @@ class _GraphRecorder:
         self._kept: list[Any] = []  # the arrays, so that no id is used twice
         self._count = 0
 
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        return nullcontext()
-
     def layer(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return `module.forward(*args, **kwargs)`, its ops in a cluster."""
         title = f"{self._layers.get(id(module), '')} {type(module).__name__}".strip()
@@ -87,9 +80,6 @@ class _GraphRecorder:
             return module.forward(*args, **kwargs)
         finally:
             self.nodes.append("}")
-
-    def enter(self, op: str) -> None:
-        """Do nothing."""
 
     def op(
         self, name: str, output: Any, inputs: Sequence[Any], node: Any, saved: tuple[Any, ...]
@@ -106,14 +96,6 @@ class _GraphRecorder:
         """Let the op noted last be the source of these arrays too."""
         for each in outputs:
             self._keep(each, f"n{self._count}")
-
-    def backward(self, node: Any, dy: Any, saved: tuple[Any, ...], needs: Sequence[Any]) -> Any:
-        """Return `node.backward(dy, saved, needs)`."""
-        return node.backward(dy, saved, needs)
-
-    def transfer(self, call: str, nbytes: int) -> Callable[[], None]:
-        """Return a function that does nothing."""
-        return lambda: None
 
     def _leaf(self, array: Any) -> str:
         """Add a parameter or another array that no op has computed."""

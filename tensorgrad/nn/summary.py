@@ -5,12 +5,12 @@ Tests: tests/nn/test_summary.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorgrad import ranges
 from tensorgrad.backend import Shape
+from tensorgrad.engine import replaced
 from tensorgrad.ops.work import forward_flops
 
 if TYPE_CHECKING:
@@ -107,16 +107,13 @@ def summarize(model: Module, inputs: Sequence[Any]) -> Summary:
     """Return the summary of a model that is called with `inputs`, unless there are none."""
     recorder = _Recorder()
     if inputs:
-        before, ranges.active = ranges.active, recorder
-        try:
+        with replaced(ranges, active=recorder):
             model(*inputs)
-        finally:
-            ranges.active = before
     return Summary(model, recorder)
 
 
-class _Recorder:
-    """Note the shapes of layers and the FLOPs of ops; an observer as in ranges.py."""
+class _Recorder(ranges.Observer):
+    """Note the shapes of layers and the FLOPs of ops."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, Shape] = {}
@@ -124,10 +121,6 @@ class _Recorder:
         self.all_flops = 0.0
         self.result_bytes = 0
         self._inside: list[int] = []
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        return nullcontext()
 
     def layer(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return `module.forward(*args, **kwargs)`."""
@@ -140,9 +133,6 @@ class _Recorder:
         if shape is not None:
             self.shapes[id(module)] = shape
         return y
-
-    def enter(self, op: str) -> None:
-        """Do nothing."""
 
     def op(
         self, name: str, output: Any, inputs: Sequence[Any], node: Any, saved: tuple[Any, ...]
@@ -157,11 +147,3 @@ class _Recorder:
     def further_outputs(self, outputs: Sequence[Any]) -> None:
         """Add the memory of results."""
         self.result_bytes += sum(int(getattr(each, "nbytes", 0)) for each in outputs)
-
-    def backward(self, node: Any, dy: Any, saved: tuple[Any, ...], needs: Sequence[Any]) -> Any:
-        """Return `node.backward(dy, saved, needs)`."""
-        return node.backward(dy, saved, needs)
-
-    def transfer(self, call: str, nbytes: int) -> Callable[[], None]:
-        """Return a function that does nothing."""
-        return lambda: None

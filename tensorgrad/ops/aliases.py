@@ -14,30 +14,8 @@ from tensorgrad.checks import axis_index, check_holds
 from tensorgrad.dtypes import DtypeLike, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.operands import operands, tensor_of
-from tensorgrad.ops import shape
+from tensorgrad.ops import elementwise, shape
 from tensorgrad.ops.creation import tensor
-from tensorgrad.ops.elementwise import (
-    abs,
-    arccos,
-    arccosh,
-    arcsin,
-    arcsinh,
-    arctan,
-    arctan2,
-    arctanh,
-    conj,
-    deg2rad,
-    divide,
-    invert,
-    left_shift,
-    power,
-    rad2deg,
-    remainder,
-    right_shift,
-    round,
-    trunc,
-    where,
-)
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.reduce import max, min
 from tensorgrad.ops.shape import concatenate, transpose
@@ -50,19 +28,20 @@ __all__ = [
     "radians", "rint", "true_divide",
 ]  # fmt: skip
 
-absolute = abs
-acos, acosh, asin, asinh = arccos, arccosh, arcsin, arcsinh
-atan, atan2, atanh = arctan, arctan2, arctanh
+absolute = elementwise.abs
+acos, acosh = elementwise.arccos, elementwise.arccosh
+asin, asinh = elementwise.arcsin, elementwise.arcsinh
+atan, atan2, atanh = elementwise.arctan, elementwise.arctan2, elementwise.arctanh
 amax, amin = max, min
-around = rint = round
+around = rint = elementwise.round
 array = tensor
-bitwise_invert = bitwise_not = invert
-bitwise_left_shift, bitwise_right_shift = left_shift, right_shift
+bitwise_invert = bitwise_not = elementwise.invert
+bitwise_left_shift, bitwise_right_shift = elementwise.left_shift, elementwise.right_shift
 concat, permute_dims = concatenate, transpose
-conjugate = conj
-degrees, radians = rad2deg, deg2rad
-fix = trunc
-mod, pow, true_divide = remainder, power, divide
+conjugate = elementwise.conj
+degrees, radians = elementwise.rad2deg, elementwise.deg2rad
+fix = elementwise.trunc
+mod, pow, true_divide = elementwise.remainder, elementwise.power, elementwise.divide
 
 
 def to(x: Tensor, device: Any = None, dtype: DtypeLike | None = None) -> Tensor:
@@ -113,7 +92,7 @@ def masked_fill(x: Tensor, mask: Any, value: Any) -> Tensor:
         raise ShapeError(f"masked_fill: value has shape {value.shape}, expected ()")
     check_holds("masked_fill", "value", value.data, x.dtype)
     value = shape.astype(value, x.dtype, copy=False)
-    y = where(mask, shape.to(value, x.device), x)
+    y = elementwise.where(mask, shape.to(value, x.device), x)
     if y.shape != x.shape:
         raise ShapeError(
             f"masked_fill: mask has shape {mask.shape}, expected one that broadcasts to {x.shape}"

@@ -34,13 +34,15 @@ from tensorgrad.kernels.attention.options import (
     ALL,
     Arrays,
     AttentionOptions,
+    ForwardPass,
     Sequences,
     empty_result,
 )
+from tensorgrad.kernels.rotary import Rotation
 from tensorgrad.operands import constant_of, float_tensor, integer_array, mask_operand
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention_unfused import attention_unfused
-from tensorgrad.ops.rotary import Rotation, rotary, rotated, rotation_of
+from tensorgrad.ops.rotary import rotary, rotated, rotation_of
 from tensorgrad.philox import fill_keep
 from tensorgrad.tensor import Tensor
 
@@ -206,8 +208,7 @@ def attention_packed(
             each = rotary(_separated(given, parts), *angles, heads + kv_heads, interleaved)
             (qkv,), rotation = cast_operands(each.reshape(given.shape)), None
     if _needs_gradient(mask):
-        each = _separated(qkv, parts).swapaxes(1, 2)
-        q, k, v = each[:, :heads], each[:, heads : heads + kv_heads], each[:, heads + kv_heads :]
+        q, k, v = _unpack(qkv, heads, kv_heads)
         _check_options(op, q.data, scale, dropout, window)
         y = attention_unfused(q, k, v, mask, causal, scale, dropout, window, fused_softmax=True)
         return y.swapaxes(1, 2).reshape(*qkv.shape[:2], heads * y.shape[3])
@@ -342,17 +343,16 @@ def _forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Saved]:
 
 def _write_gradients(dy: Array, saved: Saved, gradients: Any, packed: Array | None = None) -> None:
     """Write the gradients, and keep the sums over rows of the array that they are all parts of."""
-    q, k, v, y, logsumexp, options, _ = saved
-    if y.size and k.size:
-        arrays = q, k, v
-        kernels = _implementation(arrays, options)
+    done = ForwardPass(*saved[:-1])
+    if done.y.size and done.k.size:
+        kernels = _implementation(done[:3], done.options)
         kept: dict[str, Array] = {}
         if packed is not None and kernels is attention_sm90:
-            row_sums = attention_sm90.row_sums_for(arrays, options)
+            row_sums = attention_sm90.row_sums_for(done)
             if row_sums is not None:
                 kept["row_sums"] = row_sums
                 keep_row_sums(packed, row_sums)
-        kernels.backward(dy, arrays, y, logsumexp, options, gradients, **kept)
+        kernels.backward(dy, done, gradients, **kept)
     else:
         for gradient in gradients:
             gradient[...] = 0
@@ -387,7 +387,7 @@ def _check_heads(op: str, heads: int, kv_heads: int) -> None:
         )
 
 
-def _unpack(qkv: Array, heads: int, kv_heads: int) -> Arrays:
+def _unpack(qkv: Any, heads: int, kv_heads: int) -> Any:
     """Return views (B, heads, T, D) of the queries, keys and values."""
     each = _separated(qkv, heads + 2 * kv_heads).swapaxes(1, 2)
     return each[:, :heads], each[:, heads : heads + kv_heads], each[:, heads + kv_heads :]
@@ -403,10 +403,11 @@ def _rotation(
     op: str, qkv: Tensor, angles: Any, heads: int, parts: int, interleaved: bool
 ) -> Rotation:
     """Return how the first heads of qkv are rotated."""
+    tables = []
     for name, angle in zip(("cosines", "sines"), angles, strict=True):
-        tensor = float_tensor(op, name, angle, *angles, qkv)
-        constant_of(op, f"angles, {name}", tensor, "rotary() has it")
-    cos, sin = angles
+        tables.append(float_tensor(op, name, angle, *angles, qkv))
+        constant_of(op, f"angles, {name}", tables[-1], "rotary() has it")
+    cos, sin = tables
     return rotation_of(op, "qkv", _separated(qkv.data, parts), cos, sin, heads, interleaved)
 
 

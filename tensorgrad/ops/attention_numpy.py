@@ -7,7 +7,7 @@ are float32 for 16-bit inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -17,7 +17,13 @@ import numpy as np
 from tensorgrad import backend
 from tensorgrad.backend import Array, Shape, widened
 from tensorgrad.dtypes import Dtype
-from tensorgrad.kernels.attention.options import ALL, Arrays, AttentionOptions, empty_result
+from tensorgrad.kernels.attention.options import (
+    ALL,
+    Arrays,
+    AttentionOptions,
+    ForwardPass,
+    empty_result,
+)
 
 _FEW = 16  # queries; for fewer, copying the keys into C order costs more than it saves
 _SHORT = 1 << 14  # attention weights of a sequence
@@ -40,32 +46,21 @@ def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     return y, logsumexp
 
 
-def backward(
-    dy: Array,
-    arrays: Arrays,
-    y: Array,
-    logsumexp: Array,
-    options: AttentionOptions,
-    gradients: Arrays,
-) -> None:
+def backward(dy: Array, done: ForwardPass, gradients: Sequence[Array]) -> None:
     """Write the gradients of q, k and v."""
-    q, k, v = arrays
-    dq, dk, dv = gradients
+    q, k, v, y, logsumexp, options = done
     if _is_short(q, k, options):
-        heads = _as_heads(q), _as_heads(k), _as_heads(v)
-        dq_heads, dk_heads, dv_heads = (np.empty(a.shape, dq.dtype) for a in heads)
-        dy, y, logsumexp = (_as_heads(array) for array in (dy, y, logsumexp))
-        backward(
-            dy, heads, y, logsumexp, _options_of_heads(options), (dq_heads, dk_heads, dv_heads)
-        )
-        for gradient, part in zip(gradients, (dq_heads, dk_heads, dv_heads), strict=True):
+        merged = ForwardPass._make([*map(_as_heads, done[:5]), _options_of_heads(options)])
+        parts = [np.empty(a.shape, gradients[0].dtype) for a in merged[:3]]
+        backward(_as_heads(dy), merged, parts)
+        for gradient, part in zip(gradients, parts, strict=True):
             gradient[...] = part.reshape(gradient.shape)
         return
+    dq, dk, dv = gradients
     for rows, keys, own in _sequences(options):
-        _backward(
-            dy[:, :, rows], (q[:, :, rows], k[:, :, keys], v[:, :, keys]), y[:, :, rows],
-            logsumexp[:, :, rows], own, (dq[:, :, rows], dk[:, :, keys], dv[:, :, keys]),
-        )  # fmt: skip
+        arrays = q[:, :, rows], k[:, :, keys], v[:, :, keys], y[:, :, rows], logsumexp[:, :, rows]
+        results = dq[:, :, rows], dk[:, :, keys], dv[:, :, keys]
+        _backward(dy[:, :, rows], ForwardPass(*arrays, own), results)
 
 
 def _is_short(q: Array, k: Array, options: AttentionOptions) -> bool:
@@ -135,15 +130,8 @@ def _forward(arrays: Arrays, options: AttentionOptions, y: Array, logsumexp: Arr
     backend.parallel_blocks(run, len(blocks.units), 1, multiplies=True)
 
 
-def _backward(
-    dy: Array,
-    arrays: Arrays,
-    y: Array,
-    logsumexp: Array,
-    options: AttentionOptions,
-    gradients: Arrays,
-) -> None:
-    q, k, v = arrays
+def _backward(dy: Array, done: ForwardPass, gradients: Sequence[Array]) -> None:
+    q, k, v, y, logsumexp, options = done
     dq, dk, dv = gradients
     dtype = logsumexp.dtype
     blocks = _Blocks(q.shape, k.shape, options)

@@ -13,14 +13,14 @@ import numpy as np
 from tensorgrad.backend import namespace, namespace_on
 from tensorgrad.checks import axis_index, check_integer
 from tensorgrad.dtypes import DtypeLike, as_dtype, float32, float64, int64, is_complex, is_float
-from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.errors import ShapeError
 from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.einsum import dot, tensordot
 from tensorgrad.ops.elementwise import conj, multiply, power
 from tensorgrad.ops.indexing import getitem
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.reduce import sum
-from tensorgrad.ops.scatter import diagonal_scatter
+from tensorgrad.ops.scatter import diagonal_scatter, two_axes
 from tensorgrad.ops.shape import (
     astype,
     concatenate,
@@ -55,11 +55,7 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     check_integer("diagonal", "offset", offset)
     if x.ndim < 2:
         raise ShapeError(f"diagonal: x has shape {x.shape}, expected two axes or more")
-    first = axis_index("diagonal", axis1, x.ndim, "axis1")
-    second = axis_index("diagonal", axis2, x.ndim, "axis2")
-    if first == second:
-        raise ArgumentError(f"diagonal: axis2 is {axis2}, expected another axis than axis1")
-    x = moveaxis(x, (first, second), (-2, -1))
+    x = moveaxis(x, two_axes("diagonal", axis1, axis2, x.ndim), (-2, -1))
     rows, columns = x.shape[-2:]
     length = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
     steps = namespace(x.data).arange(length)
@@ -111,13 +107,10 @@ def diag_embed(x: Any, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Ten
     x = tensor_of("diag_embed", "x", x)
     if not x.ndim:
         raise ShapeError("diag_embed: x has shape (), expected an axis or more")
-    first = axis_index("diag_embed", axis1, x.ndim + 1)
-    second = axis_index("diag_embed", axis2, x.ndim + 1)
-    if first == second:
-        raise ArgumentError(f"diag_embed: axis2 is {axis2}, expected another axis than axis1")
+    axes = two_axes("diag_embed", axis1, axis2, x.ndim + 1)
     length = x.shape[-1] + int(np.abs(offset))
     zeros = Tensor(namespace(x.data).zeros((*x.shape[:-1], length, length), x.dtype))
-    return moveaxis(diagonal_scatter(zeros, x, offset, -2, -1), (-2, -1), (first, second))
+    return moveaxis(diagonal_scatter(zeros, x, offset, -2, -1), (-2, -1), axes)
 
 
 def block_diag(*matrices: Any) -> Tensor:

@@ -6,7 +6,7 @@ random bits again. Tests: tests/ops/test_dropout.py.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,24 +15,16 @@ from tensorgrad.accumulation import Gradients, Needs, Saved
 from tensorgrad.autograd import record
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_shape, probability
-from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.dtypes import compute_dtype
 from tensorgrad.errors import ShapeError
 from tensorgrad.kernels import dropout as dropout_cuda
-from tensorgrad.kernels.random import Key
+from tensorgrad.kernels.dropout import KeepMask
 from tensorgrad.operands import data_of, float_operands, float_tensor
 from tensorgrad.ops.elementwise import add
 from tensorgrad.ops.elementwise.activation import swiglu
 from tensorgrad.tensor import Tensor
 
 __all__ = ["dropout", "dropout_add"]
-
-
-class _KeepMask(NamedTuple):
-    """The key of the random bits, the keep probability, and the dtype of x."""
-
-    key: Key
-    keep: float
-    dtype: Dtype
 
 
 def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
@@ -57,8 +49,8 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
     tensor = float_tensor("dropout", "x", x)
     if probability("dropout", "p", p) == 0 or not training:
         return tensor
-    mask = _KeepMask(random.next_key(), 1 - p, tensor.dtype)
-    y = _forward(tensor.data, mask, mask.dtype)
+    mask = KeepMask(random.next_key(), 1 - p, tensor.dtype)
+    y = _forward(tensor.data, mask)
     return record("dropout", y, (tensor,), _backward, (mask,))
 
 
@@ -99,8 +91,8 @@ def dropout_add(
     if not drops or not alike or residual.dtype not in (x.dtype, compute_dtype(x.dtype)):
         shifted = x if bias is None else add(x, bias)
         return add(residual, dropout(shifted, p) if drops else shifted)
-    mask = _KeepMask(random.next_key(), 1 - p, x.dtype)
-    y = _forward(x.data, mask, residual.dtype, residual.data, data_of(bias))
+    mask = KeepMask(random.next_key(), 1 - p, x.dtype)
+    y = _forward(x.data, mask, residual.data, data_of(bias))
     return record(op, y, (x, residual, bias), _add_backward, (mask,))
 
 
@@ -119,64 +111,57 @@ def swiglu_dropout(gate: Tensor, up: Tensor, p: float) -> Tensor:
     """
     op = "swiglu_dropout"
     a, b = float_tensor(op, "gate", gate).data, float_tensor(op, "up", up).data
-    key, keep = random.next_key(), 1 - p
+    mask = KeepMask(random.next_key(), 1 - p, a.dtype)
     if type(a) is not np.ndarray and a.dtype == b.dtype:
-        mask = _KeepMask(key, keep, a.dtype)
-        y = dropout_cuda.swiglu(a, b, key, keep)
+        (y,) = dropout_cuda.swiglu("swiglu_dropout", mask, a, b)
         return record(op, y, (gate, up), _swiglu_backward, (a, b, mask))
     hidden = swiglu(gate, up)
-    mask = _KeepMask(key, keep, hidden.dtype)
-    y = _forward(hidden.data, mask, mask.dtype)
+    mask = mask._replace(dtype=hidden.dtype)
+    y = _forward(hidden.data, mask)
     return record(op, y, (gate, up), _unfused_swiglu_backward, (mask, hidden.node))
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     (mask,) = saved
-    return (_forward(dy, mask, mask.dtype),)
+    return (_forward(dy, mask),)
 
 
 def _add_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     (mask,) = saved
-    dx = _forward(dy, mask, mask.dtype) if needs[0] or needs[2] else None
+    dx = _forward(dy, mask) if needs[0] or needs[2] else None
     return dx, dy, dx  # the walk sums the gradient of the bias
 
 
 def _swiglu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     gate, up, mask = saved
-    return dropout_cuda.swiglu_backward(dy, gate, up, mask.key, mask.keep)
+    return dropout_cuda.swiglu("swiglu_dropout_backward", mask, dy, gate, up)
 
 
 def _unfused_swiglu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     mask, hidden = saved
-    gradients: Gradients = hidden.backward(_forward(dy, mask, mask.dtype), hidden.saved, needs)
+    gradients: Gradients = hidden.backward(_forward(dy, mask), hidden.saved, needs)
     return gradients
 
 
 def _forward(
-    x: Array,
-    mask: _KeepMask,
-    dtype: Dtype,
-    residual: Array | None = None,
-    bias: Array | None = None,
+    x: Array, mask: KeepMask, residual: Array | None = None, bias: Array | None = None
 ) -> Array:
-    """Return residual + mask / keep * (x + bias), rounded to `dtype` once."""
+    """Return residual + mask / keep * (x + bias), rounded once."""
     forward = _forward_numpy if type(x) is np.ndarray else dropout_cuda.forward
-    return forward(x, mask.key, mask.keep, dtype, residual, bias)
+    return forward(x, mask, residual, bias)
 
 
-def _forward_numpy(
-    x: Array, key: Key, keep: float, dtype: Dtype, residual: Array | None, bias: Array | None
-) -> Array:
-    y = np.empty(x.shape, dtype)
+def _forward_numpy(x: Array, mask: KeepMask, residual: Array | None, bias: Array | None) -> Array:
+    y = np.empty(x.shape, mask.dtype if residual is None else residual.dtype)
     compute = compute_dtype(x.dtype)
-    scale = compute.type(1 / keep)
+    scale = compute.type(1 / mask.keep)
     shifted = x if bias is None else x.astype(compute) + bias.astype(compute)
     flat, out = shifted.reshape(-1), y.reshape(-1)
     rest = None if residual is None else residual.reshape(-1)
 
     def run(piece: slice) -> None:
         scaled = flat[piece] * scale
-        scaled *= philox.keep(key, piece, keep)
+        scaled *= philox.keep(mask.key, piece, mask.keep)
         if rest is not None:
             scaled += rest[piece].astype(compute)
         out[piece] = scaled

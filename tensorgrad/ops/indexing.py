@@ -255,7 +255,7 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1, *, dim: None = 
         raise ShapeError(
             f"take_along_axis: indices has {rows.ndim} axes, expected {data.ndim} as x"
         )
-    key = _lines(data.shape, rows, axis)
+    key = lines(data.shape, rows, axis)
     try:
         y = data[key]
     except IndexError as error:
@@ -271,10 +271,10 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1, *, dim: None = 
 
 def _along_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     own, shape, axis, rows = saved
-    return (_add_elements_back(shape, _lines(shape, rows, axis), dy).reshape(own),)
+    return (_add_elements_back(shape, lines(shape, rows, axis), dy).reshape(own),)
 
 
-def _lines(shape: Shape, rows: Array, axis: int) -> tuple[Array, ...]:
+def lines(shape: Shape, rows: Array, axis: int) -> tuple[Array, ...]:
     """Return index arrays that take `rows` along one axis and leave all others as they are."""
     xp = namespace(rows)
     key = [
@@ -309,7 +309,7 @@ def put_along_axis(x: Tensor, indices: Any, values: Any, axis: int | None = -1) 
         _check_range("put_along_axis", rows, 0, x.size) if is_numpy(rows) else None
         assign(x, namespace(rows).unravel_index(rows % max(x.size, 1), x.shape), values)
     else:
-        assign(x, _lines(x.shape, rows, place), values)
+        assign(x, lines(x.shape, rows, place), values)
 
 
 def nonzero(x: Any) -> tuple[Tensor, ...]:

@@ -114,7 +114,7 @@ def linear_cross_entropy(
             gradients[1] = gradients[1].copy()
 
     lent = _borrowed(weight, compute_dtype(dtype), leave) if wants[1] and early else None
-    gradients += _run(loss_of, losses, wants if early else (False,) * 3, scale, lent)
+    gradients += loss_of.run(losses, wants if early else (False,) * 3, scale, lent)
     if reduction == "none":
         loss = losses.reshape(targets.shape)
     elif is_numpy(losses):
@@ -139,6 +139,73 @@ class _ChunkedLoss(NamedTuple):
     classes: int
     chunk: int
     kernel: str | None  # of the products
+
+    @property
+    def dtype(self) -> Dtype:
+        """The dtype of the logits."""
+        return np.result_type(self.x.dtype, self.weight.dtype)
+
+    def run(
+        self, losses: Array, needs: Needs, scale: GradientFactor, dweight: Array | None = None
+    ) -> list[Array | None]:
+        """Write the losses and return the gradients that are wanted, times `scale`.
+
+        Args:
+            dweight: memory for it; None: new memory.
+        """
+        dtype, shape = self.dtype, self.x.shape
+        wide = compute_dtype(dtype)
+        working = wide if is_numpy(losses) else dtype  # 16 bits are converted once, not each chunk
+        x = flat(backend.contiguous(self.x.astype(working, copy=False)))
+        weight, bias = self.weight.astype(working, copy=False), self.bias
+        kernel = self.kernel
+        dx = backend.empty(x.shape, working, like=x) if needs[0] else None
+        if needs[1] and dweight is None:
+            dweight = backend.empty(weight.shape, wide, like=x)
+        dbias = backend.empty(bias.shape, wide, like=x) if bias is not None and needs[2] else None
+        for start in range(0, len(x), self.chunk):
+            piece = slice(start, start + self.chunk)
+            logits = product(x[piece], weight.T, working if bias is None else wide, kernel)
+            if bias is not None:
+                logits += bias
+                logits = logits.astype(working, copy=False)
+            self._losses(losses, logits if any(needs) else None, logits, piece, scale)
+            if dx is not None:
+                product_into(dx[piece], logits, weight, kernel=kernel)
+            if dweight is not None:
+                product_into(dweight, logits.T, x[piece], start > 0, kernel)
+            if dbias is not None:
+                part = sum_array(logits, (0,), dtype=wide)
+                dbias[...] = dbias + part if start else part
+            del logits  # so that the next chunk reuses its memory
+        if not len(x):
+            for gradient in (dweight, dbias):
+                if gradient is not None:
+                    gradient.fill(0)
+        return [None if dx is None else dx.reshape(shape), dweight, dbias]
+
+    def _losses(
+        self,
+        losses: Array,
+        dlogits: Array | None,
+        logits: Array,
+        piece: slice,
+        scale: GradientFactor,
+    ) -> None:
+        """Write the losses of a chunk and, unless `dlogits` is None, the gradient of its logits."""
+        ids, options, classes = self.ids[piece], self.options, self.classes
+        if scale.dy is not None and scale.dy.size > 1:
+            scale = GradientFactor(scale.dy[piece], scale.divisor)
+        if self.counted is None:
+            peaks = backend.empty((2, len(ids)), losses.dtype, like=losses)
+            cross_entropy_cuda.rows_forward(
+                losses[piece], peaks, dlogits, logits, ids, options, scale, classes
+            )
+            return
+        factor = _factor(scale, losses.dtype)
+        rows_numpy(
+            losses[piece], dlogits, logits, ids, self.counted[piece], options, factor, classes
+        )
 
 
 def rows_at_a_time(op: str, chunk: int | None, rows: int, row_bytes: int, on_host: bool) -> int:
@@ -193,9 +260,10 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     scale = GradientFactor(backend.contiguous(dy).reshape(-1), count)
     if not early:
         losses = backend.empty(loss_of.ids.shape, dy.dtype, like=loss_of.ids)
-        return _run(loss_of, losses, needs, scale)
-    gradients: list[Array | None] = early.pop()
-    if not defers(_dtype(loss_of)):
+        gradients: list[Array | None] = loss_of.run(losses, needs, scale)
+        return gradients
+    gradients = early.pop()
+    if not defers(loss_of.dtype):
         scale = GradientFactor(scale.dy)
     for gradient in gradients:
         if gradient is None:
@@ -218,82 +286,9 @@ def _borrowed(weight: Tensor, dtype: Dtype, leave: Callable[[], None]) -> Array 
     return grad if fits and borrow(grad, leave) else None
 
 
-def _run(
-    loss_of: _ChunkedLoss,
-    losses: Array,
-    needs: Needs,
-    scale: GradientFactor,
-    dweight: Array | None = None,
-) -> list[Array | None]:
-    """Write the losses and return the gradients that are wanted, times `scale`.
-
-    Args:
-        dweight: memory for it; None: new memory.
-    """
-    dtype, shape = _dtype(loss_of), loss_of.x.shape
-    wide = compute_dtype(dtype)
-    working = wide if is_numpy(losses) else dtype  # 16 bits are converted once, not each chunk
-    x = flat(backend.contiguous(loss_of.x.astype(working, copy=False)))
-    weight, bias = loss_of.weight.astype(working, copy=False), loss_of.bias
-    kernel = loss_of.kernel
-    dx = backend.empty(x.shape, working, like=x) if needs[0] else None
-    if needs[1] and dweight is None:
-        dweight = backend.empty(weight.shape, wide, like=x)
-    dbias = backend.empty(bias.shape, wide, like=x) if bias is not None and needs[2] else None
-    for start in range(0, len(x), loss_of.chunk):
-        piece = slice(start, start + loss_of.chunk)
-        logits = product(x[piece], weight.T, working if bias is None else wide, kernel)
-        if bias is not None:
-            logits += bias
-            logits = logits.astype(working, copy=False)
-        _losses(loss_of, losses, logits if any(needs) else None, logits, piece, scale)
-        if dx is not None:
-            product_into(dx[piece], logits, weight, kernel=kernel)
-        if dweight is not None:
-            product_into(dweight, logits.T, x[piece], start > 0, kernel)
-        if dbias is not None:
-            part = sum_array(logits, (0,), dtype=wide)
-            dbias[...] = dbias + part if start else part
-        del logits  # so that the next chunk reuses its memory
-    if not len(x):
-        for gradient in (dweight, dbias):
-            if gradient is not None:
-                gradient.fill(0)
-    return [None if dx is None else dx.reshape(shape), dweight, dbias]
-
-
-def _losses(
-    loss_of: _ChunkedLoss,
-    losses: Array,
-    dlogits: Array | None,
-    logits: Array,
-    piece: slice,
-    scale: GradientFactor,
-) -> None:
-    """Write the losses of a chunk and, unless `dlogits` is None, the gradient of its logits."""
-    ids, options, classes = loss_of.ids[piece], loss_of.options, loss_of.classes
-    if scale.dy is not None and scale.dy.size > 1:
-        scale = GradientFactor(scale.dy[piece], scale.divisor)
-    if loss_of.counted is None:
-        peaks = backend.empty((2, len(ids)), losses.dtype, like=losses)
-        cross_entropy_cuda.rows_forward(
-            losses[piece], peaks, dlogits, logits, ids, options, scale, classes
-        )
-        return
-    factor = _factor(scale, losses.dtype)
-    rows_numpy(
-        losses[piece], dlogits, logits, ids, loss_of.counted[piece], options, factor, classes
-    )
-
-
 def _factor(scale: GradientFactor, dtype: Dtype) -> Array:
     """Return dy / count on the CPU: () or (n,)."""
     factor = np.ones((), dtype) if scale.dy is None else scale.dy.astype(dtype, copy=False)
     if factor.size == 1:
         factor = factor.reshape(())
     return factor if scale.divisor is None else np.asarray(factor / scale.divisor, dtype)
-
-
-def _dtype(loss_of: _ChunkedLoss) -> Dtype:
-    """Return the dtype of the logits."""
-    return np.result_type(loss_of.x.dtype, loss_of.weight.dtype)

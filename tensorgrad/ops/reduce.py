@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -154,32 +153,7 @@ def var(
     """
     if dim is not None:
         raise renamed_dim("var", dim)
-    if correction is not None:
-        return var(x, axis, _correction("var", ddof, correction), keepdims, dtype, where=where)
-    if dtype is not None:
-        return var(astype(x, dtype, copy=False), axis, ddof, keepdims, where=where)
-    if where is not None:
-        return _var_where(x, where, axis, ddof, keepdims)
-    x, axes = _operand("var", x, axis, keepdims)
-    array = _as_float("var", x.data)
-    y = cast(_variance("var", array, axes, ddof, keepdims), array.dtype)
-    return record("var", y, (x,), _var_backward, (array, axes, ddof))
-
-
-def _correction(op: str, ddof: float, correction: float) -> float:
-    """Return the correction, where ddof is not given too."""
-    if ddof != 0:
-        raise ArgumentError(f"{op}: got ddof={ddof} and correction={correction}, expected one")
-    return correction
-
-
-VAR_GRADIENT = Row("var_gradient", "dy x mean divisor", "dy * 2 * (x - mean) / divisor")
-
-
-def _var_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, axes, ddof = saved
-    divisor = _divisor("var", x.shape, axes, ddof) or math.nan
-    return (VAR_GRADIENT(keep_axes(dy, x.shape, axes), x, _mean_array(x, axes), divisor).data,)
+    return _deviation("var", x, axis, ddof, keepdims, dtype, correction, where)
 
 
 def std(
@@ -196,19 +170,34 @@ def std(
     """Return the standard deviation, the square root of `var`; its gradient is 0 where it is 0."""
     if dim is not None:
         raise renamed_dim("std", dim)
+    return _deviation("std", x, axis, ddof, keepdims, dtype, correction, where)
+
+
+def _deviation(
+    op: str, x: Any, axis: Axis, ddof: float, keepdims: bool, dtype: DtypeLike | None,
+    correction: float | None, where: Any,
+) -> Tensor:  # fmt: skip
+    """Return the variance, or its root for `std`."""
     if correction is not None:
-        return std(x, axis, _correction("std", ddof, correction), keepdims, dtype, where=where)
+        if ddof != 0:
+            raise ArgumentError(f"{op}: got ddof={ddof} and correction={correction}, expected one")
+        ddof = correction
     if dtype is not None:
-        return std(astype(x, dtype, copy=False), axis, ddof, keepdims, where=where)
+        x = astype(x, dtype, copy=False)
     if where is not None:
-        return _std_where(x, where, axis, ddof, keepdims)
-    x, axes = _operand("std", x, axis, keepdims)
-    array = _as_float("std", x.data)
-    wide = backend.namespace(array).sqrt(_variance("std", array, axes, ddof, keepdims))
-    y = cast(wide, array.dtype)
-    return record("std", y, (x,), _std_backward, (array, wide, axes, ddof))
+        return _deviation_where(op, x, where, axis, ddof, keepdims)
+    x, axes = _operand(op, x, axis, keepdims)
+    array = _as_float(op, x.data)
+    divisor = _divisor(op, array.shape, axes, ddof)
+    wide = _reduce("Var", array, axes, keepdims, compute_dtype(array.dtype), divisor)
+    saved: Saved = (array, axes, ddof)
+    if op == "std":
+        wide = backend.namespace(array).sqrt(wide)
+        saved = (*saved, wide)
+    return record(op, cast(wide, array.dtype), (x,), _deviation_backward, saved)
 
 
+VAR_GRADIENT = Row("var_gradient", "dy x mean divisor", "dy * 2 * (x - mean) / divisor")
 STD_GRADIENT = Row(
     "std_gradient",
     "dy x mean std divisor",
@@ -216,11 +205,13 @@ STD_GRADIENT = Row(
 )
 
 
-def _std_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, y, axes, ddof = saved
-    divisor = _divisor("std", x.shape, axes, ddof) or math.nan
-    dy, y = keep_axes(dy, x.shape, axes), keep_axes(y, x.shape, axes)
-    return (STD_GRADIENT(dy, x, _mean_array(x, axes), y, divisor).data,)
+def _deviation_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    x, axes, ddof, *std = saved
+    divisor = _divisor("var", x.shape, axes, ddof) or math.nan
+    dy, mean = keep_axes(dy, x.shape, axes), _mean_array(x, axes)
+    if not std:
+        return (VAR_GRADIENT(dy, x, mean, divisor).data,)
+    return (STD_GRADIENT(dy, x, mean, keep_axes(std[0], x.shape, axes), divisor).data,)
 
 
 def max(
@@ -247,9 +238,7 @@ def max(
     """
     if dim is not None:
         raise renamed_dim("max", dim)
-    if initial is not None or where is not None:
-        return _extremum_where("max", max, x, axis, keepdims, initial, where)
-    return _extremum("max", "Max", x, axis, keepdims)
+    return _extremum("max", "Max", x, axis, keepdims, initial, where)
 
 
 def min(
@@ -276,12 +265,14 @@ def min(
     """
     if dim is not None:
         raise renamed_dim("min", dim)
+    return _extremum("min", "Min", x, axis, keepdims, initial, where)
+
+
+def _extremum(
+    name: str, op: str, x: Any, axis: Axis, keepdims: bool, initial: float | None, where: Any
+) -> Tensor:
     if initial is not None or where is not None:
-        return _extremum_where("min", min, x, axis, keepdims, initial, where)
-    return _extremum("min", "Min", x, axis, keepdims)
-
-
-def _extremum(name: str, op: str, x: Any, axis: Axis, keepdims: bool) -> Tensor:
+        x, axis, keepdims = _with_initial(name, x, axis, keepdims, initial, where)
     x, axes = _operand(name, x, axis, keepdims)
     y = _reduce(op, x.data, axes, keepdims, x.data.dtype)
     return record(name, y, (x,), _extremum_backward, (x.data, y, axes))
@@ -363,8 +354,13 @@ def argmin(x: Any, axis: int | None = None, keepdims: bool = False, *, dim: None
 def _arg(name: str, op: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
     if axis is not None:
         axis_index(name, axis, tensor_of(name, "x", x).ndim)  # refuses several axes
+    return _constant(name, op, x, axis, keepdims, int64)
+
+
+def _constant(name: str, op: str, x: Any, axis: Axis, keepdims: bool, dtype: Dtype) -> Tensor:
+    """Return a reduction that has no gradient."""
     x, axes = _operand(name, x, axis, keepdims)
-    return Tensor(_reduce(op, x.data, axes, keepdims, int64))
+    return Tensor(_reduce(op, x.data, axes, keepdims, dtype))
 
 
 def any(
@@ -374,8 +370,7 @@ def any(
     if dim is not None:
         raise renamed_dim("any", dim)
     x = x if where is None else _counted("any", x, where, 0)
-    x, axes = _operand("any", x, axis, keepdims)
-    return Tensor(_reduce("Any", x.data, axes, keepdims, bool_))
+    return _constant("any", "Any", x, axis, keepdims, bool_)
 
 
 def all(
@@ -385,8 +380,7 @@ def all(
     if dim is not None:
         raise renamed_dim("all", dim)
     x = x if where is None else _counted("all", x, where, 1)
-    x, axes = _operand("all", x, axis, keepdims)
-    return Tensor(_reduce("All", x.data, axes, keepdims, bool_))
+    return _constant("all", "All", x, axis, keepdims, bool_)
 
 
 def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
@@ -396,11 +390,18 @@ def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False, *, dim: None = 
     """
     if dim is not None:
         raise renamed_dim("logsumexp", dim)
-    x, axes = _operand("logsumexp", x, axis, keepdims)
-    array = _as_float("logsumexp", x.data)
-    wide = _reduce("LogSumExp", array, axes, keepdims, compute_dtype(array.dtype))
+    return _real("logsumexp", "LogSumExp", x, axis, keepdims, _logsumexp_backward)
+
+
+def _real(
+    name: str, op: str, x: Any, axis: Axis, keepdims: bool, backward: Any, *options: Any
+) -> Tensor:
+    """Return a reduction of real numbers to floats, whose backward needs the unrounded result."""
+    x, axes = _operand(name, x, axis, keepdims)
+    array = _as_float(name, x.data)
+    wide = _reduce(op, array, axes, keepdims, compute_dtype(array.dtype))
     y = cast(wide, array.dtype)
-    return record("logsumexp", y, (x,), _logsumexp_backward, (array, wide, axes))
+    return record(name, y, (x,), backward, (array, wide, axes, *options))
 
 
 LOGSUMEXP_GRADIENT = Row("logsumexp_gradient", "dy x value", "dy * exp(x - value)")
@@ -425,11 +426,7 @@ def norm(
         raise renamed_dim("norm", dim)
     if not isinstance(ord, (int, float, np.number)) or ord not in _NORMS:
         raise ArgumentError(f"norm: ord is {ord!r}, expected 1, 2 or inf")
-    x, axes = _operand("norm", x, axis, keepdims)
-    array = _as_float("norm", x.data)
-    wide = _reduce(_NORMS[ord], array, axes, keepdims, compute_dtype(array.dtype))
-    y = cast(wide, array.dtype)
-    return record("norm", y, (x,), _norm_backward, (array, wide, axes, ord))
+    return _real("norm", _NORMS[ord], x, axis, keepdims, _norm_backward, ord)
 
 
 _NORMS = {1: "NormOne", 2: "NormTwo", math.inf: "NormMax"}
@@ -537,32 +534,25 @@ def cumulative_sum(
     Raises:
         ArgumentError: axis is None for x of several axes.
     """
-    return _cumulative("cumulative_sum", cumsum, x, axis, dtype, include_initial, 0)
+    return _cumulative("cumulative_sum", x, axis, dtype, include_initial)
 
 
 def cumulative_prod(
     x: Any, axis: int | None = None, dtype: DtypeLike | None = None, include_initial: bool = False
 ) -> Tensor:
     """Return `cumprod` along an axis; arguments and errors are those of `cumulative_sum`."""
-    return _cumulative("cumulative_prod", cumprod, x, axis, dtype, include_initial, 1)
+    return _cumulative("cumulative_prod", x, axis, dtype, include_initial)
 
 
-def _cumulative(
-    op: str,
-    function: Any,
-    x: Any,
-    axis: int | None,
-    dtype: Any,
-    include_initial: bool,
-    initial: int,
-) -> Tensor:
+def _cumulative(op: str, x: Any, axis: int | None, dtype: Any, include_initial: bool) -> Tensor:
+    running, initial = (cumsum, 0) if op == "cumulative_sum" else (cumprod, 1)
     x = tensor_of(op, "x", x)
     if axis is None and x.ndim > 1:
         raise ArgumentError(f"{op}: axis is None for x of {x.ndim} axes, expected an axis")
     if axis is None and not x.ndim:
         x = x[None]
     axis = axis_index(op, 0 if axis is None else axis, x.ndim)
-    y: Tensor = function(x, axis, dtype)
+    y = running(x, axis, dtype)
     if include_initial:
         y = pad(y, [(int(i == axis), 0) for i in range(y.ndim)], constant_values=initial)
     return y
@@ -595,10 +585,11 @@ def _widened(op: str, x: Any, or_complex: bool = False) -> tuple[Tensor, Dtype]:
     return astype(x, compute_dtype(dtype), copy=False), dtype
 
 
-def _count_where(op: str, x: Tensor, where: Any, axis: Axis) -> Tensor:
-    """Return how many elements count, in the dtype of x; reduced axes are kept."""
+def _mean_of(op: str, x: Tensor, where: Any, axis: Axis) -> tuple[Tensor, Tensor]:
+    """Return the mean of what counts and how many elements count; reduced axes are kept."""
     ones = Tensor(backend.namespace(x.data).ones(x.shape, x.dtype))
-    return sum(_counted(op, ones, where, 0), axis, True)
+    count = sum(_counted(op, ones, where, 0), axis, True)
+    return sum(_counted(op, x, where, 0), axis, True) / count, count
 
 
 def _finished(op: str, y: Tensor, axis: Axis, keepdims: bool, dtype: Dtype) -> Tensor:
@@ -611,45 +602,30 @@ def _finished(op: str, y: Tensor, axis: Axis, keepdims: bool, dtype: Dtype) -> T
 def _mean_where(x: Any, where: Any, axis: Axis, keepdims: bool) -> Tensor:
     """Return the mean of what counts."""
     wide, dtype = _widened("mean", x, or_complex=True)
-    total = sum(_counted("mean", wide, where, 0), axis, True)
-    mean = total / _count_where("mean", wide, where, axis)
+    mean, _ = _mean_of("mean", wide, where, axis)
     return _finished("mean", mean, axis, keepdims, dtype)
 
 
-def _variance_where(op: str, x: Tensor, where: Any, axis: Axis, ddof: float) -> Tensor:
-    """Return the variance of what counts; reduced axes are kept."""
-    check_number(op, "ddof", ddof)
-    count = _count_where(op, x, where, axis)
-    centered = x - sum(_counted(op, x, where, 0), axis, True) / count
-    total = sum(_counted(op, centered * centered, where, 0), axis, True)
-    return total / choose(count > ddof, count - ddof, 0.0)
-
-
-def _var_where(x: Any, where: Any, axis: Axis, ddof: float, keepdims: bool) -> Tensor:
-    """Return the variance of what counts."""
-    wide, dtype = _widened("var", x)
-    return _finished("var", _variance_where("var", wide, where, axis, ddof), axis, keepdims, dtype)
-
-
-def _std_where(x: Any, where: Any, axis: Axis, ddof: float, keepdims: bool) -> Tensor:
-    """Return the standard deviation of what counts; its gradient is 0 where it is 0."""
-    wide, dtype = _widened("std", x)
-    y = _variance_where("std", wide, where, axis, ddof)
-    zero = y.data == 0
-    y = choose(zero, 0.0, sqrt(choose(zero, 1.0, y)))
-    return _finished("std", y, axis, keepdims, dtype)
-
-
-def _extremum_where(
-    op: str,
-    reduce: Callable[..., Tensor],
-    x: Any,
-    axis: Axis,
-    keepdims: bool,
-    initial: float | None,
-    where: Any,
+def _deviation_where(
+    op: str, x: Any, where: Any, axis: Axis, ddof: float, keepdims: bool
 ) -> Tensor:
-    """Return the extremum of a number and of what counts."""
+    """Return the variance of what counts, or its root, whose gradient is 0 where it is 0."""
+    wide, dtype = _widened(op, x)
+    check_number(op, "ddof", ddof)
+    mean, count = _mean_of(op, wide, where, axis)
+    centered = wide - mean
+    total = sum(_counted(op, centered * centered, where, 0), axis, True)
+    y = total / choose(count > ddof, count - ddof, 0.0)
+    if op == "std":
+        zero = y.data == 0
+        y = choose(zero, 0.0, sqrt(choose(zero, 1.0, y)))
+    return _finished(op, y, axis, keepdims, dtype)
+
+
+def _with_initial(
+    op: str, x: Any, axis: Axis, keepdims: bool, initial: float | None, where: Any
+) -> tuple[Tensor, Axis, bool]:
+    """Return x with another element along an axis, and with it in the place of uncounted ones."""
     if initial is None:
         raise ArgumentError(f"{op}: initial is None, expected a number with `where`")
     check_number(op, "initial", initial)
@@ -661,7 +637,7 @@ def _extremum_where(
     if not axes:  # each element alone
         x, axes, axis, keepdims = x[None], (0,), 0, False
     lengths = [(0, int(place == axes[0])) for place in range(x.ndim)]
-    return reduce(pad(x, lengths, "constant", initial), axis, keepdims)
+    return pad(x, lengths, "constant", initial), axis, keepdims
 
 
 def _operand(op: str, x: Any, axis: Axis, keepdims: bool = False) -> tuple[Tensor, Axes]:
@@ -707,12 +683,6 @@ _OF_NOTHING = {
     "Prod": 1, "Mean": math.nan, "Var": math.nan, "LogSumExp": -math.inf, "Any": False,
     "All": True, "NormOne": 0, "NormTwo": 0, "NormMax": 0,
 }  # fmt: skip
-
-
-def _variance(op: str, x: Array, axes: Axes, ddof: float, keepdims: bool) -> Array:
-    """Return the variance in the compute dtype."""
-    divisor = _divisor(op, x.shape, axes, ddof)
-    return _reduce("Var", x, axes, keepdims, compute_dtype(x.dtype), divisor)
 
 
 def _divisor(op: str, shape: Shape, axes: Axes, ddof: float) -> float:

@@ -6,7 +6,7 @@ Tests: tests/ops/test_rotary.py.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from tensorgrad.backend import Array, widened
 from tensorgrad.checks import broadcast, check_integer
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import rotary as kernel
+from tensorgrad.kernels.rotary import Rotation
 from tensorgrad.operands import float_tensor
 from tensorgrad.tensor import Tensor
 
@@ -57,20 +58,10 @@ def rotary(
     return record("rotary", y, (x, cos, sin), _backward, (*rotation, of_angles))
 
 
-class Rotation(NamedTuple):
-    """Checked arguments of `rotary`; on the GPU, angles in the layout of the kernel."""
-
-    cos: Array
-    sin: Array
-    heads: int
-    interleaved: bool
-
-
 def rotation_of(
-    op: str, name: str, x: Array, cos: Any, sin: Any, heads: int | None, interleaved: bool
+    op: str, name: str, x: Array, cos: Tensor, sin: Tensor, heads: int | None, interleaved: bool
 ) -> Rotation:
     """Return how an op rotates its operand x, (..., H, D), by arguments as of `rotary`."""
-    cos, sin = float_tensor(op, "cos", cos, sin, x), float_tensor(op, "sin", sin, cos, x)
     backend.same_device(op, (name, "cos", "sin"), (x, cos.data, sin.data))
     if x.shape[-1] % 2:
         raise ShapeError(f"{op}: {name} has shape {x.shape}, expected (..., H, D), D even")
@@ -97,35 +88,25 @@ def rotated(x: Array, rotation: Rotation, direction: int, in_place: bool = False
         in_place: x is contiguous and is overwritten; its other heads are not copied.
     """
     turn = _turn_numpy if type(x) is np.ndarray else kernel.turn
-    cos, sin, heads, interleaved = rotation
-    return turn(x, cos, sin, direction, heads, interleaved, x if in_place else None)
+    return turn(x, rotation, direction, x if in_place else None)
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    *rotation, x = saved
-    dx = rotated(dy, Rotation(*rotation), -1) if needs[0] else None
+    rotation, x = Rotation(*saved[:-1]), saved[-1]
+    dx = rotated(dy, rotation, -1) if needs[0] else None
     if x is None:
         return dx, None, None
-    _, _, heads, interleaved = rotation
-    (a, b), (da, db) = (_pairs(widened(t[..., :heads, :]), interleaved) for t in (x, dy))
+    (a, b), (da, db) = (_pairs(widened(t), rotation) for t in (x, dy))
     return dx, a * da + b * db, a * db - b * da
 
 
-def _turn_numpy(
-    x: Array,
-    cos: Array,
-    sin: Array,
-    direction: int,
-    heads: int,
-    interleaved: bool,
-    out: Array | None,
-) -> Array:
+def _turn_numpy(x: Array, rotation: Rotation, direction: int, out: Array | None) -> Array:
+    cos, sin, heads, _ = rotation
     y = out
     if y is None:
         y = backend.empty_like(x)
         y[..., heads:, :] = x[..., heads:, :]
-    a, b = _pairs(x[..., :heads, :], interleaved)
-    a_out, b_out = _pairs(y[..., :heads, :], interleaved)
+    (a, b), (a_out, b_out) = _pairs(x, rotation), _pairs(y, rotation)
 
     def run(piece: slice) -> None:
         one, two, across = widened(a[piece]), widened(b[piece]), direction * sin[piece]
@@ -138,9 +119,10 @@ def _turn_numpy(
     return y
 
 
-def _pairs(x: Array, interleaved: bool) -> tuple[Array, Array]:
-    """Return views of the first and the second element of each pair."""
-    if interleaved:
+def _pairs(x: Array, rotation: Rotation) -> tuple[Array, Array]:
+    """Return views of the first and the second element of each pair of the rotated heads."""
+    x = x[..., : rotation.heads, :]
+    if rotation.interleaved:
         return x[..., ::2], x[..., 1::2]
     half = x.shape[-1] // 2
     return x[..., :half], x[..., half:]

@@ -19,7 +19,7 @@ from tensorgrad.checks import axis_index, check_holds
 from tensorgrad.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.operands import operands, tensor_of
-from tensorgrad.ops.indexing import add_rows, explained, index_array, plain_key
+from tensorgrad.ops.indexing import add_rows, explained, index_array, lines, plain_key
 from tensorgrad.ops.shape import broadcast_to, moveaxis
 from tensorgrad.tensor import Tensor
 
@@ -124,9 +124,7 @@ def diagonal_scatter(x: Any, src: Any, offset: int = 0, axis1: int = 0, axis2: i
     """
     op = "diagonal_scatter"
     x, src = operands(op, ("x", "src"), (x, src))
-    first, second = axis_index(op, axis1, x.ndim), axis_index(op, axis2, x.ndim)
-    if first == second:
-        raise ArgumentError(f"{op}: axis2 is {axis2}, expected another axis than axis1")
+    first, second = two_axes(op, axis1, axis2, x.ndim)
     rows, columns = max(0, -offset), max(0, offset)
     length = max(0, min(x.shape[first] - rows, x.shape[second] - columns))
     y, xp = moveaxis(x, (first, second), (0, 1)), namespace(x.data)
@@ -134,6 +132,14 @@ def diagonal_scatter(x: Any, src: Any, offset: int = 0, axis1: int = 0, axis2: i
     src = moveaxis(broadcast_to(src, (*y.shape[2:], length)), -1, 0)
     key = xp.arange(length) + rows, xp.arange(length) + columns
     return moveaxis(_put(op, y, key, src, False), (0, 1), (first, second))
+
+
+def two_axes(op: str, axis1: int, axis2: int, ndim: int) -> tuple[int, int]:
+    """Return two different axes, counted from the front."""
+    first, second = axis_index(op, axis1, ndim, "axis1"), axis_index(op, axis2, ndim, "axis2")
+    if first == second:
+        raise ArgumentError(f"{op}: axis2 is {axis2}, expected another axis than axis1")
+    return first, second
 
 
 def _scatter(op: str, x: Any, axis: int, index: Any, src: Any, add: bool) -> Tensor:
@@ -154,13 +160,7 @@ def _scatter(op: str, x: Any, axis: int, index: Any, src: Any, add: bool) -> Ten
             raise ShapeError(f"{op}: src has shape {src.shape}, expected at least {rows.shape}")
         if src.shape != rows.shape:
             src = src[tuple([slice(n) for n in rows.shape])]
-    xp = namespace(rows)
-    key = [
-        xp.arange(n).reshape([-1 if j == i else 1 for j in range(rows.ndim)])
-        for i, n in enumerate(rows.shape)
-    ]
-    key[axis] = rows
-    return _put(op, x, tuple(key), src, add)
+    return _put(op, x, lines(rows.shape, rows, axis), src, add)
 
 
 def _slices(op: str, x: Any, axis: int, part: Any) -> tuple[Any, ...]:

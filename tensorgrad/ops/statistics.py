@@ -38,23 +38,10 @@ from tensorgrad.dtypes import (
 )
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.operands import constant_of, operands, tensor_of
+from tensorgrad.ops import reduce
 from tensorgrad.ops.diagonals import diagonal
 from tensorgrad.ops.elementwise import clip, equal, isnan, not_equal, where
 from tensorgrad.ops.indexing import take_along_axis
-from tensorgrad.ops.reduce import (
-    all,
-    argmax,
-    argmin,
-    cumprod,
-    cumsum,
-    max,
-    mean,
-    min,
-    prod,
-    std,
-    sum,
-    var,
-)
 from tensorgrad.ops.shape import (
     astype,
     broadcast_to,
@@ -282,7 +269,7 @@ def average(x: Any, axis: Axis = None, weights: Any = None, keepdims: bool = Fal
         ArgumentError: weights sum to 0 (on the GPU the result is not finite instead).
     """
     if weights is None:
-        return mean(x, axis, keepdims)
+        return reduce.mean(x, axis, keepdims)
     x, weights = operands("average", ("x", "weights"), (x, weights))
     if weights.shape != x.shape:
         weights = _along_axes(x, axis, weights)
@@ -291,10 +278,10 @@ def average(x: Any, axis: Axis = None, weights: Any = None, keepdims: bool = Fal
         dtype = float64
     wide = dtype if is_complex(dtype) else compute_dtype(dtype)
     x, weights = (astype(t, wide, copy=False) for t in (x, weights))
-    scale = sum(broadcast_to(weights, x.shape), axis, keepdims)
+    scale = reduce.sum(broadcast_to(weights, x.shape), axis, keepdims)
     if backend.is_numpy(scale.data) and (scale.data == 0).any():
         raise ArgumentError("average: weights sum to 0, expected another sum")
-    return astype(sum(x * weights, axis, keepdims) / scale, dtype, copy=False)
+    return astype(reduce.sum(x * weights, axis, keepdims) / scale, dtype, copy=False)
 
 
 def _along_axes(x: Tensor, axis: Axis, weights: Tensor) -> Tensor:
@@ -313,38 +300,36 @@ def ptp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     Raises:
         ShapeError: there are no elements to reduce.
     """
-    return max(x, axis, keepdims) - min(x, axis, keepdims)
+    return reduce.max(x, axis, keepdims) - reduce.min(x, axis, keepdims)
 
 
 def nansum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the sum of the elements that are not NaN."""
-    return sum(_filled("nansum", x, 0), axis, keepdims)
+    return reduce.sum(_filled("nansum", x, 0), axis, keepdims)
 
 
 def nanprod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the product of the elements that are not NaN."""
-    return prod(_filled("nanprod", x, 1), axis, keepdims)
+    return reduce.prod(_filled("nanprod", x, 1), axis, keepdims)
 
 
 def nancumsum(x: Any, axis: int | None = None) -> Tensor:
     """Return `cumsum` with 0 in place of NaN."""
-    return cumsum(_filled("nancumsum", x, 0), axis)
+    return reduce.cumsum(_filled("nancumsum", x, 0), axis)
 
 
 def nancumprod(x: Any, axis: int | None = None) -> Tensor:
     """Return `cumprod` with 1 in place of NaN."""
-    return cumprod(_filled("nancumprod", x, 1), axis)
+    return reduce.cumprod(_filled("nancumprod", x, 1), axis)
 
 
 def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the mean of the elements that are not NaN; NaN where all are."""
     x = tensor_of("nanmean", "x", x)
     if not (is_float(x.dtype) or is_complex(x.dtype)):
-        return mean(x, axis, keepdims)
+        return reduce.mean(x, axis, keepdims)
     wide = astype(x, compute_dtype(x.dtype), copy=False) if is_float(x.dtype) else x
-    count = _count(x, axis, keepdims)
-    count = where(count > 0, count, float("nan"))
-    return astype(nansum(wide, axis, keepdims) / count, x.dtype, copy=False)
+    return astype(nansum(wide, axis, keepdims) / _count(x, axis, keepdims), x.dtype, copy=False)
 
 
 def nanvar(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
@@ -361,12 +346,10 @@ def _nan_variance(op: str, x: Any, axis: Axis, ddof: float, keepdims: bool, powe
     x = tensor_of(op, "x", x)
     check_number(op, "ddof", ddof)
     if not is_float(x.dtype):
-        return (var if power == 1 else std)(x, axis, ddof, keepdims)
+        return (reduce.var if power == 1 else reduce.std)(x, axis, ddof, keepdims)
     wide = astype(x, compute_dtype(x.dtype), copy=False)
     centered = where(isnan(wide), 0, wide - nanmean(wide, axis, True))
-    count = _count(x, axis, keepdims) - ddof
-    count = where(count > 0, count, float("nan"))
-    variance = sum(centered * centered, axis, keepdims) / count
+    variance = reduce.sum(centered * centered, axis, keepdims) / _count(x, axis, keepdims, ddof)
     return astype(variance**power if power != 1 else variance, x.dtype, copy=False)
 
 
@@ -376,7 +359,7 @@ def nanmax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     Raises:
         ShapeError: there are no elements to reduce.
     """
-    return _nan_extremum("nanmax", max, x, axis, keepdims)
+    return _nan_extremum("nanmax", reduce.max, x, axis, keepdims)
 
 
 def nanmin(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -385,14 +368,14 @@ def nanmin(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     Raises:
         ShapeError: there are no elements to reduce.
     """
-    return _nan_extremum("nanmin", min, x, axis, keepdims)
+    return _nan_extremum("nanmin", reduce.min, x, axis, keepdims)
 
 
 def _nan_extremum(op: str, function: Any, x: Any, axis: Axis, keepdims: bool) -> Tensor:
     x = tensor_of(op, "x", x)
-    worst = float("-inf") if function is max else float("inf")
+    worst = float("-inf") if function is reduce.max else float("inf")
     y: Tensor = function(_filled(op, x, worst), axis, keepdims)
-    empty = all(isnan(x), axis, keepdims)
+    empty = reduce.all(isnan(x), axis, keepdims)
     return where(empty, float("nan"), y) if is_float(x.dtype) or is_complex(x.dtype) else y
 
 
@@ -402,7 +385,7 @@ def nanargmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor
     Raises:
         ArgumentError: all are NaN (on the GPU the result is 0 instead).
     """
-    return argmax(_filled_but_some("nanargmax", x, float("-inf"), axis), axis, keepdims)
+    return reduce.argmax(_filled_but_some("nanargmax", x, float("-inf"), axis), axis, keepdims)
 
 
 def nanargmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
@@ -411,13 +394,13 @@ def nanargmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor
     Raises:
         ArgumentError: all are NaN (on the GPU the result is 0 instead).
     """
-    return argmin(_filled_but_some("nanargmin", x, float("inf"), axis), axis, keepdims)
+    return reduce.argmin(_filled_but_some("nanargmin", x, float("inf"), axis), axis, keepdims)
 
 
 def _filled_but_some(op: str, x: Any, value: float, axis: Axis) -> Tensor:
     """Do as `_filled`; raise ArgumentError on the CPU where everything along the axis is NaN."""
     x = tensor_of(op, "x", x)
-    if x.size and backend.is_numpy(x.data) and all(isnan(x), axis).data.any():
+    if x.size and backend.is_numpy(x.data) and reduce.all(isnan(x), axis).data.any():
         raise ArgumentError(f"{op}: x holds nothing but NaN along axis {axis}, expected a number")
     return _filled(op, x, value)
 
@@ -428,10 +411,12 @@ def _filled(op: str, x: Any, value: float) -> Tensor:
     return where(isnan(x), value, x) if is_float(x.dtype) or is_complex(x.dtype) else x
 
 
-def _count(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+def _count(x: Tensor, axis: Axis, keepdims: bool, ddof: float = 0) -> Tensor:
     """Return how many numbers are not NaN, in the compute dtype, of complex ones float32."""
     dtype = compute_dtype(x.dtype) if is_float(x.dtype) else float32
-    return astype(sum(equal(x.detach(), x.detach()), axis, keepdims), dtype)
+    count = astype(reduce.sum(equal(x.detach(), x.detach()), axis, keepdims), dtype)
+    count = count - ddof if ddof else count
+    return where(count > 0, count, float("nan"))
 
 
 def cov(
@@ -475,7 +460,7 @@ def cov(
     delta = (0 if bias else 1) if ddof is None else ddof
     weights, total, divisor = _observation_weights(joined, fweights, aweights, delta)
     weighted = joined if weights is None else joined * weights
-    centered = joined - sum(weighted, 1, True) / total
+    centered = joined - reduce.sum(weighted, 1, True) / total
     products = (centered if weights is None else centered * weights) @ centered.T
     result = products / where(divisor > 0, divisor, 0.0)
     return result if result.size != 1 else reshape(result, ())
@@ -494,10 +479,10 @@ def _observation_weights(
         count = tensor_of("cov", "x", namespace(x.data).asarray(float(x.shape[1]), x.dtype))
         return None, count, count - ddof
     weights = given[0] if len(given) == 1 else given[0] * given[1]
-    total = sum(weights)
+    total = reduce.sum(weights)
     if importances is None or not ddof:
         return weights, total, total - ddof
-    return weights, total, total - ddof * sum(weights * importances) / total
+    return weights, total, total - ddof * reduce.sum(weights * importances) / total
 
 
 def _weights_of_cov(name: str, given: Any, x: Tensor) -> Tensor | None:
@@ -585,7 +570,7 @@ def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
     widths: Any = dx
     if x is not None:
         widths = diff(x if x.ndim == 1 else moveaxis(x, axis, -1))
-    return sum(widths * (y[..., 1:] + y[..., :-1]) / 2, -1)
+    return reduce.sum(widths * (y[..., 1:] + y[..., :-1]) / 2, -1)
 
 
 def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:

@@ -15,7 +15,7 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import Decays, FlatParameters, Owned, cut
 from tensorgrad.optim.groups import Parameters
-from tensorgrad.optim.optimizer import DECAY, FACTOR, LR, STEPS, Optimizer
+from tensorgrad.optim.optimizer import DECAY, FACTOR, LR, STEPS, Optimizer, two_numbers
 
 
 class Adafactor(Optimizer):
@@ -76,12 +76,7 @@ class Adafactor(Optimizer):
         scale_parameter: bool = True,
         decay: Decays | None = None,
     ) -> None:
-        try:
-            eps1, eps2 = eps
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(
-                f"Adafactor: eps is {eps!r}, expected two numbers, eps1 and eps2"
-            ) from error
+        eps1, eps2 = two_numbers("Adafactor", "eps", eps, "eps")
         if eps1 is not None:
             check_range("Adafactor", "eps1", eps1)
         check_range("Adafactor", "eps2", eps2)
@@ -124,9 +119,7 @@ class Adafactor(Optimizer):
 
     def _update(self, hyper: Array, part: Owned, grad: Array, state: dict[str, Array]) -> None:
         """Update this rank's part of a parameter, which may be empty, and its whole state."""
-        xp, wide = backend.namespace(grad), compute_dtype(self.flat.dtype)
-        taken = hyper[FACTOR] != 0  # read on the device: 0 skips the step
-        g = xp.where(taken, grad * hyper[FACTOR].astype(wide), 0)
+        xp, g = backend.namespace(grad), self._scaled(hyper, grad)
         p = self.values(part)
         v = self._second_moment(hyper, part, g, state)
         u = g / xp.sqrt(_at_least(v, self._eps1() ** 2))
@@ -142,8 +135,7 @@ class Adafactor(Optimizer):
         if self.scale_parameter:
             step = step * xp.maximum(rms[0], self.eps[1])
         step = step / xp.maximum(rms[1] / self.d, 1.0)
-        decayed = p * hyper[DECAY].astype(wide) if self._decays[part.name] else p
-        self._assign(part, decayed - u * step.astype(wide), taken)
+        self._subtract(hyper, part, p, u * step.astype(g.dtype))
 
     def _second_moment(self, hyper: Array, part: Owned, g: Array, state: dict[str, Array]) -> Array:
         """Update the state of a parameter; return v of this rank's part of it, 1-D."""

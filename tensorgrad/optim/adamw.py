@@ -8,10 +8,9 @@ import numpy as np
 
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
-from tensorgrad.errors import ArgumentError
 from tensorgrad.optim.flat import Decays, FlatParameters
 from tensorgrad.optim.groups import Parameters
-from tensorgrad.optim.optimizer import DECAY, EPS, LR, SIZE, STEPS, Kernels, Optimizer
+from tensorgrad.optim.optimizer import DECAY, EPS, LR, SIZE, STEPS, Kernels, Optimizer, two_numbers
 
 
 class Adam(Optimizer):
@@ -50,12 +49,7 @@ class Adam(Optimizer):
         decay: Decays | None = None,
     ) -> None:
         name = type(self).__name__
-        try:
-            beta1, beta2 = betas
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(
-                f"{name}: betas is {betas!r}, expected two numbers, beta1 and beta2"
-            ) from error
+        beta1, beta2 = two_numbers(name, "betas", betas, "beta")
         check_range(name, "beta1", beta1, 1.0)
         check_range(name, "beta2", beta2, 1.0)
         check_range(name, "eps", eps)

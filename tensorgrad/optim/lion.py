@@ -6,10 +6,9 @@ import numpy as np
 
 from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
-from tensorgrad.errors import ArgumentError
 from tensorgrad.optim.flat import Decays, FlatParameters
 from tensorgrad.optim.groups import Parameters
-from tensorgrad.optim.optimizer import DECAY, LR, SIZE, Kernels, Optimizer
+from tensorgrad.optim.optimizer import DECAY, LR, SIZE, Kernels, Optimizer, two_numbers
 
 
 class Lion(Optimizer):
@@ -47,12 +46,7 @@ class Lion(Optimizer):
         *,
         decay: Decays | None = None,
     ) -> None:
-        try:
-            beta1, beta2 = betas
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(
-                f"Lion: betas is {betas!r}, expected two numbers, beta1 and beta2"
-            ) from error
+        beta1, beta2 = two_numbers("Lion", "betas", betas, "beta")
         check_range("Lion", "beta1", beta1, 1.0)
         check_range("Lion", "beta2", beta2, 1.0)
         super().__init__(parameters, lr, weight_decay, ("m",), decay)

@@ -16,7 +16,7 @@ from tensorgrad.optim.adamw import AdamW
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import Decays, FlatParameters, Owned, zeros
 from tensorgrad.optim.groups import Parameters
-from tensorgrad.optim.optimizer import DECAY, FACTOR, LR
+from tensorgrad.optim.optimizer import FACTOR, LR
 from tensorgrad.tensor import Tensor
 
 ITERATIONS = 5  # of Newton and Schulz; they serve 16-bit training
@@ -130,16 +130,14 @@ class Muon(AdamW):
 
     def _direction(self, hyper: Array, grad: Array, m: Array) -> Array:
         """Update the momentum, unless the step is skipped; return what is orthogonalized."""
-        xp, wide = backend.namespace(m), m.dtype
-        taken = hyper[FACTOR] != 0  # read on the device: 0 skips the step
-        g = xp.where(taken, grad * hyper[FACTOR].astype(wide), 0)
+        xp, wide, g = backend.namespace(m), m.dtype, self._scaled(hyper, grad)
         mean = m + (g - m) * wide.type(1 - self.momentum)
-        m[...] = xp.where(taken, mean, m)
+        m[...] = xp.where(hyper[FACTOR] != 0, mean, m)
         return g + (mean - g) * wide.type(self.momentum) if self.nesterov else mean
 
     def _update(self, hyper: Array, part: Owned, u: Array) -> None:
         """Update this rank's part of a matrix, which may be empty; u is of the whole matrix."""
-        name, wide, boxes = part.name, u.dtype, self.flat.boxes
+        name, boxes = part.name, self.flat.boxes
         u = boxes.join(name, u.reshape(self.flat.slots[name].shape))
         if not part.data.size:
             return
@@ -148,9 +146,8 @@ class Muon(AdamW):
             max(1, rows / columns)
         )  # fmt: skip
         update = boxes.cut(name, orthogonalized(u, self.iterations)).reshape(-1)[part.values]
-        p = self.values(part)
-        new = p * hyper[DECAY].astype(wide) if self._decays[name] else p
-        self._assign(part, new - update * (hyper[LR] * scale).astype(wide), hyper[FACTOR] != 0)
+        change = update * (hyper[LR] * scale).astype(u.dtype)
+        self._subtract(hyper, part, self.values(part), change)
 
 
 def orthogonalized(matrix: Array, iterations: int = ITERATIONS) -> Array:

@@ -51,6 +51,16 @@ LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN, _END = range(8)
 Kernels = tuple[str, tuple[float, ...], str, tuple[float, ...]]
 
 
+def two_numbers(op: str, name: str, value: Any, member: str) -> tuple[Any, Any]:
+    """Return the two numbers of an option such as betas; `member` names one of them."""
+    try:
+        first, second = value
+    except (TypeError, ValueError) as error:
+        expected = f"expected two numbers, {member}1 and {member}2"
+        raise ArgumentError(f"{op}: {name} is {value!r}, {expected}") from error
+    return first, second
+
+
 class HeldState(NamedTuple):
     """What this rank has of the state of one parameter.
 
@@ -144,7 +154,7 @@ class Optimizer:
             for piece in parameters.pieces:
                 self.state["master"][piece.state] = piece.data
         for name in states:
-            self.state[name] = zeros(length, wide, like)
+            self.state[name] = self._zeros(length)
 
     def __repr__(self) -> str:
         tensors = self.flat.parameters.values()
@@ -393,9 +403,7 @@ class Optimizer:
         """Add a state of zeros with the shapes given by the name of the parameter, if there are."""
         if shapes:
             self.slots[kind] = slots = slots_of(shapes)
-            like = self.flat.pieces[0].data
-            length = max(slot.piece.stop for slot in slots.values())
-            self.state[kind] = zeros(length, compute_dtype(self.flat.dtype), like)
+            self.state[kind] = self._zeros(max(slot.piece.stop for slot in slots.values()))
 
     def _add_partial_state(self, kind: str, without: frozenset[str]) -> None:
         """Add a state of zeros that some parameters lack, if others have it."""
@@ -406,8 +414,10 @@ class Optimizer:
                 length += int(run.data.size)
         if length:
             self._lacking[kind], self._shifts[kind] = without, shifts
-            like = self.flat.pieces[0].data
-            self.state[kind] = zeros(length, compute_dtype(self.flat.dtype), like)
+            self.state[kind] = self._zeros(length)
+
+    def _zeros(self, length: int) -> Array:
+        return zeros(length, compute_dtype(self.flat.dtype), self.flat.pieces[0].data)
 
     def _of(self, kind: str, place: slice) -> Array:
         """Return the elements of a state that a slice of a buffer of all parameters means."""
@@ -434,6 +444,17 @@ class Optimizer:
         return backend.namespace(wide).where(
             wide.astype(part.data.dtype) == part.data, wide, part.data.astype(wide.dtype)
         )
+
+    def _scaled(self, hyper: Array, grad: Array) -> Array:
+        """Return a gradient times the step's factor, 0 where the factor skips the step."""
+        wide, factor = compute_dtype(self.flat.dtype), hyper[FACTOR]  # read on the device
+        return backend.namespace(grad).where(factor != 0, grad * factor.astype(wide), 0)
+
+    def _subtract(self, hyper: Array, part: Owned, values: Array, change: Array) -> None:
+        """Subtract a change from the values of a part, which decay first, in a step that counts."""
+        if self._decays[part.name]:
+            values = values * hyper[DECAY].astype(change.dtype)
+        self._assign(part, values - change, hyper[FACTOR] != 0)
 
     def _assign(self, part: Owned, values: Array, taken: Any) -> None:
         """Write parameters and their master weights, unless `taken`, on the device, is false."""

@@ -51,10 +51,7 @@ def linear(step: int, lr: float, steps: int, warmup: int = 0, minimum: float = 0
     Raises:
         ArgumentError: an argument is outside its range.
     """
-    _check("linear", step, lr, warmup, steps, minimum)
-    if step < warmup:
-        return _warm(step, lr, warmup)
-    return lr + (minimum - lr) * _progress(step, steps, warmup)
+    return _falling("linear", step, lr, steps, warmup, minimum, 1.0)
 
 
 def cosine(step: int, lr: float, steps: int, warmup: int = 0, minimum: float = 0.0) -> float:
@@ -111,8 +108,15 @@ def wsd(
     Source: Hu et al. 2024, arXiv:2404.06395, section 4; a linear decay of a fifth of the steps:
         Hägele et al. 2024, arXiv:2405.18392, section 3.
     """
-    _check("wsd", step, lr, warmup, steps, minimum)
-    check_between("wsd", "decay_fraction", decay_fraction, 0, 1)
+    return _falling("wsd", step, lr, steps, warmup, minimum, decay_fraction)
+
+
+def _falling(
+    name: str, step: int, lr: float, steps: int, warmup: int, minimum: float, decay_fraction: float
+) -> float:
+    """Return a rate that falls linearly in the last fraction of the steps."""
+    _check(name, step, lr, warmup, steps, minimum)
+    check_between(name, "decay_fraction", decay_fraction, 0, 1)
     if step < warmup:
         return _warm(step, lr, warmup)
     begin = max(warmup, steps - steps * decay_fraction)

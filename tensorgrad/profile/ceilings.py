@@ -58,7 +58,7 @@ def measure_ceilings(device: str, dtypes: Iterable[str]) -> Ceilings:
 @cache
 def _bandwidth(device: str) -> float:
     xp = backend.namespace_on(device)
-    size = _CPU_COPY if xp is np else min(_GPU_COPY, _free_bytes() // 8)
+    size = _CPU_COPY if xp is np else min(_GPU_COPY, xp.cuda.runtime.memGetInfo()[0] // 8)
     source, target = (xp.ones(size // 4, np.float32) for _ in range(2))
 
     def copy() -> None:
@@ -88,17 +88,7 @@ def _best_seconds(xp: Any, call: Callable[[], object]) -> float:
     call()  # compiles, touches memory, chooses a plan
     if xp is np:
         return min(_host_seconds(call) for _ in range(_ROUNDS))
-    cuda = xp.cuda
-    found = []
-    for _ in range(_ROUNDS):
-        start, end = cuda.Event(), cuda.Event()
-        start.record()
-        for _ in range(_ROUNDS):
-            call()
-        end.record()
-        end.synchronize()
-        found.append(cuda.get_elapsed_time(start, end) / 1e3 / _ROUNDS)
-    return float(min(found))
+    return min(_gpu_seconds(xp.cuda, call) for _ in range(_ROUNDS))
 
 
 def _host_seconds(call: Callable[[], object]) -> float:
@@ -107,5 +97,11 @@ def _host_seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _free_bytes() -> int:
-    return int(backend.cupy.cuda.runtime.memGetInfo()[0])
+def _gpu_seconds(cuda: Any, call: Callable[[], object]) -> float:
+    start, end = cuda.Event(), cuda.Event()
+    start.record()
+    for _ in range(_ROUNDS):
+        call()
+    end.record()
+    end.synchronize()
+    return float(cuda.get_elapsed_time(start, end)) / 1e3 / _ROUNDS

@@ -15,7 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, is_array
@@ -50,7 +50,7 @@ class Sample:
     kinds: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Allocation:
     """An array that the recording followed.
 
@@ -72,7 +72,7 @@ class Allocation:
     shape: tuple[int, ...]
     dtype: str
     born: int
-    died: int | None
+    died: int | None = None
 
 
 @dataclass(frozen=True)
@@ -124,21 +124,8 @@ class MemoryRecording:
         return sorted(self.allocations, key=lambda each: -each.nbytes)[:count]
 
 
-class Allocator(Protocol):
-    """What knows how much memory is in use."""
-
-    def start(self) -> None:
-        """Begin to count."""
-
-    def read(self) -> tuple[int, int]:
-        """Return the bytes allocated since the start, and the most since the last read."""
-
-    def stop(self) -> None:
-        """Count no more."""
-
-
-class HostAllocator:
-    """Memory of NumPy and Python, by `tracemalloc`."""
+class Allocator:
+    """How much memory is in use: of NumPy and Python, by `tracemalloc`."""
 
     def start(self) -> None:
         """Begin to count; a trace that runs already stays as it is."""
@@ -160,7 +147,7 @@ class HostAllocator:
             tracemalloc.stop()
 
 
-class GpuAllocator:
+class GpuAllocator(Allocator):
     """Memory of CuPy's pool, by a memory hook.
 
     Args:
@@ -197,18 +184,6 @@ class GpuAllocator:
         self._hook.__exit__(None, None, None)
 
 
-class _Tracked:
-    """An array that is followed."""
-
-    __slots__ = ("born", "died", "dtype", "kind", "layer", "line", "nbytes", "op", "phase", "shape")
-
-    def __init__(self, array: Array, nbytes: int, kind: str, born: int, place: _Place) -> None:
-        self.shape, self.dtype, self.nbytes = array.shape, str(array.dtype), nbytes
-        self.kind, self.born = kind, born
-        self.op, self.phase, self.layer, self.line = place
-        self.died: int | None = None
-
-
 _Place = tuple[str, str, str, str]  # op, phase, layer, line
 _NOWHERE: _Place = "", "", "", ""
 
@@ -222,8 +197,8 @@ class MemoryTracker:
 
     def __init__(self, allocator: Allocator) -> None:
         self._allocator = allocator
-        self._tracked: list[_Tracked] = []
-        self._alive: dict[int, tuple[weakref.ref[Any], _Tracked]] = {}
+        self._tracked: list[Allocation] = []
+        self._alive: dict[int, tuple[weakref.ref[Any], Allocation]] = {}
         self._samples: list[tuple[int, _Place, int, int]] = []
         self._leaves: dict[int, weakref.ref[Any]] = {}
 
@@ -302,15 +277,7 @@ class MemoryTracker:
             kinds = tuple([bytes_of.get(kind, 0) for kind in KINDS])
             op, phase, layer, line = place
             samples.append(Sample(when, op, phase, layer, line, used, peak, kinds))
-        allocations = [
-            Allocation(
-                *(each.nbytes, each.kind, each.op, each.phase, each.layer, each.line),
-                *(each.shape, each.dtype, each.born, each.died),
-            )
-            for each in self._tracked
-            if each.kind
-        ]
-        return MemoryRecording(samples, allocations, device)
+        return MemoryRecording(samples, self._tracked, device)
 
     def _sample(self, place: _Place) -> None:
         self._samples.append((time.perf_counter_ns(), place, *self._allocator.read()))
@@ -319,24 +286,28 @@ class MemoryTracker:
         """Follow the buffer of an array, unless it is known already."""
         if not is_array(array) or not array.size:
             return
-        owner = _owner(array)
-        known = self._alive.get(id(owner))
-        if known is not None and known[0]() is owner:
-            return
-        tracked = _Tracked(array, int(owner.nbytes), kind, born, place)
-        self._tracked.append(tracked)
-
-        def freed(_: object, tracked: _Tracked = tracked) -> None:
-            tracked.died = len(self._samples)
-
-        self._alive[id(owner)] = weakref.ref(owner, freed), tracked
+        tracked = self._remember(array, kind, place, born)
+        if tracked is not None:
+            self._tracked.append(tracked)
 
     def _skip(self, array: Array) -> None:
         """Remember a buffer that no op made, such as a batch: it counts as other."""
+        self._remember(array, "other", _NOWHERE, _BEFORE)
+
+    def _remember(self, array: Array, kind: str, place: _Place, born: int) -> Allocation | None:
+        """Return what is to follow of the buffer of an array; None where it is known already."""
         owner = _owner(array)
         known = self._alive.get(id(owner))
-        if known is None or known[0]() is not owner:
-            self._alive[id(owner)] = weakref.ref(owner), _Tracked(array, 0, "", 0, _NOWHERE)
+        if known is not None and known[0]() is owner:
+            return None
+        facts = array.shape, str(array.dtype), born
+        tracked = Allocation(int(owner.nbytes), kind, *place, *facts)
+
+        def freed(_: object) -> None:
+            tracked.died = len(self._samples)
+
+        self._alive[id(owner)] = weakref.ref(owner, freed), tracked
+        return tracked
 
 
 def _owner(array: Array) -> Array:
@@ -357,4 +328,4 @@ def _arrays(saved: Iterable[Any], depth: int = 2) -> Iterator[Array]:
 
 def allocator_of(device: str) -> Allocator:
     """Return the allocator of a device."""
-    return HostAllocator() if device == "cpu" else GpuAllocator(backend.cupy.cuda)
+    return Allocator() if device == "cpu" else GpuAllocator(backend.cupy.cuda)

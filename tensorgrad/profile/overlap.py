@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tensorgrad import tables
 from tensorgrad.profile.recording import Interval, Recording, clipped, intersection, length, union
 
 
@@ -123,15 +124,11 @@ def overlap(recording: Recording) -> CommunicationOverlap:
 
 def overlaps_to_markdown(overlaps: Sequence[CommunicationOverlap]) -> str:
     """Return a table with a row for each rank, times of one step."""
-    lines = [
-        "| rank | collectives | MB | communication ms | overlapped ms | exposed ms | % of step |",
-        "|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    rows = []
     for each in overlaps:
         percent = 100 * each.exposed / each.step if each.step else 0.0
-        lines.append(
-            f"| {each.rank} | {each.calls:g} | {each.nbytes / 1e6:.1f} "
-            f"| {1e3 * each.communication:.3f} | {1e3 * each.overlapped:.3f} "
-            f"| {1e3 * each.exposed:.3f} | {percent:.1f} |"
-        )
-    return "\n".join(lines) + "\n"
+        times = (1e3 * t for t in (each.communication, each.overlapped, each.exposed))
+        counts = f"{each.rank}", f"{each.calls:g}", f"{each.nbytes / 1e6:.1f}"
+        rows.append((*counts, *(f"{ms:.3f}" for ms in times), f"{percent:.1f}"))
+    head = "rank", "collectives", "MB", "communication ms", "overlapped ms", "exposed ms"
+    return tables.to_markdown((*head, "% of step"), rows, 7)

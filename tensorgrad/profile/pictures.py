@@ -11,9 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from tensorgrad.bench.pictures import new_figure, save
 from tensorgrad.distribution import install
 from tensorgrad.errors import ArgumentError
-from tensorgrad.files import replacing
 from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.profile.memory import KINDS, MemoryRecording
 from tensorgrad.profile.overlap import Timeline
@@ -81,7 +81,7 @@ def plot_roofline(
     bars.set_title("other ops, the longest on top")
     bars.tick_params(axis="y", labelsize=7)
     figure.suptitle(title)
-    _save(figure, path)
+    save(figure, Path(path))
 
 
 def plot_memory(recording: MemoryRecording, path: str | os.PathLike[str], title: str = "") -> None:
@@ -122,7 +122,7 @@ def plot_memory(recording: MemoryRecording, path: str | os.PathLike[str], title:
         " each op",
     )  # fmt: skip
     axes.set_title(title)
-    _save(figure, path)
+    save(figure, Path(path))
 
 
 def plot_timeline(
@@ -161,7 +161,7 @@ def plot_timeline(
     shown = dict(zip(labels, handles, strict=True))
     figure.legend(shown.values(), shown.keys(), loc="outside right upper", fontsize=8)
     axes.set_title(title)
-    _save(figure, path)
+    save(figure, Path(path))
 
 
 def _bars(
@@ -193,14 +193,6 @@ def _label(row: TableRow) -> str:
 
 def _figure(width: float, height: float) -> Any:
     try:
-        from matplotlib.figure import Figure
+        return new_figure(width=width, height=height)
     except ImportError as error:
         raise ArgumentError(f"plot: matplotlib is not installed; run {install('plot')}") from error
-    return Figure(figsize=(width, height), dpi=120, layout="constrained")
-
-
-def _save(figure: Any, path: str | os.PathLike[str]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    with replacing(Path(path)) as file:
-        FigureCanvasAgg(figure).print_png(file)

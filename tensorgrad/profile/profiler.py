@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
-from tensorgrad import backend, ranges
+from tensorgrad import backend, gpu, ranges
 from tensorgrad.callers import user_line
 from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
@@ -347,8 +347,4 @@ def _device_of(model: Module | None) -> str:
 
 def _device_name(device: str) -> str:
     """Return "cpu", or the name of the GPU."""
-    if device == "cpu":
-        return device
-    runtime = backend.cupy.cuda.runtime
-    name = runtime.getDeviceProperties(backend.cupy.cuda.Device().id)["name"]
-    return name.decode() if isinstance(name, bytes) else str(name)
+    return device if device == "cpu" else gpu.name_of(backend.cupy.cuda.Device().id)

@@ -10,7 +10,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.distribution import cuda_extra, install
@@ -20,10 +20,10 @@ from tensorgrad.profile.recording import Kernel
 _BUFFER = 8 << 20  # bytes of CUPTI's records; it asks for another when one is full
 
 
-class TimeSource(Protocol):
-    """What measures kernels."""
+class TimeSource:
+    """What measures kernels; the base class is a CPU, which has none."""
 
-    name: str
+    name = "host"
 
     def start(self) -> None:
         """Begin to measure."""
@@ -36,24 +36,6 @@ class TimeSource(Protocol):
 
     def stop(self) -> list[Kernel]:
         """Wait for the GPU and return what it ran."""
-
-
-class HostSource:
-    """A CPU: there are no kernels."""
-
-    name = "host"
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def begin(self, number: int, holds: bool) -> None:
-        """Do nothing."""
-
-    def end(self, number: int, keep: bool) -> None:
-        """Do nothing."""
-
-    def stop(self) -> list[Kernel]:
-        """Return no kernels."""
         return []
 
 
@@ -66,7 +48,7 @@ def choose(kind: str | None) -> TimeSource:
         DeviceError: what is asked for is not available here.
     """
     if kind == "host" or (kind is None and backend.gpu_count() == 0):
-        return HostSource()
+        return TimeSource()
     if backend.gpu_count() == 0:
         raise DeviceError(f"Profiler: source is {kind!r}, but no GPU was found; expected 'host'")
     cupti = None if kind == "events" else _cupti()
@@ -88,7 +70,7 @@ def _cupti() -> Any:
     return cupti
 
 
-class CuptiSource:
+class CuptiSource(TimeSource):
     """Every kernel, copy and fill with its own times, from CUPTI's activity records.
 
     CUPTI gives each launch a correlation id, and notes which external id was on top of the
@@ -161,14 +143,15 @@ class CuptiSource:
 
 def _clock_offset(clock: Callable[[], int]) -> int:
     """Return how far a clock in ns is ahead of `time.perf_counter_ns`."""
-    best, offset = None, 0
-    for _ in range(10):
+
+    def measured() -> tuple[int, int]:
+        """Return how long a reading took, and the offset in its middle."""
         before = time.perf_counter_ns()
         there = int(clock())
         took = time.perf_counter_ns() - before
-        if best is None or took < best:
-            best, offset = took, there - before - took // 2
-    return offset
+        return took, there - before - took // 2
+
+    return min(measured() for _ in range(10))[1]
 
 
 def _demangled(name: str) -> str:
@@ -190,7 +173,14 @@ def _demangled(name: str) -> str:
     return found
 
 
-class EventSource:
+class _OpenEvents(threading.local):
+    """The events before the open ranges of a thread; None for a range without."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+
+
+class EventSource(TimeSource):
     """The time of an op on its stream, between CUDA events before and after it.
 
     An op with several kernels is one entry, with the gaps between them. Events come from a pool;
@@ -205,7 +195,7 @@ class EventSource:
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
         self._pool: list[Any] = []
-        self._open = threading.local()
+        self._open = _OpenEvents()
         self._waiting: list[tuple[int, Any, Any, int]] = []
         self._kernels: list[Kernel] = []
 
@@ -220,35 +210,27 @@ class EventSource:
 
     def begin(self, number: int, holds: bool) -> None:
         """Record an event; none for a range that holds others, and none while a graph captures."""
-        stack = self._stack()
         stream = self._cuda.get_current_stream()
-        stack.append(None if holds or stream.is_capturing() else self._event(stream))
+        event = None if holds or stream.is_capturing() else self._event(stream)
+        self._open.stack.append(event)
 
     def end(self, number: int, keep: bool) -> None:
         """Record the event after the range."""
-        before = self._stack().pop()
+        before = self._open.stack.pop()
         if before is None:
-            if not self._stack():
+            if not self._open.stack:
                 self._collect()
-            return
-        if not keep:
+        elif not keep:
             self._pool.append(before)
-            return
-        stream = self._cuda.get_current_stream()
-        self._waiting.append((number, before, self._event(stream), int(stream.ptr)))
+        else:
+            stream = self._cuda.get_current_stream()
+            self._waiting.append((number, before, self._event(stream), int(stream.ptr)))
 
     def stop(self) -> list[Kernel]:
         """Wait for the GPU and read the remaining events."""
         self._cuda.runtime.deviceSynchronize()
         self._collect()
         return sorted(self._kernels, key=lambda kernel: kernel.start)
-
-    def _stack(self) -> list[Any]:
-        try:
-            found: list[Any] = self._open.stack
-        except AttributeError:
-            found = self._open.stack = []
-        return found
 
     def _event(self, stream: Any) -> Any:
         event = self._pool.pop() if self._pool else self._cuda.Event()

@@ -6,39 +6,26 @@ tests/profile/test_step.py.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-
-from tensorgrad import backend, random, ranges
 from tensorgrad.autograd import no_grad
 from tensorgrad.data import Tokenizer
 from tensorgrad.errors import ArgumentError
-from tensorgrad.files import replacing, write_json
-from tensorgrad.models.language_model import LanguageModel
-from tensorgrad.optim import Optimizer
+from tensorgrad.files import write_json
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.program import make_strategy
 from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
 from tensorgrad.profile.memory import KINDS, MemoryRecording
-from tensorgrad.profile.overlap import (
-    CommunicationOverlap,
-    Timeline,
-    overlap,
-    overlaps_to_markdown,
-    timeline,
-)
+from tensorgrad.profile.overlap import CommunicationOverlap, Timeline, overlap, timeline
 from tensorgrad.profile.pictures import plot_memory, plot_roofline, plot_timeline
 from tensorgrad.profile.profiler import Profiler
 from tensorgrad.profile.recording import Recording
 from tensorgrad.profile.tables import (
-    Table,
     attention_split,
     kernel_table,
     layer_table,
@@ -47,10 +34,10 @@ from tensorgrad.profile.tables import (
     to_markdown,
 )
 from tensorgrad.profile.trace import merge_traces, write_trace
-from tensorgrad.tensor import Tensor
+from tensorgrad.profile.training_step import language_step, synchronize
+from tensorgrad.tables import write_text
 from tensorgrad.train import config
-from tensorgrad.train.language import LanguageSettings, with_options
-from tensorgrad.train.strategy import OneProcess, Strategy
+from tensorgrad.train.language import LanguageSettings
 
 _LARGEST = 20  # allocations in memory.json
 Progress = Callable[[str, int, int], object]
@@ -85,6 +72,12 @@ class StepProfile:
     ceilings: Ceilings | None = None
     memory: MemoryRecording | None = None
     memory_forward: MemoryRecording | None = None
+
+    @property
+    def memories(self) -> dict[str, MemoryRecording]:
+        """The recordings of memory by the name of their file."""
+        both = {"memory": self.memory, "memory_forward": self.memory_forward}
+        return {name: memory for name, memory in both.items() if memory is not None}
 
     @property
     def tokens_per_second(self) -> float:
@@ -141,31 +134,40 @@ def profile_step(
         ArgumentError: an argument is out of its range.
         DeviceError: the device does not exist, or the source is not available.
     """
-    _check(steps, warmup, what)
-    run = _ProfiledStep(settings, device, comm)
-    for number in range(warmup):
-        progress("warm-up", number, warmup)
-        run()
-    run.wait()
-    seconds = _seconds(run, steps, progress)
-    rank = 0 if comm is None else comm.rank
-    found = StepProfile(settings, "", run.parameters, run.model.context, seconds)
+    for option, value, low in (("--steps", steps, 1), ("--warmup", warmup, 0)):
+        if value < low:
+            raise ArgumentError(f"{option}: got {value}, expected {low} or more")
+    if not what or set(what) - {"time", "memory"}:
+        raise ArgumentError(f"--what: got {','.join(what)!r}, expected time, memory or both")
+    vocabulary = Tokenizer.load(settings.tokenizer).vocab_size if settings.tokenizer else None
+    comm = Comm() if comm is None else comm
+    strategy = make_strategy(settings, comm) if comm.size > 1 else None
+    step = language_step(settings, settings.config(vocabulary), device, strategy)
+    parameters = sum(tensor.size for tensor in step.model.parameters())
+
+    def run(count: int, stage: str) -> None:
+        for number in range(count):
+            progress(stage, number, count)
+            step()
+        synchronize(device)
+
+    run(warmup, "warm-up")
+    began = time.perf_counter()
+    run(steps, "without profiler")
+    seconds = (time.perf_counter() - began) / steps
+    found = StepProfile(settings, "", parameters, step.model.context, seconds)
     if "time" in what:
 
         def record(count: int, stage: str) -> Recording:
-            with Profiler(run.model, nvtx=nvtx, source=source, rank=rank) as profiler:
-                if comm is not None:
-                    comm.barrier()  # profilers do not start equally fast
-                for number in range(count):
-                    progress(stage, number, count)
-                    run()
-                run.wait()
+            with Profiler(step.model, nvtx=nvtx, source=source, rank=comm.rank) as profiler:
+                comm.barrier()  # profilers do not start equally fast
+                run(count, stage)
             return profiler.recording
 
         record(1, "warm-up of the profiler")
         recording = record(steps, "time")
         ceilings = None
-        if rank == 0:  # which writes the tables
+        if comm.rank == 0:  # which writes the tables
             progress("ceilings", 0, 1)
             dtypes = {each.dtype for each in recording.ranges if each.flops}
             ceilings = measure_ceilings(device, dtypes)
@@ -176,10 +178,19 @@ def profile_step(
             timelines=_gathered(timeline, recording, comm),
         )  # fmt: skip
     if "memory" in what:
+
+        def memory(call: Callable[[], object]) -> MemoryRecording:
+            with Profiler(step.model, step.optimizer, memory=True) as profiler:
+                call()
+                synchronize(device)
+            assert profiler.memory is not None
+            return profiler.memory
+
         progress("memory", 0, 2)
-        forward = _memory(run, run.forward)
+        with no_grad():
+            forward = memory(lambda: step.loss(*step.parts[0]))
         progress("memory", 1, 2)
-        whole = _memory(run, run)
+        whole = memory(step)
         found = replace(found, device=whole.device, memory=whole, memory_forward=forward)
     return found
 
@@ -197,38 +208,31 @@ def write_step_profile(found: StepProfile, folder: Path, comm: Comm | None = Non
     Raises:
         OSError: a file cannot be written.
     """
+    comm = Comm() if comm is None else comm
     written = _write_traces(found, folder, comm)
-    if comm is not None and comm.rank > 0:
+    if comm.rank > 0:
         return written
     written.append(folder / "summary.json")
     write_json(written[-1], summary(found), 2)
     if found.recording is not None:
-        for name, table in _tables(found.recording).items():
-            for suffix, text in ((".csv", to_csv(table)), (".md", markdown(found, table))):
-                written.append(folder / f"{name}{suffix}")
-                _write_text(written[-1], text)
-    for name, memory in (("memory", found.memory), ("memory_forward", found.memory_forward)):
-        if memory is not None:
-            written.append(folder / f"{name}.json")
-            write_json(written[-1], memory_facts(memory))
+        tables = {"ops": op_table(found.recording), "layers": layer_table(found.recording)}
+        if found.recording.source == "cupti":
+            tables["kernels"] = kernel_table(found.recording)
+        for name, table in tables.items():
+            written += [folder / f"{name}.csv", folder / f"{name}.md"]
+            write_text(written[-2], to_csv(table))
+            write_text(written[-1], to_markdown(table, found.ceilings))
+    for name, memory in found.memories.items():
+        written.append(folder / f"{name}.json")
+        write_json(written[-1], memory_facts(memory))
     return written + _draw(found, folder)
-
-
-def markdown(found: StepProfile, table: Table, most: int = 30) -> str:
-    """Return a table of a profile as Markdown, with rates as fractions of the ceilings."""
-    ceilings = found.ceilings
-    if ceilings is None:
-        return to_markdown(table, most=most)
-    return to_markdown(table, bandwidth=ceilings.bandwidth, peaks=ceilings.flops, most=most)
 
 
 def summary(found: StepProfile) -> dict[str, Any]:
     """Return the figures of a profile: seconds, bytes, bytes/s and FLOP/s."""
     facts: dict[str, Any] = {
-        "device": found.device,
-        "parameters": found.parameters,
-        "seconds": found.seconds,
-        "tokens_per_second": found.tokens_per_second,
+        name: getattr(found, name)
+        for name in ("device", "parameters", "seconds", "tokens_per_second")
     }
     if found.recording is not None and found.ceilings is not None:
         table = op_table(found.recording)
@@ -242,8 +246,8 @@ def summary(found: StepProfile) -> dict[str, Any]:
             "communication": [asdict(each) for each in found.overlaps],
             "ceilings": asdict(found.ceilings),
         }
-    for name, memory in (("memory", found.memory), ("memory_forward", found.memory_forward)):
-        if memory is not None and memory.peak is not None:
+    for name, memory in found.memories.items():
+        if memory.peak is not None:
             facts[name] = {
                 "peak": memory.peak.peak,
                 "at": {"op": memory.peak.op, "layer": memory.peak.layer},
@@ -263,11 +267,7 @@ def memory_facts(memory: MemoryRecording) -> dict[str, Any]:
         "timeline": [
             {
                 "ms": (each.time - start) / 1e6,
-                "op": each.op,
-                "phase": each.phase,
-                "layer": each.layer,
-                "used": each.used,
-                "peak": each.peak,
+                **{name: getattr(each, name) for name in ("op", "phase", "layer", "used", "peak")},
                 "bytes": each.kinds,
             }
             for each in samples
@@ -279,114 +279,21 @@ def memory_facts(memory: MemoryRecording) -> dict[str, Any]:
     }
 
 
-class _ProfiledStep:
-    """A model, its optimizer and a batch; called, it trains one step."""
-
-    def __init__(self, settings: LanguageSettings, device: str, comm: Comm | None) -> None:
-        self._settings, self._device = settings, device
-        self._strategy: Strategy = OneProcess() if comm is None else make_strategy(settings, comm)
-        random.seed(settings.seed)
-        vocabulary = Tokenizer.load(settings.tokenizer).vocab_size if settings.tokenizer else None
-        sizes = settings.config(vocabulary)
-        model: LanguageModel = settings.model_class(sizes)
-        self.model = with_options(model.to(device, settings.parameter_dtype), settings)
-        self.parameters = sum(tensor.size for tensor in self.model.parameters())
-        self.optimizer: Optimizer = self._strategy.prepare(self.model, settings.optimizer)
-        self._strategy.begin(0, [tensor.data for tensor in self.model.state_dict().values()])
-        self._scaler, self._precision = settings.scaler(), settings.precision()
-        rows = settings.batch // self._strategy.ranks
-        if not rows or rows % settings.micro_batches or settings.batch % self._strategy.ranks:
-            raise ArgumentError(
-                f"--batch: got {settings.batch}, expected a multiple of the "
-                f"{self._strategy.ranks} ranks times --micro-batches, {settings.micro_batches}"
-            )
-        shape = settings.micro_batches, rows // settings.micro_batches, sizes.context + 1
-        rng = np.random.default_rng(settings.seed + self._strategy.rank)
-        tokens = rng.integers(0, sizes.vocab_size, shape, np.int32)
-        self._parts = [
-            (backend.to_device(part[:, :-1].copy(), device),
-             backend.to_device(part[:, 1:].copy(), device))
-            for part in tokens
-        ]  # fmt: skip
-
-    def __call__(self) -> None:
-        """Train one step."""
-        optimizer, strategy = self.optimizer, self._strategy
-        with ranges.phase("step"):
-            optimizer.zero_grad()
-            strategy.compute_gradients(self._loss, self._parts, self._scaler)
-            optimizer.step(self._settings.clip or math.inf, self._scaler, strategy.reduce_norm)
-            strategy.after_step()
-
-    def forward(self) -> None:
-        """Compute the loss of a part of the batch, without gradients."""
-        with no_grad():
-            self._loss(*self._parts[0])
-
-    def wait(self) -> None:
-        """Wait for the GPU."""
-        if self._device != "cpu":
-            backend.cupy.cuda.runtime.deviceSynchronize()
-
-    def _loss(self, x: Any, y: Any) -> Tensor:
-        with self._precision():
-            loss: Tensor = self.model(Tensor(x), Tensor(y))
-            return loss
-
-
-def _check(steps: int, warmup: int, what: Sequence[str]) -> None:
-    if steps < 1:
-        raise ArgumentError(f"--steps: got {steps}, expected 1 or more")
-    if warmup < 0:
-        raise ArgumentError(f"--warmup: got {warmup}, expected 0 or more")
-    if not what or set(what) - {"time", "memory"}:
-        raise ArgumentError(f"--what: got {','.join(what)!r}, expected time, memory or both")
-
-
-def _seconds(run: _ProfiledStep, steps: int, progress: Progress) -> float:
-    began = time.perf_counter()
-    for number in range(steps):
-        progress("without profiler", number, steps)
-        run()
-    run.wait()
-    return (time.perf_counter() - began) / steps
-
-
-def _memory(run: _ProfiledStep, call: Callable[[], None]) -> MemoryRecording:
-    with Profiler(run.model, run.optimizer, memory=True) as profiler:
-        call()
-        run.wait()
-    assert profiler.memory is not None
-    return profiler.memory
-
-
-_Result = TypeVar("_Result", CommunicationOverlap, Timeline)
-
-
-def _gathered(
-    measure: Callable[[Recording], _Result], recording: Recording, comm: Comm | None
-) -> list[_Result]:
+def _gathered(measure: Callable[[Recording], Any], recording: Recording, comm: Comm) -> list[Any]:
     """Return the overlaps or timelines of all ranks, on all ranks; nothing for one rank.
 
     Events around ops do not time the kernels of NCCL, which are on a stream of their own.
     """
-    if comm is None or comm.size == 1 or recording.source == "events":
+    if comm.size == 1 or recording.source == "events":
         return []
     own = measure(recording)
     return [type(own)(**facts) for facts in comm.all_gather_objects(asdict(own))]
 
 
-def _tables(recording: Recording) -> dict[str, Table]:
-    found = {"ops": op_table(recording), "layers": layer_table(recording)}
-    if recording.source == "cupti":
-        found["kernels"] = kernel_table(recording)
-    return found
-
-
-def _write_traces(found: StepProfile, folder: Path, comm: Comm | None) -> list[Path]:
+def _write_traces(found: StepProfile, folder: Path, comm: Comm) -> list[Path]:
     if found.recording is None:
         return []
-    if comm is None or comm.size == 1:
+    if comm.size == 1:
         write_trace(found.recording, folder / "trace.json")
         return [folder / "trace.json"]
     paths = [folder / f"trace-rank{rank}.json" for rank in range(comm.size)]
@@ -412,19 +319,8 @@ def _draw(found: StepProfile, folder: Path) -> list[Path]:
     if found.timelines:
         written.append(folder / "timeline.png")
         plot_timeline(found.timelines, written[-1], f"{title}, {settings.parallel}")
-    for name, memory in (("memory", found.memory), ("memory_forward", found.memory_forward)):
-        if memory is not None:
-            written.append(folder / f"{name}.png")
-            what = "a full step" if name == "memory" else "forward alone"
-            plot_memory(memory, written[-1], f"{title}: {what}")
+    for name, memory in found.memories.items():
+        written.append(folder / f"{name}.png")
+        what = "a full step" if name == "memory" else "forward alone"
+        plot_memory(memory, written[-1], f"{title}: {what}")
     return written
-
-
-def _write_text(path: Path, text: str) -> None:
-    with replacing(path) as file:
-        file.write(text.encode())
-
-
-def communication_markdown(found: StepProfile) -> str:
-    """Return the table of communication by rank, or nothing for one rank."""
-    return overlaps_to_markdown(found.overlaps) if found.overlaps else ""

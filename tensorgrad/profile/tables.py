@@ -9,13 +9,13 @@ trains, without ops inside it; the gaps are Python between ops. Tests: tests/pro
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from tensorgrad import tables
+from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.profile.recording import Interval, Kernel, Range, Recording, clipped, length, union
 
 # The ops of attention that is computed op by op; the others are those of scale, mask and softmax.
@@ -24,6 +24,10 @@ _PARTS = {
     **dict.fromkeys(("reshape", "swapaxes", "transpose", "split", "getitem", ""), "layout"),
     **dict.fromkeys(("dropout", "rotary"), "dropout and rotary"),
 }
+
+
+_NOWHERE = Range(-1, -1, "phase", "", 0, 0)  # that launched no kernel
+_RATES = ("gb_per_s", "tflop_per_s", "flops", "bytes", "dtype")  # of a CSV
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,10 @@ class Table:
     def gaps(self) -> float:
         """The seconds of a step in which nothing ran."""
         return self.step - self.busy
+
+    def fraction(self, seconds: float) -> float:
+        """Return seconds as a fraction of the step."""
+        return seconds / self.step if self.step else 0.0
 
 
 def op_table(recording: Recording) -> Table:
@@ -205,66 +213,51 @@ def attention_split(recording: Recording) -> dict[str, float]:
 
 def to_csv(table: Table) -> str:
     """Return a table as CSV with one line a row, times in ms, and two lines for the gaps."""
-    text = io.StringIO()
-    write = csv.writer(text, lineterminator="\n").writerow
-    write(
-        [
-            *(table.title, "phase", "calls", "ms", "fraction", "mean_us"),
-            *("gb_per_s", "tflop_per_s", "flops", "bytes", "dtype"),
-        ]
-    )
-    for row in table.rows:
-        write(
-            [
-                *(row.name, row.phase, f"{row.calls:g}", f"{1e3 * row.seconds:.4f}"),
-                *(f"{row.fraction:.4f}", f"{1e6 * row.mean:.2f}"),
-                *(f"{row.bytes_per_second / 1e9:.1f}", f"{row.flops_per_second / 1e12:.3f}"),
-                *(f"{row.flops:.0f}", f"{row.nbytes:.0f}", row.dtype),
-            ]
+    rows = [
+        (
+            *(row.name, row.phase, f"{row.calls:g}", f"{1e3 * row.seconds:.4f}"),
+            *(f"{row.fraction:.4f}", f"{1e6 * row.mean:.2f}"),
+            *(f"{row.bytes_per_second / 1e9:.1f}", f"{row.flops_per_second / 1e12:.3f}"),
+            *(f"{row.flops:.0f}", f"{row.nbytes:.0f}", row.dtype),
         )
-    for name, seconds in (("(overlap)", -table.overlap), ("(gaps)", table.gaps)):
-        fraction = seconds / table.step if table.step else 0.0
-        write([name, "", "", f"{1e3 * seconds:.4f}", f"{fraction:.4f}", *[""] * 6])
-    return text.getvalue()
+        for row in table.rows
+    ]
+    rest = [
+        (name, "", "", f"{1e3 * seconds:.4f}", f"{table.fraction(seconds):.4f}", *[""] * 6)
+        for name, seconds in (("(overlap)", -table.overlap), ("(gaps)", table.gaps))
+    ]
+    head = *(table.title, "phase", "calls", "ms", "fraction", "mean_us"), *_RATES
+    return tables.to_csv([head, *rows, *rest])
 
 
-def to_markdown(
-    table: Table,
-    *,
-    bandwidth: float | None = None,
-    peaks: dict[str, float] | None = None,
-    most: int = 30,
-) -> str:
+def to_markdown(table: Table, ceilings: Ceilings | None = None, most: int = 30) -> str:
     """Return a table as Markdown, times of one step.
 
     Args:
         table: the table.
-        bandwidth: of a copy, bytes/s; then GB/s are followed by their fraction of it.
-        peaks: FLOP/s of a large product by dtype; then TFLOP/s are followed by their fraction.
+        ceilings: of the device; then GB/s and TFLOP/s are followed by their fraction of them.
         most: rows to show; the others are one row.
     """
-    peaks = peaks or {}
-    lines = [
-        f"| {table.title} | phase | calls | ms | % of step | mean us | GB/s | TFLOP/s |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
-    ]
-    for row in table.rows[:most]:
-        moved = _rate(row.bytes_per_second, 1e9, bandwidth)
-        computed = _rate(row.flops_per_second, 1e12, peaks.get(row.dtype))
-        lines.append(
-            f"| {row.name.replace('|', chr(92) + '|')} | {row.phase} | {row.calls:g} "
-            f"| {1e3 * row.seconds:.3f} | {100 * row.fraction:.1f} | {1e6 * row.mean:.1f} "
-            f"| {moved} | {computed} |"
+    peaks = {} if ceilings is None else ceilings.flops
+    bandwidth = None if ceilings is None else ceilings.bandwidth
+    rows = [
+        (
+            *(row.name, row.phase, f"{row.calls:g}", f"{1e3 * row.seconds:.3f}"),
+            *(f"{100 * row.fraction:.1f}", f"{1e6 * row.mean:.1f}"),
+            _rate(row.bytes_per_second, 1e9, bandwidth),
+            _rate(row.flops_per_second, 1e12, peaks.get(row.dtype)),
         )
+        for row in table.rows[:most]
+    ]
     rest = table.rows[most:]
     extra = [(f"{len(rest)} more", sum(row.seconds for row in rest))] if rest else []
     if table.overlap > 1e-6 * table.step:
         extra.append(("overlap of streams", -table.overlap))
-    extra += [("gaps", table.gaps), ("step", table.step)]
-    for name, seconds in extra:
-        percent = 100 * seconds / table.step if table.step else 0.0
-        lines.append(f"| *{name}* | | | {1e3 * seconds:.3f} | {percent:.1f} | | | |")
-    return "\n".join(lines) + "\n"
+    for name, seconds in (*extra, ("gaps", table.gaps), ("step", table.step)):
+        percent = f"{100 * table.fraction(seconds):.1f}"
+        rows.append((f"*{name}*", "", "", f"{1e3 * seconds:.3f}", percent, "", "", ""))
+    head = table.title, "phase", "calls", "ms", "% of step", "mean us", "GB/s", "TFLOP/s"
+    return tables.to_markdown(head, rows, 6)
 
 
 def _rate(per_second: float, unit: float, ceiling: float | None) -> str:
@@ -309,18 +302,13 @@ def _kernel_spans(recording: Recording, window: Interval) -> list[TimeSpan]:
         totals[each.range] += times[each]
     found = []
     for each in inside:
-        around = recording.range_of(each)
-        seconds = times[each] / 1e9
-        if around is None or not around.is_work:
-            phase = "" if around is None else _phase(around)
-            layer = "" if around is None else around.layer
-            found.append(TimeSpan(each.name, "", phase, layer, seconds))
-            continue
+        around = recording.range_of(each) or _NOWHERE
+        op = around if around.is_work else _NOWHERE
         part = times[each] / totals[each.range] if totals[each.range] else 0.0
         found.append(
             TimeSpan(
-                *(each.name, around.name, _phase(around), around.layer, seconds),
-                *(part * around.flops, part * around.nbytes, around.dtype, around.number),
+                *(each.name, op.name, _phase(around), around.layer, times[each] / 1e9),
+                *(part * op.flops, part * op.nbytes, op.dtype, op.number),
             )
         )
     return found

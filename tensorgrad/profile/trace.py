@@ -14,7 +14,7 @@ from typing import Any
 
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import replacing, to_json
-from tensorgrad.profile.recording import Kernel, Range, Recording
+from tensorgrad.profile.recording import Interval, Kernel, Range, Recording
 from tensorgrad.readers import read_json
 
 _TRACKS = {"phase": 0, "layer": 1, "op": 2, "backward": 2}
@@ -32,13 +32,8 @@ def write_trace(recording: Recording, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    facts = {
-        "rank": recording.rank,
-        "epoch_ns": recording.epoch,
-        "device": recording.device,
-        "source": recording.source,
-        "steps": recording.steps,
-    }
+    facts = {name: getattr(recording, name) for name in ("rank", "device", "source", "steps")}
+    facts["epoch_ns"] = recording.epoch
     _write(path, trace_events(recording), facts)
 
 
@@ -138,6 +133,23 @@ def _track(rank: int, track: int, name: str) -> Iterator[Event]:
     yield _metadata(rank, track, "thread_sort_index", sort_index=track)
 
 
+def _span_event(
+    name: str, kind: str, place: tuple[int, int], interval: Interval, arguments: dict[str, Any]
+) -> Event:
+    """Return a bar from a start to an end, in ns since the start of the recording.
+
+    Args:
+        name, kind: of the bar.
+        place: rank and track.
+        interval: when it is.
+        arguments: what the viewer shows about it.
+    """
+    rank, track = place
+    start, end = interval
+    times = {"ts": start / 1e3, "dur": (end - start) / 1e3, "args": arguments}
+    return {"ph": "X", "name": name, "cat": kind, "pid": rank, "tid": track, **times}
+
+
 def _range_event(each: Range, rank: int, origin: int) -> Event:
     arguments: dict[str, Any] = {"number": each.number}
     if each.is_op:
@@ -145,16 +157,9 @@ def _range_event(each: Range, rank: int, origin: int) -> Event:
         arguments |= {"layer": each.layer, "phase": each.phase, "bytes": each.nbytes}
         if each.flops:
             arguments["flops"] = each.flops
-    return {
-        "ph": "X",
-        "name": f"{each.name} backward" if each.kind == "backward" else each.name,
-        "cat": each.kind,
-        "pid": rank,
-        "tid": 10 * each.thread + _TRACKS[each.kind],
-        "ts": (each.start - origin) / 1e3,
-        "dur": (each.end - each.start) / 1e3,
-        "args": arguments,
-    }
+    name = f"{each.name} backward" if each.kind == "backward" else each.name
+    place = rank, 10 * each.thread + _TRACKS[each.kind]
+    return _span_event(name, each.kind, place, (each.start - origin, each.end - origin), arguments)
 
 
 def _kernel_events(
@@ -162,7 +167,7 @@ def _kernel_events(
 ) -> Iterator[Event]:
     around = recording.range_of(kernel)
     rank, origin = recording.rank, recording.window[0]
-    start = (kernel.start - origin) / 1e3
+    interval = kernel.start - origin, kernel.end - origin
     arguments: dict[str, Any] = {"stream": kernel.stream}
     if around is not None:
         arguments |= {"op": around.name, "layer": around.layer, "phase": around.phase}
@@ -170,14 +175,5 @@ def _kernel_events(
         launched = (around.start - origin) / 1e3
         of_op = 10 * around.thread + _TRACKS[around.kind]
         yield {**arrow, "ph": "s", "tid": of_op, "ts": launched}
-        yield {**arrow, "ph": "f", "bp": "e", "tid": track, "ts": start}
-    yield {
-        "ph": "X",
-        "name": kernel.name,
-        "cat": "kernel",
-        "pid": rank,
-        "tid": track,
-        "ts": start,
-        "dur": (kernel.end - kernel.start) / 1e3,
-        "args": arguments,
-    }
+        yield {**arrow, "ph": "f", "bp": "e", "tid": track, "ts": interval[0] / 1e3}
+    yield _span_event(kernel.name, "kernel", (rank, track), interval, arguments)

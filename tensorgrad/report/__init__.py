@@ -9,27 +9,9 @@ and both evaluate code that a strict Content-Security-Policy forbids), and a rep
 without another package.
 """
 
-from tensorgrad.report.comparison import (
-    Comparison,
-    Outputs,
-    compare,
-    to_csv,
-    to_markdown,
-    to_page,
-    to_text,
-)
+from tensorgrad.report.comparison import Comparison, compare, to_csv, to_markdown, to_page, to_text
 from tensorgrad.report.page import write_report
 from tensorgrad.report.run import Run, read_run
 
-__all__ = [
-    "Comparison",
-    "Outputs",
-    "Run",
-    "compare",
-    "read_run",
-    "to_csv",
-    "to_markdown",
-    "to_page",
-    "to_text",
-    "write_report",
-]
+__all__ = ["Comparison", "Run", "compare", "read_run", "write_report"]
+__all__ += ["to_csv", "to_markdown", "to_page", "to_text"]

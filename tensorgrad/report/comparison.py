@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tensorgrad import tables
 from tensorgrad.errors import ArgumentError
-from tensorgrad.report.curves import common_charts
+from tensorgrad.report.curves import charts
 from tensorgrad.report.document import (
-    check_output,
     counted,
     curves_section,
     document,
     escaped,
     section,
     shortened,
-    write_text,
+    table,
 )
 from tensorgrad.report.result import BEST, Result, label_of, result_of, text_of
 from tensorgrad.report.run import Progress, Run, read_run
@@ -169,51 +167,39 @@ def to_text(comparison: Comparison, width: int = 100) -> str:
         comparison: from `compare`.
         width: of the terminal, in columns.
     """
-    lines: list[str] = []
-    first = max(len(row.name) for rows in comparison.sections.values() for row in rows) + 4
-    for chosen in _fitting(comparison, width - first):
-        lines += _terminal_table(comparison, chosen, first)
+    grid = _grid(comparison)
+    widths = [min(_WIDEST, max(map(len, column))) for column in zip(*grid, strict=True)]
+    first = max(len(line[0]) for line in grid) + 2
+    groups: list[list[int]] = []
+    used = width
+    for number in range(1, len(widths)):
+        own = widths[number] + 2
+        if first + used + own > width:
+            groups.append([])
+            used = 0
+        groups[-1].append(number)
+        used += own
+    lines = []
+    for group in groups:
+        for line in grid:
+            cells = (_cut(line[n], widths[n]).ljust(widths[n]) for n in group)
+            lines.append(f"{line[0].ljust(first)}{'  '.join(cells)}".rstrip())
+        lines.append("")
     lines += [f"note: {_printable(note)}" for note in comparison.notes]
     return "\n".join(lines) + "\n"
 
 
-def _fitting(comparison: Comparison, width: int) -> list[list[int]]:
-    """Return the numbers of the runs that stand beside each other, table by table."""
-    tables: list[list[int]] = []
-    used = width
-    for number in range(len(comparison.names)):
-        own = _column_width(comparison, number) + 2
-        if used + own > width:
-            tables.append([])
-            used = 0
-        tables[-1].append(number)
-        used += own
-    return tables
-
-
-def _column_width(comparison: Comparison, number: int) -> int:
-    cells = [comparison.names[number]]
-    for rows in comparison.sections.values():
-        cells += [row.texts[number] + " *" * (number in row.best) for row in rows]
-    return min(_WIDEST, max(len(_printable(cell)) for cell in cells))
-
-
-def _terminal_table(comparison: Comparison, chosen: Sequence[int], first: int) -> Iterator[str]:
-    widths = {number: _column_width(comparison, number) for number in chosen}
-
-    def line(name: str, cells: Mapping[int, str]) -> str:
-        texts = (_cut(_printable(cells[n]), widths[n]).ljust(widths[n]) for n in chosen)
-        return f"{name.ljust(first)}{'  '.join(texts)}".rstrip()
-
-    yield line("", dict(enumerate(comparison.names)))
+def _grid(comparison: Comparison) -> list[list[str]]:
+    """Return the cells on a terminal: a column of names, and one for each run."""
+    grid, empty = [["", *comparison.names]], [""] * len(comparison.names)
     for title, rows in comparison.sections.items():
-        yield title
-        if not rows:
-            yield "  no differences"
+        grid.append([title, *empty])
         for row in rows:
-            marked = {n: row.texts[n] + " *" * (n in row.best) for n in chosen}
-            yield line(f"  {_printable(row.name)}", marked)
-    yield ""
+            marked = (text + " *" * (n in row.best) for n, text in enumerate(row.texts))
+            grid.append([f"  {row.name}", *marked])
+        if not rows:
+            grid.append(["  no differences", *empty])
+    return [[_printable(cell) for cell in line] for line in grid]
 
 
 def _cut(text: str, width: int) -> str:
@@ -227,32 +213,25 @@ def _printable(text: str) -> str:
 
 def to_markdown(comparison: Comparison) -> str:
     """Return the tables as Markdown; the best values are bold."""
-    parts = []
+    parts, empty = [], [""] * len(comparison.names)
     for title, rows in comparison.sections.items():
-        head = _markdown_line([title, *comparison.names])
-        rule = "|---" * (len(comparison.names) + 1) + "|"
-        lines = [
-            _markdown_line([row.name, *row.texts], bold=frozenset(place + 1 for place in row.best))
+        cells = [
+            [
+                _escaped(row.name),
+                *(_escaped(text, n in row.best) for n, text in enumerate(row.texts)),
+            ]
             for row in rows
         ]
-        none = _markdown_line(["no differences", *[""] * len(comparison.names)])
-        parts.append("\n".join([head, rule, *(lines or [none])]) + "\n")
-    notes = "".join(f"\n{_markdown_cell(note)}\n" for note in comparison.notes)
-    return "\n".join(parts) + notes
+        head = map(_escaped, (title, *comparison.names))
+        parts.append(tables.to_markdown(list(head), cells or [["no differences", *empty]]))
+    return "\n".join([*parts, *(f"{_escaped(note)}\n" for note in comparison.notes)])
 
 
-def _markdown_line(cells: Sequence[str], bold: frozenset[int] = frozenset()) -> str:
-    texts = (
-        f"**{_markdown_cell(cell)}**" if place in bold else _markdown_cell(cell)
-        for place, cell in enumerate(cells)
-    )
-    return f"| {' | '.join(texts)} |"
-
-
-def _markdown_cell(text: str) -> str:
-    """Return text that stays in its cell and is shown as it stands."""
+def _escaped(text: str, bold: bool = False) -> str:
+    """Return text that Markdown shows as it stands; a table escapes `|` itself."""
     safe = escaped(_printable(shortened(text, _VALUE)))
-    return "".join(f"\\{c}" if c in "\\|`*_[]" else c for c in safe)
+    safe = "".join(f"\\{c}" if c in "\\`*_[]" else c for c in safe)
+    return f"**{safe}**" if bold else safe
 
 
 def to_csv(comparison: Comparison) -> str:
@@ -278,15 +257,9 @@ def to_csv(comparison: Comparison) -> str:
         key for part in ("config", "environment", "result") for key in keys
         if key.startswith(f"{part}.")
     ]  # fmt: skip
-    rows = [columns, *([line.get(column, "") for column in columns] for line in lines)]
-    return "".join(map(_csv_line, rows))
-
-
-def _csv_line(cells: Sequence[Any]) -> str:
-    """Return a line of CSV; the writer quotes CR only if that ends its lines."""
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\r\n").writerow(cells)
-    return file.getvalue().removesuffix("\r\n") + "\n"
+    return tables.to_csv(
+        [columns, *([line.get(column, "") for column in columns] for line in lines)]
+    )
 
 
 def _csv_cell(value: Any) -> str:
@@ -309,12 +282,12 @@ def _csv_results(result: Result) -> dict[str, Any]:
 def to_page(comparison: Comparison) -> str:
     """Return an HTML page with the tables, and the curves of all runs over steps, tokens, time."""
     runs = list(comparison.runs)
-    charts = common_charts(runs, list(comparison.names))
-    curves = max(1, sum(len(chart.curves) for chart in charts))
+    drawings = charts(runs, comparison.names)
+    curves = max(1, sum(len(chart.curves) for chart in drawings))
     points = max(30, min(_POINTS, _CURVE_POINTS // curves))
     title = f"Comparison of {len(runs)} runs"
     notes = "".join(f'<p class="note">{escaped(note)}</p>\n' for note in comparison.notes)
-    drawn, data = curves_section(charts, runs, points)
+    drawn, data = curves_section(drawings, runs, points)
     body = (
         f"<header>\n<h1>{escaped(title)}</h1>\n{notes}</header>\n"
         + section("What differs", _html_tables(comparison))
@@ -326,54 +299,18 @@ def to_page(comparison: Comparison) -> str:
 def _html_tables(comparison: Comparison) -> str:
     parts = []
     for title, rows in comparison.sections.items():
-        if not rows:
+        if rows:
+            cells = [[row.name, *(shortened(text, _VALUE) for text in row.texts)] for row in rows]
+            best = [row.best for row in rows]
+            parts.append(table(title, ["Name", *comparison.names], cells, best=best))
+        else:
             parts.append(f'<p class="quiet">{escaped(title)}: no differences</p>\n')
-            continue
-        head = "".join(f'<th scope="col">{escaped(name)}</th>' for name in comparison.names)
-        lines = "".join(_html_row(row) for row in rows)
-        parts.append(
-            f'<div class="wide"><table class="comparison"><caption>{escaped(title)}</caption>\n'
-            f'<thead><tr><th scope="col">Name</th>{head}</tr></thead>\n'
-            f"<tbody>\n{lines}</tbody></table></div>\n"
-        )
     return "".join(parts)
 
 
-def _html_row(row: ComparedRow) -> str:
-    cells = "".join(
-        f'<td class="best">{text} (best)</td>' if place in row.best else f"<td>{text}</td>"
-        for place, text in enumerate(escaped(shortened(text, _VALUE)) for text in row.texts)
-    )
-    return f'<tr><th scope="row">{escaped(row.name)}</th>{cells}</tr>\n'
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """The files to write a comparison to; None: not written."""
-
-    page: Path | None = None
-    csv: Path | None = None
-    markdown: Path | None = None
-
-    def check(self) -> None:
-        """Raise ArgumentError for a place that cannot be written to."""
-        for option, path, suffixes in (
-            ("--out", self.page, (".html", ".htm")),
-            ("--csv", self.csv, (".csv",)),
-            ("--markdown", self.markdown, (".md", ".markdown")),
-        ):
-            if path is not None:
-                check_output(option, path, suffixes)
-
-    def write(self, comparison: Comparison) -> list[Path]:
-        """Write the files; return those written.
-
-        Raises:
-            OSError: one cannot be written.
-        """
-        written = []
-        for path, form in ((self.page, to_page), (self.csv, to_csv), (self.markdown, to_markdown)):
-            if path is not None:
-                write_text(path, form(comparison))
-                written.append(path)
-        return written
+# What a file of a comparison is written by, and its endings.
+FORMS: dict[str, tuple[Callable[[Comparison], str], tuple[str, ...]]] = {
+    "page": (to_page, (".html", ".htm")),
+    "csv": (to_csv, (".csv",)),
+    "markdown": (to_markdown, (".md", ".markdown")),
+}

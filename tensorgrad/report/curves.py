@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,10 +76,8 @@ def axes(run: Run) -> dict[str, list[float]]:
 
 def units(axes: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, tuple[str, float | None]]:
     """Return the unit of each axis on a page with these runs, and of times its seconds."""
-    found: dict[str, tuple[str, float | None]] = {
-        "step": ("step", None),
-        "tokens": ("tokens", None),
-    }
+    found: dict[str, tuple[str, float | None]]
+    found = {name: (name, None) for name in ("step", "tokens")}
     for key in ("seconds", "elapsed"):
         longest = max((axis[key][-1] for axis in axes if key in axis), default=0.0)
         known = (("d", 86400), ("h", 3600), ("min", 60))
@@ -135,13 +133,15 @@ class _CurveKind:
     keys: dict[str, str]  # -> label
     factor: float = 1.0
     smooth: bool = True
+    log: str = "times"  # of a run
+    style: str = "line"
 
 
-_OF_METRICS = (
-    _CurveKind("Learning rate", "", {"lr": "learning rate"}, smooth=False),
-    _CurveKind("Gradient norm", "before clipping", {"gradient_norm": "gradient norm"}),
-)
-_OF_TIMES = (
+_KINDS = (
+    _CurveKind("Learning rate", "", {"lr": "learning rate"}, 1.0, False, "metrics"),
+    _CurveKind(
+        "Gradient norm", "before clipping", {"gradient_norm": "gradient norm"}, log="metrics"
+    ),
     _CurveKind("Throughput", "tokens/s", {"tokens_per_second": "tokens/s"}),
     _CurveKind("MFU", "% of the peak FLOP/s", {"mfu": "MFU"}, 100.0),
     _CurveKind("Memory", "MB", {"memory_mb": "in use", "peak_memory_mb": "peak"}, smooth=False),
@@ -151,23 +151,22 @@ _OF_TIMES = (
 )
 
 
-def charts(run: Run) -> list[Chart]:
-    """Return the charts of a run that have points."""
-    found = [Chart("Loss", "nats", tuple(loss_curves(run)))]
-    found += [_measure(key, [run], [""]) for key in run.measures]
-    found += [_chart(kind, [run], [""]) for kind in (*_OF_METRICS, *_OF_TIMES)]
-    return _with_points(found)
+def charts(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
+    """Return the charts of runs that have points; of noisy values of several the smoothed ones.
 
-
-def common_charts(runs: list[Run], names: list[str]) -> list[Chart]:
-    """Return charts with the curves of several runs, of noisy values only the smoothed ones."""
+    Args:
+        runs: one or more.
+        names: of the runs, which begin the labels of several; "" for one.
+    """
     losses = [c for n, run in enumerate(runs) for c in loss_curves(run, n, names[n])]
     measures = dict.fromkeys(key for run in runs for key in run.measures)
-    shared = [key for key in measures if sum(key in run.measures for run in runs) > 1]
-    found = [Chart("Loss", "nats, training loss smoothed", tuple(losses))]
-    found += [_measure(key, runs, names) for key in shared]
-    found += [_chart(kind, runs, names) for kind in (*_OF_METRICS, *_OF_TIMES)]
-    return _with_points(found)
+    least = min(2, len(runs))  # runs that have a measure
+    shared = [key for key in measures if sum(key in run.measures for run in runs) >= least]
+    unit = "nats, training loss smoothed" if len(runs) > 1 else "nats"
+    found = [Chart("Loss", unit, tuple(losses))]
+    found += [_chart(kind, runs, names) for kind in (*map(_measure, shared), *_KINDS)]
+    kept = [replace(c, curves=tuple(k for k in c.curves if len(k.column.finite))) for c in found]
+    return [chart for chart in kept if chart.curves]
 
 
 def title_of(key: str) -> str:
@@ -176,18 +175,16 @@ def title_of(key: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _measure(key: str, runs: list[Run], names: list[str]) -> Chart:
-    curves = (
-        Curve(name or key.replace("_", " "), run.metrics[key], "markers", number, number)
-        for number, (run, name) in enumerate(zip(runs, names, strict=True))
-    )
-    return Chart(title_of(key), "", tuple(curves))
+def _measure(key: str) -> _CurveKind:
+    """Return the chart of what evaluations measure besides the loss."""
+    label = {key: key.replace("_", " ")}
+    return _CurveKind(title_of(key), "", label, 1.0, False, "metrics", "markers")
 
 
-def _chart(kind: _CurveKind, runs: list[Run], names: list[str]) -> Chart:
+def _chart(kind: _CurveKind, runs: Sequence[Run], names: Sequence[str]) -> Chart:
     curves: list[Curve] = []
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
-        log = run.metrics if kind in _OF_METRICS else run.times
+        log = getattr(run, kind.log)
         for place, (key, label) in enumerate(kind.keys.items()):
             values = Column(log[key].steps, log[key].values * kind.factor)
             whole = f"{name}: {label}" if name and len(kind.keys) > 1 else name or label
@@ -195,18 +192,10 @@ def _chart(kind: _CurveKind, runs: list[Run], names: list[str]) -> Chart:
             if kind.smooth:
                 curves += _noisy(whole, values, color, number, bool(name))
             else:
-                style = "faint" if name and place else "line"
+                style = "faint" if name and place else kind.style
                 curves.append(Curve(whole, values, style, color, number))
     smooth = [", smoothed"] if kind.smooth and len(runs) > 1 else []
     return Chart(kind.title, "".join([kind.unit, *smooth]), tuple(curves))
-
-
-def _with_points(found: Iterable[Chart]) -> list[Chart]:
-    kept = (
-        Chart(c.title, c.unit, tuple(curve for curve in c.curves if len(curve.column.finite)))
-        for c in found
-    )
-    return [chart for chart in kept if chart.curves]
 
 
 def curve_data(curve: Curve, limit: int) -> dict[str, Any]:

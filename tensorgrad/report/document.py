@@ -7,13 +7,12 @@ import hashlib
 import html
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 from tensorgrad.errors import ArgumentError
-from tensorgrad.files import replacing
 from tensorgrad.report.curves import AXES, COLORS, Chart, Curve, axes, curve_data, units
 from tensorgrad.report.run import Run
 
@@ -73,7 +72,7 @@ def curves_section(charts: Sequence[Chart], runs: Sequence[Run], limit: int) -> 
         return section("Curves", '<p class="quiet">No step has been logged.</p>\n'), ""
     places = [axes(run) for run in runs]
     buttons = "".join(
-        f'<button type="button" data-axis="{axis}" aria-pressed="{_truth(axis == "step")}">'
+        f'<button type="button" data-axis="{axis}" aria-pressed="{str(axis == "step").lower()}">'
         f"{escaped(text)}</button>\n"
         for axis, text in AXES.items()
         if axis == "step" or any(axis in each for each in places)
@@ -120,10 +119,6 @@ def _legend_key(curve: Curve) -> str:
     )
 
 
-def _truth(value: bool) -> str:
-    return "true" if value else "false"
-
-
 def sentence(chart: Chart) -> str:
     """Return in words what a chart shows: of a single curve its ends and extremes."""
     parts = []
@@ -131,15 +126,8 @@ def sentence(chart: Chart) -> str:
         if curve.style == "faint" and len(chart.curves) > 1:
             continue
         points = curve.column.finite
-        first, last, low, high = (
-            f"{value:,.5g}"
-            for value in (
-                points.values[0],
-                points.values[-1],
-                points.values.min(),
-                points.values.max(),
-            )
-        )
+        ends = points.values[0], points.values[-1], points.values.min(), points.values.max()
+        first, last, low, high = (f"{value:,.5g}" for value in ends)
         parts.append(f"{curve.label}: {first} to {last}, lowest {low}, highest {high}")
     more = len(chart.curves) - 3
     return "; ".join(parts) + (f"; and {more} more curves" if more > 0 else "")
@@ -153,18 +141,30 @@ def section(title: str, content: str) -> str:
 def table(
     caption: str,
     head: Sequence[str],
-    rows: Iterable[Sequence[str]],
+    rows: Sequence[Sequence[str]],
     changed: frozenset[str] = frozenset(),
+    best: Sequence[frozenset[int]] = (),
 ) -> str:
-    """Return a table of plain text whose first column names the rows; `changed` are marked."""
+    """Return a table of plain text whose first column names the rows.
+
+    Args:
+        caption, head: titles of the table and of its columns.
+        rows: a name, and a cell for each further column.
+        changed: names of the rows to mark.
+        best: of each row of a comparison, the numbers of its best cells, from 0.
+    """
     lines = []
-    for name, *cells in rows:
-        mark = ' class="changed"' if name in changed else ""
-        values = "".join(f"<td>{escaped(cell)}</td>" for cell in cells)
+    for number, (name, *cells) in enumerate(rows):
+        mark, chosen = ' class="changed"' if name in changed else "", best[number] if best else ()
+        values = "".join(
+            f'<td class="best">{text} (best)</td>' if place in chosen else f"<td>{text}</td>"
+            for place, text in enumerate(map(escaped, cells))
+        )
         lines.append(f'<tr{mark}><th scope="row">{escaped(name)}</th>{values}</tr>\n')
     top = "".join(f'<th scope="col">{escaped(cell)}</th>' for cell in head)
+    kind = ' class="comparison"' if best else ""
     return (
-        f'<div class="wide"><table><caption>{escaped(caption)}</caption>\n'
+        f'<div class="wide"><table{kind}><caption>{escaped(caption)}</caption>\n'
         f"<thead><tr>{top}</tr></thead>\n<tbody>\n{''.join(lines)}</tbody></table></div>\n"
     )
 
@@ -175,29 +175,22 @@ def check_output(option: str, path: Path, suffixes: Sequence[str]) -> None:
     Raises:
         ArgumentError: it exists, has another ending, or its folder is missing or not writable.
     """
-    wrong = ""
-    if path.is_dir():
-        wrong = "is a folder, expected a new file"
-    elif path.suffix.lower() not in suffixes:
-        wrong = f"has the ending {path.suffix!r}, expected {' or '.join(suffixes)}"
-    elif os.path.lexists(path):
-        wrong = "exists, expected a new file"
-    elif not path.parent.is_dir():
-        wrong = f"is in {path.parent}, which is not a folder; make it first"
-    elif not os.access(path.parent, os.W_OK):
-        wrong = f"is in {path.parent}, which is not writable; choose another place"
-    if wrong:
-        raise ArgumentError(f"{option}: {path} {wrong}")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file by text in UTF-8; halves of surrogate pairs become question marks.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    with replacing(path) as file:
-        file.write(text.encode("utf-8", "replace"))
+    endings = " or ".join(suffixes)
+    for is_wrong, problem in (
+        (path.is_dir(), "is a folder, expected a new file"),
+        (
+            path.suffix.lower() not in suffixes,
+            f"has the ending {path.suffix!r}, expected {endings}",
+        ),
+        (os.path.lexists(path), "exists, expected a new file"),
+        (not path.parent.is_dir(), f"is in {path.parent}, which is not a folder; make it first"),
+        (
+            not os.access(path.parent, os.W_OK),
+            f"is in {path.parent}, which is not writable; choose another place",
+        ),
+    ):
+        if is_wrong:
+            raise ArgumentError(f"{option}: {path} {problem}")
 
 
 @cache

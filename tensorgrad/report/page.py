@@ -21,11 +21,11 @@ from tensorgrad.report.document import (
     section,
     shortened,
     table,
-    write_text,
 )
 from tensorgrad.report.result import Result, label_of, result_of, text_of
 from tensorgrad.report.run import Progress, Run, number, read_run
 from tensorgrad.report.settings import defaults, grouped, value_text
+from tensorgrad.tables import write_text
 from tensorgrad.train.curves import Column
 from tensorgrad.train.log import KNOWN
 from tensorgrad.train.run import without_checkpoint
@@ -71,22 +71,12 @@ def write_report(folder: Path, out: Path | None = None, progress: Progress | Non
 
 def page(run: Run) -> str:
     """Return the HTML page of a run."""
-    found, result = charts(run), result_of(run)
+    found, result = charts([run], [""]), result_of(run)
     curves = sum(len(chart.curves) for chart in found)
     points = max(100, min(_POINTS, _CURVE_POINTS // max(1, curves)))
     drawn, data = curves_section(found, [run], points)
-    body = "".join(
-        [
-            _header(run, result),
-            drawn,
-            _evaluations(run),
-            _samples(run),
-            _configuration(run),
-            _environment(run),
-            _diff(run),
-        ]
-    )
-    return document(f"{run.name}: report", body, data)
+    parts = [part(run) for part in (_evaluations, _samples, _configuration, _environment, _diff)]
+    return document(f"{run.name}: report", _header(run, result) + drawn + "".join(parts), data)
 
 
 def _header(run: Run, result: Result) -> str:
@@ -154,26 +144,22 @@ def _evaluations(run: Run) -> str:
 
 def _cells(key: str, values: Column, steps: list[int]) -> list[str]:
     """Return a value as text at each step, and nothing where it was not measured."""
-    recent = values.steps >= steps[0]
-    at = dict(zip(values.steps[recent].tolist(), values.values[recent].tolist(), strict=True))
-    return [_evaluated(key, at[step]) if step in at else "" for step in steps]
-
-
-def _evaluated(key: str, value: float) -> str:
-    return "not finite" if math.isnan(value) else text_of(key, value)
+    at = dict(zip(values.steps.tolist(), values.values.tolist(), strict=True))
+    texts = {
+        s: "not finite" if math.isnan(at[s]) else text_of(key, at[s]) for s in steps if s in at
+    }
+    return [texts.get(step, "") for step in steps]
 
 
 def _samples(run: Run) -> str:
     found = [r for r in run.samples if isinstance(r.get("text"), str)]
     if not found:
         return ""
-    parts = []
-    for place, record in enumerate(reversed(found[-_SAMPLES:])):
-        shown = " open" if place == 0 else ""
-        parts.append(
-            f"<details{shown}><summary>Step {record['step']:,}</summary>\n"
-            f"<pre>{_sample(record)}</pre></details>\n"
-        )
+    parts = [
+        f"<details{' open' * (place == 0)}><summary>Step {record['step']:,}</summary>\n"
+        f"<pre>{_sample(record)}</pre></details>\n"
+        for place, record in enumerate(reversed(found[-_SAMPLES:]))
+    ]
     count = f"The newest {_SAMPLES} of {len(found):,}. " if len(found) > _SAMPLES else ""
     about = f'<p class="quiet">{count}The prompt is in bold; the model wrote the rest.</p>\n'
     return section("Samples", about + "".join(parts))
@@ -194,14 +180,13 @@ def _configuration(run: Run) -> str:
     usual, resolved = defaults(config), run.resolved
     changed = frozenset(name for name in config if name in usual and config[name] != usual[name])
     tables = []
+    head = ["Setting", "Value", "Default"][: 2 + bool(usual)]
     for group, names in grouped(config).items():
-        head = ["Setting", "Value", "Default"] if usual else ["Setting", "Value"]
-        rows = []
-        for name in names:
-            row = [name, shortened(value_text(resolved.get(name)), _VALUE)]
-            if usual:
-                row.append(value_text(usual[name]) if name in changed else "")
-            rows.append(row)
+        rows = [
+            [name, shortened(value_text(resolved.get(name)), _VALUE),
+             value_text(usual[name]) if name in changed else ""][: len(head)]
+            for name in names
+        ]  # fmt: skip
         tables.append(table(group, head, rows, changed))
     about = (
         '<p class="quiet">Marked values differ from the default, which stands beside them.</p>\n'
@@ -229,10 +214,10 @@ def _environment(run: Run) -> str:
 
 
 def _facts(caption: str, name: str, facts: dict[str, Any]) -> str:
-    rows = (
+    rows = [
         [shortened(key, _VALUE), shortened(value_text(value), _VALUE)]
         for key, value in islice(facts.items(), _ROWS)
-    )
+    ]
     return table(caption, [name, "Value"], rows)
 
 

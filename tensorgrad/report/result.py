@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from tensorgrad.report.document import counted
 from tensorgrad.report.run import Run, number
 from tensorgrad.train.curves import Column, smoothed
 
+_Values = np.ndarray[tuple[int], np.dtype[np.float64]]
 # Names of values, as in files, and whether the lowest or the highest of several runs is the best.
 BEST = {
     "final_validation_loss": "low",
@@ -56,8 +59,8 @@ def result_of(run: Run) -> Result:
     values = {
         **{key: _ended(run.metrics[key]) for key in (*final, *last)},
         "best_validation_loss": None if best is None else float(validation.values[best]),
-        "training_loss": _last(smoothed(loss).values),
-        **{key: _last(run.metrics[key].finite.values) for key in run.measures},
+        "training_loss": _of(smoothed(loss)),
+        **{key: _of(run.metrics[key]) for key in run.measures},
         "step": float(step),
         **_speed(run),
     }
@@ -97,7 +100,7 @@ def _planned(run: Run, step: int) -> _Plan | None:
     steps, epochs = (number(run.config.get(name)) for name in ("steps", "epochs"))
     if steps > 0:  # not NaN, not 0: those of the epochs
         return _Plan(step >= steps, f"{step:,} steps", f"step {step:,} of {steps:,.0f}")
-    done = _last(run.times["epoch"].finite.values)
+    done = _of(run.times["epoch"])
     if done is None or not epochs > 0:
         return None
     return _Plan(
@@ -108,37 +111,29 @@ def _planned(run: Run, step: int) -> _Plan | None:
 
 
 def _speed(run: Run) -> dict[str, float | None]:
-    last = {key: _last(run.times[key].finite.values) for key in ("tokens", "seconds")}
-    logged = run.times["tokens_per_second"].finite.values
-    tokens, seconds = last["tokens"], last["seconds"]
-    mean = tokens / seconds if tokens and seconds else _middle(logged)
+    times = run.times
+    tokens, seconds = _of(times["tokens"]), _of(times["seconds"])
+    logged = _of(times["tokens_per_second"], np.median)
     return {
         "tokens": tokens,
         "seconds": seconds,
-        "elapsed": _last(run.times["elapsed"].finite.values),
-        "tokens_per_second": mean,
-        "mfu": _middle(run.times["mfu"].finite.values),
-        "peak_memory_mb": _largest(run.times["peak_memory_mb"].finite.values),
-        "watts": _middle(run.times["watts"].finite.values),
+        "elapsed": _of(times["elapsed"]),
+        "tokens_per_second": tokens / seconds if tokens and seconds else logged,
+        "mfu": _of(times["mfu"], np.median),
+        "peak_memory_mb": _of(times["peak_memory_mb"], np.max),
+        "watts": _of(times["watts"], np.median),
     }
 
 
-def _last(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
-    return float(values[-1]) if len(values) else None
+def _of(column: Column, measure: Callable[[_Values], Any] = lambda v: v[-1]) -> float | None:
+    """Return a measure of the finite values of a column, by default the last; None without any."""
+    values = column.finite.values
+    return float(measure(values)) if len(values) else None
 
 
 def _ended(column: Column) -> float | None:
     """Return the last value, None if it was not finite."""
-    value = _last(column.values)
-    return None if value is None or np.isnan(value) else value
-
-
-def _middle(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
-    return float(np.median(values)) if len(values) else None
-
-
-def _largest(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
-    return float(values.max()) if len(values) else None
+    return None if np.isnan(column.values[-1:]).any() else _of(column)
 
 
 _TITLES = {

@@ -8,7 +8,7 @@ used, and `Run.notes` says what could not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -138,10 +138,10 @@ def read_run(folder: Path, progress: Progress | None = None) -> Run:
             notes.append(f"{name} cannot be read: {reason}")
             return missing
 
-    metrics, times = (
-        read(name, lambda path: to_log(records(path, progress)), _NO_LOG)
+    logs = {
+        name: read(name, lambda path: to_log(records(path, progress)), _NO_LOG)
         for name in ("metrics.jsonl", "times.jsonl")
-    )
+    }
     nothing: list[Record | None] = []
     samples = read("samples.jsonl", lambda path: _samples(records(path, progress)), nothing)
 
@@ -157,24 +157,19 @@ def read_run(folder: Path, progress: Progress | None = None) -> Run:
             f"report: {folder} has a published model, expected the folder of a run: {FILE} has its "
             "sizes and not the settings of a run"
         )
-    notes += [
-        f"{name}: values under {log.omitted:,} more names are omitted"
-        for name, log in (("metrics.jsonl", metrics), ("times.jsonl", times))
-        if log.omitted
-    ]
-    notes += _notes_of_damage(
-        {
-            "metrics.jsonl": metrics.damaged,
-            "times.jsonl": times.damaged,
-            "samples.jsonl": samples.count(None),
-        }
-    )
+    for name, log in logs.items():
+        if log.omitted:
+            notes.append(f"{name}: values under {log.omitted:,} more names are omitted")
+    damaged = {name: log.damaged for name, log in logs.items()}
+    for name, count in {**damaged, "samples.jsonl": samples.count(None)}.items():
+        if count:
+            notes.append(f"{name}: skipped {count:,} damaged line{'s' * (count > 1)}")
     return Run(
         folder=folder,
         config=settings,
         facts=entries(FACTS),
-        metrics=metrics,
-        times=times,
+        metrics=logs["metrics.jsonl"],
+        times=logs["times.jsonl"],
         samples=[sample for sample in samples if sample is not None],
         environment=entries("environment.json"),
         diff=read("uncommitted.diff", _read_diff, ""),
@@ -201,15 +196,6 @@ def _first(values: Record) -> tuple[Record, int]:
             found[key] = dict(islice(value.items(), _ENTRIES))
             omitted += len(value) - _ENTRIES
     return found, omitted
-
-
-def _notes_of_damage(lines: Mapping[str, int]) -> list[str]:
-    """Return a note for each file with damaged lines."""
-    return [
-        f"{name}: skipped {count:,} damaged line{'s' * (count > 1)}"
-        for name, count in lines.items()
-        if count
-    ]
 
 
 def _refuse(folder: Path) -> NoReturn:

@@ -2,17 +2,11 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tensorgrad import parallel
 from tensorgrad.bench.sweep import Case, Row, Sweep, run_sweep
-
-
-def draw(rows: Any) -> dict[str, Any]:
-    return {}
-
 
 comm = parallel.world()
 array = np.ones(1000, np.float32)
@@ -29,8 +23,8 @@ def measure(case: Case) -> Row:
 
 
 cases = [{"n": n, "dtype": "float32"} for n in range(1, 5)]
-sweep = Sweep("lopsided", ("n", "dtype"), ("ms",), draw)
-found = run_sweep(sweep, cases, measure, Path(sys.argv[1]), device="cpu", version="1", comm=comm)
+sweep = Sweep("lopsided", cases, measure, ("ms",))
+found = run_sweep(sweep, Path(sys.argv[1]), device="cpu", version="1", comm=comm)
 if comm.rank == 0:
     assert [(row["status"], row["message"]) for row in found.rows] == [
         ("ok", ""),

@@ -3,17 +3,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tensorgrad.bench.matrix import (
-    MATRIX,
     MatrixBench,
-    MatrixSettings,
     matrix_cases,
+    matrix_sweep,
     parallel_cases,
+    table,
     with_scaling,
 )
 from tensorgrad.bench.sweep import Row, run_sweep
@@ -22,32 +22,35 @@ from tensorgrad.models.transformer_lm import TransformerLMConfig
 from tensorgrad.parallel.comm.collectives import Comm
 from tests.source_tree import ROOT
 
-TINY = MatrixSettings(TransformerLMConfig(64, 8, 2, 2, 2, 16, 24), 2, "float32", 1, 1000)
+TINY = TransformerLMConfig(64, 8, 2, 2, 2, 16, 24)
+CASE: dict[str, Any] = {
+    "batch": 2, "dtype": "float32", "steps": 1, "epoch_tokens": 1000, "windows": 1,
+    "micro_batches": 1, "bucket_mb": None, "compiled": False, "captured": False,
+}  # fmt: skip
 PEAKS = """
-from tensorgrad.bench.matrix import MatrixBench, MatrixSettings, matrix_cases
-from tensorgrad.models.transformer_lm import TransformerLMConfig
+from tensorgrad.bench.matrix import MatrixBench, matrix_cases
 from tensorgrad.parallel.comm.collectives import Comm
+from tests.bench.test_matrix import CASE, TINY
 
-config = TransformerLMConfig(64, 8, 2, 2, 2, 16, 24)
-settings = MatrixSettings(config, 2, "float32", 1, 1000)
-bench = MatrixBench(settings, Comm(), "cpu")
-(case,) = matrix_cases(settings, 1, ["flash"], ["none"])
+(case,) = matrix_cases(TINY, CASE, 1, ["flash"], ["none"])
+bench = MatrixBench(TINY, Comm(), "cpu")
 print(*(bench(case)["peak_mb"] for _ in range(2)))
 """
 
 
 def test_the_defaults_are_the_published_setting() -> None:
-    config = MatrixSettings().config
-    assert (config.layers, config.width, config.heads) == (24, 512, 16)
-    assert (config.context, config.vocab_size) == (256, 10_000)
-    assert (config.hidden, MatrixSettings().batch) == (4096, 8)
+    sweep = next(matrix_sweep(comm=Comm(), peer=False, device="cpu"))
+    found = {name: sweep.cases[0][name] for name in ("layers", "width", "heads", "context")}
+    assert found == {"layers": 24, "width": 512, "heads": 16, "context": 256}
+    found = {name: sweep.cases[0][name] for name in ("vocab", "hidden", "batch")}
+    assert found == {"vocab": 10_000, "hidden": 4096, "batch": 8}
 
 
 def test_one_rank_measures_kernels_alone(tmp_path: Path) -> None:
-    cases = matrix_cases(TINY, 1)
+    cases = matrix_cases(TINY, CASE, 1)
     assert [case["attention"] for case in cases] == ["unfused", "fused-softmax", "flash"]
-    measure = MatrixBench(TINY, Comm(), "cpu")
-    found = run_sweep(MATRIX, cases, measure, tmp_path, device="cpu", version="1")
+    sweep = table("matrix", cases, MatrixBench(TINY, Comm(), "cpu"), "cpu")
+    found = run_sweep(sweep, tmp_path, device="cpu", version="1")
     for row in found.rows:
         assert (row["status"], row["parallel"], row["scaling"]) == ("ok", "none", "")
         assert row["tokens_per_second"] == pytest.approx(2 * 8 / row["ms"] * 1e3, rel=1e-3)
@@ -56,28 +59,27 @@ def test_one_rank_measures_kernels_alone(tmp_path: Path) -> None:
 
 
 def test_cases_of_ranks_and_of_the_peer() -> None:
-    cases = matrix_cases(TINY, 2, ["flash"], ["zero3", "none"], peer=True)
+    cases = matrix_cases(TINY, CASE, 2, ["flash"], ["zero3", "none"], peer=True)
     assert [(case["parallel"], case["ranks"]) for case in cases] == [
         *(("none", 1), ("zero3", 2), ("pytorch", 1), ("pytorch-ddp", 2))
     ]
 
 
 def test_schedules_that_do_not_fit_are_left_out() -> None:
-    wide = replace(TINY, micro_batches=2)  # of 2 layers
+    wide = {**CASE, "micro_batches": 2}
     modes = ["gpipe", "interleaved"]
-    assert [case["parallel"] for case in matrix_cases(wide, 2, ["flash"], modes)] == ["gpipe"]
-    deep = replace(wide, config=TransformerLMConfig(64, 8, 4, 2, 2, 16))
-    assert len(matrix_cases(deep, 2, ["flash"], modes)) == 2
-    odd = replace(deep, micro_batches=1)
-    assert [case["parallel"] for case in matrix_cases(odd, 2, ["flash"], modes)] == ["gpipe"]
-    with pytest.raises(ArgumentError, match="part is 'speed'"):
-        parallel_cases(TINY, 2, ["speed"])
+    shallow = matrix_cases(TINY, wide, 2, ["flash"], modes)  # of 2 layers
+    assert [case["parallel"] for case in shallow] == ["gpipe"]
+    deep = TransformerLMConfig(64, 8, 4, 2, 2, 16)
+    assert len(matrix_cases(deep, wide, 2, ["flash"], modes)) == 2
+    odd = matrix_cases(deep, CASE, 2, ["flash"], modes)
+    assert [case["parallel"] for case in odd] == ["gpipe"]
     with pytest.raises(ArgumentError, match="got one rank"):
-        parallel_cases(TINY, 1, ["zero"])
+        parallel_cases(TINY, CASE, 1, ["zero"])
 
 
 def test_scaling_and_overhead_are_against_one_gpu() -> None:
-    sizes = {name: 1 for name in MATRIX.parameters}
+    sizes = {name: 1 for name in matrix_cases(TINY, CASE, 1)[0]}
     alone: Row = {
         **sizes, "attention": "flash", "world": 2, "status": "ok", "device": "cpu",
         "tokens_per_second": 100.0, "peak_mb": 50.0,
@@ -91,15 +93,17 @@ def test_scaling_and_overhead_are_against_one_gpu() -> None:
     assert "scaling" not in with_scaling(alone, [alone])
 
 
-def test_bad_arguments_are_errors() -> None:
-    with pytest.raises(ArgumentError, match="kernel is 'fast'"):
-        matrix_cases(TINY, 2, ["fast"])
-    with pytest.raises(ArgumentError, match="parallel is 'ddp'"):
-        matrix_cases(TINY, 2, ["flash"], ["ddp"])
-    with pytest.raises(ArgumentError, match="tokens is 0"):
-        MatrixSettings(tokens=0)
-    with pytest.raises(ArgumentError, match="dtype is 'int8'"):
-        MatrixSettings(dtype="int8")
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"batch": 0}, "--batch: got 0"),
+        ({"dtype": "int8"}, "--dtype: got 'int8'"),
+        ({"micro_batches": 3}, "expected a divisor of the 2"),
+    ],
+)
+def test_bad_arguments_are_errors(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        matrix_cases(TINY, {**CASE, **changed}, 2)
 
 
 def test_the_first_case_has_no_more_memory_than_the_next() -> None:

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tensorgrad.bench import memory, model
-from tensorgrad.bench.model import MODEL, measure_model, model_sweep, planned_bytes, settings_of
-from tensorgrad.bench.options import PRECISIONS
-from tensorgrad.bench.sweep import Case, SweepResult, run_sweep
+from tensorgrad.bench.model import measure_model, model_sweep, planned_bytes
+from tensorgrad.bench.steps import settings_of
+from tensorgrad.bench.sweep import Case, Sweep, SweepResult, run_sweep
 from tensorgrad.errors import ArgumentError
+from tensorgrad.train.settings import DTYPES
 
 TINY: dict[str, Any] = {"layers": 2, "width": 16, "heads": 2, "context": 8, "batch": 2, "vocab": 64}
 
@@ -19,23 +19,21 @@ def cases_of(**options: Any) -> list[Case]:
     return list(next(model_sweep(device="cpu", **options)).cases)
 
 
-def measured(cases: Sequence[Case], device: str, folder: Path) -> SweepResult:
-    return run_sweep(
-        MODEL, cases, lambda case: measure_model(case, device), folder, device=device, version="1"
-    )
+def measured(sweep: Sweep, device: str, folder: Path) -> SweepResult:
+    return run_sweep(sweep, folder, device=device, version="1")
 
 
 def test_the_five_sizes() -> None:
     cases = cases_of(precision=("float32",))
-    counts = [settings_of(case).config.parameters / 1e9 for case in cases]
+    counts = [settings_of(case)[1].parameters / 1e9 for case in cases]
     # nearly those of the published GPT-2s, and 2.7B with 32 layers of C 2560, with 10,000 tokens
     assert counts == pytest.approx([0.093, 0.313, 0.722, 1.493, 2.544], abs=0.005)
 
 
 def test_phases_precisions_and_warmup(device: str, tmp_path: Path) -> None:
-    cases = cases_of(sizes=("small",), warmup=(0, 1), steps=2, **TINY)
-    assert len(cases) == 6
-    found = measured(cases, device, tmp_path)
+    sweep = next(model_sweep(sizes=("small",), warmup=(0, 1), steps=2, device=device, **TINY))
+    assert len(sweep.cases) == 6
+    found = measured(sweep, device, tmp_path)
     for row in found.rows:
         assert row["status"] == "ok"
         phases = sum(row[f"{phase}_ms"] for phase in ("forward", "backward", "optimizer"))
@@ -48,8 +46,9 @@ def test_phases_precisions_and_warmup(device: str, tmp_path: Path) -> None:
 
 def test_a_captured_step_is_timed_as_a_whole(device: str, tmp_path: Path) -> None:
     options = {**TINY, "captured": True, "warmup": (0, 2), "steps": 2}
-    cases = cases_of(sizes=("small",), precision=("float32", "float16"), **options)
-    found = measured(cases, device, tmp_path)
+    precision: Any = ("float32", "float16")
+    sweep = next(model_sweep(sizes=("small",), precision=precision, device=device, **options))
+    found = measured(sweep, device, tmp_path)
     for row in found.rows:
         assert row["status"] == "ok"
         assert row["step_ms"] > 0
@@ -74,7 +73,7 @@ def test_memory_is_near_the_formula(
     recompute: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # each thread has a workspace of its own
-    monkeypatch.setattr(model, "_times", lambda *arguments: {"step_ms": 1.0})  # memory alone
+    monkeypatch.setattr(model, "times", lambda *arguments: {"step_ms": 1.0})  # memory alone
     sizes: dict[str, Any] = {
         "sizes": ("small",),
         "layers": 8,
@@ -85,7 +84,7 @@ def test_memory_is_near_the_formula(
         "vocab": 500,
     }
     [case] = cases_of(precision=(dtype,), warmup=(0,), recompute=recompute, steps=1, **sizes)
-    fixed = 16 * settings_of(case).config.parameters  # bytes, whatever the precision
+    fixed = 16 * settings_of(case)[1].parameters  # bytes, whatever the precision
     monkeypatch.setattr(memory, "free_bytes", lambda device: fixed)  # no less is refused
     row = measure_model(case, "cpu")
     assert row["step_ratio"] == pytest.approx(1, abs=0.05)
@@ -96,13 +95,13 @@ def test_memory_is_near_the_formula(
 
 def test_memory_that_a_gpu_needed_is_near_the_formula() -> None:
     # bfloat16-parameters with whole master weights, whose halves take 2 bytes a parameter less
-    halves = 2 * settings_of(cases_of(sizes=("small",))[0]).config.parameters / 1e6
+    halves = 2 * settings_of(cases_of(sizes=("small",))[0])[1].parameters / 1e6
     measured = {
         "float32": (467.1, 2837), "bfloat16": (614.5, 2447),
         "bfloat16-parameters": (233.6, 2363 - halves),
     }  # fmt: skip
     for case in cases_of(sizes=("small",), precision=tuple(measured)):
-        planned = planned_bytes(settings_of(case))
+        planned = planned_bytes(case)
         assert planned is not None
         forward, step = measured[case["dtype"]]
         assert planned["forward"] / 1e6 == pytest.approx(forward, rel=0.005)
@@ -110,7 +109,7 @@ def test_memory_that_a_gpu_needed_is_near_the_formula() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_memory_of_a_gpu_is_near_the_formula(dtype: str) -> None:
     [case] = cases_of(sizes=("small",), precision=(dtype,), warmup=(1,), steps=2)
     row = measure_model(case, "cuda")
@@ -120,7 +119,7 @@ def test_memory_of_a_gpu_is_near_the_formula(dtype: str) -> None:
 
 def test_recomputation_is_planned_to_need_less() -> None:
     plain, again = (
-        planned_bytes(settings_of(case))
+        planned_bytes(case)
         for again in (False, True)
         for case in cases_of(sizes=("small",), precision=("float32",), recompute=again)
     )
@@ -140,11 +139,8 @@ def test_what_cannot_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sizes": ["tiny"]}, "size is 'tiny'"),
-        ({"precision": ["int8"]}, "precision is 'int8'"),
-        ({"warmup": [-1]}, "warmup is -1"),
-        ({"steps": 0}, "steps is 0"),
-        ({"batch": 0}, "batch is 0"),
+        ({"precision": ["int8"]}, "--dtype: got 'int8'"),
+        ({"batch": 0}, "--batch: got 0"),
         ({"heads": 7}, "expected a multiple of heads, 7"),
     ],
 )

@@ -76,8 +76,8 @@ def test_every_proposal_of_a_small_model_is_measured(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ("--dtype float16 --grad-dtype bfloat16", "got bfloat16, expected float32 or float16"),
-        ("--batch 0", "--batch, --seconds: got 0 and 0.3, expected more than 0"),
-        ("--seconds 0", "--batch, --seconds: got 32 and 0.0, expected more than 0"),
+        ("--batch 0", "--batch: got 0, expected 1 or more"),
+        ("--seconds 0", "--seconds: got 0.0, expected more than 0"),
     ],
 )
 def test_bad_options_are_named(

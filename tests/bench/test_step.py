@@ -13,6 +13,7 @@ import pytest
 from tensorgrad.bench import options, torch_ddp
 from tensorgrad.bench import step as train_step
 from tensorgrad.bench.breakdown import KINDS, kind_of, own_bytes, summed
+from tensorgrad.bench.steps import settings_of
 from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.cli import main
 from tensorgrad.models.gpt2 import GPT2Config
@@ -71,7 +72,7 @@ def test_the_default_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     ]  # fmt: skip
     assert {row["dtype"] for row in found} == {"bfloat16-parameters"}
     assert {row["peer"] for row in found} == {"default reduce-overhead"}
-    sizes = [train_step.step_settings(row).config for row in found]
+    sizes = [settings_of(row)[1] for row in found]
     assert [each.context for each in sizes] == [1024] * 5 + [256]
     assert [each.rows for each in sizes] == [50304] * 5 + [10112]
     for row in next(train_step.step_sweep(micro_batches=2, device="cpu")).cases:
@@ -81,23 +82,23 @@ def test_the_default_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_finished_rows_are_kept_and_the_command_resumes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measure = train_step.TrainStepBench.__call__
+    measure = train_step.measure_step
     seen: list[Any] = []
 
-    def stopped(bench: train_step.TrainStepBench, case: Any) -> Any:
+    def stopped(case: Any, device: str) -> Any:
         if case["batch"] == 3:
             raise MemoryError("not enough")
         if len(seen) == 1:
             raise KeyboardInterrupt
         seen.append(case)
-        return measure(bench, case)
+        return measure(case, device)
 
     command = ["--preset", "char", "--batch", "2", "3", "4", *ALONE]
-    monkeypatch.setattr(train_step.TrainStepBench, "__call__", stopped)
+    monkeypatch.setattr(train_step, "measure_step", stopped)
     assert run(*command) == 130
     with Path("runs/bench/step.csv").open(newline="") as file:
         assert [row["status"] for row in csv.DictReader(file)] == ["ok", "out of memory"]
-    monkeypatch.setattr(train_step.TrainStepBench, "__call__", measure)
+    monkeypatch.setattr(train_step, "measure_step", measure)
     assert run(*command) == 0
     assert [row["status"] for row in rows()] == ["ok", "out of memory", "ok"]
     assert "2 of 3 rows were in runs/bench before" in capsys.readouterr().out
@@ -113,8 +114,8 @@ class FakeTorch:
         def reset() -> None:
             self.resets += 1
 
-        def training_step(torch: Any, *sizes: Any, **options: Any) -> Any:
-            self.asked.append(options)
+        def training_step(settings: Any, *sizes: Any, **options: Any) -> Any:
+            self.asked.append({**options, "dtype": settings.dtype})
             mode = options["mode"]
             if mode == failing:
                 raise RuntimeError("CUDA out of memory. Tried to allocate")
@@ -146,7 +147,7 @@ def test_the_peer_is_the_fastest_compiled_mode(monkeypatch: pytest.MonkeyPatch) 
     assert [(each["compiled"], each["mode"]) for each in torch.asked] == [
         (False, "eager"), (True, "default"), (True, "reduce-overhead"),
     ]  # fmt: skip
-    assert {each["autocast"] for each in torch.asked} == {False}
+    assert {each["dtype"] for each in torch.asked} == {"float32"}
     assert torch.resets == 3
 
 
@@ -164,7 +165,7 @@ def test_a_peer_without_memory_leaves_our_figures(monkeypatch: pytest.MonkeyPatc
 def test_parts_of_a_step_of_pytorch_sum_up(
     recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     models: list[Any] = []
 
     config = GPT2Config(64, 8, 2, 2, 16)
@@ -176,9 +177,8 @@ def test_parts_of_a_step_of_pytorch_sum_up(
     monkeypatch.setitem(torch_ddp.TORCH, "gpt2", kept)
 
     for micro_batches, again in ((1, False), (2, recompute)):
-        torch_ddp.training_step(
-            torch, config, 4, "cpu", micro_batches=micro_batches, recompute=again
-        )()  # fmt: skip
+        case = {"batch": 4, "micro_batches": micro_batches, "recompute": again}
+        torch_ddp.training_step(*settings_of(case, config), "cpu")()
     for one, other in zip(*(model.parameters() for model in models), strict=True):
         assert (one - other).abs().max() < 1e-5
 
@@ -186,8 +186,8 @@ def test_parts_of_a_step_of_pytorch_sum_up(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--seconds", "0"], "--seconds, --windows"),
-        (["--batch", "3", "--micro-batches", "2"], "expected a divisor of the batch, 3"),
+        (["--seconds", "0"], "--seconds: got 0.0, expected more than 0"),
+        (["--batch", "3", "--micro-batches", "2"], "expected a divisor of the 3"),
         (["--heads", "7"], "expected a multiple of --heads, 7"),
     ],
 )

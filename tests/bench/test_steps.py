@@ -6,71 +6,68 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend, nn, optim
-from tensorgrad.bench.options import PRECISIONS
-from tensorgrad.bench.steps import RankTimer, StepSettings, training_step
+from tensorgrad import backend, graph, nn
+from tensorgrad.bench.steps import RankTimer, settings_of
 from tensorgrad.errors import ArgumentError
-from tensorgrad.graph import Captured
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.train.strategy import OneProcess
+from tensorgrad.profile.training_step import TrainingStep, language_step
+from tensorgrad.train.settings import DTYPES
 
 TINY = GPT2Config(vocab_size=64, context=8, layers=2, heads=2, width=16)
 
 
-def test_the_width_of_feed_forward_layers_can_be_chosen() -> None:
-    model = StepSettings(replace(TINY, hidden=24), 2, attention="unfused", recompute=True).model(
-        "cpu"
-    )
+def made(device: str = "cpu", config: GPT2Config = TINY, **case: Any) -> TrainingStep:
+    return language_step(*settings_of({"batch": 2, **case}, config), device)
+
+
+def test_a_step_has_the_options_of_its_case() -> None:
+    model = made(config=replace(TINY, hidden=24), attention="unfused", recompute=True).model
     for block in model.blocks:
         assert isinstance(block, nn.TransformerBlock)
         assert isinstance(block.feed_forward, nn.FeedForward)
         assert block.feed_forward.up.weight.shape == (24, 16)
         assert block.attention.kernel == "unfused"
     assert model.recompute
-    wide = StepSettings(TINY, 2, "bfloat16-parameters").model("cpu")
+    wide = made(dtype="bfloat16-parameters").model
     assert {str(each.dtype) for each in wide.parameters()} == {"bfloat16"}
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_step_is_timed_and_its_memory_measured(precision: str, device: str) -> None:
+def test_sizes_of_a_case_replace_those_of_its_preset() -> None:
+    sizes = {"layers": 1, "width": 16, "heads": 4, "context": 8, "vocab": 64}
+    for preset, rows in (("gpt2-124M", 128), ("llama-124M", 64)):
+        step = language_step(*settings_of({"preset": preset, **sizes, "batch": 2}), "cpu")
+        assert step.model.tokens.weight.shape == (rows, 16)
+        assert len(step.model.blocks) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_is_timed_and_its_memory_measured(dtype: str, device: str) -> None:
     timer = RankTimer(Comm(), device, 1)
-    line: dict[str, float] = {}
-    with timer.peak(line):
-        step = training_step(
-            StepSettings(TINY, 2, precision, micro_batches=2), OneProcess(), device
-        )
+    row: dict[str, float] = {}
+    with timer.peak(row):
+        step = made(device, dtype=dtype, micro_batches=2)
         step()
-    assert line["peak MB"] > 0
-    assert ("device MB" in line) == (device != "cpu")
+    assert row["peak_mb"] > 0
+    assert ("device_mb" in row) == (device != "cpu")
     assert timer.seconds(step, 1) > 0
 
 
 @pytest.mark.parametrize(
-    ("precision", "grad_dtype"),
-    [*((each, "float32") for each in PRECISIONS), ("bfloat16-parameters", "bfloat16")],
+    ("dtype", "grad_dtype"),
+    [*((each, "float32") for each in DTYPES), ("bfloat16-parameters", "bfloat16")],
 )
-def test_captured_steps_train_as_eager_ones(
-    precision: str, grad_dtype: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[optim.AdamW] = []
-
-    def kept(settings: StepSettings, parameters: Any) -> optim.AdamW:
-        made.append(make(settings, parameters))
-        return made[-1]
-
-    make = StepSettings.optimizer
-    monkeypatch.setattr(StepSettings, "optimizer", kept)
-    settings = StepSettings(TINY, 2, precision, micro_batches=2, grad_dtype=grad_dtype)
+def test_captured_steps_train_as_eager_ones(dtype: str, grad_dtype: str, device: str) -> None:
+    states = []
     for captured in (False, True):
-        step = training_step(settings, OneProcess(), device, captured)
-        for _ in range(4):
-            step()
-        assert isinstance(step, Captured) == captured
-        if isinstance(step, Captured):
-            assert step.graphs == (device != "cpu")
-    assert all(each.flat.grad_dtype == grad_dtype for each in made)
-    eager, replayed = (each.state_dict() for each in made)
+        step = made(device, dtype=dtype, micro_batches=2, grad_dtype=grad_dtype)
+        call = graph.capture(step, device) if captured else step
+        losses = [float(call()) for _ in range(4)]
+        if isinstance(call, graph.Captured):
+            assert call.graphs == (device != "cpu")
+        assert step.optimizer.flat.grad_dtype == grad_dtype
+        states.append({**step.optimizer.state_dict(), "losses": np.array(losses)})
+    eager, replayed = states
     assert eager.keys() == replayed.keys()
     assert eager.pop("step") == replayed.pop("step") == 4
     assert eager.pop("lr") == replayed.pop("lr")
@@ -79,14 +76,26 @@ def test_captured_steps_train_as_eager_ones(
         assert same, name
 
 
+def test_a_step_takes_a_batch_and_can_be_called_in_phases() -> None:
+    steps = [made(micro_batches=1) for _ in range(3)]
+    for step in steps[:2]:
+        step(*(step.parts[0] if step is steps[0] else ()))
+    forward, backward, update = steps[2].phases()
+    backward(forward())
+    update()
+    first, *others = (step.optimizer.flat.data for step in steps)
+    assert all(np.array_equal(first, other) for other in others)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch": 0}, "batch is 0"),
-        ({"precision": "int8"}, "precision is 'int8'"),
-        ({"batch": 3, "micro_batches": 2}, "expected a divisor of the batch, 3"),
+        ({"batch": 0}, "--batch: got 0, expected 1 or more"),
+        ({"dtype": "int8"}, "--dtype: got 'int8'"),
+        ({"batch": 3, "micro_batches": 2}, "--micro-batches: got 2, expected a divisor of the 3"),
+        ({"grad_dtype": "bfloat16"}, "--grad-dtype: got bfloat16 with --dtype float32"),
     ],
 )
-def test_bad_settings_are_errors(arguments: dict[str, object], message: str) -> None:
+def test_bad_settings_are_errors(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        StepSettings(TINY, **arguments)  # type: ignore[arg-type]
+        made(**arguments)

@@ -9,7 +9,7 @@ import pytest
 
 from tensorgrad.bench import sweep as sweep_module
 from tensorgrad.bench.pictures import new_figure, plot_lines
-from tensorgrad.bench.sweep import Case, Row, Sweep, SweepResult, Together, run_sweep, to_markdown
+from tensorgrad.bench.sweep import Case, Row, Sweep, SweepResult, run_sweep, to_markdown, together
 from tensorgrad.bench.timing import random_array, under_load
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import locked
@@ -29,7 +29,6 @@ def with_sum(row: Row, before: Sequence[Row]) -> Row:
     return {**row, "sum": sum(squares) + row["square"]} if row["status"] == "ok" else row
 
 
-SQUARES = Sweep("squares", ("n", "dtype"), ("square", "sum"), draw, with_sum)
 FACTS = {"date": "2026-01-02", "commit": "12345678e012", "versions": "numpy 2.0"}
 CASES: list[Case] = [{"n": n, "dtype": "int64"} for n in range(1, 5)]
 
@@ -38,8 +37,12 @@ def square(case: Case) -> Row:
     return {"square": case["n"] ** 2}
 
 
+def squares(measure: Any = square, cases: Sequence[Case] = CASES) -> Sweep:
+    return Sweep("squares", cases, measure, ("square", "sum"), draw, derive=with_sum)
+
+
 def run(folder: Path, measure: Any = square, cases: Sequence[Case] = CASES) -> SweepResult:
-    return run_sweep(SQUARES, cases, measure, folder, device="cpu", version="1.2.3")
+    return run_sweep(squares(measure, cases), folder, device="cpu", version="1.2.3")
 
 
 @pytest.fixture(autouse=True)
@@ -95,11 +98,11 @@ def test_cases_that_differ_in_one_parameter_are_measured_together() -> None:
         asked.append(case)
         return {n: {"square": n * n} for n in range(5)}
 
-    together = Together("n", measure)
-    assert [together(case)["square"] for case in CASES] == [1, 4, 9, 16]
-    assert asked == CASES[:1]
-    assert together({"n": 2, "dtype": "int8"}) == {"square": 4}
-    assert len(asked) == 2
+    by_n = together("n", measure)
+    assert [by_n(case)["square"] for case in CASES] == [1, 4, 9, 16]
+    assert asked == [{"dtype": "int64"}]
+    assert by_n({"n": 2, "dtype": "int8"}) == {"square": 4}
+    assert asked[1:] == [{"dtype": "int8"}]
 
 
 class Monitor(GpuMonitor):
@@ -123,7 +126,7 @@ def test_rows_have_clock_and_power_of_what_was_measured(tmp_path: Path) -> None:
             raise ValueError("not measured")
         return square(case)
 
-    run_sweep(SQUARES, CASES, measure, tmp_path, device="cpu", version="1", monitor=Monitor())
+    run_sweep(squares(measure), tmp_path, device="cpu", version="1", monitor=Monitor())
     found = [(row["clock_mhz"], row["watts"]) for row in lines(tmp_path)]
     # A look before each case, whose readings do not count, and one after each that succeeds.
     assert found == [("", "200"), ("1600", "650"), ("", ""), ("", "700")]
@@ -140,7 +143,7 @@ def test_rows_of_a_busy_gpu_have_its_clock_and_power(tmp_path: Path) -> None:
 
     with GpuMonitor(0, 0.05, busy=True) as monitor:
         found = run_sweep(
-            SQUARES, CASES[:1], measure, tmp_path, device="gpu", version="1", monitor=monitor
+            squares(measure, CASES[:1]), tmp_path, device="gpu", version="1", monitor=monitor
         )
     assert found.rows[0]["clock_mhz"] > 100
     assert found.rows[0]["watts"] > 50
@@ -221,7 +224,7 @@ def test_other_errors_are_rows_that_are_measured_again(tmp_path: Path) -> None:
 
 def test_rows_of_other_cases_and_devices_stay_in_the_csv_only(tmp_path: Path) -> None:
     run(tmp_path)
-    found = run_sweep(SQUARES, CASES[:1], square, tmp_path, device="GPU", version="2")
+    found = run_sweep(squares(cases=CASES[:1]), tmp_path, device="GPU", version="2")
     assert found.skipped == 0
     assert [(row["n"], row["device"]) for row in found.rows] == [(1, "GPU")]
     assert len(lines(tmp_path)) == 5
@@ -264,7 +267,8 @@ def test_without_matplotlib_there_is_a_table(
 
 
 def test_numbers_of_a_table_have_one_format() -> None:
-    sweep = Sweep("table", ("n",), ("value", "percent"), draw, percents=("percent",))
+    results = "value", "percent"
+    sweep = Sweep("table", [{"n": 1024}], square, results, draw, percents=("percent",))
     values = {
         52471.23: "52,471", 142815: "142,815", 3053.0: "3,053", 1234567.0: "1,234,570",
         -65868.4: "-65,868", 999.96: "1,000", 999.94: "999.9", 12.3456: "12.35", 7.0: "7",
@@ -279,15 +283,15 @@ def test_numbers_of_a_table_have_one_format() -> None:
 
 
 def test_settings_above_a_table_have_the_format_of_the_table(tmp_path: Path) -> None:
-    sweep = Sweep("table", ("n", "tokens", "causal"), ("square",), lambda rows: {})
     cases = [{"n": n, "tokens": 65536, "causal": True} for n in (1, 2)]
-    run_sweep(sweep, cases, square, tmp_path, device="cpu", version="1")
+    sweep = Sweep("table", cases, square, ("square",))
+    run_sweep(sweep, tmp_path, device="cpu", version="1")
     text = (tmp_path / "table.md").read_text()
     assert text.startswith("tokens 65,536, causal True, device cpu\n")
 
 
 def test_a_table_without_rows() -> None:
-    assert to_markdown(SQUARES, []) == "no rows\n"
+    assert to_markdown(squares(), []) == "no rows\n"
 
 
 @pytest.mark.mpi

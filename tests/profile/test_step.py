@@ -89,7 +89,7 @@ def test_options_out_of_their_range(options: dict[str, Any], message: str) -> No
 
 
 def test_a_batch_that_does_not_divide() -> None:
-    with pytest.raises(ArgumentError, match="--batch: got 4, expected a multiple of"):
+    with pytest.raises(ArgumentError, match="--micro-batches: got 3, expected a divisor of the 4"):
         profile_step(LanguageSettings(**SIZES, micro_batches=3))
 
 

@@ -6,6 +6,7 @@ import csv
 
 import pytest
 
+from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.profile.recording import Kernel, Range, clipped, intersection, length, union
 from tensorgrad.profile.tables import (
     Table,
@@ -165,13 +166,13 @@ def test_text_of_a_table() -> None:
         op(3, 0, "rare", 600, 601),
     )
     table = op_table(recording)
-    text = to_markdown(table, bandwidth=1e9, peaks={"float32": 2e9}, most=2)
+    text = to_markdown(table, Ceilings(1e9, {"float32": 2e9}), 2)
     lines = text.splitlines()
     assert len({line.replace(r"\|", "").count("|") for line in lines}) == 1
     assert "| matmul | forward | 1 | 0.001 | 50.0 | 0.5 | 0.2 (20 %) | 0.001 (50 %) |" in lines
     assert r"a\|b" in text
     assert "*1 more*" in text
-    assert "*gaps* | | | 0.000 | 39.9 |" in text
+    assert "*gaps* |  |  | 0.000 | 39.9 |" in text
     rows = list(csv.DictReader(to_csv(table).splitlines()))
     assert [row["op"] for row in rows] == ["matmul", "a|b", "rare", "(overlap)", "(gaps)"]
     assert float(rows[0]["fraction"]) == 0.5

@@ -130,7 +130,7 @@ def test_markdown_and_csv(two: list[Path]) -> None:
     lines = to_markdown(found).splitlines()
     assert lines[:4] == [
         "| Configuration | a | b |",
-        "|---|---|---|",
+        "| --- | --- | --- |",
         "| steps | 60 | 40 |",
         "| lr | 0.003 | 0.001 |",
     ]

@@ -49,7 +49,7 @@ def test_times_have_a_readable_unit() -> None:
 
 
 def test_a_run_has_these_charts(tmp_path: Path) -> None:
-    found = charts(read_run(make_run(tmp_path / "run")))
+    found = charts([read_run(make_run(tmp_path / "run"))], [""])
     assert [chart.title for chart in found] == [
         *("Loss", "Learning rate", "Gradient norm", "Throughput", "MFU", "Memory"),
         *("GPU utilization", "GPU power", "GPU clock"),

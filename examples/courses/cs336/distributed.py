@@ -20,7 +20,7 @@ from cs336.bridge import shared
 from tensorgrad.backend import Array
 from tensorgrad.parallel import Comm, Handle
 from tensorgrad.parallel.buckets import assign_buckets
-from tensorgrad.parallel.comm.transport import Finish, Network
+from tensorgrad.parallel.comm.transport import CommCall, Finish, Network
 
 
 class GlooNetwork:
@@ -30,6 +30,15 @@ class GlooNetwork:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.ranks = tuple(range(self.size))
         self.local_rank, self.local_size = self.rank, self.size
+
+    def begin(self, call: CommCall) -> Finish:
+        """Begin one of the transfers below."""
+        _, data, out, op, root = call
+        if call.name == "reduce_scatter":
+            return self.reduce_scatter(data, out, op)
+        if call.name == "all_gather":
+            return self.all_gather(data, out)
+        return self.all_reduce(out, op) if op else self.broadcast(out, root)
 
     def all_reduce(self, array: Array, op: str) -> Finish:
         """Reduce in place."""

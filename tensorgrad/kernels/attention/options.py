@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
@@ -62,6 +63,17 @@ class AttentionOptions:
     sequences: Sequences | None = None
     tf32: bool = False
     rotation: tuple[Array, Array, bool] | None = None
+
+
+class ForwardPass(NamedTuple):
+    """What backward needs: the operands (B, H, T, D), the result and its logsumexp (B, H, Tq)."""
+
+    q: Array
+    k: Array
+    v: Array
+    y: Array
+    logsumexp: Array
+    options: AttentionOptions
 
 
 def empty_result(q: Array, dtype: Dtype) -> Array:

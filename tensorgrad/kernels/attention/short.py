@@ -6,6 +6,7 @@ would be mostly empty here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +14,7 @@ from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import Dtype, c_name, float32
 from tensorgrad.kernels.attention.arguments import aligned, option_arguments
-from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, empty_result
+from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, ForwardPass, empty_result
 from tensorgrad.kernels.device import capability
 from tensorgrad.kernels.loader import Kernel, load
 from tensorgrad.kernels.structs import NULL, number
@@ -68,16 +69,9 @@ def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     return y, logsumexp
 
 
-def backward(
-    dy: Array,
-    arrays: Arrays,
-    y: Array,
-    logsumexp: Array,
-    options: AttentionOptions,
-    gradients: Arrays,
-) -> None:
+def backward(dy: Array, done: ForwardPass, gradients: Sequence[Array]) -> None:
     """Write the gradients, of the dtype of q; y is not needed."""
-    q, k, _ = arrays
+    q, k, v, _, logsumexp, options = done
     batch, heads, queries, width = q.shape
     dy = dy.astype(q.dtype, copy=False)
     if not aligned(dy):
@@ -86,9 +80,9 @@ def backward(
     kernel, threads, shared = _kernel(
         "attention_short_backward", q.dtype, length, width, rotation, q.device.id
     )
-    bias, _, _, sizes, dropout = option_arguments(arrays, dy, options, gradients)
+    bias, _, _, sizes, dropout = option_arguments((q, k, v), dy, options, gradients)
     last = (logsumexp, bias, *_angles(options), sizes, dropout)
-    kernel((batch * heads,), (threads,), (*gradients, *arrays, dy, *last), shared)
+    kernel((batch * heads,), (threads,), (*gradients, q, k, v, dy, *last), shared)
 
 
 def _angles(options: AttentionOptions) -> tuple[Any, ...]:

@@ -7,12 +7,13 @@ in float32.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tensorgrad import backend
 from tensorgrad.backend import Array, widened
 from tensorgrad.dtypes import c_name
 from tensorgrad.kernels.attention.arguments import blocks, option_arguments, readable, row_sums
-from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, empty_result
+from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, ForwardPass, empty_result
 from tensorgrad.kernels.loader import load
 
 _FILE = "attention/simple.cu"
@@ -33,26 +34,19 @@ def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     return y.astype(dtype, copy=False), logsumexp
 
 
-def backward(
-    dy: Array,
-    arrays: Arrays,
-    y: Array,
-    logsumexp: Array,
-    options: AttentionOptions,
-    gradients: Arrays,
-) -> None:
+def backward(dy: Array, done: ForwardPass, gradients: Sequence[Array]) -> None:
     """Write the gradients."""
-    q, k, v, dy = (widened(readable(array)) for array in (*arrays, dy))
-    sums = row_sums(dy, widened(y), logsumexp, math.e)
+    q, k, v, dy = (widened(readable(array)) for array in (*done[:3], dy))
+    sums = row_sums(dy, widened(done.y), done.logsumexp, math.e)
     own = [g if g.dtype == q.dtype else empty_result(g, q.dtype) for g in gradients]
     dq, dk, dv = own
-    last = option_arguments((q, k, v), dy, options, own)
+    last = option_arguments((q, k, v), dy, done.options, own)
     for of_keys, results, rows, columns in (
         (True, (dk, dv), (k, v), (q, dy)),
         (False, (dq, dq), (q, dy), (k, v)),
     ):
         load(_FILE, f"attention_backward<{c_name(q.dtype)}, {str(of_keys).lower()}>")(
-            (blocks(rows[0], _ROWS, options, of_keys), -(-q.shape[3] // _PIECE)),
+            (blocks(rows[0], _ROWS, done.options, of_keys), -(-q.shape[3] // _PIECE)),
             (_THREADS,),
             (*results, sums, *rows, *columns, *last),
         )

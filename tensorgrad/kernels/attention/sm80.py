@@ -9,11 +9,13 @@ measured on an H200.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tensorgrad import backend
 from tensorgrad.backend import Array
 from tensorgrad.dtypes import c_name, float32
 from tensorgrad.kernels.attention.arguments import blocks, option_arguments, readable, row_sums
-from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, empty_result
+from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, ForwardPass, empty_result
 from tensorgrad.kernels.device import capability
 from tensorgrad.kernels.loader import load
 
@@ -54,27 +56,20 @@ def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     return y, logsumexp
 
 
-def backward(
-    dy: Array,
-    arrays: Arrays,
-    y: Array,
-    logsumexp: Array,
-    options: AttentionOptions,
-    gradients: Arrays,
-) -> None:
+def backward(dy: Array, done: ForwardPass, gradients: Sequence[Array]) -> None:
     """Write the gradients, of the dtype of q."""
-    q, k, v = (readable(array) for array in arrays)
+    q, k, v = (readable(array) for array in done[:3])
     dy = readable(dy.astype(q.dtype, copy=False))
     dq, dk, dv = gradients
-    sums = row_sums(dy, y, logsumexp)
-    last = option_arguments((q, k, v), dy, options, gradients)
+    sums = row_sums(dy, done.y, done.logsumexp)
+    last = option_arguments((q, k, v), dy, done.options, gradients)
     for of_keys, table, results, rows, others in (
         (True, _KEYS_TILES, (dk, dv), (k, v), (q, dy)),
         (False, _QUERIES_TILES, (dq, dq), (q, dy), (k, v)),
     ):
         width, units, columns = _tiles(table, _BACKWARD_TF32_TILES, q)
         types = f"{c_name(q.dtype)}, {width}, {units}, {columns}, {str(of_keys).lower()}"
-        count = blocks(rows[0], 64 * units, options, of_keys)
+        count = blocks(rows[0], 64 * units, done.options, of_keys)
         load(_BACKWARD, f"attention_backward<{types}>")(
             (count, 1 if width <= 128 else 2) if of_keys else (count,),
             (_THREADS,),

@@ -12,6 +12,7 @@ fast.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -21,7 +22,13 @@ from tensorgrad import backend
 from tensorgrad.backend import Array, Shape
 from tensorgrad.dtypes import Dtype, c_name, float32
 from tensorgrad.kernels import overlap
-from tensorgrad.kernels.attention.options import ALL, Arrays, AttentionOptions, empty_result
+from tensorgrad.kernels.attention.options import (
+    ALL,
+    Arrays,
+    AttentionOptions,
+    ForwardPass,
+    empty_result,
+)
 from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.counter import counter
 from tensorgrad.kernels.device import capability, multiprocessors
@@ -91,25 +98,20 @@ def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
 
 
 def backward(
-    dy: Array,
-    arrays: Arrays,
-    y: Array,
-    logsumexp: Array,
-    options: AttentionOptions,
-    gradients: Arrays,
-    row_sums: Array | None = None,
+    dy: Array, done: ForwardPass, gradients: Sequence[Array], row_sums: Array | None = None
 ) -> None:
     """Write the gradients, of the dtype of q; dk and dv have equal strides.
 
     Args:
         row_sums: from `row_sums_for`; written, too.
     """
-    q, k, v = [_readable(array) for array in arrays]
+    q, k, v = [_readable(array) for array in done[:3]]
+    y, logsumexp, options = done[3:]
     dy = _readable(dy.astype(q.dtype, copy=False))
     dq, dk, dv = gradients
     geometry = _geometry(q, k, options)
     if geometry.ordered is not None:
-        _backward_ordered(geometry, (q, k, v), y, dy, logsumexp, gradients)
+        _backward_ordered(geometry, dy, done._replace(q=q, k=k, v=v), gradients)
         return
     sums = backend.empty((*q.shape[:2], 2, geometry.pitch), float32, like=q)
     kernel, grid, block, columns, struct = geometry.backward_rows
@@ -126,14 +128,14 @@ def backward(
             kernel(grid, block, (*results, sums, counter(q), *maps, *last), _SHARED)
 
 
-def row_sums_for(arrays: Arrays, options: AttentionOptions) -> Array | None:
+def row_sums_for(done: ForwardPass) -> Array | None:
     """Return an array (N, (H + 2 Hkv) D), float32, for the sums over rows of dq, dk and dv.
 
     Its rows add up to them. None where the kernels do not sum up.
     """
-    q, k, _ = arrays
+    q, k = done.q, done.k
     batch, heads, length, width = q.shape
-    geometry = _geometry(q, k, options)
+    geometry = _geometry(q, k, done.options)
     if width != _SUMMED_WIDTH or k.shape[2] != length or geometry.extras or geometry.ordered:
         return None
     columns = (heads + 2 * k.shape[1]) * width
@@ -149,12 +151,12 @@ def _row_sums(array: Array | None, heads: int, kv_heads: int) -> list[Any]:
 
 
 def _backward_ordered(
-    geometry: _Geometry, arrays: Arrays, y: Array, dy: Array, logsumexp: Array, gradients: Arrays
+    geometry: _Geometry, dy: Array, done: ForwardPass, gradients: Sequence[Array]
 ) -> None:
     """Write the gradients with one kernel, which adds the parts of dq in a fixed order."""
     plan = geometry.ordered
     assert plan is not None
-    (q, k, v), (dq, dk, dv), name = arrays, gradients, c_name(arrays[0].dtype)
+    (q, k, v, y, logsumexp, _), (dq, dk, dv) = done, gradients
     sums = backend.empty((*q.shape[:2], 2, plan.pitch), float32, like=q)
     parts = (*q.shape[:2], plan.pitch // plan.rows, _PARTS)
     dq_sums = backend.empty((*parts, _PART), float32, like=q)
@@ -162,7 +164,7 @@ def _backward_ordered(
     rows, pitch = number("i4", plan.rows), number("i4", plan.pitch)
 
     rest = (number("i4", len(q)), rows, pitch, number("f4", 1 / math.log(2)), _strides(dy))
-    load(_BACKWARD, f"attention_backward_rows<{name}>")(
+    load(_BACKWARD, f"attention_backward_rows<{c_name(q.dtype)}>")(
         (len(q) * -(-q.shape[1] // _HEADS) * plan.pitch // 32,),
         (256,),
         (sums, y, dy, logsumexp, plan.struct, _no_extras(q.shape[2], plan.rows), *rest),

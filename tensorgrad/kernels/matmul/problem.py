@@ -36,16 +36,16 @@ class MatmulProblem(NamedTuple):
     a: MatrixOperand  # rows x width
     b: MatrixOperand  # width x columns, of the dtype of a
     y: Array  # (..., rows, columns) in C order; of the dtype of a, or float32
-    add: bool = False
     bias: Array | None = None  # (columns,), C order, of the dtype of a or float32
     before_gelu: Array | None = None  # as y; given, it asks for GELU
     residual: Array | None = None  # as y
-    gelu: bool = False  # take GELU without storing its input
     gelu_of: Array | None = None  # as y
     derivative: Array | None = None  # see `sm90.derivative_for`; given, it asks for GELU
     scale: Array | None = None  # such a derivative
     gate: Array | None = None  # as y
     row_sums: Array | None = None  # with `scale`: sums of y over rows, in parts; see `sm90`
+    add: bool = False
+    gelu: bool = False  # take GELU without storing its input
     tf32: bool = False
 
     def signature(self) -> tuple[Any, ...]:
@@ -57,16 +57,7 @@ class MatmulProblem(NamedTuple):
         addresses = a.array.data.ptr | b.array.data.ptr | y.data.ptr | 256
         alignments = [
             None if array is None else (address := array.data.ptr | 256) & -address
-            for array in (
-                bias,
-                self.before_gelu,
-                self.residual,
-                self.gelu_of,
-                self.derivative,
-                self.scale,
-                self.gate,
-                self.row_sums,
-            )
+            for array in self[7:-3]  # of the epilogue
         ]
         return (
             self.batch, self.rows, self.width, self.columns, a[1:], b[1:], a.array.dtype, y.dtype,

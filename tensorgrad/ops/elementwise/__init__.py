@@ -524,19 +524,12 @@ def conj(x: Any) -> Tensor:
     return Tensor(x.data.astype("int8")) if x.dtype.kind == "b" else positive(x)
 
 
-SINC = Row(
+sinc = unary(
     "sinc",
-    "x",
+    "sin(pi x) / (pi x), 1 at 0",
     "where(x == 0, 1, sin(3.141592653589793 * x) / where(x == 0, 1, 3.141592653589793 * x))",
     "where(x == 0, 0, dy * (cos(3.141592653589793 * x) - y) / where(x == 0, 1, x))",
 )
-
-
-def sinc(x: Any) -> Tensor:
-    """Return sin(pi x) / (pi x), 1 at 0."""
-    return SINC(x)
-
-
 LOGIT = Row("logit", "x", "log(x) - log1p(-x)", "dy / (x * (1 - x))")
 
 

@@ -170,9 +170,7 @@ class Row:
                 if type(array) is Symbol:
                     kinds = [_kind(a) for a in arrays]
                     dtype = _result_dtype(self._value, self._leading, *kinds)
-                    return array.trace.apply(
-                        self.name, self.operands, self.text, self.gradients, arrays, dtype
-                    )
+                    return array.trace.apply(self, arrays, dtype)
         kinds = [_kind(array) for array in arrays]
         dtype = self._dtype or _result_dtype(self._value, self._leading, *kinds)
         operands = arrays

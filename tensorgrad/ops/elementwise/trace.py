@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from tensorgrad.engine import mode, replaced
 from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.kernels.expression import Expressions
 from tensorgrad.tensor import Tensor
+
+if TYPE_CHECKING:
+    from tensorgrad.ops.elementwise.row import Row
 
 _ALLOWED = "elementwise ops: arithmetic, comparisons, where, clip, activations, casts to floats"
 
@@ -62,20 +65,13 @@ class Trace:
         with replaced(mode, grad_enabled=True):
             return f(*[Tensor(s) for s in symbols], **constants)
 
-    def apply(
-        self,
-        op: str,
-        names: Sequence[str],
-        value: str,
-        gradients: Sequence[str],
-        operands: Sequence[Any],
-        dtype: Dtype,
-    ) -> Symbol:
+    def apply(self, row: Row, operands: Sequence[Any], dtype: Dtype) -> Symbol:
         """Return the value of a row of the table."""
+        op, names = row.name, row.operands
         self.refuse_arrays(op, names, operands)
         table = {n: self._operand(n, o) for n, o in zip(names, operands, strict=True)}
         kind = dtype if any(_is_array(o) for o in operands) else _NUMBERS[dtype.kind]
-        expression = self.expressions.parse(value, table)
+        expression = self.expressions.parse(row.text, table)
         if op == "add" and kind in (bool, bool_):  # True + True is True, where 1 + 1 would be 2
             expression = self.expressions.node("!=", expression, self.expressions.number(0))
         if op in _BITWISE:
@@ -87,7 +83,7 @@ class Trace:
         symbols = {
             n: o for n, o in zip(names, operands, strict=True) if type(o) is Symbol and o.is_float
         }
-        wanted = dict(zip(names, gradients, strict=True)) if any(gradients) else {}
+        wanted = dict(zip(names, row.gradients, strict=True)) if any(row.gradients) else {}
         self._steps.append(_Step(y, symbols, wanted, {**table, "y": y.expression}))
         return y
 

@@ -39,9 +39,12 @@ class Rank:
     def say(self, message: Message, number: int = -1, seconds: float = 0, text: str = "") -> None:
         self.socket.sendall(watchdog.pack_message(message, number, seconds, text))
 
-    def hear(self) -> Command | None:
-        word = self.socket.recv(1)
-        return Command(word[0]) if word else None
+    def hear(self, question: bool = False) -> Command | None:
+        """Return the next command that is, or is no, question what this rank does."""
+        while word := self.socket.recv(1):
+            if question is (word[0] == Command.REPORT):
+                return Command(word[0])
+        return None
 
     def close(self) -> None:
         self.socket.close()
@@ -149,7 +152,7 @@ def test_of_ranks_that_ended_before_it_could_look_the_first_is_named(
     watched = start()
     os.kill(watched.process.pid, signal.SIGSTOP)
     assert os.WIFSTOPPED(os.waitpid(watched.process.pid, os.WUNTRACED)[1])
-    watched.ranks[1].say(Message.WAITS, number=3)  # read with the end, not before it
+    watched.ranks[1].say(Message.REPORT, number=3)  # read with the end, not before it
     for number in (1, 0):
         watched.ranks[number].close()
         time.sleep(0.05)
@@ -173,17 +176,13 @@ def test_ranks_that_come_further_do_not_wait_for_each_other(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ranks = start().ranks
-    for number, rank in enumerate(ranks):
-        rank.say(Message.WAITS, number=7 + number)
-    for round, stuck in enumerate((-1, 11, 11)):  # at first rank 1 has come further
+    for stuck in (8, -1, 11, 11):  # rank 1 comes further
         assert capfd.readouterr().err == ""
         for number, rank in enumerate(ranks):
-            assert rank.hear() is Command.REPORT
+            assert rank.hear(question=True) is Command.REPORT
             rank.say(
                 Message.REPORT, number=stuck if number == 1 else 7 + number, text=f"in {number}"
             )
-        if round == 0:
-            ranks[1].say(Message.WAITS, number=10)
     assert [rank.hear() for rank in ranks] == [Command.END] * 3
     assert capfd.readouterr().err == (
         "the ranks wait for each other: all ranks end\n"
@@ -195,13 +194,11 @@ def test_a_rank_that_does_not_answer_is_named(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ranks = start().ranks
-    for rank in ranks:  # a question that another overtakes
-        rank.say(Message.WAITS, number=3)
-    ranks[0].say(Message.LATE, seconds=600.2, text="barrier")
     for number in (0, 2):
-        assert ranks[number].hear() is Command.REPORT
+        assert ranks[number].hear(question=True) is Command.REPORT
+        ranks[number].say(Message.LATE, seconds=600.2 + number, text="barrier")
         ranks[number].say(Message.REPORT, number=3, text="in call 3")
-    assert [rank.hear() for rank in ranks] == [Command.END, Command.REPORT, Command.END]
+    assert [rank.hear() for rank in ranks] == [Command.END] * 3
     err = capfd.readouterr().err.splitlines()
     assert err[0] == "rank 0 of 3 has waited 600 s in barrier: all ranks end"
     assert err[2].startswith(f"  rank 1: does not answer (process {PROCESS + 1} on nowhere)")
@@ -214,7 +211,7 @@ def test_of_ranks_that_fail_the_first_alone_may_speak(monkeypatch: pytest.Monkey
         ranks = [here.join(number) for number in range(SIZE)]
         ranks[2].say(Message.FAILED)
         ranks[1].say(Message.FAILED)
-        ranks[0].say(Message.WAITS, number=5, seconds=3.5)
+        ranks[0].say(Message.REPORT, number=5, seconds=3.5)
         assert ranks[1].hear() is Command.SPEAK
         ranks[0].say(Message.FAILED)  # too late
         for rank in ranks:
