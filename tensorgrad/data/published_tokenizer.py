@@ -256,15 +256,22 @@ class PublishedTokenizer(TokenBytes):
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer | PublishedTokenizer:
-    """Return the tokenizer that one of the two kinds has saved: in a folder, or a tokenizer.json.
+    """Return the tokenizer of a folder, or of a tokenizer.json: a Tokenizer where it is one.
+
+    A published one of another kind, or that adds a space before each text, has settings beside it.
 
     Raises:
         DataError: a file is missing or damaged.
     """
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
-    # PublishedTokenizer.save always writes its settings of generation, Tokenizer.save none.
-    kind = PublishedTokenizer if (folder / _GENERATION).exists() else Tokenizer
-    return kind.load(path)
+    has_settings = any((folder / name).exists() for name in (_CONFIG, _GENERATION))
+    try:
+        if not has_settings or not PublishedTokenizer.load(path).adds_space:
+            return Tokenizer.load(path)
+    except DataError:
+        if not has_settings:
+            raise
+    return PublishedTokenizer.load(path)
 
 
 def _decoder(decoder: Any, name: str) -> Any:
