@@ -25,7 +25,7 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import AdamW, Optimizer, decays_matrices, schedule
 from tensorgrad.parallel import Comm, DataParallel
 from tensorgrad.parallel.script import command_on_ranks, read_on_ranks
-from tensorgrad.train import Ranks, ScriptRun, ScriptSettings, measure_loss
+from tensorgrad.train import ScriptRun, ScriptSettings, Strategy, measure_loss
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
 
@@ -43,23 +43,25 @@ class Settings(ScriptSettings):
 
 
 def train_step(
-    model: GPT2, optimizer: Optimizer, ranks: Ranks, x: Any, y: Any
+    model: GPT2, optimizer: Optimizer, strategy: Strategy, x: Any, y: Any
 ) -> tuple[float, Any]:
     """Take a step; return the loss of the whole batch, and the gradient norm before clipping."""
     device = next(model.parameters()).device
     loss = model(tensor(x, device=device), tensor(y, device=device))  # forward, of this rank's rows
     optimizer.zero_grad()
     loss.backward()  # begins to send a bucket of gradients as soon as all of them are computed
-    ranks.reduce_gradients()  # waits until every gradient is the mean over the ranks
+    strategy.reduce_gradients()  # waits until every gradient is the mean over the ranks
     norm = optimizer.step(max_norm=1.0)  # clip and update, the same on all ranks
-    (total,) = ranks.sum([float(loss)])
-    return total / ranks.ranks, norm
+    (total,) = strategy.sum([float(loss)])
+    return total / strategy.ranks, norm
 
 
-def evaluate(model: GPT2, validation: TokenLoader, ranks: Ranks, last: bool) -> dict[str, float]:
+def evaluate(
+    model: GPT2, validation: TokenLoader, strategy: Strategy, last: bool
+) -> dict[str, float]:
     """Return the loss on a part of the validation text, at the end on the whole text too."""
-    found = measure_loss(model, model, validation.evaluation_batches(20), ranks)
-    whole = measure_loss(model, model, validation.evaluation_batches(), ranks) if last else {}
+    found = measure_loss(model, model, validation.evaluation_batches(20), strategy)
+    whole = measure_loss(model, model, validation.evaluation_batches(), strategy) if last else {}
     return found | {f"final_{name}": value for name, value in whole.items()}
 
 
@@ -76,41 +78,43 @@ def main(comm: Comm) -> int:
     settings, folder, resuming = read_on_ranks(
         comm, Settings, lambda: read_command_line(Settings, __doc__)
     )
-    ranks = DataParallel(comm)
+    strategy = DataParallel(comm)
     batch, context, steps = settings.batch, settings.context, settings.steps
-    with ScriptRun(settings, folder, resuming, ranks) as run:
+    with ScriptRun(settings, folder, resuming, strategy) as run:
         sizes = GPT2Config(settings.vocab, context, settings.layers, settings.heads, settings.width)
         device = comm.select_device(settings.device)
         corpus = prepare(settings.data, settings.cache, settings.vocab, progress=run.progress)
         tokenizer = corpus.tokenizer
-        training = TokenLoader(corpus.train, batch, context, settings.seed, ranks.rank, ranks.ranks)
+        training = TokenLoader(
+            corpus.train, batch, context, settings.seed, strategy.rank, strategy.ranks
+        )
         validation = TokenLoader(
-            corpus.validation, batch, context, settings.seed, ranks.rank, ranks.ranks
+            corpus.validation, batch, context, settings.seed, strategy.rank, strategy.ranks
         )
 
         random.seed(settings.seed)
         sizes = replace(sizes, vocab_size=tokenizer.vocab_size)  # a short text has fewer
         model = GPT2(sizes).to(device)
         adamw = partial(AdamW, betas=(0.9, 0.95), weight_decay=0.1, decay=decays_matrices)
-        optimizer = ranks.prepare(model, adamw)  # one flat buffer of gradients, in buckets
+        optimizer = strategy.prepare(model, adamw)  # one flat buffer of gradients, in buckets
         step = run.resume(model, optimizer, sizes, corpus)
         if step == 0:
-            run.log_evaluation(step, evaluate(model, validation, ranks, last=False))
+            run.log_evaluation(step, evaluate(model, validation, strategy, last=False))
         while step < steps and not run.stopping():
             lr, warmup = settings.lr, settings.warmup_steps
             optimizer.lr = schedule.cosine(step, lr, steps, warmup, minimum=0.1 * lr)
-            loss, norm = train_step(model, optimizer, ranks, *training.batch(step))
+            loss, norm = train_step(model, optimizer, strategy, *training.batch(step))
             step += 1
             run.log_step(step, loss, optimizer.lr, norm)
             if step % 200 == 0 or step == steps:
-                run.log_evaluation(step, evaluate(model, validation, ranks, last=step == steps))
+                run.log_evaluation(step, evaluate(model, validation, strategy, last=step == steps))
             if step % 100 == 0:
                 run.save(step)
         run.save(step)  # also after Ctrl-C
         if step == steps:
             text = sample(model, tokenizer, "def ")
             run.log_sample(step, "def ", text)
-            if ranks.is_main:
+            if strategy.is_main:
                 print(printable(text))
     return run.status
 

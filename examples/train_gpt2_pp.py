@@ -25,11 +25,11 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import AdamW, Optimizer, decays_matrices, schedule
 from tensorgrad.parallel import Comm, Pipeline
 from tensorgrad.parallel.script import command_on_ranks, read_on_ranks
-from tensorgrad.train import Ranks, ScriptRun, ScriptSettings, measure_loss
+from tensorgrad.train import ScriptRun, ScriptSettings, Strategy, measure_loss
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
 from tensorgrad.train.loop import check_parts
-from tensorgrad.train.ranks import Batch
+from tensorgrad.train.strategy import Batch
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Settings(ScriptSettings):
 
 
 def train_step(
-    model: GPT2, optimizer: Optimizer, ranks: Ranks, parts: Sequence[Batch]
+    model: GPT2, optimizer: Optimizer, strategy: Strategy, parts: Sequence[Batch]
 ) -> tuple[float, Any]:
     """Take a step; return the loss of the batch, and the gradient norm before clipping."""
     optimizer.zero_grad()
     # Forward and backward of the micro-batches, one after the other: while a stage computes on one,
     # the stages before it compute on the next. Activations go forward, their gradients back.
-    total = ranks.compute_gradients(model, parts)
-    norm = optimizer.step(max_norm=1.0, reduce_norm=ranks.reduce_norm)  # norm of all stages
+    total = strategy.compute_gradients(model, parts)
+    norm = optimizer.step(max_norm=1.0, reduce_norm=strategy.reduce_norm)  # norm of all stages
     return float(total) / len(parts), norm
 
 
@@ -64,10 +64,12 @@ def cut(batch: Batch, parts: int, device: str) -> list[Batch]:
     return [tuple(a[i : i + size] for a in arrays) for i in range(0, parts * size, size)]
 
 
-def evaluate(model: GPT2, validation: TokenLoader, ranks: Ranks, last: bool) -> dict[str, float]:
+def evaluate(
+    model: GPT2, validation: TokenLoader, strategy: Strategy, last: bool
+) -> dict[str, float]:
     """Return the loss on a part of the validation text, at the end on the whole text too."""
-    found = measure_loss(model, model, validation.evaluation_batches(20), ranks)
-    whole = measure_loss(model, model, validation.evaluation_batches(), ranks) if last else {}
+    found = measure_loss(model, model, validation.evaluation_batches(20), strategy)
+    whole = measure_loss(model, model, validation.evaluation_batches(), strategy) if last else {}
     return found | {f"final_{name}": value for name, value in whole.items()}
 
 
@@ -84,43 +86,45 @@ def main(comm: Comm) -> int:
     settings, folder, resuming = read_on_ranks(
         comm, Settings, lambda: read_command_line(Settings, __doc__)
     )
-    ranks = Pipeline(comm)
+    strategy = Pipeline(comm)
     batch, context, steps = settings.batch, settings.context, settings.steps
-    with ScriptRun(settings, folder, resuming, ranks) as run:
+    with ScriptRun(settings, folder, resuming, strategy) as run:
         sizes = GPT2Config(settings.vocab, context, settings.layers, settings.heads, settings.width)
         check_parts(batch, settings.micro_batches, 1)
         device = comm.select_device(settings.device)
         corpus = prepare(settings.data, settings.cache, settings.vocab, progress=run.progress)
         tokenizer = corpus.tokenizer
-        training = TokenLoader(corpus.train, batch, context, settings.seed, ranks.rank, ranks.ranks)
+        training = TokenLoader(
+            corpus.train, batch, context, settings.seed, strategy.rank, strategy.ranks
+        )
         validation = TokenLoader(
-            corpus.validation, batch, context, settings.seed, ranks.rank, ranks.ranks
+            corpus.validation, batch, context, settings.seed, strategy.rank, strategy.ranks
         )
 
         random.seed(settings.seed)
         sizes = replace(sizes, vocab_size=tokenizer.vocab_size)  # a short text has fewer
         model = GPT2(sizes).to(device)
         adamw = partial(AdamW, betas=(0.9, 0.95), weight_decay=0.1, decay=decays_matrices)
-        optimizer = ranks.prepare(model, adamw)  # keeps the layers of this stage
+        optimizer = strategy.prepare(model, adamw)  # keeps the layers of this stage
         step = run.resume(model, optimizer, sizes, corpus)
         if step == 0:
-            run.log_evaluation(step, evaluate(model, validation, ranks, last=False))
+            run.log_evaluation(step, evaluate(model, validation, strategy, last=False))
         while step < steps and not run.stopping():
             lr, warmup = settings.lr, settings.warmup_steps
             optimizer.lr = schedule.cosine(step, lr, steps, warmup, minimum=0.1 * lr)
             parts = cut(training.batch(step), settings.micro_batches, device)
-            loss, norm = train_step(model, optimizer, ranks, parts)
+            loss, norm = train_step(model, optimizer, strategy, parts)
             step += 1
             run.log_step(step, loss, optimizer.lr, norm)
             if step % 200 == 0 or step == steps:
-                run.log_evaluation(step, evaluate(model, validation, ranks, last=step == steps))
+                run.log_evaluation(step, evaluate(model, validation, strategy, last=step == steps))
             if step % 100 == 0:
                 run.save(step)
         run.save(step)  # also after Ctrl-C
         if step == steps:
             text = sample(model, tokenizer, "def ")
             run.log_sample(step, "def ", text)
-            if ranks.is_main:
+            if strategy.is_main:
                 print(printable(text))
     return run.status
 

@@ -125,6 +125,14 @@ class LanguageModel(nn.Module):
         layers = ["tokens"] if self.output is None else ["tokens", "output"]
         return [Shard(layer, "vocabulary") for layer in layers]
 
+    def stage_table(self) -> dict[str, str]:
+        """Return which stage of a pipeline has a layer: "first", "last" or both "ends".
+
+        Layers that it does not name are of the first stage; each block is of one stage.
+        """
+        tokens = "ends" if self.output is None else "first"
+        return {"tokens": tokens, "norm": "last", "output": "last"}
+
     def head(self) -> Tensor:
         """Return the weight of the head, (V or more, C)."""
         return self.tokens.weight if self.output is None else self.output.weight

@@ -9,11 +9,11 @@ from typing import Any
 
 from tensorgrad.models import gpt2
 from tensorgrad.models.gpt2 import GPT2
-from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.models.language_model import LanguageModel, model_of
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import RopeScaling
 
-__all__ = ["MODELS", "PRESETS", "SIZES"]
+__all__ = ["MODELS", "PRESETS", "SIZES", "model_name"]
 
 MODELS: dict[str, type[LanguageModel]] = {"gpt2": GPT2, "transformer-lm": TransformerLM}
 
@@ -63,3 +63,9 @@ PRESETS: dict[str, Any] = {
         qk_norm=True,
     ),
 }
+
+
+def model_name(config: Any) -> str:
+    """Return the name in MODELS of the model whose sizes a config is, "" for others."""
+    kind = model_of(config)
+    return next((name for name, model in MODELS.items() if model is kind), "")

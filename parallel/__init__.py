@@ -1,7 +1,7 @@
 """Distributed training over MPI and NCCL: data, pipeline and tensor parallelism, and ZeRO.
 
 Import as `tensorgrad.parallel`. A strategy (`DataParallel`, `Zero`, `Pipeline`, `TensorParallel` or
-`mesh_ranks` for all of them) goes to the training loop as its `ranks`.
+`mesh_strategy` for all of them) goes to the training loop as its `strategy`.
 """
 
 if __name__ != "tensorgrad.parallel":
@@ -13,7 +13,7 @@ from tensorgrad.parallel.comm.mpi_nccl import world
 from tensorgrad.parallel.data import DataParallel, all_reduce_gradients, broadcast_parameters
 from tensorgrad.parallel.mesh import Mesh, make_mesh
 from tensorgrad.parallel.pipeline import Pipeline
-from tensorgrad.parallel.strategy import mesh_ranks
+from tensorgrad.parallel.strategy import mesh_strategy
 from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
 from tensorgrad.parallel.zero import Zero
 
@@ -28,7 +28,7 @@ __all__ = [
     "all_reduce_gradients",
     "broadcast_parameters",
     "make_mesh",
-    "mesh_ranks",
+    "mesh_strategy",
     "tensor_parallel",
     "world",
 ]

@@ -32,10 +32,9 @@ from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.placement import ArrayPiece, Placement, assign_writers, copies
 from tensorgrad.train import checkpoint as files
-from tensorgrad.train.background import HostMemory
-from tensorgrad.train.checkpoint import Checkpoint, Saving
+from tensorgrad.train.checkpoint import Checkpoint, Contents, OneWriter, PendingCheckpoint
 from tensorgrad.train.pieces import PIECES, Kind, LowBits, Stored, read_piece
-from tensorgrad.train.ranks import Ranks
+from tensorgrad.train.strategy import Strategy
 
 Held = Sequence[tuple[ArrayPiece, Array]]
 Json = Any
@@ -90,34 +89,19 @@ class Shards:
         Raises:
             CheckpointError: a rank cannot write its part; earlier checkpoints are unchanged.
         """
-        saving = self.begin(folder, step, state, keep)
-        saving.write()
-        return saving.finish()
+        pending = PendingCheckpoint(folder, step, self.contents(), state, keep)
+        pending.write()
+        return pending.finish()
 
-    def begin(
-        self,
-        folder: Path,
-        step: int,
-        state: Mapping[str, Json],
-        keep: int,
-        memory: HostMemory | None = None,
-    ) -> PendingShards:
-        """Return a checkpoint that all ranks write and then finish.
-
-        Args:
-            folder, step, state, keep: as for `save`.
-            memory: see `Ranks.begin_save`.
-        Raises:
-            ArgumentError, DtypeError: the state could not be read again.
-            CheckpointError: no folder can be made for it; earlier ones are unchanged.
-        """
-        files.check_state(state)
-        new = folder / _on_main(self._comm, lambda: files.begin_checkpoint(folder, step).name)
-        pieces = self._written
-        if memory is not None:
-            copies = memory.copies(array for _, array in pieces)
-            pieces = [(piece, copy) for (piece, _), copy in zip(pieces, copies, strict=True)]
-        return PendingShards(self._comm, new, step, pieces, state, keep)
+    def contents(self, numbers: Mapping[str, Json] | None = None) -> Contents:
+        """Return the file of the pieces that this rank writes."""
+        file = f"rank-{self._comm.rank:05d}"
+        named = {
+            f"{p.placement.name}@{n}": (p, array) for n, (p, array) in enumerate(self._written)
+        }
+        pieces = to_json({name: piece.to_json() for name, (piece, _) in named.items()}, op="save")
+        arrays = {name: array for name, (_, array) in named.items()}
+        return Contents({file: arrays}, numbers, {file: {PIECES: pieces}}, RankWriters(self._comm))
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load the pieces that this rank holds, one after the other.
@@ -129,7 +113,7 @@ class Shards:
         """
         with ExitStack() as stack:
             stored: dict[str, list[Stored]] = {}
-            _on_all(self._comm, lambda: self._check(checkpoint, stored, stack))
+            RankWriters(self._comm).on_all(lambda: self._check(checkpoint, stored, stack))
             for piece, array in self._held:
                 if piece.size:
                     values = read_piece(piece, stored[piece.placement.name])
@@ -166,72 +150,39 @@ class Shards:
                     ) from error
 
 
-class PendingShards:
-    """A sharded checkpoint that is being written; see `tensorgrad.train.checkpoint.Saving`.
-
-    All ranks finish it together, and only then communicate.
+class RankWriters(OneWriter):
+    """Ranks that write a checkpoint together.
 
     Args:
         comm: the ranks.
-        new: its temporary folder, which all ranks see.
-        step, state, keep: as for `Shards.save`.
-        pieces: those that this rank writes, each with its elements.
     """
 
-    def __init__(
-        self, comm: Comm, new: Path, step: int, pieces: Held, state: Mapping[str, Json], keep: int
-    ) -> None:
-        self._comm, self._new, self._pieces = comm, new, pieces
-        self._step, self._state, self._keep = step, state, keep
-        self._sums: dict[str, int] = {}
-        self._error: Exception | None = None
+    alone = False
 
-    def write(self, rest: files.Rest = files.no_rest) -> bool:
-        """Write this rank's file and read it back; see `Saving.write`."""
-        arrays, pieces = {}, {}
-        for number, (piece, array) in enumerate(self._pieces):
-            name = f"{piece.placement.name}@{number}"
-            arrays[name], pieces[name] = array, piece.to_json()
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+
+    def on_all(self, act: Callable[[], Json]) -> list[Json]:
+        """Run a function on every rank and return all results, or raise the errors of all on all.
+
+        The error is a DamagedError only if it is on all ranks: what one rank could not read may be
+        intact.
+        """
+        result, problem, damaged = None, "", True
         try:
-            described = {PIECES: to_json(pieces, op="save")}
-            self._sums = files.write_arrays(self._new / self._name, arrays, described, rest)
-        except Exception as error:
-            self._error = error
-        self._pieces = []  # free the memory
-        return self._error is None
+            result = act()
+        except (CheckpointError, OSError) as error:
+            problem, damaged = str(error), isinstance(error, DamagedError)
+        everyone = self._comm.all_gather_objects([result, problem, damaged])
+        problems = dict.fromkeys(problem for _, problem, _ in everyone if problem)
+        if problems:
+            kind = DamagedError if all(damaged for *_, damaged in everyone) else CheckpointError
+            raise kind("; ".join(problems))
+        return [result for result, *_ in everyone]
 
-    def finish(self) -> Path:
-        """Let the checkpoint appear; see `Saving.finish`."""
-        comm, new = self._comm, self._new
-        try:
-            sums = dict(_on_all(comm, self._written))
-        except CheckpointError as error:
-            reason = error
-            raise CheckpointError(
-                _on_main(comm, lambda: str(files.abandon_checkpoint(new, reason)))
-            ) from error
-        return Path(
-            _on_main(
-                comm,
-                lambda: str(
-                    files.finish_checkpoint(new, self._step, self._state, sums, self._keep)
-                ),
-            )
-        )
-
-    def abandon(self) -> None:
-        """Delete this rank's file; the next checkpoint deletes the folder."""
-        (self._new / self._name).unlink(missing_ok=True)
-
-    @property
-    def _name(self) -> str:
-        return f"rank-{self._comm.rank:05d}.safetensors"
-
-    def _written(self) -> tuple[str, dict[str, int]]:
-        """Return the name and the sums of this rank's file, or raise the error of its writing."""
-        if self._error is not None:
-            raise self._error
-        return self._name, self._sums
+    def on_main(self, act: Callable[[], str]) -> str:
+        """Run a function on rank 0 and return its result on all, or raise its error on all."""
+        return str(self.on_all(lambda: act() if self._comm.rank == 0 else "")[0])
 
 
 def _parts(held: Held, wanted: Sequence[ArrayPiece]) -> list[tuple[ArrayPiece, Array]]:
@@ -300,8 +251,12 @@ def save_pieces(
     keep: int,
     placements: Mapping[str, Placement] | None = None,
 ) -> Path:
-    """Write a sharded checkpoint; for `Ranks.save` and with its arguments.
+    """Write a sharded checkpoint.
 
+    Args:
+        comm: the ranks.
+        folder, step, state, keep: as for `Shards.save`.
+        model, optimizer, placements: as for `pieces_of`.
     Raises:
         CheckpointError: a rank cannot write its part; earlier checkpoints are unchanged.
     """
@@ -316,7 +271,7 @@ def load_pieces(
     optimizer: Optimizer,
     placements: Mapping[str, Placement] | None = None,
 ) -> None:
-    """Load from any checkpoint what this rank updates; for `Ranks.load`.
+    """Load from any checkpoint what this rank updates; for `Strategy.load`.
 
     Of sharded parameters only this rank's shard is loaded; the ranks must gather them afterwards.
 
@@ -347,19 +302,20 @@ def load_latest(folder: Path, comm: Comm) -> Checkpoint | None:
         CheckpointError: there are checkpoints, and all are damaged.
         CommError: the ranks see different checkpoints: the hosts do not share the folder.
     """
-    everyone = _on_all(comm, lambda: [path.name for path in files.list_checkpoints(folder)])
+    writers = RankWriters(comm)
+    everyone = writers.on_all(lambda: [path.name for path in files.list_checkpoints(folder)])
     comm.agree("load", {"the list of checkpoints": everyone[comm.rank]})
 
     def load(path: Path) -> Checkpoint:
         found: list[Checkpoint] = []
-        _on_all(comm, lambda: found.append(files.load_checkpoint(path, comm.rank, comm.size)))
+        writers.on_all(lambda: found.append(files.load_checkpoint(path, comm.rank, comm.size)))
         return found[0]
 
     return files.load_latest(folder, load)
 
 
-class ShardedRanks(Ranks):
-    """Ranks that each hold a part of the whole, and write sharded checkpoints together.
+class ShardedStrategy(Strategy):
+    """Strategy of ranks that each hold a part of the whole, and write sharded checkpoints together.
 
     A strategy sets the attributes below, and gathers in `after_step` what was loaded.
     """
@@ -367,21 +323,10 @@ class ShardedRanks(Ranks):
     _world: Comm  # all ranks that write
     _placements: Mapping[str, Placement] | None = None  # as of `pieces_of`
 
-    def begin_save(
-        self,
-        folder: Path,
-        step: int,
-        model: Module,
-        optimizer: Optimizer,
-        state: Mapping[str, Json],
-        keep: int,
-        *,
-        memory: HostMemory | None = None,
-    ) -> Saving | None:
-        """Return a sharded checkpoint to write and finish; see `Ranks.begin_save`."""
+    def contents(self, model: Module, optimizer: Optimizer) -> Contents:
+        """Return the pieces that this rank writes."""
         shards = Shards(self._world, pieces_of(model, optimizer, self._placements))
-        state = {**state, "optimizer": optimizer.numbers()}
-        return shards.begin(folder, step, state, keep, memory)
+        return shards.contents(optimizer.numbers())
 
     def load_latest(self, folder: Path) -> Checkpoint | None:
         """Open the newest undamaged checkpoint, the same on all ranks; None without any."""
@@ -391,27 +336,3 @@ class ShardedRanks(Ranks):
         """Load a checkpoint of one process or of any number of ranks."""
         load_pieces(self._world, checkpoint, model, optimizer, self._placements)
         self.after_step()
-
-
-def _on_all(comm: Comm, act: Callable[[], Json]) -> list[Json]:
-    """Run a function on every rank and return all results, or raise the errors of all on all.
-
-    The error is a DamagedError only if it is on all ranks: what one rank could not read may be
-    intact.
-    """
-    result, problem, damaged = None, "", True
-    try:
-        result = act()
-    except (CheckpointError, OSError) as error:
-        problem, damaged = str(error), isinstance(error, DamagedError)
-    everyone = comm.all_gather_objects([result, problem, damaged])
-    problems = dict.fromkeys(problem for _, problem, _ in everyone if problem)
-    if problems:
-        kind = DamagedError if all(damaged for *_, damaged in everyone) else CheckpointError
-        raise kind("; ".join(problems))
-    return [result for result, *_ in everyone]
-
-
-def _on_main(comm: Comm, act: Callable[[], str]) -> str:
-    """Run a function on rank 0 and return its result on all, or raise its error on all."""
-    return str(_on_all(comm, lambda: act() if comm.rank == 0 else "")[0])

@@ -1,7 +1,7 @@
 """Data parallelism: every rank has the whole model and its own part of each batch.
 
 Ranks start from the parameters of rank 0. Each computes the gradient of the mean loss of its own
-examples, weighted by its targets (`Ranks.shares`). So the mean of these gradients is the
+examples, weighted by its targets (`Strategy.shares`). So the mean of these gradients is the
 gradient of the whole batch. All ranks take the same optimizer step, so parameters stay equal bit
 for bit and are never sent again.
 
@@ -24,11 +24,11 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, Optimizer
 from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_embeddings
-from tensorgrad.parallel.checkpoint import ShardedRanks
+from tensorgrad.parallel.checkpoint import ShardedStrategy
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.ranks import MakeOptimizer, Ranks
+from tensorgrad.train.strategy import MakeOptimizer
 from tensorgrad.train.strategy_settings import REDUCTIONS
 
 
@@ -65,7 +65,7 @@ def all_reduce_gradients(grad: Array, comm: Comm) -> None:
     comm.all_reduce(grad, "mean")
 
 
-class DataParallel(ShardedRanks):
+class DataParallel(ShardedStrategy):
     """Every rank computes the gradient of its part of the batch; all use the mean of these.
 
     Three ways to reduce the gradients, with the same result:
@@ -96,13 +96,12 @@ class DataParallel(ShardedRanks):
             raise ArgumentError(f"DataParallel: bucket_mb is {bucket_mb}, expected more than 0")
         self._comm = self._world = comm
         self._reduction, self._bucket_mb = reduction, bucket_mb
-        self._flat: FlatParameters | None = None
+        self._flat: Any = None  # the FlatParameters of `prepare`
         self._buckets: Buckets | None = None
         self.rank, self.ranks, self.is_main = comm.rank, comm.size, comm.rank == 0
         self.processes = comm.size
 
     captures = True
-    save = Ranks.save  # rank 0 has everything
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Return the optimizer of the parameters, which are the same on all ranks.
@@ -134,10 +133,10 @@ class DataParallel(ShardedRanks):
     def no_sync(self) -> AbstractContextManager[None]:
         """Return a context for every backward of a step but the last: no gradients are sent.
 
-        with ranks.no_sync():
+        with strategy.no_sync():
             loss(first half).backward()
         loss(second half).backward()
-        ranks.reduce_gradients()
+        strategy.reduce_gradients()
         """
         return nullcontext() if self._buckets is None else self._buckets.hold()
 
@@ -146,19 +145,22 @@ class DataParallel(ShardedRanks):
 
         It waits for buckets in flight; on a GPU only the stream waits.
         """
+        flat = self._prepared()
         if self._buckets is not None:
             self._buckets.finish()
-        elif self._flat is None:
-            raise ArgumentError(
-                "DataParallel: prepare() was not called, expected it before training"
-            )
         elif self._reduction == "flat":
-            all_reduce_gradients(self._flat.grad, self._comm)
+            all_reduce_gradients(flat.grad, self._comm)
         else:
-            for grad in self._flat.views(self._flat.grad).values():
+            for grad in flat.views(flat.grad).values():
                 all_reduce_gradients(grad, self._comm)
-        if self._flat is not None:
-            self._share_untouched(self._flat)
+        self._share_untouched(flat)
+
+    def _prepared(self) -> Any:
+        """Return the parameters of `prepare`."""
+        if self._flat is None:
+            name = type(self).__name__
+            raise ArgumentError(f"{name}: prepare() was not called, expected it before training")
+        return self._flat
 
     def _share_untouched(self, flat: FlatParameters) -> None:
         """Note which parameters have a gradient on other ranks alone.
@@ -207,6 +209,6 @@ class DataParallel(ShardedRanks):
 
     def _send(self, number: int) -> Handle:
         """Start to replace the gradients of a segment by their mean."""
-        assert self._flat is not None
-        begin, _, end, _ = self._flat.segments[number]
-        return self._comm.all_reduce(self._flat.grad[begin:end], "mean", wait=False)
+        flat = self._prepared()
+        begin, _, end, _ = flat.segments[number]
+        return self._comm.all_reduce(flat.grad[begin:end], "mean", wait=False)

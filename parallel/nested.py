@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensorgrad.backend import Array
-from tensorgrad.parallel.checkpoint import ShardedRanks
+from tensorgrad.parallel.checkpoint import ShardedStrategy
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.strategy import OneProcess, Strategy
 
 
-class NestedRanks(ShardedRanks):
-    """Ranks along one axis of the mesh, each with an inner strategy for the other axes.
+class NestedStrategy(ShardedStrategy):
+    """A strategy along one axis of the mesh, with an inner strategy for the other axes.
 
     Args:
         comm: the ranks along this axis.
@@ -24,7 +24,7 @@ class NestedRanks(ShardedRanks):
         world: all ranks, which write checkpoints together; None: those of `comm`.
     """
 
-    def __init__(self, comm: Comm, inner: Ranks | None, world: Comm | None) -> None:
+    def __init__(self, comm: Comm, inner: Strategy | None, world: Comm | None) -> None:
         self._comm, self._world = comm, world or comm
         self._inner = OneProcess() if inner is None else inner
         self.rank, self.ranks = self._inner.rank, self._inner.ranks

@@ -33,11 +33,19 @@ from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
-from tensorgrad.parallel.nested import NestedRanks
+from tensorgrad.parallel.nested import NestedStrategy
 from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, check_schedule, with_transfers
 from tensorgrad.parallel.stages import block_costs, check_not_shared, keep_parts, partition
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.ranks import Batch, Count, Loss, MakeOptimizer, Ranks, count_targets, weighted
+from tensorgrad.train.strategy import (
+    Batch,
+    Count,
+    Loss,
+    MakeOptimizer,
+    Strategy,
+    count_targets,
+    weighted,
+)
 
 _MOST_SENDS = 2  # gradients in flight at a time, each of which occupies memory until it arrives
 
@@ -63,11 +71,11 @@ class _PartOutput(NamedTuple):
         return backend.empty(self.shape, self.dtype, like)
 
 
-class Pipeline(NestedRanks):
+class Pipeline(NestedStrategy):
     """Trains a `LanguageModel` whose layers are divided among the ranks.
 
         ranks = Pipeline(comm, "1f1b")
-        optimizer = ranks.prepare(model, make_optimizer)
+        optimizer = strategy.prepare(model, make_optimizer)
 
     Micro-batches are the parts into which the training loop divides a batch (`micro_batches`).
 
@@ -91,7 +99,7 @@ class Pipeline(NestedRanks):
         schedule: str = "1f1b",
         chunks: int = 1,
         *,
-        data: Ranks | None = None,
+        data: Strategy | None = None,
         world: Comm | None = None,
     ) -> None:
         check_schedule("Pipeline", schedule, chunks)
@@ -112,13 +120,13 @@ class Pipeline(NestedRanks):
         Args:
             model: a LanguageModel, the same on all ranks, made from equal seeds. Afterwards all
                 ranks call it alike, through the loss of the training loop or `generate`.
-            make_optimizer: see `Ranks.prepare`.
+            make_optimizer: see `Strategy.prepare`.
         Raises:
             ArgumentError: it is another model, has fewer layers than parts, or has attention that
                 is not causal; or a stage has nothing to train, or layers share a parameter.
             CommError: the ranks have different models.
         """
-        if not hasattr(model, "part"):
+        if not getattr(model, "stage_table", dict)():
             raise ArgumentError(
                 f"Pipeline: model is a {type(model).__name__}, expected a LanguageModel"
             )
@@ -165,14 +173,14 @@ class Pipeline(NestedRanks):
         scaler: LossScaler | None = None,
         count: Count = count_targets,
     ) -> Array:
-        """Execute the schedule; see `Ranks.compute_gradients`.
+        """Execute the schedule; see `Strategy.compute_gradients`.
 
         Args:
             loss: must return what the model returns when it is called with the arrays of a part
                 of the batch. On all stages but the last this is an activation.
             parts: the micro-batches, the same on all stages.
             scaler: for float16.
-            count: see `Ranks.compute_gradients`.
+            count: see `Strategy.compute_gradients`.
         """
         comm, before = self._comm, random.get_state()
         outputs = self._dry_run(loss, parts[0])

@@ -25,13 +25,13 @@ from tensorgrad.parallel.mesh import Mesh, make_mesh
 from tensorgrad.parallel.planning.advice import memory_advice
 from tensorgrad.parallel.planning.estimate import TrainingJob
 from tensorgrad.parallel.script import Read, command_on_ranks, read_on_ranks
-from tensorgrad.parallel.strategy import mesh_ranks
+from tensorgrad.parallel.strategy import mesh_strategy
 from tensorgrad.parallel.tensor import check_shares
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.options import in_options
-from tensorgrad.train.ranks import Ranks
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.strategy import Strategy
 from tensorgrad.train.strategy_settings import REDUCTIONS, ZERO
 from tensorgrad.train.task import Task, train
 
@@ -83,7 +83,7 @@ def run_task(task: type[Task], read: Read, end: End, program: str = "") -> int:
     return outcome.status
 
 
-def make_ranks(settings: TrainSettings, comm: Comm) -> Ranks:
+def make_strategy(settings: TrainSettings, comm: Comm) -> Strategy:
     """Return the strategy with which the ranks train together.
 
     Raises:
@@ -99,7 +99,7 @@ def make_ranks(settings: TrainSettings, comm: Comm) -> Ranks:
     mesh = mesh_of(settings, comm.size, comm.rank)
     settings.check_batch(mesh.dp)
     zero = ZERO.get(settings.parallel, 0)
-    ranks = mesh_ranks(
+    strategy = mesh_strategy(
         comm,
         mesh,
         zero=zero,
@@ -110,7 +110,7 @@ def make_ranks(settings: TrainSettings, comm: Comm) -> Ranks:
         sequence=settings.sequence_parallel,
     )
     check_model(settings, mesh)
-    return ranks
+    return strategy
 
 
 def mesh_of(settings: TrainSettings, ranks: int, rank: int = 0) -> Mesh:
@@ -223,7 +223,7 @@ def _run_on_ranks(comm: Comm, task: type[Task], read: Read, end: End) -> int:
     world(timeout=60 * settings.timeout)
     try:
         with in_options(settings):
-            ranks = make_ranks(settings, comm)
+            strategy = make_strategy(settings, comm)
     except ArgumentError as error:  # the same on all ranks: each exits by itself
         if comm.rank == 0:
             logging.error("%s", error)
@@ -233,7 +233,7 @@ def _run_on_ranks(comm: Comm, task: type[Task], read: Read, end: End) -> int:
     with in_options(settings), memory_explained(settings, comm.size):
         settings, _ = choose_device(settings)
         device = comm.select_device(settings.device)
-        outcome, sample = train(task, settings, folder, resuming, device, ranks, comm.size)
-    if outcome.finished and ranks.is_main:
+        outcome, sample = train(task, settings, folder, resuming, device, strategy)
+    if outcome.finished and strategy.is_main:
         end(settings, folder, sample)
     return outcome.status

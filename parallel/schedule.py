@@ -71,16 +71,12 @@ def sequential(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Act
     Raises:
         ArgumentError: a size is out of its range.
     """
-    _check("sequential", stages, micro, stage, chunks)
-    units = [(number, stage) for number in range(micro)]
-    return _alternate(0, units, units)
+    return _plan("sequential", 0, stages, micro, stage, chunks)
 
 
 def gpipe(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
     """Return GPipe: all forward passes, then all backward passes; arguments as `sequential`."""
-    _check("gpipe", stages, micro, stage, chunks)
-    units = [(number, stage) for number in range(micro)]
-    return _alternate(micro, units, units)
+    return _plan("gpipe", micro, stages, micro, stage, chunks)
 
 
 def one_f_one_b(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Action]:
@@ -88,9 +84,7 @@ def one_f_one_b(stages: int, micro: int, stage: int, chunks: int = 1) -> list[Ac
 
     Arguments as `sequential`.
     """
-    _check("one_f_one_b", stages, micro, stage, chunks)
-    units = [(number, stage) for number in range(micro)]
-    return _alternate(stages - 1 - stage, units, units)
+    return _plan("one_f_one_b", stages - 1 - stage, stages, micro, stage, chunks)
 
 
 def interleaved(stages: int, micro: int, stage: int, chunks: int) -> list[Action]:
@@ -280,6 +274,13 @@ class _PlacedTransfer(NamedTuple):
     sender: Action
     action: Action
     first: int
+
+
+def _plan(op: str, ahead: int, stages: int, micro: int, stage: int, chunks: int) -> list[Action]:
+    """Return the actions with one part on each stage, which goes `ahead` forward passes ahead."""
+    _check(op, stages, micro, stage, chunks)
+    units = [(number, stage) for number in range(micro)]
+    return _alternate(ahead, units, units)
 
 
 def _check(op: str, stages: int, micro: int, stage: int, chunks: int | None) -> None:

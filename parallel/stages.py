@@ -158,6 +158,5 @@ def is_on(name: str, model: LanguageModel, *, first: bool, last: bool) -> bool:
         model: the whole model.
         first, last: whether the stage has the first or the last part.
     """
-    if name in ("norm", "output"):
-        return last
-    return name == "blocks" or first or (name == "tokens" and last and model.output is None)
+    place = model.stage_table().get(name, "first")
+    return name == "blocks" or (first and place != "last") or (last and place != "first")

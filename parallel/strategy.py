@@ -17,10 +17,10 @@ from tensorgrad.parallel.pipeline import Pipeline
 from tensorgrad.parallel.schedule import check_schedule
 from tensorgrad.parallel.tensor import TensorParallel
 from tensorgrad.parallel.zero import Zero
-from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.strategy import OneProcess, Strategy
 
 
-def mesh_ranks(
+def mesh_strategy(
     world: Comm,
     mesh: Mesh,
     *,
@@ -30,8 +30,8 @@ def mesh_ranks(
     schedule: str = "1f1b",
     chunks: int = 1,
     sequence: bool = False,
-) -> Ranks:
-    """Return the strategy of a mesh, for the training loop's `ranks`.
+) -> Strategy:
+    """Return the strategy of a mesh, for the training loop's `strategy`.
 
     Every rank calls it. An axis of one rank costs nothing.
 
@@ -47,26 +47,28 @@ def mesh_ranks(
     """
     if (mesh.size, mesh.rank) != (world.size, world.rank):
         raise ArgumentError(
-            f"mesh_ranks: mesh is of rank {mesh.rank} of {mesh.size}, expected rank {world.rank} "
-            f"of {world.size}"
+            f"mesh_strategy: mesh is of rank {mesh.rank} of {mesh.size}, expected rank "
+            f"{world.rank} of {world.size}"
         )
     if zero not in (0, 1) and (zero not in (2, 3) or mesh.pp > 1):
         expected = "0 or 1 in a pipeline" if mesh.pp > 1 else "0 to 3"
-        raise ArgumentError(f"mesh_ranks: zero is {zero}, expected {expected}")
+        raise ArgumentError(f"mesh_strategy: zero is {zero}, expected {expected}")
     if zero and reduction != "overlap":
         raise ArgumentError(
-            f"mesh_ranks: reduction is {reduction!r} with zero {zero}, expected 'overlap'"
+            f"mesh_strategy: reduction is {reduction!r} with zero {zero}, expected 'overlap'"
         )
-    check_schedule("mesh_ranks", schedule, chunks)
+    check_schedule("mesh_strategy", schedule, chunks)
     dp, pp, tp = (
         world if getattr(mesh, axis) == world.size else world.split(mesh.line(axis))
         for axis in ("dp", "pp", "tp")
     )
-    ranks: Ranks = Zero(dp, zero, bucket_mb) if zero else DataParallel(dp, reduction, bucket_mb)
+    strategy: Strategy = (
+        Zero(dp, zero, bucket_mb) if zero else DataParallel(dp, reduction, bucket_mb)
+    )
     if dp.size == 1 and world.size > 1:
-        ranks = OneProcess()  # after the checks of the options above
+        strategy = OneProcess()  # after the checks of the options above
     if pp.size > 1:
-        ranks = Pipeline(pp, schedule, chunks, data=ranks, world=world)
+        strategy = Pipeline(pp, schedule, chunks, data=strategy, world=world)
     if tp.size > 1:
-        ranks = TensorParallel(tp, ranks, sequence, world)
-    return ranks
+        strategy = TensorParallel(tp, strategy, sequence, world)
+    return strategy

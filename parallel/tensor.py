@@ -29,12 +29,12 @@ from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import ALIGNMENT, Boxes, NamedParameters, zeros
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.parallel.nested import NestedRanks
+from tensorgrad.parallel.nested import NestedStrategy
 from tensorgrad.parallel.region import ParallelRegion
 from tensorgrad.parallel.stages import check_not_shared
 from tensorgrad.placement import Placement, cut_box, divide, paste_box
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.ranks import Batch, Count, Loss, MakeOptimizer, Ranks, count_targets
+from tensorgrad.train.strategy import Batch, Count, Loss, MakeOptimizer, Strategy, count_targets
 
 _SAMPLE = 1024  # elements of each parameter by which ranks compare their models
 
@@ -267,7 +267,7 @@ def _fingerprint(parameter: Tensor) -> str:
     return f"{parameter.dtype} {parameter.shape} {zlib.crc32(sample.tobytes()):08x}{frozen}"
 
 
-class TensorParallel(NestedRanks):
+class TensorParallel(NestedStrategy):
     """Trains a model whose layers the ranks share; another strategy works within.
 
     The ranks of a group get the same batches, compute the same loss, and take the same steps.
@@ -288,7 +288,7 @@ class TensorParallel(NestedRanks):
     def __init__(
         self,
         comm: Comm,
-        inner: Ranks | None = None,
+        inner: Strategy | None = None,
         sequence: bool = False,
         world: Comm | None = None,
     ) -> None:

@@ -17,7 +17,7 @@ ranks. Tests: tests/parallel/test_tensor.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tensorgrad import backend
@@ -39,11 +39,7 @@ def all_reduce_gradient(x: Any, comm: Comm) -> Tensor:
         DtypeError: x is not a float.
     """
     x = float_tensor("all_reduce_gradient", "x", x)
-    return record("all_reduce_gradient", x.data, (x,), _summed_gradient, (comm,))
-
-
-def _summed_gradient(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array]:
-    return (summed(dy, *saved),)
+    return _recorded("all_reduce_gradient", x, x.data, lambda dy: summed(dy, comm))
 
 
 def all_reduce(x: Any, comm: Comm, overwrite: bool = False) -> Tensor:
@@ -61,11 +57,7 @@ def all_reduce(x: Any, comm: Comm, overwrite: bool = False) -> Tensor:
     if overwrite:
         comm.all_reduce(x.data)
     y = x.data if overwrite else summed(x.data, comm)
-    return record("all_reduce", y, (x,), _same_gradient, ())
-
-
-def _same_gradient(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array]:
-    return (dy,)
+    return _recorded("all_reduce", x, y, lambda dy: dy)
 
 
 def all_gather_rows(x: Any, comm: Comm) -> Tensor:
@@ -84,11 +76,8 @@ def all_gather_rows(x: Any, comm: Comm) -> Tensor:
     x = float_tensor("all_gather_rows", "x", x)
     if x.ndim < 3:
         raise ShapeError(f"all_gather_rows: x has shape {x.shape}, expected (B, T / ranks, C)")
-    return record("all_gather_rows", gathered(x.data, comm), (x,), _gather_backward, (comm,))
-
-
-def _gather_backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array]:
-    return (scattered("all_gather_rows", dy, *saved),)
+    op = "all_gather_rows"
+    return _recorded(op, x, gathered(x.data, comm), lambda dy: scattered(op, dy, comm))
 
 
 def reduce_scatter_rows(x: Any, comm: Comm) -> Tensor:
@@ -107,11 +96,7 @@ def reduce_scatter_rows(x: Any, comm: Comm) -> Tensor:
     """
     op = "reduce_scatter_rows"
     x = float_tensor(op, "x", x)
-    return record(op, scattered(op, x.data, comm), (x,), _scatter_backward, (comm,))
-
-
-def _scatter_backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array]:
-    return (gathered(dy, *saved),)
+    return _recorded(op, x, scattered(op, x.data, comm), lambda dy: gathered(dy, comm))
 
 
 def all_gather_columns(x: Any, comm: Comm) -> Tensor:
@@ -134,13 +119,13 @@ def all_gather_columns(x: Any, comm: Comm) -> Tensor:
     parts = comm.all_gather(x.data)
     y = backend.namespace(parts).moveaxis(parts, 0, -2)
     y = y.reshape(*x.shape[:-1], comm.size * x.shape[-1])
-    return record(op, y, (x,), _own_columns, (comm,))
+    first, last = x.shape[-1] * comm.rank, x.shape[-1] * (comm.rank + 1)
+    return _recorded(op, x, y, lambda dy: dy[..., first:last])
 
 
-def _own_columns(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array]:
-    (comm,) = saved
-    width = dy.shape[-1] // comm.size
-    return (dy[..., comm.rank * width : (comm.rank + 1) * width],)
+def _recorded(op: str, x: Tensor, y: Array, gradient: Callable[[Array], Array]) -> Tensor:
+    """Return the result y of an op on x, whose gradient is a function of that of y."""
+    return record(op, y, (x,), lambda dy, saved, needs: (gradient(dy),), ())
 
 
 def summed(array: Array, comm: Comm) -> Array:

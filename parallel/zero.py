@@ -26,13 +26,12 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.buckets import Buckets
-from tensorgrad.parallel.checkpoint import ShardedRanks
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.data import DataParallel, broadcast_parameters
 from tensorgrad.parallel.shards import ShardedParameters
 from tensorgrad.parallel.units import Units, find_units
-from tensorgrad.train.ranks import Batch, Count, Loss, MakeOptimizer, count_targets
+from tensorgrad.train.strategy import Batch, Count, Loss, MakeOptimizer, count_targets
 
 STAGES = (1, 2, 3)
 
@@ -55,11 +54,8 @@ class Zero(DataParallel):
         if stage not in STAGES:
             raise ArgumentError(f"Zero: stage is {stage}, expected 1, 2 or 3")
         self.stage, self.by_block = stage, stage > 1
-        self._sharded: ShardedParameters | None = None
         self._units: Units  # in stages 2 and 3
         self._others: list[Array] = []
-
-    save = ShardedRanks.save
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Shard the parameters of rank 0, and return the optimizer of this rank's shards.
@@ -78,7 +74,7 @@ class Zero(DataParallel):
         flat = ShardedParameters(
             parameters.items(), self.rank, self.ranks, self.stage, groups, self._comm
         )
-        self._sharded = flat
+        self._flat = flat
         if self.stage == 1:
             self._buckets = Buckets(flat.segments, parameters, self._scatter)
         else:
@@ -112,11 +108,11 @@ class Zero(DataParallel):
         flat = self._prepared()
         if self.stage == 1:
             super().reduce_gradients()
-        else:
-            self._units.end_backward()
-            for number in range(len(flat.segments)):
-                if number not in flat.units:
-                    self._scatter(number).wait()
+            return
+        self._units.end_backward()
+        for number in range(len(flat.segments)):
+            if number not in flat.units:
+                self._scatter(number).wait()
         self._share_untouched(flat)
 
     def reduce_norm(self, squares: Array) -> None:
@@ -163,7 +159,7 @@ class Zero(DataParallel):
     def reset(self) -> None:
         """Forget a step that did not reach its end."""
         super().reset()
-        if self.stage > 1 and self._sharded is not None:
+        if self.stage > 1 and self._flat is not None:
             self._units.reset()
 
     @contextmanager
@@ -172,13 +168,8 @@ class Zero(DataParallel):
         self._prepared()
         self._units.end_backward()
 
-    def _prepared(self) -> ShardedParameters:
-        if self._sharded is None:
-            raise ArgumentError("Zero: prepare() was not called, expected it before training")
-        return self._sharded
-
     def _scatter(self, number: int) -> Handle:
         """Start reduce-scattering the gradients of a segment."""
-        flat = self._prepared()
+        flat: ShardedParameters = self._prepared()
         whole = flat.storage[number][1]
         return self._comm.reduce_scatter(whole, flat.part(whole), "mean", wait=False)

@@ -32,7 +32,7 @@ BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 WORD = re.compile("[a-z]{4,}")
-COLUMN = re.compile(r"(\w+)(?:/([\d.]+))?(?::(\S+))?(?: =(.*))?")
+COLUMN = re.compile(r"([\w-]+)(?:/([\d.]+))?(?::(\S+))?(?: =(.*))?")
 Row = Mapping[str, Any]
 
 

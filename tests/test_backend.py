@@ -17,7 +17,7 @@ from tensorgrad.errors import DeviceError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.translation import TranslationConfig, TranslationModel
 from tensorgrad.optim import AdamW
-from tensorgrad.train.ranks import OneProcess
+from tensorgrad.train.strategy import OneProcess
 
 
 def test_a_copy_has_the_values_of_its_submission(device: str) -> None:

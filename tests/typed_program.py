@@ -60,7 +60,9 @@ def train(folder: str) -> Outcome:
     assert_type(tg.models.generate(assert_type(model, GPT2), [1, 2], 4), list[int])
     assert_type(tg.data.Tokenizer.train(["a b"] * 9, 260), Tokenizer)
     assert_type(tg.backend.gpu_count(), int)
-    ranks, rate = DataParallel(world()), settings.learning_rate
-    optimizer = ranks.prepare(model, lambda parameters: AdamW(parameters, lr=settings.lr))
+    strategy, rate = DataParallel(world()), settings.learning_rate
+    optimizer = strategy.prepare(model, lambda parameters: AdamW(parameters, lr=settings.lr))
     batches = loader.iterate
-    return Trainer(model, optimizer, model, batches, rate, settings, folder, ranks=ranks).run()
+    return Trainer(
+        model, optimizer, model, batches, rate, settings, folder, strategy=strategy
+    ).run()

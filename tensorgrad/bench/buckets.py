@@ -24,7 +24,7 @@ from tensorgrad.parallel.buckets import assign_buckets, leading_embeddings
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.data import DataParallel
 from tensorgrad.profile.training_step import language_step
-from tensorgrad.train.ranks import Ranks
+from tensorgrad.train.strategy import Strategy
 
 _WIDE = 4  # bytes of a gradient
 _SMALL = 1024  # bytes of an all-reduce that takes its latency
@@ -101,10 +101,10 @@ class BucketBench:
             "latency_us": 1e6 * model.latency,
         }
 
-    def _milliseconds(self, case: Case, ranks: Ranks | None) -> float:
+    def _milliseconds(self, case: Case, strategy: Strategy | None) -> float:
         """Return the time of a step, alone or with the ranks."""
-        batch = case["batch"] * (1 if ranks is None else ranks.ranks)
-        step = language_step(*settings_of({**case, "batch": batch}), self._device, ranks)
+        batch = case["batch"] * (1 if strategy is None else strategy.ranks)
+        step = language_step(*settings_of({**case, "batch": batch}), self._device, strategy)
         return 1e3 * self._timer.seconds(step, case["steps"])
 
     def _count(self, case: Case) -> int:

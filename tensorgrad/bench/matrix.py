@@ -31,7 +31,7 @@ from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.mesh import Mesh, make_mesh
 from tensorgrad.parallel.planning.estimate import TrainingJob, estimate
 from tensorgrad.parallel.schedule import bubble_fraction
-from tensorgrad.parallel.strategy import mesh_ranks
+from tensorgrad.parallel.strategy import mesh_strategy
 from tensorgrad.profile.training_step import language_step
 from tensorgrad.train.strategy_settings import MODES, REDUCTIONS, ZERO
 
@@ -39,7 +39,7 @@ PLANNED = {"gpt2"}  # models whose memory the planner has formulas for
 # The setting of a published course project; its head is a matrix of its own.
 PUBLISHED = TransformerLMConfig(10_000, 256, 24, 16, 16, 512, 4096, tied=False)
 PEERS = {"pytorch": "none", "pytorch-ddp": "overlap"}  # modes of PyTorch, and ours beside them
-KINDS: dict[str, dict[str, dict[str, Any]]] = {  # axis -> mode -> options of `mesh_ranks`
+KINDS: dict[str, dict[str, dict[str, Any]]] = {  # axis -> mode -> options of `mesh_strategy`
     "dp": {
         **{reduction: {"reduction": reduction} for reduction in REDUCTIONS},
         **{name: {"zero": stage} for name, stage in ZERO.items()},
@@ -286,13 +286,13 @@ class MatrixBench:
 
     def _step(self, case: Case) -> Step:
         """Return a training step with the strategy of a mode."""
-        mode, ranks = case["parallel"], None
+        mode, strategy = case["parallel"], None
         if mode != "none":
             bucket = {"bucket_mb": case["bucket_mb"]} if "reduction" in OPTIONS[mode] else {}
-            ranks = mesh_ranks(self._comm, self._mesh(mode), **OPTIONS[mode], **bucket)
+            strategy = mesh_strategy(self._comm, self._mesh(mode), **OPTIONS[mode], **bucket)
         batch = case["batch"] * self._mesh(mode).dp
         settings, config = settings_of({**case, "batch": batch}, self._config)
-        return language_step(settings, config, self._device, ranks)
+        return language_step(settings, config, self._device, strategy)
 
     def _mesh(self, mode: str) -> Mesh:
         if mode == "none":

@@ -38,7 +38,7 @@ def evaluate(
     """Measure a trained model on its validation data: loss, perplexity, BLEU, accuracy.
 
     Args:
-        model: a run, or one of its checkpoints; or with --data a GPT-2 in the layout of Hugging
+        model: a run, or one of its checkpoints; or with --data a model in the layout of Hugging
             Face transformers, or a file of `python -m tensorgrad.parallel.merge`; with --download,
             the name of a GPT-2 on the Hub.
         checkpoint: of a run: the best by validation loss, the last, or the average of the last

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tensorgrad.data import PublishedTokenizer
+from tensorgrad.data import PublishedTokenizer, Tokenizer
 from tensorgrad.errors import CheckpointError
 from tensorgrad.models.pretrained import save_pretrained
 from tensorgrad.train.folder import check_new_folder
@@ -32,7 +32,7 @@ def export(
     and generation. `tensorgrad generate` and `from_pretrained` load it too.
 
     Args:
-        model: a run, one of its checkpoints, a GPT-2 in the layout of Hugging Face transformers, or
+        model: a run, one of its checkpoints, a model in the layout of Hugging Face transformers, or
             a file of `python -m tensorgrad.parallel.merge`; with --download, the name of a model on
             the Hub.
         folder: to write, a new one.
@@ -51,6 +51,6 @@ def export(
             f"{found.vocab_size} (the vocabulary of {model})"
         )
     save_pretrained(found.to("cpu", dtype), folder, max_file_bytes=max_file_bytes)
-    PublishedTokenizer.of(own).save(folder)
+    (PublishedTokenizer.of(own) if isinstance(own, Tokenizer) else own).save(folder)
     print(f"wrote {folder}")
     return 0

@@ -61,13 +61,20 @@ class EpochLoader(StepLoader[_Batch]):
         seed, rank, ranks: as for `StepLoader`.
         batches: in an epoch.
         padding: the value of each array of a batch in rows of padding.
+        parts: the number of equal parts into which the rows of a rank must divide.
     """
 
     def __init__(
-        self, seed: int, batches: int, rank: int = 0, ranks: int = 1, padding: Sequence[int] = ()
+        self,
+        seed: int,
+        batches: int,
+        rank: int = 0,
+        ranks: int = 1,
+        padding: Sequence[int] = (),
+        parts: int = 1,
     ) -> None:
         super().__init__(seed, rank, ranks)
-        self.batches, self._padding = batches, padding
+        self.batches, self._padding, self._parts = batches, padding, parts
         self._order: tuple[int, Sequence[np.ndarray[Any, Any]]] | None = None
 
     def batch(self, step: int) -> _Batch:
@@ -85,9 +92,9 @@ class EpochLoader(StepLoader[_Batch]):
 
     def _part(self, batch: _Batch) -> _Batch:
         """Return this rank's rows of a batch."""
-        if self._ranks == 1:
+        if self._ranks * self._parts == 1:
             return batch
-        rows = -(-len(batch[0]) // self._ranks)
+        rows = -(-len(batch[0]) // (self._ranks * self._parts)) * self._parts
         first = self._rank * rows
         parts = []
         for array, padding in zip(batch, self._padding, strict=True):

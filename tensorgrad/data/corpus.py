@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad.checks import check_integer, check_number
+from tensorgrad.data.published_tokenizer import PublishedTokenizer, load_tokenizer
 from tensorgrad.data.split import plan_split
 from tensorgrad.data.text import SUFFIXES, documents, fingerprint, folder_files
 from tensorgrad.data.token_file import TokenFile, write_tokens
@@ -52,7 +53,7 @@ class Corpus:
 
     folder: Path
     digest: str
-    tokenizer: Tokenizer
+    tokenizer: Any  # a Tokenizer or PublishedTokenizer
     train: TokenFile
     validation: TokenFile
     source_files: str = ""
@@ -70,7 +71,8 @@ class Corpus:
                 raise ArgumentError(f"save: {target / name} exists, expected a folder without it")
         try:
             make_folder(target)
-            for name in _FILES:
+            self.tokenizer.save(target / "tokenizer.json")
+            for name in _FILES[1:]:
                 with (
                     replacing(target / name) as file,
                     open_regular(self.folder / name, links=True) as source,
@@ -88,7 +90,7 @@ def prepare(
     vocab_size: int = 4096,
     *,
     validation: float = 0.05,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: Tokenizer | PublishedTokenizer | None = None,
     pattern: str | None = None,
     suffixes: Sequence[str] = SUFFIXES,
     column: str | None = None,
@@ -129,7 +131,7 @@ def prepare(
         raise ArgumentError(f"prepare: validation has {validation}, expected between 0 and 1")
     if tokenizer is None:
         check_integer("prepare", "vocab_size", vocab_size, SMALLEST_VOCABULARY)
-    elif not isinstance(tokenizer, Tokenizer):
+    elif not isinstance(tokenizer, Tokenizer | PublishedTokenizer):
         kind = type(tokenizer).__name__
         raise ArgumentError(f"prepare: tokenizer is a {kind}, expected a Tokenizer")
     elif pattern is not None:
@@ -231,7 +233,7 @@ def _open(folder: Path, settings: Mapping[str, Any], progress: ProgressCallback 
 
 def _corpus(folder: Path, sums: Mapping[str, str], source_files: str = "") -> Corpus:
     """Return the corpus in files whose SHA-256 are known."""
-    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    tokenizer = load_tokenizer(folder)
     train, validation = (
         TokenFile.open(folder / name, tokenizer.vocab_size)
         for name in ("train.npy", "validation.npy")
@@ -274,7 +276,7 @@ def _build(
     folder: Path,
     read: Callable[[], Iterator[str]],
     validation: float,
-    tokenizer: Tokenizer | None,
+    tokenizer: Tokenizer | PublishedTokenizer | None,
     vocab_size: int,
     pattern: str | None,
     progress: ProgressCallback | None,

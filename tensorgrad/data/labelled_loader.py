@@ -65,6 +65,7 @@ class LabelledLoader(EpochLoader[LabelledBatch]):
         longest: int | None = None,
         rank: int = 0,
         ranks: int = 1,
+        parts: int = 1,
     ) -> None:
         """Check the arguments.
 
@@ -75,6 +76,7 @@ class LabelledLoader(EpochLoader[LabelledBatch]):
             seed: of the order, 0 to 2^64 - 1.
             longest: cut texts to this number of tokens.
             rank, ranks: this process's part of the rows, and the number of parts; see EpochLoader.
+            parts: into which the rows of this process divide, as for micro-batches.
         Raises:
             ArgumentError: an argument is out of its range.
             DataError: rows is empty.
@@ -86,7 +88,7 @@ class LabelledLoader(EpochLoader[LabelledBatch]):
             check_integer("LabelledLoader", "longest", longest, 1)
         if not len(rows):
             raise DataError("LabelledLoader: rows is empty, expected one text or more")
-        super().__init__(seed, -(-len(rows) // batch), rank, ranks, padding=(0, 1, IGNORED))
+        super().__init__(seed, -(-len(rows) // batch), rank, ranks, (0, 1, IGNORED), parts)
         self._labels = as_int32("LabelledLoader", "labels", labels)
         if self._labels.shape != (len(rows),):
             raise ShapeError(

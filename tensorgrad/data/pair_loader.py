@@ -75,6 +75,7 @@ class PairLoader(EpochLoader[PairBatch]):
         seed: int = 0,
         rank: int = 0,
         ranks: int = 1,
+        parts: int = 1,
     ) -> None:
         """Choose the shapes, and divide the pairs among them.
 
@@ -86,6 +87,7 @@ class PairLoader(EpochLoader[PairBatch]):
             context: T, the context length of the model.
             seed: of the order, 0 to 2^64 - 1.
             rank, ranks: this process's part of the rows, and the number of parts; see EpochLoader.
+            parts: into which the rows of this process divide, as for micro-batches.
         Raises:
             ArgumentError: an argument is out of its range, or a token too large.
             DataError: no pair is left.
@@ -131,7 +133,7 @@ class PairLoader(EpochLoader[PairBatch]):
             self._groups.append((group, batches))
             self.shapes.append(PairShape(columns, counted, -(-len(group) // batches)))
         batches = sum(batches for _, batches in self._groups)
-        super().__init__(seed, batches, rank, ranks, padding=(end, IGNORED))
+        super().__init__(seed, batches, rank, ranks, (end, IGNORED), parts)
 
     def __repr__(self) -> str:
         settings = {name: getattr(self, name) for name in ("batches", "tokens", "skipped", "cut")}

@@ -8,6 +8,7 @@ against transformers, tests/parity/test_pretrained.py.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -45,6 +46,7 @@ class PublishedTokenizer(TokenBytes):
     Attributes:
         end_tokens: the ids that end a text or an answer.
         special_tokens: what the settings name, such as {"eos_token": "</s>"}.
+        adds_space: whether the settings ask for a space before each text.
         chat_template: in Jinja's language; None: the model is not for conversations.
     """
 
@@ -82,6 +84,7 @@ class PublishedTokenizer(TokenBytes):
         )
         self.blanks = _blanks(state.get("decoder"))
         self.special_tokens = dict(_special_tokens(named))
+        self.adds_space = bool(named.get("add_prefix_space"))
         self.chat_template = files.get(_TEMPLATE, _template(named.get("chat_template")))
         self._generation = settings.get(_GENERATION, {})
         given = self._generation.get("eos_token_id")
@@ -140,26 +143,54 @@ class PublishedTokenizer(TokenBytes):
         ids = (self._ids[name] for name in names if name in self._ids)
         return next(iter((*ids, *self.end_tokens)), None)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the files, in hexadecimal: equal for equal tokenizers."""
+        return hashlib.sha256(_json(self._saved()).encode()).hexdigest()
+
+    @property
+    def end_of_text(self) -> int:
+        """The id that ends every document of a token file: of the EOS token.
+
+        Raises:
+            DataError: the settings name none.
+        """
+        named = self._ids.get(self.special_tokens.get("eos_token", ""))
+        if named is None and not self.end_tokens:
+            raise DataError(
+                f"PublishedTokenizer: {self._name} names no token that ends a text, expected "
+                f"eos_token in {_CONFIG}"
+            )
+        return self.end_tokens[0] if named is None else named
+
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the files into a folder, which is created if missing.
 
         Those of another tokenizer there are replaced, or deleted where this one has none.
 
+        Args:
+            path: of the folder, or of tokenizer.json in it.
         Raises:
             DataError: a file cannot be written; it is unchanged.
         """
-        generation = {**self._generation, "eos_token_id": list(self.end_tokens)}
-        files = {**self._files, _GENERATION: _json(generation)}
+        folder = Path(path)
+        folder = folder.parent if folder.name == _VOCABULARY else folder
+        files = self._saved()
         try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(
                 f"PublishedTokenizer.save: cannot write {os.fspath(folder)}: {error.strerror}"
             ) from error
         for name, text in files.items():
-            write_text("PublishedTokenizer.save", Path(folder) / name, text)
+            write_text("PublishedTokenizer.save", folder / name, text)
         for name in set(_SETTINGS) - set(files):
-            (Path(folder) / name).unlink(missing_ok=True)
+            (folder / name).unlink(missing_ok=True)
+
+    def _saved(self) -> dict[str, str]:
+        """Return the content of the files that `save` writes, by name."""
+        generation = {**self._generation, "eos_token_id": list(self.end_tokens)}
+        return {**self._files, _GENERATION: _json(generation)}
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, with the special tokens that the model expects around it.
@@ -169,6 +200,10 @@ class PublishedTokenizer(TokenBytes):
             DtypeError: it is not a str.
         """
         return self._encode(text, True)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text; see `encode`."""
+        return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Return the text of token ids, without the blank that SentencePiece adds before it.
@@ -218,6 +253,25 @@ class PublishedTokenizer(TokenBytes):
                 )
         named = self._ids.get(self.special_tokens.get("eos_token", ""))
         return tuple(sorted({*ids, *([] if named is None else [named])}))
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer | PublishedTokenizer:
+    """Return the tokenizer of a folder, or of a tokenizer.json: a Tokenizer where it is one.
+
+    A published one of another kind, or that adds a space before each text, has settings beside it.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    has_settings = any((folder / name).exists() for name in (_CONFIG, _GENERATION))
+    try:
+        if not has_settings or not PublishedTokenizer.load(path).adds_space:
+            return Tokenizer.load(path)
+    except DataError:
+        if not has_settings:
+            raise
+    return PublishedTokenizer.load(path)
 
 
 def _decoder(decoder: Any, name: str) -> Any:

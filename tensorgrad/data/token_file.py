@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tensorgrad.data.published_tokenizer import PublishedTokenizer
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.display import call_text
 from tensorgrad.errors import DataError, DtypeError
@@ -31,7 +32,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 def write_tokens(
     path: str | os.PathLike[str],
     documents: Iterable[str],
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | PublishedTokenizer,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Encode documents into a token file, each followed by the end-of-text token.

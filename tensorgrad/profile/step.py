@@ -18,7 +18,7 @@ from tensorgrad.data import Tokenizer
 from tensorgrad.errors import ArgumentError
 from tensorgrad.files import write_json
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.parallel.program import make_ranks
+from tensorgrad.parallel.program import make_strategy
 from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
 from tensorgrad.profile.memory import KINDS, MemoryRecording
 from tensorgrad.profile.overlap import CommunicationOverlap, Timeline, overlap, timeline
@@ -141,8 +141,8 @@ def profile_step(
         raise ArgumentError(f"--what: got {','.join(what)!r}, expected time, memory or both")
     vocabulary = Tokenizer.load(settings.tokenizer).vocab_size if settings.tokenizer else None
     comm = Comm() if comm is None else comm
-    ranks = make_ranks(settings, comm) if comm.size > 1 else None
-    step = language_step(settings, settings.config(vocabulary), device, ranks)
+    strategy = make_strategy(settings, comm) if comm.size > 1 else None
+    step = language_step(settings, settings.config(vocabulary), device, strategy)
     parameters = sum(tensor.size for tensor in step.model.parameters())
 
     def run(count: int, stage: str) -> None:

@@ -17,8 +17,8 @@ from tensorgrad.backend import Array
 from tensorgrad.optim import Optimizer
 from tensorgrad.tensor import Tensor
 from tensorgrad.train.language import LanguageSettings, with_options
-from tensorgrad.train.ranks import Batch, Loss, OneProcess, Ranks
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.strategy import Batch, Loss, OneProcess, Strategy
 
 
 def synchronize(device: str) -> None:
@@ -35,7 +35,7 @@ class TrainingStep:
         model: on its device and in its dtype.
         loss: returns the mean loss of the arrays of a micro-batch.
         parts: the micro-batches of this rank; a call may give one instead.
-        ranks: the strategy; None: this process alone.
+        strategy: how ranks train together; None: this process alone.
         lazy: whether the optimizer is made by the first step, or by whoever takes it before; a step
             to capture has one already, as a graph keeps the arrays of the parameters.
     """
@@ -46,11 +46,11 @@ class TrainingStep:
         model: Any,
         loss: Loss,
         parts: Sequence[Batch] = (),
-        ranks: Ranks | None = None,
+        strategy: Strategy | None = None,
         lazy: bool = False,
     ) -> None:
         self.settings, self.model, self.loss, self.parts = settings, model, loss, parts
-        self.ranks = OneProcess() if ranks is None else ranks
+        self.strategy = OneProcess() if strategy is None else strategy
         self._scaler = settings.scaler()
         if not lazy:
             _ = self.optimizer
@@ -58,8 +58,8 @@ class TrainingStep:
     @cached_property
     def optimizer(self) -> Optimizer:
         """The optimizer, made on first use."""
-        optimizer = self.ranks.prepare(self.model, self.settings.optimizer)
-        self.ranks.begin(0, [])
+        optimizer = self.strategy.prepare(self.model, self.settings.optimizer)
+        self.strategy.begin(0, [])
         return optimizer
 
     def __call__(self, *batch: Any) -> Tensor:
@@ -67,15 +67,15 @@ class TrainingStep:
         with ranges.phase("step"):
             self.optimizer.zero_grad()
             parts = [batch] if batch else self.parts
-            loss = self.ranks.compute_gradients(self.loss, parts, self._scaler)
+            loss = self.strategy.compute_gradients(self.loss, parts, self._scaler)
             self.update()
-            self.ranks.after_step()
+            self.strategy.after_step()
         return Tensor(loss)
 
     def update(self) -> None:
         """Clip the gradients and take a step of the optimizer."""
         clip = self.settings.clip or math.inf
-        self.optimizer.step(clip, self._scaler, self.ranks.reduce_norm)
+        self.optimizer.step(clip, self._scaler, self.strategy.reduce_norm)
 
     def phases(self) -> tuple[Callable[[], Tensor], Callable[[Tensor], None], Callable[[], None]]:
         """Return forward, backward and update of a step in one process, to call in this order."""
@@ -89,7 +89,7 @@ def language_step(
     settings: LanguageSettings,
     config: Any,
     device: str,
-    ranks: Ranks | None = None,
+    strategy: Strategy | None = None,
     lazy: bool = False,
 ) -> TrainingStep:
     """Return the training step of a new language model on random tokens.
@@ -98,12 +98,12 @@ def language_step(
         settings: of training; data, sizes and schedule do not matter.
         config: the sizes of the model.
         device: "cpu", "cuda" or "cuda:N".
-        ranks, lazy: as for `TrainingStep`.
+        strategy, lazy: as for `TrainingStep`.
     Raises:
         ArgumentError: the batch does not divide into micro-batches of equal size.
     """
-    ranks = OneProcess() if ranks is None else ranks
-    settings.check_batch(ranks.ranks)
+    strategy = OneProcess() if strategy is None else strategy
+    settings.check_batch(strategy.ranks)
     random.seed(settings.seed)
     with nn.init.on(device):
         model: Any = settings.model_class(config)
@@ -116,10 +116,10 @@ def language_step(
             return value
 
     micro_batches = settings.micro_batches
-    shape = micro_batches, 2, settings.batch // ranks.ranks // micro_batches, config.context
-    rng = np.random.default_rng(settings.seed + ranks.rank)
+    shape = micro_batches, 2, settings.batch // strategy.ranks // micro_batches, config.context
+    rng = np.random.default_rng(settings.seed + strategy.rank)
     parts = [
         tuple(backend.to_device(tokens, device) for tokens in part)
         for part in rng.integers(0, config.vocab_size, shape, np.int32)
     ]
-    return TrainingStep(settings, model, loss, parts, ranks, lazy)
+    return TrainingStep(settings, model, loss, parts, strategy, lazy)

@@ -4,10 +4,11 @@ from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import Checkpoint, load_best, load_checkpoint, load_latest
 from tensorgrad.train.config import option
-from tensorgrad.train.loop import Outcome, Trainer, mean_loss, measure_loss
-from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.loop import Trainer, mean_loss, measure_loss
+from tensorgrad.train.run import Outcome
 from tensorgrad.train.script import ScriptRun, ScriptSettings
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.strategy import OneProcess, Strategy
 from tensorgrad.train.task import Task
 
 __all__ = [
@@ -15,9 +16,9 @@ __all__ = [
     "Checkpoint",
     "OneProcess",
     "Outcome",
-    "Ranks",
     "ScriptRun",
     "ScriptSettings",
+    "Strategy",
     "Task",
     "TrainSettings",
     "Trainer",

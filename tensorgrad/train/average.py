@@ -34,7 +34,9 @@ def average_checkpoints(paths: Sequence[str | os.PathLike[str]]) -> dict[str, np
         found = load_checkpoint(path).arrays("model")
         shapes = {name: array.shape for name, array in found.items()}
         if shapes != {name: array.shape for name, array in first.items()}:
-            raise CheckpointError(f"average: {path} is of another model than {paths[0]}")
+            raise CheckpointError(
+                f"average: {path} was saved from a different model than {paths[0]}"
+            )
         for name, array in found.items():
             total[name] += array
     return {name: (total[name] / len(paths)).astype(first[name].dtype) for name in first}

@@ -2,7 +2,7 @@
 
 The thread has copies of the arrays in host memory, so the files have the bits of the step that they
 were copied at. It needs no other rank: those write their own files. When all have, the ranks finish
-the checkpoint together between two steps (`Saving.finish`). Tests: tests/train/test_background.py.
+the checkpoint together between two steps. Tests: tests/train/test_background.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.backend import Array
-from tensorgrad.train.checkpoint import Saving
+from tensorgrad.train.checkpoint import Contents, PendingCheckpoint
 
 # The part of one core that writing may take beside steps that need all cores.
 CPU_FRACTION = 0.01
@@ -51,6 +52,13 @@ class HostMemory:
             found.append(backend.copy_to_numpy(array, part.view(array.dtype).reshape(array.shape)))
         return found
 
+    def copied(self, contents: Contents) -> Contents:
+        """Return the contents of a checkpoint with copies of its arrays."""
+        files = contents.arrays
+        copies = iter(self.copies(array for file in files.values() for array in file.values()))
+        arrays = {file: {name: next(copies) for name in group} for file, group in files.items()}
+        return replace(contents, arrays=arrays)
+
 
 class _AbandonedError(Exception):
     """The checkpoint is not wanted any more."""
@@ -64,11 +72,10 @@ class BackgroundSaving:
         fraction: of the time of a core that the thread takes, until `finish` waits for it.
     """
 
-    def __init__(self, saving: Saving, fraction: float = 1.0) -> None:
+    def __init__(self, saving: PendingCheckpoint, fraction: float = 1.0) -> None:
         self._saving, self._fraction = saving, fraction
         self._worked = 0.0  # seconds of the thread, at its last rest
         self._is_waited_for, self._abandoned = threading.Event(), False
-        self._is_written = threading.Event()
         self._thread = threading.Thread(target=self._write, name="checkpoint", daemon=True)
         try:
             self._thread.start()
@@ -79,7 +86,7 @@ class BackgroundSaving:
     @property
     def is_written(self) -> bool:
         """Whether all is written, without an error."""
-        return self._is_written.is_set()
+        return self._saving.is_written
 
     def finish(self) -> Path:
         """Wait for the thread, which hurries, and let the checkpoint appear.
@@ -102,8 +109,7 @@ class BackgroundSaving:
             self._thread.join()
 
     def _write(self) -> None:
-        if self._saving.write(self._rest):
-            self._is_written.set()
+        self._saving.write(self._rest)
 
     def _rest(self) -> None:
         """Sleep as long as the time since the last rest asks for."""

@@ -1,4 +1,4 @@
-"""Callbacks: what a program does as its run gets on, such as logging or sending a message."""
+"""Hooks called during training, such as logging or sending a message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tensorgrad.train.loop import Outcome, Trainer
+    from tensorgrad.train.loop import Trainer
+    from tensorgrad.train.run import Outcome
 
 
 class Callback:

@@ -26,9 +26,9 @@ import stat
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +46,7 @@ _NAME = re.compile(r"step-(\d{8,})")
 _CHUNK = 1 << 25
 _STATE_BYTES = JSON_BYTES // 2  # the rest is for the names of the files
 BEST_BY = "validation_loss"
-# The entries of a state that `finish_checkpoint` adds.
+# The entries of a state that `PendingCheckpoint` adds.
 RESERVED = ("format", "step", "files", "crc32")
 # The errors of a file that is missing or of another kind.
 _GONE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -55,7 +55,7 @@ Rest = Callable[[], object]
 
 
 def no_rest() -> None:
-    """Go on at once; see `Saving.write`."""
+    """Go on at once; see `PendingCheckpoint.write`."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,7 @@ class Checkpoint:
         Raises:
             CheckpointError: the state has no such entry, or it is not a mapping.
         """
-        found = self.entry(name)
-        if not isinstance(found, Mapping):
-            raise CheckpointError(f"load: {self.path}: {name} is {found!r:.80}, expected a mapping")
-        return found
+        return self._mapping(name, self.entry(name), "a mapping")
 
     def settings(self, name: str) -> Mapping[str, Any]:
         """Return an entry of the state that says what the run was started with; {} if it has none.
@@ -97,9 +94,13 @@ class Checkpoint:
         Raises:
             CheckpointError: the entry is not a mapping.
         """
-        found = self.state.get(name, {})
+        return self._mapping(name, self.state.get(name, {}), "settings")
+
+    def _mapping(self, name: str, found: Any, expected: str) -> Mapping[str, Any]:
         if not isinstance(found, Mapping):
-            raise CheckpointError(f"load: {self.path}: {name} is {found!r:.80}, expected settings")
+            raise CheckpointError(
+                f"load: {self.path}: {name} is {found!r:.80}, expected {expected}"
+            )
         return found
 
     def pieces(self, stack: ExitStack) -> dict[str, list[Stored]]:
@@ -132,17 +133,91 @@ class Checkpoint:
         return arrays
 
 
-class Saving(Protocol):
-    """A checkpoint that is being written: first `write`, then `finish`."""
+class OneWriter:
+    """The process that writes a checkpoint alone; several ranks have parallel/checkpoint.py."""
 
-    def write(self, rest: Rest = no_rest) -> bool:
-        """Write the arrays and read them back, in any thread.
+    alone = True
+
+    def on_all(self, act: Callable[[], Any]) -> list[Any]:
+        """Return the results of a function on all ranks that write; an error is one of all."""
+        return [act()]
+
+    def on_main(self, act: Callable[[], str]) -> str:
+        """Return the result of a function on one rank, on all of them."""
+        return act()
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The files that this process writes of a checkpoint.
+
+    Attributes:
+        arrays: for each file (without ".safetensors") its arrays by name.
+        numbers: of the optimizer, for the state.
+        headers: the metadata of files that have some.
+        writers: the ranks that write the checkpoint together.
+    """
+
+    arrays: Mapping[str, Mapping[str, Array]]
+    numbers: Mapping[str, Any] | None = None
+    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    writers: OneWriter = field(default_factory=OneWriter)
+
+
+class PendingCheckpoint:
+    """A checkpoint that is being written: first `write`, then `finish`, on all ranks that write.
+
+    Args:
+        folder: of the checkpoints of a run; created if missing, but not its parent.
+        step: the number of optimizer steps done.
+        contents: arrays that must not change before `write` has ended.
+        state: what `to_json` takes; entries that are RESERVED are replaced.
+        keep: 1 or more.
+    Attributes:
+        is_written: whether all is written, without an error.
+    Raises:
+        ArgumentError, DtypeError: the state could not be read again.
+        CheckpointError: no folder can be made for it; earlier ones are unchanged.
+    """
+
+    def __init__(
+        self, folder: Path, step: int, contents: Contents, state: Mapping[str, Any], keep: int = 2
+    ) -> None:
+        numbers = contents.numbers
+        self._state = state if numbers is None else {**state, "optimizer": numbers}
+        check_state(self._state)
+        self._contents, self._writers = contents, contents.writers
+        self._step, self._keep = step, keep
+        self._files: dict[str, dict[str, int]] = {}
+        self._error: Exception | None = None
+        self.is_written = False
+        self._target = folder / f"step-{step:08d}"
+        self._new = folder / f".{self._target.name}-{secrets.token_hex(4)}.tmp"
+        self._new = folder / self._writers.on_main(self._begin)
+        self._paths = {name: self._new / f"{name}.safetensors" for name in contents.arrays}
+
+    def write(self, rest: Rest = no_rest) -> None:
+        """Write the arrays and read them back, in any thread; `finish` raises an error of this.
 
         Args:
             rest: called after each chunk of 32 MB, to leave the processor to others.
-        Returns:
-            Whether that worked; `finish` raises the error.
         """
+        headers = self._contents.headers
+        try:
+            for name, path in self._paths.items():
+                arrays = self._contents.arrays[name]
+                # The state has the sum.
+                sums = save_arrays(path, arrays, headers.get(name), with_sum=False, rest=rest)
+                _compare(path, sums, rest)
+                with ArrayFile(path):
+                    self._files[path.name] = sums
+        except Exception as error:
+            self._error = error
+        except BaseException:
+            self.abandon()
+            raise
+        self._contents = Contents({})  # free the memory
+        self.is_written = self._error is None
 
     def finish(self) -> Path:
         """Let the checkpoint appear, and delete older ones; return its folder.
@@ -150,67 +225,89 @@ class Saving(Protocol):
         Raises:
             CheckpointError: it cannot be written (a full disk); earlier ones are unchanged.
         """
-
-    def abandon(self) -> None:
-        """Delete what was written."""
-
-
-class PendingCheckpoint:
-    """A checkpoint of one process that is being written; see `Saving`.
-
-    Args:
-        folder: of the checkpoints of a run; created if missing, but not its parent.
-        step: the number of optimizer steps done.
-        arrays: for each file (without ".safetensors") its arrays by name. They must not change
-            before `write` has ended.
-        state: what `to_json` takes; entries that are RESERVED are replaced.
-        keep: 1 or more.
-    Raises:
-        ArgumentError, DtypeError: the state could not be read again.
-        CheckpointError: no folder can be made for it; earlier ones are unchanged.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        step: int,
-        arrays: Mapping[str, Mapping[str, Array]],
-        state: Mapping[str, Any],
-        keep: int = 2,
-    ) -> None:
-        check_state(state)
-        self._arrays, self._state = arrays, state
-        self._step, self._keep = step, keep
-        self._files: dict[str, dict[str, int]] = {}
-        self._error: Exception | None = None
-        self._new = begin_checkpoint(folder, step)
-
-    def write(self, rest: Rest = no_rest) -> bool:
-        """Write the arrays and read them back; see `Saving.write`."""
+        on_main = self._writers.on_main
         try:
-            for name, group in self._arrays.items():
-                path = self._new / f"{name}.safetensors"
-                self._files[path.name] = write_arrays(path, group, None, rest)
-        except Exception as error:
-            self._error = error
+            parts = self._writers.on_all(self._written)
+            files = {name: sums for part in parts for name, sums in part.items()}
+            on_main(lambda: self._appear(files))
+        except (OSError, CheckpointError) as error:
+            reason = error
+            raise CheckpointError(on_main(lambda: str(self._failure(reason)))) from error
         except BaseException:
             self.abandon()
             raise
-        self._arrays = {}  # free the memory
-        return self._error is None
-
-    def finish(self) -> Path:
-        """Let the checkpoint appear; see `Saving.finish`."""
-        if isinstance(self._error, OSError | CheckpointError):
-            raise abandon_checkpoint(self._new, self._error) from self._error
-        if self._error is not None:
-            self.abandon()
-            raise self._error
-        return finish_checkpoint(self._new, self._step, self._state, self._files, self._keep)
+        on_main(self._settle)
+        return self._target
 
     def abandon(self) -> None:
-        """Delete what was written."""
+        """Delete what this process has written; the next checkpoint deletes what is left."""
+        for path in (*self._paths.values(), self._new / _STATE):
+            path.unlink(missing_ok=True)
+        if self._writers.alone:  # others may still write into it
+            shutil.rmtree(self._new, ignore_errors=True)
+
+    def _begin(self) -> str:
+        """Make the temporary folder, and return its name; delete left-over ones."""
+        new, folder = self._new, self._new.parent
+        no_link(folder)  # it could lead to files of the user, which would be deleted as older ones
+        try:
+            if not folder.is_dir():
+                os.stat(folder.parent)  # fails where the folder of the run was removed
+                make_folder(folder)
+            _delete_leftovers(folder)
+            new.mkdir()
+        except OSError as error:
+            raise self._failure(error) from error
+        return new.name
+
+    def _written(self) -> dict[str, dict[str, int]]:
+        """Return the sums of this process's files, or raise the error of writing them."""
+        if self._error is not None:
+            raise self._error
+        return self._files
+
+    def _appear(self, files: Mapping[str, Mapping[str, int]]) -> str:
+        """Write the state, and rename the folder; a damaged one of this step is replaced."""
+        new, target, damaged = self._new, self._target, None
+        with replacing(new / _STATE) as file:
+            others = {key: value for key, value in self._state.items() if key not in RESERVED}
+            content = {"format": _FORMAT, "step": self._step, **others, "files": files}
+            file.write(to_json({**content, "crc32": _crc32_of_json(content)}, 1, "save").encode())
+        _read_state(new)  # before older ones are deleted
+        if target.exists():
+            damaged = _doomed(target)
+            target.rename(damaged)
+        try:
+            new.rename(target)
+        except OSError:
+            if damaged is not None:
+                damaged.rename(target)
+            raise
+        return ""
+
+    def _settle(self) -> str:
+        """Sync the folder to the disk, and delete older checkpoints."""
+        folder = self._target.parent
+        try:
+            sync_folder(folder)
+        except OSError as error:
+            raise CheckpointError(
+                f"save: {self._target} is written but may be lost with the power: {error}; nothing "
+                "was deleted"
+            ) from error
+        prune_checkpoints(folder, self._step, self._keep)
+        return ""
+
+    def _failure(self, reason: object) -> CheckpointError:
+        """Delete the folder; return the error with the reason and what is still there."""
         shutil.rmtree(self._new, ignore_errors=True)
+        try:
+            others = list_checkpoints(self._target.parent)
+        except OSError:
+            kept = "earlier ones are unchanged"
+        else:
+            kept = f"{others[0]} and earlier ones are unchanged" if others else "none is there"
+        return CheckpointError(f"save: cannot write {self._target}: {reason}; {kept}")
 
 
 def save_checkpoint(
@@ -225,16 +322,17 @@ def save_checkpoint(
     The best is the one with the lowest `state["metrics"]["validation_loss"]`.
 
     Args:
-        folder, step, arrays, state, keep: as for `PendingCheckpoint`.
+        folder, step, state, keep: as for `PendingCheckpoint`.
+        arrays: for each file (without ".safetensors") its arrays by name.
     Returns:
         The checkpoint's folder.
     Raises:
         ArgumentError, DtypeError: the state could not be read again.
         CheckpointError: it cannot be written (a full disk); earlier ones are unchanged.
     """
-    saving = PendingCheckpoint(folder, step, arrays, state, keep)
-    saving.write()
-    return saving.finish()
+    pending = PendingCheckpoint(folder, step, Contents(arrays), state, keep)
+    pending.write()
+    return pending.finish()
 
 
 def check_state(state: Mapping[str, Any]) -> None:
@@ -249,117 +347,6 @@ def check_state(state: Mapping[str, Any]) -> None:
         raise ArgumentError(
             f"save: the state has {size:,} bytes, expected at most {_STATE_BYTES:,}"
         )
-
-
-def write_arrays(
-    path: Path, arrays: Mapping[str, Array], metadata: Mapping[str, str] | None, rest: Rest
-) -> dict[str, int]:
-    """Write a file of a checkpoint and read it back; return its size and CRC-32.
-
-    Args:
-        path, arrays, metadata, rest: as for `save_arrays`.
-    Raises:
-        CheckpointError: the file cannot be written, or differs from what was to be written.
-        ArgumentError, DtypeError: as for `save_arrays`.
-    """
-    sums = save_arrays(path, arrays, metadata, with_sum=False, rest=rest)  # the state has the sum
-    _compare(path, sums, rest)
-    with ArrayFile(path):
-        return sums
-
-
-def begin_checkpoint(folder: Path, step: int) -> Path:
-    """Return a new temporary folder for the files of a checkpoint; delete left-over ones.
-
-    Raises:
-        CheckpointError: the folder cannot be made.
-    """
-    new = folder / f".step-{step:08d}-{secrets.token_hex(4)}.tmp"
-    no_link(folder)  # it could lead to files of the user, which would be deleted as older ones
-    try:
-        if not folder.is_dir():
-            os.stat(folder.parent)  # fails where the folder of the run was removed
-            make_folder(folder)
-        _delete_leftovers(folder)
-        new.mkdir()
-    except OSError as error:
-        raise abandon_checkpoint(new, error) from error
-    return new
-
-
-def sums_of(path: Path) -> dict[str, int]:
-    """Return the size and the CRC-32 of a file."""
-    return {"bytes": path.stat().st_size, "crc32": _crc32(path)}
-
-
-def finish_checkpoint(
-    new: Path,
-    step: int,
-    state: Mapping[str, Any],
-    files: Mapping[str, Mapping[str, int]],
-    keep: int,
-) -> Path:
-    """Write the state into a temporary folder with the other files and rename it.
-
-    Args:
-        new: from `begin_checkpoint`.
-        step, state, keep: as for `save_checkpoint`.
-        files: the sums of each file by name.
-    Returns:
-        The checkpoint's folder.
-    Raises:
-        CheckpointError: it cannot be written; earlier ones are unchanged.
-    """
-    folder = new.parent
-    target = folder / f"step-{step:08d}"
-    try:
-        with replacing(new / _STATE) as file:
-            others = {name: state[name] for name in state if name not in RESERVED}
-            content = {"format": _FORMAT, "step": step, **others, "files": files}
-            file.write(to_json({**content, "crc32": _crc32_of_json(content)}, 1, "save").encode())
-        _read_state(new)  # before older ones are deleted
-        _take_place(new, target)
-    except (OSError, CheckpointError) as error:
-        raise abandon_checkpoint(new, error) from error
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
-    try:
-        sync_folder(folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"save: {target} is written but may be lost with the power: {error}; nothing was "
-            "deleted"
-        ) from error
-    prune_checkpoints(folder, step, keep)
-    return target
-
-
-def _take_place(new: Path, target: Path) -> None:
-    """Rename a temporary folder; a damaged checkpoint of the same step is replaced."""
-    damaged = None
-    if target.exists():
-        damaged = _doomed(target)
-        target.rename(damaged)
-    try:
-        new.rename(target)
-    except OSError:
-        if damaged is not None:
-            damaged.rename(target)
-        raise
-
-
-def abandon_checkpoint(new: Path, reason: object) -> CheckpointError:
-    """Delete a temporary folder; return the error with the reason and what is still there."""
-    shutil.rmtree(new, ignore_errors=True)
-    folder, name = new.parent, new.name.removeprefix(".").rpartition("-")[0]
-    try:
-        others = list_checkpoints(folder)
-    except OSError:
-        kept = "earlier ones are unchanged"
-    else:
-        kept = f"{others[0]} and earlier ones are unchanged" if others else "none is there"
-    return CheckpointError(f"save: cannot write {folder / name}: {reason}; {kept}")
 
 
 def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1) -> Checkpoint:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import Field, fields, is_dataclass
@@ -69,7 +70,8 @@ def read_command_line(
     found: list[tuple[_Settings, Path, bool]] = []
     program = training_command(settings, lambda read: found.append(read()))
     program.__doc__ = (description or "").partition("\n")[0]
-    run_app(App(default_command=program, version_flags=(), **STYLE), arguments)
+    app = App(f"python {sys.argv[0]}", default_command=program, version_flags=(), **STYLE)
+    run_app(app, arguments)
     if not found:
         raise SystemExit(0)
     return found[0]
@@ -111,7 +113,8 @@ def _values(bound: inspect.BoundArguments) -> dict[str, Any]:
 
 def explained(error: CycloptsError) -> str:
     """Return a wrong command line in one line: what was typed, what is expected, what was meant."""
-    program = " ".join(["tensorgrad", *(error.command_chain or ())])
+    chain, app = error.command_chain or (), error.app
+    program = " ".join(("tensorgrad", *chain)) if chain or app is None else app.name[0]
     if isinstance(error, UnknownOptionError):
         word = _option_of(error.token.keyword or error.token.value)
         names = [name for each in error.argument_collection if each.show for name in each.names]

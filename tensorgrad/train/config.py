@@ -56,17 +56,9 @@ GROUPS = {
         *("label_smoothing", "average", "patience", "seed", "nan"),
     ),
     "Precision and devices": (
-        *(
-            "dtype",
-            "grad_dtype",
-            "device",
-            "capture",
-            "recompute",
-            "recompute_norms",
-            "parallel",
-            "bucket_mb",
-        ),
-        *("dp", "pp", "tp", "pipeline_schedule", "chunks", "sequence_parallel"),
+        *("dtype", "grad_dtype", "device", "capture", "recompute", "recompute_norms"),
+        *("parallel", "bucket_mb", "dp", "pp", "tp", "pipeline_schedule", "chunks"),
+        "sequence_parallel",
     ),
 }
 OTHER = "Evaluation and output"
@@ -353,6 +345,8 @@ def contradictions(
         old, new, expected = before[f.name], now[f.name], ""
         if new == old or (f.metadata["by_ranks"] and not same_ranks):
             continue
+        if f.metadata["path"] and Path(str(old)).name == Path(str(new)).name:
+            continue  # config.json has the absolute path, a checkpoint what was typed
         if f.metadata["grows"]:
             if isinstance(old, int) and new > old:
                 continue

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,26 +14,25 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import nn
-from tensorgrad.data import Corpus, Tokenizer, TokenLoader, is_prepared, open_prepared, prepare
+from tensorgrad.data import Corpus, TokenLoader, is_prepared, open_prepared, prepare
+from tensorgrad.data.published_tokenizer import load_tokenizer
 from tensorgrad.errors import ArgumentError, TrainingError
 from tensorgrad.models.generation import generate
 from tensorgrad.models.language_model import LanguageModel
-from tensorgrad.models.presets import MODELS, PRESETS, SIZES
+from tensorgrad.models.presets import MODELS, PRESETS, SIZES, model_name
 from tensorgrad.models.restore import config_of
 from tensorgrad.readers import no_link
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.config import option
 from tensorgrad.train.folder import free_folder
-from tensorgrad.train.load import load_trained
+from tensorgrad.train.load import AnyTokenizer, load_trained
 from tensorgrad.train.log import read_metrics
-from tensorgrad.train.loop import Outcome, measure_loss
+from tensorgrad.train.loop import measure_loss
 from tensorgrad.train.progress import StageProgress
-from tensorgrad.train.ranks import Batch
-from tensorgrad.train.run import without_checkpoint
+from tensorgrad.train.run import Outcome, without_checkpoint
 from tensorgrad.train.settings import TrainSettings, by_optimizer
 from tensorgrad.train.sizes import newest_entry
 from tensorgrad.train.task import Task
-from tensorgrad.train.user_file import model_class
+from tensorgrad.train.user_file import is_file, model_class
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +43,11 @@ _SIZES = (
 )
 # What a model of --init-from has already.
 _OF_MODEL = ("model", "preset", *_SIZES[:-1], "vocab", "tokenizer")
+
+
+def _size(help: str, shown: str = "the preset's", low: int = 1) -> Any:
+    """Declare a size of the model that a preset or the model gives."""
+    return option(None, help, shown=shown, low=low)
 
 
 @dataclass(frozen=True)
@@ -75,30 +79,20 @@ class LanguageSettings(TrainSettings):
         "characters, with a token for each byte",
         choices=(*SIZES, *PRESETS),
     )
-    layers: int | None = option(None, "transformer blocks", shown="the preset's", low=1)
-    heads: int | None = option(None, "attention heads", shown="the preset's", low=1)
-    kv_heads: int | None = option(
-        None, "heads of keys and values, if the model has fewer", shown="the preset's", low=1
-    )
-    width: int | None = option(None, "width of the model", shown="the preset's", low=1)
-    hidden: int | None = option(
-        None, "width inside the feed-forward layers", shown="the model's", low=1
-    )
-    head_width: int | None = option(
-        None, "width of an attention head", shown="--width / --heads", low=1
-    )
-    context: int | None = option(None, "context length in tokens", shown="the preset's", low=1)
-    rope_base: float | None = option(None, "base of the rotary angles", shown="10000", low=1)
-    norm_eps: float | None = option(
-        None, "added to the mean squares of norms", shown="the model's", low=0
-    )
-    window: int | None = option(
-        None, "tokens that a token attends to, itself included", shown="all", low=1
-    )
+    layers: int | None = _size("transformer blocks")
+    heads: int | None = _size("attention heads")
+    kv_heads: int | None = _size("heads of keys and values, if the model has fewer")
+    width: int | None = _size("width of the model")
+    hidden: int | None = _size("width inside the feed-forward layers", "the model's")
+    head_width: int | None = _size("width of an attention head", "--width / --heads")
+    context: int | None = _size("context length in tokens")
+    rope_base: float | None = _size("base of the rotary angles", "10000")
+    norm_eps: float | None = _size("added to the mean squares of norms", "the model's", 0)
+    window: int | None = _size("tokens that a token attends to, itself included", "all")
     tied: bool | None = option(None, "tie the head to the token embedding", shown="the model's")
     qkv_bias: bool | None = option(None, "biases of queries, keys and values", shown="the model's")
     qk_norm: bool | None = option(None, "norms of queries and keys", shown="the model's")
-    vocab: int | None = option(None, "size of the vocabulary", shown="the preset's", low=257)
+    vocab: int | None = _size("size of the vocabulary", low=257)
     tokenizer: str = option(
         "", "a tokenizer.json to use", shown="train a tokenizer", free=True, path=True
     )
@@ -157,7 +151,7 @@ class LanguageSettings(TrainSettings):
             raise ArgumentError(
                 f"--vocab: got {self.vocab} with --tokenizer, expected none: it has its own"
             )
-        own = _name_of(PRESETS.get(self.preset))
+        own = model_name(PRESETS.get(self.preset))
         if own and self.model and self.model != own:
             raise ArgumentError(
                 f"--preset: got {self.preset} with --model {self.model}, expected one of "
@@ -172,6 +166,8 @@ class LanguageSettings(TrainSettings):
             ArgumentError: one of them is of --init-from's model already.
         """
         for name in _OF_MODEL:
+            if name == "model" and is_file(given.get(name) or ""):
+                continue  # the file of the model, which is executed
             if given.get("init_from") and given.get(name) is not None:
                 raise ArgumentError(
                     f"--{name.replace('_', '-')}: got {given[name]} with --init-from, expected "
@@ -182,7 +178,7 @@ class LanguageSettings(TrainSettings):
     @property
     def folder(self) -> Path:
         """The folder of a new run."""
-        name = (self.model or _name_of(PRESETS.get(self.preset))).partition(".py")[0]
+        name = (self.model or model_name(PRESETS.get(self.preset))).partition(".py")[0]
         return Path(self.out) if self.out else free_folder(f"runs/{Path(name).name or 'gpt2'}")
 
     @property
@@ -196,7 +192,24 @@ class LanguageSettings(TrainSettings):
     @property
     def model_class(self) -> Any:
         """The class of the model, a LanguageModel that is made of its `Config`."""
-        return model_class(self.model or _name_of(PRESETS.get(self.preset)) or "gpt2")
+        return model_class(self.model or model_name(PRESETS.get(self.preset)) or "gpt2")
+
+    def _given(self, kind: type[Any], sizes: Sequence[str]) -> dict[str, Any]:
+        """Return the settings that are sizes of a model; ArgumentError for one that it lacks."""
+        names, defaults = ({f.name: f.default for f in fields(each)} for each in (kind, self))
+        given = {name: getattr(self, name) for name in sizes}
+        for name, value in given.items():
+            if name not in names and value != defaults[name]:
+                model = kind.__name__.removesuffix("Config")
+                raise ArgumentError(
+                    f"--{name.replace('_', '-')}: got {value} for {model}, expected none: its "
+                    f"config has no {name}"
+                )
+        return {name: value for name, value in given.items() if name in names}
+
+    def with_dropout(self, sizes: Any) -> Any:
+        """Return the sizes of a trained model with the dropout of these settings."""
+        return replace(sizes, **self._given(type(sizes), ["dropout"]))
 
     def known_sizes(self) -> Any:
         """Return the sizes with the largest vocabulary; None: those of --init-from's model."""
@@ -212,17 +225,10 @@ class LanguageSettings(TrainSettings):
         """
         kind = self.model_class.Config
         names = {f.name for f in fields(kind)}
-        defaults = {f.name: f.default for f in fields(self)}
-        given = {name: getattr(self, name) for name in _SIZES}
-        for name, value in given.items():
-            if name not in names and value != defaults[name]:
-                raise ArgumentError(
-                    f"--{name.replace('_', '-')}: got {value} for {self.model_class.__name__}, "
-                    f"expected none: its config has no {name}"
-                )
+        given = self._given(kind, _SIZES)
         if self.init_from and self.vocab is not None:  # larger than its tokenizer's, perhaps
             vocab_size = self.vocab
-        sizes = {n: value for n, value in given.items() if n in names and value is not None}
+        sizes = {name: value for name, value in given.items() if value is not None}
         sizes["vocab_size"] = self.largest_vocab if vocab_size is None else vocab_size
         if self.preset in PRESETS:
             return replace(PRESETS[self.preset], **sizes)
@@ -230,11 +236,6 @@ class LanguageSettings(TrainSettings):
         if "kv_heads" in usual and self.heads is not None:
             usual["kv_heads"] = self.heads
         return kind(**{**usual, **sizes})
-
-
-def _name_of(config: Any) -> str:
-    """Return the name of the model that has a config, "" for none."""
-    return next((name for name, model in MODELS.items() if type(config) is model.Config), "")
 
 
 class LanguageModeling(Task):
@@ -250,11 +251,11 @@ class LanguageModeling(Task):
         self._initial, self._tokenizer = self._start()
         if self._initial is not None:
             self.settings = settings = _with_sizes(settings, self._initial)
-        settings.check_batch(self.ranks.ranks)
+        settings.check_batch(self.strategy.ranks)
         tokenizer = self._tokenizer
         return self._config(tokenizer.vocab_size if tokenizer else settings.largest_vocab)
 
-    def _start(self) -> tuple[LanguageModel | None, Tokenizer | None]:
+    def _start(self) -> tuple[LanguageModel | None, AnyTokenizer | None]:
         """Return the model that a run starts from, and the tokenizer where none is trained.
 
         Of a run with a checkpoint that has the weights.
@@ -263,21 +264,22 @@ class LanguageModeling(Task):
         if settings.init_from and self.begins:
             return load_trained(
                 Path(settings.init_from),
+                file=settings.model,
                 download=settings.download,
                 revision=settings.revision or None,
             )
         if settings.init_from:
-            return None, Tokenizer.load(own)
+            return None, load_tokenizer(own)
         if settings.tokenizer:
             moved = self.resuming and not Path(settings.tokenizer).exists()
-            return None, Tokenizer.load(own if moved else settings.tokenizer)
+            return None, load_tokenizer(own if moved else settings.tokenizer)
         return None, None
 
     def _config(self, vocab_size: int) -> Any:
         """Return the sizes of the model: those of --init-from, or of the settings."""
         settings = self.settings
         if self._initial is not None:
-            return replace(self._initial.config, dropout=settings.dropout)
+            return settings.with_dropout(self._initial.config)
         stored = newest_entry(self.folder, "model") if settings.init_from else None
         if stored is not None:
             return config_of(settings.model_class.Config, stored, str(self.folder))
@@ -285,12 +287,17 @@ class LanguageModeling(Task):
 
     def read(self) -> None:
         """Read the text as tokens."""
-        settings, ranks = self.settings, self.ranks
-        self.corpus = prepare_corpus(settings, self._tokenizer, ranks.is_main)
+        settings, strategy = self.settings, self.strategy
+        self.corpus = prepare_corpus(settings, self._tokenizer, strategy.is_main)
         self.config = self._config(self.corpus.tokenizer.vocab_size)
-        self._training, self._validation = (
+        self.training, self.validation = (
             TokenLoader(
-                tokens, settings.batch, self.config.context, settings.seed, ranks.rank, ranks.ranks
+                tokens,
+                settings.batch,
+                self.config.context,
+                settings.seed,
+                strategy.rank,
+                strategy.ranks,
             )
             for tokens in (self.corpus.train, self.corpus.validation)
         )
@@ -309,26 +316,15 @@ class LanguageModeling(Task):
             model.load_state_dict(initial.state_dict())
         return with_options(model, self.settings)
 
-    def loss(self, *batch: Any) -> Tensor:
-        """Return the mean loss of x and y, tokens (B, T) and those that follow them."""
-        x, y = map(Tensor, batch)
-        with self.precision():
-            return self.model.forward(x, y)
-
-    def batches(self, step: int) -> Iterator[Batch]:
-        """Yield x and y from a step on."""
-        return self._training.iterate(step)
-
     def evaluate(self) -> Mapping[str, float]:
         """Return the loss on some of the validation text; at the end also on the whole."""
-        some = self._validation.evaluation_batches(self.settings.evaluation_batches)
-        found = measure_loss(self.model, self.loss, some, self.ranks)
+        some = self.validation.evaluation_batches(self.settings.evaluation_batches)
+        found = measure_loss(self.model, self.loss, some, self.strategy)
         if not self.finished:
             return found
         whole = found
         if found["validation_tokens"] < len(self.corpus.validation) - 1:
-            every = self._validation.evaluation_batches()
-            whole = measure_loss(self.model, self.loss, every, self.ranks)
+            whole = self.measure_loss()
         return {**found, **{f"final_{name}": value for name, value in whole.items()}}
 
     def sample(self) -> tuple[str, str]:
@@ -343,8 +339,8 @@ class LanguageModeling(Task):
             seed=settings.seed,
             stop_tokens=[tokenizer.end_of_text],
         )
-        text = tokenizer.decode(tokens, skip_special_tokens=True)
-        return settings.prompt, settings.prompt + text
+        text = tokenizer.decode_bytes(tokens, skip_special_tokens=True)  # with a blank before it
+        return settings.prompt, settings.prompt + text.decode(errors="replace")
 
     def fingerprint(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the sizes of the model, the tokenizer, and the text and its order."""
@@ -379,12 +375,12 @@ class LanguageModeling(Task):
         return f"vocabulary {vocabulary}, {len(self.corpus.train):,} tokens of text"
 
     def end(self, outcome: Outcome) -> str:
-        """Return the validation losses that the run came to.
+        """Return the validation losses of the run in words.
 
         Raises:
             TrainingError: the last one is not finite.
         """
-        return _summary(self.folder) if self.ranks.is_main else ""
+        return _summary(self.folder) if self.strategy.is_main else ""
 
     @classmethod
     def measure(
@@ -407,8 +403,8 @@ class LanguageModeling(Task):
         task.corpus = prepare_corpus(settings, tokenizer)
         task.model = with_options(model.to(device, settings.parameter_dtype), settings)
         validation = task.corpus.validation
-        loader = TokenLoader(validation, settings.batch, model.context, settings.seed)
-        found = measure_loss(model, task.loss, loader.evaluation_batches())
+        task.validation = TokenLoader(validation, settings.batch, model.context, settings.seed)
+        found = task.measure_loss()
         mean = found["validation_loss"]
         with np.errstate(over="ignore"):
             perplexity = float(np.exp(mean))
@@ -429,12 +425,12 @@ def _with_sizes(settings: LanguageSettings, model: LanguageModel) -> LanguageSet
     sizes = {
         name: getattr(model.config, name) for name in _SIZES[:-1] if hasattr(model.config, name)
     }
-    name = settings.model or _name_of(model.config)
+    name = settings.model or model_name(model.config)
     return replace(settings, model=name, vocab=model.vocab_size, **sizes)
 
 
 def prepare_corpus(
-    settings: LanguageSettings, tokenizer: Tokenizer | None = None, shown: bool = True
+    settings: LanguageSettings, tokenizer: AnyTokenizer | None = None, shown: bool = True
 ) -> Corpus:
     """Return the text as tokens: a prepared folder, or from the cache if it has them.
 
@@ -446,7 +442,7 @@ def prepare_corpus(
         ArgumentError: a prepared folder has another tokenizer than the model.
     """
     if tokenizer is None and settings.tokenizer:
-        tokenizer = Tokenizer.load(settings.tokenizer)
+        tokenizer = load_tokenizer(settings.tokenizer)
     with StageProgress(f"preparing {settings.data}", shown) as progress:
         if is_prepared(settings.data):
             corpus = open_prepared(settings.data, progress)
@@ -471,7 +467,7 @@ def prepare_corpus(
 
 
 def _summary(folder: Path) -> str:
-    """Return what the run came to.
+    """Return the validation losses of a run in words.
 
     Raises:
         TrainingError: the last validation loss is not finite.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tensorgrad import backend
 from tensorgrad.data import PublishedTokenizer, Tokenizer, split_words
+from tensorgrad.data.published_tokenizer import load_tokenizer
 from tensorgrad.dtypes import DtypeLike
 from tensorgrad.errors import ArgumentError, CheckpointError, DataError
 from tensorgrad.models.language_model import LanguageModel
@@ -17,7 +18,7 @@ from tensorgrad.models.pretrained import from_pretrained, is_pretrained, pretrai
 from tensorgrad.models.restore import restore
 from tensorgrad.models.sentiment import Classifier, class_probabilities
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
-from tensorgrad.readers import no_link, parse_json, read_json
+from tensorgrad.readers import no_link, parse_json
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import Checkpoint, check_same, load_checkpoint, run_checkpoint
 from tensorgrad.train.sentiment import (
@@ -33,6 +34,7 @@ from tensorgrad.train.user_file import is_file, model_class
 from tensorgrad.weights import load_arrays, load_metadata
 
 _log = logging.getLogger(__name__)
+AnyTokenizer = Tokenizer | PublishedTokenizer
 
 
 def load_language_model(
@@ -44,7 +46,7 @@ def load_language_model(
     file: str = "",
     download: bool = False,
     revision: str | None = None,
-) -> tuple[LanguageModel, Tokenizer | PublishedTokenizer]:
+) -> tuple[LanguageModel, AnyTokenizer]:
     """Return a trained or published language model, on the CPU, and its tokenizer.
 
     Args:
@@ -69,7 +71,7 @@ def load_trained(
     file: str = "",
     download: bool = False,
     revision: str | None = None,
-) -> tuple[LanguageModel, Tokenizer]:
+) -> tuple[LanguageModel, AnyTokenizer]:
     """Return a language model to train or export, on the CPU, and its tokenizer.
 
     Args:
@@ -83,52 +85,55 @@ def load_trained(
     Raises:
         ArgumentError: the model is of a Python file, and `file` is not given.
         CheckpointError: the path is none of these, or damaged.
-        DataError: the tokenizer is missing or damaged, or not byte-level BPE.
+        DataError: the tokenizer is missing or damaged.
     """
     path = _downloaded(path, download, revision)
     run = run_of(path)
+    if run is None and is_pretrained(path):
+        if is_file(file):
+            raise ArgumentError(f"--model: got {file} for {path}, expected none: it has no file")
+        return from_pretrained(path), _published_tokenizer(tokenizer or path)
     if run is not None:
         found = run_checkpoint(path, checkpoint) if run == path else load_checkpoint(path)
         no_link(run / "tokenizer.json")
-        name = found.settings("settings").get("model")
-        return _model(found, name, file), _tokenizer(found, tokenizer or run)
-    if is_pretrained(path):
-        return from_pretrained(path), _published_tokenizer(tokenizer or path)
-    if path.is_file():
-        header = load_metadata(path)
-        try:
-            sizes = parse_json(header.get("model", ""), f"the header of {path}")
-        except DataError as error:
-            raise CheckpointError(
-                f"load: the header of {path} lacks the sizes of the model, expected a file of "
-                f"tensorgrad.parallel.merge: {error}"
-            ) from error
-        state = {
-            name: parse_json(header.get(name, "{}"), f"the header of {path}")
-            for name in ("tokenizer", "settings")
-        }
-        found = Checkpoint(path, state)
-        name, arrays = found.settings("settings").get("model"), load_arrays(path)
-        model = restore(*_kind(name, file, path), sizes, arrays, str(path))
-        return model, _tokenizer(found, tokenizer or path.parent)
-    what = "has none of these" if path.is_dir() else "is not a folder"
-    raise CheckpointError(
-        f"load: {path} {what}, expected one with checkpoints/ (a run of tensorgrad train), "
-        "state.json (one of its checkpoints) or model.safetensors (Hugging Face's layout), or a "
-        "file of tensorgrad.parallel.merge; a model of the Hugging Face Hub is downloaded only "
-        "with --download"
-    )
-
-
-def _published_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer of a published GPT-2, which adds no space before a text."""
-    settings = path / "tokenizer_config.json"
-    if settings.is_file() and read_json(settings, links=True).get("add_prefix_space"):
-        raise DataError(
-            f"load: {settings} has add_prefix_space true, expected false: only `tensorgrad "
-            "generate` adds a space before each text"
+        arrays: Mapping[str, Any] = found.arrays("model")
+    elif path.is_file():
+        run, found, arrays = path.parent, _merged(path), load_arrays(path)
+    else:
+        what = "has none of these" if path.is_dir() else "is not a folder"
+        raise CheckpointError(
+            f"load: {path} {what}, expected one with checkpoints/ (a run of tensorgrad train), "
+            "state.json (one of its checkpoints) or model.safetensors (Hugging Face's layout), or "
+            "a file of tensorgrad.parallel.merge; a model of the Hugging Face Hub is downloaded "
+            "only with --download"
         )
-    return Tokenizer.load(path)
+    model = _model_class(found, file)
+    sizes, name = found.entry("model"), str(found.path)
+    return restore(model, model.Config, sizes, arrays, name), _tokenizer(found, tokenizer or run)
+
+
+def _merged(path: Path) -> Checkpoint:
+    """Return what the header of a file of `tensorgrad.parallel.merge` says of a checkpoint."""
+    header, name = load_metadata(path), f"the header of {path}"
+    try:
+        state = {"model": parse_json(header.get("model", ""), name)}
+    except DataError as error:
+        raise CheckpointError(
+            f"load: {name} lacks the sizes of the model, expected a file of "
+            f"tensorgrad.parallel.merge: {error}"
+        ) from error
+    for entry in ("tokenizer", "settings"):
+        state[entry] = parse_json(header.get(entry, "{}"), name)
+    return Checkpoint(path, state)
+
+
+def _published_tokenizer(path: Path) -> AnyTokenizer:
+    """Return the tokenizer of a published model: a Tokenizer where it is of GPT-2's kind."""
+    found = PublishedTokenizer.load(path)
+    try:
+        return found if found.adds_space else Tokenizer.load(path)
+    except DataError:
+        return found
 
 
 def run_of(path: Path) -> Path | None:
@@ -259,34 +264,29 @@ def load_classifier(folder: Path, checkpoint: str = "best") -> SentenceClassifie
     return SentenceClassifier(model, vocabulary, settings.context)
 
 
-def _model(checkpoint: Checkpoint, name: Any, file: str) -> LanguageModel:
-    sizes, arrays = checkpoint.entry("model"), checkpoint.arrays("model")
-    kind = _kind(name, file, checkpoint.path)
-    model: LanguageModel = restore(*kind, sizes, arrays, str(checkpoint.path))
-    return model
-
-
-def _kind(name: Any, file: str, path: Path) -> tuple[Any, Any]:
-    """Return the class of a model and of its sizes.
+def _model_class(checkpoint: Checkpoint, file: str) -> Any:
+    """Return the class of a checkpoint's model.
 
     Args:
-        name: of the model, as its checkpoint says: "" or None for a GPT-2.
+        checkpoint: whose settings name the model; without a name it is a GPT-2.
         file: the Python file that the user has named.
-        path: of the checkpoint, for errors.
     """
-    name = str(name or "gpt2")
+    name, path = str(checkpoint.settings("settings").get("model") or "gpt2"), checkpoint.path
     if is_file(name) and not file:
         raise ArgumentError(
             f"--model: got none, expected the Python file of the model of {path}, which is "
             f"executed: {name}"
         )
-    model = model_class(file or name)
-    return model, model.Config
+    if is_file(file) and not is_file(name):
+        raise ArgumentError(
+            f"--model: got {file} for {path}, expected none: its model is {name}, of no file"
+        )
+    return model_class(file if is_file(file) else name)
 
 
-def _tokenizer(checkpoint: Checkpoint, path: Path) -> Tokenizer:
+def _tokenizer(checkpoint: Checkpoint, path: Path) -> AnyTokenizer:
     """Return a tokenizer; fail if the model was trained with another one."""
-    tokenizer = Tokenizer.load(path)
+    tokenizer = load_tokenizer(path)
     if checkpoint.state.get("tokenizer"):
         check_same(checkpoint, "tokenizer", {"sha256": tokenizer.digest})
     return tokenizer

@@ -32,7 +32,8 @@ from tensorgrad.train.log import read_metrics, read_samples
 from tensorgrad.train.settings import LOGGERS
 
 if TYPE_CHECKING:
-    from tensorgrad.train.loop import Outcome, Trainer
+    from tensorgrad.train.loop import Trainer
+    from tensorgrad.train.run import Outcome
 
 FILE = "loggers.json"
 _PROJECT = "tensorgrad"
@@ -98,16 +99,14 @@ class Logger(Callback):
         """Close the run, whose status is "finished", "stopped" or "failed"."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the loss, learning rate and gradient norm."""
+        """Log the loss, learning rate and gradient norm, or what an evaluation measured."""
         self._log_new(step, metrics)
 
     def on_times(self, step: int, times: Mapping[str, float]) -> None:
         """Log speed and memory."""
         self._log_new(step, {f"times/{name}": value for name, value in times.items()})
 
-    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log what an evaluation measured."""
-        self._log_new(step, metrics)
+    on_evaluation = on_step
 
     def on_sample(self, step: int, prompt: str, text: str) -> None:
         """Log a sample."""

@@ -15,10 +15,10 @@ from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.environment import save_environment
 from tensorgrad.train.log import TEXT_CHARACTERS, StepLog
 from tensorgrad.train.plot import LivePlot
-from tensorgrad.train.times import Clock, TimesLog, Work
+from tensorgrad.train.times import TimesLog, Work
 
 if TYPE_CHECKING:
-    from tensorgrad.train.loop import Outcome, Trainer
+    from tensorgrad.train.run import Outcome
 
 METRICS, TIMES, SAMPLES, PLOT = "metrics.jsonl", "times.jsonl", "samples.jsonl", "loss.png"
 
@@ -29,38 +29,20 @@ class RunLog:
     """The logs, the plot and the callbacks of a run, on its main rank, inside a `with` block.
 
     Args:
-        folder: of the run; it exists.
-        step: that the run starts from.
-        clock: started with the run.
+        run: a `TrainingRun`, whose folder exists.
         work: of a step.
-        device: "cpu" or "cuda:N".
-        processes: that train together.
         samples: whether the model writes samples.
         plot: whether to draw the losses.
-        trainer: of the run, for the callbacks.
         callbacks: see Callback.
     Attributes:
         failure: the first error of a callback, which the training loop raises after a checkpoint.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        step: int,
-        clock: Clock,
-        work: Work,
-        device: str,
-        processes: int,
-        *,
-        samples: bool,
-        plot: bool = True,
-        trainer: Trainer | None = None,
-        callbacks: Sequence[Callback] = (),
+        self, run: Any, work: Work, *, samples: bool, plot: bool, callbacks: Sequence[Callback]
     ) -> None:
-        self._folder, self._step, self._has_plot = folder, step, plot
-        self._trainer, self._callbacks = trainer, callbacks
-        self._clock, self._work = clock, work
-        self._device, self._processes, self._has_samples = device, processes, samples
+        self._run, self._work, self._callbacks = run, work, callbacks
+        self._has_samples, self._has_plot = samples, plot
         self._started: list[Callback] = []
         self._working: list[Callback] = []  # those of them that have not failed
         self._samples: StepLog | None = None
@@ -73,11 +55,11 @@ class RunLog:
         with ExitStack() as stack:
             stack.push(self._end_with_error)
             for callback in self._callbacks:
-                assert self._trainer is not None
-                callback.on_start(self._trainer)
+                callback.on_start(self._run)
                 self._started.append(callback)
-            save_environment(self._folder, self._device, self._processes)
-            self._open(stack, self._step)
+            run = self._run
+            save_environment(run.folder, run.device, run.processes)
+            self._open(stack, run.step)
             self._working = list(self._started)
             self._stack = stack.pop_all()
         return self
@@ -87,14 +69,15 @@ class RunLog:
 
     def _open(self, stack: ExitStack, step: int) -> None:
         """Open the logs, without lines after `step`, and start the threads."""
-        folder, kept = self._folder, step or -1  # a new run evaluates at step 0
+        run, folder = self._run, self._run.folder
+        kept = step or -1  # a new run evaluates at step 0
         self._metrics = stack.enter_context(closing(StepLog(folder / METRICS, kept)))
         if self._has_samples or (folder / SAMPLES).exists():
             log = StepLog(folder / SAMPLES, kept, text=True)
             self._samples = stack.enter_context(closing(log))
-        index = None if self._device == "cpu" else backend.gpu_index(self._device)
+        index = None if run.device == "cpu" else backend.gpu_index(run.device)
         monitor = stack.enter_context(GpuMonitor(index))
-        times = TimesLog(folder / TIMES, step, self._clock, self._work, self._device, monitor)
+        times = TimesLog(folder / TIMES, step, run.clock, self._work, run.device, monitor)
         self._times = stack.enter_context(closing(times))
         if self._has_plot:
             plot = LivePlot(folder / METRICS, folder / PLOT, folder.resolve().name)
@@ -157,6 +140,7 @@ class RunLog:
                     f"{type(callback).__name__}, a callback of the training loop, failed"
                 )
                 self._working.remove(callback)
+                self._run.signals.asked = True
                 if self.failure is None:
                     self.failure = error
                 else:

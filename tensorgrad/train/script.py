@@ -27,30 +27,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tensorgrad import backend
 from tensorgrad.data import Corpus
-from tensorgrad.errors import ArgumentError, TrainingError
+from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.train import config
-from tensorgrad.train.checkpoint import prune_checkpoints
 from tensorgrad.train.config import check, option
 from tensorgrad.train.folder import free_folder, run_folder
-from tensorgrad.train.loop import Outcome
 from tensorgrad.train.options import in_options
-from tensorgrad.train.progress import ProgressBar, StageProgress
-from tensorgrad.train.ranks import OneProcess, Ranks
-from tensorgrad.train.run import report_stop, save_facts
-from tensorgrad.train.run_log import RunLog
-from tensorgrad.train.state import load_state, state_of
-from tensorgrad.train.stop_signals import STOPS, StopSignals
-from tensorgrad.train.times import Clock, Work
+from tensorgrad.train.progress import StageProgress
+from tensorgrad.train.run import TrainingRun, report_stop, resume_run, save_facts
+from tensorgrad.train.settings import WarmupSettings
+from tensorgrad.train.strategy import OneProcess, Strategy
+from tensorgrad.train.times import Work
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ScriptSettings:
+class ScriptSettings(WarmupSettings):
     """The options that training scripts have in common; those of a script are a subclass.
 
     Raises:
@@ -75,25 +70,12 @@ class ScriptSettings:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.warmup_steps >= self.steps:
-            raise ArgumentError(
-                f"--warmup: got {self.warmup}, expected less than --steps, {self.steps}"
-            )
-
-    @classmethod
-    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the options that were given: none follows from them."""
-        return given
+        self.check_warmup()
 
     @property
     def folder(self) -> Path:
         """The folder of a new run."""
         return Path(self.out) if self.out else free_folder(f"runs/{self.model}")
-
-    @property
-    def warmup_steps(self) -> int:
-        """The number of steps in which the learning rate rises."""
-        return self.steps // 20 if self.warmup is None else self.warmup
 
 
 class ScriptRun:
@@ -107,7 +89,7 @@ class ScriptRun:
         settings: of the run.
         folder: of the run; created with config.json, and locked against other processes.
         resuming: whether it holds a run to resume.
-        ranks: the processes that train together; default: this one alone.
+        strategy: how ranks train together; default: this one alone.
         keep: the number of newest checkpoints to keep, besides the best.
     Raises:
         ArgumentError: the ranks cannot share the batch, or the folder is not writable.
@@ -122,30 +104,29 @@ class ScriptRun:
         settings: ScriptSettings,
         folder: Path,
         resuming: bool = False,
-        ranks: Ranks | None = None,
+        strategy: Strategy | None = None,
         keep: int = 2,
     ) -> None:
-        self._ranks = OneProcess() if ranks is None else ranks
+        self._strategy = OneProcess() if strategy is None else strategy
         self._settings, self._folder, self._resuming = settings, folder, resuming
-        self._checkpoints, self._keep = folder / "checkpoints", keep
-        self._step, self._saved = 0, -1  # steps done, and in the newest checkpoint
-        self._measured: Mapping[str, float] = {}  # by an evaluation after `_step`
-        self._log: RunLog | None = None  # on the main rank, from `resume` on
+        self._keep = keep
+        self._run: TrainingRun | None = None  # from `resume` on
+        self._stack = ExitStack()
         self._pause = ExitStack()  # of the clock
-        self.progress = StageProgress(f"preparing {settings.data}", self._ranks.is_main)
+        self.progress = StageProgress(f"preparing {settings.data}", self._strategy.is_main)
         self.status = 0
 
     def __enter__(self) -> ScriptRun:
-        settings, ranks = self._settings, self._ranks
+        settings, strategy = self._settings, self._strategy
         with ExitStack() as stack:
             stack.enter_context(in_options(settings))
-            if settings.batch % ranks.ranks:
+            if settings.batch % strategy.ranks:
                 raise ArgumentError(
-                    f"--batch: got {settings.batch}, expected a multiple of the {ranks.ranks} data "
-                    "parallel ranks"
+                    f"--batch: got {settings.batch}, expected a multiple of the {strategy.ranks} "
+                    "data parallel ranks"
                 )
             new = None if self._resuming else settings
-            stack.enter_context(run_folder(self._folder, ranks.is_main, new))
+            stack.enter_context(run_folder(self._folder, strategy.is_main, new))
             self._stack = stack.pop_all()
         return self
 
@@ -159,68 +140,46 @@ class ScriptRun:
 
         Args:
             model: on its device.
-            optimizer: of the model, from `Ranks.prepare` where ranks train together.
+            optimizer: of the model, from `Strategy.prepare` where ranks train together.
             sizes: of the model, a dataclass such as GPT2Config; a checkpoint must be of these,
             corpus: and of this text and vocabulary.
         Raises:
             CheckpointError: the newest checkpoint does not fit, or all of them are damaged.
         """
         self.progress.__exit__()
-        settings, ranks, folder = self._settings, self._ranks, self._folder
-        self._model, self._optimizer = model, optimizer
-        self._belongs_to = belongs_to = {
+        settings, folder, strategy = self._settings, self._folder, self._strategy
+        fingerprint = {
             "model": asdict(sizes),
             "tokenizer": {"sha256": corpus.tokenizer.digest},
             "data": {"corpus": corpus.digest, "batch": settings.batch, "seed": settings.seed},
         }
-        checkpoint = ranks.load_latest(self._checkpoints) if self._resuming else None
-        if checkpoint is not None:
-            load_state(checkpoint, model, optimizer, settings, ranks, belongs_to)
-            self._measured = checkpoint.mapping("metrics")
-            self._step = self._saved = checkpoint.step
-        arrays = [tensor.data for tensor in model.state_dict().values()]
-        ranks.begin(self._step, [*arrays, *optimizer.state.values()], belongs_to)
-        self._clock, device = Clock(), backend.device_of(optimizer.hyper)
-        tokens = settings.batch * sizes.context
-        self._progress = ProgressBar(settings.steps, self._step, tokens, self._clock, ranks.is_main)
-        self._signals = self._stack.enter_context(StopSignals())
-        if ranks.is_main:
+        options: dict[str, Any] = {"fingerprint": fingerprint, "keep": self._keep}
+        run = self._run = TrainingRun(model, optimizer, settings, folder, strategy, **options)
+        if strategy.is_main:
             config.save(settings, folder)
             corpus.tokenizer.save(folder / "tokenizer.json")
             facts = {"warmup": settings.warmup_steps, "parameters": sizes.parameters}
             facts |= {"training_tokens": len(corpus.train)}
             facts |= {"validation_tokens": len(corpus.validation)}
             save_facts(folder, facts)
-            prune_checkpoints(self._checkpoints, self._step, self._keep)
             _log.info(
                 "%s: %s parameters, vocabulary %s, %s tokens of text, on %s",
                 *(folder, f"{sizes.parameters:,}", f"{corpus.tokenizer.vocab_size:,}"),
-                *(f"{len(corpus.train):,}", device),
+                *(f"{len(corpus.train):,}", run.device),
             )
-            if checkpoint is not None:
-                told = self._step, settings.steps, checkpoint.path
-                _log.info("resuming from step %d of %d: %s", *told)
-            elif self._resuming:
-                _log.warning("%s has no checkpoint: starting at step 0", folder)
-            work = Work(tokens)
-            log = RunLog(
-                folder, self._step, self._clock, work, device, ranks.processes, samples=True
-            )
-            self._log = self._stack.enter_context(log)
-        self._stack.enter_context(self._progress)
+        if self._resuming:
+            resume_run(run)
+        self._stack.enter_context(run.session(Work(settings.batch * sizes.context)))
         self._stack.push(self._end)
-        self._pause.enter_context(self._clock.paused())
-        return self._step
+        self._pause.enter_context(run.clock.paused())
+        return run.step
 
     def stopping(self) -> bool:
         """Return whether a signal has asked a rank to stop; all ranks learn of it."""
+        run = self._opened()
         self._pause.close()
-        asked = [float(self._signals.received is number) for number in STOPS]
-        counts = zip(STOPS, self._ranks.sum(asked), strict=True)
-        found = next((number for number, count in counts if count), None)
-        if found is not None and self._step < self._settings.steps:
-            self.status = 128 + found
-        return found is not None
+        run.signals.agree(self._strategy.sum(run.signals.flags()))
+        return run.signals.ends
 
     def log_step(self, step: int, loss: float, lr: float, gradient_norm: Any) -> None:
         """Write a step to metrics.jsonl, and show it.
@@ -233,39 +192,29 @@ class ScriptRun:
         Raises:
             TrainingError: the loss or the norm is not finite.
         """
-        self._step, self._measured = step, {}
-        norm = float(gradient_norm)
-        if self._log is not None:
-            self._log.step(step, {"loss": loss, "lr": lr, "gradient_norm": norm})
-            self._log.times(step)
+        run, norm = self._opened(), float(gradient_norm)
+        run.step, run.measured = step, {}
+        run.log_step(step, loss, lr, norm)
+        if run.log is not None:
+            run.log.times(step)
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise TrainingError(
-                f"train: step {step}: the loss is {loss:g} and the gradient norm "
-                f"{norm:g}, expected finite numbers. Try a lower learning rate"
-            )
-        self._progress.update(step, loss, lr, norm)
-        self._pause.enter_context(self._clock.paused())
+            run.end_not_finite(f"step {step}: the loss is {loss:g} and the gradient norm {norm:g}")
+        self._pause.enter_context(run.clock.paused())
 
     def log_evaluation(self, step: int, measured: Mapping[str, float]) -> None:
         """Write what an evaluation measured to metrics.jsonl, and show it.
 
         Args:
             step: the number of steps done.
-            measured: numbers by name; "validation_loss" chooses the best checkpoint.
+            measured: values by name; the checkpoint with the lowest "validation_loss" is the best.
         """
-        self._measured = measured
-        if self._log is not None:
-            self._log.evaluation(step, measured)
-            shown = (
-                f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4f}"
-                for name, value in measured.items()
-            )
-            _log.info("step %d/%d  %s", step, self._settings.steps, "  ".join(shown))
+        self._opened().log_evaluation(measured)
 
     def log_sample(self, step: int, prompt: str, text: str) -> None:
         """Write to samples.jsonl how the model has continued a prompt."""
-        if self._log is not None:
-            self._log.sample(step, prompt, text)
+        log = self._opened().log
+        if log is not None:
+            log.sample(step, prompt, text)
 
     def save(self, step: int) -> None:
         """Write a checkpoint of model, optimizer and generator, unless that of the step is there.
@@ -273,33 +222,29 @@ class ScriptRun:
         Raises:
             CheckpointError: it cannot be written; earlier ones are unchanged.
         """
-        if step == self._saved:
-            return
-        self._pause.close()
-        if self._log is not None:
-            self._log.times(step, at_once=True)
-            self._log.sync()
-        self._pause.enter_context(self._clock.paused())
-        state = state_of(self._settings, self._ranks, self._belongs_to, self._measured)
-        self._ranks.save(self._checkpoints, step, self._model, self._optimizer, state, self._keep)
-        self._saved = step
+        run = self._opened()
+        if step != run.saved_step:
+            self._pause.close()
+            run.save()
+            self._pause.enter_context(run.clock.paused())
+
+    def _opened(self) -> TrainingRun:
+        if self._run is None:
+            raise ArgumentError("ScriptRun: resume() was not called, expected it before the steps")
+        return self._run
 
     def _end(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Log where the run is, or how to resume it."""
         self._pause.close()
-        if self._log is None or error is not None:
+        run = self._opened()
+        if error is not None:
             return
-        outcome = Outcome(
-            self._step,
-            self._step >= self._settings.steps,
-            0,
-            self._progress.tokens_per_second,
-            None,
-        )
-        self._log.end(outcome)
+        outcome = run.end()
+        self.status = outcome.status
+        if not run.strategy.is_main:
+            return
         if outcome.finished:
             speed = f"{outcome.tokens_per_second:,.0f} tokens/s"
             _log.info("%d steps, %s; all in %s", outcome.step, speed, self._folder)
         else:
-            steps = self._settings.steps
-            report_stop(outcome, steps, self._folder, self._ranks.processes)
+            report_stop(outcome, run)

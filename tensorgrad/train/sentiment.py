@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -36,13 +36,10 @@ from tensorgrad.models.sentiment import (
 from tensorgrad.nn import evaluating
 from tensorgrad.ops.cross_entropy import cross_entropy
 from tensorgrad.readers import no_link
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.config import option
 from tensorgrad.train.log import read_metrics
-from tensorgrad.train.loop import Outcome
-from tensorgrad.train.ranks import Batch
-from tensorgrad.train.run import without_checkpoint
-from tensorgrad.train.settings import SCHEDULES, EpochSettings, by_optimizer, fitting
+from tensorgrad.train.run import Outcome, without_checkpoint
+from tensorgrad.train.settings import SCHEDULES, EpochSettings, by_optimizer
 from tensorgrad.train.task import Task
 
 _log = logging.getLogger(__name__)
@@ -131,8 +128,7 @@ class SentimentSettings(EpochSettings):
                     )
         model = chosen["model"]
         few = REVIEWS if (model, given.get("data")) == ("mean", "reviews") else {}
-        short = {"warmup": None} if given.get("steps") else {}  # a preset's suits its epochs
-        return {**fitting(PRESETS[model], given), **few, **short, **given}
+        return cls.with_preset({**PRESETS[model], **few}, given)
 
     def config(self, vocab_size: int) -> Any:
         """Return the sizes of the model."""
@@ -214,7 +210,7 @@ class Sentiment(Task):
 
     def read(self) -> None:
         """Read the sentences, and make or load the vocabulary."""
-        settings, ranks = self.settings, self.ranks
+        settings, strategy = self.settings, self.strategy
         self.texts = read_data(settings)
         self.vocabulary = make_vocabulary(settings, self.folder, self.texts[0].texts)
         self.training, self.validation = (
@@ -224,8 +220,9 @@ class Sentiment(Task):
                 settings.batch,
                 settings.seed,
                 settings.context,
-                ranks.rank,
-                ranks.ranks,
+                strategy.rank,
+                strategy.ranks,
+                settings.micro_batches,
             )
             for part in self.texts
         )
@@ -236,11 +233,6 @@ class Sentiment(Task):
         self.tokens_per_step = round(self.training.tokens)
         self.steps_per_epoch = self.training.batches
         self.graphs = len(self.training.widths)
-
-    @property
-    def resolved(self) -> SentimentSettings:
-        """The settings with the number of steps."""
-        return self.settings.with_steps(self.training.batches)
 
     def build(self) -> Classifier:
         """Return the model, at the beginning of a run with the vectors of --vectors."""
@@ -258,15 +250,6 @@ class Sentiment(Task):
         model.use_vectors((np.flatnonzero(found) + 1).tolist(), vectors[found])
         _log.info("%s has %.1f %% of the words", path, 100 * found.mean())
 
-    def loss(self, *batch: Any) -> Tensor:
-        """Return the mean loss of tokens (B, T), lengths (B,) and labels (B,)."""
-        with self.precision():
-            return self.model.forward(*batch)
-
-    def batches(self, step: int) -> Iterator[Batch]:
-        """Yield tokens, lengths and labels from a step on."""
-        return self.training.iterate(step)
-
     def evaluate(self) -> dict[str, float]:
         """Return the loss and the accuracy on the validation sentences."""
         model, total, right, count = self.model, 0.0, 0, 0
@@ -277,7 +260,7 @@ class Sentiment(Task):
                 total += cross_entropy(logits, labels, reduction="sum").item()
                 right += int((logits.data.argmax(1) == labels).sum())
                 count += int((labels != IGNORED).sum())
-        loss, accurate, texts = self.ranks.sum([total, right, count])
+        loss, accurate, texts = self.strategy.sum([total, right, count])
         return {"validation_loss": loss / texts, "accuracy": accurate / texts}
 
     def fingerprint(self) -> Mapping[str, Mapping[str, Any]]:
@@ -314,14 +297,14 @@ class Sentiment(Task):
 
     def end(self, outcome: Outcome) -> str:
         """Return the last accuracy and the highest one."""
-        if not self.ranks.is_main:
+        if not self.strategy.is_main:
             return ""
         measured = {
             record["step"]: record["accuracy"]
             for record in read_metrics(self.folder / "metrics.jsonl")
             if "accuracy" in record
         }
-        if not measured and self.ranks.processes == 1:  # somebody has deleted what was written
+        if not measured and self.strategy.processes == 1:  # somebody has deleted what was written
             measured = {outcome.step: self.evaluate()["accuracy"]}
         best = max(measured, key=lambda step: measured[step])
         return (

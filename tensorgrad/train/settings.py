@@ -68,24 +68,37 @@ def by_optimizer(name: str, adamw: float | None = None) -> tuple[str, dict[str, 
     return "optimizer_name", {**same, **_USUAL[name]}
 
 
-def fitting(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a preset that fit the optimizer: others than AdamW have their own lr.
-
-    Args:
-        preset: options by name, tuned with AdamW.
-        given: the options of the command line.
-    """
-    known = by_optimizer("lr", 0.0)[1].get(given.get("optimizer_name", "adamw")) == 0.0
-    return {n: value for n, value in preset.items() if known or n not in ("lr", "weight_decay")}
-
-
 def has_narrow_products(dtype: str) -> bool:
     """Whether matrix products of one of DTYPES have 16-bit operands."""
     return dtype not in _WIDE
 
 
+class WarmupSettings:
+    """What settings with a warmup have in common."""
+
+    steps: int
+    warmup: int | None
+
+    def check_warmup(self) -> None:
+        """Raise ArgumentError unless the warmup ends before the last step."""
+        if self.warmup_steps >= self.steps:
+            raise ArgumentError(
+                f"--warmup: got {self.warmup}, expected less than --steps, {self.steps}"
+            )
+
+    @property
+    def warmup_steps(self) -> int:
+        """The number of steps in which the learning rate rises."""
+        return self.steps // 20 if self.warmup is None else self.warmup
+
+    @classmethod
+    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the options that were given, and those that follow from them: here none."""
+        return given
+
+
 @dataclass(frozen=True)
-class TrainSettings(StrategySettings):
+class TrainSettings(StrategySettings, WarmupSettings):
     """How to train; the options of a program are a subclass.
 
     Raises:
@@ -159,10 +172,10 @@ class TrainSettings(StrategySettings):
         1, "steps between logged losses; logging waits for the GPU", low=1, free=True
     )
     plot: bool = option(
-        True, "draw loss.png as the run gets on, if matplotlib is installed", free=True
+        True, "update loss.png during training, if matplotlib is installed", free=True
     )
     report: bool = option(False, "write report.html at the end", free=True)
-    loggers: tuple[str, ...] = option((), "where else to log the run", choices=LOGGERS, free=True)
+    loggers: tuple[str, ...] = option((), "additional loggers", choices=LOGGERS, free=True)
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)
     capture: bool = option(
         True, "on a GPU, run steps as CUDA graphs, one for each shape of batches", free=True
@@ -174,10 +187,7 @@ class TrainSettings(StrategySettings):
     def __post_init__(self) -> None:
         check(self)
         self.check_strategy()
-        if self.warmup_steps >= self.steps:
-            raise ArgumentError(
-                f"--warmup: got {self.warmup}, expected less than --steps, {self.steps}"
-            )
+        self.check_warmup()
         if self.grad_dtype != "float32" and self.dtype != "bfloat16-parameters":
             raise ArgumentError(
                 f"--grad-dtype: got {self.grad_dtype} with --dtype {self.dtype}, expected "
@@ -188,11 +198,6 @@ class TrainSettings(StrategySettings):
     def folder(self) -> Path:
         """The folder of a new run."""
         return Path(self.out) if self.out else free_folder(f"runs/{self.task}")
-
-    @classmethod
-    def complete(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the options that were given, and those that follow from them: here none."""
-        return given
 
     def check_batch(self, ranks: int) -> None:
         """Check that a batch divides into micro-batches of equal size.
@@ -214,6 +219,10 @@ class TrainSettings(StrategySettings):
                 f"sequences {whose}"
             )
 
+    def with_steps(self, epoch: int) -> Self:
+        """Return the settings with the number of steps, where an epoch has `epoch` of them."""
+        return self
+
     def known_sizes(self) -> Any:
         """Return the sizes of the model as far as the settings say them; None: they do not."""
         return None
@@ -227,11 +236,6 @@ class TrainSettings(StrategySettings):
         """Return those fields of a model's config, a dataclass, that are settings too."""
         names = (each.name for each in fields(config))
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
-
-    @property
-    def warmup_steps(self) -> int:
-        """The number of steps in which the learning rate rises."""
-        return self.steps // 20 if self.warmup is None else self.warmup
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
@@ -294,6 +298,21 @@ class EpochSettings(TrainSettings):
         check(self)
         if self.steps:
             super().__post_init__()
+
+    @staticmethod
+    def with_preset(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that were given, and those of a preset that fit them.
+
+        Optimizers other than AdamW have their own learning rate, and a warmup suits the epochs.
+
+        Args:
+            preset: options by name, tuned with AdamW.
+            given: the options of the command line.
+        """
+        usual = by_optimizer("lr", 0.0)[1].get(given.get("optimizer_name", "adamw")) == 0.0
+        unfit = () if usual else ("lr", "weight_decay")
+        found = {name: value for name, value in preset.items() if name not in unfit}
+        return {**found, **({"warmup": None} if given.get("steps") else {}), **given}
 
     def check_batch(self, ranks: int) -> None:
         """Check nothing: where rows do not divide, loaders of epochs add padding."""

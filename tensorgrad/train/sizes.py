@@ -7,13 +7,14 @@ tests/train/test_sizes.py.
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError
 from tensorgrad.models.restore import Config, check_building
-from tensorgrad.train.checkpoint import list_checkpoints, open_state
+from tensorgrad.train.checkpoint import Checkpoint, list_checkpoints, open_state
 
 __all__ = ["check_sizes", "newest_entry"]
 
@@ -34,20 +35,20 @@ def check_sizes(config: Config, folder: Path) -> None:
         check_building(config)
     except ArgumentError as error:
         raise ArgumentError(f"train: {error}") from error
-    for path in list_checkpoints(folder / "checkpoints"):
+    for checkpoint in _readable(folder):
         try:
             with ExitStack() as stack:
-                stored = open_state(path).pieces(stack)
+                stored = checkpoint.pieces(stack)
                 pieces = [parts for name, parts in stored.items() if name.startswith("model/")]
                 held = sum(part.piece.size for parts in pieces for part in parts)
                 whole = sum(math.prod(parts[0].piece.placement.shape) for parts in pieces)
         except DamagedError:
-            continue  # resuming warns of it, and goes back
+            continue
         if whole != config.parameters or held < whole:
             raise CheckpointError(
-                f"resume: {path} is of another model: its arrays have {min(whole, held):,} "
-                f"elements in all, expected {config.parameters:,}, as config.json and the "
-                "tokenizer say"
+                f"resume: {checkpoint.path} is of another model: its arrays have "
+                f"{min(whole, held):,} elements in all, expected {config.parameters:,}, as "
+                "config.json and the tokenizer say"
             )
         return
 
@@ -61,9 +62,11 @@ def newest_entry(folder: Path, name: str) -> Any:
     Returns:
         None where the run has no readable checkpoint with it.
     """
+    return next((checkpoint.state.get(name) for checkpoint in _readable(folder)), None)
+
+
+def _readable(folder: Path) -> Iterator[Checkpoint]:
+    """Yield the checkpoints of a run whose state is whole, the newest first."""
     for path in list_checkpoints(folder / "checkpoints"):
-        try:
-            return open_state(path).state.get(name)
-        except DamagedError:
-            continue  # as for resuming
-    return None
+        with suppress(DamagedError):  # resuming warns of it, and goes back
+            yield open_state(path)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tensorgrad import nn, random
+from tensorgrad.errors import ArgumentError
 from tensorgrad.models.restore import Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
@@ -31,12 +32,12 @@ from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint
 from tensorgrad.train.folder import run_folder
 from tensorgrad.train.loggers import make_loggers
-from tensorgrad.train.loop import Outcome, Trainer
+from tensorgrad.train.loop import Trainer, measure_loss
 from tensorgrad.train.options import in_options
-from tensorgrad.train.ranks import Batch, OneProcess, Ranks, count_targets
-from tensorgrad.train.run import report_stop, resume_run, save_facts
+from tensorgrad.train.run import Outcome, report_stop, resume_run, save_facts
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.sizes import check_sizes
+from tensorgrad.train.strategy import Batch, OneProcess, Strategy, count_targets
 from tensorgrad.train.user_file import is_file
 
 _log = logging.getLogger(__name__)
@@ -45,18 +46,20 @@ _log = logging.getLogger(__name__)
 class Task:
     """What a run trains: data, model, loss, evaluation and sample.
 
-    A subclass has `build`, `loss` and `batches`; the rest has defaults. Every rank has a task of
-    its own, and calls the same methods in the same order.
+    A subclass has `build`, and `loss` and `batches` or loaders; the rest has defaults. Every rank
+    has a task of its own, and calls the same methods in the same order.
 
     Args:
         settings: of the run.
         folder: of the run.
-        ranks: the processes that train together.
+        strategy: how ranks train together.
         resuming: whether the folder holds a run to resume.
     Attributes:
         Settings: the class of the settings, whose fields are the options of the command.
         precision: makes the context in which to compute the loss, for --dtype.
         model: what `build` returned, on its device.
+        training, validation: the loaders of a task that sets them in `read`, for `batches` and
+            `measure_loss`.
         step: the number of steps done.
         finished: whether these are all, or the patience of the settings is over.
         first_step: the number of steps done when this process started.
@@ -70,6 +73,8 @@ class Task:
 
     Settings: ClassVar[type[TrainSettings]] = TrainSettings
     model: Any
+    training: Any
+    validation: Any
     step: int = 0
     finished: bool = False
     first_step: int = 0
@@ -81,10 +86,10 @@ class Task:
     sample_every: int = 0
 
     def __init__(
-        self, settings: Any, folder: Path, ranks: Ranks | None = None, resuming: bool = False
+        self, settings: Any, folder: Path, strategy: Strategy | None = None, resuming: bool = False
     ) -> None:
         self.settings, self.folder, self.resuming = settings, folder, resuming
-        self.ranks = OneProcess() if ranks is None else ranks
+        self.strategy = OneProcess() if strategy is None else strategy
         self.precision: Callable[[], AbstractContextManager[None]] = settings.precision()
 
     def sizes(self) -> Config | None:
@@ -103,12 +108,23 @@ class Task:
         raise NotImplementedError
 
     def loss(self, *batch: Any) -> Tensor:
-        """Return the mean loss of the targets of a part of a batch, on the model's device."""
-        raise NotImplementedError
+        """Return the mean loss of the targets of a part of a batch, on the model's device.
+
+        By default the model returns it, of the arrays of the batch.
+        """
+        with self.precision():
+            loss: Tensor = self.model.forward(*map(Tensor, batch))
+        return loss
 
     def batches(self, step: int) -> Iterator[Batch]:
         """Yield this rank's rows of the batch of a step, of the next, and so on."""
-        raise NotImplementedError
+        batches: Iterator[Batch] = self.training.iterate(step)
+        return batches
+
+    def measure_loss(self) -> dict[str, float]:
+        """Return "validation_loss" in nats a target, and "validation_tokens", their number."""
+        batches = self.validation.evaluation_batches()
+        return measure_loss(self.model, self.loss, batches, self.strategy)
 
     def count(self, *batch: Any) -> Any:
         """Return how much the mean loss of a part divides by; see `Trainer`."""
@@ -138,7 +154,7 @@ class Task:
         return ""
 
     def end(self, outcome: Outcome) -> str:
-        """Do what follows the last step; return what the run came to, in words, or ""."""
+        """Do what follows the last step; return the result of the run in words, or ""."""
         return ""
 
     @classmethod
@@ -155,18 +171,32 @@ class Task:
         """
         task = cls(settings, path, resuming=True)
         task.prepare(device)
-        task.model.load_state_dict(run_checkpoint(path, checkpoint).arrays("model"))
-        return task.evaluate()
+        task.model.load_state_dict(cls.trained_arrays(path, checkpoint))
+        return task.assess()
+
+    @classmethod
+    def trained_arrays(cls, path: Path, checkpoint: str) -> Mapping[str, Any]:
+        """Return the arrays of a trained model; arguments as for `measure`."""
+        return run_checkpoint(path, checkpoint).arrays("model")
+
+    def assess(self) -> Mapping[str, Any]:
+        """Return what `measure` measures."""
+        return self.evaluate()
 
     @property
     def resolved(self) -> Any:
         """The settings with what depends on the data, such as the steps of --epochs."""
-        return self.settings
+        return self.settings.with_steps(self.steps_per_epoch)
 
     def prepare(self, device: str) -> None:
         """Read the data, and build the model on a device."""
         self.sizes()  # bad ones are found before much is read
         self.read()
+        if type(self).batches is Task.batches and not hasattr(self, "training"):
+            raise ArgumentError(
+                f"TASK: {type(self).__name__} has no `batches`, expected the method, or a loader "
+                "`training` that `read` makes"
+            )
         random.seed(self.settings.seed)
         self.model = self.build().to(device, self.settings.parameter_dtype)
 
@@ -190,7 +220,7 @@ def make_trainer(task: Task, callbacks: Sequence[Callback] = ()) -> Trainer:
     settings = task.resolved
     trainer = Trainer(
         task.model,
-        task.ranks.prepare(task.model, settings.optimizer),
+        task.strategy.prepare(task.model, settings.optimizer),
         task.loss,
         task.batches,
         settings.learning_rate,
@@ -203,8 +233,8 @@ def make_trainer(task: Task, callbacks: Sequence[Callback] = ()) -> Trainer:
         sample=task.sample if task.samples else None,
         sample_every=task.sample_every,
         callbacks=callbacks,
-        belongs_to=task.fingerprint(),
-        ranks=task.ranks,
+        fingerprint=task.fingerprint(),
+        strategy=task.strategy,
         scaler=settings.scaler(),
         count=task.count,
         graphs=task.graphs,
@@ -218,8 +248,7 @@ def train(
     folder: Path,
     resuming: bool,
     device: str,
-    ranks: Ranks | None = None,
-    processes: int = 1,
+    strategy: Strategy | None = None,
 ) -> tuple[Outcome, str | None]:
     """Train a task, from step 0 or from the newest checkpoint.
 
@@ -229,26 +258,34 @@ def train(
         folder: of the run.
         resuming: whether the folder holds a run to resume.
         device: "cpu", "cuda" or "cuda:N".
-        ranks: the processes that train together; default: this one alone.
-        processes: how many there are, for the command that resumes the run.
+        strategy: how ranks train together; default: this one alone.
     Returns:
         How the run ended, and the last sample of the model's text; None where there is none or the
         run was stopped.
     """
     began = time.perf_counter()
-    ranks = OneProcess() if ranks is None else ranks
+    if kind.build is Task.build:
+        raise ArgumentError(
+            f"TASK: {kind.__name__} has no `build`, expected the method that returns its model"
+        )
+    if settings.patience and kind.evaluate is Task.evaluate:
+        raise ArgumentError(
+            f"--patience: got {settings.patience} for {kind.__name__}, which measures no "
+            "validation_loss, expected 0, or a task whose `evaluate` returns it"
+        )
+    strategy = OneProcess() if strategy is None else strategy
     with in_options(settings):
         settings.known_sizes()  # bad ones leave no folder
-    with in_options(settings), run_folder(folder, ranks.is_main, None if resuming else settings):
-        callbacks = make_loggers(settings.loggers) if ranks.is_main else []
-        task = kind(settings, folder, ranks, resuming)
+    with in_options(settings), run_folder(folder, strategy.is_main, None if resuming else settings):
+        callbacks = make_loggers(settings.loggers) if strategy.is_main else []
+        task = kind(settings, folder, strategy, resuming)
         task.prepare(device)
         parameters = sum(tensor.size for tensor in task.model.parameters())
         trainer = make_trainer(task, callbacks)
         if resuming:
             resume_run(trainer)
         task.first_step = trainer.step
-        if ranks.is_main:
+        if strategy.is_main:
             config.save(task.settings, folder)
             task.save()
             facts = {"warmup": task.resolved.warmup_steps, "parameters": parameters}
@@ -257,14 +294,14 @@ def train(
             _log.info("%s: %s, on %s", folder, about, device)
         outcome = trainer.run()
         if not outcome.finished:
-            if ranks.is_main:
+            if strategy.is_main:
                 file = getattr(task.settings, "model", "")
                 file = file if is_file(file) else ""
-                report_stop(outcome, task.resolved.steps, folder, processes, file)
+                report_stop(outcome, trainer, file)
             return outcome, None
         task.step, task.finished = outcome.step, True
         result = task.end(outcome)
-        if ranks.is_main:
+        if strategy.is_main:
             speed = f", {outcome.tokens_per_second:,.0f} tokens/s" if task.tokens_per_step else ""
             spent = f"{time.perf_counter() - began:.0f} s{speed}; all in {folder}"
             _log.info("%s", f"{result}; {spent}" if result else spent)

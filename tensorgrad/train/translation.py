@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -29,13 +29,12 @@ from tensorgrad.models.generation.search import LARGEST_PENALTY
 from tensorgrad.models.transformer_lm import OF_PUBLISHED
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
 from tensorgrad.readers import no_link
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.average import average_checkpoints
-from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint, step_of
+from tensorgrad.train.checkpoint import list_checkpoints, step_of
 from tensorgrad.train.config import option
-from tensorgrad.train.loop import Outcome, measure_loss
-from tensorgrad.train.ranks import Batch, OneProcess
-from tensorgrad.train.settings import EpochSettings, by_optimizer, fitting
+from tensorgrad.train.run import Outcome
+from tensorgrad.train.settings import EpochSettings, by_optimizer
+from tensorgrad.train.strategy import OneProcess
 from tensorgrad.train.task import Task
 from tensorgrad.weights import load_arrays, save_arrays
 
@@ -83,9 +82,6 @@ class TranslationSettings(EpochSettings):
         choices=("", *PRESETS),
     )
     batch: int = option(8192, "tokens of a step, with padding", low=1)
-    micro_batches: int = option(
-        1, "parts of a batch", refused="a batch has tokens, not rows; see --batch for less memory"
-    )
     beta2: float | None = option(
         None, "decay of the mean squared gradient", low=0, high=1, by=by_optimizer("beta2", 0.98)
     )
@@ -152,8 +148,7 @@ class TranslationSettings(EpochSettings):
         """Return the options that were given, and those of the preset."""
         phrases = given.get("data") == "phrases"
         preset = given.get("preset") or ("phrases" if phrases else "small")
-        short = {"warmup": None} if given.get("steps") else {}  # a preset's suits its epochs
-        return {**fitting(PRESETS[preset], given), **short, **given, "preset": preset}
+        return {**cls.with_preset(PRESETS[preset], given), "preset": preset}
 
     def with_steps(self, epoch: int) -> Self:
         """Return the settings with the number of steps; evaluation is after each epoch."""
@@ -243,23 +238,13 @@ class Translation(Task):
 
         Checkpoints of interrupts are kept in addition: those to average must stay.
         """
-        settings = self.settings.with_steps(self.training.batches)
+        settings: TranslationSettings = super().resolved
         return replace(settings, keep=settings.keep + self._interrupted)
 
     def build(self) -> TranslationModel:
         """Return the model."""
         self.check_model(self.config)
         return TranslationModel(self.config)
-
-    def loss(self, *batch: Any) -> Tensor:
-        """Return the mean loss of tokens (B, T) and targets (B, n)."""
-        tokens, targets = map(Tensor, batch)
-        with self.precision():
-            return self.model.forward(tokens, targets)
-
-    def batches(self, step: int) -> Iterator[Batch]:
-        """Yield tokens and targets from a step on."""
-        return self.training.iterate(step)
 
     def evaluate(self) -> dict[str, float]:
         """Return the validation loss, and BLEU on the test set every `bleu_every` epochs."""
@@ -271,14 +256,6 @@ class Translation(Task):
             self.write(f"eval_results_epoch{epoch}.json", results)
             measured["bleu"] = results["bleu"]
         return measured
-
-    def measure_loss(self) -> dict[str, float]:
-        """Return "validation_loss", the mean negative log-likelihood of the target tokens in nats.
-
-        And "validation_tokens", their number.
-        """
-        batches = self.validation.evaluation_batches()
-        return measure_loss(self.model, self.loss, batches, self.ranks)
 
     def translate(self, desc: str) -> dict[str, Any]:
         """Translate the test set; return BLEU and all texts."""
@@ -309,7 +286,7 @@ class Translation(Task):
 
     def write(self, name: str, results: Mapping[str, Any]) -> None:
         """Write results as JSON into the folder of the run."""
-        if self.ranks.is_main:
+        if self.strategy.is_main:
             with replacing(self.folder / name) as file:
                 file.write(to_json(results, 1, name, escapes=False).encode())
 
@@ -360,7 +337,7 @@ class Translation(Task):
 
     def _average(self) -> None:
         """Average the last checkpoints, evaluate and save the averaged model: on the main rank."""
-        if not self.ranks.is_main:
+        if not self.strategy.is_main:
             return
         last = self._checkpoints(regular=True)[: self.settings.average]
         arrays = average_checkpoints(last)
@@ -376,31 +353,21 @@ class Translation(Task):
 
     def _become(self, arrays: Mapping[str, Any]) -> None:
         """Go on as one process with a whole model of these parameters."""
-        device, self.ranks = self.model.device, OneProcess()
+        device, self.strategy = self.model.device, OneProcess()
         self.model = TranslationModel(self.config).to(device, self.settings.parameter_dtype)
         self.model.load_state_dict(arrays)
         self.validation = self._loader(self.corpus.validation)
 
     @classmethod
-    def measure(
-        cls, settings: Any, path: Path, device: str, checkpoint: str = "best"
-    ) -> Mapping[str, Any]:
-        """Return the validation loss and BLEU of a trained model.
+    def trained_arrays(cls, path: Path, checkpoint: str) -> Mapping[str, Any]:
+        """Return the arrays of a trained model; `checkpoint` may be "averaged" too."""
+        if checkpoint == "averaged":
+            return load_arrays(no_link(path / AVERAGED))
+        return super().trained_arrays(path, checkpoint)
 
-        Args:
-            settings: of the run, perhaps with other data or search options.
-            path, device: as for `Task.measure`.
-            checkpoint: "best", "last" or "averaged".
-        """
-        task = cls(settings, path, resuming=True)
-        task.prepare(device)
-        averaged = checkpoint == "averaged"
-        task.model.load_state_dict(
-            load_arrays(no_link(path / AVERAGED))
-            if averaged
-            else run_checkpoint(path, checkpoint).arrays("model")
-        )
-        measured, results = task.measure_loss(), task.translate("test set")
+    def assess(self) -> Mapping[str, Any]:
+        """Return the validation loss and BLEU."""
+        measured, results = self.measure_loss(), self.translate("test set")
         return {**measured, "bleu": results["bleu"], "signature": results["signature"]}
 
     def _loader(self, pairs: Sequence[tuple[str, str]]) -> PairLoader:
@@ -413,13 +380,14 @@ class Translation(Task):
             settings.batch,
             settings.context,
             settings.seed,
-            self.ranks.rank,
-            self.ranks.ranks,
+            self.strategy.rank,
+            self.strategy.ranks,
+            settings.micro_batches,
         )
 
     def _checkpoints(self, regular: bool) -> list[Path]:
         """Return the checkpoints that an uninterrupted run has too, or the others, newest first."""
-        settings = self.settings.with_steps(self.training.batches)
+        settings = super().resolved
         found = list_checkpoints(self.folder / "checkpoints")
         ends = {settings.steps, *range(0, settings.steps, settings.checkpoint_every)}
         return [path for path in found if (step_of(path) in ends) == regular]

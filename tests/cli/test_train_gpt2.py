@@ -262,7 +262,7 @@ def test_a_run_may_get_more_steps(
 
 
 @pytest.mark.parametrize(
-    "place", ["language.prepare_corpus", "task.save_facts", "loop.Trainer._save"]
+    "place", ["language.prepare_corpus", "task.save_facts", "loop.Trainer.save"]
 )
 def test_a_run_without_a_checkpoint_starts_at_step_0(
     place: str, options: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -282,7 +282,7 @@ def test_a_run_without_a_checkpoint_starts_at_step_0(
     )
     done = subprocess.run([sys.executable, "-c", program, *start], cwd=ROOT, timeout=120)
     assert done.returncode == -signal.SIGKILL
-    assert (folder / "metrics.jsonl").exists() == (place == "loop.Trainer._save")
+    assert (folder / "metrics.jsonl").exists() == (place == "loop.Trainer.save")
     message = "holds a run, expected a new folder; to start it at step 0, as it has no checkpoint"
     assert f"{message}: --resume {folder}" in fails(start, caplog)
     assert train(["--resume", str(folder)]) == 0

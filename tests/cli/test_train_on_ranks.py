@@ -20,7 +20,7 @@ from tensorgrad.cli import main
 from tensorgrad.errors import ArgumentError
 from tensorgrad.files import locked
 from tensorgrad.parallel.merge import merge
-from tensorgrad.parallel.program import make_ranks
+from tensorgrad.parallel.program import make_strategy
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.log import read_metrics
@@ -199,5 +199,5 @@ def test_wrong_options_are_reported_once(options: list[str], tmp_path: Path) -> 
 def test_what_two_ranks_cannot_share_is_named(given: dict[str, Any], message: str) -> None:
     settings = LanguageSettings(**given)
     with pytest.raises(ArgumentError) as caught, in_options(settings):
-        on_ranks(2, partial(make_ranks, settings))
+        on_ranks(2, partial(make_strategy, settings))
     assert message in str(caught.value)

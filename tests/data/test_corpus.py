@@ -69,7 +69,8 @@ def half_made(home: Path) -> list[Path]:
 
 def texts(corpus: Corpus, part: str) -> list[str]:
     ids = getattr(corpus, part).tokens
-    *parts, end = corpus.tokenizer.decode(ids).split(END_OF_TEXT)
+    found: list[str] = corpus.tokenizer.decode(ids).split(END_OF_TEXT)
+    *parts, end = found
     assert end == ""
     return parts
 

@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tensorgrad.data import PublishedTokenizer, TextStream, Tokenizer
+from tensorgrad.data.published_tokenizer import load_tokenizer
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
 
 TEXT = ["the cat sat on the mat, the cat's 12345 hats; Größe 世界\n\n  and so on"] * 3
@@ -273,3 +274,19 @@ def test_damaged_files_are_named(tmp_path: Path, file: str, edit: Any, message: 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"tokenizer\.json"):
         PublishedTokenizer.load(tmp_path)
+
+
+def test_a_folder_gives_the_kind_of_tokenizer_that_it_has(tmp_path: Path) -> None:
+    own = Tokenizer.train(TEXT, 300)
+    PublishedTokenizer.of(own).save(tmp_path / "own")
+    for path in (tmp_path / "own", tmp_path / "own" / "tokenizer.json"):
+        found = load_tokenizer(path)
+        assert isinstance(found, Tokenizer)
+        assert found.digest == own.digest
+    published = PublishedTokenizer.load(write(tmp_path, sentence_piece()))
+    published.save(tmp_path / "run" / "tokenizer.json")
+    assert load_tokenizer(tmp_path / "run").digest == published.digest
+    assert published.end_of_text == published.encode("</s>")[-1]
+    (tmp_path / "own" / "generation_config.json").unlink()
+    (tmp_path / "own" / "tokenizer_config.json").write_text('{"add_prefix_space": true}')
+    assert isinstance(load_tokenizer(tmp_path / "own"), PublishedTokenizer)

@@ -320,7 +320,6 @@ def test_a_translator_says_what_is_missing(
         (["--heads", "3"], "expected a multiple of"),
         (["--data", "missing"], "missing: no such file or folder"),
         (["--batch", "40"], "--batch: got 40 tokens, expected --context, 48, or more"),
-        (["--micro-batches", "2"], "--micro-batches: got 2, expected none: a batch has"),
         (["--average", "9"], "--average: got 9, expected at most --keep, 5"),
         (["--length-penalty", "11"], "--length-penalty: got 11.0, expected 10 or less"),
         (["--steps", "2"], "--warmup: got 2, expected less than --steps, 2"),

@@ -257,6 +257,7 @@ def make_published(folder: Path) -> None:
 def load_generate(path: Path) -> None:
     model, found = load_trained(path)
     check_language_model(model)
+    assert isinstance(found, Tokenizer)
     check_tokenizer(found)
 
 

@@ -18,12 +18,12 @@ from tensorgrad.backend import Array
 from tensorgrad.errors import ArgumentError, CommError
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import Adafactor, AdamW, Lion, Muon, in_blocks
-from tensorgrad.parallel import Comm, make_mesh, mesh_ranks
+from tensorgrad.parallel import Comm, make_mesh, mesh_strategy
 from tensorgrad.parallel.checkpoint import pieces_of
 from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
 from tensorgrad.placement import ArrayPiece, Placement
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.strategy import OneProcess, Strategy
 from tests.parallel.tensor_ranks import MODELS, T, small_gpt2, small_llama
 from tests.parallel.whole_arrays import assemble
 
@@ -101,9 +101,12 @@ PIPELINES: dict[int, list[Case]] = {
 
 # What does not fit, and what is said of it.
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"schedule": "2f2b"}, "mesh_ranks: schedule is '2f2b', expected one of model-parallel, gpipe"),
-    ({"chunks": 2}, "mesh_ranks: chunks is 2 with schedule '1f1b', expected 1; more are for"),
-    ({"schedule": "interleaved", "chunks": 0}, "mesh_ranks: chunks is 0, expected 1 or more"),
+    (
+        {"schedule": "2f2b"},
+        "mesh_strategy: schedule is '2f2b', expected one of model-parallel, gpipe",
+    ),
+    ({"chunks": 2}, "mesh_strategy: chunks is 2 with schedule '1f1b', expected 1; more are for"),
+    ({"schedule": "interleaved", "chunks": 0}, "mesh_strategy: chunks is 0, expected 1 or more"),
     ({"reduction": "all"}, "reduction is 'all', expected one of naive, flat, overlap"),
     ({"bucket_mb": -1.0}, "bucket_mb is -1.0, expected more than 0"),
 )
@@ -140,7 +143,7 @@ def batches() -> tuple[Values, Values]:
 
 
 def train(
-    ranks: Ranks,
+    strategy: Strategy,
     make: Callable[[], LanguageModel],
     everyone: Comm,
     parts: int = PARTS,
@@ -149,8 +152,8 @@ def train(
     """Train for some steps with clipping, weight decay and accumulation."""
     x, y = (backend.to_device(array, Here.device) for array in batches())
     model = make().to(Here.device)
-    optimizer = ranks.prepare(model, OPTIMIZERS[optimizer_name])
-    ranks.begin(0, [])
+    optimizer = strategy.prepare(model, OPTIMIZERS[optimizer_name])
+    strategy.begin(0, [])
     random.seed(5)
 
     def loss(x: Array, y: Array) -> Tensor:
@@ -158,25 +161,25 @@ def train(
         return value
 
     totals, norms = [], []
-    share = ROWS // ranks.ranks
-    mine = slice(ranks.rank * share, (ranks.rank + 1) * share)
+    share = ROWS // strategy.ranks
+    mine = slice(strategy.rank * share, (strategy.rank + 1) * share)
     for arrays in zip(x, y, strict=True):
         cut = (array[mine].reshape(parts, -1, T) for array in arrays)
         optimizer.zero_grad()
-        total = ranks.compute_gradients(loss, list(zip(*cut, strict=True)))
-        norm = optimizer.step(1.0, None, ranks.reduce_norm)
-        ranks.after_step()
+        total = strategy.compute_gradients(loss, list(zip(*cut, strict=True)))
+        norm = optimizer.step(1.0, None, strategy.reduce_norm)
+        strategy.after_step()
         totals.append(float(total) / parts)
         assert norm is not None
         norms.append(float(norm))
-    sums = ranks.sum(totals)
-    boxes = ranks.parts.placements if isinstance(ranks, TensorParallel) else {}
+    sums = strategy.sum(totals)
+    boxes = strategy.parts.placements if isinstance(strategy, TensorParallel) else {}
     held = [
         (piece, array)
         for piece, array in pieces_of(model, optimizer, boxes)
         if piece.placement.name.startswith("model/")
     ]
-    return Run([each / ranks.ranks for each in sums], norms, whole(held, everyone))
+    return Run([each / strategy.ranks for each in sums], norms, whole(held, everyone))
 
 
 def whole(held: list[tuple[ArrayPiece, Array]], everyone: Comm) -> dict[str, Values]:
@@ -238,13 +241,13 @@ def in_one_process(comm: Comm, wanted: set[tuple[int, str]]) -> dict[tuple[int, 
 def check_one_rank_that_differs(comm: Comm) -> None:
     """It has sequence parallelism, or freezes parameters, unlike the others."""
     mesh = make_mesh(comm.size, comm.rank, tp=comm.size)
-    ranks = mesh_ranks(comm, mesh, sequence=comm.rank == 1)
+    strategy = mesh_strategy(comm, mesh, sequence=comm.rank == 1)
     with pytest.raises(CommError, match=r"sequence is False on ranks 0, 2-3, True on rank 1; exp"):
-        ranks.prepare(small_gpt2(heads=4), AdamW)
+        strategy.prepare(small_gpt2(heads=4), AdamW)
     model = small_gpt2(heads=4)
     model.positions.weight.requires_grad = comm.rank != 1
     with pytest.raises(CommError, match=r"positions.weight is .* frozen' on rank 1; expected the"):
-        mesh_ranks(comm, mesh).prepare(model, AdamW)
+        mesh_strategy(comm, mesh).prepare(model, AdamW)
 
 
 def check_shared_parameters(comm: Comm) -> None:
@@ -253,7 +256,7 @@ def check_shared_parameters(comm: Comm) -> None:
     assert model.output is not None
     model.output.weight = model.tokens.weight
     with pytest.raises(ArgumentError, match=r"output.weight is tokens.weight too, expected layers"):
-        mesh_ranks(comm, make_mesh(comm.size, comm.rank, tp=comm.size)).prepare(model, AdamW)
+        mesh_strategy(comm, make_mesh(comm.size, comm.rank, tp=comm.size)).prepare(model, AdamW)
 
 
 def check_layers_of_others(comm: Comm) -> None:
@@ -308,20 +311,20 @@ def check_options(comm: Comm) -> None:
         mesh = make_mesh(comm.size, comm.rank, **{"dp": 1, axis: comm.size})
         for options, message in WRONG:
             with pytest.raises(ArgumentError, match=message):
-                mesh_ranks(comm, mesh, **options)
+                mesh_strategy(comm, mesh, **options)
 
 
 def check_overflow(comm: Comm) -> None:
     """With infinite gradients, as of float16, no rank steps, and none warns."""
-    ranks = mesh_ranks(comm, make_mesh(comm.size, comm.rank, pp=2, tp=2))
+    strategy = mesh_strategy(comm, make_mesh(comm.size, comm.rank, pp=2, tp=2))
     model = small_gpt2().to(Here.device)
-    optimizer = ranks.prepare(model, AdamW)
+    optimizer = strategy.prepare(model, AdamW)
     before = optimizer.flat.data.copy()
     for piece in optimizer.flat.pieces:
         piece.grad.fill(np.inf)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        norm = optimizer.step(1.0, None, ranks.reduce_norm)
+        norm = optimizer.step(1.0, None, strategy.reduce_norm)
     assert norm is not None
     assert not np.isfinite(float(norm))
     assert bool((optimizer.flat.data == before).all())
@@ -337,7 +340,7 @@ def main() -> None:
     )
     for (number, sizes, options), name in zip(found, named, strict=True):
         mesh = make_mesh(comm.size, comm.rank, **sizes)
-        ranks = mesh_ranks(comm, mesh, **{k: v for k, v in options.items() if k != "optimizer"})
+        ranks = mesh_strategy(comm, mesh, **{k: v for k, v in options.items() if k != "optimizer"})
         run = train(ranks, TRAINED[number], comm, optimizer_name=name)
         most = 1e-12 if number == FLOAT64 else 1e-6
         compare(f"model {number}, {sizes}, {options}", run, expected[number, name], most)

@@ -31,8 +31,8 @@ from tensorgrad.tensor import Tensor
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Trainer, mean_loss
-from tensorgrad.train.ranks import Ranks
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.strategy import Strategy
 
 STEPS, MICRO, BATCH, CONTEXT, VOCAB = 10, 4, 8, 8, 48
 SCHEDULES = (("interleaved", 2), ("1f1b", 1), ("gpipe", 1), ("model-parallel", 1))
@@ -84,10 +84,10 @@ def adamw(parameters: Any) -> Optimizer:
 
 
 def make_trainer(
-    folder: Path, config: Model, ranks: Ranks | None = None, **options: Any
+    folder: Path, config: Model, strategy: Strategy | None = None, **options: Any
 ) -> Trainer:
     """Return a trainer at step 0 with options of TrainSettings and `frozen` parameters."""
-    ranks, frozen = ranks or Ranks(), options.pop("frozen", ())
+    strategy, frozen = strategy or Strategy(), options.pop("frozen", ())
     settings = TrainSettings(**{**SETTINGS, **options})
     random.seed(7)
     model: LanguageModel = GPT2(config) if isinstance(config, GPT2Config) else TransformerLM(config)
@@ -103,17 +103,17 @@ def make_trainer(
     def evaluate() -> dict[str, float]:
         rows = [next(batches(1000 + number)) for number in range(2)]
         cut = [tuple(array[: 8 - 3 * i] for array in batch) for i, batch in enumerate(rows)]
-        return {"validation_loss": mean_loss(model, loss, cut, ranks)}
+        return {"validation_loss": mean_loss(model, loss, cut, strategy)}
 
     def own(first: int) -> Iterator[tuple[Any, ...]]:
-        rows = BATCH // ranks.ranks
+        rows = BATCH // strategy.ranks
         for batch in batches(first):
-            yield tuple(array[rows * ranks.rank : rows * (ranks.rank + 1)] for array in batch)
+            yield tuple(array[rows * strategy.rank : rows * (strategy.rank + 1)] for array in batch)
 
-    optimizer = ranks.prepare(model, adamw)
+    optimizer = strategy.prepare(model, adamw)
     return Trainer(
         model, optimizer, loss, own, settings.learning_rate, settings, folder,
-        evaluate=evaluate, ranks=ranks, scaler=settings.scaler(),
+        evaluate=evaluate, strategy=strategy, scaler=settings.scaler(),
     )  # fmt: skip
 
 
@@ -293,7 +293,7 @@ def check_generation(comm: Comm, folder: Path) -> None:
     """All stages write together, with the same result as one process."""
     for config, chunks in ((gpt2(2 * comm.size), 2), (lm(comm.size), 1)):
         written = []
-        for ranks in (Ranks(), Pipeline(comm, "interleaved", chunks)):
+        for ranks in (Strategy(), Pipeline(comm, "interleaved", chunks)):
             model = make_trainer(folder, config, ranks).model
             assert isinstance(model, LanguageModel)
             prompts = [[1, 2, 3], [4, 5, 6]]
@@ -329,16 +329,16 @@ def check_overlap(comm: Comm, folder: Path) -> None:
     model = GPT2(gpt2(comm.size))
     for number in range(comm.size):
         model.blocks[number] = Meeting(model.blocks[number], meet)
-    ranks = Pipeline(comm, "1f1b")
-    ranks.prepare(model, TrainSettings(**SETTINGS).optimizer)
+    strategy = Pipeline(comm, "1f1b")
+    strategy.prepare(model, TrainSettings(**SETTINGS).optimizer)
 
     def loss(x: Any, y: Any) -> Tensor:
         return model.forward(Tensor(x), Tensor(y))
 
     parts = [next(batches(number)) for number in range(micro)]
-    ranks.compute_gradients(loss, parts)  # at first stages tell each other what they will send
+    strategy.compute_gradients(loss, parts)  # at first stages tell each other what they will send
     moments = iter(sorted(begins[comm.rank]))
-    ranks.compute_gradients(loss, parts)
+    strategy.compute_gradients(loss, parts)
     assert next(moments, None) is None
     assert len(list(folder.iterdir())) == 2 * (2 * micro - 2)  # all but the first and last of each
 
@@ -349,8 +349,8 @@ def check_memory(comm: Comm, folder: Path) -> None:
     for name in ("gpipe", "1f1b"):
         random.seed(7)
         model = GPT2(gpt2(comm.size))
-        ranks = Pipeline(comm, name)
-        ranks.prepare(model, TrainSettings(**SETTINGS).optimizer)
+        strategy = Pipeline(comm, name)
+        strategy.prepare(model, TrainSettings(**SETTINGS).optimizer)
 
         def loss(x: Any, y: Any, model: LanguageModel = model) -> Tensor:
             return model.forward(Tensor(x), Tensor(y))
@@ -360,7 +360,7 @@ def check_memory(comm: Comm, folder: Path) -> None:
             for measures in (False, True):
                 if measures:
                     tracemalloc.start()
-                ranks.compute_gradients(loss, parts)
+                strategy.compute_gradients(loss, parts)
             peaks[name, micro] = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
     assert peaks["gpipe", 16] > 3 * peaks["gpipe", 4], peaks

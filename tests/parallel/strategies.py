@@ -23,7 +23,7 @@ from tensorgrad.optim import LossScaler, Optimizer
 from tensorgrad.parallel import Comm, DataParallel, Zero
 from tensorgrad.parallel.shards import ShardedParameters
 from tensorgrad.train.loop import mean_loss
-from tensorgrad.train.ranks import Batch, OneProcess, Ranks
+from tensorgrad.train.strategy import Batch, OneProcess, Strategy
 from tests.optim import toy
 from tests.train.tiny_run import make_trainer
 
@@ -31,7 +31,7 @@ from tests.train.tiny_run import make_trainer
 ODD = GPT2Config(vocab_size=37, context=7, layers=3, heads=2, width=18)
 ROWS = 8
 Array = np.ndarray[Any, Any]
-Make = Callable[[Comm], Ranks]
+Make = Callable[[Comm], Strategy]
 Check = Callable[[Comm, Path], None]
 STRATEGIES: dict[str, Make] = {
     "naive": lambda comm: DataParallel(comm, "naive"),
@@ -56,7 +56,7 @@ class Run(NamedTuple):
 
     model: nn.Module
     optimizer: Optimizer
-    ranks: Ranks
+    strategy: Strategy
     losses: list[float]
     norms: list[float]
 
@@ -96,10 +96,10 @@ def batch(step: int, config: GPT2Config) -> tuple[Array, Array]:
     return backend.to_device(x, Here.device), backend.to_device(y, Here.device)
 
 
-def parts_of(whole: Sequence[Array], ranks: Ranks, accumulate: int) -> list[Batch]:
+def parts_of(whole: Sequence[Array], strategy: Strategy, accumulate: int) -> list[Batch]:
     """Return this rank's rows in equal parts."""
-    rows = len(whole[0]) // (ranks.ranks * accumulate)
-    first = ranks.rank * accumulate
+    rows = len(whole[0]) // (strategy.ranks * accumulate)
+    first = strategy.rank * accumulate
     return [
         tuple(a[(first + k) * rows : (first + k + 1) * rows] for a in whole)
         for k in range(accumulate)
@@ -107,7 +107,7 @@ def parts_of(whole: Sequence[Array], ranks: Ranks, accumulate: int) -> list[Batc
 
 
 def train(
-    ranks: Ranks,
+    strategy: Strategy,
     *,
     kind: type[GPT2] = GPT2,
     config: GPT2Config = ODD,
@@ -122,11 +122,11 @@ def train(
     """Train from the same start on the same data, whatever the ranks."""
     random.seed(3)
     model = kind(config).to(Here.device, dtype)
-    if ranks.rank > 0:  # what rank 0 has counts
+    if strategy.rank > 0:  # what rank 0 has counts
         for parameter in model.parameters():
             parameter.data[...] = 0
-    optimizer = ranks.prepare(model, make)
-    ranks.begin(0, [tensor.data for tensor in model.state_dict().values()])
+    optimizer = strategy.prepare(model, make)
+    strategy.begin(0, [tensor.data for tensor in model.state_dict().values()])
     losses, norms = [], []
 
     def loss(x: Array, y: Array) -> Tensor:
@@ -136,20 +136,20 @@ def train(
     def take(*arrays: Array) -> Any:
         optimizer.zero_grad()
         parts = [tuple(arrays[i : i + 2]) for i in range(0, len(arrays), 2)]
-        total = ranks.compute_gradients(loss, parts, scaler)
-        norm = optimizer.step(clip, scaler, ranks.reduce_norm)
-        ranks.after_step()
+        total = strategy.compute_gradients(loss, parts, scaler)
+        norm = optimizer.step(clip, scaler, strategy.reduce_norm)
+        strategy.after_step()
         return total, norm
 
     one_step: Any = graph.capture(take) if captured else take
     for step in range(steps):
-        parts = parts_of(batch(step, config), ranks, accumulate)
+        parts = parts_of(batch(step, config), strategy, accumulate)
         total, norm = one_step(*(array for part in parts for array in part))
-        losses.append(ranks.sum([float(total) / accumulate])[0] / ranks.ranks)
+        losses.append(strategy.sum([float(total) / accumulate])[0] / strategy.ranks)
         norms.append(0.0 if norm is None else float(norm))
     if captured:
         assert one_step.graphs == 1
-    return Run(model, optimizer, ranks, losses, norms)
+    return Run(model, optimizer, strategy, losses, norms)
 
 
 def vector(run: Run, other: Run) -> tuple[Array, Array]:
@@ -177,12 +177,14 @@ def same(run: Run, alone: Run, tolerance: float = 1e-6) -> None:
     np.testing.assert_allclose(run.losses, alone.losses, rtol=tolerance)
     np.testing.assert_allclose(run.norms, alone.norms, rtol=10 * tolerance)
     ours, others = vector(run, alone)
-    difference, length = run.ranks.sum([((ours - others) ** 2).sum(), (others**2).sum()])
+    difference, length = run.strategy.sum([((ours - others) ** 2).sum(), (others**2).sum()])
     assert length > 1
     assert difference**0.5 <= tolerance * length**0.5, (difference / length) ** 0.5
-    if not (isinstance(run.ranks, Zero) and run.ranks.stage == 3):  # every rank has everything
+    if not (
+        isinstance(run.strategy, Zero) and run.strategy.stage == 3
+    ):  # every rank has everything
         crc = zlib.crc32(b"".join(p.numpy().tobytes() for p in run.model.parameters()))
-        assert run.ranks.sum([crc]) == [crc * run.ranks.ranks]
+        assert run.strategy.sum([crc]) == [crc * run.strategy.ranks]
 
 
 def check_every_mode_equals_one_process(comm: Comm, folder: Path) -> None:
@@ -295,9 +297,9 @@ def check_a_parameter_that_one_rank_alone_uses(comm: Comm, folder: Path) -> None
         def loss(x: Array, y: Array, run: Run = run) -> Tensor:
             found: Tensor = run.model(x, y)
             assert isinstance(run.model, Extended)
-            return found + run.model.unused.sum() if run.ranks.rank == 0 else found
+            return found + run.model.unused.sum() if run.strategy.rank == 0 else found
 
-        run.ranks.compute_gradients(loss, parts_of(batch(1, ODD), run.ranks, 1))
+        run.strategy.compute_gradients(loss, parts_of(batch(1, ODD), run.strategy, 1))
         for piece in run.optimizer.flat.pieces:
             places = piece.begin + np.arange(len(piece.grad))
             slot = run.optimizer.flat.slots["unused"].piece
@@ -305,7 +307,7 @@ def check_a_parameter_that_one_rank_alone_uses(comm: Comm, folder: Path) -> None
             assert np.all(backend.to_numpy(piece.grad)[used] == np.float32(1 / comm.size)), name
         assert run.optimizer.flat.without_gradient() == {"blocks.1.unused"}
         run.optimizer.step()
-        run.ranks.after_step()
+        run.strategy.after_step()
         assert (run.model.unused.numpy() < 1).all()
 
 
@@ -330,7 +332,7 @@ def check_adafactor(comm: Comm, folder: Path) -> None:
             for kind in kinds:
                 state = backend.to_numpy(run.optimizer.state[kind])
                 crc = zlib.crc32(state.tobytes())
-                assert run.ranks.sum([crc]) == [crc * comm.size], f"{name}: {kind}"
+                assert run.strategy.sum([crc]) == [crc * comm.size], f"{name}: {kind}"
                 if dtype == "float32":
                     expected = backend.to_numpy(alone.optimizer.state[kind])
                     found = optim.flat.cut(state, run.optimizer.slots[kind])
@@ -370,19 +372,19 @@ def check_steps_that_are_not_finite_are_skipped_by_all(comm: Comm, folder: Path)
         skips_a_step(STRATEGIES[name](comm), name, make=muon)
 
 
-def skips_a_step(ranks: Ranks, name: str, **options: Any) -> None:
+def skips_a_step(strategy: Strategy, name: str, **options: Any) -> None:
     """Check that a step whose loss is NaN on the last rank changes nothing."""
-    run = train(ranks, steps=1, **options)
+    run = train(strategy, steps=1, **options)
     before = [data.copy() for *_, data in run.optimizer.flat.owned()]
     before += [array.copy() for array in run.optimizer.state.values()]
     run.optimizer.zero_grad()
 
     def loss(x: Array, y: Array, run: Run = run) -> Tensor:
         found: Tensor = run.model(x, y)
-        return found * (np.nan if run.ranks.rank == run.ranks.ranks - 1 else 1.0)
+        return found * (np.nan if run.strategy.rank == run.strategy.ranks - 1 else 1.0)
 
-    ranks.compute_gradients(loss, parts_of(batch(1, ODD), ranks, 1))
-    norm = run.optimizer.step(1.0, None, ranks.reduce_norm)
+    strategy.compute_gradients(loss, parts_of(batch(1, ODD), strategy, 1))
+    norm = run.optimizer.step(1.0, None, strategy.reduce_norm)
     assert norm is not None
     assert not np.isfinite(float(norm)), name
     after = [data for *_, data in run.optimizer.flat.owned()]
@@ -407,7 +409,7 @@ def check_evaluation_with_other_numbers_of_batches(comm: Comm, folder: Path) -> 
         for counts in ([2] * (comm.size - 1) + [1], [1] + [0] * (comm.size - 1)):
             mine = [ignoring(10 * comm.rank + i) for i in range(counts[comm.rank])]
             everyone = [ignoring(10 * r + i) for r in range(comm.size) for i in range(counts[r])]
-            found = mean_loss(run.model, run.model, mine, run.ranks)
+            found = mean_loss(run.model, run.model, mine, run.strategy)
             assert found == pytest.approx(mean_loss(alone.model, alone.model, everyone), rel=1e-6)
 
 
@@ -476,17 +478,15 @@ def check_a_run_resumes_on_other_ranks(comm: Comm, folder: Path) -> None:
         (("zero 3", "flat", "zero 1"), muon),
     ):
         place = folder / "-".join((make.__name__, *chain)).replace(" ", "")
-        for strategy, group, stop_after in zip(
-            chain, (comm, fewer, comm), (3, 5, None), strict=True
-        ):
+        for name, group, stop_after in zip(chain, (comm, fewer, comm), (3, 5, None), strict=True):
             if group is comm or comm.rank < half:
-                ranks = STRATEGIES[strategy](group)
+                strategy = STRATEGIES[name](group)
                 parts = 4 // group.size
                 trainer = make_trainer(
-                    place / "ranks", ranks, steps=12, micro_batches=parts, stop_after=stop_after,
+                    place / "ranks", strategy, steps=12, micro_batches=parts, stop_after=stop_after,
                     make_optimizer=make,
                 )  # fmt: skip
-                assert trainer.resume() == (strategy != chain[0])
+                assert trainer.resume() == (name != chain[0])
                 trainer.run()
             comm.barrier()
         assert trainer.step == 12
@@ -503,9 +503,9 @@ def check_errors(comm: Comm, folder: Path) -> None:
         DataParallel(comm, bucket_mb=0)
     with pytest.raises(ArgumentError, match="stage is 4, expected 1, 2 or 3"):
         Zero(comm, 4)
-    for ranks in (Zero(comm, 2), DataParallel(comm, "flat")):
+    for strategy in (Zero(comm, 2), DataParallel(comm, "flat")):
         with pytest.raises(ArgumentError, match=r"prepare\(\) was not called"):
-            ranks.reduce_gradients()
+            strategy.reduce_gradients()
     with pytest.raises(ArgumentError, match="Linear has no parameters in a ModuleList"):
         Zero(comm, 3).prepare(nn.Linear(3, 2), optim.SGD)
     if comm.size > 1:
@@ -516,7 +516,7 @@ def check_errors(comm: Comm, folder: Path) -> None:
         with pytest.raises(CommError, match=r"Zero: blocks.0.*\(20,\)' on rank 1; .*; and 35 more"):
             Zero(comm, 1).prepare(GPT2(wider), optim.SGD)
         data = {"data": {"key": int(odd)}}
-        trainer = make_trainer(folder, DataParallel(comm), clip=1.0 + odd, belongs_to=data)
+        trainer = make_trainer(folder, DataParallel(comm), clip=1.0 + odd, fingerprint=data)
         with pytest.raises(CommError, match=r"train: clip is .* on rank 1; data key is .* 1 on"):
             trainer.run()
 
@@ -547,15 +547,15 @@ class Twice(GPT2):
 
 def check_misuse_is_an_error(comm: Comm, folder: Path) -> None:
     x, y = batch(0, ODD)
-    ranks = DataParallel(comm, "overlap")
+    strategy = DataParallel(comm, "overlap")
     model = GPT2(ODD).to(Here.device)
-    ranks.prepare(model, optim.SGD)
-    with ranks.no_sync():
+    strategy.prepare(model, optim.SGD)
+    with strategy.no_sync():
         model(x, y).backward()
     model(x, y).backward()
     with pytest.raises(GradError, match=r"already on its way .* expected no_sync\(\)"):
         model(x, y).backward()
-    ranks.reduce_gradients()
+    strategy.reduce_gradients()
     for stage in (2, 3):
         zero = Zero(comm, stage)
         again = Twice(ODD).to(Here.device)

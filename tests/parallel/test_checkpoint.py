@@ -6,6 +6,7 @@ import math
 import os
 import tempfile
 import tracemalloc
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,8 +28,13 @@ from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel.checkpoint import Shards, load_latest, load_pieces, pieces_of, save_pieces
 from tensorgrad.parallel.merge import merge
 from tensorgrad.placement import ArrayPiece, Placement, cut_box, divide
-from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint, sums_of
-from tensorgrad.train.ranks import OneProcess
+from tensorgrad.train.checkpoint import (
+    PendingCheckpoint,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
+from tensorgrad.train.strategy import OneProcess
 from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 from tests.disk import flip, full_disk
 from tests.parallel.threads import on_ranks
@@ -235,7 +241,11 @@ def test_an_empty_parameter_is_one_of_the_model(tmp_path: Path) -> None:
     path = save_pieces(Comm(), tmp_path / "ranks", 1, model, optimizer, STATE, 1)
     merge(load_checkpoint(path), tmp_path / "model.safetensors")
     model.load_state_dict(load_arrays(tmp_path / "model.safetensors"))
-    OneProcess().save(tmp_path / "one", 1, model, optimizer, STATE, 1)
+    contents = OneProcess().contents(model, optimizer)
+    assert contents is not None
+    pending = PendingCheckpoint(tmp_path / "one", 1, contents, STATE, 1)
+    pending.write()
+    pending.finish()
     found = load_latest(tmp_path / "one", Comm())
     assert found is not None
     load_pieces(Comm(), found, model, optimizer)
@@ -393,7 +403,9 @@ def test_pieces_that_a_file_does_not_hold_take_no_memory(tmp_path: Path) -> None
     def described(pieces: object) -> Any:
         text = pieces if isinstance(pieces, str) else json.dumps(pieces)
         save_arrays(path, {"a": np.ones(4, np.float32)}, {"pieces": text})
-        state = {"format": 1, "step": 1, "metrics": {}, "files": {path.name: sums_of(path)}}
+        data = path.read_bytes()
+        files = {path.name: {"bytes": len(data), "crc32": zlib.crc32(data)}}
+        state = {"format": 1, "step": 1, "metrics": {}, "files": files}
         (folder / "state.json").write_text(json.dumps(state))
         return load_checkpoint(folder)
 

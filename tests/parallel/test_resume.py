@@ -19,7 +19,7 @@ import pytest
 from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train.checkpoint import list_checkpoints
 from tensorgrad.train.log import read_metrics
-from tensorgrad.train.ranks import OneProcess
+from tensorgrad.train.strategy import OneProcess
 from tensorgrad.weights import load_arrays
 from tests.processes import started, wait_for, wait_until
 from tests.ranks import mpirun, run_ranks

@@ -11,9 +11,9 @@ from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2
 from tensorgrad.parallel import Comm, Handle
 from tensorgrad.parallel.mesh import Mesh
-from tensorgrad.parallel.program import check_model, make_ranks
+from tensorgrad.parallel.program import check_model, make_strategy
 from tensorgrad.train.language import LanguageSettings
-from tensorgrad.train.ranks import OneProcess
+from tensorgrad.train.strategy import OneProcess
 from tests.parallel import strategies
 from tests.parallel.threads import on_ranks
 from tests.ranks import run_ranks
@@ -78,22 +78,22 @@ class Recording(Comm):
 def test_every_step_sends_the_same_memory_in_the_same_order(name: str) -> None:
     """A captured step can be replayed: nothing depends on time, nothing is allocated."""
     comm = Recording()
-    ranks = strategies.STRATEGIES[name](comm)
-    run = strategies.train(ranks, steps=1, accumulate=2)
+    strategy = strategies.STRATEGIES[name](comm)
+    run = strategies.train(strategy, steps=1, accumulate=2)
     steps: list[list[tuple[Any, ...]]] = []
     early = []
     for step in range(3):
         comm.calls.clear()
         run.optimizer.zero_grad()
-        parts = strategies.parts_of(strategies.batch(step, strategies.ODD), ranks, 2)
-        with ranks.no_sync():
+        parts = strategies.parts_of(strategies.batch(step, strategies.ODD), strategy, 2)
+        with strategy.no_sync():
             run.model(*parts[0]).backward()
         run.model(*parts[1]).backward()
         early.append(len(comm.calls))
-        ranks.reduce_gradients()
+        strategy.reduce_gradients()
         in_all = len(comm.calls)
-        run.optimizer.step(1.0, None, ranks.reduce_norm)
-        ranks.after_step()
+        run.optimizer.step(1.0, None, strategy.reduce_norm)
+        strategy.after_step()
         steps.append(list(comm.calls))
     assert steps[0] == steps[1] == steps[2]
     if name in strategies.OVERLAPPING:
@@ -109,7 +109,7 @@ def test_every_step_sends_the_same_memory_in_the_same_order(name: str) -> None:
 def test_ranks_have_float32_gradients(mesh: dict[str, Any]) -> None:
     settings = LanguageSettings(dtype="bfloat16-parameters", grad_dtype="bfloat16", **mesh)
     with pytest.raises(ArgumentError, match="--grad-dtype: got bfloat16 with 2 ranks, expected"):
-        on_ranks(2, partial(make_ranks, settings))
+        on_ranks(2, partial(make_strategy, settings))
 
 
 @pytest.mark.parametrize(

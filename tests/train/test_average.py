@@ -38,7 +38,9 @@ def test_what_cannot_be_averaged_is_named(tmp_path: Path) -> None:
         average_checkpoints([tmp_path / "nowhere"])
     older = save(tmp_path, 1, weight=np.zeros(2, np.float32))
     newest = save(tmp_path, 2, weight=np.zeros(3, np.float32))
-    with pytest.raises(CheckpointError, match=r"step-00000001 is of another model than .*00000002"):
+    with pytest.raises(
+        CheckpointError, match=r"step-00000001 was saved from a different model than .*00000002"
+    ):
         average_checkpoints([newest, older])
     (newest / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="it is damaged"):

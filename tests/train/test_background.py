@@ -20,7 +20,12 @@ from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel.checkpoint import Shards
 from tensorgrad.train import checkpoint
 from tensorgrad.train.background import BackgroundSaving, HostMemory
-from tensorgrad.train.checkpoint import PendingCheckpoint, list_checkpoints, load_checkpoint
+from tensorgrad.train.checkpoint import (
+    Contents,
+    PendingCheckpoint,
+    list_checkpoints,
+    load_checkpoint,
+)
 from tensorgrad.weights import save_arrays
 from tests.parallel.test_checkpoint import FULL, held_on
 from tests.parallel.threads import on_ranks
@@ -199,14 +204,14 @@ def test_without_threads_a_checkpoint_is_written_at_once(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    saving = PendingCheckpoint(tmp_path, 1, {"model": {"a": np.ones(3)}}, {})
+    saving = PendingCheckpoint(tmp_path, 1, Contents({"model": {"a": np.ones(3)}}), {})
     background = BackgroundSaving(saving, 1e-9)
     assert background.is_written
     assert load_checkpoint(background.finish()).step == 1
 
 
 def test_a_writer_hurries_once_it_is_waited_for(tmp_path: Path) -> None:
-    saving = PendingCheckpoint(tmp_path, 1, {"model": {"a": np.ones(1 << 21)}}, {})
+    saving = PendingCheckpoint(tmp_path, 1, Contents({"model": {"a": np.ones(1 << 21)}}), {})
     background = BackgroundSaving(saving, 1e-9)
     assert not background.is_written
     assert load_checkpoint(background.finish()).arrays("model")["a"].sum() == 1 << 21
@@ -217,10 +222,10 @@ def test_shards_have_the_bits_that_were_copied(tmp_path: Path) -> None:
 
     def program(comm: Comm) -> None:
         held = list(held_on(Mesh(2, 1, 1, comm.rank), True, FULL))
-        shards = Shards(comm, held)
+        contents = Shards(comm, held).contents()
         plain, copied = (
-            shards.begin(tmp_path / name, 1, {"metrics": {}}, 2, memory)
-            for name, memory in (("plain", None), ("copied", HostMemory()))
+            PendingCheckpoint(tmp_path / name, 1, found, {"metrics": {}})
+            for name, found in (("plain", contents), ("copied", HostMemory().copied(contents)))
         )
         plain.write()
         plain.finish()

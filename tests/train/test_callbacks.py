@@ -15,8 +15,9 @@ from tensorgrad.errors import TrainingError
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import list_checkpoints, step_of
 from tensorgrad.train.log import read_metrics, read_samples
-from tensorgrad.train.loop import Outcome, Trainer
-from tensorgrad.train.ranks import OneProcess, Ranks
+from tensorgrad.train.loop import Trainer
+from tensorgrad.train.run import Outcome
+from tensorgrad.train.strategy import OneProcess, Strategy
 from tests.train.tiny_run import make_trainer
 
 METHODS = ("on_start", "on_step", "on_times", "on_evaluation", "on_sample", "on_checkpoint")
@@ -67,7 +68,7 @@ class Recorder(Callback):
 
 def trainer_with(folder: Path, *callbacks: Callback, **options: Any) -> Trainer:
     """Return a trainer that samples every 7 steps, by drawing random numbers."""
-    trainer = make_trainer(folder, options.pop("ranks", None), **options)
+    trainer = make_trainer(folder, options.pop("strategy", None), **options)
     trainer._callbacks = callbacks
     trainer._sample_every = 7
 
@@ -218,7 +219,7 @@ def test_callbacks_are_ended_when_a_run_is_interrupted(tmp_path: Path) -> None:
     assert (stopped.end.step, stopped.end.finished) == (3, False)
 
 
-class TwoRanks(Ranks):
+class TwoRanks(Strategy):
     """The main one of two ranks, the second of which has the same values."""
 
     ranks = processes = 2
@@ -230,7 +231,7 @@ class TwoRanks(Ranks):
 def test_several_ranks_stop_where_all_know_of_the_error(tmp_path: Path) -> None:
     options: dict[str, Any] = {"log_every": 4, "evaluate_every": 24, "checkpoint_every": 24}
     broken = Recorder("on_step", at=3)
-    trainer = trainer_with(tmp_path, broken, ranks=TwoRanks(), **options)
+    trainer = trainer_with(tmp_path, broken, strategy=TwoRanks(), **options)
     trainer._sampler = None
     with pytest.raises(ValueError, match="on_step at 3"):
         trainer.run()
@@ -276,7 +277,7 @@ def test_a_callback_stops_a_run_which_then_resumes(tmp_path: Path, alone: Any) -
     assert bits(resumed) == alone[0]
     assert files(tmp_path / "run")["metrics.jsonl"] == alone[1]["metrics.jsonl"]
     # Step 4 asks, step 8 tells all ranks.
-    several: dict[str, Any] = {"log_every": 4, "evaluate_every": 24, "ranks": TwoRanks()}
+    several: dict[str, Any] = {"log_every": 4, "evaluate_every": 24, "strategy": TwoRanks()}
     assert stopped(tmp_path / "ranks", "on_step", **several) == 8
 
 
@@ -286,7 +287,7 @@ class Second(OneProcess):
 
 def test_other_ranks_sample_but_call_nothing(tmp_path: Path) -> None:
     recorder = Recorder()
-    trainer = trainer_with(tmp_path / "run", recorder, ranks=Second())
+    trainer = trainer_with(tmp_path / "run", recorder, strategy=Second())
     trainer.run()
     assert recorder.calls == []
     assert trainer.sampled is not None

@@ -23,8 +23,8 @@ from tensorgrad.train import config
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Trainer, mean_loss
-from tensorgrad.train.ranks import OneProcess, Ranks, count_targets
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.strategy import OneProcess, Strategy, count_targets
 from tests.disk import full_disk
 from tests.processes import started
 from tests.train.tiny_run import MODEL, SMALL, make_trainer
@@ -344,20 +344,20 @@ def test_a_longer_schedule_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("belongs_to", "error", "message"),
+    ("fingerprint", "error", "message"),
     [
-        ({"settings": {}}, ArgumentError, "belongs_to has 'settings' with {}, expected mappings"),
-        ({"step": {}}, ArgumentError, "belongs_to has 'step'"),
-        ({"data": 3}, ArgumentError, "belongs_to has 'data' with 3, expected mappings"),
+        ({"settings": {}}, ArgumentError, "fingerprint has 'settings' with {}, expected mappings"),
+        ({"step": {}}, ArgumentError, "fingerprint has 'step'"),
+        ({"data": 3}, ArgumentError, "fingerprint has 'data' with 3, expected mappings"),
         ({"data": {"key": math.inf}}, ArgumentError, "save: data.key is inf"),
         ({"data": {"key": {1}}}, DtypeError, "JSON does not support a set"),
     ],
 )
 def test_a_checkpoint_that_could_not_be_read_is_refused_before_the_first_step(
-    tmp_path: Path, belongs_to: Any, error: type[Exception], message: str
+    tmp_path: Path, fingerprint: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        make_trainer(tmp_path, belongs_to=belongs_to).run()
+        make_trainer(tmp_path, fingerprint=fingerprint).run()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -532,7 +532,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_changes_nothing(tmp_path: Pa
     before = bits(other)
     with pytest.raises(CheckpointError, match="another model: layers is 1 there, expected 2"):
         other.resume()
-    unnamed = make_trainer(tmp_path, None, replace(MODEL, vocab_size=33), belongs_to={})
+    unnamed = make_trainer(tmp_path, None, replace(MODEL, vocab_size=33), fingerprint={})
     with pytest.raises(CheckpointError, match=r"tokens\.weight is float32\[32, 16\] there"):
         unnamed.resume()
     trainer = make_trainer(tmp_path / "state")
@@ -544,11 +544,11 @@ def test_a_checkpoint_of_another_run_is_refused_and_changes_nothing(tmp_path: Pa
         trainer.load(found)
     words = {"tokenizer": {"sha256": "00"}}
     with pytest.raises(CheckpointError, match="another tokenizer: sha256 is None there"):
-        make_trainer(tmp_path, belongs_to=words).resume()
+        make_trainer(tmp_path, fingerprint=words).resume()
     assert bits(other) == before
 
 
-class Two(Ranks):
+class Two(Strategy):
     """The first of two ranks, the second of which measures and computes the same."""
 
     rank, ranks, is_main = 0, 2, True
@@ -587,14 +587,14 @@ def test_a_rank_that_was_asked_to_stop_stops_all(tmp_path: Path) -> None:
 def test_ranks_start_with_equal_states_and_their_own_random_numbers(tmp_path: Path) -> None:
     make_trainer(tmp_path, stop_after=1).run()
     assert random.get_state()["stream"] == 0
-    ranks = Two()
-    ranks.rank, ranks.is_main = 1, False
-    trainer = make_trainer(tmp_path, ranks, stop_after=1)
+    strategy = Two()
+    strategy.rank, strategy.is_main = 1, False
+    trainer = make_trainer(tmp_path, strategy, stop_after=1)
     trainer.resume()
     trainer.run()
     assert random.get_state()["stream"] == 1
     arrays = [p.data for p in trainer.model.parameters()] + list(trainer.optimizer.state.values())
-    assert ranks.begun == (1, {id(array) for array in arrays})
+    assert strategy.begun == (1, {id(array) for array in arrays})
 
 
 class Second(OneProcess):

@@ -12,7 +12,7 @@ from tensorgrad.errors import CheckpointError
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Trainer
 from tensorgrad.train.patience import Patience
-from tensorgrad.train.ranks import Ranks
+from tensorgrad.train.strategy import Strategy
 from tests.train.tiny_run import make_trainer
 
 # of the evaluations at steps 0, 2, 4, ...; the third of three in a row that are not lower is at 14
@@ -22,9 +22,9 @@ OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def trainer_in(folder: Path, ranks: Ranks | None = None, **options: Any) -> Trainer:
+def trainer_in(folder: Path, strategy: Strategy | None = None, **options: Any) -> Trainer:
     """Return a trainer with these losses, of which the last evaluation has one more value."""
-    trainer = make_trainer(folder, ranks, **{**OPTIONS, **options})
+    trainer = make_trainer(folder, strategy, **{**OPTIONS, **options})
     calls: list[int] = []
 
     def evaluate() -> dict[str, float]:
@@ -80,7 +80,7 @@ def test_without_patience_all_steps_are_done(tmp_path: Path) -> None:
 
 
 def test_ranks_decide_by_the_mean(tmp_path: Path) -> None:
-    class Others(Ranks):
+    class Others(Strategy):
         """Another rank has measured 100 each time, so that no mean is lower after the first."""
 
         ranks = processes = 2

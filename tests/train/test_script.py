@@ -13,7 +13,7 @@ from tensorgrad.data import Corpus, prepare
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import SGD, Optimizer
-from tensorgrad.train import Ranks, ScriptRun, ScriptSettings
+from tensorgrad.train import ScriptRun, ScriptSettings, Strategy
 from tensorgrad.train.checkpoint import best_checkpoint, list_checkpoints, step_of
 from tensorgrad.train.log import read_metrics
 
@@ -165,12 +165,12 @@ def test_a_run_that_fails_before_its_data_was_read_leaves_no_folder(tmp_path: Pa
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
-    ranks = Ranks()
-    ranks.ranks = 3
+    strategy = Strategy()
+    strategy.ranks = 3
     message = "--batch: got 2, expected a multiple of the 3 data parallel ranks"
     with (
         pytest.raises(ArgumentError, match=message),
-        ScriptRun(SETTINGS, tmp_path / "r", ranks=ranks),
+        ScriptRun(SETTINGS, tmp_path / "r", strategy=strategy),
     ):
         pass
     assert not (tmp_path / "r").exists()

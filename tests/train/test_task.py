@@ -97,6 +97,22 @@ def test_a_model_of_a_file_trains_resumes_and_generates(
     assert main(["evaluate", "run", "--model", "nope.py", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)["validation_loss"]
     assert measured == pytest.approx(losses(folder / "run")[-1], abs=1e-6)
+    more = f"--data text.txt --batch 4 --sample 0 {STEPS} --out tuned --init-from run".split()
+    assert main(["train", *more]) == 1
+    assert "which is executed" in caplog.records[-1].getMessage()
+    assert main(["train", *more, "--model", "nope.py", "--stop-after", "3"]) == 0
+    assert main(["train", "--resume", "tuned", "--model", "nope.py"]) == 0
+    assert losses(folder / "tuned")[6] == pytest.approx(measured, abs=1e-6)
+    assert main(["train", *more, "--model", "nope.py", "--dropout", "0.1", "--out", "x"]) == 1
+    assert "--dropout: got 0.1 for NoPE, expected none" in caplog.records[-1].getMessage()
+
+
+def test_micro_batches_take_the_steps_of_whole_batches(folder: Path) -> None:
+    words = f"translation --data phrases --vocab 300 --context 64 --batch 200 {SIZES} {STEPS} "
+    for parts in "13":  # 3 does not divide the rows
+        options = f"--average 0 --test-limit 1 --micro-batches {parts} --out parts-{parts}"
+        assert main(["train", *words.split(), *options.split()]) == 0
+    np.testing.assert_allclose(losses(folder / "parts-3"), losses(folder / "parts-1"), rtol=1e-5)
 
 
 def test_a_task_of_a_file_trains_resumes_and_evaluates(
@@ -133,6 +149,13 @@ def test_a_task_of_a_file_trains_resumes_and_evaluates(
         ("gpt2 --model transformer-lm", "--model: got transformer-lm with tensorgrad train gpt2"),
         ("transformer-lm --width 30 --heads 4", "--width: got 30, expected a multiple of 8"),
         ("parity.py --bits 0", "--bits: got 0, expected 1 or more"),
+        ("parity.py --foo", "--foo: unknown option; see `tensorgrad train parity.py --help`"),
+        ("blind.py --patience 2", "--patience: got 2 for Blind, which measures no validation_loss"),
+        (
+            "blind.py --device cpu --out x",
+            "TASK: Blind has no `batches`, expected the method, or a loader",
+        ),
+        ("empty.py", "TASK: Empty has no `build`, expected the method that returns its model"),
         ("parity.py --tp 2", "--tp 2: got one process, expected several ranks: mpirun -n 2 tens"),
     ],
 )
@@ -140,6 +163,9 @@ def test_bad_words_are_one_line(
     words: str, said: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "broken.py").write_text("1 / 0")
+    start = "from tensorgrad.train import Task\n"
+    (folder / "empty.py").write_text(f"{start}class Empty(Task): ...")
+    (folder / "blind.py").write_text(f"{start}class Blind(Task):\n    build = None")
     assert main(["train", *words.split()]) == 1
     lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(lines) == 1

@@ -22,8 +22,8 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.tensor import Tensor
 from tensorgrad.train import command_line
 from tensorgrad.train.loop import Trainer, mean_loss
-from tensorgrad.train.ranks import MakeOptimizer, OneProcess, Ranks
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.strategy import MakeOptimizer, OneProcess, Strategy
 
 MODEL = GPT2Config(vocab_size=32, context=8, layers=1, heads=2, width=16, dropout=0.1)
 SMALL: dict[str, Any] = {
@@ -49,9 +49,9 @@ def tokens() -> np.ndarray[Any, Any]:
 
 def make_trainer(
     folder: Path,
-    ranks: Ranks | None = None,
+    strategy: Strategy | None = None,
     model_config: GPT2Config = MODEL,
-    belongs_to: Mapping[str, Mapping[str, Any]] | None = None,
+    fingerprint: Mapping[str, Mapping[str, Any]] | None = None,
     model_device: str = "cpu",
     make_optimizer: MakeOptimizer | None = None,
     **options: Any,
@@ -61,7 +61,7 @@ def make_trainer(
     random.seed(settings.seed)
     model = GPT2(model_config).to(model_device, settings.parameter_dtype)
     precision = settings.precision()
-    rank, count = (ranks.rank, ranks.ranks) if ranks else (0, 1)
+    rank, count = (strategy.rank, strategy.ranks) if strategy else (0, 1)
     train, validation = (
         TokenLoader(part, settings.batch, model.context, settings.seed, rank, count)
         for part in (tokens()[:1800], tokens()[1800:])
@@ -73,11 +73,11 @@ def make_trainer(
 
     def evaluate() -> dict[str, float]:
         batches = validation.evaluation_batches(3)
-        return {"validation_loss": mean_loss(model, loss, batches, ranks)}
+        return {"validation_loss": mean_loss(model, loss, batches, strategy)}
 
     return Trainer(
         model,
-        (ranks or OneProcess()).prepare(model, make_optimizer or settings.optimizer),
+        (strategy or OneProcess()).prepare(model, make_optimizer or settings.optimizer),
         loss,
         train.iterate,
         settings.learning_rate,
@@ -85,8 +85,8 @@ def make_trainer(
         folder,
         tokens_per_step=settings.batch * model.context,
         evaluate=evaluate,
-        belongs_to={"model": asdict(model_config)} if belongs_to is None else belongs_to,
-        ranks=ranks,
+        fingerprint={"model": asdict(model_config)} if fingerprint is None else fingerprint,
+        strategy=strategy,
         scaler=settings.scaler(),
     )
 

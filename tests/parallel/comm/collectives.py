@@ -167,19 +167,23 @@ def check_data_parallel(comm: Comm, device: str) -> None:
     np.testing.assert_allclose(
         backend.to_numpy(grad), np.arange(5) * (comm.size - 1) / 2, rtol=1e-6
     )
-    ranks = parallel.DataParallel(comm)
-    assert (ranks.rank, ranks.ranks, ranks.is_main) == (comm.rank, comm.size, comm.rank == 0)
-    assert ranks.sum([comm.rank, 0.5]) == [comm.size * (comm.size - 1) / 2, comm.size / 2]
-    assert ranks.sum([]) == []
+    strategy = parallel.DataParallel(comm)
+    assert (strategy.rank, strategy.ranks, strategy.is_main) == (
+        comm.rank,
+        comm.size,
+        comm.rank == 0,
+    )
+    assert strategy.sum([comm.rank, 0.5]) == [comm.size * (comm.size - 1) / 2, comm.size / 2]
+    assert strategy.sum([]) == []
     arrays = [backend.to_device(np.full(3, comm.rank + 1.0), device) for _ in range(2)]
-    ranks.begin(7, arrays)
+    strategy.begin(7, arrays)
     for array in arrays:
         same(array, np.ones(3))
     with pytest.raises(ArgumentError, match="was not called"):
-        ranks.reduce_gradients()
-    optimizer = ranks.prepare(nn.Linear(3, 2).to(device), optim.SGD)
+        strategy.reduce_gradients()
+    optimizer = strategy.prepare(nn.Linear(3, 2).to(device), optim.SGD)
     optimizer.flat.grad.fill(comm.rank)
-    ranks.reduce_gradients()
+    strategy.reduce_gradients()
     same(optimizer.flat.grad, np.full(optimizer.flat.size, (comm.size - 1) / 2, "float32"))
 
 

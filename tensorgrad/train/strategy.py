@@ -3,9 +3,9 @@
 A step of the loop is
 
     optimizer.zero_grad()
-    ranks.compute_gradients(...)                            # forward, backward, all-reduce
-    optimizer.step(..., reduce_norm=ranks.reduce_norm)      # clip by the norm over all ranks
-    ranks.after_step()                                      # all-gather of updated parameters
+    strategy.compute_gradients(...)                            # forward, backward, all-reduce
+    optimizer.step(..., reduce_norm=strategy.reduce_norm)      # clip by the norm over all ranks
+    strategy.after_step()                                      # all-gather of updated parameters
 
 and strategies (parallel/data.py, zero.py, pipeline.py) differ only inside these calls.
 
@@ -29,14 +29,7 @@ from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.flat import NamedParameters
 from tensorgrad.tensor import Tensor
-from tensorgrad.train.background import HostMemory
-from tensorgrad.train.checkpoint import (
-    Checkpoint,
-    PendingCheckpoint,
-    Saving,
-    check_arrays,
-    load_latest,
-)
+from tensorgrad.train.checkpoint import Checkpoint, Contents, check_arrays, load_latest
 
 Batch = tuple[Any, ...]  # NumPy arrays whose first axis counts the rows
 Loss = Callable[..., Tensor]
@@ -65,8 +58,8 @@ def count_targets(*arrays: Any) -> Any:
     return len(arrays[0])
 
 
-class Ranks:
-    """The processes that train together; the base class is one process alone.
+class Strategy:
+    """How ranks train together; the base class is one process alone.
 
     A strategy overrides methods. Every rank calls the same methods in the same order.
 
@@ -218,69 +211,17 @@ class Ranks:
         """Return the sums of numbers over the ranks, the same on every rank."""
         return list(values)
 
-    def save(
-        self,
-        folder: Path,
-        step: int,
-        model: Module,
-        optimizer: Optimizer,
-        state: Mapping[str, Any],
-        keep: int,
-    ) -> Path | None:
-        """Write a checkpoint of the model and the optimizer, as `save_checkpoint` does.
+    def contents(self, model: Module, optimizer: Optimizer) -> Contents | None:
+        """Return what this rank writes of a checkpoint; None on ranks that do not write.
 
-        Args:
-            folder, step, model, optimizer, state, keep: as for `begin_save`.
-        Returns:
-            The checkpoint's folder; None on ranks that do not write it.
-        Raises:
-            CheckpointError: it cannot be written; earlier ones are unchanged.
-        """
-        saving = self.begin_save(folder, step, model, optimizer, state, keep)
-        if saving is None:
-            return None
-        saving.write()
-        return saving.finish()
-
-    def begin_save(
-        self,
-        folder: Path,
-        step: int,
-        model: Module,
-        optimizer: Optimizer,
-        state: Mapping[str, Any],
-        keep: int,
-        *,
-        memory: HostMemory | None = None,
-    ) -> Saving | None:
-        """Return a checkpoint of the model and the optimizer to write and finish.
-
-        The ranks begin and finish together; each writes by itself, in any thread.
-
-        Args:
-            folder, step, keep: as for `save_checkpoint`.
-            model, optimizer: whose arrays are saved.
-            state: the other entries to save; those of the main rank count.
-            memory: for copies of the arrays, which then may change before `write` has ended.
-        Returns:
-            The checkpoint; None on ranks that do not write it.
-        Raises:
-            ArgumentError, DtypeError: the state could not be read again.
-            CheckpointError: no folder can be made for it; earlier ones are unchanged.
+        The ranks begin and finish a checkpoint together; each writes by itself, in any thread.
         """
         if not self.is_main:
             return None
         arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
-        numbers = optimizer.numbers()
-        found = optimizer.state_dict()
+        numbers, found = optimizer.numbers(), optimizer.state_dict()
         buffers = {name: value for name, value in found.items() if name not in numbers}
-        groups = {"model": arrays, "optimizer": buffers}
-        if memory is not None:
-            copies = iter(memory.copies([*arrays.values(), *buffers.values()]))
-            groups = {
-                group: {name: next(copies) for name in members} for group, members in groups.items()
-            }
-        return PendingCheckpoint(folder, step, groups, {**state, "optimizer": numbers}, keep)
+        return Contents({"model": arrays, "optimizer": buffers}, numbers)
 
     def load_latest(self, folder: Path) -> Checkpoint | None:
         """Open the newest intact checkpoint, the same on all ranks; None if there is none.
@@ -291,7 +232,7 @@ class Ranks:
         return load_latest(folder)
 
     def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
-        """Load a checkpoint that `save` has written on any number of ranks.
+        """Load a checkpoint that any number of ranks has written.
 
         Raises:
             CheckpointError: it does not fit; then nothing is changed.
@@ -318,13 +259,13 @@ def mean_of(loss: Loss, batch: Batch) -> Tensor:
 
 
 def weighted(value: Tensor, shares: Array | None, number: int) -> Tensor:
-    """Return the mean loss of a part times its share, see `Ranks.shares`."""
+    """Return the mean loss of a part times its share, see `Strategy.shares`."""
     if shares is None:
         return value
     return value * Tensor(shares[number : number + 1].reshape(()).astype(value.dtype))
 
 
-class OneProcess(Ranks):
+class OneProcess(Strategy):
     """Training without other ranks."""
 
     captures = True
