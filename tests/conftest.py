@@ -25,8 +25,10 @@ hypothesis.settings.register_profile(  # of `make fuzz`; tests/fuzz/cases.py
 )
 hypothesis.settings.load_profile("tensorgrad")
 
-# Shells start what runs in the background with SIGINT ignored, and programs would inherit that.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def pytest_runtest_setup() -> None:
+    """Let Ctrl-C raise: shells ignore it in the background, and other libraries leave handlers."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _MEMORY = Path("/dev/shm")

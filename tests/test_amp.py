@@ -17,7 +17,7 @@ from tensorgrad.amp import cast_operands
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.attention import sm80 as attention_sm80
-from tensorgrad.kernels.attention.options import AttentionOptions
+from tensorgrad.kernels.attention.options import AttentionOptions, ForwardPass
 from tensorgrad.ops import attention as attention_ops
 from tensorgrad.tensor import Tensor
 from tests.gpu_array import GpuArray, on_gpu
@@ -223,8 +223,8 @@ def test_attention_keeps_tf32_for_its_backward(
         asked.append(options.tf32)
         return np.zeros_like(arrays[0]), arrays[0][..., 0]
 
-    def backward(dy: Any, arrays: Any, y: Any, sums: Any, options: Any, gradients: Any) -> None:
-        asked.append(options.tf32)
+    def backward(dy: Any, done: ForwardPass, gradients: Any) -> None:
+        asked.append(done.options.tf32)
 
     kernels = SimpleNamespace(forward=forward, backward=backward)
     monkeypatch.setattr(attention_ops, "_implementation", lambda arrays, options: kernels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from itertools import groupby, islice
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.errors import TensorgradError
+from tensorgrad.errors import ArgumentError, TensorgradError
 from tensorgrad.report.curves import charts, title_of
 from tensorgrad.report.document import (
     check_output,
@@ -65,6 +66,8 @@ def write_report(folder: Path, out: Path | None = None, progress: Progress | Non
     target = folder / FILE if out is None else out
     if out is not None:
         check_output("--out", out, (".html", ".htm"))
+    elif folder.is_dir() and not os.access(folder, os.W_OK):
+        raise ArgumentError(f"report: {folder} is not writable, choose another place with --out")
     write_text(target, page(read_run(folder, progress)))
     return target
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import socket
 import struct
 import time
@@ -62,6 +63,8 @@ def endless_line(stranger: Stranger) -> None:
 
 
 def idle_connections(stranger: Stranger) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # of the stranger alone
     for _ in range(IDLE):
         stranger.connect()
 
