@@ -122,18 +122,23 @@ def linear_cross_entropy(
 
 
 class _Early:
-    """The gradients that forward has computed, for dy == 1; the first backward takes them."""
+    """The gradients that forward has computed, for dy == 1; the first backward takes them.
 
-    def __init__(self, gradients: list[Array | None], loan: Loan | None) -> None:
-        self._gradients: list[Array | None] | None = gradients
-        self.loan = loan  # where dweight is, if it is in the gradient of the weight
+    Args:
+        arrays: of x, weight and bias.
+        loan: where dweight is, if it is in the gradient of the weight.
+    """
+
+    def __init__(self, arrays: list[Array | None], loan: Loan | None) -> None:
+        self.arrays: list[Array | None] | None = arrays
+        self.loan = loan
 
     def take(self) -> list[Array | None] | None:
-        """Return them, once; then None."""
-        gradients, self._gradients = self._gradients, None
-        if gradients is not None and self.loan is not None:
-            gradients[1] = self.loan.array
-        return gradients
+        """Return the gradients, once; then None."""
+        arrays, self.arrays = self.arrays, None
+        if arrays is not None and self.loan is not None:
+            arrays[1] = self.loan.array
+        return arrays
 
 
 class _ChunkedLoss(NamedTuple):

@@ -318,12 +318,13 @@ def _owner(array: Array) -> Array:
 
 
 def _arrays(saved: Iterable[Any], depth: int = 2) -> Iterator[Array]:
-    """Yield the arrays in what an op saved, in containers too."""
+    """Yield the arrays in what an op saved, in containers and in the `arrays` of objects too."""
     for each in saved:
         if is_array(each):
             yield each
-        elif isinstance(each, tuple | list) and depth:
-            yield from _arrays(each, depth - 1)
+        elif depth:
+            held = each if isinstance(each, tuple | list) else getattr(each, "arrays", None)
+            yield from _arrays(held or (), depth - 1)
 
 
 def allocator_of(device: str) -> Allocator:

@@ -53,6 +53,13 @@ def test_a_chain_of_two_ops_by_hand() -> None:
     assert 16 * MB <= peak.used < 17 * MB
 
 
+def test_gradients_that_a_loss_computes_in_forward_are_activations() -> None:
+    x, weight = (Tensor(np.ones((1024, 256), "float32"), requires_grad=True) for _ in "xw")
+    targets = np.zeros(1024, "int64")
+    recording = recorded(lambda: tg.linear_cross_entropy(x, weight, targets))
+    assert kinds(recording, -1) == {"parameters": 2, "activations": 2}
+
+
 def test_kinds_sum_up_to_the_peak_and_nothing_is_negative() -> None:
     step = Step()
     with Profiler(step.model, step.optimizer, memory=True) as found:
