@@ -421,7 +421,7 @@ def _wrong_number(node: Node, found: Sequence[Any]) -> GradError:
 def _need(
     edge: Any, known: dict[Edge | None, Any], shared: dict[Edge, Gradient], into_leaves: bool
 ) -> Any:
-    """Return the need for an edge that is no node: for a leaf with a gradient, that gradient.
+    """Return the need for an edge that is not a node: for a leaf with a gradient, that gradient.
 
     Not with one of 16 bits where more than one op contributes: what they return in float32 is added
     up in float32 and rounded once.

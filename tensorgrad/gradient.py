@@ -114,7 +114,7 @@ class Gradient:
         return 1
 
 
-class Capture(Protocol):
+class CapturedStep(Protocol):
     """What a step that becomes a CUDA graph keeps of gradients; see graph.py."""
 
     def wait(
@@ -145,7 +145,7 @@ class LeafGradient(Gradient):
         super().__init__(array, dtype=array.dtype)
         self.is_own, self.beta, self.is_touched = True, 1, False
         self.is_wide = array.dtype == compute_dtype(array.dtype)
-        self.capture: Capture | None = None
+        self.capture: CapturedStep | None = None
         self.is_waited_for = False
         self.loan: Loan | None = None
 

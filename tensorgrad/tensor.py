@@ -90,6 +90,7 @@ class Tensor:
 
     @grad.setter
     def grad(self, array: Array | None) -> None:
+        """Hold an array from now on; None: no gradient."""
         if array is None:
             self.gradient = None
         elif self.gradient is None or self.gradient.array is not array:

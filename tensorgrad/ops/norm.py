@@ -20,10 +20,10 @@ from tensorgrad.checks import check_integer, check_range, check_shape, promoted
 from tensorgrad.dtypes import compute_dtype
 from tensorgrad.engine import assigned_since, latest_version, mode
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.gradient import Gradient, Gradients, Needs, Recompute, Saved, accumulated
+from tensorgrad.gradient import Gradient, Gradients, Needs, Recompute, Saved, accumulated, out_of
 from tensorgrad.kernels import norm as norm_cuda
+from tensorgrad.kernels.reduce import PartialSum, sum_parts
 from tensorgrad.operands import float_tensor
-from tensorgrad.ops.column_sums import column_sums
 from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.shape import astype, reshape
 from tensorgrad.tensor import Tensor
@@ -361,6 +361,39 @@ def _backward_numpy(
     if dsum is not None:
         dx += dsum
     return dx, dweights.sum(0), dbiases.sum(0)
+
+
+def column_sums(parts: Sequence[Array], needs: Sequence[Any]) -> list[Array | None]:
+    """Return the sums of the columns of matrices, which are gradients of biases and norm weights.
+
+    All are added by one launch, in a captured step by one with those of other layers.
+
+    Args:
+        parts: (N, C) each, on the GPU, float32 or float64, rows contiguous.
+        needs: of each gradient.
+
+    Returns:
+        None where the gradient is not wanted, or is added to the one so far.
+    """
+    now: list[PartialSum] = []
+    found: list[Array | None] = []
+    for rows, need in zip(parts, needs, strict=True):
+        own = None
+        if need:
+            target = out_of(need, rows.dtype, rounds=True)
+            if target is None:
+                own = backend.empty(rows.shape[1:], rows.dtype, like=rows)
+                now.append(PartialSum(own, 0, rows))
+            else:
+                one = PartialSum(*target, rows)
+                if not need.waits(one, rows.size * rows.itemsize, sum_parts):
+                    now.append(one)
+        found.append(own)
+    if now:
+        sum_parts(now)
+    return [
+        None if dx is None else accumulated(dx, need) for dx, need in zip(found, needs, strict=True)
+    ]
 
 
 def _block(width: int) -> int:

@@ -121,6 +121,8 @@ def kept(loss: Tensor, model: LanguageModel) -> int:
                 visit(each)
         elif isinstance(value, Node):
             nodes.append(value)
+        else:
+            visit(getattr(value, "arrays", ()))
 
     while nodes:
         edge = nodes.pop()
