@@ -150,12 +150,17 @@ class Watchdog:
 
     def run(self) -> None:
         """Watch until no rank is left."""
-        while self._ranks or (not self._joined and self._listener is not None):
+        while self._ranks or self._may_come():
             self.step()
             if self._ending is not None and time.monotonic() > self._ending:
                 self._kill()
                 break
         self.close()
+
+    def _may_come(self) -> bool:
+        """Whether a rank is expected: one that fails while all end must not find nobody to ask."""
+        expected = not self._joined or self._ending is not None
+        return expected and self._listener is not None
 
     def close(self) -> None:
         """Close all connections."""
@@ -288,6 +293,9 @@ class Watchdog:
             rank.failed = True
             if self._choose_by is None and not self._chosen:
                 self._choose_by = now + _CHOICE
+                for other in self._ranks.values():  # what they said may no longer hold
+                    other.waits = False
+                self._due = self._due if self._asked else now
         elif message is Message.LATE:
             waited = f"rank {rank.number} of {self._size} has waited {seconds:.0f} s in {text}"
             self._late = self._late or waited
@@ -302,7 +310,8 @@ class Watchdog:
         failed = [number for number, rank in self._ranks.items() if rank.failed]
         first = min(failed, default=self._size)
         before = [rank for number, rank in self._ranks.items() if number < first]
-        if time.monotonic() >= self._choose_by or all(rank.waits for rank in before):
+        are_here = self._joined.issuperset(range(first))
+        if time.monotonic() >= self._choose_by or (are_here and all(rank.waits for rank in before)):
             self._choose_by, self._chosen = None, True
             if failed:
                 self._ranks[first].tell(Command.SPEAK)
