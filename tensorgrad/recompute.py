@@ -75,20 +75,20 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 @takes_gradient
-def _backward(given: Any, saved: Saved, needs: Needs) -> Gradients:
+def _backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     call: _Call = saved[0]
-    dy = unwrapped(given)
+    array = unwrapped(dy)
     with _same_conditions(call):
         version = engine.next_version()
         y = call.f(*call.args, **call.kwargs)
         edges = engine.frontier(y, version)
         same = len(edges) == len(call.edges) and all(map(operator.is_, edges, call.edges))
-        if y.dtype != dy.dtype or y.shape != dy.shape or not same:
+        if y.dtype != array.dtype or y.shape != array.shape or not same:
             raise GradError(
                 f"{_name(call.f)}: got shape {y.shape}, dtype {y.dtype} or a graph that differs "
-                f"from the first run, expected {dy.shape}, {dy.dtype} and the same parameters"
+                f"from the first run, expected {array.shape}, {array.dtype} and the same parameters"
             )
-    return engine.gradients(y, given, call.edges)
+    return engine.gradients(y, dy, call.edges)
 
 
 @contextmanager

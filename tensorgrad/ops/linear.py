@@ -86,9 +86,9 @@ def linear(
 
 
 @takes_gradient
-def _linear_backward(given: Any, saved: Saved, needs: Needs) -> Gradients:
+def _linear_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     x, weight, kernel, *_ = saved
-    dy, sums = parts_of(given)
+    dy, sums = parts_of(dy)
     return *_gradients(dy, sums, x, weight, kernel, needs), dy
 
 
@@ -195,9 +195,9 @@ def feed_forward(
 
 
 @takes_gradient
-def _feed_forward_backward(given: Any, saved: Saved, needs: Needs) -> Gradients:
+def _feed_forward_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     x, up, down, kept, h, is_derivative, kernel, *_ = saved
-    dy, dy_sums = parts_of(given)
+    dy, dy_sums = parts_of(dy)
     rows = flat(dy)
     ddown = _weight_gradient(rows, h, needs[3], kernel)
     ddown_bias = _bias_gradient(dy, needs[4], dy_sums)

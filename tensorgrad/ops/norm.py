@@ -269,18 +269,19 @@ def _normalise(
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs, dsum: Array | None = None) -> Gradients:
+    dx: Any
     x, weight, mean, rstd = saved
     if type(dy) is np.ndarray:
         dx, dweight, dbias = _backward_numpy(dy, dsum, x, weight, mean, rstd)
         return dx, accumulated(dweight, needs[1]), accumulated(dbias, needs[2])
     wanted = bool(needs[0]), any(needs[1:])
     dx, sums, parts = norm_cuda.backward(dy, dsum, x, weight, mean, rstd, *wanted)
-    given = dx if sums is None else Gradient(dx, sums)
+    dx = dx if sums is None else Gradient(dx, sums)
     if parts is None:
-        return given, None, None
+        return dx, None, None
     if not parts.size:
-        return given, parts[0, 0], parts[0, 1]
-    return given, *column_sums([parts[:, 0], parts[:, 1]], needs[1:])
+        return dx, parts[0, 0], parts[0, 1]
+    return dx, *column_sums([parts[:, 0], parts[:, 1]], needs[1:])
 
 
 def _backward_added(dys: Sequence[Array | None], saved: Saved, needs: Needs) -> Gradients:
