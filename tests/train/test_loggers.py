@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,9 @@ def test_wandb(tmp_path: Path, wandb_environment: None) -> None:
     files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
     name = json.loads((tmp_path / "run" / "loggers.json").read_text())["wandb"]["run"]
     assert {path.name for path in files} == {f"run-{name}.wandb"}
+    until = time.monotonic() + 10
+    while len(wandb_records(files)[2]) < 4 and time.monotonic() < until:
+        time.sleep(0.1)  # W&B's own process writes the files
     rows, starts, ends = wandb_records(files)
     assert [(row["_step"], row["loss"]) for row in rows if "loss" in row] == [
         *losses(tmp_path / "run").items()
