@@ -119,13 +119,15 @@ def wandb_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_wandb(tmp_path: Path, wandb_environment: None) -> None:
     pytest.importorskip("wandb", reason=f"needs wandb {INSTALL}")
     run_in_pieces(tmp_path / "run", "wandb")
-    files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+    until = time.monotonic() + 10
+    while True:  # W&B's own process writes the files
+        files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
+        rows, starts, ends = wandb_records(files)
+        if len(ends) == 4 or time.monotonic() > until:
+            break
+        time.sleep(0.1)
     name = json.loads((tmp_path / "run" / "loggers.json").read_text())["wandb"]["run"]
     assert {path.name for path in files} == {f"run-{name}.wandb"}
-    until = time.monotonic() + 10
-    while len(wandb_records(files)[2]) < 4 and time.monotonic() < until:
-        time.sleep(0.1)  # W&B's own process writes the files
-    rows, starts, ends = wandb_records(files)
     assert [(row["_step"], row["loss"]) for row in rows if "loss" in row] == [
         *losses(tmp_path / "run").items()
     ]
