@@ -402,12 +402,13 @@ def _run(node: Node, dy: Gradient | None, needs: Sequence[Any]) -> Sequence[Any]
     """
     if dy is None:
         return [None] * len(needs)
-    given = dy if hasattr(node.backward, "takes_gradient") else dy.array
+    array = dy.array
+    operand: Any = dy if hasattr(node.backward, "takes_gradient") else array
     if ranges.active is None:
-        found = node.backward(given, node.saved or (), needs)
+        found = node.backward(operand, node.saved or (), needs)
     else:
-        found = ranges.active.backward(node, given, node.saved or (), needs)
-    return [dy if dx is dy.array else dx for dx in found]
+        found = ranges.active.backward(node, operand, node.saved or (), needs)
+    return [dy if dx is array else dx for dx in found]
 
 
 def _wrong_number(node: Node, found: Sequence[Any]) -> GradError:
