@@ -35,6 +35,7 @@ CHARACTERS_PER_TOKEN = 1500  # to train a vocabulary on; more makes hardly any d
 _log = logging.getLogger(__name__)
 _FORMAT = 3  # of the prepared folder; part of its key
 _FACTS = "corpus.json"
+IN_CACHE = f"*/{_FACTS}"  # by which a folder is known as a cache of `prepare`
 _FILES = ("tokenizer.json", "train.npy", "validation.npy")
 _CHUNK = 1 << 22
 _SHOWN = 1 << 30  # bytes; from here on the check takes a second or more
