@@ -158,8 +158,8 @@ def _checkout(folder: Path) -> _Checkout | None:
                 if (place / "commondir").exists():
                     name = read_bytes(place / "commondir", _NAME_BYTES).decode().strip()
                     common = place / name
-                return _Checkout(top, place.resolve(), common.resolve())
-            except (OSError, DataError, UnicodeError) as error:
+                return _Checkout(top, *(Path(os.path.realpath(path)) for path in (place, common)))
+            except (OSError, ValueError) as error:  # such as a name with a NUL
                 _log.debug("the git checkout is not described: %s", error)
                 return None
         if str(top.parent) in ceilings:
