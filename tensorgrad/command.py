@@ -20,6 +20,7 @@ from tensorgrad.interrupt import INTERRUPTED
 _FIXABLE = (TensorgradError, OSError, UnicodeError)  # by the user, who needs no traceback
 _NO_THREADS = "can't start new thread", "ThreadPoolBuildError"  # of Python, of tokenizers
 _BROKEN_PIPE = 141  # a shell's status for a program killed by SIGPIPE
+_LINE = 4000  # characters of an error
 # Characters that a terminal obeys, or that let it show text in another order, but \n and \t.
 _CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -52,7 +53,7 @@ def command(program: Callable[_Arguments, int | None]) -> Callable[_Arguments, i
                 raise
             status, line = found
             if line:
-                _log.error("%s", line)
+                _log.error("%s", _cut(line))
         finally:
             _end_at_once_on_ctrl_c(program)
             drop_unwritten_output()
@@ -66,6 +67,11 @@ class _Plain(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return without_controls(super().format(record))
+
+
+def _cut(line: str) -> str:
+    """Return the start and the end of a line that is too long to be read."""
+    return line if len(line) <= _LINE else f"{line[: _LINE // 2]} [...] {line[-_LINE // 2 :]}"
 
 
 def without_controls(text: str) -> str:

@@ -144,6 +144,18 @@ def test_a_terminal_gets_no_control_characters(
     assert printable(CONTROLS) == (ESCAPED if is_terminal else CONTROLS)
 
 
+def test_a_message_has_a_length_that_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    @command
+    def fails() -> None:
+        raise ArgumentError(f"--data: got {'x' * 100_000}, expected a file")
+
+    assert fails() == 1
+    (message,) = caplog.messages
+    assert len(message) < 4100
+    assert message.startswith("--data: got x")
+    assert message.endswith("x, expected a file")
+
+
 def test_messages_have_no_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

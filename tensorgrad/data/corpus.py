@@ -26,7 +26,7 @@ from tensorgrad.data.text import SUFFIXES, documents, fingerprint, folder_files
 from tensorgrad.data.token_file import TokenFile, write_tokens
 from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, check_pattern
 from tensorgrad.errors import ArgumentError, DataError
-from tensorgrad.files import hidden_name, locked, make_folder, replacing, sync_folder
+from tensorgrad.files import delete, hidden_name, locked, make_folder, replacing, sync_folder
 from tensorgrad.readers import open_regular, read_json
 
 ProgressCallback = Callable[[str, int, int], None]
@@ -319,7 +319,7 @@ def _alone(target: Path) -> Iterator[None]:
     with locked(hidden_name(target, ".lock"), wait=True) as alone:
         if alone:
             for left in target.parent.glob(_temporary(target, "?" * 8).name):  # by a killed process
-                shutil.rmtree(left)
+                delete(left)
         yield
 
 
@@ -346,7 +346,7 @@ def _replacing_folder(target: Path) -> Iterator[Path]:
         sync_folder(target.parent)
     finally:
         for left in (new, old):
-            shutil.rmtree(left, ignore_errors=True)
+            delete(left)
 
 
 def _temporary(target: Path, end: str) -> Path:

@@ -203,6 +203,19 @@ def test_a_file_gives_settings_that_the_command_line_overrides(tmp_path: Path) -
         assert found == {"steps": 9, "kind": "b", "fast": False}, name
 
 
+def test_a_file_of_settings_runs_no_python_file(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text('{"model": "own.py"}')
+    program = App(
+        default_command=command_line.options_command(LanguageSettings, lambda found: found),
+        **command_line.STYLE,
+    )
+    with pytest.raises(ArgumentError, match="--config: the model of .* name it with --model own"):
+        command_line.run_app(program, ["--config", str(path)])
+    given = ["--config", str(path), "--model", "mine.py"]
+    assert command_line.run_app(program, given) == {"model": "mine.py"}
+
+
 def test_a_saved_config_is_such_a_file(tmp_path: Path) -> None:
     config.save(Settings(steps=7, kind="b", limit=3), tmp_path)
     found = given("--config", str(tmp_path / "config.json"))
