@@ -210,7 +210,7 @@ def test_a_file_of_settings_runs_no_python_file(tmp_path: Path) -> None:
         default_command=command_line.options_command(LanguageSettings, lambda found: found),
         **command_line.STYLE,
     )
-    with pytest.raises(ArgumentError, match="--config: the model of .* name it with --model own"):
+    with pytest.raises(ArgumentError, match=r"--config: the model of .* name it with --model own"):
         command_line.run_app(program, ["--config", str(path)])
     given = ["--config", str(path), "--model", "mine.py"]
     assert command_line.run_app(program, given) == {"model": "mine.py"}
