@@ -27,7 +27,7 @@ from tensorgrad.data.token_file import TokenFile, write_tokens
 from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, check_pattern
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import delete, hidden_name, locked, make_folder, replacing, sync_folder
-from tensorgrad.readers import open_regular, read_json
+from tensorgrad.readers import map_array, open_regular, read_json
 
 ProgressCallback = Callable[[str, int, int], None]
 CHARACTERS_PER_TOKEN = 1500  # to train a vocabulary on; more makes hardly any difference
@@ -200,6 +200,8 @@ def open_prepared(
     for name in _FILES:
         if not (folder / name).is_file():
             raise DataError(f"open_prepared: {folder / name} is missing, expected a file")
+        if name.endswith(".npy"):
+            map_array(folder / name)  # a length that does not fit is an error before all is read
     return _corpus(folder, _sums(folder, progress))
 
 
