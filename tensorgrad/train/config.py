@@ -153,7 +153,9 @@ def _by_value(defaults: Mapping[str, Any]) -> dict[Any, str]:
 def default_of(f: Field[Any], settings: Mapping[str, Any]) -> Any:
     """Return the default of a setting beside others, which are by name."""
     by = f.metadata.get("by")
-    chosen = None if by is None else settings.get(by[0])
+    if by is None:
+        return f.default
+    chosen = settings.get(by[0])
     return by[1].get(chosen, f.default) if isinstance(chosen, str) else f.default
 
 
