@@ -58,6 +58,21 @@ def test_one_rank_measures_kernels_alone(tmp_path: Path) -> None:
     assert (tmp_path / "matrix.png").is_file()
 
 
+@pytest.mark.parametrize(
+    ("mode", "sequences"),
+    [("none", 2), ("zero3", 6), ("pytorch-ddp", 6), ("gpipe", 2), ("tensor", 2)],
+)
+def test_ranks_with_batches_of_their_own_multiply_the_tokens(
+    mode: str, sequences: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = MatrixBench(TINY, Comm(), "cpu")
+    measured = "_peer" if mode.startswith("pytorch") else "_ours"
+    monkeypatch.setattr(bench, measured, lambda case, timer: {"ms": 500.0})
+    row = bench({**CASE, "parallel": mode, "ranks": 1 if mode == "none" else 3})
+    assert row["tokens_per_second"] == sequences * 8 / 0.5
+    assert row["epoch_s"] == 1000 / row["tokens_per_second"]
+
+
 def test_cases_of_ranks_and_of_the_peer() -> None:
     cases = matrix_cases(TINY, CASE, 2, ["flash"], ["zero3", "none"], peer=True)
     assert [(case["parallel"], case["ranks"]) for case in cases] == [

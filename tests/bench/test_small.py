@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tensorgrad.bench import cpu, errors, first_use, options, profiler
+from tensorgrad.bench import cpu, errors, first_use, options, overhead, profiler
 from tensorgrad.bench.decode import KERNELS, decode_sweep
 from tensorgrad.bench.errors import OPS
 from tensorgrad.bench.options import Sizes
@@ -83,6 +85,17 @@ def test_overhead_is_what_an_op_takes_beyond_numpy() -> None:
             total, numpy = row[f"{part}_total_us"], row[f"{part}_numpy_us"]
             assert row[f"{part}_us"] == pytest.approx(total - numpy, abs=1e-5 * (total + numpy))
             assert min(numpy, total) > 0  # a busy machine may interrupt either
+
+
+def test_the_fastest_chain_counts_and_its_time_is_shared_by_its_ops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments = itertools.accumulate(itertools.cycle((0, 3, 0, 1)))  # each second chain takes 1 s
+    clock = SimpleNamespace(perf_counter=lambda: next(moments))
+    monkeypatch.setattr(overhead, "time", clock)
+    found = overhead.measure_overhead({"op": "add", "length": 20, "repeats": 2})
+    assert found["forward_total_us"] == found["backward_numpy_us"] == pytest.approx(1e6 / 20)
+    assert found["forward_us"] == found["backward_us"] == 0
 
 
 def test_first_steps_are_of_new_processes_with_their_caches(

@@ -11,9 +11,10 @@ from tensorgrad.bench import sweep as sweep_module
 from tensorgrad.bench.pictures import new_figure, plot_lines
 from tensorgrad.bench.sweep import Case, Row, Sweep, SweepResult, run_sweep, to_markdown, together
 from tensorgrad.bench.timing import random_array, under_load
-from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.errors import ArgumentError, CommError, DataError
 from tensorgrad.files import locked
 from tensorgrad.gpu import GpuMonitor
+from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.readers import read_json
 from tests.ranks import run_ranks
 
@@ -292,6 +293,25 @@ def test_settings_above_a_table_have_the_format_of_the_table(tmp_path: Path) -> 
 
 def test_a_table_without_rows() -> None:
     assert to_markdown(squares(), []) == "no rows\n"
+
+
+def test_ranks_that_are_elsewhere_are_asked_three_times() -> None:
+    class Elsewhere(Comm):
+        answers_at, asked = 3, 0
+
+        def all_gather_objects(self, value: Any) -> list[Any]:
+            self.asked += 1
+            if self.asked < self.answers_at:
+                raise CommError("another call")
+            return [value]
+
+    comm = Elsewhere()
+    assert sweep_module._of_all_ranks(comm, ["ok"]) == [["ok"]]
+    assert comm.asked == 3
+    comm.answers_at = 9
+    with pytest.raises(CommError, match="another call"):
+        sweep_module._of_all_ranks(comm, ["ok"])
+    assert comm.asked == 6
 
 
 @pytest.mark.mpi

@@ -79,6 +79,7 @@ def test_a_source_becomes_two_token_files(text: Path, tmp_path: Path) -> None:
     calls: list[tuple[str, int, int]] = []
     corpus = prepare(text, tmp_path, 300, validation=0.1, progress=lambda *a: calls.append(a))
     assert corpus.tokenizer.vocab_size == 300
+    assert corpus.source_files == ""  # of a file
     train, validation = texts(corpus, "train"), texts(corpus, "validation")
     assert sorted(train + validation) == sorted(documents(text))
     size = len("".join(documents(text)))
@@ -218,6 +219,26 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(text: Path, tmp_path: Path)
     with full_disk(10_000), pytest.raises(DataError, match=r"cannot write .*File too large"):
         prepare(text, tmp_path, 300)
     assert made(tmp_path) == half_made(tmp_path) == []
+
+
+def test_a_result_that_cannot_be_renamed_is_an_error_that_leaves_nothing(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, target: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(target))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(DataError, match="Permission denied"):
+        prepare(text, tmp_path / "cache", 300)
+    assert made(tmp_path / "cache") == []
+
+
+def test_a_folder_of_other_files_is_an_error_that_counts_them(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "in" / name).write_text("<!DOCTYPE html>\n<html></html>\n")
+    with pytest.raises(DataError, match=r"no file is text.* \(HTML or XML: 2\)"):
+        prepare(tmp_path / "in", tmp_path / "cache", 300)
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(text: Path, tmp_path: Path) -> None:

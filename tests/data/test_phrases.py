@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 import re
+from time import strptime
 from typing import Any
 
 import pytest
@@ -54,6 +56,8 @@ def test_phrases_are_new_on_both_sides_and_always_the_same() -> None:
     assert list(phrases(100)) == pairs[:100]
     assert list(phrases(100, seed=1)) != pairs[:100]
     assert list(phrases(0)) == []
+    text = "".join(f"{german}\t{english}\n" for german, english in pairs)
+    assert hashlib.sha256(text.encode()).hexdigest().startswith("03a024d47b232df6")
 
 
 def test_phrases_are_well_formed() -> None:
@@ -80,7 +84,9 @@ def test_dates_and_times_say_the_same_in_both_languages() -> None:
             assert f"at {hour % 12 or 12}:{minute} {half}" in english
             seen += 1
         if found := re.search(r"(\d+)\. (\w+)", german):
-            assert re.search(rf"\b[A-Z]\w+ {found[1]}\b", english)
+            date = re.search(rf"\b([A-Z]\w+) {found[1]}\b", english)
+            assert date
+            strptime(f"2023 {date[1]} {found[1]}", "%Y %B %d")  # the month has such a day
             seen += 1
     assert seen > 200
 

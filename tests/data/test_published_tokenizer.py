@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tensorgrad.data import PublishedTokenizer, TextStream, Tokenizer
+from tensorgrad.data import PublishedTokenizer, TextStream, Tokenizer, published_tokenizer
 from tensorgrad.data.published_tokenizer import load_tokenizer
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
 
@@ -164,6 +164,35 @@ def test_the_settings_say_whether_a_text_begins_with_a_space(
     assert tokenizer.decode(ids) == (" " * (begins_with_space and byte_level_kind) + "the cat")
     tokenizer.save(tmp_path / "saved")
     assert PublishedTokenizer.load(tmp_path / "saved").encode("the cat")[-len(ids) :] == ids
+
+
+@pytest.mark.parametrize(
+    ("decoder", "blanks"),
+    [
+        (None, 0),
+        ({"type": "ByteLevel"}, 0),
+        ({"type": "Metaspace"}, 1),
+        ({"type": "Metaspace", "prepend_scheme": "first"}, 1),
+        ({"type": "Metaspace", "prepend_scheme": "never"}, 0),
+        ({"type": "Metaspace", "add_prefix_space": False}, 0),
+        ({"decoders": [{"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1}]}, 1),
+        ({"type": "Strip", "content": " "}, 0),
+        ({"type": "Strip", "content": "_", "start": 1}, 0),
+    ],
+)
+def test_blanks_that_a_decoder_drops(decoder: Any, blanks: int) -> None:
+    assert published_tokenizer._blanks(decoder) == blanks
+
+
+def test_tokens_beside_the_vocabulary_count(tmp_path: Path) -> None:
+    inner = byte_level()
+    size = inner.get_vocab_size()
+    inner.add_special_tokens(["<extra>"])
+    tokenizer = PublishedTokenizer.load(write(tmp_path, inner))
+    assert tokenizer.vocab_size == size + 1
+    assert tokenizer.encode("<extra>")[-1] == size
+    assert size in tokenizer.special_ids
+    assert tokenizer.decode_bytes([size]) == b"<extra>"
 
 
 @KINDS

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tensorgrad.data import documents, fingerprint, prepare
+from tensorgrad.data import documents, fingerprint, prepare, rows
 from tensorgrad.data import text as module
 from tensorgrad.errors import DataError
 
@@ -58,6 +58,28 @@ def test_a_damaged_row_is_an_error_with_its_line(tmp_path: Path, line: str, prob
     path.write_text(path.read_text() + line)
     with pytest.raises(DataError, match=problem):
         list(documents(path))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "column", "found"),
+    [
+        ({"id": "int64", "story": "string"}, None, "story"),
+        ({"title": "string", "text": "large_string"}, None, "text"),
+        ({"title": "string", "text": "string"}, "title", "title"),
+        ({"title": "string", "body": "string"}, None, None),
+        ({"id": "int64"}, None, None),
+        ({"id": "int64", "text": "string"}, "id", None),
+    ],
+)
+def test_the_text_column_of_a_data_set(
+    kinds: dict[str, str], column: str | None, found: str | None
+) -> None:
+    data = SimpleNamespace(features={k: SimpleNamespace(dtype=v) for k, v in kinds.items()})
+    if found is not None:
+        assert rows._text_column("hf:a", data, column) == found
+        return
+    with pytest.raises(DataError, match=r"'hf:a' has the columns .*choose one by --text-column"):
+        rows._text_column("hf:a", data, column)
 
 
 def test_parquet_is_read_by_its_text_column(tmp_path: Path) -> None:

@@ -62,6 +62,12 @@ def test_a_shape_must_save_as_much_as_it_costs() -> None:
     assert index.tolist() == [0] * 20
 
 
+def test_a_column_costs_four_times_what_a_counted_one_does() -> None:
+    lengths, firsts = np.array([8] * 10 + [16] * 10), np.array([4] * 10 + [0] * 10)
+    assert few_shapes(lengths, firsts, 88)[0] == [(8, 4), (16, 16)]  # saves 10 (4 * 8 + 12)
+    assert few_shapes(lengths, firsts, 89)[0] == [(16, 16)]
+
+
 def test_rows_of_one_kind_have_one_shape() -> None:
     shapes, index = few_shapes(np.array([5, 5]), np.array([2, 2]), 0)
     assert (shapes, index.tolist()) == ([(5, 3)], [0, 0])

@@ -61,6 +61,20 @@ def test_the_count_of_parameters_includes_rows_for_alignment() -> None:
         assert sum(p.size for p in GPT2(config).parameters()) == config.parameters
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"qkv_bias": True, "qk_norm": True},
+        {"proj_bias": True, "feed_forward_bias": True},
+        {"tied": False, "head_width": 6, "hidden": None},
+    ],
+    ids="-".join,
+)
+def test_the_count_of_parameters_is_that_of_the_model(options: dict[str, Any]) -> None:
+    config = replace(MODERN, **options)
+    assert sum(p.size for p in TransformerLM(config).parameters()) == config.parameters
+
+
 def test_the_loss_starts_at_that_of_a_uniform_guess(model: LanguageModel) -> None:
     loss = model(tokens(4, 12), tokens(4, 12, seed=1))
     assert loss.shape == ()

@@ -120,6 +120,28 @@ def test_the_cache_continues_a_sequence(options: dict[str, Any], steps: list[int
     np.testing.assert_allclose(np.concatenate(parts, 1), expected, atol=2e-6)
 
 
+@pytest.mark.parametrize("options", LAYERS[1:], ids=lambda o: "-".join(o))
+def test_sequences_of_different_lengths_take_a_step_at_once(options: dict[str, Any]) -> None:
+    layer, x = nn.MultiHeadAttention(32, 4, **{**options, "causal": True}), tensor(2, 7, 32)
+    with no_grad():
+        cache = layer.new_cache(2, 9)
+        layer(x[:, :6], cache=cache)
+        cache.lengths = np.array([6, 3], np.int32)
+        found = layer(x[:, 6:], cache=cache).numpy()
+        for row, length in enumerate((6, 3)):
+            whole = tg.concatenate([x[row : row + 1, :length], x[row : row + 1, 6:]], axis=1)
+            expected = layer(whole).numpy()[0, -1:]
+            np.testing.assert_allclose(found[row], expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("proj_bias", [None, False, True])
+def test_both_linear_layers_may_have_a_bias(bias: bool, proj_bias: bool | None) -> None:
+    layer = nn.MultiHeadAttention(8, 2, bias=bias, proj_bias=proj_bias)
+    assert (layer.qkv.bias is not None) == bias
+    assert (layer.proj.bias is not None) == (bias if proj_bias is None else proj_bias)
+
+
 def test_the_cache_forgets_when_its_length_is_set_back() -> None:
     layer, x = nn.MultiHeadAttention(16, 2, causal=True), tensor(1, 4, 16)
     with no_grad():

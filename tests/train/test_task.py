@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,11 @@ from tensorgrad.cli import main
 from tensorgrad.parallel.schedule import SCHEDULES
 from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.log import read_metrics
+from tensorgrad.train.sentiment import SentimentSettings
+from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.strategy_settings import PIPELINE_SCHEDULES
 from tensorgrad.train.tasks import task_class
+from tensorgrad.train.translation import TranslationSettings
 from tensorgrad.train.user_file import model_class
 from tests.ranks import ROOT, missing, run_ranks
 
@@ -182,6 +186,42 @@ def test_presets_have_a_model(preset: str) -> None:
     deeper = LanguageSettings(preset=preset, layers=3).known_sizes()
     assert deeper.layers == 3
     assert deeper.width == config.width
+
+
+def test_the_vocabulary_is_that_of_the_tokenizer_or_of_the_initial_model() -> None:
+    assert LanguageSettings(vocab=300).config(280).vocab_size == 280
+    assert LanguageSettings(vocab=300).config().vocab_size == 300
+    assert LanguageSettings(init_from="run", vocab=300).config(280).vocab_size == 300
+
+
+@pytest.mark.parametrize(
+    ("kind", "paths", "fractions", "free"),
+    [
+        (
+            LanguageSettings, "data model tokenizer init_from", "dropout validation top_p",
+            "data text_column tokenizer download revision recompute recompute_norms out cache "
+            "prompt sample sample_every temperature top_p",
+        ),
+        (
+            TranslationSettings, "data also",
+            "beta2 lr_end dropout attention_dropout activation_dropout label_smoothing",
+            "data also bleu_every save_every test_limit beams length_penalty rows "
+            "out evaluate_every checkpoint_every keep log_every",
+        ),
+        (
+            SentimentSettings, "data vectors", "beta2 lr_end dropout word_dropout",
+            "data text_column label_column checkpoint_every",
+        ),
+    ],
+)  # fmt: skip
+def test_options_that_are_paths_or_fractions_or_free_in_a_resumed_run(
+    kind: type[TrainSettings], paths: str, fractions: str, free: str
+) -> None:
+    own = {f.name: f.metadata for f in fields(kind) if f.name in kind.__annotations__}
+    assert {name for name, about in own.items() if about["path"]} == set(paths.split())
+    bounded = {name for name, about in own.items() if (about["low"], about["high"]) == (0, 1)}
+    assert bounded == set(fractions.split())
+    assert {name for name, about in own.items() if about["free"]} == set(free.split())
 
 
 def test_names_and_files() -> None:
