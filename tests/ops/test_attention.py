@@ -675,6 +675,21 @@ def test_learned_bias_value_width_and_broadcast_batch(
     gradcheck(lambda q, k, v, bias: tg.attention(q, k, v, bias, causal), [q, k, v, bias])
 
 
+def test_learned_bias_of_packed_operands() -> None:
+    packed, bias = RNG.standard_normal((2, 3, 8 * 4)), RNG.standard_normal((3, 3))
+    expected = tg.attention_packed(packed, 4, 2, bias, causal=True).numpy()
+    learned = tg.attention_packed(packed, 4, 2, Tensor(bias, requires_grad=True), causal=True)
+    np.testing.assert_allclose(learned.numpy(), expected, atol=1e-12)
+
+
+def test_autocast_casts_the_operands() -> None:
+    q = Tensor(RNG.standard_normal((1, 2, 3, 4)).astype("float32"))
+    packed = q.reshape(1, 2, 12)
+    with tg.autocast("bfloat16"):
+        assert tg.attention(q, q, q).dtype == tg.attention_packed(packed, 2).dtype == "bfloat16"
+    assert tg.attention(q, q, q).dtype == tg.attention_packed(packed, 2).dtype == "float32"
+
+
 def test_learned_bias_with_a_query_without_keys() -> None:
     q = Tensor(RNG.standard_normal((1, 2, 3, 4)), requires_grad=True)
     bias = np.zeros((3, 3))

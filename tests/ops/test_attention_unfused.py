@@ -55,6 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "floats": {"mask": "floats", "causal": True},
     "window and floats": {"mask": "floats", "window": 2},
     "window and bools": {"mask": "bools", "window": 2},
+    "learned": {"mask": "learned", "scale": 0.3, "causal": True},
 }
 
 
@@ -72,7 +73,8 @@ def results(run: Any, shapes: Any, dtype: str, options: dict[str, Any]) -> list[
         mask = weights > -0.5 if options["mask"] == "bools" else weights.astype(dtype)
         if mask.dtype == bool:
             mask[0, 0, 1] = False  # a query without any key
-        options["mask"] = mask
+        learned = options["mask"] == "learned" and run is not tg.attention
+        options["mask"] = tg.tensor(mask, requires_grad=True) if learned else mask
     for x in (q, k, v):
         x.requires_grad = True
     y = run(q, k, v, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,8 @@ CASES = [
     made("eye", lambda x: tg.eye(3, 5, 1, x.dtype, x.device), lambda x: np.eye(3, 5, 1)),
     made("eye", lambda x: tg.eye(4, 2, -2, x.dtype, x.device), lambda x: np.eye(4, 2, -2)),
     Case(lambda i: tg.one_hot(i, 4), [np.array([[0, 3, 3], [1, 2, 0]])],
+         lambda i: np.eye(4)[i], gradient=False, name="one_hot"),
+    Case(lambda i: tg.one_hot(i), [np.array([[0, 3, 3], [1, 2, 0]])],
          lambda i: np.eye(4)[i], gradient=False, name="one_hot"),
     Case(lambda i: tg.one_hot(i, 4), [np.zeros((0, 2), int)],
          lambda i: np.zeros((0, 2, 4)), gradient=False, name="one_hot"),
@@ -252,8 +255,14 @@ def test_errors_name_argument_and_expectation(call: Any, error: Any, message: st
 def test_no_gpu_is_an_error_that_says_so() -> None:
     if tensorgrad.backend.gpu_count():
         pytest.skip("there is a GPU")
-    with pytest.raises(DeviceError, match=r"device: got 'cuda', but .*; expected 'cpu'"):
-        tg.zeros(1, device="cuda")
+    for make in (
+        partial(tg.tensor, 1.0), partial(tg.asarray, 1.0), partial(tg.zeros, 1),
+        partial(tg.ones, 1), partial(tg.full, 1, 2.0), partial(tg.eye, 1), partial(tg.arange, 1),
+        partial(tg.linspace, 0, 1), partial(tg.logspace, 0, 1), partial(tg.geomspace, 1, 2),
+        partial(tg.identity, 1), partial(tg.indices, (1,)), partial(tg.tri, 1),
+    ):  # fmt: skip
+        with pytest.raises(DeviceError, match=r"device: got 'cuda', but .*; expected 'cpu'"):
+            make(device="cuda")
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "int64", "float32", "float64"])

@@ -606,3 +606,9 @@ def test_special_functions_at_the_ends() -> None:
     np.testing.assert_array_equal(tg.angle(np.array([-1.0, 0, 2, np.nan])).numpy(),
                                   [np.pi, 0, 0, np.nan])  # fmt: skip
     np.testing.assert_allclose(tg.angle([1j, -1 - 1j], deg=True).numpy(), [90, -135])
+
+
+def test_where_of_a_condition_alone_is_nonzero() -> None:
+    condition = np.array([[0, 3, 0], [1, 0, 2]])
+    for found, expected in zip(tg.where(condition), np.where(condition), strict=True):
+        np.testing.assert_array_equal(found.numpy(), expected)
