@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from tensorgrad.bench.buckets import buckets_sweep, draw_buckets
+from tensorgrad.bench import buckets
+from tensorgrad.bench.buckets import BucketBench, buckets_sweep, draw_buckets
+from tensorgrad.bench.steps import RankTimer
 from tensorgrad.bench.sweep import Case
 from tensorgrad.errors import ArgumentError
+from tensorgrad.parallel.bucket_size import Overlap, default_bucket_bytes
 from tensorgrad.parallel.comm.collectives import Comm
 
 
@@ -35,3 +38,45 @@ def test_the_picture_has_the_formula_and_its_optimum() -> None:
     [axes] = draw_buckets(rows)[""].axes
     labels = [line.get_label() for line in axes.lines]
     assert labels == ["measured", "formula", "optimum of the formula: 3 MB", "default: 4 MB"]
+
+
+def test_a_row_has_the_overhead_of_a_step_and_of_the_formula(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    comm = Comm()
+    comm.size = 2
+    [case] = cases_of(comm, (0.001,), 1)
+    bench = BucketBench(comm, "cpu")
+    seconds = iter((0.005, 0.007))
+    monkeypatch.setattr(RankTimer, "seconds", lambda *_: next(seconds))
+    monkeypatch.setattr(buckets, "language_step", lambda settings, *_: sizes.append(settings.batch))
+    monkeypatch.setattr(BucketBench, "_count", lambda *_: 3)
+    model = Overlap(4e6, 0.1, 1e9, 1e-3)
+    monkeypatch.setattr(BucketBench, "_measured_model", lambda *_: model)
+    sizes: list[int] = []
+    row = bench(case)
+    assert sizes == [2, 4]  # alone, and of two ranks
+    assert (row["alone_ms"], row["step_ms"]) == pytest.approx((5, 7))
+    assert row["overhead_ms"] == pytest.approx(2)
+    assert row["formula_ms"] == pytest.approx(1e3 * model.overhead(1e3))
+    assert row["best_ms"] == pytest.approx(1e3 * model.overhead(1e6 * row["best_mb"]))
+    assert row["default_mb"] == pytest.approx(default_bucket_bytes(4e6) / 1e6)
+    assert (row["backward_ms"], row["gradients_mb"]) == pytest.approx((100, 4))
+    assert (row["bandwidth_gbps"], row["latency_us"]) == pytest.approx((1, 1000))
+
+
+def test_the_formula_has_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    comm = Comm()
+    comm.size = 2
+    [case] = cases_of(comm, (1.0,), 1)
+    calls = iter(((0, 9.0), (0, 0.3), (0, 0.1), (0, 0.2)))  # the first one warms up
+    monkeypatch.setattr(buckets, "phases", lambda *_: next(calls))
+    monkeypatch.setattr(RankTimer, "seconds", lambda timer, call, count: 1e-3 + call().size / 1e6)
+    monkeypatch.setattr(Comm, "all_reduce", lambda comm, array, mean: array)
+    model = BucketBench(comm, "cpu")._measured_model(case)
+    rows, width = 64 + 8, 16  # of both embeddings
+    assert model.gradients == 4 * (rows * width + 2 * (12 * width**2 + 13 * width) + 2 * width)
+    assert model.last == 4 * rows * width
+    assert model.backward == 0.2
+    assert model.latency == pytest.approx(1e-3 + 256e-6)
+    assert model.bandwidth == pytest.approx(4e6 * model.gradients / (model.gradients - 1024))
