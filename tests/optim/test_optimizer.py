@@ -72,6 +72,42 @@ ALL_KINDS = KINDS | {
 }
 
 
+def by_formula(kind: str, p: Any, g: Any, state: dict[str, Any], step: int) -> Any:
+    """Return a parameter after a step, by the equations of the optimizers of KINDS."""
+    if kind in ("adamw", "lion"):
+        p = p * (1 - 0.1 * 0.1)
+    else:
+        g = g + 0.1 * p
+    m = state.get("m", 0.0)
+    if kind == "sgd":
+        return p - 0.1 * g
+    if kind in ("momentum", "nesterov"):
+        dampening = 0.5 if kind == "momentum" and step > 1 else 0
+        m = state["m"] = 0.9 * m + (1 - dampening) * g
+        return p - 0.1 * (g + 0.9 * m if kind == "nesterov" else m)
+    if kind == "lion":
+        state["m"] = 0.99 * m + 0.01 * g
+        return p - 0.1 * np.sign(0.9 * m + 0.1 * g)
+    m = state["m"] = 0.9 * m + 0.1 * g
+    v = state["v"] = 0.999 * state.get("v", 0.0) + 0.001 * g**2
+    return p - 0.1 * m / (1 - 0.9**step) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_follow_the_formula(kind: str, device: str) -> None:
+    tensors = toy.parameters(np.float64, device)
+    expected = toy.values(tensors)
+    states: dict[str, dict[str, Any]] = {name: {} for name in tensors}
+    optimizer = KINDS[kind](tensors.items())
+    for step in range(3):
+        toy.set_gradients(tensors, step)
+        optimizer.step()
+        for name, grad in toy.gradients(step=step).items():
+            expected[name] = by_formula(kind, expected[name], grad, states[name], step + 1)
+    for name, value in toy.values(tensors).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-9, atol=1e-9, err_msg=name)
+
+
 @pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("dtype", [np.float32, dtypes.bfloat16])
 def test_a_parameter_without_a_gradient_does_not_move(kind: str, dtype: Any, device: str) -> None:
