@@ -16,7 +16,7 @@ from tensorgrad.parallel.planning.estimate import (
     estimate,
     stage_memory,
 )
-from tensorgrad.parallel.planning.plan import bytes_of, fit
+from tensorgrad.parallel.planning.plan import bytes_of, describe, fit, usual_micro_batches
 from tensorgrad.parallel.shards import ShardedParameters
 from tensorgrad.parallel.units import find_units
 from tensorgrad.train.settings import OPTIMIZERS, TrainSettings
@@ -136,7 +136,9 @@ def test_what_an_optimizer_sends_and_computes() -> None:
     }
     assert times["lion"] == times["sgd"] == times["adamw"] * 24 / 32
     flops = 48 * 5 * 1600**3 * (4 * 3 + 2 + 6 + 2 * (4 * 4 + 2))
-    assert times["muon"] > flops / 400e12 * 989.4 / 66.9
+    job = TrainingJob(LARGE, optimizer="muon")
+    moved = job.costs.moved_bytes("muon", job.numbers(0), True, True) / Speeds().memory_bandwidth
+    assert times["muon"] == pytest.approx(moved + flops / 400e12 * 989.4 / 66.9, rel=1e-6)
     with pytest.raises(ArgumentError, match="plan: optimizer is 'adam', expected one of adamw, m"):
         TrainingJob(LARGE, optimizer="adam")
 
@@ -220,6 +222,14 @@ def test_slow_networks_and_hosts_take_longer() -> None:
     assert estimate(job, Speeds(flops=800e12)).time["compute"] == inside.time["compute"] / 2
 
 
+def test_buckets_of_any_size_above_0_are_planned() -> None:
+    job = TrainingJob(LARGE, Mesh(8), 64)
+    assert estimate(job, bucket=1).seconds > estimate(job).seconds
+    for bucket in (0, -1.0):
+        with pytest.raises(ArgumentError, match=rf"plan: bucket is {bucket} bytes, expected more"):
+            estimate(job, bucket=bucket)
+
+
 def test_overlap_hides_what_a_pipeline_does_not() -> None:
     alone = estimate(TrainingJob(LARGE, Mesh(8), 64))
     assert alone.sent[0].exposed < 0.1 * alone.sent[0].seconds
@@ -266,6 +276,25 @@ def test_a_job_that_fits_on_no_mesh_is_an_error() -> None:
         ArgumentError, match=r"1\.0 GiB a GPU are not enough on up to 2, expected 1"
     ):
         fit(TrainingJob(LARGE), 2**30, most=2)
+
+
+def test_a_job_is_described_in_a_line() -> None:
+    assert describe(TrainingJob(SMALL, batch=8)) == (
+        "dp 1 x pp 1 x tp 1, batch 8 = 1 dp x 1 micro-batches x 8 sequences"
+    )
+    job = TrainingJob(SMALL, Mesh(2, 2), 32, 4, 1, "interleaved", 2)
+    assert describe(job) == (
+        "dp 2 x pp 2 x tp 1, ZeRO 1, interleaved with 2 parts on a stage, "
+        "batch 32 = 2 dp x 4 micro-batches x 4 sequences"
+    )
+
+
+def test_usual_micro_batches_divide_the_batch() -> None:
+    for (batch, dp, pp), count in {
+        (8, 1, 1): 1, (32, 2, 2): 8, (32, 2, 4): 16, (24, 1, 4): 12, (7, 1, 2): 7, (10, 1, 4): 10,
+        (11, 1, 2): 1, (9, 2, 2): 1,
+    }.items():  # fmt: skip
+        assert usual_micro_batches(batch, dp, pp) == count
 
 
 def test_plans_to_16384_gpus_take_less_than_two_seconds() -> None:
