@@ -106,6 +106,15 @@ def test_scaling_and_overhead_are_against_one_gpu() -> None:
     assert "scaling" not in with_scaling(row, [{**alone, "attention": "unfused"}])
     assert "scaling" not in with_scaling({**row, "status": "error"}, [alone])
     assert "scaling" not in with_scaling(alone, [alone])
+    for mode, other, result in (
+        ("overlap", "naive", "speed_up"),
+        ("1f1b", "model-parallel", "speed_up"),
+        ("tensor", "none", "speed_up"),
+        ("pytorch-ddp", "overlap", "ratio"),
+    ):
+        before = [{**row, "parallel": other, "ms": 9.0}, {**row, "parallel": "zero", "ms": 1.0}]
+        found = with_scaling({**row, "parallel": mode, "ms": 6.0}, before)
+        assert found[result] == (6 / 9 if result == "ratio" else 9 / 6)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tensorgrad.parallel import Comm
-from tensorgrad.parallel.tensor import tensor_parallel
+from tensorgrad.parallel.tensor import TensorParts, _LayerBoxes, tensor_parallel
+from tensorgrad.placement import Placement
 from tests.parallel import tensor_ranks
 from tests.ranks import run_ranks
 
@@ -28,3 +30,28 @@ def test_one_rank_has_the_whole_model() -> None:
         assert set(parts.placements) == {name for name, _ in other.named_parameters()}
         assert all(part.ranges is None for part in parts.placements.values())
         assert (parts.replicated, parts.summed) == (frozenset(), frozenset())
+
+
+def test_boxes_that_ranks_share_are_joined_and_whole_ones_stay() -> None:
+    class Doubling(Comm):
+        """Two ranks with equal arrays."""
+
+        def all_reduce(self, array: Any, *_: Any) -> None:
+            array *= 2
+
+    placements = {
+        "part": Placement("part", (3, 2), 0, ((1, 3),)),
+        "whole": Placement("whole", (2,)),
+    }
+    boxes = _LayerBoxes(TensorParts(Doubling(), False, placements))
+    own = np.array([[1.0, 2.0], [3.0, 4.0]])
+    joined = boxes.join("part", own)
+    np.testing.assert_array_equal(joined, [[0, 0], [2, 4], [6, 8]])
+    np.testing.assert_array_equal(boxes.cut("part", joined), 2 * own)
+    whole = np.array([1.0, 2.0])
+    assert boxes.join("whole", whole) is boxes.cut("whole", whole) is whole
+    for name, sums in (("part", [2.0]), ("whole", [1.0])):
+        added = np.ones(1)
+        boxes.add(name, added)
+        assert added.tolist() == sums
+    assert (boxes.shape("part", (2, 2)), boxes.shape("whole", (2,))) == ((3, 2), (2,))
