@@ -13,6 +13,7 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor, autocast, backend, random
+from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import DeviceError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.translation import TranslationConfig, TranslationModel
@@ -28,6 +29,41 @@ def test_a_copy_has_the_values_of_its_submission(device: str) -> None:
     assert found().tolist() == [[0, 1, 2], [3, 4, 5]]
     assert not later().any()
     assert type(found()) is np.ndarray
+
+
+def test_arrays_change_place_type_and_layout(device: str) -> None:
+    numbers = np.arange(6.0).reshape(2, 3)
+    array = backend.to_device(numbers, device)
+    assert (backend.is_array(array), backend.is_array([1.0])) == (True, False)
+    assert backend.is_numpy(array) == (device == "cpu")
+    assert backend.to_device(array, device) is array
+    assert backend.device_of(array) == device.replace("cuda", "cuda:0")
+    out = np.zeros((2, 3))
+    assert backend.copy_to_numpy(array, out) is out
+    np.testing.assert_array_equal(out, numbers)
+    assert backend.contiguous(array) is array
+    for same in (backend.contiguous(array.T), backend.empty_like(array.T)):
+        assert (same.flags.c_contiguous, same.shape, same.dtype) == (True, (3, 2), np.float64)
+    np.testing.assert_array_equal(backend.to_numpy(backend.contiguous(array.T)), numbers.T)
+    first, last = backend.byte_bounds(array[:, ::-1])
+    assert (first, last) == backend.byte_bounds(array)
+    assert last - first == array.nbytes
+    for dtype, wide in (("float16", "float32"), (bfloat16, "float32"), ("float64", "float64")):
+        narrow = backend.asarray_like(numbers.astype(dtype), array)
+        widened = backend.widened(narrow)
+        assert widened.dtype == wide
+        assert (widened is narrow) == (dtype == wide)
+        np.testing.assert_array_equal(backend.to_numpy(widened), numbers)
+        backend.add_into(narrow, array)
+        np.testing.assert_array_equal(backend.to_numpy(narrow).astype(float), 2 * numbers)
+    assert backend.empty((4,), np.dtype("int8"), array).nbytes == 4
+    assert backend.total_memory(device) > 2**28
+
+
+def test_threads_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, count in (("3", 3), ("1", 1), ("0", None), ("many", None), ("", None)):
+        monkeypatch.setenv("OMP_NUM_THREADS", words)
+        assert backend.threads() == (len(os.sched_getaffinity(0)) if count is None else count)
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import Any
 
@@ -27,6 +28,20 @@ def test_numpy_shares_memory_both_ways(dtype: str) -> None:
     assert np.shares_memory(np.asarray(x), values)
     if dtype != "bfloat16":
         assert np.shares_memory(np.from_dlpack(x), values)
+
+
+def test_a_capsule_says_bfloat16_where_the_standard_has_the_type() -> None:
+    api = ctypes.pythonapi
+    api.PyCapsule_IsValid.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    places = {b"dltensor": 20, b"dltensor_versioned": 52}
+    for version in (None, (1, 0)):
+        capsule = Tensor(np.zeros(3, bfloat16)).__dlpack__(max_version=version)
+        (name,) = (each for each in places if api.PyCapsule_IsValid(capsule, each))
+        header = api.PyCapsule_GetPointer(capsule, name)
+        dtype = (ctypes.c_uint8 * 4).from_address(header + places[name])
+        assert list(dtype) == [4, 16, 1, 0]  # its code, bits, and lanes of 16 bits
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -198,3 +198,18 @@ def test_norms_of_matrices_without_elements(shape: tuple[int, ...]) -> None:
     for order in ("fro", "nuc", 2, 1, math.inf):
         y = linalg.matrix_norm(Tensor(np.zeros(shape)), ord=order)
         np.testing.assert_array_equal(y.numpy(), np.zeros(shape[:-2]))
+
+
+@pytest.mark.parametrize("order", [-np.inf, -3, -2, -1, -0.5, 0, 0.5, 1, 2, 3, np.inf])
+def test_norms_of_vectors_with_zeros_and_infinities(order: float) -> None:
+    vectors = np.array([[0, 0, 0], [0, 2, -1], [3, -np.inf, 1], [0, np.inf, 0], [1, 2, -3.0]])
+    with np.errstate(divide="ignore"):
+        expected = np.linalg.norm(vectors, order, axis=1)
+    x = Tensor(vectors, requires_grad=True)
+    y = linalg.vector_norm(x, axis=1, ord=order)
+    np.testing.assert_allclose(y.numpy(), expected, rtol=1e-14)
+    if order not in (0, -np.inf, np.inf):
+        y[:2].sum().backward()
+        assert x.grad is not None
+        assert np.isfinite(x.grad[:2]).all()
+        assert (x.grad[0] == 0).all()

@@ -237,3 +237,11 @@ def test_progress_of_a_long_file_of_lines_is_shown_in_bytes(tmp_path: Path) -> N
     lines = read_json_lines(path, lambda done, total: calls.append((done, total)))
     assert sum(1 for _ in lines) == 12_000
     assert calls == [(12 * lines, 144_000) for lines in (1, 5001, 10_001)]
+
+
+def test_long_integers_may_become_floats() -> None:
+    text = f'{{"long": {10**18}, "most": {10**18 - 1}, "limit": {10**30}, "negative": {-(10**17)}}}'
+    found = parse_json(text, "a.json", long_integers=True)
+    assert found == {"long": 1e18, "most": 10**18 - 1, "limit": 1e30, "negative": -1e17}
+    assert [type(each) for each in found.values()] == [float, int, float, float]
+    assert type(parse_json(f'{{"long": {10**18}}}', "a.json")["long"]) is int

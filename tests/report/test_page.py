@@ -198,6 +198,7 @@ def test_a_run_with_much_of_everything_has_a_page_that_opens(tmp_path: Path) -> 
     assert "The newest 30 of 500." in found.text
     assert "1,200,000 lines" not in found.text
     assert "400,000 lines of git diff, the first 5,000 shown" in found.text
+    assert page(replace(run, diff="+" + "ж" * 300_000)).count("ж") == 199_999
 
 
 def test_a_run_that_only_evaluated_has_a_page(tmp_path: Path) -> None:
