@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import CheckpointError, TrainingError
 from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel.checkpoint import Shards
-from tensorgrad.train import checkpoint
+from tensorgrad.train import background, checkpoint
 from tensorgrad.train.background import BackgroundSaving, HostMemory
 from tensorgrad.train.checkpoint import (
     Contents,
@@ -205,16 +206,39 @@ def test_without_threads_a_checkpoint_is_written_at_once(
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     saving = PendingCheckpoint(tmp_path, 1, Contents({"model": {"a": np.ones(3)}}), {})
-    background = BackgroundSaving(saving, 1e-9)
-    assert background.is_written
-    assert load_checkpoint(background.finish()).step == 1
+    written = BackgroundSaving(saving, 1e-9)
+    assert written.is_written
+    assert load_checkpoint(written.finish()).step == 1
+
+
+def test_a_writer_works_for_its_fraction_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    class Saving:
+        """Rests three times."""
+
+        def write(self, rest: Callable[[], None]) -> None:
+            for _ in range(3):
+                rest()
+
+    saving: Any = Saving()
+    rests: list[float] = []
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(threading.Event, "wait", lambda event, seconds: rests.append(seconds))
+    clock = SimpleNamespace(thread_time=iter((1.0, 3.0, 6.0, 1.0, 2.0, 3.0)).__next__)
+    monkeypatch.setattr(background, "time", clock)
+    BackgroundSaving(saving, 0.25)
+    assert rests == [3, 6, 9]  # 1, 2 and 3 seconds of work, each a quarter of the time
+    BackgroundSaving(saving, 1.0)
+    assert rests[3:] in ([], [0, 0, 0])
 
 
 def test_a_writer_hurries_once_it_is_waited_for(tmp_path: Path) -> None:
     saving = PendingCheckpoint(tmp_path, 1, Contents({"model": {"a": np.ones(1 << 21)}}), {})
-    background = BackgroundSaving(saving, 1e-9)
-    assert not background.is_written
-    assert load_checkpoint(background.finish()).arrays("model")["a"].sum() == 1 << 21
+    waiting = BackgroundSaving(saving, 1e-9)
+    assert not waiting.is_written
+    assert load_checkpoint(waiting.finish()).arrays("model")["a"].sum() == 1 << 21
 
 
 def test_shards_have_the_bits_that_were_copied(tmp_path: Path) -> None:
@@ -231,8 +255,7 @@ def test_shards_have_the_bits_that_were_copied(tmp_path: Path) -> None:
         plain.finish()
         for _, array in held:
             array[...] = 0
-        background = BackgroundSaving(copied)
-        background.finish()
+        BackgroundSaving(copied).finish()
 
     on_ranks(2, program)
     for file in (tmp_path / "plain").rglob("*.safetensors"):

@@ -88,6 +88,10 @@ def test_folders_may_be_named_by_text(tmp_path: Path) -> None:
     assert average_checkpoints([str(path)]).keys() == ARRAYS["model"].keys()
 
 
+def test_a_checkpoint_may_be_of_before_the_first_step(tmp_path: Path) -> None:
+    assert load_checkpoint(save(tmp_path, 0)).step == 0
+
+
 def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
     assert load_latest(tmp_path / "missing") is None
     with pytest.raises(CheckpointError, match="has no checkpoint"):

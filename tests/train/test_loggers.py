@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -226,6 +227,26 @@ def test_mlflow(
     assert client.get_metric_history(run.info.run_id, "times/tokens_per_second")
     assert (tmp_path / "mlartifacts").is_dir()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mlartifacts", "mlflow.db", "run"]
+
+
+def test_mlflow_takes_1000_values_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    entities = SimpleNamespace(Metric=lambda *values: values)
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(entities=entities))
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "anywhere")
+    calls: list[int] = []
+    ends: list[str] = []
+    logger: Any = make_loggers(["mlflow"])[0]
+    logger._id, logger._values = "1", []
+    logger._client = SimpleNamespace(
+        log_batch=lambda run, metrics: calls.append(len(metrics)),
+        set_terminated=lambda run, status: ends.append(status),
+    )
+    for step, count in enumerate((999, 1, 2400, 7)):
+        logger.log(step, {f"value{number}": 0.5 for number in range(count)})
+        assert calls == ([], [1000], [*[1000] * 3, 400], [*[1000] * 3, 400])[step]
+    logger.close("stopped")
+    assert (calls[-1], ends) == (7, ["KILLED"])
 
 
 class FakeWandB:
