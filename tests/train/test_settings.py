@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
 from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.sentiment import SentimentSettings
-from tensorgrad.train.settings import OPTIMIZERS, EpochSettings, TrainSettings
+from tensorgrad.train.settings import DTYPES, OPTIMIZERS, EpochSettings, TrainSettings
 from tensorgrad.train.translation import TranslationSettings
 from tests.optim import toy
 
@@ -31,6 +32,17 @@ class Settings(EpochSettings):
 def test_epochs_become_steps_unless_steps_are_given() -> None:
     assert Settings(epochs=3).with_steps(50).steps == 150
     assert Settings(epochs=3, steps=20).with_steps(50).steps == 20
+
+
+def test_a_dtype_says_what_parameters_are_and_whether_losses_are_scaled() -> None:
+    for dtype in DTYPES:
+        settings = TrainSettings(dtype=dtype)
+        narrow = dtype == "bfloat16-parameters"
+        assert settings.parameter_dtype == ("bfloat16" if narrow else "float32")
+        assert (settings.scaler() is None) == (dtype != "float16")
+        assert (settings.precision() is nullcontext) == (
+            dtype in ("float32", "bfloat16-parameters")
+        )
 
 
 def test_warmup_ends_before_the_last_step() -> None:

@@ -57,6 +57,39 @@ def test_a_signal_that_was_ignored_stays_so() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def exchange(*ranks: StopSignals) -> None:
+    """Give all ranks the sums of their flags."""
+    sums = [sum(flags) for flags in zip(*(rank.flags() for rank in ranks), strict=True)]
+    for rank in ranks:
+        rank.agree(sums)
+
+
+def test_ranks_end_together() -> None:
+    first, second = ranks = StopSignals(alone=False), StopSignals(alone=False)
+    exchange(*ranks)
+    assert [rank.ends for rank in ranks] == [False, False]
+    first.asked = True  # what the other one does not know yet
+    assert [rank.ends or rank.at_once for rank in ranks] == [False, False]
+    exchange(*ranks)
+    assert [rank.ends for rank in ranks] == [True, True]
+    first.asked, second.received = False, STOPS[1]
+    exchange(*ranks)
+    assert [(rank.agreed, rank.ends, rank.at_once) for rank in ranks] == [
+        (STOPS[1], True, False)
+    ] * 2
+
+
+def test_a_process_alone_ends_when_it_is_asked() -> None:
+    alone = StopSignals()
+    assert (alone.ends, alone.at_once) == (False, False)
+    alone.asked = True
+    assert (alone.ends, alone.at_once) == (True, True)
+    alone.asked, alone.received = False, STOPS[0]
+    assert (alone.ends, alone.at_once) == (False, True)
+    exchange(alone)
+    assert alone.ends
+
+
 def test_other_threads_leave_signals_alone() -> None:
     before = signal.getsignal(signal.SIGINT)
     seen = []
