@@ -35,6 +35,13 @@ def test_products_are_those_of_a_step_but_the_two_with_gelu(preset: str, chunk: 
     assert {each.operands for each in found} == {float16}
 
 
+def test_a_case_has_the_rows_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proposals, "check_gpu", lambda name: None)
+    sweep = next(proposals.proposals_sweep(batch=2))
+    assert sweep.cases[0]["rows"] == 2 * 1024
+    assert {case["result_dtype"] for case in sweep.cases} == {"bfloat16", "float32"}
+
+
 class Plan(NamedTuple):
     """A kernel of cuBLASLt."""
 

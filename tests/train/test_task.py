@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tensorgrad.cli import main
+from tensorgrad.models.presets import PRESETS
 from tensorgrad.parallel.schedule import SCHEDULES
 from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.log import read_metrics
@@ -186,6 +187,18 @@ def test_presets_have_a_model(preset: str) -> None:
     deeper = LanguageSettings(preset=preset, layers=3).known_sizes()
     assert deeper.layers == 3
     assert deeper.width == config.width
+
+
+def test_presets_have_the_published_sizes() -> None:
+    sizes = {
+        name: (PRESETS[name].parameters, PRESETS[name].context, PRESETS[name].rope_base)
+        for name in ("llama-124M", "llama-1B", "qwen3-0.6B")
+    }
+    assert sizes == {
+        "llama-124M": (114_150_144, 1024, 10000),
+        "llama-1B": (1_235_814_400, 131_072, 500_000),
+        "qwen3-0.6B": (596_049_920, 40_960, 1_000_000),
+    }
 
 
 def test_the_vocabulary_is_that_of_the_tokenizer_or_of_the_initial_model() -> None:
