@@ -239,6 +239,12 @@ def test_what_cannot_be_looked_at_is_an_error(
         fingerprint(tmp_path)
 
 
+def test_rows_of_a_folder_have_the_column_of_its_name(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", '{"text": "one", "title": "first"}\n')
+    assert list(documents(tmp_path)) == ["one"]
+    assert list(documents(tmp_path, column="title")) == ["first"]
+
+
 class FakeData:
     """What documents needs of a data set."""
 
