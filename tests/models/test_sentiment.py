@@ -38,7 +38,7 @@ def model(request: pytest.FixtureRequest) -> Classifier:
 
 
 def test_a_config_counts_parameters_and_products(model: Classifier) -> None:
-    config = model.config
+    config: Any = model.config
     assert config.parameters == sum(p.size for p in model.parameters())
     if isinstance(config, TransformerConfig):
         blocks = 2 * (12 * 8**2 * 2 + 2 * 2 * 11 * 8)  # of a token, which attends to 11

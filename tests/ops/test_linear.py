@@ -359,15 +359,13 @@ def test_weight_gradients_are_added_to_wide_ones_and_hooks_see_the_sum() -> None
 def test_weight_gradients_of_16_bits_are_added_to_wide_ones_unrounded(device: str) -> None:
     rng = np.random.default_rng(0)
     x, w, dy = (rng.standard_normal(s).astype(bfloat16) for s in ((40, 8), (16, 8), (40, 16)))
-    tensors = [Tensor(backend.to_device(a, device), True) for a in (x, w)]
-    tensors[1].grad = backend.to_device(np.ones((16, 8), np.float32), device)
+    left, weight = (Tensor(backend.to_device(a, device), True) for a in (x, w))
+    weight.grad = backend.to_device(np.ones((16, 8), np.float32), device)
     for _ in range(2):
-        tg.linear(*tensors).backward(backend.to_device(dy, device))
+        tg.linear(left, weight).backward(backend.to_device(dy, device))
     expected = 1 + 2 * dy.astype("float64").T @ x.astype("float64")
-    found = tensors[1].grad
-    assert found is not None
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(backend.to_numpy(found), expected, rtol=1e-5, atol=1e-5)
+    assert weight.grad.dtype == np.float32
+    np.testing.assert_allclose(backend.to_numpy(weight.grad), expected, rtol=1e-5, atol=1e-5)
 
 
 X = np.ones((2, 3))

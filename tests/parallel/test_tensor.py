@@ -36,7 +36,7 @@ def test_boxes_that_ranks_share_are_joined_and_whole_ones_stay() -> None:
     class Doubling(Comm):
         """Two ranks with equal arrays."""
 
-        def all_reduce(self, array: Any, *_: Any) -> None:
+        def all_reduce(self, array: Any, *_: Any) -> Any:
             array *= 2
 
     placements = {
