@@ -38,6 +38,7 @@ def record(
     inputs: Sequence[Tensor | None],
     backward: Backward,
     saved: tuple[Any, ...],
+    takes_gradient: bool = False,
 ) -> Tensor:
     """Wrap the outputs of an op; remember how to differentiate it when an input needs a gradient.
 
@@ -54,6 +55,8 @@ def record(
             has another float dtype than the input, the walk casts it. An array that is neither dy
             nor in `saved`, nor a view, is given away: it may be kept and added to.
         saved: what backward needs, most of all arrays; freed as the walk passes.
+        takes_gradient: backward gets dy as a `Gradient`, with column sums, where the op after it
+            returned one.
 
     Returns:
         A tensor; for a tuple of outputs a tuple of tensors, to be unpacked at once.
@@ -71,7 +74,7 @@ def record(
         ]
         for edge in edges:
             if edge is not None:
-                node = Node(name, edges, backward, saved, outputs)
+                node = Node(name, edges, backward, saved, outputs, takes_gradient)
                 if ranges.active is not None:
                     ranges.active.op(name, outputs, inputs, node, saved)
                 return Tensor(outputs, True, node)

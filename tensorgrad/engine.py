@@ -23,9 +23,9 @@ from tensorgrad import ranges
 from tensorgrad.arrays import cast, converted, sum_to_shape
 from tensorgrad.backend import Array, Shape, byte_bounds, is_array, namespace, same_device
 from tensorgrad.checks import array_of
-from tensorgrad.dtypes import Dtype, compute_dtype, is_complex
+from tensorgrad.dtypes import Dtype, is_complex
 from tensorgrad.errors import DtypeError, GradError, ShapeError
-from tensorgrad.gradient import Gradient, LeafGradient, leaves, unwrapped
+from tensorgrad.gradient import Gradient, LeafGradient, is_given_away, leaves, unwrapped
 
 if TYPE_CHECKING:
     from tensorgrad.amp import Casts
@@ -87,9 +87,14 @@ changes = Changes()
 
 
 class Node:
-    """One recorded op. `saved` is None once a walk has passed and freed it."""
+    """One recorded op. `saved` is None once a walk has passed and freed it.
 
-    __slots__ = ("backward", "dtype", "edges", "name", "saved", "shape", "version")
+    With `takes_gradient`, backward gets a `Gradient` as dy where the op after it returned one.
+    """
+
+    __slots__ = (
+        *("backward", "dtype", "edges", "name", "saved", "shape", "takes_gradient", "version"),
+    )
 
     def __init__(
         self,
@@ -98,6 +103,7 @@ class Node:
         backward: Backward,
         saved: tuple[Any, ...] | None,
         data: Array,
+        takes_gradient: bool = False,
     ) -> None:
         self.name = name
         self.edges = edges
@@ -105,6 +111,7 @@ class Node:
         self.saved = saved
         self.dtype: Dtype = data.dtype
         self.shape: Shape = data.shape
+        self.takes_gradient = takes_gradient
         self.version = _versions.current
 
 
@@ -123,7 +130,7 @@ class Output:
 
 
 Edge: TypeAlias = "Node | Output | Tensor"
-_NDARRAY = np.ndarray
+_NDARRAY, _SCALAR = np.ndarray, np.generic
 _RECORDED = frozenset((Node, Output))  # all edges but leaves
 
 
@@ -204,10 +211,15 @@ def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
         DtypeError: `dy` holds no real numbers.
         DeviceError: `dy` is a tensor on another device.
     """
-    with ranges.phase("backward"):
-        _walk(edge_of(root), _seed(root, dy), _deliver, retain_graph, into_leaves=True)
-        if mode.capture is not None:
-            mode.capture.settle()
+    dy = _seed(root, dy)
+    start = root if root.node is None else root.node
+    if ranges.active is None:
+        _walk(start, dy, retain_graph)
+    else:
+        with ranges.active.phase("backward"):
+            _walk(start, dy, retain_graph)
+    if mode.capture is not None:
+        mode.capture.settle()
 
 
 def gradients(root: Tensor, dy: Array | Gradient, edges: Sequence[Edge]) -> list[Array | None]:
@@ -231,13 +243,9 @@ def gradients_within(node: Node, dy: Array) -> list[Array | None]:
 def _gradients(
     start: Edge, dy: Array | Gradient, edges: Sequence[Edge], retain_graph: bool
 ) -> list[Array | None]:
-    found: dict[Edge, Array | None] = {}
-
-    def keep(edge: Edge, dx: Array | None, own: bool) -> None:
-        found[edge] = dx
-
-    _walk(start, dy, keep, retain_graph, ends=frozenset(edges))
-    return [found.get(edge) for edge in edges]
+    complete: dict[Edge, Array | None] = {}
+    _walk(start, dy, retain_graph, frozenset(edges), complete)
+    return [complete.get(edge) for edge in edges]
 
 
 def frontier(root: Tensor, version: int) -> list[Edge]:
@@ -285,130 +293,110 @@ def edge_of(tensor: Tensor) -> Edge:
 
 def _seed(root: Tensor, dy: Any) -> Array:
     """Return the gradient to start with, checked."""
+    data = root.data
     if not root.requires_grad:
         raise GradError("backward: the tensor does not depend on anything that requires a gradient")
     if dy is None:
-        if root.data.size != 1:
+        if data.size != 1:
             raise GradError(f"backward: dy is missing; only a scalar starts at 1, got {root.shape}")
-        return namespace(root.data).ones_like(root.data)
+        if type(data) is _NDARRAY:
+            return np.array(1, data.dtype, ndmin=data.ndim)
+        return namespace(data).ones_like(data)
     if hasattr(dy, "requires_grad"):  # a tensor
         dy = dy.data
-    else:
-        dy = array_of("backward", "dy", dy, root.data.shape)
-        dy = namespace(root.data).asarray(dy)
-    same_device("backward", ("the tensor", "dy"), (root.data, dy))
-    if dy.shape != root.data.shape:
-        raise ShapeError(f"backward: dy has shape {dy.shape}, expected {root.data.shape}")
+    elif type(dy) is not _NDARRAY or type(data) is not _NDARRAY:
+        dy = namespace(data).asarray(array_of("backward", "dy", dy, data.shape))
+    if type(dy) is not _NDARRAY or type(data) is not _NDARRAY:
+        same_device("backward", ("the tensor", "dy"), (data, dy))
+    if dy.shape != data.shape:
+        raise ShapeError(f"backward: dy has shape {dy.shape}, expected {data.shape}")
     if dy.dtype.kind in "cOUS":
         raise DtypeError(f"backward: dy has dtype {dy.dtype}, expected real numbers")
-    return cast(dy, root.data.dtype)
+    return dy if dy.dtype is data.dtype else cast(dy, data.dtype)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # inf and NaN reach the gradients, as on the GPU
 def _walk(
-    start: Edge,
+    start: Any,
     dy: Any,
-    deliver: Callable[[Any, Array | None, bool], None],
     retain_graph: bool,
     ends: frozenset[Edge] = frozenset(),
-    into_leaves: bool = False,
+    complete: dict[Edge, Array | None] | None = None,
 ) -> None:
-    """Visit every node after all its users; hand leaves and `ends` their complete gradients.
+    """Visit every node after all its users, and complete the gradients of leaves and `ends`.
 
     Args:
         start, dy: where the walk starts, and with which gradient.
-        deliver: is also told whether nobody else holds the gradient.
         retain_graph: keep what nodes have saved.
         ends: edges that the walk does not go beyond.
-        into_leaves: let contributions be added to the gradients that leaves have.
+        complete: gets the gradients, by edge; None: leaves get them.
     """
-    shared = _shared(start, ends)
-    known: dict[Edge | None, Any] = {None: False}  # needs, of sums that nobody else holds too
+    shared = _shared(start, ends, complete)
+    sum_of = shared.get  # None for edges with one user
     parts: dict[Node, list[Any]] = {}  # gradients of the outputs of a node
-    first = dy if type(dy) is Gradient else cast(dy, start.dtype)
-    ready: list[tuple[Edge, Any]] = [(start, first)]
-    observer = ranges.active
-    found: Sequence[Any]
-    saved: Any
-    dx: Any
+    if type(dy) is not Gradient and dy.dtype is not start.dtype:
+        dy = cast(dy, start.dtype)
+    ready: list[tuple[Any, Any]] = [(start, dy)]
+    observed = ranges.active is not None
+    dxs: Any
     while ready:
-        edge, dy = ready.pop()
-        if type(edge) is not Node or (ends and edge in ends):
-            if type(edge) is Output and edge not in ends:
-                _collect(edge, dy, shared, parts, ready)
+        node, dy = ready.pop()
+        if type(node) is not Node or (ends and node in ends):
+            if type(node) is Output and node not in ends:
+                ready += _collected(node, dy, shared, parts)
             else:
-                deliver(edge, unwrapped(dy), False)
+                _deliver(node, unwrapped(dy), None, complete)
             continue
-        edges, saved = edge.edges, edge.saved
-        if saved is None or edge.version != _versions.current:
-            _check_saved(edge)
-        needs = [
-            known[e] if e in known else type(e) is Node or _need(e, known, shared, into_leaves)
-            for e in edges
-        ]
-        if dy is None or type(dy) is Gradient:
-            found = _run(edge, dy, needs)
-        elif observer is not None:
-            found = observer.backward(edge, dy, saved, needs)
-        else:
-            found = edge.backward(dy, saved, needs)
-        if len(found) != len(edges):
-            raise _wrong_number(edge, found)
-        if not retain_graph:
-            edge.saved, edge.edges = None, ()
-        for target, need, dx in zip(edges, needs, found):  # noqa: B905  checked in less time
-            if target is None:
-                continue
-            gradient = shared.get(target)
-            if dx is not None:
-                shape = dx.shape  # (): a `Gradient`, or 0-d, which may be a NumPy scalar
-                if not shape or shape != target.shape or dx.dtype is not target.dtype:
-                    dx = _fit(dx, target, gradient)
+        edges, saved = node.edges, node.saved
+        if saved is None or node.version != _versions.current:
+            _check_saved(node)
+        needs, sums = [], [*map(sum_of, edges)]
+        for edge, gradient in zip(edges, sums):  # noqa: B905  of one length
             if gradient is not None:
-                uses = gradient.uses = gradient.uses - 1
-                total = gradient.array
-                if dx is None:
-                    pass  # it is added, or there is none
-                elif need is gradient and dx.dtype is total.dtype and type(total) is _NDARRAY:
-                    total += dx
-                elif total is not None:
-                    gradient.add(dx)
-                    known[target] = gradient
-                else:
-                    gradient.array = dx  # the first contribution: of many, or to a parameter
-                    several = uses > 1 or type(target) not in _RECORDED
-                    if several and _can_grow(dx, target, (dy, *found, *saved)):
-                        gradient.is_own, known[target] = True, gradient
-                if uses:
+                needs.append(gradient.need)
+            else:
+                needs.append(type(edge) is Node or (edge is not None and _need(edge, complete)))
+        if dy is None or observed or type(dy) is Gradient:
+            dxs = _run(node, dy, needs)
+        else:
+            dxs = node.backward(dy, saved, needs)
+        if len(dxs) != len(edges):
+            raise _wrong_number(node, dxs)
+        if not retain_graph:
+            node.saved, node.edges = None, ()
+        for edge, gradient, dx in zip(edges, sums, dxs):  # noqa: B905  checked in less time
+            if edge is None:
+                continue
+            like = edge if type(edge) in _RECORDED else edge.data
+            if dx is not None:
+                shape = dx.shape
+                if not shape or shape != like.shape or dx.dtype is not like.dtype:
+                    dx = _fit(dx, like, gradient is not None or type(edge) is not Node)
+            if gradient is not None:
+                if gradient.collect(dx, dy, dxs, saved):
                     continue
-                dx, gradient.array = gradient.array, None
-                if dx is not None and type(target) is Node:
-                    dx = cast(dx, target.dtype)
-            if type(target) is Node or type(target) is Output:
-                ready.append((target, dx))
+                dx = gradient.complete()
+            if like is edge:
+                ready.append((edge, dx))
             else:  # at once: who waits for a gradient need not wait for the rest of the walk
-                leaf: Any = target
-                own = gradient is None and leaf.gradient is None and _is_own(
-                    dx, (dy, *found, *saved)
-                )  # fmt: skip
-                deliver(leaf, dx, own)
-        found, saved, dx = (), (), None  # so that memory falls before the next backward runs
+                _deliver(edge, dx, None if gradient else (dy, dxs, saved), complete)
+        dxs, saved, dx = (), (), None  # so that memory falls before the next backward runs
 
 
-def _run(node: Node, dy: Gradient | None, needs: Sequence[Any]) -> Sequence[Any]:
-    """Return what a backward function returns where it gets no plain array.
+def _run(node: Node, dy: Any, needs: Sequence[Any]) -> Sequence[Any]:
+    """Return what a backward function returns where it gets no plain array, or is observed.
 
     An op that hands its gradient on, as `add` does, hands on its column sums.
     """
     if dy is None:
         return [None] * len(needs)
-    array = dy.array
-    operand: Any = dy if hasattr(node.backward, "takes_gradient") else array
-    if ranges.active is None:
-        found = node.backward(operand, node.saved or (), needs)
+    operand = dy if node.takes_gradient else unwrapped(dy)
+    observer = ranges.active
+    if observer is None:
+        dxs = node.backward(operand, node.saved or (), needs)
     else:
-        found = ranges.active.backward(node, operand, node.saved or (), needs)
-    return [dy if dx is array else dx for dx in found]
+        dxs = observer.backward(node, operand, node.saved or (), needs)
+    return [dy if dx is unwrapped(dy) else dx for dx in dxs] if type(dy) is Gradient else dxs
 
 
 def _wrong_number(node: Node, found: Sequence[Any]) -> GradError:
@@ -419,29 +407,20 @@ def _wrong_number(node: Node, found: Sequence[Any]) -> GradError:
     )
 
 
-def _need(
-    edge: Any, known: dict[Edge | None, Any], shared: dict[Edge, Gradient], into_leaves: bool
-) -> Any:
-    """Return the need for an edge that is not a node: for a leaf with a gradient, that gradient.
+def _need(edge: Any, complete: Any, several: bool = False) -> Any:
+    """Return the need for an edge whose gradient is not known yet.
 
-    Not with one of 16 bits where more than one op contributes: what they return in float32 is added
-    up in float32 and rounded once.
+    It is the gradient of a leaf, but not one of 16 bits where several ops contribute: what they
+    return in float32 is added up in float32 and rounded once.
     """
-    of_leaf = edge.gradient if into_leaves and type(edge) is not Output else None
-    known[edge] = need = of_leaf if of_leaf is not None and (
-        of_leaf.is_wide or edge not in shared
-    ) else True  # fmt: skip
-    return need
+    of_leaf = edge.gradient if complete is None and type(edge) not in _RECORDED else None
+    return True if of_leaf is None or (several and not of_leaf.is_wide) else of_leaf
 
 
-def _collect(
-    output: Output,
-    dy: Any,
-    shared: dict[Edge, Gradient],
-    parts: dict[Node, list[Any]],
-    ready: list[tuple[Edge, Any]],
-) -> None:
-    """Keep the gradient of an output until those of the node's other outputs are there."""
+def _collected(
+    output: Output, dy: Any, shared: dict[Any, Gradient], parts: dict[Node, list[Any]]
+) -> list[tuple[Node, Any]]:
+    """Keep the gradient of an output; return the node and all of them once they are complete."""
     node = output.node
     dys = parts.setdefault(node, [None] * output.count)
     dys[output.index] = unwrapped(dy)
@@ -449,33 +428,32 @@ def _collect(
     if gradient is not None:
         gradient.uses -= 1
         if gradient.uses:
-            return
+            return []
     del parts[node]
-    ready.append((node, None if all(dy is None for dy in dys) else dys))
+    return [(node, None if all(dy is None for dy in dys) else dys)]
 
 
-def _shared(start: Edge, ends: frozenset[Edge]) -> dict[Edge, Gradient]:
+def _shared(start: Any, ends: frozenset[Edge], complete: Any) -> dict[Any, Gradient]:
     """Return gradients for the nodes and leaves between `start` and `ends` with several users."""
-    uses: dict[Edge, int] = {}
-    seen = {start}
+    shared: dict[Any, Gradient] = {}
+    seen = {start, None}
     stack: list[Any] = [start] if type(start) in _RECORDED else []
     while stack:
         edge = stack.pop()
         if ends and edge in ends:
             continue
         for target in edge.edges:
-            if target is None:
-                continue
-            if target in seen:
-                uses[target] = uses.get(target, 1) + 1
-            else:
+            if target not in seen:
                 seen.add(target)
-                if type(target) is Node or type(target) is Output:
+                if type(target) in _RECORDED:
                     stack.append(target)
-    return {
-        edge: Gradient(None, dtype=edge.dtype, rounds=type(edge) is Node, uses=count)
-        for edge, count in uses.items()
-    }
+            elif target in shared:
+                shared[target].uses += 1
+            elif target is not None:
+                gradient = shared[target] = Gradient(None, dtype=target.dtype)
+                gradient.rounds, gradient.is_leaf = type(target) is Node, type(target) not in _RECORDED
+                gradient.need = _need(target, complete, several=True)
+    return shared
 
 
 def _check_saved(node: Node) -> None:
@@ -488,8 +466,8 @@ def _check_saved(node: Node) -> None:
     _versions.check(node)
 
 
-def _fit(dx: Any, target: Edge, gradient: Gradient | None) -> Any:
-    """Return a gradient in the shape of its input and, for a node, in its dtype.
+def _fit(dx: Any, like: Any, stays_wide: bool) -> Any:
+    """Return a gradient in the shape of its input and, unless it stays wide, in its dtype.
 
     A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too; an
     output keeps it for the node that adds up what its outputs get. Where more follow, their sum is
@@ -498,57 +476,46 @@ def _fit(dx: Any, target: Edge, gradient: Gradient | None) -> Any:
     Raises:
         GradError: the gradient is complex, or the input is.
     """
-    array = dx.array if type(dx) is Gradient else dx
-    if array.shape and array.shape == target.shape and array.dtype is target.dtype:
-        return dx if gradient is None and type(target) is Node else array
-    dx = array
-    if isinstance(dx, np.generic):
-        dx = np.asarray(dx)  # NumPy turns 0-d results into scalars
-    if is_complex(dx.dtype) is not is_complex(target.dtype):
+    array: Any = dx.array if type(dx) is Gradient else dx
+    if isinstance(array, _SCALAR):
+        array = dx = np.asarray(array)  # NumPy turns 0-d results into scalars
+    if array.dtype is like.dtype and array.shape == like.shape:
+        return array if stays_wide else dx
+    if is_complex(array.dtype) is not is_complex(like.dtype):
         raise GradError(
-            f"backward: the gradient of an input of {target.dtype} has dtype {dx.dtype}, expected "
+            f"backward: the gradient of an input of {like.dtype} has dtype {array.dtype}, expected "
             "real numbers: complex ones carry no gradient; use detach()"
         )
-    if dx.shape != target.shape:
-        dx = sum_to_shape(dx, target.shape)
-    return cast(dx, target.dtype) if type(target) is Node and gradient is None else dx
+    if array.shape != like.shape:
+        array = sum_to_shape(array, like.shape)
+    return array if stays_wide else cast(array, like.dtype)
 
 
-def _is_own(dx: Array | None, others: Sequence[Any]) -> bool:
-    """Whether a gradient is an array of its own: no view, and among the others once at most."""
-    if dx is None or dx.base is not None or not dx.flags.c_contiguous:
-        return False
-    return sum([unwrapped(other) is dx for other in others]) <= 1
+def _deliver(
+    edge: Any, dx: Array | None, beside: Any, complete: dict[Edge, Array | None] | None
+) -> None:
+    """Keep a complete gradient, or add it to the leaf and tell those who wait for it.
 
-
-def _can_grow(dx: Array, target: Edge, others: Sequence[Any]) -> bool:
-    """Whether others may be added to the first contribution, which the op gave away.
-
-    On the GPU products would add to it, and round once instead of twice: only where it is wide, as
-    the gradients of parameters are.
+    Args:
+        beside: what the op that returned the gradient has beside it, which may hold it too; None
+            where it is not known that nobody else does.
     """
-    if not _is_own(dx, others):
-        return False
-    if type(dx) is _NDARRAY:
-        return dx.dtype is target.dtype
-    return type(target) not in _RECORDED and dx.dtype == compute_dtype(dx.dtype)
-
-
-def _deliver(leaf: Tensor, dx: Array | None, own: bool) -> None:
-    """Add a complete gradient to the leaf and tell those who wait for it."""
+    if complete is not None:
+        complete[edge] = dx
+        return
     if dx is not None:
         with leaves:
-            if leaf.gradient is not None:
-                leaf.gradient.add(dx)
-            elif own and dx.dtype == leaf.data.dtype:
-                leaf.gradient = LeafGradient(dx)
+            if edge.gradient is not None:
+                edge.gradient.add(dx)
+            elif beside and dx.dtype == edge.data.dtype and is_given_away(dx, *beside):
+                edge.gradient = LeafGradient(dx)
             else:
-                leaf.gradient = LeafGradient(converted(dx, leaf.data.dtype))
-    if leaf.hooks:
+                edge.gradient = LeafGradient(converted(dx, edge.data.dtype))
+    if edge.hooks:
         if mode.capture is not None:
             mode.capture.add_waiting()
-        for hook in leaf.hooks:
-            hook(leaf)
+        for hook in edge.hooks:
+            hook(edge)
 
 
 _versions = VersionCounter()

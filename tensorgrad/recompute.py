@@ -18,7 +18,7 @@ from tensorgrad.amp import Casts
 from tensorgrad.checks import check_function
 from tensorgrad.engine import Edge, Node, mode, replaced
 from tensorgrad.errors import GradError
-from tensorgrad.gradient import Gradients, Needs, Saved, takes_gradient, unwrapped
+from tensorgrad.gradient import Gradients, Needs, Saved, unwrapped
 from tensorgrad.tensor import Tensor
 
 
@@ -69,12 +69,12 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
         call = _Call(f, args, kwargs, mode.autocast, state, engine.frontier(y, version))
         # saved only so that the walk raises an error for arrays that were assigned to since
         arrays = [t.data for t in (*args, *kwargs.values(), *call.edges) if isinstance(t, Tensor)]
-        return Tensor(y.data, True, Node(_name(f), call.edges, _backward, (call, *arrays), y.data))
+        saved = (call, *arrays)
+        return Tensor(y.data, True, Node(_name(f), call.edges, _backward, saved, y.data, True))
 
     return run
 
 
-@takes_gradient
 def _backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     call: _Call = saved[0]
     array = unwrapped(dy)

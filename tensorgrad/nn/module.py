@@ -16,6 +16,8 @@ with the ops around it, as the layers of this package do, if it also offers
                used by `add_norm` in norm.py
     a linear   affine() -> (weight, bias or None), where forward(x) is x weight^T + bias;
     layer      used by `FeedForward` and `SwiGLU`
+               may_be_overwritten, where nothing but the caller holds what forward returns, nor does
+               backward need it; used by `MultiHeadAttention`
     a dropout  drops and p: whether forward(x) is dropout(x, p) now, and not x; used by `SwiGLU`
     a branch   forward(x, residual=None) -> forward(x) + residual; used by `add_branch`
 
@@ -514,19 +516,18 @@ def check_input(layer: Module, weight: Tensor, **inputs: Any) -> None:
             )
 
 
-def offers(layer: Module, method: str) -> bool:
-    """Whether a layer has a method that stands for its `forward` in fused ops.
+def offers(layer: Module, name: str) -> bool:
+    """Whether a layer has a method, or a class attribute, that fused ops use beside its `forward`.
 
-    False for a subclass that overrides `forward` alone: the inherited method computes another
-    function.
+    False for a subclass that overrides `forward` alone: what it inherits is of another function.
     """
-    return "forward" not in vars(layer) and _offers(type(layer), method)  # type: ignore[arg-type]
+    return "forward" not in vars(layer) and _offers(type(layer), name)  # type: ignore[arg-type]
 
 
 @cache
-def _offers(kind: Any, method: str) -> bool:
-    defining = (base for base in kind.__mro__ if vars(base).keys() & {method, "forward"})
-    return method in vars(next(defining, object))
+def _offers(kind: Any, name: str) -> bool:
+    defining = (base for base in kind.__mro__ if vars(base).keys() & {name, "forward"})
+    return name in vars(next(defining, object))
 
 
 def add_branch(layer: Module, x: Any, residual: Any, dropout: Any = None) -> Tensor:

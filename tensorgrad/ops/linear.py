@@ -29,7 +29,6 @@ from tensorgrad.gradient import (
     accumulated,
     out_of,
     parts_of,
-    takes_gradient,
 )
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
@@ -82,10 +81,10 @@ def linear(
     y = _affine(flat(a), w, added, residual_data, _result_dtype(dtype, common), kernel)
     y = y.reshape(*a.shape[:-1], w.shape[0])
     kept, of_norm = operand_to_save(inputs[0])
-    return record("linear", y, inputs, _linear_backward, (kept, w, kernel, *of_norm))
+    saved = (kept, w, kernel, *of_norm)
+    return record("linear", y, inputs, _linear_backward, saved, takes_gradient=True)
 
 
-@takes_gradient
 def _linear_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     x, weight, kernel, *_ = saved
     dy, sums = parts_of(dy)
@@ -191,10 +190,9 @@ def feed_forward(
     y = _affine(h, d, c, r, a.dtype, kernel).reshape(*a.shape[:-1], len(d))
     x_kept, of_norm = operand_to_save(x)
     saved = (x_kept, u, d, kept, h, is_derivative, kernel, *of_norm)
-    return record(op, y, inputs, _feed_forward_backward, saved)
+    return record(op, y, inputs, _feed_forward_backward, saved, takes_gradient=True)
 
 
-@takes_gradient
 def _feed_forward_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     x, up, down, kept, h, is_derivative, kernel, *_ = saved
     dy, dy_sums = parts_of(dy)
