@@ -364,6 +364,9 @@ def parallel_blocks(
             else:
                 run(0, length)
         return
+    if 0 < length <= block:
+        function(slice(0, length))
+        return
     workers = min(threads(), -(-length // block))
     pool = _pool(os.getpid()) if workers > 1 else None
     if pool is None:

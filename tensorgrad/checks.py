@@ -253,8 +253,8 @@ def check_seed(op: str, value: Any) -> None:
 
 def check_range(op: str, name: str, value: Any, end: float = math.inf) -> None:
     """Raise ArgumentError unless 0 <= value < end."""
-    check_number(op, name, value)
-    if not 0 <= value < end:
+    if not isinstance(value, _NUMBERS) or not 0 <= value < end:
+        check_number(op, name, value)
         limits = "finite number from 0" if end == math.inf else f"number from 0, below {end:g}"
         raise ArgumentError(f"{op}: {name} is {value}, expected a {limits}")
 

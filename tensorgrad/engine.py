@@ -451,7 +451,10 @@ def _shared(start: Any, ends: frozenset[Edge], complete: Any) -> dict[Any, Gradi
                 shared[target].uses += 1
             elif target is not None:
                 gradient = shared[target] = Gradient(None, dtype=target.dtype)
-                gradient.rounds, gradient.is_leaf = type(target) is Node, type(target) not in _RECORDED
+                gradient.rounds, gradient.is_leaf = (
+                    type(target) is Node,
+                    type(target) not in _RECORDED,
+                )
                 gradient.need = _need(target, complete, several=True)
     return shared
 

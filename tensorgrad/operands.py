@@ -250,8 +250,10 @@ def float_operand(op: str, name: str, tensor: Tensor) -> None:
 
 def float_tensor(op: str, name: str, value: Any, *others: Any) -> Tensor:
     """Return an operand as a tensor of floats; a literal takes its dtype with the others."""
-    tensor = tensor_of(op, name, value, *others)
-    float_operand(op, name, tensor)
+    plain = isinstance(value, Tensor) and ranges.active is None
+    tensor: Tensor = value if plain else tensor_of(op, name, value, *others)
+    if tensor.data.dtype.kind != "f":  # bfloat16 has another kind
+        float_operand(op, name, tensor)
     return tensor
 
 
