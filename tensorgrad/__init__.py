@@ -12,7 +12,6 @@ from tensorgrad import interrupt  # noqa: F401  first: Ctrl-C during the imports
 
 # isort: split
 from tensorgrad import distribution  # noqa: F401  whether the files are those of this project
-from tensorgrad.tensor import Tensor  # before the ops: they import it, and it imports them last
 
 # isort: split
 from importlib import import_module as _import_module
@@ -45,6 +44,7 @@ from tensorgrad.ops import indexing as _indexing
 from tensorgrad.ops import linear as _linear
 from tensorgrad.ops import linear_cross_entropy as _linear_cross_entropy
 from tensorgrad.ops import matmul as _matmul
+from tensorgrad.ops import methods as _methods  # noqa: F401  attaches them to Tensor
 from tensorgrad.ops import norm as _norm
 from tensorgrad.ops import reduce as _reduce
 from tensorgrad.ops import rotary as _rotary
@@ -84,6 +84,7 @@ from tensorgrad.ops.statistics import *
 from tensorgrad.random import seed as manual_seed
 from tensorgrad.recompute import checkpoint
 from tensorgrad.saving import load, save
+from tensorgrad.tensor import Tensor
 
 __version__ = "0.1.0"
 

@@ -48,6 +48,7 @@ __all__ = [
 
 Array = Any  # numpy.ndarray | cupy.ndarray
 Shape = tuple[int, ...]
+Axis = int | tuple[int, ...] | None
 
 # Elements that the NumPy path works on at a time: few enough that a block and some temporaries
 # stay in a core's L2 cache, enough that threads seldom meet at the interpreter's lock.

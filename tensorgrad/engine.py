@@ -338,6 +338,8 @@ def _walk(
         dy = cast(dy, start.dtype)
     ready: list[tuple[Any, Any]] = [(start, dy)]
     observed = ranges.active is not None
+    edge: Any
+    saved: Any
     dxs: Any
     while ready:
         node, dy = ready.pop()

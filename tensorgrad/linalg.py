@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from tensorgrad.autograd import record
-from tensorgrad.backend import Array, namespace, same_device
+from tensorgrad.backend import Array, Axis, namespace, same_device
 from tensorgrad.checks import axis_tuple, check_integer
 from tensorgrad.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
@@ -33,7 +33,7 @@ from tensorgrad.ops.reduce import max, min, sum
 from tensorgrad.ops.reduce import norm as _norm
 from tensorgrad.ops.shape import astype, expand_dims, moveaxis, reshape, squeeze
 from tensorgrad.ops.stacking import matrix_transpose
-from tensorgrad.tensor import Axis, Tensor
+from tensorgrad.tensor import Tensor
 
 __all__ = [
     "cholesky", "cond", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv", "matmul",

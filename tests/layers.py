@@ -38,6 +38,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "tensors and differentiation": (
         *(
             "arrays",
+            "blocks",
             "gradient",
             "philox",
             "engine",
@@ -108,7 +109,7 @@ def picture() -> str:
             *boxes,
         ]
         y += height + 8
-    note = "Imports go down. One goes up: the methods of Tensor call the ops."
+    note = "Imports go down. ops/methods.py makes ops the methods of Tensor."
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 24}" '
         f'font-family="monospace" font-size="11.5">\n'

@@ -7,7 +7,6 @@ gradient again if dy, which only the device knows, is another number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np

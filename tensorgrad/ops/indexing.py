@@ -19,7 +19,7 @@ import numpy as np
 from tensorgrad import autograd, backend, engine
 from tensorgrad.arrays import converted, sum_array
 from tensorgrad.autograd import record
-from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
+from tensorgrad.backend import Array, Axis, Shape, is_array, is_numpy, namespace, same_device
 from tensorgrad.checks import (
     along,
     array_of,
@@ -43,7 +43,7 @@ from tensorgrad.errors import (
 from tensorgrad.gradient import Gradients, Needs, Saved, add_at
 from tensorgrad.kernels.indexing import add_rows_cuda
 from tensorgrad.operands import array_beside, integer_array, tensor_of
-from tensorgrad.tensor import Axis, Tensor
+from tensorgrad.tensor import Tensor
 
 __all__ = [
     "argwhere", "count_nonzero", "flatnonzero", "getitem", "nonzero", "put_along_axis", "take",

@@ -19,7 +19,7 @@ import numpy as np
 from tensorgrad import backend, ranges
 from tensorgrad.arrays import cast, keep_axes, sum_array, sum_dtype
 from tensorgrad.autograd import record
-from tensorgrad.backend import Array, Shape, widened
+from tensorgrad.backend import Array, Axis, Shape, widened
 from tensorgrad.checks import (
     along,
     axis_index,
@@ -47,7 +47,7 @@ from tensorgrad.ops.elementwise import sqrt
 from tensorgrad.ops.elementwise import where as choose
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.shape import astype, pad, squeeze
-from tensorgrad.tensor import Axis, Tensor
+from tensorgrad.tensor import Tensor
 
 __all__ = [
     "all",

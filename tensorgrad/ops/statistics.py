@@ -14,7 +14,7 @@ import numpy as np
 
 from tensorgrad import backend
 from tensorgrad.autograd import record
-from tensorgrad.backend import Array, namespace, same_device, widened
+from tensorgrad.backend import Array, Axis, namespace, same_device, widened
 from tensorgrad.checks import (
     array_of,
     axis_index,
@@ -53,7 +53,7 @@ from tensorgrad.ops.shape import (
     transpose,
 )
 from tensorgrad.ops.sorting import sort
-from tensorgrad.tensor import Axis, Tensor
+from tensorgrad.tensor import Tensor
 
 __all__ = [
     "average", "bincount", "corrcoef", "cov", "diff", "digitize", "histogram", "median",

@@ -20,6 +20,7 @@ import numpy as np
 from tensorgrad import backend, ranges
 from tensorgrad.autograd import record
 from tensorgrad.backend import BLOCK, Array
+from tensorgrad.blocks import evaluate
 from tensorgrad.checks import not_an_operand, note_widening
 from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64, is_float
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
@@ -27,7 +28,6 @@ from tensorgrad.gradient import Gradients, Needs, Saved
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
 from tensorgrad.operands import array_beside
-from tensorgrad.ops.elementwise.blocks import evaluate
 from tensorgrad.ops.elementwise.trace import Symbol
 from tensorgrad.tensor import Tensor
 
