@@ -19,16 +19,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorgrad import array_api as _array_api
-from tensorgrad import einops_backend, fft, graph, linalg, nn, optim, random
+from tensorgrad import (
+    autograd,
+    backend,
+    dtypes,
+    einops_backend,
+    errors,
+    fft,
+    graph,
+    linalg,
+    nn,
+    optim,
+    random,
+)
 from tensorgrad.amp import autocast
 from tensorgrad.array_api import *
 from tensorgrad.array_api import __array_api_version__ as __array_api_version__
 from tensorgrad.array_api import __array_namespace_info__ as __array_namespace_info__
 from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.cuda_kernel import cuda_kernel
 from tensorgrad.function import Function
 from tensorgrad.gradcheck import gradcheck
 from tensorgrad.interop import from_dlpack
+from tensorgrad.kernels import arrays as _arrays  # noqa: F401  casts and sums on a GPU, for core/
 from tensorgrad.omitted import missing as _missing
 from tensorgrad.ops import aliases as _aliases
 from tensorgrad.ops import attention as _attention
@@ -84,7 +98,6 @@ from tensorgrad.ops.statistics import *
 from tensorgrad.random import seed as manual_seed
 from tensorgrad.recompute import checkpoint
 from tensorgrad.saving import load, save
-from tensorgrad.tensor import Tensor
 
 __version__ = "0.1.0"
 

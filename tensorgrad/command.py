@@ -14,7 +14,7 @@ from functools import wraps
 from itertools import groupby
 from typing import ParamSpec
 
-from tensorgrad.errors import TensorgradError
+from tensorgrad.core.errors import TensorgradError
 from tensorgrad.interrupt import INTERRUPTED
 
 _FIXABLE = (TensorgradError, OSError, UnicodeError)  # by the user, who needs no traceback

@@ -10,46 +10,16 @@ from html import escape
 from tests.source_tree import ROOT, examples, library
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "ground: devices, types, files": (
-        *(
-            "distribution",
-            "errors",
-            "interrupt",
-            "dtypes",
-            "backend",
-            "files",
-            "readers",
-            "command",
-            "tables",
-        ),
-        *(
-            "ranges",
-            "checks",
-            "omitted",
-            "special",
-            "dlpack",
-            "weights",
-            "placement",
-            "gpu",
-            "callers",
-        ),
+    "core: arrays, tensors, gradients": ("core", "distribution"),
+    "ground: checks, files": (
+        *("errors", "dtypes", "backend", "checks", "callers", "command", "files", "interrupt"),
+        *("readers", "tables", "omitted", "special", "dlpack", "weights", "placement", "gpu"),
     ),
     "kernels: how an op runs on a GPU": ("kernels",),
     "tensors and differentiation": (
-        *(
-            "arrays",
-            "blocks",
-            "gradient",
-            "philox",
-            "engine",
-            "tensor",
-            "operands",
-            "autograd",
-            "amp",
-            "random",
-        ),
-        *("recompute", "function", "cuda_kernel", "gradcheck", "testing", "interop", "graph"),
-        *("display", "saving", "array_api", "einops_backend"),
+        *("operands", "autograd", "amp", "philox", "random", "recompute", "function"),
+        *("cuda_kernel", "gradcheck", "testing", "interop", "graph", "display", "saving"),
+        *("array_api", "einops_backend"),
     ),
     "ops: what an op is": ("ops", "linalg", "fft"),
     "layers and optimizers": ("nn", "optim"),

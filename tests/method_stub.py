@@ -13,7 +13,7 @@ from typing import Any
 from tensorgrad.ops.methods import METHODS, OPERATORS, PROPERTIES
 from tests.source_tree import ROOT
 
-STUB = ROOT / "tensorgrad" / "tensor_methods.pyi"
+STUB = ROOT / "tensorgrad" / "core" / "tensor_methods.pyi"
 WIDTH = 96  # of a line in the class
 HEADER = '''"""The methods of Tensor for type checkers, written by `python -m tests.method_stub`.
 
@@ -24,9 +24,9 @@ import builtins
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from tensorgrad.backend import Axis
-from tensorgrad.dtypes import DtypeLike
-from tensorgrad.tensor import Tensor
+from tensorgrad.core.backend import Axis
+from tensorgrad.core.dtypes import DtypeLike
+from tensorgrad.core.tensor import Tensor
 
 class Methods:
     """Base class of Tensor that only type checkers see."""

@@ -16,11 +16,12 @@ import pytest
 
 import tensorgrad
 import tensorgrad as tg
-from tensorgrad import Tensor, autograd, engine
+from tensorgrad import Tensor, autograd
 from tensorgrad.autograd import record
+from tensorgrad.core.backward import gradients
+from tensorgrad.core.gradient import Gradient, LeafGradient, accumulated
 from tensorgrad.dtypes import as_dtype, bfloat16
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, GradError, ShapeError
-from tensorgrad.gradient import Gradient, LeafGradient, accumulated
 from tests.gpu_array import on_gpu
 
 Values = np.ndarray[Any, Any]
@@ -394,7 +395,7 @@ def test_framework_cost_of_one_op_stays_small(
     count_opcodes(lambda: chain(1).backward())  # the first traced call reports too little
     results = [chain(10), chain(20)]
     forwards = [count_opcodes(lambda n=n: chain(n)) for n in (10, 20)]  # type: ignore[misc]
-    backwards = [count_opcodes(lambda y=y: engine.backward(y)) for y in results]  # type: ignore[misc]
+    backwards = [count_opcodes(lambda y=y: y.backward()) for y in results]  # type: ignore[misc]
     assert (forwards[1] - forwards[0]) / 10 <= forward
     assert (backwards[1] - backwards[0]) / 10 <= backward
 
@@ -586,7 +587,7 @@ def test_a_wider_gradient_is_not_rounded_by_a_narrow_sum() -> None:
         return (accumulated(third, needs[0]),)
 
     y = record("wide", x.data * 1, (x,), backward, ())
-    (found,) = engine.gradients((y + (x * 1 + x * 1)).sum(), np.ones((), "float16"), [x])
+    (found,) = gradients((y + (x * 1 + x * 1)).sum(), np.ones((), "float16"), [x])
     assert found is not None
     assert found.dtype == np.float32
     assert found[0, 0] == third[0, 0] + np.float32(2)

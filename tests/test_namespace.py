@@ -93,7 +93,7 @@ def test_models_has_the_models_of_its_modules() -> None:
 
 
 def test_inner_modules_can_still_be_imported() -> None:
-    script = "import tensorgrad, tensorgrad.philox\nfrom tensorgrad import amp, engine, recompute\n"
+    script = "import tensorgrad, tensorgrad.philox\nfrom tensorgrad import amp, core, recompute\n"
     assert python(f"{script}print(json.dumps(hasattr(tensorgrad, 'Path')))") is False
 
 
@@ -142,4 +142,4 @@ def test_the_name_of_a_class_has_one_meaning() -> None:
 
 
 def test_every_error_is_public() -> None:
-    assert set(errors.__all__) == defined("tensorgrad.errors")
+    assert set(errors.__all__) == defined("tensorgrad.core.errors")

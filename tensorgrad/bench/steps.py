@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from unittest.mock import patch
 
-from tensorgrad import backend
 from tensorgrad.bench.memory import peak_memory
 from tensorgrad.bench.options import PRESET, Sizes
+from tensorgrad.core import backend
 from tensorgrad.models import gpt2, presets
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle

@@ -13,10 +13,10 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorgrad import backend
 from tensorgrad.bench.steps import Step, family
 from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.bench.torch_transformer_lm import transformer_lm
+from tensorgrad.core import backend
 from tensorgrad.parallel import Comm
 from tensorgrad.train.settings import TrainSettings, has_narrow_products
 

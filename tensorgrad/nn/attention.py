@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
 from tensorgrad.checks import check_integer, check_range, probability
-from tensorgrad.dtypes import DtypeLike
-from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, GradError, ShapeError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import DtypeLike
+from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
+from tensorgrad.core.modes import mode
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module, offers
 from tensorgrad.nn.rows import Rows
@@ -25,7 +26,6 @@ from tensorgrad.ops.creation import empty, zeros
 from tensorgrad.ops.decode import attend
 from tensorgrad.ops.rotary import rotary as rotary_op
 from tensorgrad.ops.shape import concatenate, split
-from tensorgrad.tensor import Tensor
 
 
 @dataclass(frozen=True)

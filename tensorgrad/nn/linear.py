@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 from tensorgrad.checks import check_integer
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import init
 from tensorgrad.nn.module import Module, Parameter, check_input
 from tensorgrad.nn.rows import Rows
 from tensorgrad.nn.shard import Region
 from tensorgrad.ops.linear import linear
-from tensorgrad.tensor import Tensor
 
 
 class Linear(Module):

@@ -35,18 +35,20 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
 
 import numpy as np
 
-from tensorgrad import backend, ranges
-from tensorgrad.autograd import no_grad
-from tensorgrad.backend import Array
-from tensorgrad.checks import check_function, not_an_operand
-from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
-from tensorgrad.engine import assign, changes, mode
-from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
+from tensorgrad.checks import check_function
+from tensorgrad.core import backend, instrument
+from tensorgrad.core.arrays import not_an_operand
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
+from tensorgrad.core.errors import ArgumentError, CheckpointError, DtypeError
+from tensorgrad.core.modes import changes, mode
+from tensorgrad.core.nodes import assign
+from tensorgrad.core.record import no_grad
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.model_graph import ModelGraph, draw
 from tensorgrad.nn.rows import Rows
 from tensorgrad.nn.summary import Summary, summarize
 from tensorgrad.nn.wrapped_names import by_plain_names
-from tensorgrad.tensor import Tensor
 
 _MOST_NAMES = 20  # in one error message
 _CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -134,8 +136,8 @@ class Module:
         self: _Forward[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> _Result:
         """Return `forward(...)`, whose types a type checker sees."""
-        if ranges.active is not None:
-            result: _Result = ranges.active.layer(self, args, kwargs)
+        if instrument.observer is not None:
+            result: _Result = instrument.observer.layer(self, args, kwargs)
             return result
         return self.forward(*args, **kwargs)
 

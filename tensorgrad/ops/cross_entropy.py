@@ -14,9 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, widened
 from tensorgrad.checks import (
     axis_index,
     check_between,
@@ -25,10 +22,14 @@ from tensorgrad.checks import (
     check_range,
     check_shape,
 )
-from tensorgrad.dtypes import Dtype, compute_dtype, float16, is_float
-from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.gradient import Early, Gradients, Needs, Saved
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.dtypes import Dtype, compute_dtype, float16, is_float
+from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.gradient import Early, Gradients, Needs, Saved
+from tensorgrad.core.modes import mode
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import LossOptions
 from tensorgrad.operands import float_tensor, integer_array, tensor_of
@@ -38,7 +39,6 @@ from tensorgrad.ops.reduce import mean
 from tensorgrad.ops.reduce import sum as reduce_sum
 from tensorgrad.ops.shape import astype, moveaxis
 from tensorgrad.ops.softmax import log_softmax
-from tensorgrad.tensor import Tensor
 
 __all__ = ["cross_entropy", "nll_loss"]
 REDUCTIONS = ("mean", "sum", "none")

@@ -1,8 +1,8 @@
 """The methods and operators of Tensor: a table of names and ops, which become methods here.
 
 Most are the op itself; the functions below the table say where a method takes its arguments in
-another form. So tensor.py knows no op. Type checkers read what `python -m tests.method_stub` writes
-to tensor_methods.pyi. Tests: tests/ops/test_methods.py.
+another form. So core/ knows no op. Type checkers read what `python -m tests.method_stub` writes
+to core/tensor_methods.pyi. Tests: tests/ops/test_methods.py.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 from tensorgrad import dlpack
 from tensorgrad.checks import renamed_dim
+from tensorgrad.core.dtypes import bfloat16, float16, float32, float64
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.display import to_html
-from tensorgrad.dtypes import bfloat16, float16, float32, float64
-from tensorgrad.errors import ArgumentError
 from tensorgrad.omitted import missing_method
 from tensorgrad.ops import (
     aliases,
@@ -31,7 +32,6 @@ from tensorgrad.ops import (
     sorting,
     stacking,
 )
-from tensorgrad.tensor import Tensor
 
 
 def _reshape(x: Tensor, *lengths: Any) -> Tensor:
@@ -111,6 +111,16 @@ def _double(x: Tensor) -> Tensor:
 def _float(x: Tensor) -> Tensor:
     """Return the values as float32."""
     return shape.astype(x, float32, copy=False)
+
+
+def _getitem(x: Tensor, key: Any) -> Tensor:
+    """Return x[key]; see `tensorgrad.ops.indexing.getitem`."""
+    return indexing.getitem(x, key)
+
+
+def _matmul(a: Tensor, b: Any) -> Tensor:
+    """Return the matrix product; see `tensorgrad.matmul`."""
+    return matmul.matmul(a, b)
 
 
 def _rdivmod(x: Tensor, other: Any) -> tuple[Tensor, Tensor]:
@@ -221,7 +231,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "double": _double,
     "float": _float,
     # protocols of Python, NumPy, the array API standard and DLPack
-    "__getitem__": indexing.getitem,
+    "__getitem__": _getitem,
     "__setitem__": indexing.assign,
     "__neg__": elementwise.negative,
     "__pos__": _pos,
@@ -251,7 +261,7 @@ OPERATORS: tuple[tuple[str, Callable[..., Tensor], str], ...] = (
     ("floordiv", elementwise.floor_divide, "//"),
     ("mod", elementwise.remainder, "%"),
     ("pow", elementwise.power, "**"),
-    ("matmul", matmul.matmul, "@"),
+    ("matmul", _matmul, "@"),
     ("and", elementwise.bitwise_and, "&"),
     ("or", elementwise.bitwise_or, "|"),
     ("xor", elementwise.bitwise_xor, "^"),
@@ -270,6 +280,7 @@ def _attach(name: str, function: Callable[..., Any]) -> None:
     """Make a function a method of Tensor; one of this file gets the name of its first method."""
     if function.__module__ == __name__ and not function.__qualname__.startswith("Tensor."):
         function.__name__, function.__qualname__ = name, f"Tensor.{name}"
+        function.__code__ = function.__code__.replace(co_name=name)  # for tracebacks
     setattr(Tensor, name, function)
 
 
@@ -278,7 +289,7 @@ def _attach_operator(name: str, op: Callable[..., Tensor], symbol: str) -> None:
 
     Augmented assignment changes the memory of the tensor, as in NumPy; see indexing.
     """
-    setattr(Tensor, f"__{name}__", op)
+    _attach(f"__{name}__", op)
     if not symbol:
         return
     assigned = f"{symbol}="
@@ -289,10 +300,8 @@ def _attach_operator(name: str, op: Callable[..., Tensor], symbol: str) -> None:
     def augmented(self: Tensor, other: Any) -> Tensor:
         return indexing.assign_result(self, assigned, op, other)
 
-    for letter, method in (("r", reflected), ("i", augmented)):
-        dunder = f"__{letter}{name}__"
-        method.__code__ = method.__code__.replace(co_name=dunder)
-        _attach(dunder, method)
+    _attach(f"__r{name}__", reflected)
+    _attach(f"__i{name}__", augmented)
 
 
 for _name, _function in METHODS.items():

@@ -13,20 +13,29 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_integer, check_range, check_shape, promoted
-from tensorgrad.dtypes import compute_dtype
-from tensorgrad.engine import assigned_since, latest_version, mode
-from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.gradient import Gradient, Gradients, Needs, Recompute, Saved, accumulated, out_of
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.dtypes import compute_dtype
+from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.gradient import (
+    Gradient,
+    Gradients,
+    Needs,
+    Recompute,
+    Saved,
+    accumulated,
+    out_of,
+)
+from tensorgrad.core.modes import mode
+from tensorgrad.core.nodes import assigned_since, latest_version
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import norm as norm_cuda
 from tensorgrad.kernels.reduce import PartialSum, sum_parts
 from tensorgrad.operands import data_of, float_tensor
 from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.shape import astype, reshape
-from tensorgrad.tensor import Tensor
 
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
 

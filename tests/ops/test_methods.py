@@ -53,7 +53,7 @@ def test_operators_exchange_operands_and_assign(name: str) -> None:
 
 
 class Kind(Tensor):
-    def sum(self, *args: Any, **options: Any) -> Tensor:  # type: ignore[override]
+    def sum(self, *args: Any, **options: Any) -> Tensor:
         return super().sum(*args, **options) * 2
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from tensorgrad import random
 from tensorgrad.autograd import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.errors import TensorgradError
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
@@ -27,7 +28,6 @@ from tensorgrad.optim import AdamW, Optimizer
 from tensorgrad.parallel import Comm, DataParallel, Zero, make_mesh, world
 from tensorgrad.parallel.pipeline import Pipeline
 from tensorgrad.parallel.schedule import max_in_flight, one_f_one_b, timeline
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Trainer, mean_loss

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from tensorgrad import backend, parallel
+from tensorgrad import parallel
+from tensorgrad.core import backend
 
 cupy = backend.cupy
 

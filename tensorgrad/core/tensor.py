@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from tensorgrad import backend, engine
-from tensorgrad.backend import Array, Shape
-from tensorgrad.checks import not_an_operand
-from tensorgrad.dtypes import Dtype, is_float
-from tensorgrad.errors import DtypeError, GradError
-from tensorgrad.gradient import LeafGradient, Recompute
+from tensorgrad.core import backend, backward
+from tensorgrad.core.arrays import not_an_operand
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.dtypes import Dtype, is_float
+from tensorgrad.core.errors import DtypeError, GradError
+from tensorgrad.core.gradient import LeafGradient, Recompute
 
 if TYPE_CHECKING:
-    from tensorgrad.tensor_methods import Methods  # methods and operators; a stub alone
+    from tensorgrad.core.tensor_methods import Methods  # methods and operators; a stub alone
 else:
     Methods = object
 
@@ -56,7 +56,7 @@ class Tensor(Methods):
     """
 
     __slots__ = ("__weakref__", "data", "gradient", "hooks", "node", "recompute", "requires_grad")
-    notes_changes: ClassVar[bool] = False  # in `engine.changes`, where an attribute is assigned to
+    notes_changes: ClassVar[bool] = False  # in `modes.changes`, where an attribute is assigned to
 
     def __init__(self, data: Array, requires_grad: bool = False, node: Any = None) -> None:
         if node is None:
@@ -127,8 +127,8 @@ class Tensor(Methods):
         return self.data.nbytes  # type: ignore[no-any-return]
 
     def backward(self, dy: Any = None, retain_graph: bool = False) -> None:
-        """Add the gradient of this tensor to every leaf's `grad`; see `engine.backward`."""
-        engine.backward(self, dy, retain_graph)
+        """Add the gradient of this tensor to every leaf's `grad`; see `backward.backward`."""
+        backward.backward(self, dy, retain_graph)
 
     def detach(self) -> Tensor:
         """Return a tensor with the same array that no gradient flows through."""

@@ -7,9 +7,9 @@ import builtins
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-from tensorgrad.backend import Axis
-from tensorgrad.dtypes import DtypeLike
-from tensorgrad.tensor import Tensor
+from tensorgrad.core.backend import Axis
+from tensorgrad.core.dtypes import DtypeLike
+from tensorgrad.core.tensor import Tensor
 
 class Methods:
     """Base class of Tensor that only type checkers see."""

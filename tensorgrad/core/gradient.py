@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tensorgrad.arrays import added, cast
-from tensorgrad.backend import Array, Shape, add_into, is_numpy, namespace
-from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.core.arrays import add_into, added, cast
+from tensorgrad.core.backend import Array, Shape, is_numpy, namespace
+from tensorgrad.core.dtypes import Dtype, compute_dtype
 
 Saved = tuple[Any, ...]  # what an op keeps for its backward function
 Needs = Sequence[Any]  # for each input: False, True or a Gradient
@@ -308,7 +308,7 @@ class Recompute:
         function: of the arrays; returns the operand with the same bits whenever it is called.
         arrays: which may include None.
         shape: of the operand.
-        version: of assignments when the operand was computed; see `engine.latest_version`.
+        version: of assignments when the operand was computed; see `nodes.latest_version`.
     """
 
     __slots__ = ("arrays", "function", "shape", "version")
