@@ -122,6 +122,50 @@ def test_imports_inside_functions_count(tmp_path: Path) -> None:
     assert {lower for _, lower, _ in edges()} & inside
 
 
+def core() -> list[Source]:
+    return [s for s in library() if f"{s.module}.".startswith("tensorgrad.core.")]
+
+
+def test_the_core_knows_no_op_or_kernel() -> None:
+    allowed = {"tensorgrad.core", "tensorgrad.distribution"}
+    wrong = [
+        f"{source}:{found.line}: {found.name}"
+        for source in core()
+        for found in imports(source)
+        if found.name.startswith("tensorgrad")
+        and found.name not in allowed
+        and not found.name.startswith("tensorgrad.core.")
+    ]
+    assert wrong == []
+
+
+def _length(node: ast.Module | ast.FunctionDef) -> int:
+    """Return the lines without docstrings."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+    first = [n.body[0] for n in ast.walk(node) if isinstance(n, kinds) and ast.get_docstring(n)]
+    end = node.body[-1].end_lineno or 0
+    begin = node.lineno if isinstance(node, ast.FunctionDef) else 1
+    return end - begin + 1 - sum((e.end_lineno or 0) - e.lineno + 1 for e in first)
+
+
+def test_the_core_is_read_in_one_sitting() -> None:
+    assert 1500 < sum(_length(source.tree) for source in core()) <= 2000
+    functions = [n for s in core() for n in ast.walk(s.tree) if isinstance(n, ast.FunctionDef)]
+    assert [f.name for f in functions if _length(f) > 50] == []
+
+
+def test_the_page_about_the_core_has_its_files_and_few_concepts() -> None:
+    page = (ROOT / "docs" / "chapters" / "core.md").read_text(encoding="utf-8")
+    files = [str(s) for s in core() if s.path.stem != "__init__"]
+    assert [file for file in files if f"| `{file}` |" not in page] == []
+    tables = re.findall(r"\| concept \|.*\n\|[-|]+\n((?:\|.*\n)+)", page)
+    cpu, gpu = (table.count("\n") for table in tables)
+    assert cpu <= 28
+    assert cpu + gpu <= 36
+    classes = {"Tensor", "Node", "Output", "Gradient", "LeafGradient", "Recompute", "Early", "Loan"}
+    assert [name for name in classes if f"\n| {name} |" not in page] == []
+
+
 def test_ops_launch_no_kernels() -> None:
     wrong = [
         f"{source}:{found.line}"

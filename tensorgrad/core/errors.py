@@ -75,3 +75,7 @@ class CommError(TensorgradError, RuntimeError):
 
 class WideningWarning(UserWarning):
     """Integers beside float32 or 16-bit floats make a result float64, as in NumPy."""
+
+
+for _name in __all__:
+    globals()[_name].__module__ = "tensorgrad.errors"  # which is public

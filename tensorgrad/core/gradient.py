@@ -8,7 +8,7 @@ columns of a gradient beside it.
 For each input a backward function gets what is needed of its gradient: False, True, or a
 `Gradient`, which the function may add to itself. A matrix product does so at no extra cost, in the
 words of cuBLAS: y = product + beta y. What a function returns is added by the walk.
-Tests: tests/test_gradient.py.
+Tests: tests/core/test_gradient.py and tests/core/test_column_sums.py.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ def out_of(need: Any, dtype: Dtype, rounds: bool = False) -> tuple[Array, int] |
 
 
 def is_given_away(dx: Array, dy: Any, dxs: Gradients, saved: Saved) -> bool:
-    """Whether nobody but the receiver holds a gradient: it is no view, and the op returned it once.
+    """Whether only the receiver holds a gradient: it is not a view, and the op returned it once.
 
     Args:
         dx: a gradient.

@@ -250,7 +250,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 PROPERTIES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "T": (shape.transpose, "The tensor with its axes reversed."),
     "mT": (stacking.matrix_transpose, "The tensor with its last two axes exchanged."),
-    "is_leaf": (aliases.is_leaf, "Whether this is no result of an op that gradients flow through."),
+    "is_leaf": (aliases.is_leaf, "Whether no op that gradients flow through made this."),
 }
 # The name in the methods of an operator, the op, and the symbol where there is one for assignment.
 OPERATORS: tuple[tuple[str, Callable[..., Tensor], str], ...] = (
