@@ -46,9 +46,9 @@ class Node:
         takes_gradient: bool = False,
     ) -> None:
         self.name = name
-        self.edges = edges
+        self.edges: Sequence[Any] = edges
         self.backward = backward
-        self.saved = saved
+        self.saved: Any = saved
         self.dtype: Dtype = data.dtype
         self.shape: Shape = data.shape
         self.takes_gradient = takes_gradient
