@@ -116,13 +116,10 @@ def _seed(root: Tensor, dy: Any) -> Array:
 
 @np.errstate(over="ignore", invalid="ignore")  # inf and NaN reach the gradients, as on the GPU
 def _walk(start: Any, dy: Any, retain_graph: bool, ends: Set[Edge], complete: Complete) -> None:
-    """Visit every node after all its users, and complete the gradients of leaves and `ends`.
+    """Visit every node after all its users; complete the gradients of leaves and `ends`.
 
-    Args:
-        start, dy: where the walk starts, and with which gradient.
-        retain_graph: keep what nodes have saved.
-        ends: edges that the walk does not go beyond.
-        complete: gets the gradients, by edge; None: leaves get them.
+    The walk does not go beyond `ends`. Gradients go into `complete`, or into leaves where it is
+    None. With `retain_graph`, nodes keep what they have saved.
     """
     shared = _shared(start, ends, complete)
     sum_of, observer = shared.get, instrument.observer
@@ -157,8 +154,7 @@ def _walk(start: Any, dy: Any, retain_graph: bool, ends: Set[Edge], complete: Co
                 continue
             like = edge if type(edge) in RECORDED else edge.data
             if dx is not None:
-                shape = dx.shape
-                if not shape or shape != like.shape or dx.dtype is not like.dtype:
+                if not (shape := dx.shape) or shape != like.shape or dx.dtype is not like.dtype:
                     dx = _fit(dx, like, total is not None or type(edge) is not Node)
             if total is not None:
                 if total.collect(dx, dy, dxs, saved):
