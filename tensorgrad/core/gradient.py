@@ -287,17 +287,17 @@ class Early:
     """Gradients that forward has computed, for dy == 1; the first backward takes them.
 
     Args:
-        arrays: one for each input, None where none is wanted.
+        arrays: one for each input, None where none is wanted; None once they are taken.
     """
 
-    __slots__ = ("_arrays",)
+    __slots__ = ("arrays",)
 
     def __init__(self, arrays: list[Array | None]) -> None:
-        self._arrays: list[Array | None] | None = arrays
+        self.arrays: list[Array | None] | None = arrays
 
     def take(self) -> list[Array | None] | None:
         """Return the gradients, which may be overwritten; None once they are taken."""
-        arrays, self._arrays = self._arrays, None
+        arrays, self.arrays = self.arrays, None
         return arrays
 
 

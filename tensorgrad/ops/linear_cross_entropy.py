@@ -117,7 +117,7 @@ def linear_cross_entropy(
             loss = np.asarray(np.nan, losses.dtype)  # the mean of no losses
     else:
         loss = cross_entropy_cuda.total(losses, count)
-    saved = (*arrays, loss_of, count, Early(gradients) if early else None, loan)
+    saved = (*arrays, loss_of, count, loan, Early(gradients) if early else None)
     return record(op, loss, inputs, _backward, saved)
 
 
@@ -250,7 +250,7 @@ def loss_operands(
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    *_, loss_of, count, early, loan = saved
+    *_, loss_of, count, loan, early = saved
     scale = GradientFactor(backend.contiguous(dy).reshape(-1), count)
     gradients: list[Array | None] | None = None if early is None else early.take()
     if gradients is None:
