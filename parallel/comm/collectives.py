@@ -332,9 +332,11 @@ class Comm:
         """
         try:
             self._finish_all()
-            self._enter(_END)
+            self._record(_END)
+            while not self._same(_END):  # another rank made another call, which is its error
+                self._exchange(_END)
         except CommError:
-            return  # the ranks that made another call raise it too: they show it and abort
+            return  # a transfer failed: the ranks that wait for it raise this too, and abort
         self._close()
         self._enter("closed")  # transfers of other ranks need this process until they are done
         if self._network is not None:
