@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from tensorgrad.core import backend, backward
+from tensorgrad.core import backend
 from tensorgrad.core.arrays import not_an_operand
 from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.backward import backward as backward_from
 from tensorgrad.core.dtypes import Dtype, is_float
 from tensorgrad.core.errors import DtypeError, GradError
 from tensorgrad.core.gradient import LeafGradient, Recompute
@@ -126,9 +127,7 @@ class Tensor(Methods):
         """The bytes of all elements."""
         return self.data.nbytes  # type: ignore[no-any-return]
 
-    def backward(self, dy: Any = None, retain_graph: bool = False) -> None:
-        """Add the gradient of this tensor to every leaf's `grad`; see `backward.backward`."""
-        backward.backward(self, dy, retain_graph)
+    backward = backward_from  # backward(dy=None, retain_graph=False)
 
     def detach(self) -> Tensor:
         """Return a tensor with the same array that no gradient flows through."""
