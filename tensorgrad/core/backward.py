@@ -116,11 +116,7 @@ def _seed(root: Tensor, dy: Any) -> Array:
 
 @np.errstate(over="ignore", invalid="ignore")  # inf and NaN reach the gradients, as on the GPU
 def _walk(start: Any, dy: Any, retain_graph: bool, ends: Set[Edge], complete: Complete) -> None:
-    """Visit every node after all its users; complete the gradients of leaves and `ends`.
-
-    The walk does not go beyond `ends`. Gradients go into `complete`, or into leaves where it is
-    None. With `retain_graph`, nodes keep what they have saved.
-    """
+    """Visit nodes after all their users, up to leaves and `ends`, whose gradients it completes."""
     shared = _shared(start, ends, complete)
     sum_of, observer = shared.get, instrument.observer
     parts: dict[Node, list[Any]] = {}  # gradients of the outputs of a node
@@ -133,8 +129,9 @@ def _walk(start: Any, dy: Any, retain_graph: bool, ends: Set[Edge], complete: Co
         edges, saved = node.edges, node.saved
         if saved is None or node.version != versions.current:
             _check_saved(node)
-        needs, sums = [], [*map(sum_of, edges)]
-        for edge, total in zip(edges, sums):  # noqa: B905  of one length
+        needs = []
+        for edge in edges:
+            total = sum_of(edge)
             if total is not None:
                 needs.append(total.need)
             else:
@@ -149,12 +146,14 @@ def _walk(start: Any, dy: Any, retain_graph: bool, ends: Set[Edge], complete: Co
             raise _wrong_number(node, dxs)
         if not retain_graph:
             node.saved, node.edges = None, ()
-        for edge, total, dx in zip(edges, sums, dxs):  # noqa: B905  checked in less time
+        for edge, dx in zip(edges, dxs):  # noqa: B905  checked in less time
             if edge is None:
                 continue
+            total = sum_of(edge)
             like = edge if type(edge) in RECORDED else edge.data
             if dx is not None:
-                if not (shape := dx.shape) or shape != like.shape or dx.dtype is not like.dtype:
+                shape = dx.shape
+                if not shape or shape != like.shape or dx.dtype is not like.dtype:
                     dx = _fit(dx, like, total is not None or type(edge) is not Node)
             if total is not None:
                 if total.collect(dx, dy, dxs, saved):

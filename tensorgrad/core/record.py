@@ -61,16 +61,19 @@ def record(
         if isinstance(outputs, np.generic):
             outputs = np.asarray(outputs)  # NumPy turns 0-d results into scalars
     if mode.grad_enabled:
-        edges = [
-            (t if t.node is None else t.node) if t is not None and t.requires_grad else None
-            for t in inputs
-        ]
-        for edge in edges:
-            if edge is not None:
-                node = Node(name, edges, backward, saved, outputs, takes_gradient)
-                if instrument.observer is not None:
-                    instrument.observer.op(name, outputs, inputs, node, saved)
-                return Tensor(outputs, True, node)
+        edges: list[Any] = []
+        wanted = False
+        for tensor in inputs:
+            if tensor is not None and tensor.requires_grad:
+                edges.append(tensor if tensor.node is None else tensor.node)
+                wanted = True
+            else:
+                edges.append(None)
+        if wanted:
+            node = Node(name, edges, backward, saved, outputs, takes_gradient)
+            if instrument.observer is not None:
+                instrument.observer.op(name, outputs, inputs, node, saved)
+            return Tensor(outputs, True, node)
     if instrument.observer is not None:
         instrument.observer.op(name, outputs, inputs, None, saved)
     return Tensor(outputs)
