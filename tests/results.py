@@ -1,11 +1,12 @@
-"""Tables and figures in documents from docs/results; `python -m tests.results` renders them.
+"""Numbers in documents, from results and from the code; `python -m tests.results` renders them.
 
-A block is a pair of comments; what stands between them is rendered from a file that `tensorgrad
-bench` has written into docs/results:
+A block is a pair of comments. What stands between them is rendered from a file that `tensorgrad
+bench` has written into docs/results, or by a function of tests/figures.py:
 
     <!-- table overhead/overhead.json where dtype=float32 show op; forward_us:.2f = forward -->
     <!-- value overhead/overhead.json where op=add show forward_us:.2f -->1.20<!-- end -->
     <!-- source overhead/overhead.json -->
+    <!-- code presets -->
 
 A column is NAME, NAME/NUMBER (divided by it), then `:FORMAT` of Python, then ` = TITLE`. Conditions
 are joined by `and`. Tests: tests/test_results.py.
@@ -22,12 +23,13 @@ from typing import Any
 from tensorgrad.bench.provenance import exists
 from tensorgrad.bench.sweep import ERROR
 from tensorgrad.readers import read_json
+from tests import figures
 from tests.source_tree import ROOT
 
 RESULTS = ROOT / "docs" / "results"
 BLOCK = re.compile(
     r"^```.*?^```$|"  # a block of code is not rendered
-    r"(<!-- (table|value|source) (\S+?\.json)(?: where (.+?))?(?: show (.+?))? -->)"
+    r"(<!-- (table|value|source|code) (\S+?)(?: where (.+?))?(?: show (.+?))? -->)"
     r".*?(<!-- end -->)",
     re.DOTALL | re.MULTILINE,
 )
@@ -46,13 +48,16 @@ def rendered(text: str, folder: Path = RESULTS) -> str:
     """Return a document with its blocks rendered.
 
     Raises:
-        ValueError: a block has no rows, a column that its file lacks, or rows of several commits.
+        ValueError: a block has no rows, a column that its file lacks, rows of several commits, or
+            the name of no function.
     """
 
     def block(match: re.Match[str]) -> str:
         begin, kind, name, where, show, end = match.groups()
         if begin is None:
             return match[0]
+        if kind == "code":
+            return f"{begin}\n\n{from_code(name)}\n{end}"
         rows = chosen(list(read_json(folder / name)["rows"]), where or "", name)
         if kind == "source":
             return f"{begin}{source(rows)}{end}"
@@ -69,6 +74,18 @@ def rendered(text: str, folder: Path = RESULTS) -> str:
         return f"{begin}\n\n{table}\n\n{end}"
 
     return BLOCK.sub(block, text)
+
+
+def from_code(name: str) -> str:
+    """Return the table that a function makes.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    function = getattr(figures, name, None)
+    if function is None:
+        raise ValueError(f"code: got {name}, expected a function of tests/figures.py")
+    return str(function())
 
 
 def without_source(text: str) -> list[str]:
