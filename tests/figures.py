@@ -13,6 +13,7 @@ from typing import Any
 
 from tensorgrad.cli import main
 from tensorgrad.parallel.bucket_size import Overlap, default_bucket_bytes
+from tensorgrad.parallel.planning.estimate import Speeds
 from tensorgrad.parallel.schedule import SCHEDULES, bubble_fraction
 from tensorgrad.tables import to_markdown
 from tensorgrad.train.settings import DTYPES
@@ -78,13 +79,13 @@ def bubbles() -> str:
 
 def bucket_overheads() -> str:
     """Return what buckets of several sizes add to a step, in ms, by the formula."""
-    sizes = (1, 5, 25, 100, 400)
+    sizes, speeds = (1, 5, 25, 100, 400), Speeds()
     rows = []
     for name, gradients, backward, last in (
         ("124M, B 32", 498e6, 0.044, 0.0), ("with L = 157 MB", 498e6, 0.044, 157e6),
         ("1558M, B 8", 6.2e9, 0.13, 0.0), ("with L = 330 MB", 6.2e9, 0.13, 330e6),
     ):  # fmt: skip
-        step = Overlap(gradients, backward, bandwidth=280e9, last=last)
+        step = Overlap(gradients, backward, speeds.bandwidth, speeds.latency, last=last)
         usual = default_bucket_bytes(gradients)
         overheads = (step.overhead(size) for size in (*(1e6 * mb for mb in sizes), gradients))
         rows.append([
@@ -95,6 +96,19 @@ def bucket_overheads() -> str:
         ])  # fmt: skip
     head = ("", "G", "T", *(f"{mb} MB" for mb in sizes), "all at once", "best", "default")
     return to_markdown(head, rows)
+
+
+def assumed_speeds() -> str:
+    """Return the speeds of a GPU that the planner assumes."""
+    speeds = Speeds()
+    rows = [
+        ["FLOP/s that it achieves, F", f"{speeds.flops / 1e12:.0f} TFLOP/s"],
+        ["memory", f"{speeds.memory_bandwidth / 1e9:,.0f} GB/s"],
+        [f"NCCL in a host of {speeds.gpus_per_host}", f"{speeds.bandwidth / 1e9:.0f} GB/s"],
+        ["between hosts", f"{speeds.network / 1e9:.0f} GB/s"],
+        ["latency of a call", f"{1e6 * speeds.latency:.0f} us"],
+    ]
+    return to_markdown(("", "speed"), rows)
 
 
 def parts_of_124m() -> str:

@@ -34,6 +34,8 @@ BLOCK = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 WORD = re.compile("[a-z]{4,}")
+CODE = re.compile(r"^    .*$|`[^`\n]*`", re.MULTILINE)
+SPEED = re.compile(r"\d[\d.,]*\s(?:ms|us|[GT]B/s|TFLOP/s|tokens/s|mJ|MHz)(?!\w)")
 COLUMN = re.compile(r"([\w-]+)(?:/([\d.]+))?(?::(\S+))?(?: =(.*))?")
 Row = Mapping[str, Any]
 
@@ -98,6 +100,11 @@ def without_source(text: str) -> list[str]:
         if cells and len(numbers) >= len(cells) / 2:
             found.append("|".join(header).strip())
     return found
+
+
+def speeds_without_source(text: str) -> list[str]:
+    """Return the times and rates of a document, outside of code, that nothing renders."""
+    return SPEED.findall(CODE.sub("", BLOCK.sub("", text)))
 
 
 def chosen(rows: Sequence[Row], where: str, name: str) -> list[Row]:
