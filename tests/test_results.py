@@ -1,4 +1,4 @@
-"""Documents show what docs/results and the code have, and each result names a commit that exists."""
+"""Documents show what results and code have, and each result names a commit that exists."""
 
 from __future__ import annotations
 
