@@ -50,8 +50,8 @@ def rendered(text: str, folder: Path = RESULTS) -> str:
     """Return a document with its blocks rendered.
 
     Raises:
-        ValueError: a block has no rows, a column that its file lacks, rows of several commits, or
-            the name of no function.
+        ValueError: a block has no rows, a column that its file lacks, rows of several commits,
+            several values, or the name of no function.
     """
 
     def block(match: re.Match[str]) -> str:
@@ -68,6 +68,8 @@ def rendered(text: str, folder: Path = RESULTS) -> str:
             raise ValueError(f"{name}: got the columns {show!r}, expected NAME:FORMAT = TITLE; ...")
         cells = [[cell(row, column, name) for column in columns if column] for row in rows]
         if kind == "value":
+            if len({line[0] for line in cells}) > 1:
+                raise ValueError(f"{name}: where {where}: got several values, expected one")
             return f"{begin}{cells[0][0]}{end}"
         titles = [column[1] if column[4] is None else column[4].strip()
                   for column in columns if column]  # fmt: skip

@@ -138,6 +138,7 @@ def test_a_table_that_differs_is_rendered_anew(copy: Path) -> None:
         ("table overhead/overhead.json where op=none show op", "no row where op=none"),
         ("table overhead/overhead.json show speed", "got the column speed, expected one of op"),
         ("table overhead/overhead.json show op forward", "expected NAME:FORMAT"),
+        ("value overhead/overhead.json show op", "got several values, expected one"),
     ],
 )
 def test_a_wrong_block_is_an_error(block: str, words: str, copy: Path) -> None:
