@@ -98,6 +98,7 @@ class DataParallel(ShardedStrategy):
         self._reduction, self._bucket_mb = reduction, bucket_mb
         self._flat: Any = None  # the FlatParameters of `prepare`
         self._buckets: Buckets | None = None
+        self._shared: Any = None  # keeps the gradients in the reach of the other ranks' GPUs
         self.rank, self.ranks, self.is_main = comm.rank, comm.size, comm.rank == 0
         self.processes = comm.size
 
@@ -114,6 +115,7 @@ class DataParallel(ShardedStrategy):
             buckets = self._assign_buckets(model, parameters)
             self._flat = FlatParameters(parameters.items(), groups=buckets.__getitem__)
             self._buckets = Buckets(self._flat.segments, parameters, self._send)
+            self._shared = self._comm.share(self._flat.grad)
         else:
             self._flat = FlatParameters(parameters.items())
         return make_optimizer(self._flat)
@@ -208,7 +210,7 @@ class DataParallel(ShardedStrategy):
         return assign_buckets(parameters, self._bucket_mb, leading_embeddings(model, parameters))
 
     def _send(self, number: int) -> Handle:
-        """Start to replace the gradients of a segment by their mean."""
+        """Start to replace the gradients of a segment by their mean; the last runs alone."""
         flat = self._prepared()
         begin, _, end, _ = flat.segments[number]
-        return self._comm.all_reduce(flat.grad[begin:end], "mean", wait=False)
+        return self._comm.all_reduce(flat.grad[begin:end], "mean", wait=number == 0)

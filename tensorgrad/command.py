@@ -20,6 +20,9 @@ from tensorgrad.interrupt import INTERRUPTED
 _FIXABLE = (TensorgradError, OSError, UnicodeError)  # by the user, who needs no traceback
 _NO_THREADS = "can't start new thread", "ThreadPoolBuildError"  # of Python, of tokenizers
 _BROKEN_PIPE = 141  # a shell's status for a program killed by SIGPIPE
+_LINE = 4000  # characters of an error
+# Characters that a terminal obeys, or that let it show text in another order, but \n and \t.
+_CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 _log = logging.getLogger(__name__)
 _Arguments = ParamSpec("_Arguments")
@@ -35,7 +38,9 @@ def command(program: Callable[_Arguments, int | None]) -> Callable[_Arguments, i
     @wraps(program)
     def run(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> int:
         open_standard_streams()
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        messages = logging.StreamHandler()
+        messages.setFormatter(_Plain())
+        logging.basicConfig(level=logging.INFO, handlers=[messages])
         try:
             try:
                 status = program(*arguments, **options) or 0
@@ -48,13 +53,30 @@ def command(program: Callable[_Arguments, int | None]) -> Callable[_Arguments, i
                 raise
             status, line = found
             if line:
-                _log.error("%s", line)
+                _log.error("%s", _cut(line))
         finally:
             _end_at_once_on_ctrl_c(program)
             drop_unwritten_output()
         return status
 
     return run
+
+
+class _Plain(logging.Formatter):
+    """Messages without control characters: names and texts in them may be a stranger's."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_controls(super().format(record))
+
+
+def _cut(line: str) -> str:
+    """Return the start and the end of a line that is too long to be read."""
+    return line if len(line) <= _LINE else f"{line[: _LINE // 2]} [...] {line[-_LINE // 2 :]}"
+
+
+def without_controls(text: str) -> str:
+    """Return the text with escapes for control characters, which a terminal would obey."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def _end_at_once_on_ctrl_c(program: Callable[..., object]) -> None:
@@ -168,6 +190,11 @@ def columns_of(text: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes for characters that standard output cannot encode."""
+    """Return the text with escapes for what standard output cannot show.
+
+    These are characters that it cannot encode, and on a terminal control characters.
+    """
+    if sys.stdout.isatty():
+        text = without_controls(text)
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -9,6 +9,7 @@ import math
 import os
 import platform
 import secrets
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -117,6 +118,18 @@ def make_folder(folder: str | os.PathLike[str]) -> None:
     make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     sync_folder(folder.parent)
+
+
+def delete(path: Path) -> None:
+    """Delete a file, or a folder with all that is in it; what cannot be deleted stays.
+
+    A FIFO in the place of a folder is not opened, which would wait for a writer.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:

@@ -28,6 +28,7 @@ JSON_BYTES = 1 << 23  # read in some seconds, whatever they are
 VOCABULARY_BYTES = 1 << 26  # 64 MB: some published tokenizer.json have 30
 JSON_DEPTH = 64
 JSON_LINE_BYTES = 1 << 20
+_LONGEST_LINE = 1 << 26  # of a log, damaged ones too
 _LINES = 5000  # between calls of progress
 _NO_WAIT, _NO_LINK = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)
 _IS_LINK = (errno.ELOOP, errno.EMLINK)  # what O_NOFOLLOW gives, the latter on FreeBSD
@@ -79,6 +80,8 @@ def open_regular(
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
             if not stat.S_ISREG(status.st_mode):
                 wrong = "is a FIFO or a device, expected a regular file"
+            elif mode == "rb" and not status.st_size and not _is_readable(descriptor):
+                wrong = "is of the system and has no content now, expected a regular file"
             elif mode != "rb" and status.st_nlink > 1:
                 wrong = "has a second name (a hard link), expected one: writing would change both"
             if wrong:
@@ -98,6 +101,16 @@ def open_regular(
         if not links and error.errno in _IS_LINK:
             _refuse_link(Path(path))
         raise
+
+
+def _is_readable(descriptor: int) -> bool:
+    """Whether a file without a size can be read: those of the system may have to be waited for."""
+    try:
+        os.read(descriptor, 1)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    except OSError:
+        return False
+    return True
 
 
 def _refuse_link(path: Path) -> None:
@@ -229,19 +242,38 @@ def read_json_lines(
         path: of the file.
         progress: called at times with the bytes read and the bytes of the file.
     Raises:
-        DataError: it is a FIFO or a device.
+        DataError: it is a FIFO or a device, or as for `log_lines`.
         OSError: it is missing or cannot be read.
     """
     is_rest = False  # of a line that is too long
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        for number, line in enumerate(iter(partial(file.readline, JSON_LINE_BYTES), b"")):
+        for number, line in enumerate(log_lines(file)):
             if progress is not None and number % _LINES == 0:
                 progress(file.tell(), size)
             ends = line.endswith(b"\n")
             if ends:
                 yield None if is_rest else _object_on(line)
             is_rest = not ends
+
+
+def log_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a log; one of more than JSON_LINE_BYTES in pieces.
+
+    Raises:
+        DataError: a line has more than 64 MB. A hole may be a terabyte, and takes no disk.
+    """
+    length = 0
+    for piece in iter(partial(file.readline, JSON_LINE_BYTES), b""):
+        length += len(piece)
+        if length > _LONGEST_LINE:
+            raise DataError(
+                f"read: {file.name} has a line of more than {_LONGEST_LINE:,} bytes, expected "
+                "those of a log"
+            )
+        yield piece
+        if piece.endswith(b"\n"):
+            length = 0
 
 
 _LINE_DECODER = json.JSONDecoder(parse_constant=lambda _: None)

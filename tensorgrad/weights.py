@@ -21,11 +21,12 @@ from tensorgrad.core.errors import (
     DtypeError,
 )
 from tensorgrad.files import is_utf8, named_in_errors, replacing
-from tensorgrad.readers import open_regular
+from tensorgrad.readers import JSON_BYTES, open_regular
 
 _SUM = "crc32"  # the header entry with the checksum of the rest of the file
 _METADATA = "__metadata__"  # the entry of a header with text
-_HEADER_BYTES = 100_000_000  # the format's limit
+# The format's limit is 100 MB, whose entries take the library gigabytes and half a minute.
+_HEADER_BYTES = JSON_BYTES
 _CHUNK = 1 << 25  # bytes: after each the writer waits for the GIL
 # The format's names of dtypes.
 _CODES = {
@@ -249,7 +250,13 @@ def _sum_of(arrays: Mapping[str, np.ndarray[Any, Any]], header: Mapping[str, str
 def _open(path: str | os.PathLike[str]) -> Any:
     """Open a safetensors file; the library checks that its length matches its header."""
     try:
-        open_regular(path, links=True).close()  # its errors give the reason, the library's do not
+        with open_regular(path, links=True) as start:  # its errors give the reason
+            length = int.from_bytes(start.read(8), "little")
+        if length > _HEADER_BYTES:
+            raise DamagedError(
+                f"load: {path} has a header of {length:,} bytes, expected at most "
+                f"{_HEADER_BYTES:,}: it is damaged or not a safetensors file"
+            )
         file: Any = safe_open(path, framework="np")
         return file.__enter__()
     except FileNotFoundError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -125,6 +126,46 @@ def test_characters_that_the_output_cannot_take_are_escaped(
     assert printable("für") == "für"
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert printable("für") == r"f\xfcr"
+
+
+CONTROLS = "a\x1b]0;title\x07\r\n\tb\x9b1m\u202ec\u2066d\x7f e\u0301 \U0001f469\u200d\U0001f680"
+ESCAPED = (
+    "a\\x1b]0;title\\x07\\r\n\tb\\x9b1m\\u202ec\\u2066d\\x7f e\u0301 \U0001f469\u200d\U0001f680"
+)
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_terminal_gets_no_control_characters(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(output, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stdout", output)
+    assert printable(CONTROLS) == (ESCAPED if is_terminal else CONTROLS)
+
+
+def test_a_message_has_a_length_that_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    @command
+    def fails() -> None:
+        raise ArgumentError(f"--data: got {'x' * 100_000}, expected a file")
+
+    assert fails() == 1
+    (message,) = caplog.messages
+    assert len(message) < 4100
+    assert message.startswith("--data: got x")
+    assert message.endswith("x, expected a file")
+
+
+def test_messages_have_no_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @command
+    def fails() -> None:
+        raise ArgumentError(CONTROLS)
+
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    assert fails() == 1
+    assert capsys.readouterr().err == f"{ESCAPED}\n"
 
 
 def test_tables_are_aligned_with_wide_and_combined_characters() -> None:

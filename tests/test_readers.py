@@ -124,6 +124,9 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
         for read in (open_regular, read_json, map_array):
             with pytest.raises(DataError, match=rf"{path} is a FIFO or a device, expected a reg"):
                 read(path)
+    if sys.platform == "linux":  # a regular file by its kind, without a size
+        with pytest.raises(DataError, match="/proc/self/mem is of the system and has no content"):
+            open_regular("/proc/self/mem")
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "folder").mkdir()
     for name in ("circle", "folder", "none"):

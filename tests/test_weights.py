@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad.errors import CheckpointError
-from tensorgrad.weights import ArrayFile, load_arrays, load_metadata
+from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError
+from tensorgrad.weights import ArrayFile, load_arrays, load_metadata, save_arrays
 
 
 def write(path: Path, header: object, data: bytes = b"") -> Path:
@@ -45,6 +45,19 @@ def test_a_header_that_does_not_fit_is_named(tmp_path: Path, header: object, dat
     for read in (load_arrays, load_metadata, ArrayFile):
         with pytest.raises(CheckpointError, match=rf"{path} is damaged or not a safetensors file"):
             read(path)
+
+
+def test_a_header_that_takes_long_is_neither_read_nor_written(tmp_path: Path) -> None:
+    path, limit = tmp_path / "a.safetensors", 1 << 23
+    path.write_bytes(struct.pack("<Q", limit + 1))
+    for read in (load_arrays, load_metadata, ArrayFile):
+        with pytest.raises(DamagedError, match="header of 8,388,609 bytes, expected at most 8,"):
+            read(path)
+    with pytest.raises(ArgumentError, match="expected at most 8,388,608"):
+        save_arrays(path, {"a": np.zeros(1)}, {"text": "a" * limit})
+    longest = {"text": "a" * (limit - 200)}
+    save_arrays(path, {"a": np.zeros(1)}, longest)
+    assert load_metadata(path) == longest
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ class HostTransport:
 
     def begin(self, call: CommCall) -> Finish:
         """Begin a transfer."""
-        return self._begin(call.name, _TRANSFERS[call.name](self, *call[1:]))
+        return self._begin(call.name, _TRANSFERS[call.name](self, *call[1:5]))
 
     def close(self) -> None:
         """Do nothing: this process makes all transfers itself, and they are finished."""

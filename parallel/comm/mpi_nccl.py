@@ -275,6 +275,8 @@ class _NcclTransport:
         self._pairs: dict[tuple[int, int], _NcclCommunicator] = {}
 
     def begin(self, call: CommCall) -> Finish:
+        if call.launch is not None:
+            return self._group.begin(call, ())
         if call.op:
             return self._reduce(call)
         line, here = self._group, self._mpi.rank
@@ -391,6 +393,9 @@ class _NcclCommunicator:
                 self._library.groupStart()
             for name, *given in rows:
                 getattr(self._nccl, name)(*given, self._stream.ptr)
+            if call.launch is not None:
+                with self._stream:
+                    call.launch()
             if is_group:
                 self._library.groupEnd()
         except self._library.NcclError as error:

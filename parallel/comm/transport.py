@@ -32,6 +32,7 @@ class CommCall(NamedTuple):
         data, out: what is read and what is written, both 1-D.
         op: of a reduction: "sum", "mean" or "max".
         root: the other rank of a message, or the one that sends to all.
+        launch: of a shared array: launches a kernel that does it, on the current stream.
     """
 
     name: str
@@ -39,6 +40,7 @@ class CommCall(NamedTuple):
     out: Array
     op: str = ""
     root: int = 0
+    launch: Callable[[], None] | None = None
 
 
 class Transport(Protocol):

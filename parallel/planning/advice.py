@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tensorgrad.parallel.planning.estimate import TrainingJob, estimate
+from tensorgrad.parallel.planning.plan import divisors
 
 RESERVED = 2**30  # bytes of a GPU for CUDA, kernels and NCCL
 
@@ -33,7 +34,7 @@ def memory_advice(job: TrainingJob, memory: float, reserved: float = RESERVED) -
 def _smaller(job: TrainingJob) -> list[tuple[str, TrainingJob]]:
     """Return jobs with the same results that need less memory, and the options for them."""
     rows = job.batch // job.mesh.dp
-    counts = [m for m in range(job.micro_batches + 1, rows + 1) if rows % m == 0]
+    counts = [m for m in divisors(rows) if m > job.micro_batches]
     found = []
     stages = range(job.zero, 4 if job.mesh.dp > 1 and job.mesh.pp == 1 else job.zero + 1)
     for zero in stages:

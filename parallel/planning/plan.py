@@ -96,8 +96,8 @@ def usual_micro_batches(batch: int, dp: int = 1, pp: int = 1) -> int:
     if pp <= 1 or batch < 1 or dp < 1 or batch % dp:
         return 1
     local = batch // dp
-    fitting = [m for m in _divisors(local) if m <= 4 * pp and m % pp == 0]
-    return max(fitting, default=max(m for m in _divisors(local) if m <= 4 * pp))
+    fitting = [m for m in divisors(local) if m <= 4 * pp and m % pp == 0]
+    return max(fitting, default=max(m for m in divisors(local) if m <= 4 * pp))
 
 
 def describe(job: TrainingJob) -> str:
@@ -125,21 +125,23 @@ def _meshes(job: TrainingJob, speeds: Speeds, most: int) -> Iterator[Mesh]:
         if job.sequence and config.context % tp:
             continue
         for pp in range(1, len(job.costs.blocks) // job.chunks + 1):
-            for dp in _divisors(job.batch):
+            for dp in divisors(job.batch):
                 if dp * pp * tp <= most and any(True for _ in _micros(job, Mesh(dp, pp, tp))):
                     yield Mesh(dp, pp, tp)
 
 
 def _micros(job: TrainingJob, mesh: Mesh) -> Iterator[int]:
     """Yield numbers of micro-batches from the largest, which needs least memory but for GPipe."""
-    for micro_batches in reversed(_divisors(job.batch // mesh.dp)):
+    for micro_batches in reversed(divisors(job.batch // mesh.dp)):
         if job.schedule != "interleaved" or job.chunks == 1 or micro_batches % mesh.pp == 0:
             yield micro_batches
 
 
 @lru_cache(maxsize=1024)
-def _divisors(number: int) -> tuple[int, ...]:
-    return tuple(each for each in range(1, number + 1) if number % each == 0)
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a number, the smallest first."""
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return tuple(sorted({*small, *(number // each for each in small)}))
 
 
 def bytes_of(text: str, name: str = "memory") -> float:

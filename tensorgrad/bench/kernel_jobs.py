@@ -164,8 +164,12 @@ class TimedFunction:
         dys: list[Any] = []
         if direction != "forward":
             y = self.ours(*sets[0])
-            dys = [random_array(y.shape or (1,), y.dtype, 200 + i, device).reshape(y.shape)
-                   for i in range(self.sets)]  # fmt: skip
+            dys = [
+                random_array(y.shape, y.dtype, 200 + i, device)
+                if y.ndim
+                else creation.ones_like(y).data  # a loss, as in training
+                for i in range(self.sets)
+            ]
 
         def gradients(y: Any, leaves: list[Any], dy: Any) -> Any:
             needs = [edge is not None for edge in y.node.edges]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from cyclopts import Parameter
 
@@ -21,6 +21,7 @@ from tensorgrad.train.settings import DTYPES, OPTIMIZERS
 from tensorgrad.train.strategy_settings import ZERO
 
 _SPEEDS = Speeds()
+_MOST_LAYERS, _MOST = 1000, 1 << 28
 _USUAL_MEMORY = 80 * 2**30  # bytes of an H100; a job that needs more gets advice
 
 
@@ -122,6 +123,7 @@ def plan(
     if most == 0:
         raise ArgumentError(f"--memory: got {memory}, expected more than 0")
     kept = planning.bytes_of(reserved, "reserved")
+    _check_most(model, mesh)
     settings = _settings(model)
     if fit:
         found = _fitted(settings, mesh, speeds, most, kept, max_gpus)
@@ -135,6 +137,16 @@ def plan(
         if found.bytes + kept > limit:
             print(f"\n{memory_advice(found.job, limit, kept)}")
     return 0
+
+
+def _check_most(*options: Any) -> None:
+    """Raise ArgumentError where a size is beyond what can be planned in some seconds."""
+    for name, value in given(*options).items():
+        most = _MOST_LAYERS if name in ("layers", "pp") else _MOST
+        if isinstance(value, int) and value > most:
+            raise ArgumentError(
+                f"--{name.replace('_', '-')}: got {value:,}, expected at most {most:,}"
+            )
 
 
 def _settings(model: ModelOptions) -> LanguageSettings:

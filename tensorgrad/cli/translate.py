@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from tensorgrad.command import printable
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.data.text import standard_input
 from tensorgrad.train.load import load_translator
@@ -45,7 +46,8 @@ def translate(
     translator = load_translator(run, checkpoint, device)
     for lines in _batches(text):
         for line in translator(lines, beams, length_penalty, batch):
-            print(*line.splitlines(), flush=True)  # one line for each input line
+            one = " ".join(line.splitlines())  # for each input line
+            print(printable(one), flush=True)
     return 0
 
 

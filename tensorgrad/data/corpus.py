@@ -26,8 +26,8 @@ from tensorgrad.data.split import plan_split
 from tensorgrad.data.text import SUFFIXES, documents, fingerprint, folder_files
 from tensorgrad.data.token_file import TokenFile, write_tokens
 from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, check_pattern
-from tensorgrad.files import hidden_name, locked, make_folder, replacing, sync_folder
-from tensorgrad.readers import open_regular, read_json
+from tensorgrad.files import delete, hidden_name, locked, make_folder, replacing, sync_folder
+from tensorgrad.readers import map_array, open_regular, read_json
 
 ProgressCallback = Callable[[str, int, int], None]
 CHARACTERS_PER_TOKEN = 1500  # to train a vocabulary on; more makes hardly any difference
@@ -35,6 +35,7 @@ CHARACTERS_PER_TOKEN = 1500  # to train a vocabulary on; more makes hardly any d
 _log = logging.getLogger(__name__)
 _FORMAT = 3  # of the prepared folder; part of its key
 _FACTS = "corpus.json"
+IN_CACHE = f"*/{_FACTS}"  # by which a folder is known as a cache of `prepare`
 _FILES = ("tokenizer.json", "train.npy", "validation.npy")
 _CHUNK = 1 << 22
 _SHOWN = 1 << 30  # bytes; from here on the check takes a second or more
@@ -199,6 +200,8 @@ def open_prepared(
     for name in _FILES:
         if not (folder / name).is_file():
             raise DataError(f"open_prepared: {folder / name} is missing, expected a file")
+        if name.endswith(".npy"):
+            map_array(folder / name)  # a length that does not fit is an error before all is read
     return _corpus(folder, _sums(folder, progress))
 
 
@@ -318,7 +321,7 @@ def _alone(target: Path) -> Iterator[None]:
     with locked(hidden_name(target, ".lock"), wait=True) as alone:
         if alone:
             for left in target.parent.glob(_temporary(target, "?" * 8).name):  # by a killed process
-                shutil.rmtree(left)
+                delete(left)
         yield
 
 
@@ -345,7 +348,7 @@ def _replacing_folder(target: Path) -> Iterator[Path]:
         sync_folder(target.parent)
     finally:
         for left in (new, old):
-            shutil.rmtree(left, ignore_errors=True)
+            delete(left)
 
 
 def _temporary(target: Path, end: str) -> Path:

@@ -34,7 +34,7 @@ SUFFIXES = (".txt", ".text", ".md", ".rst", ".py", ".jsonl", ".ndjson", ".parque
 STDLIB_BYTES = 10_000_000
 LONGEST_DOCUMENT = 1 << 22  # characters
 LONGEST_LINE = 1 << 22
-LONGEST_ROW = 1 << 28  # characters of a line of JSON
+LONGEST_ROW = 1 << 25  # characters of a line of JSON, several copies of which take 4 bytes each
 
 _READABLE = (TEXT, JSON_LINES, PARQUET)
 _CHUNK = 1 << 20
@@ -374,17 +374,17 @@ def _lines(path: Path, chunks: Iterable[str], longest: int) -> Iterator[str]:
     parts: list[str] = []  # of a line
     length = 0
     for chunk in chunks:
-        first, *others = chunk.split("\n")
-        parts.append(first)
-        length += len(first)
-        for line in others:
-            yield "".join(parts).removesuffix("\r")
-            parts, length = [line], len(line)
-        if length > longest:
-            raise DataError(
-                f"documents: {path} has a line of more than {longest:,} characters, expected "
-                "shorter ones"
-            )
+        for number, line in enumerate(chunk.split("\n")):
+            if number:
+                yield "".join(parts).removesuffix("\r")
+                parts, length = [], 0
+            parts.append(line)
+            length += len(line)
+            if length > longest:
+                raise DataError(
+                    f"documents: {path} has a line of more than {longest:,} characters, expected "
+                    "shorter ones"
+                )
     if length:
         yield "".join(parts).removesuffix("\r")
 

@@ -34,8 +34,9 @@ _WORD = re.compile(
 # more whitespace, but Python and the tokenizers library do not agree on what it is.)
 _CUT = re.compile(r"(?<=\S)(?=[ \t\n\r\f\v])")
 # Runs longer than any word (the letters of a genome, say) would train for hours.
-_LONG_WORD = re.compile(r"(?<!\S)\S{1001}")
-_SHORT_WORDS = re.compile(r"\s*\S{1,1000}|\s+")
+# The library's training takes n^2 steps for a word, or white space, of n characters.
+_LONG_WORD = re.compile(r"(?<!\S)\S{1001}|(?<!\s)\s{1001}")
+_SHORT_WORDS = re.compile(r"\s{0,1000}\S{1,1000}|\s{1,1000}")
 _REMEMBERED = 1 << 21  # characters: a part may be a whole line where words have no spaces
 _PIECE = 1 << 15  # characters; long strings cost the library much memory
 

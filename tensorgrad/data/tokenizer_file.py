@@ -31,7 +31,7 @@ def _byte_alphabet() -> list[str]:
 
 ALPHABET = _byte_alphabet()
 # Of a tokenizer.json; those of published models have half a million tokens and pairs at most.
-_VALUES = {",": 4_000_000, "{": 100_000, "[": 2_000_000}
+_VALUES = {",": 4_000_000, ":": 700_000, "{": 100_000, "[": 2_000_000}
 BYTE_OF = {ord(character): byte for byte, character in enumerate(ALPHABET)}
 
 
@@ -137,7 +137,7 @@ def named_errors(problem: str) -> Iterator[None]:
 
 
 def vocabulary_state(text: str, name: str) -> dict[str, Any]:
-    """Return the object of a tokenizer.json or vocab.json, which may have a million tokens.
+    """Return the object of a tokenizer.json or vocab.json, which may have half a million tokens.
 
     Raises:
         DataError: it is none, or has more values than can be read soon.

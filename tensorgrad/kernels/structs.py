@@ -245,6 +245,18 @@ class GradientScale(Struct):
     _fields_ = (*_fields(c_void_p, "dy count"), ("stride", c_int64))
 
 
+class Peers(Struct):
+    """Where ranks count their meetings, by rank."""
+
+    sources = ("peer_copies.cu",)
+    MOST = 8
+    _fields_ = (
+        *_fields(c_uint64 * MOST, "met"),
+        *_fields(c_uint64, "meetings"),
+        *_fields(c_int, "rank ranks"),
+    )
+
+
 def static_asserts(source: str) -> list[str]:
     """Return lines of C++ that fail to compile where a struct of a source has another size.
 

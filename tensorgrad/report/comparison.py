@@ -86,7 +86,7 @@ def compare(folders: Sequence[Path], progress: Progress | None = None) -> Compar
     if len(folders) < 2:
         raise ArgumentError(f"compare: got {len(folders)} run, expected two or more")
     for place, folder in enumerate(folders):
-        if folder.resolve() in [other.resolve() for other in folders[:place]]:
+        if os.path.realpath(folder) in map(os.path.realpath, folders[:place]):
             raise ArgumentError(f"compare: {folder} is given twice, expected different runs")
     runs = tuple(read_run(folder, progress) for folder in folders)
     names = _names(runs)

@@ -40,7 +40,7 @@ from tensorgrad.core.errors import (
     DataError,
     ShapeError,
 )
-from tensorgrad.files import make_folder, replacing, sync_folder, to_json
+from tensorgrad.files import delete, make_folder, replacing, sync_folder, to_json
 from tensorgrad.readers import JSON_BYTES, no_link, open_regular, parse_json, read_json
 from tensorgrad.train.pieces import Stored, open_pieces, read_whole
 from tensorgrad.weights import ArrayFile, save_arrays
@@ -633,7 +633,7 @@ def prune_checkpoints(folder: Path, step: int, keep: int) -> None:
                 # Renamed first: a folder that is half deleted must not look like a checkpoint.
                 doomed = _doomed(path)
                 path.rename(doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+                delete(doomed)
     except OSError as error:
         _log.warning("older checkpoints could not be deleted: %s", error)
 
@@ -641,7 +641,7 @@ def prune_checkpoints(folder: Path, step: int, keep: int) -> None:
 def _delete_leftovers(folder: Path) -> None:
     """Delete half written or half deleted folders of killed processes."""
     for left in folder.glob(".step-*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
+        delete(left)
 
 
 def _doomed(path: Path) -> Path:

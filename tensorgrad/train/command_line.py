@@ -34,6 +34,7 @@ from tensorgrad.train.config import ProgramSettings, flag
 from tensorgrad.train.folder import check_new_folder
 from tensorgrad.train.options import PATHS, in_options, suggest
 from tensorgrad.train.settings_file import read_settings
+from tensorgrad.train.user_file import is_file
 
 _FILE = "settings from this file: .json, .yaml or .toml; options given here override them"
 _RESUME = "resume the run in this folder"
@@ -266,6 +267,12 @@ def read_config(app: App, commands: tuple[str, ...], arguments: Any) -> None:
         return
     path = Path(given.tokens[0].value)
     settings = config.renamed(read_settings(path))
+    model = str(settings.get("model"))
+    if is_file(model) and not any(each.name == "--model" and each.tokens for each in arguments):
+        raise ArgumentError(
+            f"--config: the model of {path} is a Python file, which is executed: name it with "
+            f"--model {model}"
+        )
     names = {name: config.option_name(name)[2:].replace("-", "_") for name in settings}
     found: dict[str, Any] = {names[name]: value for name, value in settings.items()}
     for command in reversed(commands):  # so that no setting is taken for a command of its name

@@ -105,6 +105,7 @@ def option(
     shown: str = "",
     refused: str = "",
     by: tuple[str, Mapping[str, Any]] | None = None,
+    known_by: str = "",
 ) -> Any:
     """Declare a field of a settings dataclass.
 
@@ -127,6 +128,8 @@ def option(
             program computes from other options.
         by: the name of another setting, and the default for each of its values that this option
             is for; with others it must not be given. `default` is then None.
+        known_by: of a folder that is written to, the pattern of a file that it has. config.json may
+            be a stranger's: a folder of it without such a file is not used, the default is.
     """
     saved = saved and not refused
     if by is not None and not shown:
@@ -134,7 +137,7 @@ def option(
     metadata = {
         "help": help, "low": low, "high": high, "choices": choices, "free": free or not saved,
         "grows": grows, "by_ranks": by_ranks, "path": path,
-        "saved": saved, "shown": shown, "refused": refused, "by": by,
+        "saved": saved, "shown": shown, "refused": refused, "by": by, "known_by": known_by,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
 
@@ -150,7 +153,10 @@ def _by_value(defaults: Mapping[str, Any]) -> dict[Any, str]:
 def default_of(f: Field[Any], settings: Mapping[str, Any]) -> Any:
     """Return the default of a setting beside others, which are by name."""
     by = f.metadata.get("by")
-    return f.default if by is None else by[1].get(settings.get(by[0]), f.default)
+    if by is None:
+        return f.default
+    chosen = settings.get(by[0])
+    return by[1].get(chosen, f.default) if isinstance(chosen, str) else f.default
 
 
 def check(settings: Dataclass) -> None:
@@ -266,6 +272,7 @@ def load(settings: type[_Settings], folder: Path, file: str = "") -> _Settings:
         CheckpointError: config.json is missing, or of other settings.
     """
     path = folder / FILE
+    known_by = {f.name: f.metadata["known_by"] for f in fields(settings)}
     try:
         found = read_json(path)
         if isinstance(found, dict):
@@ -280,6 +287,7 @@ def load(settings: type[_Settings], folder: Path, file: str = "") -> _Settings:
                 raise ValueError(f"task is {found['task']!r:.80}, expected {expected!r}")
             if str(found.get("model")).endswith(".py"):
                 found["model"] = _named_file(found["model"], file)
+            found = {k: v for k, v in found.items() if not _is_strange(v, known_by.get(k, ""))}
         return settings(**found)
     except FileNotFoundError as error:
         raise CheckpointError(
@@ -287,6 +295,11 @@ def load(settings: type[_Settings], folder: Path, file: str = "") -> _Settings:
         ) from error
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"resume: {path} cannot be used: {error}") from error
+
+
+def _is_strange(folder: Any, known_by: str) -> bool:
+    """Whether a folder of a config.json has no file by which it is known; see `option`."""
+    return bool(known_by) and isinstance(folder, str) and not any(Path(folder).glob(known_by))
 
 
 def _named_file(saved: str, file: str) -> str:

@@ -27,7 +27,7 @@ FILE = "environment.json"
 DIFF = "uncommitted.diff"
 _DIFF_BYTES = 1_000_000
 _SECONDS = 8.0  # that git may take in all
-_MEMORY = 2 << 30
+_MEMORY = 3 << 29
 _INDEX_BYTES = 1 << 26  # of half a million files
 _NAME_BYTES = 1 << 12
 _COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
@@ -159,8 +159,8 @@ def _checkout(folder: Path) -> _Checkout | None:
                 if (place / "commondir").exists():
                     name = read_bytes(place / "commondir", _NAME_BYTES).decode().strip()
                     common = place / name
-                return _Checkout(top, place.resolve(), common.resolve())
-            except (OSError, DataError, UnicodeError) as error:
+                return _Checkout(top, *(Path(os.path.realpath(path)) for path in (place, common)))
+            except (OSError, ValueError) as error:  # such as a name with a NUL
                 _log.debug("the git checkout is not described: %s", error)
                 return None
         if str(top.parent) in ceilings:

@@ -16,6 +16,7 @@ import numpy as np
 from tensorgrad import nn
 from tensorgrad.core.errors import ArgumentError, TrainingError
 from tensorgrad.data import Corpus, TokenLoader, is_prepared, open_prepared, prepare
+from tensorgrad.data.corpus import IN_CACHE
 from tensorgrad.data.published_tokenizer import load_tokenizer
 from tensorgrad.models.generation import generate
 from tensorgrad.models.language_model import LanguageModel
@@ -132,7 +133,7 @@ class LanguageSettings(TrainSettings):
         20, "validation batches of an evaluation, spread over the text; at the end all count", low=1
     )
     out: str = option("", "folder of the run", shown="the first new runs/gpt2-N", free=True)
-    cache: str = option("runs/data", "folder for tokenized text", free=True)
+    cache: str = option("runs/data", "folder for tokenized text", free=True, known_by=IN_CACHE)
     prompt: str = option("def ", "prompt of the samples", free=True)
     sample: int = option(200, "tokens of a sample; 0: no samples", low=0, free=True)
     sample_every: int = option(

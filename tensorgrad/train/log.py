@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.files import named_in_errors, sync_folder, to_json
-from tensorgrad.readers import JSON_LINE_BYTES, open_regular, parse_json
+from tensorgrad.readers import JSON_LINE_BYTES, log_lines, open_regular, parse_json
 
 Record = Mapping[str, Any]
 
@@ -110,13 +109,13 @@ def read_samples(path: Path) -> list[dict[str, Any]]:
 
 def _records(path: Path, text: bool) -> list[dict[str, Any]]:
     with _opened(path) as file:
-        return [record for line in _lines(file) if (record := _parsed(line, text)) is not None]
+        return [record for line in log_lines(file) if (record := _parsed(line, text)) is not None]
 
 
 def _length_until(file: BinaryIO, step: int, text: bool) -> int:
     """Return the length in bytes of the lines up to `step`, with damaged ones in between."""
     length = end = 0
-    for line in _lines(file):
+    for line in log_lines(file):
         end += len(line)
         record = _parsed(line, text)
         if record is not None:
@@ -145,8 +144,3 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise DataError(f"read_metrics: cannot read {path}: {error.strerror}") from error
-
-
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield lines; a line too long for a record is yielded in pieces, which are not records."""
-    return iter(partial(file.readline, JSON_LINE_BYTES), b"")

@@ -29,6 +29,7 @@ from typing import Any
 
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.data import Corpus
+from tensorgrad.data.corpus import IN_CACHE
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.train import config
@@ -63,7 +64,7 @@ class ScriptSettings(WarmupSettings):
         free=True,
         path=True,
     )
-    cache: str = option("runs/data", "folder for tokenized text", free=True)
+    cache: str = option("runs/data", "folder for tokenized text", free=True, known_by=IN_CACHE)
     out: str = option("", "folder of the run", shown="a new one in runs", free=True)
     seed: int = option(0, "seed of parameters and data order", low=0)
     device: str = option("auto", "cpu, cuda, cuda:N, or auto: a GPU if there is one", free=True)

@@ -39,7 +39,7 @@ from tensorgrad.readers import no_link
 from tensorgrad.train.config import option
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.run import Outcome, without_checkpoint
-from tensorgrad.train.settings import SCHEDULES, EpochSettings, by_optimizer
+from tensorgrad.train.settings import LARGEST_BATCH, SCHEDULES, EpochSettings, by_optimizer
 from tensorgrad.train.task import Task
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class SentimentSettings(EpochSettings):
     dropout: float = option(0.5, "dropout probability", low=0, high=1)
     word_dropout: float = option(0.1, "probability of dropping a word", low=0, high=1)
     epochs: int = option(3, "passes over the training data", low=1, grows=True)
-    batch: int = option(256, "sentences of a step", low=1)
+    batch: int = option(256, "sentences of a step", low=1, high=LARGEST_BATCH)
     lr: float = option(None, "peak learning rate", low=0, by=by_optimizer("lr", 3e-3))
     schedule: str = option("linear", "how the learning rate decays", choices=SCHEDULES)
     lr_end: float = option(0.0, "final learning rate, as a fraction of --lr", low=0, high=1)

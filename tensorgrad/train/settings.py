@@ -31,6 +31,7 @@ from tensorgrad.train.strategy_settings import StrategySettings
 
 DTYPES = ("float32", "tf32", "bfloat16", "bfloat16-parameters", "float16")
 LOGGERS = ("tensorboard", "wandb", "trackio", "mlflow")  # see loggers.py
+LARGEST_BATCH = 10**9  # whose row numbers fit into a memory
 _WIDE = ("float32", "tf32")
 SCHEDULES = ("cosine", "linear", "wsd", "constant", "inverse-square-root")
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
@@ -108,7 +109,7 @@ class TrainSettings(StrategySettings, WarmupSettings):
     task: str = option("run", "what to train", choices=("run",))
     out: str = option("", "folder of the run", shown="the first new runs/TASK-N", free=True)
     steps: int = option(1000, "optimizer steps", low=1, grows=True)
-    batch: int = option(8, "sequences of a step, on all ranks together", low=1)
+    batch: int = option(8, "sequences of a step, on all ranks together", low=1, high=LARGEST_BATCH)
     micro_batches: int = option(
         1, "parts of a batch, computed one by one to save memory", low=1, by_ranks=True
     )

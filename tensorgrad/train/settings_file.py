@@ -23,6 +23,7 @@ __all__ = ["read_settings"]
 _BYTES = 1 << 16
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LONGEST = 1000  # values of a list
+_DOTS = 5000
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -105,9 +106,20 @@ def _yaml(text: str) -> Any:
         raise DataError(str(error)) from error
 
 
+def _toml(text: str) -> Any:
+    """Parse TOML.
+
+    Raises:
+        DataError: it has dotted names whose parts take memory with the square of their number.
+    """
+    if text.count(".") > _DOTS:
+        raise DataError(f"it has {text.count('.'):,} dots, expected at most {_DOTS:,}")
+    return tomllib.loads(text)
+
+
 _PARSERS: dict[str, Callable[[str], Any]] = {
     ".json": lambda text: parse_json(text, "it"),
-    ".toml": tomllib.loads,
+    ".toml": _toml,
     ".yaml": _yaml,
     ".yml": _yaml,
 }

@@ -33,7 +33,7 @@ from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import list_checkpoints, step_of
 from tensorgrad.train.config import option
 from tensorgrad.train.run import Outcome
-from tensorgrad.train.settings import EpochSettings, by_optimizer
+from tensorgrad.train.settings import LARGEST_BATCH, EpochSettings, by_optimizer
 from tensorgrad.train.strategy import OneProcess
 from tensorgrad.train.task import Task
 from tensorgrad.weights import load_arrays, save_arrays
@@ -81,7 +81,7 @@ class TranslationSettings(EpochSettings):
         shown="phrases for --data phrases, else small",
         choices=("", *PRESETS),
     )
-    batch: int = option(8192, "tokens of a step, with padding", low=1)
+    batch: int = option(8192, "tokens of a step, with padding", low=1, high=LARGEST_BATCH)
     beta2: float | None = option(
         None, "decay of the mean squared gradient", low=0, high=1, by=by_optimizer("beta2", 0.98)
     )

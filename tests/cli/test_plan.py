@@ -178,6 +178,9 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         ("--preset llama-1B --kv-heads 5", "--heads: got 32, expected a multiple of 5"),
         ("--preset llama-1B --vocab-multiple 8", "--vocab-multiple: got 8 for TransformerLM, exp"),
         ("--model rnn", "--model: got rnn, expected one of gpt2, transformer-lm, or a Python file"),
+        ("--batch 1000000000000", "--batch: got 1,000,000,000,000, expected at most 268,435,456"),
+        ("--layers 1001", "--layers: got 1,001, expected at most 1,000"),
+        ("--vocab 9223372036854775807", "--vocab: got 9,22.*, expected at most 268,435,456"),
         ("--tflops -1", "--tflops: got -1.0, expected more than 0"),
     ],
 )

@@ -371,6 +371,12 @@ def test_an_endless_line_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [next(lines) for _ in range(9)] == ["short"] * 9
     with pytest.raises(DataError, match=rf"{path} has a line of more than 20 characters"):
         next(lines)
+    monkeypatch.setattr(module, "_CHUNK", 1 << 20)  # the whole file
+    for text in ("x" * 21 + "\nshort\n", "short\n" + "x" * 21 + "\n"):
+        lines = read_lines(write(tmp_path / "a.txt", text))
+        with pytest.raises(DataError, match="has a line of more than 20 characters"):
+            list(lines)
+    assert list(read_lines(write(tmp_path / "a.txt", "x" * 20 + "\n"))) == ["x" * 20]
 
 
 def test_a_text_file_is_read_up_to_a_limit(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -454,3 +455,12 @@ def test_a_vocabulary_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> No
     (tmp_path / "vocab.json.gz").write_bytes(bomb * 8)
     with pytest.raises(DataError, match=r"vocab\.json\.gz has more than 67,108,864 characters"):
         Tokenizer.from_gpt2(tmp_path / "vocab.json.gz", tmp_path / "none")
+
+
+@pytest.mark.parametrize("word", [" ", "\n", "a", " \n", "é"])
+def test_a_long_run_of_a_character_is_trained_on_soon(word: str) -> None:
+    began = time.process_time()
+    tokenizer = Tokenizer.train([word * 300_000, f"{word * 200_000}the cat"], 262)
+    assert time.process_time() - began < 5  # n^2 steps took a minute
+    text = f"{word * 5000} cat"
+    assert tokenizer.decode(tokenizer.encode(text)) == text

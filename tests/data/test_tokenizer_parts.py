@@ -109,6 +109,7 @@ SPECIAL: State = {"SpecialToken": {"id": "x", "type_id": 0}}
         (added(1, 2049), "an added token of 2,049 characters"),
         (lambda s: s["added_tokens"].append({**END, "id": 257, "content": ""}), "without a char"),
         (lambda s: s.update(version=[{}] * 100_001), r"times '\{', expected at most 100,000"),
+        (lambda s: s.update(version=":" * 700_001), "times ':', expected at most 700,000"),
     ],
 )
 def test_a_part_of_a_stranger_is_refused(change: Callable[[State], None], problem: str) -> None:

@@ -97,8 +97,11 @@ def test_wrong_runs_are_refused(two: list[Path]) -> None:
         compare(two[:1])
     with pytest.raises(ArgumentError, match="is given twice, expected different runs"):
         compare([*two, two[0] / ".." / "a"])
-    with pytest.raises(DataError, match="expected the folder of a run"):
-        compare([two[0], two[0].parent])
+    circle = two[0].parent / "circle"
+    circle.symlink_to("circle")
+    for wrong in (two[0].parent, circle):
+        with pytest.raises(DataError, match="expected the folder of a run"):
+            compare([two[0], wrong])
 
 
 def test_runs_of_the_same_name_are_called_by_their_paths(tmp_path: Path) -> None:

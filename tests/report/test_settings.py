@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
@@ -20,6 +20,12 @@ def test_defaults_are_those_of_the_program(kind: Any, has_task: bool) -> None:
     config = {key: value for key, value in saved.items() if has_task or key != "task"}
     assert defaults(config) == config
     assert defaults({**config, "new": 1}) == config
+
+
+@pytest.mark.parametrize("value", [["adamw"], {"a": 1}, 3, None])
+def test_settings_of_any_type_have_defaults(value: Any) -> None:
+    config = {f.name: f.default for f in fields(LanguageSettings)} | {"optimizer_name": value}
+    assert defaults(config)["lr"] is None
 
 
 def test_unknown_programs_have_no_defaults() -> None:

@@ -269,6 +269,27 @@ def test_what_a_kill_after_the_last_rename_has_left_is_pruned(tmp_path: Path) ->
     assert not left.exists()
 
 
+@pytest.mark.parametrize("name", [".step-00000000-0123abcd.tmp", "step-00000002"])
+def test_a_fifo_in_the_place_of_a_folder_is_deleted_without_waiting(
+    tmp_path: Path, name: str
+) -> None:
+    save(tmp_path, 1)
+    os.mkfifo(tmp_path / name)
+    save(tmp_path, 2)
+    assert names(tmp_path) == ["step-00000002", "step-00000001"]
+    assert not [path for path in tmp_path.iterdir() if path.is_fifo()]
+
+
+def test_a_link_that_is_left_is_deleted_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "of_others"
+    folder.mkdir()
+    (folder / "kept").touch()
+    (tmp_path / ".step-00000000-0123abcd.tmp").symlink_to(folder)
+    save(tmp_path, 1)
+    assert (folder / "kept").exists()
+    assert not (tmp_path / ".step-00000000-0123abcd.tmp").is_symlink()
+
+
 def test_what_cannot_be_deleted_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from cyclopts import App
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.train import command_line, config
 from tensorgrad.train.config import option
+from tensorgrad.train.language import LanguageSettings
+from tensorgrad.train.script import ScriptSettings
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,19 @@ def test_a_file_gives_settings_that_the_command_line_overrides(tmp_path: Path) -
         assert found == {"steps": 9, "kind": "b", "fast": False}, name
 
 
+def test_a_file_of_settings_runs_no_python_file(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text('{"model": "own.py"}')
+    program = App(
+        default_command=command_line.options_command(LanguageSettings, lambda found: found),
+        **command_line.STYLE,
+    )
+    with pytest.raises(ArgumentError, match=r"--config: the model of .* name it with --model own"):
+        command_line.run_app(program, ["--config", str(path)])
+    given = ["--config", str(path), "--model", "mine.py"]
+    assert command_line.run_app(program, given) == {"model": "mine.py"}
+
+
 def test_a_saved_config_is_such_a_file(tmp_path: Path) -> None:
     config.save(Settings(steps=7, kind="b", limit=3), tmp_path)
     found = given("--config", str(tmp_path / "config.json"))
@@ -271,6 +286,32 @@ def test_a_run_of_another_task_is_named(tmp_path: Path) -> None:
     config.save(Other(), tmp_path)
     with pytest.raises(CheckpointError, match="task is 'other', expected 'one'"):
         config.load(OfOneTask, tmp_path)
+
+
+@dataclass(frozen=True)
+class WithCache:
+    cache: str = option("default", "a folder", free=True, known_by="*/known.json")
+
+    def __post_init__(self) -> None:
+        config.check(self)
+
+
+def test_a_folder_of_a_config_is_written_to_if_it_is_known(tmp_path: Path) -> None:
+    folder = tmp_path / "of_others"
+    folder.mkdir()
+    config.save(WithCache(str(folder)), tmp_path)
+    assert config.load(WithCache, tmp_path).cache == "default"
+    loaded = config.load(WithCache, tmp_path)
+    assert config.resume(loaded, {"cache": str(folder)}, tmp_path).cache == str(folder)
+    (folder / "text").mkdir()
+    (folder / "text" / "known.json").touch()
+    assert config.load(WithCache, tmp_path).cache == str(folder)
+
+
+def test_a_run_caches_in_no_folder_of_others() -> None:
+    for kind in (LanguageSettings, ScriptSettings):
+        (known_by,) = (f.metadata["known_by"] for f in fields(kind) if f.name == "cache")
+        assert known_by == "*/corpus.json"
 
 
 def test_a_text_with_a_nul_is_refused(tmp_path: Path) -> None:

@@ -224,6 +224,21 @@ def test_the_diff_is_that_of_the_folder_with_git_in_it(
     assert "+layers = 2" in diff
 
 
+@pytest.mark.parametrize("name", [b"circle", b"a\0b", b"\xff", b"", b"a" * 5000])
+@pytest.mark.parametrize("file", [".git", "commondir"])
+def test_a_checkout_of_no_folder_is_left(
+    tmp_path: Path, checkout: Path, file: str, name: bytes
+) -> None:
+    (checkout / "circle").symlink_to("circle")
+    if file == ".git":
+        shutil.rmtree(checkout / ".git")
+        (checkout / ".git").write_bytes(b"gitdir: " + name)
+    else:
+        (checkout / ".git" / "circle").symlink_to("circle")
+        (checkout / ".git" / "commondir").write_bytes(name)
+    assert saved(tmp_path)["git"] is None
+
+
 def test_a_checkout_that_hangs_is_left(
     tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import os
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tensorgrad.errors import DataError
+from tensorgrad.readers import read_json_lines
 from tensorgrad.train.log import StepLog, read_metrics, read_samples
 from tests.disk import full_disk
 
@@ -99,13 +101,28 @@ def test_an_endless_line_takes_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n')
     with path.open("ab") as file:
-        file.truncate(1 << 28)  # of zeros, which are not on the disk
+        file.truncate(1 << 25)  # of zeros, which are not on the disk
     tracemalloc.start()
     try:
         assert read_metrics(path) == [{"step": 1}]
         assert tracemalloc.get_traced_memory()[1] < 1 << 23
     finally:
         tracemalloc.stop()
+
+
+def test_a_hole_of_a_terabyte_is_refused_soon(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
+    os.truncate(path, 1 << 40)
+    reads: list[Callable[[], object]] = [
+        lambda: read_metrics(path),
+        lambda: StepLog(path, 1),
+        lambda: list(read_json_lines(path)),
+    ]
+    for read in reads:
+        with pytest.raises(DataError, match=rf"{path} has a line of more than 67,108,864 bytes"):
+            read()
+    assert path.stat().st_size == 1 << 40
 
 
 def test_a_fifo_or_device_is_named(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from tests.train.test_config import given
         ("yaml", "a: &a {b: *a}", "has an alias"),
         ("yaml", "steps: 2020-01-01", "steps is datetime.date"),
         ("toml", "steps = 1979-05-27", "steps is datetime.date"),
+        ("toml", f"a{'.a' * 30_000} = 1", "it has 30,000 dots, expected at most 5,000"),
         ("yaml", "lr: .nan", "lr is nan, expected a finite number"),
         ("toml", "lr = inf", "lr is inf, expected a finite number"),
         ("json", '{"lr": 1e999}', "1e999, expected finite ones"),

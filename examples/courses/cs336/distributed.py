@@ -33,12 +33,12 @@ class GlooNetwork:
 
     def begin(self, call: CommCall) -> Finish:
         """Begin one of the transfers below."""
-        _, data, out, op, root = call
+        data, out, op = call.data, call.out, call.op
         if call.name == "reduce_scatter":
             return self.reduce_scatter(data, out, op)
         if call.name == "all_gather":
             return self.all_gather(data, out)
-        return self.all_reduce(out, op) if op else self.broadcast(out, root)
+        return self.all_reduce(out, op) if op else self.broadcast(out, call.root)
 
     def all_reduce(self, array: Array, op: str) -> Finish:
         """Reduce in place."""

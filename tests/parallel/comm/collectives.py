@@ -246,6 +246,9 @@ def check_arguments(comm: Comm, device: str) -> None:
         comm.all_reduce(x, "prod")
     with pytest.raises(ArgumentError, match="array is a list, expected a NumPy or CuPy array"):
         comm.all_reduce([1.0])
+    with pytest.raises(ArgumentError, match="share: array is a view with gaps, expected an array"):
+        comm.share(x[::2])
+    assert device != "cpu" or comm.share(np.ones(4)) is None
     with pytest.raises(ArgumentError, match=f"root is {comm.size}, expected 0 to {comm.size - 1}"):
         comm.broadcast(x, comm.size)
     with pytest.raises(DtypeError, match="array is int32, expected floats"):

@@ -9,6 +9,7 @@ from tensorgrad.models.gpt2 import PRESETS
 from tensorgrad.parallel import Mesh
 from tensorgrad.parallel.planning.advice import RESERVED, memory_advice
 from tensorgrad.parallel.planning.estimate import TrainingJob, estimate
+from tensorgrad.parallel.planning.plan import divisors
 
 CONFIG = replace(PRESETS["gpt2-124M"], vocab_multiple=128)
 
@@ -20,6 +21,12 @@ def test_the_fewest_micro_batches_that_fit_are_named() -> None:
     assert "with --micro-batches 4" in said
     tried, limit, needs = (float(x) for x in re.findall(r"([\d.]+) GiB", said))
     assert tried > limit >= needs - 0.1
+
+
+def test_a_huge_batch_is_advised_at_once() -> None:
+    job = TrainingJob(CONFIG, batch=10**12 + 39)  # a prime number
+    assert "no division of the batch fits" not in memory_advice(job, 2**34)
+    assert divisors(2**3 * 3**2) == (1, 2, 3, 4, 6, 8, 9, 12, 18, 24, 36, 72)
 
 
 def test_the_estimate_is_that_of_the_dtype() -> None:
