@@ -30,27 +30,27 @@ _NDARRAY, _SCALAR = np.ndarray, np.generic
 _NOWHERE: frozenset[Edge] = frozenset()
 
 
-def backward(root: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
-    """Add d(root)/d(leaf), weighted by `dy`, to the `grad` of every leaf that wants one.
+def backward(self: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
+    """Add d(self)/d(leaf), weighted by `dy`, to the `grad` of every leaf that wants one.
 
     A leaf whose `grad` is an array already gets the sum in place, in that array's dtype; so a
     gradient buffer cut into views collects all gradients. Otherwise `grad` becomes a new array.
     Several threads may do so at once with graphs that have leaves in common.
 
     Args:
-        root: any shape; with more than one element `dy` must be given.
-        dy: the shape of `root`; default 1.
+        self: any shape; with more than one element `dy` must be given.
+        dy: the shape of the tensor; default 1.
         retain_graph: keep the saved arrays, so that backward can run again.
 
     Raises:
         GradError: nothing to differentiate, the graph was freed, or an array it saved was
             assigned to since.
-        ShapeError: `dy` has another shape than `root`.
+        ShapeError: `dy` has another shape than the tensor.
         DtypeError: `dy` holds no real numbers.
         DeviceError: `dy` is a tensor on another device.
     """
-    dy = _seed(root, dy)
-    start = root if root.node is None else root.node
+    dy = _seed(self, dy)
+    start = self if self.node is None else self.node
     if dy.dtype is not start.dtype:  # a cast of a leaf
         dy = cast(dy, start.dtype)
     if instrument.observer is None:

@@ -15,7 +15,7 @@ import numpy as np
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import not_an_operand
 from tensorgrad.core.backend import Array, Shape
-from tensorgrad.core.backward import backward as backward_from
+from tensorgrad.core.backward import backward
 from tensorgrad.core.dtypes import Dtype, is_float
 from tensorgrad.core.errors import DtypeError, GradError
 from tensorgrad.core.gradient import LeafGradient, Recompute
@@ -127,7 +127,7 @@ class Tensor(Methods):
         """The bytes of all elements."""
         return self.data.nbytes  # type: ignore[no-any-return]
 
-    backward = backward_from  # backward(dy=None, retain_graph=False)
+    backward = backward
 
     def detach(self) -> Tensor:
         """Return a tensor with the same array that no gradient flows through."""

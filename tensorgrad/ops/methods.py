@@ -1,14 +1,15 @@
 """The methods and operators of Tensor: a table of names and ops, which become methods here.
 
-Most are the op itself; the functions below the table say where a method takes its arguments in
-another form. So core/ knows no op. Type checkers read what `python -m tests.method_stub` writes
-to core/tensor_methods.pyi. Tests: tests/ops/test_methods.py.
+Most are the op itself, with `self` for its first parameter; the functions above the table say where
+a method takes its arguments in another form. So core/ knows no op. Type checkers read the stub that
+`python -m tests.method_stub` writes, core/tensor_methods.pyi. Tests: tests/ops/test_methods.py.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from tensorgrad import dlpack
@@ -111,16 +112,6 @@ def _double(x: Tensor) -> Tensor:
 def _float(x: Tensor) -> Tensor:
     """Return the values as float32."""
     return shape.astype(x, float32, copy=False)
-
-
-def _getitem(x: Tensor, key: Any) -> Tensor:
-    """Return x[key]; see `tensorgrad.ops.indexing.getitem`."""
-    return indexing.getitem(x, key)
-
-
-def _matmul(a: Tensor, b: Any) -> Tensor:
-    """Return the matrix product; see `tensorgrad.matmul`."""
-    return matmul.matmul(a, b)
 
 
 def _rdivmod(x: Tensor, other: Any) -> tuple[Tensor, Tensor]:
@@ -231,7 +222,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "double": _double,
     "float": _float,
     # protocols of Python, NumPy, the array API standard and DLPack
-    "__getitem__": _getitem,
+    "__getitem__": indexing.getitem,
     "__setitem__": indexing.assign,
     "__neg__": elementwise.negative,
     "__pos__": _pos,
@@ -261,7 +252,7 @@ OPERATORS: tuple[tuple[str, Callable[..., Tensor], str], ...] = (
     ("floordiv", elementwise.floor_divide, "//"),
     ("mod", elementwise.remainder, "%"),
     ("pow", elementwise.power, "**"),
-    ("matmul", _matmul, "@"),
+    ("matmul", matmul.matmul, "@"),
     ("and", elementwise.bitwise_and, "&"),
     ("or", elementwise.bitwise_or, "|"),
     ("xor", elementwise.bitwise_xor, "^"),
@@ -276,12 +267,19 @@ OPERATORS: tuple[tuple[str, Callable[..., Tensor], str], ...] = (
 )
 
 
-def _attach(name: str, function: Callable[..., Any]) -> None:
-    """Make a function a method of Tensor; one of this file gets the name of its first method."""
-    if function.__module__ == __name__ and not function.__qualname__.startswith("Tensor."):
-        function.__name__, function.__qualname__ = name, f"Tensor.{name}"
-        function.__code__ = function.__code__.replace(co_name=name)  # for tracebacks
-    setattr(Tensor, name, function)
+def _method(name: str, function: Any) -> Callable[..., Any]:
+    """Return a function as a method: under its name, with the first parameter called `self`."""
+    code, first = function.__code__, function.__code__.co_varnames[0]
+    method = FunctionType(
+        code.replace(co_name=name, co_varnames=("self", *code.co_varnames[1:])),
+        function.__globals__, name, function.__defaults__, function.__closure__,
+    )  # fmt: skip
+    method.__kwdefaults__, method.__doc__ = function.__kwdefaults__, function.__doc__
+    method.__annotations__ = {
+        "self" if key == first else key: value for key, value in function.__annotations__.items()
+    }
+    method.__module__, method.__qualname__ = Tensor.__module__, f"Tensor.{name}"
+    return method
 
 
 def _attach_operator(name: str, op: Callable[..., Tensor], symbol: str) -> None:
@@ -289,9 +287,6 @@ def _attach_operator(name: str, op: Callable[..., Tensor], symbol: str) -> None:
 
     Augmented assignment changes the memory of the tensor, as in NumPy; see indexing.
     """
-    _attach(f"__{name}__", op)
-    if not symbol:
-        return
     assigned = f"{symbol}="
 
     def reflected(self: Tensor, other: Any) -> Tensor:
@@ -300,13 +295,15 @@ def _attach_operator(name: str, op: Callable[..., Tensor], symbol: str) -> None:
     def augmented(self: Tensor, other: Any) -> Tensor:
         return indexing.assign_result(self, assigned, op, other)
 
-    _attach(f"__r{name}__", reflected)
-    _attach(f"__i{name}__", augmented)
+    methods = {"": op, "r": reflected, "i": augmented} if symbol else {"": op}
+    for letter, function in methods.items():
+        dunder = f"__{letter}{name}__"
+        setattr(Tensor, dunder, _method(dunder, function))
 
 
 for _name, _function in METHODS.items():
-    _attach(_name, _function)
+    setattr(Tensor, _name, _method(_name, _function))
 for _name, (_function, _doc) in PROPERTIES.items():
-    setattr(Tensor, _name, property(_function, doc=_doc))
+    setattr(Tensor, _name, property(_method(_name, _function), doc=_doc))
 for _row in OPERATORS:
     _attach_operator(*_row)
