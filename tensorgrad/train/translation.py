@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.data import (
     PairCorpus,
     PairLoader,
@@ -23,7 +24,6 @@ from tensorgrad.data import (
     train_tokenizer,
 )
 from tensorgrad.distribution import install
-from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import finite, replacing, to_json
 from tensorgrad.models.generation.search import LARGEST_PENALTY
 from tensorgrad.models.transformer_lm import OF_PUBLISHED

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.presets import MODELS
 

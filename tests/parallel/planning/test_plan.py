@@ -276,6 +276,10 @@ def test_a_job_that_fits_on_no_mesh_is_an_error() -> None:
         ArgumentError, match=r"1\.0 GiB a GPU are not enough on up to 2, expected 1"
     ):
         fit(TrainingJob(LARGE), 2**30, most=2)
+    whole = replace(LARGE, heads=1)  # its layers cannot be shared
+    least = min(estimate(TrainingJob(whole, Mesh(1, pp), 1)).bytes for pp in (1, 2))
+    with pytest.raises(ArgumentError, match=rf"expected {least / 2**30:.1f} GiB .* dp 1 x pp 2 "):
+        fit(TrainingJob(whole, batch=1), 2**30, most=2)
 
 
 def test_a_job_is_described_in_a_line() -> None:

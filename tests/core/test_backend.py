@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, autocast, backend, random
-from tensorgrad.dtypes import bfloat16
+from tensorgrad import Tensor, autocast, random
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import bfloat16
 from tensorgrad.errors import DeviceError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.translation import TranslationConfig, TranslationModel
