@@ -201,13 +201,12 @@ def test_what_is_written_is_shown_before_the_rest_is(
     assert seeds == [2**64 - 1, 1]  # prompt i has the seed s + i, modulo 2^64
 
 
-def test_what_standard_output_cannot_encode_is_escaped(
-    run: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_written_is_an_error(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    written = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
-    assert program([str(run), "für", *OPTIONS]) == 0
-    assert written.getvalue().startswith(b"f\\xfcr")
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert program([str(run), "für", *OPTIONS]) == 1
+    assert "'ascii' codec can't encode" in caplog.text
 
 
 def test_nobody_need_read_on(

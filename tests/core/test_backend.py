@@ -14,6 +14,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor, autocast, random
 from tensorgrad.core import backend
+from tensorgrad.core.arrays import add_into
 from tensorgrad.core.dtypes import bfloat16
 from tensorgrad.errors import DeviceError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
@@ -55,7 +56,7 @@ def test_arrays_change_place_type_and_layout(device: str) -> None:
         assert widened.dtype == wide
         assert (widened is narrow) == (dtype == wide)
         np.testing.assert_array_equal(backend.to_numpy(widened), numbers)
-        backend.add_into(narrow, array)
+        add_into(narrow, array)
         np.testing.assert_array_equal(backend.to_numpy(narrow).astype(float), 2 * numbers)
     assert backend.empty((4,), np.dtype("int8"), array).nbytes == 4
     assert backend.total_memory(device) > 2**28
