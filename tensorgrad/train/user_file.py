@@ -10,12 +10,42 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tensorgrad.errors import ArgumentError
+from tensorgrad.files import shown
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.presets import MODELS
+
+NUMBERS = int, float, np.number
+
+
+def wrong_return(op: str, name: str, found: Any, expected: str) -> ArgumentError:
+    """Return the error for what a function of the user has returned."""
+    return ArgumentError(f"{op}: {name} returned {shown(found, 80)}, expected {expected}")
+
+
+def called(op: str, name: str, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Return what a function of the user returns.
+
+    Raises:
+        ArgumentError: it does not take these arguments. What it raises itself is raised as it is.
+    """
+    try:
+        return function(*arguments)
+    except TypeError as error:
+        if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            raise
+        raise ArgumentError(f"{op}: {name} got {len(arguments)} arguments: {error}") from error
+
+
+def all_texts(values: Iterable[Any]) -> bool:
+    """Whether all values are texts."""
+    return all(isinstance(value, str) for value in values)
 
 
 def model_class(name: str) -> Any:
