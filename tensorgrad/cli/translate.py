@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from tensorgrad.command import printable
+from tensorgrad.command import without_controls
 from tensorgrad.data.text import standard_input
 from tensorgrad.errors import ArgumentError
 from tensorgrad.train.load import load_translator
@@ -47,7 +47,8 @@ def translate(
     for lines in _batches(text):
         for line in translator(lines, beams, length_penalty, batch):
             one = " ".join(line.splitlines())  # for each input line
-            print(printable(one), flush=True)
+            # What the output cannot encode is an error: a translation is not changed.
+            print(without_controls(one) if sys.stdout.isatty() else one, flush=True)
     return 0
 
 
