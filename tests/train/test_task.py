@@ -277,7 +277,7 @@ def test_what_a_task_does_wrong_is_one_line(
             "return None #",
             "--model: parameters of NoPEConfig is None, e",
         ),
-        ("return training_flops", "return str", "--model: training_flops of NoPEConfig "),
+        ("return training_flops", "return None #", "--model: training_flops of NoPEConfig is N"),
     ],
 )
 def test_what_a_model_lacks_is_one_line(
