@@ -174,7 +174,7 @@ def _file_pairs(folder: Path, keys: tuple[str, str], part: str) -> Iterator[Pair
                 f"read_pairs: {paths[0]} has {of:,} lines and {paths[1]} {to:,}, expected equally "
                 "many"
             )
-        yield pair
+        yield pair[0], pair[1]
 
 
 def _dataset_pairs(source: str, whole: Any, keys: tuple[str, str], part: str) -> Iterator[Pair]:

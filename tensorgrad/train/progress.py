@@ -155,9 +155,10 @@ def _bar_class() -> type[tqdm] | None:
         return kind
     if not _is_terminal():
         return None
-    from tqdm import tqdm
+    from tqdm import tqdm as text_bar
 
-    return tqdm
+    kind = text_bar
+    return kind
 
 
 def _is_notebook() -> bool:
