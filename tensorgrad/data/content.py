@@ -74,7 +74,7 @@ _OPENERS: tuple[tuple[re.Pattern[bytes], Any], ...] = (
     (re.compile(rb"BZh.(?:1AY&SY|\x17rE8P\x90)", re.S), bz2.open),
     (re.compile(rb"\x28\xb5\x2f\xfd"), None),
 )
-_UNPACKED_BYTES, _RATIO = 1 << 25, 250  # text has a tenth of this ratio
+_UNPACKED_BYTES, _RATIO = 1 << 23, 250  # text has a tenth of this ratio
 _PACKED_BYTES = 1 << 12  # compressed bytes at a time, of up to 128 MiB
 
 _JSON_TOKENS = re.compile(
@@ -114,7 +114,7 @@ def content_of(path: Path) -> Content:
 
     Raises:
         DataError: it is a FIFO or a device, needs zstandard, which is not installed, or holds more
-            than 32 MB and 250 times its size.
+            than 8 MB and 250 times its size.
         OSError, EOFError, zlib.error, lzma.LZMAError: it cannot be read, or is damaged.
     """
     with open_regular(path, links=True) as file:
