@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tensorgrad.backend import Shape
-from tensorgrad.errors import CheckpointError
+from tensorgrad.core.backend import Shape
+from tensorgrad.core.errors import CheckpointError
 
 __all__ = ["Architecture", "PublishedSettings", "StoredArray"]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from tensorgrad import nn
 from tensorgrad.checks import check_integer, probability
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.models.flops import training_flops
 from tensorgrad.models.language_model import Cache, LanguageModel, initialize
-from tensorgrad.tensor import Tensor
 
 __all__ = ["GPT2", "PRESETS", "GPT2Config"]
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.backend import Array, Shape, to_numpy
 from tensorgrad.checks import check_integer
-from tensorgrad.dtypes import DtypeLike, as_dtype, is_float
-from tensorgrad.errors import ArgumentError, CheckpointError, DataError
+from tensorgrad.core.backend import Array, Shape, to_numpy
+from tensorgrad.core.dtypes import DtypeLike, as_dtype, is_float
+from tensorgrad.core.errors import ArgumentError, CheckpointError, DataError
 from tensorgrad.files import replacing
 from tensorgrad.models.architecture import Architecture, PublishedSettings
 from tensorgrad.models.gpt2 import GPT2, GPT2Config

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from tensorgrad.backend import Array
-from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import ArgumentError, CheckpointError
 from tensorgrad.nn import Module
 from tensorgrad.nn.init import skipped
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 
 CALL = 10e-6  # seconds, c
 _BANDWIDTH = 250e9  # bytes a second, w

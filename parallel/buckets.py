@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import groupby, takewhile
 
-from tensorgrad.autograd import on_grad_ready
-from tensorgrad.dtypes import compute_dtype
-from tensorgrad.engine import replaced
-from tensorgrad.errors import ArgumentError, GradError
+from tensorgrad.core.dtypes import compute_dtype
+from tensorgrad.core.errors import ArgumentError, GradError
+from tensorgrad.core.modes import replaced
+from tensorgrad.core.record import on_grad_ready
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import Embedding, Module
 from tensorgrad.optim.flat import Segment
 from tensorgrad.parallel.bucket_size import default_bucket_bytes
 from tensorgrad.parallel.comm.handle import Handle
-from tensorgrad.tensor import Tensor
 
 
 def assign_buckets(

@@ -21,11 +21,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import float32
-from tensorgrad.engine import mark_assigned
-from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, ShapeError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.dtypes import float32
+from tensorgrad.core.errors import ArgumentError, CheckpointError, DamagedError, ShapeError
+from tensorgrad.core.nodes import mark_assigned
 from tensorgrad.files import to_json
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer

@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.backend import Array
-from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.modes import mode
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, Optimizer
 from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_embeddings
 from tensorgrad.parallel.checkpoint import ShardedStrategy
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.strategy import MakeOptimizer
 from tensorgrad.train.strategy_settings import REDUCTIONS
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tensorgrad.command import command, printable
-from tensorgrad.errors import CheckpointError
+from tensorgrad.core.errors import CheckpointError
 from tensorgrad.files import check_writable
 from tensorgrad.train.checkpoint import Checkpoint, load_checkpoint, load_latest
 from tensorgrad.weights import save_arrays

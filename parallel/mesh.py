@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 
 AXES = ("dp", "pp", "tp")
 

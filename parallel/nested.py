@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorgrad.backend import Array
+from tensorgrad.core.backend import Array
 from tensorgrad.parallel.checkpoint import ShardedStrategy
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.train.strategy import OneProcess, Strategy

@@ -22,12 +22,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend, random
-from tensorgrad.autograd import no_grad
-from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import Dtype, as_dtype
-from tensorgrad.engine import replaced
-from tensorgrad.errors import ArgumentError
+from tensorgrad import random
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.dtypes import Dtype, as_dtype
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.modes import replaced
+from tensorgrad.core.record import no_grad
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.models.language_model import LanguageModel, ModelPart
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
@@ -36,7 +38,6 @@ from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.nested import NestedStrategy
 from tensorgrad.parallel.schedule import SCHEDULES, Action, Kind, check_schedule, with_transfers
 from tensorgrad.parallel.stages import block_costs, check_not_shared, keep_parts, partition
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.strategy import (
     Batch,
     Count,

@@ -22,8 +22,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from tensorgrad import backend, random
-from tensorgrad.dtypes import DtypeLike
+from tensorgrad import random
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import DtypeLike
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.operands import integer_array
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.elementwise.row import Row
@@ -38,7 +40,6 @@ from tensorgrad.parallel.tensor_ops import (
     reduce_scatter_rows,
 )
 from tensorgrad.parallel.vocabulary import vocabulary_parallel_cross_entropy
-from tensorgrad.tensor import Tensor
 
 _STREAMS = 2**32  # distance between the random streams of two ranks
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 
 Kind = Literal[
     "forward", "backward", "send_output", "receive_input", "send_gradient", "receive_gradient"

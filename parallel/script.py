@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tensorgrad.command import drop_unwritten_output, status_and_line
-from tensorgrad.errors import TensorgradError
+from tensorgrad.core.errors import TensorgradError
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.mpi_nccl import world
 from tensorgrad.train.config import ProgramSettings

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import Dtype, compute_dtype
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import Dtype, compute_dtype
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.optim import FlatParameters
 from tensorgrad.optim.flat import ALIGNMENT, NamedParameters, Piece, zeros
 from tensorgrad.parallel.comm.collectives import Comm

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.nn import Module, MultiHeadAttention, Parameter
 

@@ -9,7 +9,7 @@ Tests: tests/parallel/test_mesh_training.py.
 
 from __future__ import annotations
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.data import DataParallel
 from tensorgrad.parallel.mesh import Mesh

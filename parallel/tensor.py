@@ -22,9 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend, nn
-from tensorgrad.backend import Array, Shape
-from tensorgrad.errors import ArgumentError
+from tensorgrad import nn
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import ALIGNMENT, Boxes, NamedParameters, zeros
@@ -33,7 +35,6 @@ from tensorgrad.parallel.nested import NestedStrategy
 from tensorgrad.parallel.region import ParallelRegion
 from tensorgrad.parallel.stages import check_not_shared
 from tensorgrad.placement import Placement, cut_box, divide, paste_box
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.strategy import Batch, Count, Loss, MakeOptimizer, Strategy, count_targets
 
 _SAMPLE = 1024  # elements of each parameter by which ranks compare their models

@@ -20,13 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tensorgrad import backend
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array
-from tensorgrad.errors import ShapeError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import ShapeError
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.operands import float_tensor
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.tensor import Tensor
 
 
 def all_reduce_gradient(x: Any, comm: Comm) -> Tensor:

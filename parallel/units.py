@@ -19,14 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
-from tensorgrad.autograd import on_grad_ready, record
-from tensorgrad.backend import Array, add_into
-from tensorgrad.errors import ArgumentError, GradError
+from tensorgrad.core.arrays import add_into
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import ArgumentError, GradError
+from tensorgrad.core.record import on_grad_ready, record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import Module, ModuleList, Parameter
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.shards import SLOTS, ShardedParameters
-from tensorgrad.tensor import Tensor
 
 
 def find_units(

@@ -16,20 +16,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend
 from tensorgrad.amp import product_kernel
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, is_numpy
 from tensorgrad.checks import promoted
-from tensorgrad.dtypes import Dtype, compute_dtype
-from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, is_numpy
+from tensorgrad.core.dtypes import Dtype, compute_dtype
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.modes import mode
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions, rescale
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers
 from tensorgrad.ops.linear_cross_entropy import loss_operands, rows_at_a_time
 from tensorgrad.ops.matmul import flat, product, product_into
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.tensor import Tensor
 
 
 def vocabulary_parallel_cross_entropy(

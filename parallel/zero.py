@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from tensorgrad.backend import Array
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.buckets import Buckets

@@ -12,7 +12,6 @@ from tensorgrad import interrupt  # noqa: F401  first: Ctrl-C during the imports
 
 # isort: split
 from tensorgrad import distribution  # noqa: F401  whether the files are those of this project
-from tensorgrad.tensor import Tensor  # before the ops: they import it, and it imports them last
 
 # isort: split
 from importlib import import_module as _import_module
@@ -20,16 +19,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorgrad import array_api as _array_api
-from tensorgrad import einops_backend, fft, graph, linalg, nn, optim, random
+from tensorgrad import (
+    autograd,
+    backend,
+    dtypes,
+    einops_backend,
+    errors,
+    fft,
+    graph,
+    linalg,
+    nn,
+    optim,
+    random,
+)
 from tensorgrad.amp import autocast
 from tensorgrad.array_api import *
 from tensorgrad.array_api import __array_api_version__ as __array_api_version__
 from tensorgrad.array_api import __array_namespace_info__ as __array_namespace_info__
 from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.cuda_kernel import cuda_kernel
 from tensorgrad.function import Function
 from tensorgrad.gradcheck import gradcheck
 from tensorgrad.interop import from_dlpack
+from tensorgrad.kernels import arrays as _arrays  # noqa: F401  casts and sums on a GPU, for core/
 from tensorgrad.omitted import missing as _missing
 from tensorgrad.ops import aliases as _aliases
 from tensorgrad.ops import attention as _attention
@@ -45,6 +58,7 @@ from tensorgrad.ops import indexing as _indexing
 from tensorgrad.ops import linear as _linear
 from tensorgrad.ops import linear_cross_entropy as _linear_cross_entropy
 from tensorgrad.ops import matmul as _matmul
+from tensorgrad.ops import methods as _methods  # noqa: F401  attaches them to Tensor
 from tensorgrad.ops import norm as _norm
 from tensorgrad.ops import reduce as _reduce
 from tensorgrad.ops import rotary as _rotary

@@ -17,16 +17,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from tensorgrad import engine
-from tensorgrad.arrays import converted
-from tensorgrad.autograd import stand_in
-from tensorgrad.backend import Array, is_numpy
-from tensorgrad.dtypes import DtypeLike, as_dtype, float32, float64, is_float
-from tensorgrad.engine import mode, replaced
-from tensorgrad.errors import DtypeError
+from tensorgrad.core import nodes
+from tensorgrad.core.arrays import converted
+from tensorgrad.core.backend import Array, is_numpy
+from tensorgrad.core.dtypes import DtypeLike, as_dtype, float32, float64, is_float
+from tensorgrad.core.errors import DtypeError
+from tensorgrad.core.modes import mode, replaced
+from tensorgrad.core.record import cast_of
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.device import has_tf32
 from tensorgrad.kernels.matmul import TF32
-from tensorgrad.tensor import Tensor
 
 AUTOCAST = (TF32, "bfloat16", "float16")  # of `autocast`
 
@@ -73,15 +73,15 @@ class Casts:
         source = tensor.data.dtype
         if self.dtype is None or source is self.dtype or not is_float(source) or source == float64:
             return tensor
-        if self._version != engine.latest_version():
-            self._version = engine.latest_version()
+        if self._version != nodes.latest_version():
+            self._version = nodes.latest_version()
             self._made.clear()
         key = id(tensor)
         wants = tensor.requires_grad and mode.grad_enabled
         found = self._made.get(key)
         if found is not None and found[1].requires_grad == wants:
             return found[1]
-        cast = stand_in(converted(tensor.data, self.dtype), tensor)
+        cast = cast_of(converted(tensor.data, self.dtype), tensor)
         forget = partial(_forget, weakref.ref(self), key)  # weak: no reference cycle
         self._made[key] = weakref.ref(tensor, forget), cast
         return cast

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from tensorgrad import backend, dtypes
-from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float32, int64, is_complex, is_float
-from tensorgrad.errors import ArgumentError, DtypeError
-from tensorgrad.tensor import Tensor
+from tensorgrad.core import backend, dtypes
+from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, float32, int64, is_complex, is_float
+from tensorgrad.core.errors import ArgumentError, DtypeError
+from tensorgrad.core.tensor import Tensor
 
 __all__ = [
     "bfloat16",

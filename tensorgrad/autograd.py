@@ -1,148 +1,29 @@
 """Automatic differentiation of tensors: what an op records, and gradients of functions.
 
-An op computes arrays and calls `record`. When an input needs a gradient, the result gets a `Node`:
-the op's backward function, the arrays it saved, and one edge per input. So the graph holds what
-backward needs and nothing else: an intermediate array that no op saved is freed as soon as the user
-lets go of it. `engine.py` walks the graph. Tests: tests/test_autograd.py.
+An op computes arrays and calls `record`; see core/record.py. Tests: tests/test_autograd.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial, wraps
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, overload
 
 import numpy as np
 
-from tensorgrad import ranges
-from tensorgrad.arrays import cast
-from tensorgrad.backend import Array, namespace
 from tensorgrad.checks import check_function
-from tensorgrad.engine import Backward, Node, Output, edge_of, gradients, mode, replaced
-from tensorgrad.errors import ArgumentError, GradError
-from tensorgrad.gradient import leaves
+from tensorgrad.core.arrays import cast
+from tensorgrad.core.backend import namespace
+from tensorgrad.core.backward import gradients
+from tensorgrad.core.errors import ArgumentError, GradError
+from tensorgrad.core.modes import mode, replaced
+from tensorgrad.core.record import no_grad, on_grad_ready, record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.operands import tensor_of
-from tensorgrad.tensor import Tensor
 
 __all__ = ["grad", "no_grad", "on_grad_ready", "record", "value_and_grad"]
 
 _Index = int | np.integer[Any]
-
-_NDARRAY = np.ndarray
-
-
-def record(
-    name: str,
-    outputs: Any,
-    inputs: Sequence[Tensor | None],
-    backward: Backward,
-    saved: tuple[Any, ...],
-) -> Tensor:
-    """Wrap the outputs of an op; remember how to differentiate it when an input needs a gradient.
-
-    Args:
-        name: the op, for error messages.
-        outputs: the result, or a tuple of several.
-        inputs: the tensors that it depends on; None for an optional one that was not given.
-        backward: `backward(dy, saved, needs)` returns one gradient (or None) per input. `dy` has
-            the shape and dtype of the output and must not be modified; of several outputs it is a
-            list, of these or wider float dtypes, with None for one that nothing depends on. A need
-            is False where no gradient is wanted, else True or a `Gradient`, to which the function
-            may add instead of returning an array (see gradient.py). Where the op broadcast an
-            input, the gradient may come in the broadcast shape: the walk sums it down. Where it
-            has another float dtype than the input, the walk casts it. An array that is neither dy
-            nor in `saved`, nor a view, is given away: it may be kept and added to.
-        saved: what backward needs, most of all arrays; freed as the walk passes.
-
-    Returns:
-        A tensor; for a tuple of outputs a tuple of tensors, to be unpacked at once.
-    """
-    if type(outputs) is not _NDARRAY:
-        if type(outputs) is tuple:
-            several: Tensor = _record_several(name, outputs, inputs, backward, saved)
-            return several
-        if isinstance(outputs, np.generic):
-            outputs = np.asarray(outputs)  # NumPy turns 0-d results into scalars
-    if mode.grad_enabled:
-        edges = [
-            (t if t.node is None else t.node) if t is not None and t.requires_grad else None
-            for t in inputs
-        ]
-        for edge in edges:
-            if edge is not None:
-                node = Node(name, edges, backward, saved, outputs)
-                if ranges.active is not None:
-                    ranges.active.op(name, outputs, inputs, node, saved)
-                return Tensor(outputs, True, node)
-    if ranges.active is not None:
-        ranges.active.op(name, outputs, inputs, None, saved)
-    return Tensor(outputs)
-
-
-def _record_several(
-    name: str,
-    outputs: tuple[Array, ...],
-    inputs: Sequence[Tensor | None],
-    backward: Backward,
-    saved: tuple[Any, ...],
-) -> Any:
-    """Do as `record` for several outputs, which become edges of their own."""
-    first = record(name, outputs[0], inputs, backward, saved)
-    if ranges.active is not None:
-        ranges.active.further_outputs(outputs[1:])
-    node, count = first.node, len(outputs)
-    if node is None:
-        return tuple(map(Tensor, outputs))
-    return tuple([Tensor(y, True, Output(node, i, count, y)) for i, y in enumerate(outputs)])
-
-
-def stand_in(data: Array, source: Tensor) -> Tensor:
-    """Wrap `data`, the values of `source` in another dtype.
-
-    No op is recorded: a gradient of it is one of `source`, in a dtype that the walk casts.
-    """
-    wants = source.requires_grad and mode.grad_enabled
-    node: Any = edge_of(source) if wants else None  # may be a leaf, which nobody else need know of
-    return Tensor(data, wants, node)
-
-
-@contextmanager
-def no_grad() -> Iterator[None]:
-    """Record nothing in the `with` block, or in a function decorated `@no_grad()`.
-
-    Other threads still record.
-    """
-    before = mode.grad_enabled
-    mode.grad_enabled = False
-    try:
-        yield
-    finally:
-        mode.grad_enabled = before
-
-
-def on_grad_ready(leaf: Tensor, hook: Callable[[Tensor], None]) -> Callable[[], None]:
-    """Call `hook(leaf)` in each backward as soon as the leaf's gradient is complete.
-
-    Where several threads run backward at once, each calls the hook once, after its own part.
-
-    Returns:
-        A function that removes the hook.
-
-    Raises:
-        GradError: `leaf` is the result of an op or wants no gradient.
-    """
-    if leaf.node is not None or not leaf.requires_grad:
-        raise GradError("on_grad_ready: the tensor is not a leaf, expected one that holds grad")
-    own = partial(hook)  # the same hook may be there twice
-    with leaves:
-        leaf.hooks = [*(leaf.hooks or []), own]
-
-    def remove() -> None:
-        with leaves:
-            leaf.hooks = [other for other in leaf.hooks or [] if other is not own] or None
-
-    return remove
 
 
 @overload  # which tells a type checker the parameter of a lambda

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, Shape
 from tensorgrad.callers import user_level
-from tensorgrad.dtypes import Dtype, float64, is_complex, is_float
-from tensorgrad.errors import (
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.dtypes import Dtype, float64, is_complex, is_float
+from tensorgrad.core.errors import (
     ArgumentError,
     DtypeError,
     OutOfRangeError,
@@ -159,52 +159,6 @@ def check_holds(op: str, name: str, array: Array, dtype: Dtype) -> None:
             raise ArgumentError(f"{op}: {name} is {value}, expected {low} to {high} for {dtype}")
 
 
-def array_of(op: str, name: str, value: Any, expected: Any = "equal lengths") -> Array:
-    """Return (nested lists of) numbers as an array; an array as it is.
-
-    Raises:
-        ShapeError: lists differ in length; the message ends with `expected`.
-        DtypeError: the value is an array of another library.
-    """
-    if backend.is_array(value) and not isinstance(value, np.ndarray):
-        return value
-    if _library_of(value) in _FROM_OTHERS:
-        raise not_an_operand(op, name, value)
-    try:
-        return np.asarray(value)  # of an array itself, without its subclass
-    except ValueError as error:
-        raise ShapeError(f"{op}: {name} is {value!r:.80}, expected {expected}") from error
-
-
-# How arrays of other libraries become ones that are taken here, by the library's name.
-_FROM_OTHERS = {
-    "torch": "tensorgrad.from_dlpack(t.detach()) or t.numpy()",
-    "jax": "tensorgrad.from_dlpack(t) or numpy.asarray(t)",
-    "jaxlib": "tensorgrad.from_dlpack(t) or numpy.asarray(t)",
-    "mlx": "numpy.asarray(t)", "pandas": "t.to_numpy()", "polars": "t.to_numpy()",
-    "pyarrow": "t.to_numpy()", "scipy": "t.toarray()", "tensorflow": "t.numpy()",
-    "xarray": "t.to_numpy()",
-}  # fmt: skip
-
-
-def not_an_operand(
-    op: str, name: str, value: Any, expected: str = "a tensor, array, number or list"
-) -> DtypeError:
-    """Return the error for an argument that is not an operand, which names the library."""
-    kind = type(value)
-    library = _library_of(value)
-    if library not in _FROM_OTHERS:
-        return DtypeError(f"{op}: {name} is a {kind.__name__}, expected {expected}")
-    return DtypeError(
-        f"{op}: {name} is a {library}.{kind.__name__}, expected {expected}; "
-        f"give {_FROM_OTHERS[library]}"
-    )
-
-
-def _library_of(value: Any) -> str:
-    return type(value).__module__.partition(".")[0]
-
-
 def check_keepdims(op: str, keepdims: Any) -> None:
     """Raise ArgumentError unless `keepdims` is a bool, which NumPy has in another place."""
     if not isinstance(keepdims, (bool, np.bool_)):
@@ -253,8 +207,8 @@ def check_seed(op: str, value: Any) -> None:
 
 def check_range(op: str, name: str, value: Any, end: float = math.inf) -> None:
     """Raise ArgumentError unless 0 <= value < end."""
-    check_number(op, name, value)
-    if not 0 <= value < end:
+    if not isinstance(value, _NUMBERS) or not 0 <= value < end:
+        check_number(op, name, value)
         limits = "finite number from 0" if end == math.inf else f"number from 0, below {end:g}"
         raise ArgumentError(f"{op}: {name} is {value}, expected a {limits}")
 

@@ -14,7 +14,7 @@ from functools import wraps
 from itertools import groupby
 from typing import ParamSpec
 
-from tensorgrad.errors import TensorgradError
+from tensorgrad.core.errors import TensorgradError
 from tensorgrad.interrupt import INTERRUPTED
 
 _FIXABLE = (TensorgradError, OSError, UnicodeError)  # by the user, who needs no traceback
@@ -210,11 +210,14 @@ def columns_of(text: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes for what standard output cannot show.
+    """Return the text with escapes for characters that standard output cannot encode.
 
-    These are characters that it cannot encode, and on a terminal control characters.
+    On a terminal those that it would obey have escapes too.
     """
-    if sys.stdout.isatty():
-        text = without_controls(text)
     encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+    return harmless(text).encode(encoding, "backslashreplace").decode(encoding)
+
+
+def harmless(text: str) -> str:
+    """Return a model's text, where it is printed on a terminal without control characters."""
+    return without_controls(text) if sys.stdout.isatty() else text

@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.arrays import cast
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, Shape, contiguous, is_numpy, same_device, widened
 from tensorgrad.checks import check_function, check_integer, check_number, shape_of
-from tensorgrad.dtypes import ALL, Dtype, c_name, compute_dtype
-from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, DtypeError, GradError, KernelError, ShapeError
+from tensorgrad.core import backend
+from tensorgrad.core.arrays import cast
+from tensorgrad.core.backend import Array, Shape, contiguous, is_numpy, same_device, widened
+from tensorgrad.core.dtypes import ALL, Dtype, c_name, compute_dtype
+from tensorgrad.core.errors import ArgumentError, DtypeError, GradError, KernelError, ShapeError
+from tensorgrad.core.modes import mode
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.loader import load_text
 from tensorgrad.kernels.structs import number
 from tensorgrad.operands import tensor_of
-from tensorgrad.tensor import Tensor
 
 _DTYPES = {c_name(dtype): dtype for dtype in ALL}
 _HEADERS = {"__half": "cuda_fp16.h", "__nv_bfloat16": "cuda_bf16.h"}

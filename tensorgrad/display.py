@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from tensorgrad.tensor import Tensor
+    from tensorgrad.core.tensor import Tensor
 
 _ROWS, _COLUMNS = 20, 10  # more are shown by their first and last ones
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import as_dtype, bfloat16
-from tensorgrad.errors import DeviceError, DtypeError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import as_dtype, bfloat16
+from tensorgrad.core.errors import DeviceError, DtypeError
 
 # DLDeviceType and DLDataTypeCode of the DLPack standard
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13

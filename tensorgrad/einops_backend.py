@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from tensorgrad.dtypes import is_float
-from tensorgrad.tensor import Tensor
+from tensorgrad.core.dtypes import is_float
+from tensorgrad.core.tensor import Tensor
 
 _BACKENDS = "einops._backends"
 

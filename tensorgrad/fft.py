@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from tensorgrad.backend import namespace, namespace_on, widened
 from tensorgrad.checks import axis_index, axis_tuple, check_integer, check_number
-from tensorgrad.dtypes import DtypeLike, as_dtype, float32, is_complex, is_float
-from tensorgrad.errors import ArgumentError, DtypeError
+from tensorgrad.core.backend import Axis, namespace, namespace_on, widened
+from tensorgrad.core.dtypes import DtypeLike, as_dtype, float32, is_complex, is_float
+from tensorgrad.core.errors import ArgumentError, DtypeError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.omitted import missing as _missing
 from tensorgrad.operands import constant_of, tensor_of
 from tensorgrad.ops.shape import roll
-from tensorgrad.tensor import Axis, Tensor
 
 __all__ = [
     "fft", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifftn", "ifftshift", "ihfft", "irfft",

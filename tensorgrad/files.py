@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tensorgrad.errors import ArgumentError, DtypeError
+from tensorgrad.core.errors import ArgumentError, DtypeError
 from tensorgrad.readers import JSON_BYTES, JSON_DEPTH
 
 if sys.platform != "win32":

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorgrad.amp import Casts
-from tensorgrad.arrays import cast
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, Shape, device_of, is_numpy, namespace
-from tensorgrad.dtypes import Dtype, is_float
-from tensorgrad.engine import mode, replaced
-from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, GradError, ShapeError
-from tensorgrad.gradient import Gradients, Needs, Saved
-from tensorgrad.tensor import Tensor
+from tensorgrad.core.arrays import cast
+from tensorgrad.core.backend import Array, Shape, device_of, is_numpy, namespace
+from tensorgrad.core.dtypes import Dtype, is_float
+from tensorgrad.core.errors import ArgumentError, DeviceError, DtypeError, GradError, ShapeError
+from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.modes import mode, replaced
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 
 
 class Function:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 
 _log = logging.getLogger(__name__)
 

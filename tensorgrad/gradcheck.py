@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.autograd import no_grad
-from tensorgrad.backend import Array
 from tensorgrad.checks import check_function
-from tensorgrad.dtypes import float64, is_float
-from tensorgrad.errors import ArgumentError, GradError
-from tensorgrad.tensor import Tensor
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import float64, is_float
+from tensorgrad.core.errors import ArgumentError, GradError
+from tensorgrad.core.record import no_grad
+from tensorgrad.core.tensor import Tensor
 
 
 def gradcheck(

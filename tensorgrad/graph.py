@@ -25,17 +25,18 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, engine, random, ranges
+from tensorgrad import random
 from tensorgrad.amp import autocast
-from tensorgrad.backend import Array
 from tensorgrad.callers import line_of, user_line
 from tensorgrad.checks import check_integer
-from tensorgrad.engine import mode, replaced
-from tensorgrad.errors import ArgumentError, GraphError
-from tensorgrad.gradient import LeafGradient
+from tensorgrad.core import backend, instrument, nodes
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import ArgumentError, GraphError
+from tensorgrad.core.gradient import LeafGradient
+from tensorgrad.core.modes import changes, mode, replaced
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.kernels.capturing import capturing
-from tensorgrad.tensor import Tensor
 
 __all__ = ["Captured", "capture", "on_replay"]
 
@@ -129,7 +130,7 @@ class Captured:
         key = _key(arguments)
         found = (each for each in self._variants if each.key == key and each.holds())
         variant = next(found, None)
-        if ranges.active is not None or (variant is None and self._is_full()):
+        if instrument.observer is not None or (variant is None and self._is_full()):
             return _mapped(_detached, _checked(self._function(*arguments)))
         with self._in_turn():
             if variant is None:
@@ -250,7 +251,7 @@ class _Guards:
     """What a replay needs as it is: attributes of tensors, and modes and members of modules.
 
     Assignments to attributes of parameters, to modes and to members leave a note in
-    `engine.changes`. So these are compared after a new note alone, and modes, which each call of
+    `modes.changes`. So these are compared after a new note alone, and modes, which each call of
     generation sets, apart: thousands of objects are seldom in a cache of the CPU.
     """
 
@@ -262,7 +263,7 @@ class _Guards:
         self._modes: list[object] = []
         self._members: list[object] = []
         self._gone: list[Any] = []  # modules, which may die before the graph does
-        self._compared_modes: object = None  # `engine.changes.modes` at the comparison
+        self._compared_modes: object = None  # `changes.modes` at the comparison
         self._compared_attributes: object = None
 
     def add(self, owner: Tensor, name: str, value: Any) -> None:
@@ -282,13 +283,13 @@ class _Guards:
 
     def hold(self) -> bool:
         """Whether all are as they were."""
-        modes, attributes = engine.changes.modes, engine.changes.attributes
+        current, attributes = changes.modes, changes.attributes
         if self._gone or not _are_kept(self._others):
             return False
-        if self._compared_modes is not modes:
+        if self._compared_modes is not current:
             if [_mode_of(module()) for module in self._modules] != self._modes:
                 return False
-            self._compared_modes = modes
+            self._compared_modes = current
         if self._compared_attributes is not attributes:
             if [_members_of(module()) for module in self._modules] != self._members:
                 return False
@@ -323,7 +324,7 @@ def _are_kept(attributes: _Attributes) -> bool:
     )
 
 
-class _Watch(ranges.Observer):
+class _Watch(instrument.Observer):
     """Observes a step (see ranges.py): which modules and leaves it uses, and which op runs.
 
     Args:
@@ -412,7 +413,7 @@ _MOST_WAITING_BYTES = 24 * 2**20  # so that they are still in the L2 cache
 
 
 class _CaptureNotes:
-    """What the library notes while a step is captured (`engine.mode.capture`).
+    """What the library notes while a step is captured (`modes.mode.capture`).
 
     Attributes:
         assigned: arrays of tensors that the step assigns to.
@@ -522,7 +523,7 @@ class _Variant:
     def warm_up(self, function: Callable[..., Any], stream: Any) -> Any:
         """Call the function eagerly, on the stream of the capture."""
         watch = _Watch()
-        with _on_stream(stream), replaced(ranges, active=watch), _casts_of_its_own():
+        with _on_stream(stream), replaced(instrument, observer=watch), _casts_of_its_own():
             result = _mapped(_copy, _checked(function(*self._arguments)))
         for tensor in watch.used.values():
             watch.guards.add(tensor, "data", tensor.data)
@@ -546,7 +547,7 @@ class _Variant:
                 cuda.using_allocator(arena.pool.malloc),
                 _captured(stream, watch) as graphs,
                 capturing(),
-                replaced(ranges, active=watch),
+                replaced(instrument, observer=watch),
                 replaced(mode, capture=notes),
                 replaced(random.default, offset=self._offset),
                 _casts_of_its_own(),
@@ -589,7 +590,7 @@ class _Variant:
                 if tensor.gradient is not None:
                     tensor.gradient.is_touched = True
             for array in self._notes.assigned:
-                engine.mark_assigned(array)
+                nodes.mark_assigned(array)
         return _mapped(_copy, self._result)
 
     def _guard_leaves(self, gradients: Mapping[int, LeafGradient | None]) -> None:

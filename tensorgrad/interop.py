@@ -23,14 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, dlpack
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array
+from tensorgrad import dlpack
 from tensorgrad.checks import check_function
-from tensorgrad.engine import mode, replaced
-from tensorgrad.errors import ArgumentError, DtypeError, GradError
-from tensorgrad.gradient import Gradients, Needs, Saved
-from tensorgrad.tensor import Tensor
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import ArgumentError, DtypeError, GradError
+from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.modes import mode, replaced
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 
 
 def from_dlpack(x: Any, *, device: str | None = None, copy: bool | None = None) -> Tensor:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, namespace, same_device
 from tensorgrad.checks import axis_tuple, check_integer
-from tensorgrad.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
-from tensorgrad.errors import ArgumentError, GradError, ShapeError
-from tensorgrad.gradient import Gradients, Needs, Saved
+from tensorgrad.core.backend import Array, Axis, namespace, same_device
+from tensorgrad.core.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
+from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
+from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.omitted import missing as _missing
 from tensorgrad.operands import constant_of, operands, tensor_of, tensors_of
 from tensorgrad.ops.diagonals import cross, vecdot
@@ -33,7 +34,6 @@ from tensorgrad.ops.reduce import max, min, sum
 from tensorgrad.ops.reduce import norm as _norm
 from tensorgrad.ops.shape import astype, expand_dims, moveaxis, reshape, squeeze
 from tensorgrad.ops.stacking import matrix_transpose
-from tensorgrad.tensor import Axis, Tensor
 
 __all__ = [
     "cholesky", "cond", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv", "matmul",

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, ranges
-from tensorgrad.backend import Array
-from tensorgrad.checks import array_of, not_an_operand
-from tensorgrad.dtypes import (
+from tensorgrad.core import backend, instrument
+from tensorgrad.core.arrays import array_of, not_an_operand
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import (
     SCALARS,
     Dtype,
     DtypeLike,
@@ -27,9 +27,9 @@ from tensorgrad.dtypes import (
     is_known,
     uint64,
 )
-from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
-from tensorgrad.tensor import Tensor
+from tensorgrad.core.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.core.modes import mode
+from tensorgrad.core.tensor import Tensor
 
 # What a number of Python, or a list of them, is: the last of these types that it holds.
 _KINDS: tuple[type, ...] = (bool, int, float, complex)
@@ -62,8 +62,8 @@ def operands(
         ShapeError: nested lists of unequal length.
         DtypeError: an operand does not hold numbers.
     """
-    if ranges.active is not None:
-        ranges.active.enter(op)
+    if instrument.observer is not None:
+        instrument.observer.enter(op)
     for value in values:
         if not isinstance(value, Tensor):
             break
@@ -85,8 +85,8 @@ def operands(
 
 def tensor_of(op: str, name: str, value: Any, *others: Any) -> Tensor:
     """Return an operand as a tensor; a literal takes its dtype with the others, see `operands`."""
-    if ranges.active is not None:
-        ranges.active.enter(op)
+    if instrument.observer is not None:
+        instrument.observer.enter(op)
     if isinstance(value, Tensor):
         return value
     return Tensor(array_beside(op, name, value, *others))
@@ -250,8 +250,10 @@ def float_operand(op: str, name: str, tensor: Tensor) -> None:
 
 def float_tensor(op: str, name: str, value: Any, *others: Any) -> Tensor:
     """Return an operand as a tensor of floats; a literal takes its dtype with the others."""
-    tensor = tensor_of(op, name, value, *others)
-    float_operand(op, name, tensor)
+    plain = isinstance(value, Tensor) and instrument.observer is None
+    tensor: Tensor = value if plain else tensor_of(op, name, value, *others)
+    if tensor.data.dtype.kind != "f":  # bfloat16 has another kind
+        float_operand(op, name, tensor)
     return tensor
 
 

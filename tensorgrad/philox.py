@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import Dtype, bfloat16, c_name, float16, float32, float64, uint64
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import Dtype, bfloat16, c_name, float16, float32, float64, uint64
 from tensorgrad.kernels.random import Key, fill, keep_threshold
 from tensorgrad.special import polynomial
 

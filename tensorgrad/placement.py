@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, Shape
-from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.errors import ArgumentError, ShapeError
 
 Ranges = tuple[tuple[int, int], ...]
 Runs = np.ndarray[Any, np.dtype[np.int64]]

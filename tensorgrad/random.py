@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorgrad import backend, philox
-from tensorgrad.backend import Array
+from tensorgrad import philox
 from tensorgrad.checks import axis_index, check_integer, check_no_length, shape_of
-from tensorgrad.dtypes import (
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import (
     INTEGERS,
     Dtype,
     DtypeLike,
@@ -36,12 +37,12 @@ from tensorgrad.dtypes import (
     is_float,
     uint64,
 )
-from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, DtypeError, GraphError, ShapeError
+from tensorgrad.core.errors import ArgumentError, DtypeError, GraphError, ShapeError
+from tensorgrad.core.modes import mode
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.random import Key
 from tensorgrad.omitted import missing as _missing
 from tensorgrad.operands import float_tensor, tensor_of, values_of
-from tensorgrad.tensor import Tensor
 
 __all__ = [
     "Generator",

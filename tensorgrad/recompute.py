@@ -13,13 +13,15 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple
 
-from tensorgrad import engine, random
+from tensorgrad import random
 from tensorgrad.amp import Casts
 from tensorgrad.checks import check_function
-from tensorgrad.engine import Edge, Node, mode, replaced
-from tensorgrad.errors import GradError
-from tensorgrad.gradient import Gradients, Needs, Saved, takes_gradient, unwrapped
-from tensorgrad.tensor import Tensor
+from tensorgrad.core import backward, nodes
+from tensorgrad.core.errors import GradError
+from tensorgrad.core.gradient import Gradients, Needs, Saved, unwrapped
+from tensorgrad.core.modes import mode, replaced
+from tensorgrad.core.nodes import Edge, Node
+from tensorgrad.core.tensor import Tensor
 
 
 class _Call(NamedTuple):
@@ -59,36 +61,36 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(f, updated=())
     def run(*args: Any, **kwargs: Any) -> Tensor:
-        version = engine.next_version()
+        version = nodes.next_version()
         state = random.get_state()
         y = f(*args, **kwargs)
         if not isinstance(y, Tensor):
             raise GradError(f"{_name(f)} returned a {type(y).__name__}, expected one tensor")
         if not mode.grad_enabled or not y.requires_grad:
             return y
-        call = _Call(f, args, kwargs, mode.autocast, state, engine.frontier(y, version))
+        call = _Call(f, args, kwargs, mode.autocast, state, nodes.frontier(y, version))
         # saved only so that the walk raises an error for arrays that were assigned to since
         arrays = [t.data for t in (*args, *kwargs.values(), *call.edges) if isinstance(t, Tensor)]
-        return Tensor(y.data, True, Node(_name(f), call.edges, _backward, (call, *arrays), y.data))
+        saved = (call, *arrays)
+        return Tensor(y.data, True, Node(_name(f), call.edges, _backward, saved, y.data, True))
 
     return run
 
 
-@takes_gradient
 def _backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     call: _Call = saved[0]
     array = unwrapped(dy)
     with _same_conditions(call):
-        version = engine.next_version()
+        version = nodes.next_version()
         y = call.f(*call.args, **call.kwargs)
-        edges = engine.frontier(y, version)
+        edges = nodes.frontier(y, version)
         same = len(edges) == len(call.edges) and all(map(operator.is_, edges, call.edges))
         if y.dtype != array.dtype or y.shape != array.shape or not same:
             raise GradError(
                 f"{_name(call.f)}: got shape {y.shape}, dtype {y.dtype} or a graph that differs "
                 f"from the first run, expected {array.shape}, {array.dtype} and the same parameters"
             )
-    return engine.gradients(y, dy, call.edges)
+    return backward.gradients(y, dy, call.edges)
 
 
 @contextmanager

@@ -9,11 +9,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from tensorgrad import backend
-from tensorgrad.errors import ArgumentError, DamagedError, DataError, DtypeError
+from tensorgrad.core import backend
+from tensorgrad.core.errors import ArgumentError, DamagedError, DataError, DtypeError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.files import to_json
 from tensorgrad.readers import JSON_DEPTH, parse_json
-from tensorgrad.tensor import Tensor
 
 __all__ = ["load", "save"]
 _TREE = "tensorgrad"  # the header entry with all that is not an array

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.dtypes import bfloat16, float16
+from tensorgrad.core.dtypes import bfloat16, float16
 
 Values = np.ndarray[Any, Any]
 

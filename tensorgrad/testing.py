@@ -31,12 +31,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.autograd import record
-from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype, float16, float32, float64, is_float
-from tensorgrad.errors import DeviceError, TensorgradError
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import (
+    FLOATS,
+    bfloat16,
+    compute_dtype,
+    float16,
+    float32,
+    float64,
+    is_float,
+)
+from tensorgrad.core.errors import DeviceError, TensorgradError
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.gradcheck import gradcheck
-from tensorgrad.tensor import Tensor
 
 __all__ = [
     "SIZES", "Capture", "Case", "CaseResult", "Ulps", "assert_within", "check", "sized", "spacing",

@@ -11,9 +11,15 @@ from typing import Any, Self
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from tensorgrad.backend import Array, Shape, contiguous, to_numpy
-from tensorgrad.dtypes import Dtype
-from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DataError, DtypeError
+from tensorgrad.core.backend import Array, Shape, contiguous, to_numpy
+from tensorgrad.core.dtypes import Dtype
+from tensorgrad.core.errors import (
+    ArgumentError,
+    CheckpointError,
+    DamagedError,
+    DataError,
+    DtypeError,
+)
 from tensorgrad.files import is_utf8, named_in_errors, replacing
 from tensorgrad.readers import JSON_BYTES, open_regular
 

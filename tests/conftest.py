@@ -15,7 +15,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tests import ranks
 
 # A busy machine makes any example slow once; that says nothing about the code.

@@ -10,45 +10,16 @@ from html import escape
 from tests.source_tree import ROOT, examples, library
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "ground: devices, types, files": (
-        *(
-            "distribution",
-            "errors",
-            "interrupt",
-            "dtypes",
-            "backend",
-            "files",
-            "readers",
-            "command",
-            "tables",
-        ),
-        *(
-            "ranges",
-            "checks",
-            "omitted",
-            "special",
-            "dlpack",
-            "weights",
-            "placement",
-            "gpu",
-            "callers",
-        ),
+    "core: arrays, tensors, gradients": ("core", "distribution"),
+    "ground: checks, files": (
+        *("errors", "dtypes", "backend", "checks", "callers", "command", "files", "interrupt"),
+        *("readers", "tables", "omitted", "special", "dlpack", "weights", "placement", "gpu"),
     ),
     "kernels: how an op runs on a GPU": ("kernels",),
     "tensors and differentiation": (
-        *(
-            "arrays",
-            "gradient",
-            "philox",
-            "engine",
-            "tensor",
-            "operands",
-            "autograd",
-            "amp",
-            "random",
-        ),
-        *("recompute", "function", "cuda_kernel", "gradcheck", "testing", "interop", "graph"),
-        *("display", "saving", "array_api", "einops_backend"),
+        *("operands", "autograd", "amp", "philox", "random", "recompute", "function"),
+        *("cuda_kernel", "gradcheck", "testing", "interop", "graph", "display", "saving"),
+        *("array_api", "einops_backend"),
     ),
     "ops: what an op is": ("ops", "linalg", "fft"),
     "layers and optimizers": ("nn", "optim"),
@@ -108,7 +79,7 @@ def picture() -> str:
             *boxes,
         ]
         y += height + 8
-    note = "Imports go down. One goes up: the methods of Tensor call the ops."
+    note = "Imports go down. ops/methods.py makes ops the methods of Tensor."
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 24}" '
         f'font-family="monospace" font-size="11.5">\n'

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.dtypes import is_float
 
 

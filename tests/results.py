@@ -1,11 +1,12 @@
-"""Tables and figures in documents from docs/results; `python -m tests.results` renders them.
+"""Numbers in documents, from results and from the code; `python -m tests.results` renders them.
 
-A block is a pair of comments; what stands between them is rendered from a file that `tensorgrad
-bench` has written into docs/results:
+A block is a pair of comments. What stands between them is rendered from a file that `tensorgrad
+bench` has written into docs/results, or by a function of tests/figures.py:
 
     <!-- table overhead/overhead.json where dtype=float32 show op; forward_us:.2f = forward -->
     <!-- value overhead/overhead.json where op=add show forward_us:.2f -->1.20<!-- end -->
     <!-- source overhead/overhead.json -->
+    <!-- code presets -->
 
 A column is NAME, NAME/NUMBER (divided by it), then `:FORMAT` of Python, then ` = TITLE`. Conditions
 are joined by `and`. Tests: tests/test_results.py.
@@ -22,16 +23,19 @@ from typing import Any
 from tensorgrad.bench.provenance import exists
 from tensorgrad.bench.sweep import ERROR
 from tensorgrad.readers import read_json
+from tests import figures
 from tests.source_tree import ROOT
 
 RESULTS = ROOT / "docs" / "results"
 BLOCK = re.compile(
     r"^```.*?^```$|"  # a block of code is not rendered
-    r"(<!-- (table|value|source) (\S+?\.json)(?: where (.+?))?(?: show (.+?))? -->)"
+    r"(<!-- (table|value|source|code) (\S+?)(?: where (.+?))?(?: show (.+?))? -->)"
     r".*?(<!-- end -->)",
     re.DOTALL | re.MULTILINE,
 )
 WORD = re.compile("[a-z]{4,}")
+CODE = re.compile(r"^    .*$|`[^`\n]*`", re.MULTILINE)
+SPEED = re.compile(r"\d[\d.,]*\s(?:ms|us|[GT]B/s|TFLOP/s|tokens/s|mJ|MHz)(?!\w)")
 COLUMN = re.compile(r"([\w-]+)(?:/([\d.]+))?(?::(\S+))?(?: =(.*))?")
 Row = Mapping[str, Any]
 
@@ -46,13 +50,16 @@ def rendered(text: str, folder: Path = RESULTS) -> str:
     """Return a document with its blocks rendered.
 
     Raises:
-        ValueError: a block has no rows, a column that its file lacks, or rows of several commits.
+        ValueError: a block has no rows, a column that its file lacks, rows of several commits,
+            several values, or the name of no function.
     """
 
     def block(match: re.Match[str]) -> str:
         begin, kind, name, where, show, end = match.groups()
         if begin is None:
             return match[0]
+        if kind == "code":
+            return f"{begin}\n\n{from_code(name)}\n{end}"
         rows = chosen(list(read_json(folder / name)["rows"]), where or "", name)
         if kind == "source":
             return f"{begin}{source(rows)}{end}"
@@ -61,6 +68,8 @@ def rendered(text: str, folder: Path = RESULTS) -> str:
             raise ValueError(f"{name}: got the columns {show!r}, expected NAME:FORMAT = TITLE; ...")
         cells = [[cell(row, column, name) for column in columns if column] for row in rows]
         if kind == "value":
+            if len({line[0] for line in cells}) > 1:
+                raise ValueError(f"{name}: where {where}: got several values, expected one")
             return f"{begin}{cells[0][0]}{end}"
         titles = [column[1] if column[4] is None else column[4].strip()
                   for column in columns if column]  # fmt: skip
@@ -69,6 +78,18 @@ def rendered(text: str, folder: Path = RESULTS) -> str:
         return f"{begin}\n\n{table}\n\n{end}"
 
     return BLOCK.sub(block, text)
+
+
+def from_code(name: str) -> str:
+    """Return the table that a function makes.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    function = getattr(figures, name, None)
+    if function is None:
+        raise ValueError(f"code: got {name}, expected a function of tests/figures.py")
+    return str(function())
 
 
 def without_source(text: str) -> list[str]:
@@ -81,6 +102,11 @@ def without_source(text: str) -> list[str]:
         if cells and len(numbers) >= len(cells) / 2:
             found.append("|".join(header).strip())
     return found
+
+
+def speeds_without_source(text: str) -> list[str]:
+    """Return the times and rates of a document, outside of code, that nothing renders."""
+    return SPEED.findall(CODE.sub("", BLOCK.sub("", text)))
 
 
 def chosen(rows: Sequence[Row], where: str, name: str) -> list[Row]:

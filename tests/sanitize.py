@@ -15,7 +15,7 @@ import sys
 
 import pytest
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 
 LARGE = ("8192", "8200", "16385", "20011", "50257", "50304", "65536", "65537", "120001", "many")
 SKIPPED = ("float64", "compile", *LARGE)  # compile: those tests run no kernel

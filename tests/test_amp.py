@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import amp, autocast, backend, engine, no_grad
+from tensorgrad import amp, autocast, no_grad
 from tensorgrad.amp import cast_operands
+from tensorgrad.core import backend, backward
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.attention import sm80 as attention_sm80
 from tensorgrad.kernels.attention.options import AttentionOptions, ForwardPass
 from tensorgrad.ops import attention as attention_ops
-from tensorgrad.tensor import Tensor
 from tests.gpu_array import GpuArray, on_gpu
 
 RNG = np.random.default_rng(0)
@@ -128,7 +129,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
         broadcast_to=lambda array, shape: np.broadcast_to(array, shape, subok=True),
     )
     monkeypatch.setattr(backend, "cupy", cupy)
-    for module in (engine, amp):
+    for module in (backward, amp):
         monkeypatch.setattr(module, "converted", lambda array, dtype: array.astype(dtype))
     monkeypatch.setattr(matmul_cuda, "run", run)
     monkeypatch.setattr(matmul_cuda, "derivative_for", lambda p: None)

@@ -11,7 +11,8 @@ import pytest
 
 import tensorgrad
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, nn, no_grad
+from tensorgrad import Tensor, nn, no_grad
+from tensorgrad.core import backend
 from tensorgrad.dtypes import ALL, FLOATS, bfloat16, float16, float32, float64, is_float
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, GradError, ShapeError
 

@@ -16,11 +16,12 @@ import pytest
 
 import tensorgrad
 import tensorgrad as tg
-from tensorgrad import Tensor, autograd, engine
+from tensorgrad import Tensor, autograd
 from tensorgrad.autograd import record
+from tensorgrad.core.backward import gradients
+from tensorgrad.core.gradient import Gradient, LeafGradient, accumulated
 from tensorgrad.dtypes import as_dtype, bfloat16
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, GradError, ShapeError
-from tensorgrad.gradient import Gradient, LeafGradient, accumulated
 from tests.gpu_array import on_gpu
 
 Values = np.ndarray[Any, Any]
@@ -394,7 +395,7 @@ def test_framework_cost_of_one_op_stays_small(
     count_opcodes(lambda: chain(1).backward())  # the first traced call reports too little
     results = [chain(10), chain(20)]
     forwards = [count_opcodes(lambda n=n: chain(n)) for n in (10, 20)]  # type: ignore[misc]
-    backwards = [count_opcodes(lambda y=y: engine.backward(y)) for y in results]  # type: ignore[misc]
+    backwards = [count_opcodes(lambda y=y: y.backward()) for y in results]  # type: ignore[misc]
     assert (forwards[1] - forwards[0]) / 10 <= forward
     assert (backwards[1] - backwards[0]) / 10 <= backward
 
@@ -586,7 +587,46 @@ def test_a_wider_gradient_is_not_rounded_by_a_narrow_sum() -> None:
         return (accumulated(third, needs[0]),)
 
     y = record("wide", x.data * 1, (x,), backward, ())
-    (found,) = engine.gradients((y + (x * 1 + x * 1)).sum(), np.ones((), "float16"), [x])
+    (found,) = gradients((y + (x * 1 + x * 1)).sum(), np.ones((), "float16"), [x])
     assert found is not None
     assert found.dtype == np.float32
     assert found[0, 0] == third[0, 0] + np.float32(2)
+
+
+def calls_of(f: Callable[[], object]) -> list[tuple[str, str]]:
+    """Return the file and the name of every Python function that runs in f()."""
+    calls: list[tuple[str, str]] = []
+
+    def note(frame: Any, event: str, arg: Any) -> None:
+        if event == "call" and frame.f_code is not getattr(f, "__code__", None):
+            calls.append((frame.f_code.co_filename, frame.f_code.co_name))
+
+    sys.setprofile(note)
+    try:
+        f()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_one_op_calls_few_functions() -> None:
+    x, weight, bias = (Tensor(np.ones((4, 8)[i > 0 :], "float32"), True) for i in range(3))
+    ys = [tg.tanh(x) for _ in range(3)]
+    dy = np.ones((4, 8), "float32")
+    ys.pop().backward(dy)  # the first call prepares the kernels of the row
+    calls = calls_of(lambda: ys.pop().backward(dy))
+    assert len(calls) <= 14, calls
+    assert len({file for file, _ in calls}) <= 5, calls
+    tg.layer_norm(x, weight, bias)
+    calls = calls_of(lambda: tg.layer_norm(x, weight, bias))
+    assert len(calls) <= 24, calls
+
+
+def test_a_gradient_that_two_edges_hold_is_copied() -> None:
+    x, z = Tensor(np.ones(3), True), Tensor(np.ones(3), True)
+    both = (x.data + 1, x.data + 2)
+    y, _ = autograd.record("pair", both, (x,), lambda dys, saved, needs: (dys[0],), ())
+    later = z * 1.0
+    autograd.on_grad_ready(x, lambda leaf: leaf.grad.fill(7))  # type: ignore[union-attr]
+    (later + y).sum().backward()
+    np.testing.assert_array_equal(z.grad, 1)

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorgrad import backend
 from tensorgrad.command import aligned, command, open_standard_streams, printable, status_and_line
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError
 from tests.source_tree import ROOT
 

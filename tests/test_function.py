@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, graph
+from tensorgrad import Tensor, graph
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.function import Context
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, graph, nn, optim, random
-from tensorgrad.engine import mode, replaced
+from tensorgrad import Tensor, graph, nn, optim, random
+from tensorgrad.core import backend
+from tensorgrad.core.modes import mode, replaced
 from tensorgrad.errors import ArgumentError, DeviceError, GraphError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.nn import evaluating

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, backend, from_dlpack, interop, nn
+from tensorgrad import Tensor, from_dlpack, interop, nn
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, GradError
 
 bfloat16 = tensorgrad.dtypes.bfloat16

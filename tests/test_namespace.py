@@ -93,7 +93,7 @@ def test_models_has_the_models_of_its_modules() -> None:
 
 
 def test_inner_modules_can_still_be_imported() -> None:
-    script = "import tensorgrad, tensorgrad.philox\nfrom tensorgrad import amp, engine, recompute\n"
+    script = "import tensorgrad, tensorgrad.philox\nfrom tensorgrad import amp, core, recompute\n"
     assert python(f"{script}print(json.dumps(hasattr(tensorgrad, 'Path')))") is False
 
 
@@ -142,4 +142,12 @@ def test_the_name_of_a_class_has_one_meaning() -> None:
 
 
 def test_every_error_is_public() -> None:
-    assert set(errors.__all__) == defined("tensorgrad.errors")
+    assert set(errors.__all__) == defined("tensorgrad.core.errors")
+    assert {getattr(errors, name).__module__ for name in errors.__all__} == {"tensorgrad.errors"}
+
+
+@pytest.mark.parametrize("name", ["backend", "dtypes", "errors"])
+def test_public_modules_of_the_core_are_one_module(name: str) -> None:
+    public = importlib.import_module(f"tensorgrad.{name}")
+    assert public is importlib.import_module(f"tensorgrad.core.{name}")
+    assert public is getattr(tensorgrad, name)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor, backend, gradcheck
+from tensorgrad import Tensor, gradcheck
+from tensorgrad.core import backend
 from tensorgrad.errors import DtypeError, GradError
 from tensorgrad.ops import numpy_functions
 

@@ -345,7 +345,9 @@ def test_the_checks_would_notice(tmp_path: Path) -> None:
     links = "[a](docs/none.md) [b](#quick-start) [c](#nothing) [d](docs/guides/data.md#nothing)"
     found = list(dead_links(ROOT / "README.md", links))
     assert found == ["docs/none.md#", "#nothing", "docs/guides/data.md#nothing"]
-    sources = "`tensorgrad/tensor.py` `tensor.py` `models/none.py` `gpt2.py` `tensorgrad/nothing/`"
+    sources = (
+        "`tensorgrad/core/tensor.py` `tensor.py` `models/none.py` `gpt2.py` `tensorgrad/nothing/`"
+    )
     assert list(missing_sources(sources)) == ["models/none.py", "tensorgrad/nothing/"]
     assert list(missing_sources("`tensor.py` `python none.py` `state.json`")) == ["tensor.py"]
     script = "compile attention/{short,none}.cu softmax.cu lost.cu  # docs/none.md docs/README.md"

@@ -11,9 +11,10 @@ import pytest
 
 import tensorgrad
 import tensorgrad as tg
-from tensorgrad import Tensor, autograd, backend, checkpoint, engine, no_grad, random
+from tensorgrad import Tensor, autograd, checkpoint, no_grad, random
 from tensorgrad.amp import autocast
 from tensorgrad.autograd import record
+from tensorgrad.core import backend, modes
 from tensorgrad.dtypes import bfloat16, float32
 from tensorgrad.errors import GradError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
@@ -251,8 +252,8 @@ def test_a_failure_leaves_the_mode_as_it_was() -> None:
     with no_grad():
         with pytest.raises(ZeroDivisionError):
             y.backward(np.ones(3))
-        assert not engine.mode.grad_enabled
-    assert engine.mode.autocast is None
+        assert not modes.mode.grad_enabled
+    assert modes.mode.autocast is None
     assert random.get_state() == state
 
 
@@ -298,7 +299,7 @@ def test_outputs_of_norms_computed_again_give_the_same_bits(device: str, dtype: 
         gain, b, c = (
             normal(n, seed=3 + i, device=device, dtype=dtype) for i, n in enumerate((16, 24, 16))
         )
-        with engine.replaced(engine.mode, recompute_norms=again):
+        with modes.replaced(modes.mode, recompute_norms=again):
             normed = tg.layer_norm(x, gain, c)
             total, second = tg.add_rms_norm(x, normed, gain)
             results = [
@@ -316,13 +317,13 @@ def test_outputs_of_norms_computed_again_give_the_same_bits(device: str, dtype: 
 def test_outputs_of_norms_are_dropped_and_their_inputs_watched() -> None:
     x, w = normal(5, 16, seed=0), normal(24, 16, seed=1)
     for again in (False, True):
-        with engine.replaced(engine.mode, recompute_norms=again):
+        with modes.replaced(modes.mode, recompute_norms=again):
             normed = tg.layer_norm(x * 2)
         y, output = tg.linear(normed, w), weakref.ref(normed.data)
         del normed
         assert (output() is None) is again
         y.sum().backward()
-    with engine.replaced(engine.mode, recompute_norms=True):
+    with modes.replaced(modes.mode, recompute_norms=True):
         data = Tensor(x.data.copy())
         y = tg.linear(tg.layer_norm(data), w)
         with no_grad():
@@ -338,7 +339,7 @@ def test_outputs_of_norms_are_saved_where_they_would_be_others(changed: str) -> 
     for again in (False, True):
         x, gain = (Tensor(normal(*shape, seed=3).data) for shape in ((5, 16), (16,)))
         w = normal(24, 16, seed=1)
-        with engine.replaced(engine.mode, recompute_norms=again):
+        with modes.replaced(modes.mode, recompute_norms=again):
             normed = tg.layer_norm(x, gain)
             with no_grad():
                 {"output": normed, "input": x, "weight": gain}[changed][0] = 7
@@ -360,5 +361,5 @@ def test_a_model_recomputes_norms(blocks: bool) -> None:
         loss.backward()
         gradients = [backend.to_numpy(p.grad).tobytes() for p in model.parameters()]
         found.append([loss.numpy().tobytes(), *gradients])
-        assert not engine.mode.recompute_norms
+        assert not modes.mode.recompute_norms
     assert found[0] == found[1]

@@ -1,4 +1,4 @@
-"""Documents show what docs/results has, and each result names a commit that exists."""
+"""Documents show what results and code have, and each result names a commit that exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ import pytest
 from tensorgrad.bench import provenance
 from tensorgrad.files import write_json
 from tensorgrad.readers import read_json
-from tests.results import BLOCK, RESULTS, documents, problems, rendered, without_source
+from tests import figures
+from tests.results import (
+    BLOCK,
+    RESULTS,
+    documents,
+    problems,
+    rendered,
+    speeds_without_source,
+    without_source,
+)
 
 FENCE = re.compile(r"^```.*?^```$|`<!-- end -->`", re.DOTALL | re.MULTILINE)
 RESULT = RESULTS / "overhead" / "overhead.json"
@@ -27,19 +36,11 @@ def test_a_document_is_as_rendered(page: Path) -> None:
     )
 
 
-# Tables of numbers that were written by hand: fewer are right, more are not.
-BY_HAND = {
-    "attention": 6, "elementwise": 1, "kernels": 1, "matmul": 6, "norms": 1, "optimizer": 1,
-    "parallel": 2, "planning": 3, "reductions": 1, "softmax": 2, "array-api": 2, "multi-gpu": 1,
-    "reports": 1, "sentiment": 1, "systems-questions": 20, "training": 1, "translation": 2,
-    "performance": 28,
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("page", documents(), ids=lambda path: str(path.name))
-def test_no_table_of_numbers_is_added_without_a_source(page: Path) -> None:
-    tables = without_source(page.read_text(encoding="utf-8"))
-    assert len(tables) == BY_HAND.get(page.stem, 0), tables
+def test_all_numbers_of_a_document_have_a_source(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert without_source(text) == []
+    assert speeds_without_source(text) == []
 
 
 def test_a_table_without_a_source_is_found() -> None:
@@ -48,6 +49,26 @@ def test_a_table_without_a_source_is_found() -> None:
     assert without_source("| option | meaning |\n|---|---|\n| --batch | sequences |\n") == []
     begin = "<!-- table overhead/overhead.json show op -->"
     assert without_source(f"{begin}\n{table}\n<!-- end -->") == []
+    assert without_source(f"<!-- code presets -->\n{table}\n<!-- end -->") == []
+
+
+def test_a_speed_without_a_source_is_found() -> None:
+    text = "It takes 52.9 ms and moves 3,010\nGB/s; `--most 5 ms` of 9 tokens, 2 MB.\n"
+    assert speeds_without_source(text) == ["52.9 ms", "3,010\nGB/s"]
+    value = "<!-- value overhead/overhead.json show forward_us -->1.2<!-- end --> us"
+    assert speeds_without_source(value) == []
+
+
+def test_tables_of_code_are_rendered_anew() -> None:
+    text = "<!-- code {} -->\nold\n<!-- end -->"
+    for name in ("presets", "bubbles"):
+        block = rendered(text.format(name))
+        assert block == f"<!-- code {name} -->\n\n{getattr(figures, name)()}\n<!-- end -->"
+        assert rendered(block) == block
+    assert "| gpt2-124M | 12 | 12 | 768 | 1,024 | 124,439,808 |" in figures.presets()
+    assert f"| {100 * 3 / (8 + 3):.1f} % |" in figures.bubbles()  # (p - 1) / (m + p - 1)
+    with pytest.raises(ValueError, match=r"got nothing, expected a function of tests/figures\.py"):
+        rendered(text.format("nothing"))
 
 
 @pytest.mark.skipif(not provenance.commit(), reason="the code is in no git checkout")
@@ -117,6 +138,7 @@ def test_a_table_that_differs_is_rendered_anew(copy: Path) -> None:
         ("table overhead/overhead.json where op=none show op", "no row where op=none"),
         ("table overhead/overhead.json show speed", "got the column speed, expected one of op"),
         ("table overhead/overhead.json show op forward", "expected NAME:FORMAT"),
+        ("value overhead/overhead.json show op", "got several values, expected one"),
     ],
 )
 def test_a_wrong_block_is_an_error(block: str, words: str, copy: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import Tensor, on_grad_ready, random
-from tensorgrad.engine import VersionCounter
+from tensorgrad.core.nodes import VersionCounter
 from tensorgrad.kernels.random import Key
 
 THREADS = 4

@@ -50,6 +50,9 @@ def differentiate() -> Tensor:
     both = assert_type(tg.concatenate([slope, assert_type(slopes, Tensor)[:2]]), Tensor)
     with tg.no_grad(), tg.autocast("bfloat16"):
         assert_type(tg.where(both > 0, both, 0).reshape(-1, 1) @ tg.zeros((1, 4)), Tensor)
+    both += 1 - both / 2
+    assert_type(divmod(both, 2), tuple[Tensor, Tensor])
+    assert_type((both == 0).any(axis=0).T, Tensor)
     return assert_type(value, Tensor)
 
 

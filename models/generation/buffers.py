@@ -14,12 +14,13 @@ from itertools import chain, compress
 from operator import attrgetter, call
 from typing import Any
 
-from tensorgrad import backend, graph
-from tensorgrad.engine import mode
-from tensorgrad.errors import GraphError
+from tensorgrad import graph
+from tensorgrad.core import backend
+from tensorgrad.core.errors import GraphError
+from tensorgrad.core.modes import mode
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.models.language_model import Cache, LanguageModel
 from tensorgrad.ops.sampling import Sampling, State, extend
-from tensorgrad.tensor import Tensor
 
 __all__ = ["BatchBuffers", "give_back", "take"]
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
+from tensorgrad.core import backend
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.rows import power_of_two
 from tensorgrad.models.generation.buffers import give_back, take
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.ops.sampling import Sampling, State, extend
-from tensorgrad.tensor import Tensor
 
 __all__ = ["Decoder", "Recomputer", "capacity"]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
 from tensorgrad.checks import check_integer
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core import backend
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.models.generation.decoding_loop import Decoder, Recomputer, capacity
 from tensorgrad.models.language_model import LanguageModel, check_tokens, checked_prompts
 from tensorgrad.nn import evaluating

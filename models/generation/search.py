@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_between, check_integer
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.models.language_model import check_tokens, checked_prompts
 from tensorgrad.models.transformer_lm import TransformerLM
 from tensorgrad.nn import evaluating
 from tensorgrad.ops.reduce import argmax
 from tensorgrad.ops.softmax import log_softmax
-from tensorgrad.tensor import Tensor
 
 __all__ = ["LARGEST_PENALTY", "beam_search", "greedy_search"]
 

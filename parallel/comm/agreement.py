@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 
 Json = Any  # None, bool, int, float, str, and lists and dicts of them
 _MOST_NAMED = 5  # differences in one message: models of two widths differ in every parameter

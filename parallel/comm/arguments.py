@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensorgrad import backend, dtypes
-from tensorgrad.backend import Array, Shape
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.core import backend, dtypes
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 
 _REDUCTIONS = ("sum", "mean", "max")
 

@@ -16,9 +16,9 @@ from typing import overload
 
 import numpy as np
 
-from tensorgrad import backend, ranges
-from tensorgrad.backend import Array
-from tensorgrad.errors import ArgumentError, CommError, ShapeError
+from tensorgrad.core import backend, instrument
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import ArgumentError, CommError, ShapeError
 from tensorgrad.parallel.comm import agreement, arguments
 from tensorgrad.parallel.comm.agreement import Json
 from tensorgrad.parallel.comm.handle import Handle
@@ -396,7 +396,7 @@ class Comm:
             shared, place = self._shared_part(array)
             call += f" at byte {place} of a shared array" if shared is not None else ""
         view = arguments.as_numbers if op else arguments.as_bytes
-        with ranges.phase("communication"):
+        with instrument.phase("communication"):
             transport = self._enter(call, array)
             if transport is None:
                 if out is not array:
@@ -404,7 +404,11 @@ class Comm:
                 return Handle()
             if array.size == 0:
                 return Handle()
-            done = None if ranges.active is None else ranges.active.transfer(call, int(out.nbytes))
+            done = (
+                None
+                if instrument.observer is None
+                else instrument.observer.transfer(call, int(out.nbytes))
+            )
             data = self._staged(array, transport)
             whole = data if out is array else self._staged(out, transport, reads=False)
             launch = None if shared is None else partial(shared.all_reduce, data, op == "mean")
@@ -432,7 +436,7 @@ class Comm:
         def finish() -> None:
             if not wait:
                 self._record(f"wait for {call}")
-            with ranges.phase("communication"):
+            with instrument.phase("communication"):
                 for each in finishes:
                     if each is not None:
                         each()

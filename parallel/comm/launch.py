@@ -22,7 +22,7 @@ from typing import IO
 
 import numpy as np
 
-from tensorgrad import backend, errors
+from tensorgrad.core import backend, errors
 from tensorgrad.interrupt import INTERRUPTED, during_import
 
 _log = logging.getLogger(__name__)

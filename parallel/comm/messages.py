@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import dtypes
-from tensorgrad.backend import Array
-from tensorgrad.errors import CommError
+from tensorgrad.core import dtypes
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import CommError
 from tensorgrad.parallel.comm.agreement import digest
 from tensorgrad.parallel.comm.arguments import as_bytes
 from tensorgrad.parallel.comm.transport import CommCall, Finish

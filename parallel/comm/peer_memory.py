@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
 from tensorgrad.kernels import peer_copies
 from tensorgrad.kernels.device import driver
 from tensorgrad.kernels.structs import Peers

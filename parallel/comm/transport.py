@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from tensorgrad.backend import Array
+from tensorgrad.core.backend import Array
 
 # Finishes a transfer. Afterwards results may be read and arguments may be written: on a GPU by
 # work that is submitted to the current stream from then on.

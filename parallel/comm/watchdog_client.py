@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tensorgrad.errors import CommError
+from tensorgrad.core.errors import CommError
 from tensorgrad.parallel.comm import watchdog
 from tensorgrad.parallel.comm.transport import Network
 from tensorgrad.parallel.comm.watchdog import Command, Message

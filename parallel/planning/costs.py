@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel, model_of
 from tensorgrad.nn import Module, Parameter, init
 from tensorgrad.nn.rows import Rows

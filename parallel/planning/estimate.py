@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from tensorgrad.checks import check_integer
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, default_bucket_bytes
 from tensorgrad.parallel.mesh import Mesh

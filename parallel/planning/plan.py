@@ -15,7 +15,7 @@ from dataclasses import asdict, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.planning.costs import divides
 from tensorgrad.parallel.planning.estimate import (

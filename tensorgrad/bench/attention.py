@@ -19,11 +19,11 @@ from tensorgrad.bench.options import Device, crossed, is_measured
 from tensorgrad.bench.pictures import lines, new_figure
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import milliseconds_on, random_array, to_torch
-from tensorgrad.dtypes import as_dtype
+from tensorgrad.core.dtypes import as_dtype
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.ops.attention import attention
 from tensorgrad.ops.attention_unfused import attention_unfused
-from tensorgrad.tensor import Tensor
 
 PEER = "pytorch"
 Shape = tuple[int, int, int, int]

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
 from tensorgrad.bench import options
 from tensorgrad.bench.pictures import new_figure
 from tensorgrad.bench.steps import RankTimer, settings_of, step_of
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import phases
+from tensorgrad.core import backend
 from tensorgrad.nn import Parameter
 from tensorgrad.parallel.bucket_size import Overlap, default_bucket_bytes
 from tensorgrad.parallel.buckets import assign_buckets, leading_embeddings

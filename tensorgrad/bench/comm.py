@@ -16,15 +16,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tensorgrad import backend
 from tensorgrad.bench.memory import check_fits
 from tensorgrad.bench.options import Device, check_ranks, crossed
 from tensorgrad.bench.pictures import lines
 from tensorgrad.bench.steps import RankTimer
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import in_turns
-from tensorgrad.dtypes import as_dtype
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import as_dtype
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.parallel.comm.collectives import Comm
 
 BACKENDS = ("mpi", "nccl")

@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from tensorgrad import backend
 from tensorgrad.bench import options
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.processes import in_new_process
@@ -22,6 +21,7 @@ from tensorgrad.bench.sweep import Case, Row, Sweep, together
 from tensorgrad.bench.timing import phases
 from tensorgrad.bench.torch_ddp import TorchTrainer
 from tensorgrad.bench.torch_gpt2 import gpt2
+from tensorgrad.core import backend
 
 PARTS = ("forward", "backward", "optimizer", "step")
 _SIZES = ("layers", "width", "heads", "context", "batch", "vocab", "steps")

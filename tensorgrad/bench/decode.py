@@ -17,13 +17,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tensorgrad import backend, graph
+from tensorgrad import graph
 from tensorgrad.bench import options
 from tensorgrad.bench.memory import release
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep, together
 from tensorgrad.bench.timing import host_seconds, milliseconds_on, random_array, seconds_of
-from tensorgrad.dtypes import bfloat16, float32
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import bfloat16, float32
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.generation.decoding_loop import Decoder
@@ -32,7 +34,6 @@ from tensorgrad.nn import evaluating, init
 from tensorgrad.ops.decode import attend
 from tensorgrad.ops.linear import linear_gelu
 from tensorgrad.ops.sampling import Sampling, extend, new_state
-from tensorgrad.tensor import Tensor
 
 PROMPT, NEW, LONG_PROMPT = 16, 256, 1024
 KERNELS = (

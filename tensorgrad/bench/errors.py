@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
 from tensorgrad.bench.options import Device, crossed, is_measured
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import random_array, to_torch
-from tensorgrad.dtypes import as_dtype
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import as_dtype
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops import reduce
 from tensorgrad.ops.cross_entropy import cross_entropy
 from tensorgrad.ops.norm import layer_norm, rms_norm
 from tensorgrad.ops.softmax import log_softmax, softmax
-from tensorgrad.tensor import Tensor
 
 _PARTS = ("value", "gradient")
 DTYPES = ("float32", "float16", "bfloat16")

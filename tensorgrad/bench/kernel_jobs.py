@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, nn, optim
+from tensorgrad import nn, optim
 from tensorgrad.amp import autocast
-from tensorgrad.autograd import no_grad
 from tensorgrad.bench.timing import Call, random_array, to_torch
-from tensorgrad.dtypes import as_dtype, bfloat16, float32
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import as_dtype, bfloat16, float32
+from tensorgrad.core.record import no_grad
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
 from tensorgrad.ops import creation, elementwise, reduce
@@ -37,7 +39,6 @@ from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy
 from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.norm import layer_norm, rms_norm
 from tensorgrad.ops.softmax import softmax
-from tensorgrad.tensor import Tensor
 
 COMPILED = "compiled"
 Shape = tuple[int, ...]
@@ -163,8 +164,12 @@ class TimedFunction:
         dys: list[Any] = []
         if direction != "forward":
             y = self.ours(*sets[0])
-            dys = [random_array(y.shape or (1,), y.dtype, 200 + i, device).reshape(y.shape)
-                   for i in range(self.sets)]  # fmt: skip
+            dys = [
+                random_array(y.shape, y.dtype, 200 + i, device)
+                if y.ndim
+                else creation.ones_like(y).data  # a loss, as in training
+                for i in range(self.sets)
+            ]
 
         def gradients(y: Any, leaves: list[Any], dy: Any) -> Any:
             needs = [edge is not None for edge in y.node.edges]

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from tensorgrad import backend
 from tensorgrad.bench.kernel_jobs import COMPILED, FAMILIES, Calls, Family, Job
 from tensorgrad.bench.memory import peak_memory
 from tensorgrad.bench.options import Device, Peer, is_measured
 from tensorgrad.bench.pictures import new_figure
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import Call, compare_on, under_load
+from tensorgrad.core import backend
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.profile.ceilings import measure_ceilings
 

@@ -25,8 +25,8 @@ from tensorgrad.bench.steps import sizes_of, with_sizes
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.torch_ddp import TorchTrainer
 from tensorgrad.bench.torch_gpt2 import gpt2
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.data import TokenFile, TokenLoader, is_prepared
-from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.profile.training_step import TrainingStep, language_step
 from tensorgrad.train.language import LanguageSettings

@@ -23,8 +23,9 @@ from tensorgrad import graph
 from tensorgrad.bench import options, torch_ddp
 from tensorgrad.bench.memory import release
 from tensorgrad.bench.pictures import bar_figure
-from tensorgrad.bench.steps import Preset, RankTimer, Step, family, settings_of, sized, sizes_of
+from tensorgrad.bench.steps import Preset, RankTimer, Step, settings_of, sized, sizes_of
 from tensorgrad.bench.sweep import OK, Case, Row, Sweep, like
+from tensorgrad.models.presets import model_name
 from tensorgrad.models.transformer_lm import TransformerLMConfig
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
@@ -185,7 +186,7 @@ def matrix_cases(
     pairs = [(kernel, mode) for kernel in dict.fromkeys(kernels) for mode in chosen]
     if peer:
         pairs += [("sdpa", mode) for mode in tuple(PEERS)[:ranks]]
-    sizes = {"model": family(config), **sizes_of(config), "hidden": config.hidden_width}
+    sizes = {"model": model_name(config), **sizes_of(config), "hidden": config.hidden_width}
     return [
         {
             "attention": kernel, "parallel": mode,

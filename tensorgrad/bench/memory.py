@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.profile.memory import Allocator, allocator_of
 
 _MEMINFO = Path("/proc/meminfo")

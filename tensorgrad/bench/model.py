@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any, Literal
 
 from tensorgrad import graph
-from tensorgrad.autograd import no_grad
 from tensorgrad.bench import options
 from tensorgrad.bench.memory import check_fits, peak_memory
 from tensorgrad.bench.pictures import bar_figure, lines
 from tensorgrad.bench.steps import settings_of, step_of
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import phases, seconds_of
+from tensorgrad.core.record import no_grad
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.planning.costs import Costs
 from tensorgrad.parallel.planning.estimate import TrainingJob, stage_memory

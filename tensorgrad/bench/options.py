@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from tensorgrad import backend
-from tensorgrad.errors import ArgumentError, DeviceError
+from tensorgrad.core import backend
+from tensorgrad.core.errors import ArgumentError, DeviceError
 from tensorgrad.train.settings import DTYPES
 
 _FROM_ZERO = ("warmup", "seed", "load")  # options that may be 0

@@ -16,8 +16,8 @@ import numpy as np
 from tensorgrad.bench.options import crossed
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops import elementwise
-from tensorgrad.tensor import Tensor
 
 _ONE = np.ones(1, np.float32)
 # op -> ours of x and a leaf, NumPy's forward, NumPy's backward; an op of two adds up for the leaf

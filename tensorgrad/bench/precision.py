@@ -13,15 +13,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tensorgrad import backend
 from tensorgrad.bench.options import Device, crossed
 from tensorgrad.bench.pictures import lines, loss_curves
 from tensorgrad.bench.sweep import OK, Case, Row, Sweep, like
-from tensorgrad.dtypes import as_dtype
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import as_dtype
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.ops.reduce import sum as sum_op
 from tensorgrad.profile.training_step import TrainingStep, language_step
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.language import LanguageSettings
 
 # name -> dtype of the numbers, dtype of the sum

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from tensorgrad import backend
 from tensorgrad.bench.options import check_gpu
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.steps import GPT2S, sized
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import Call, in_turns, random_array, under_load
-from tensorgrad.dtypes import Dtype, as_dtype, float32
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import Dtype, as_dtype, float32
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.kernels import cublaslt
 from tensorgrad.kernels.matmul import cublas

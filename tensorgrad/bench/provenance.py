@@ -13,7 +13,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from tensorgrad import backend, gpu
+from tensorgrad import gpu
+from tensorgrad.core import backend
 from tensorgrad.train.environment import packages
 
 COLUMNS = ("date", "commit", "versions")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 from unittest.mock import patch
 
-from tensorgrad import backend
 from tensorgrad.bench.memory import peak_memory
 from tensorgrad.bench.options import PRESET, Sizes
+from tensorgrad.core import backend
 from tensorgrad.models import gpt2, presets
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
@@ -54,11 +54,6 @@ def with_sizes(config: Any, sizes: Mapping[str, Any]) -> Any:
     return replace(config, **found, vocab_size=sizes.get("vocab", config.vocab_size))
 
 
-def family(config: Any) -> str:
-    """Return the name of the model that has such sizes, of models/presets.py."""
-    return next(name for name, model in presets.MODELS.items() if type(config) is model.Config)
-
-
 def sizes_of(config: Any) -> dict[str, int]:
     """Return the sizes of a model by parameter of a case."""
     return {**{name: getattr(config, name) for name in MODEL[1:5]}, "vocab": config.vocab_size}
@@ -84,7 +79,7 @@ def settings_of(case: Mapping[str, Any], config: Any = None) -> tuple[LanguageSe
         base = MODELS[case["preset"]] if "preset" in case else gpt2.GPT2Config()
         config = with_sizes(base, case)
     options = {name: case[name] for name in _OPTIONS if name in case}
-    settings = LanguageSettings(model=family(config), lr=6e-4, **options)
+    settings = LanguageSettings(model=presets.model_name(config), lr=6e-4, **options)
     settings.check_batch(1)
     return settings, config
 

@@ -27,7 +27,7 @@ from tensorgrad import tables
 from tensorgrad.bench.memory import is_out_of_memory, release
 from tensorgrad.bench.pictures import save
 from tensorgrad.bench.provenance import COLUMNS, provenance
-from tensorgrad.errors import ArgumentError, CommError, DataError
+from tensorgrad.core.errors import ArgumentError, CommError, DataError
 from tensorgrad.files import finite, locked, make_folder, named_in_errors, write_json
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.parallel.comm.collectives import Comm

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.dtypes import DtypeLike, as_dtype, bfloat16
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import DtypeLike, as_dtype, bfloat16
 from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.profile.training_step import synchronize
 

@@ -13,10 +13,11 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorgrad import backend
-from tensorgrad.bench.steps import Step, family
+from tensorgrad.bench.steps import Step
 from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.bench.torch_transformer_lm import transformer_lm
+from tensorgrad.core import backend
+from tensorgrad.models.presets import model_name
 from tensorgrad.parallel import Comm
 from tensorgrad.train.settings import TrainSettings, has_narrow_products
 
@@ -127,7 +128,7 @@ def training_step(settings: TrainSettings, config: Any, device: str, **options: 
     torch.set_float32_matmul_precision("high")
     recompute = getattr(settings, "recompute", False)
     trainer = TorchTrainer(
-        settings, lambda: TORCH[family(config)](config, recompute=recompute), device,
+        settings, lambda: TORCH[model_name(config)](config, recompute=recompute), device,
         cudnn=True, **options,
     )  # fmt: skip
     size = settings.batch, config.context

@@ -18,13 +18,14 @@ from typing import Annotated, Any
 import numpy as np
 from cyclopts import Parameter
 
-from tensorgrad import backend, graph
+from tensorgrad import graph
 from tensorgrad.bench.options import Peer, is_measured
 from tensorgrad.bench.pictures import bars
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import seconds_of, to_torch, windows_in_turns
 from tensorgrad.bench.torch_ddp import TorchTrainer
 from tensorgrad.bench.torch_transformer_lm import transformer_lm
+from tensorgrad.core import backend
 from tensorgrad.data.pair_loader import PairBatch
 from tensorgrad.profile.training_step import TrainingStep
 from tensorgrad.train.command_line import read_command_line

@@ -19,7 +19,7 @@ from tensorgrad import distribution  # noqa: F401  first: whether the files are 
 # isort: split
 from tensorgrad import __version__
 from tensorgrad.command import command
-from tensorgrad.errors import TensorgradError
+from tensorgrad.core.errors import TensorgradError
 from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.train.command_line import STYLE, explained, run_app
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.files import finite
 from tensorgrad.readers import read_json
 from tensorgrad.train import config

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from tensorgrad.core.errors import CheckpointError
 from tensorgrad.data import PublishedTokenizer, Tokenizer
-from tensorgrad.errors import CheckpointError
 from tensorgrad.models.pretrained import save_pretrained
 from tensorgrad.train.folder import check_new_folder
 from tensorgrad.train.load import load_trained

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from tensorgrad import backend
-from tensorgrad.command import printable
+from tensorgrad.command import harmless
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import as_dtype
+from tensorgrad.core.errors import ArgumentError, CheckpointError, TensorgradError
 from tensorgrad.data import PublishedTokenizer, TextStream, Tokenizer
 from tensorgrad.data.content import CHARACTERS, JSON_LINES
 from tensorgrad.data.text import read_lines, standard_input
-from tensorgrad.dtypes import as_dtype
-from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError
 from tensorgrad.models.generation import generate_batch, stream
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.ops.sampling import Sampling
@@ -123,7 +123,7 @@ def generate(
             whole = standard_input() if str(prompts) == "-" else read_lines(prompts, _PROMPTS)
             lines = [_text(line) for line in whole if line.strip()]
             for line, text in zip(lines, generator.texts(lines), strict=True):
-                print(printable(f"{generator.shown(line)}{text}\n"), flush=True)
+                print(harmless(f"{generator.shown(line)}{text}\n"), flush=True)
         elif not _read_prompts(generator):
             return 1
     except KeyboardInterrupt:
@@ -264,10 +264,10 @@ def _show(generator: PromptGenerator, prompt: str) -> str:
     """Print a prompt and the text after it token by token, then log the speed; return the text."""
     began = time.perf_counter()
     pieces = generator.pieces(prompt)
-    print(printable(generator.shown(prompt)), end="", flush=True)
+    print(harmless(generator.shown(prompt)), end="", flush=True)
     shown = []
     for piece in pieces:
-        print(printable(piece), end="", flush=True)
+        print(harmless(piece), end="", flush=True)
         shown.append(piece)
     print(flush=True)
     count = len(shown) - 1  # the last piece is the rest

@@ -8,7 +8,8 @@ import platform
 from collections.abc import Iterator
 from importlib import metadata
 
-from tensorgrad import __version__, backend, gpu
+from tensorgrad import __version__, gpu
+from tensorgrad.core import backend
 from tensorgrad.distribution import cuda_extra, install
 from tensorgrad.kernels import device as kernel_device
 from tensorgrad.parallel.comm.mpi_nccl import nccl_version

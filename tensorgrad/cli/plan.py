@@ -10,7 +10,7 @@ from typing import Any, Literal
 from cyclopts import Parameter
 
 from tensorgrad.cli.sizes import DEFAULT_MODEL, ModelOptions, given
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.models.presets import PRESETS
 from tensorgrad.parallel.mesh import Mesh
 from tensorgrad.parallel.planning import plan as planning

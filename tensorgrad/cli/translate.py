@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from tensorgrad.command import without_controls
+from tensorgrad.command import harmless
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.data.text import standard_input
-from tensorgrad.errors import ArgumentError
 from tensorgrad.train.load import load_translator
 
 _LINES = 1000  # of a file in a batch
@@ -47,8 +47,7 @@ def translate(
     for lines in _batches(text):
         for line in translator(lines, beams, length_penalty, batch):
             one = " ".join(line.splitlines())  # for each input line
-            # What the output cannot encode is an error: a translation is not changed.
-            print(without_controls(one) if sys.stdout.isatty() else one, flush=True)
+            print(harmless(one), flush=True)
     return 0
 
 

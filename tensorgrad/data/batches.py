@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 
 from tensorgrad.checks import check_integer, check_seed
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.operands import integer_array
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.data import template_program
 from tensorgrad.data.limited import run_program
 from tensorgrad.distribution import install
-from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.readers import parse_json
 
 _SECONDS = 5.0

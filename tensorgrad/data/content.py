@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tensorgrad.errors import DataError
+from tensorgrad.core.errors import DataError
 from tensorgrad.readers import json_object, needed, open_regular
 
 SAMPLE = 1 << 16  # bytes that decide

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.backend import is_array
 from tensorgrad.checks import check_function, check_integer
+from tensorgrad.core.backend import is_array
+from tensorgrad.core.errors import ArgumentError, CheckpointError, DataError, DtypeError, ShapeError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.data.batches import EpochLoader, read_ahead
 from tensorgrad.display import call_text
-from tensorgrad.errors import ArgumentError, CheckpointError, DataError, DtypeError, ShapeError
 from tensorgrad.ops.creation import tensor
 from tensorgrad.ops.shape import stack, to
-from tensorgrad.tensor import Tensor
 
 
 class Dataset:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from tensorgrad.errors import DataError
+from tensorgrad.core.errors import DataError
 from tensorgrad.readers import parse_json
 
 _PASSED_ON = (

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.files import is_utf8
 from tensorgrad.readers import json_object, needed
 

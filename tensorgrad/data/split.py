@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.core.errors import ArgumentError, DataError
 
 
 @dataclass(frozen=True)

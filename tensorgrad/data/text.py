@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import TextIO
 
+from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.data.content import (
     CHARACTERS,
     DAMAGED,
@@ -25,7 +26,6 @@ from tensorgrad.data.content import (
     content_of,
 )
 from tensorgrad.data.rows import COLUMN, dataset_texts, json_texts, parquet_texts, with_newlines
-from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import replacing
 from tensorgrad.readers import VOCABULARY_BYTES
 

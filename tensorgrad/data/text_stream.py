@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.data.tokenizer_file import TokenBytes
-from tensorgrad.errors import ArgumentError
 
 
 class TextStream:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from tensorgrad.core.errors import DataError, DtypeError
 from tensorgrad.data.tokenizer_parts import check_parts
-from tensorgrad.errors import DataError, DtypeError
 from tensorgrad.readers import VOCABULARY_BYTES, parse_json
 
 

@@ -13,8 +13,8 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tensorgrad.core.errors import DataError
 from tensorgrad.data.word_patterns import LINEAR, problem_of
-from tensorgrad.errors import DataError
 
 _NORMALIZERS = {
     *("ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Precompiled", "Prepend", "Replace"),

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.checks import check_integer
+from tensorgrad.core.errors import DataError
 from tensorgrad.data.content import CHARACTERS
 from tensorgrad.data.text import read_lines, read_text, write_text
 from tensorgrad.display import call_text
-from tensorgrad.errors import DataError
 from tensorgrad.readers import VOCABULARY_BYTES, parse_json
 
 # As in the Penn treebank: do n't, it 's; and "well-made" and "3.5" are one word each.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tensorgrad.backend import Array
+from tensorgrad.core.backend import Array
 
 __all__ = ["capturing", "counters", "is_capturing"]
 

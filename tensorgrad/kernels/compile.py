@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tensorgrad import backend
 from tensorgrad.command import command
-from tensorgrad.errors import KernelError
+from tensorgrad.core import backend
+from tensorgrad.core.errors import KernelError
 from tensorgrad.kernels import loader
 
 _ENTRY = re.compile(

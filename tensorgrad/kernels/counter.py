@@ -11,8 +11,8 @@ from functools import cache
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
 from tensorgrad.kernels.capturing import counters
 
 _UINT32 = np.dtype(np.uint32)

@@ -7,14 +7,13 @@ gradient again if dy, which only the device knows, is another number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import c_name, compute_dtype, float64
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import c_name, compute_dtype, float64
 from tensorgrad.kernels.device import (
     multiprocessors,
     shared_memory_per_block,
@@ -38,8 +37,8 @@ class LossOptions(NamedTuple):
 
 def forward(
     logits: Array, targets: Array, options: LossOptions, reduction: str, differentiate: bool
-) -> tuple[Array, tuple[Any, ...]]:
-    """Return the loss, and what `backward` needs."""
+) -> tuple[Array, Array | None, tuple[Any, ...]]:
+    """Return the loss, its gradient for dy == 1 (None: not computed), and what `backward` needs."""
     rows = backend.contiguous(logits).reshape(-1, logits.shape[-1])
     if rows.data.ptr % 16:
         rows = rows.copy()  # a view that begins inside a vector
@@ -52,29 +51,33 @@ def forward(
     dlogits = backend.empty_like(rows) if ahead else None
     rows_forward(losses, peaks, dlogits, rows, ids, options, GradientFactor(None, count))
     loss = losses.reshape(targets.shape) if reduction == "none" else total(losses, count)
-    # With a retained graph dlogits holds the gradient of the last backward, not of dy == 1.
-    prepared = [ahead]
-    return loss, (rows, ids, peaks, count, dlogits, prepared, options, logits.shape)
+    return loss, dlogits, (rows, ids, peaks, count, options)
 
 
-def backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> tuple[Array | None]:
-    """Return the gradient of the logits."""
-    rows, ids, peaks, count, dlogits, prepared, options, shape = saved
+def backward(dy: Array, dlogits: Array | None, saved: tuple[Any, ...]) -> Array:
+    """Return the gradient of the logits, (N, V).
+
+    Args:
+        dy: gradient of the loss.
+        dlogits: the gradient for dy == 1, which is overwritten with any other dy; None: not known.
+        saved: from `forward`.
+    """
+    rows, ids, peaks, count, options = saved
     scale = GradientFactor(backend.contiguous(dy).reshape(-1), count)
+    prepared = dlogits is not None
     if dlogits is None:
         dlogits = backend.empty_like(rows)
     height, width = rows.shape
     if _held(rows):
-        _group(None, dlogits, rows, ids, options, scale, width, prepared[0])
+        _group(None, dlogits, rows, ids, options, scale, width, prepared)
     elif height:
         load(_FILE, f"cross_entropy_backward<{c_name(rows.dtype)}>")(
             (min(height, 16 * multiprocessors(rows.device.id)),),
             _block(rows, 512, 4),
             (dlogits, rows, _targets(ids, options, width), peaks, scale.pack(),
-             np.int32(prepared[0]), np.int64(height), np.int32(width)),
+             np.int32(prepared), np.int64(height), np.int32(width)),
         )  # fmt: skip
-    prepared[0] = False
-    return (dlogits.reshape(shape),)
+    return dlogits
 
 
 class GradientFactor(NamedTuple):

@@ -13,9 +13,9 @@ from ctypes import byref, c_double, c_float, c_int, c_int32, c_int64, c_size_t, 
 from functools import cache
 from typing import Any, NamedTuple
 
-from tensorgrad import backend
-from tensorgrad.dtypes import Dtype, bfloat16, float16, float32, float64
-from tensorgrad.errors import KernelError
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import Dtype, bfloat16, float16, float32, float64
+from tensorgrad.core.errors import KernelError
 from tensorgrad.kernels.device import capability, multiprocessors
 
 # From library_types.h and cublasLt.h

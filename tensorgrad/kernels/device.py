@@ -10,7 +10,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 
 
 @cache

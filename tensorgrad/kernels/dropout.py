@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import Dtype, c_name
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import Dtype, c_name
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.random import Key, keep_threshold
 from tensorgrad.kernels.structs import number, pointer

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import Dtype, c_name, float32
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.dtypes import Dtype, c_name, float32
 from tensorgrad.kernels.expression import Formula
 from tensorgrad.kernels.loader import FOLDER, inline, load_text
 from tensorgrad.kernels.structs import number

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import c_name, int32, int64
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import c_name, int32, int64
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import pointer
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import c_name, compute_dtype, int32, int64, uint32
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import c_name, compute_dtype, int32, int64, uint32
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import NULL
 

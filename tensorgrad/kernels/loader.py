@@ -32,9 +32,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensorgrad import backend
+from tensorgrad.core import backend
+from tensorgrad.core.errors import KernelError
 from tensorgrad.distribution import cuda_extra, install
-from tensorgrad.errors import KernelError
 from tensorgrad.kernels.device import capability, shared_memory_per_block
 from tensorgrad.kernels.structs import static_asserts
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import compute_dtype
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import by_value, pointer
 

@@ -36,8 +36,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
 from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.device import capability, driver
 from tensorgrad.kernels.loader import Kernel

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import bfloat16, c_name, float16, float32, float64
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import bfloat16, c_name, float16, float32, float64
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import Peers, by_value
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad.backend import Array
+from tensorgrad.core.backend import Array
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import pointer
 

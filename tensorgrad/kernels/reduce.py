@@ -15,9 +15,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import Dtype, bool_, c_name, compute_dtype, int32, int64, is_float, uint64
+from tensorgrad.core import arrays, backend
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.dtypes import (
+    Dtype,
+    bool_,
+    c_name,
+    compute_dtype,
+    int32,
+    int64,
+    is_float,
+    uint64,
+)
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.loader import load
@@ -75,7 +84,7 @@ def sum_rows_into(total: Array, x: Array, beta: int) -> None:
     if inner > 1:
         _columns("Sum", total, backend.contiguous(x), 1, length, inner, _ADD if beta else 0.0)
     elif beta:
-        backend.add_into(total, reduce_cuda("Sum", x, (0,), total.dtype))
+        arrays.add_into(total, reduce_cuda("Sum", x, (0,), total.dtype))
     else:
         total[...] = reduce_cuda("Sum", x, (0,), total.dtype)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import c_name, compute_dtype
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import c_name, compute_dtype
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import number
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tensorgrad.backend import Array
+from tensorgrad.core.backend import Array
 
 VECTOR_BYTES = 16  # of one access of one thread
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensorgrad.backend import Array
+from tensorgrad.core.backend import Array
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import pointer

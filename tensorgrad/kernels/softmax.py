@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import c_name, compute_dtype, float64
-from tensorgrad.errors import ShapeError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import c_name, compute_dtype, float64
+from tensorgrad.core.errors import ShapeError
 from tensorgrad.kernels.device import resident_blocks, shared_memory_per_block
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.rows import RowLayout, aligned, held, power_of_two

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 
 NULL = np.uintp(0)
 Fields = tuple[tuple[str, Any], ...]

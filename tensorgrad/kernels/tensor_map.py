@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.backend import Array, Shape
-from tensorgrad.errors import KernelError
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.errors import KernelError
 from tensorgrad.kernels.device import driver
 from tensorgrad.kernels.structs import by_value
 

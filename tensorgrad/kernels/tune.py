@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from tensorgrad import backend
 from tensorgrad.command import command
-from tensorgrad.errors import KernelError
+from tensorgrad.core import backend
+from tensorgrad.core.errors import KernelError
 from tensorgrad.kernels.matmul.tune import cases
 from tensorgrad.kernels.tuned import PATH, Rows, TuningCase, architecture, read, write
 

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tensorgrad import backend
-from tensorgrad.errors import KernelError
+from tensorgrad.core import backend
+from tensorgrad.core.errors import KernelError
 from tensorgrad.files import write_json
 from tensorgrad.kernels.device import capability
 from tensorgrad.readers import read_json

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tensorgrad.checks import check_number
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.module import Module
 from tensorgrad.ops.elementwise import tanh
 from tensorgrad.ops.elementwise.activation import elu, gelu, leaky_relu, relu, sigmoid, silu
 from tensorgrad.ops.softmax import softmax
-from tensorgrad.tensor import Tensor
 
 
 class ReLU(Module):

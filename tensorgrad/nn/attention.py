@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
 from tensorgrad.checks import check_integer, check_range, probability
-from tensorgrad.dtypes import DtypeLike
-from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, GradError, ShapeError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import DtypeLike
+from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
+from tensorgrad.core.modes import mode
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.linear import Linear
 from tensorgrad.nn.module import Module, offers
 from tensorgrad.nn.rows import Rows
@@ -25,7 +26,6 @@ from tensorgrad.ops.creation import empty, zeros
 from tensorgrad.ops.decode import attend
 from tensorgrad.ops.rotary import rotary as rotary_op
 from tensorgrad.ops.shape import concatenate, split
-from tensorgrad.tensor import Tensor
 
 
 @dataclass(frozen=True)
@@ -344,12 +344,11 @@ class MultiHeadAttention(Module):
         """Return (B, T, H D), what the heads mix of the values of all steps."""
         batch, length, width = qkv.shape  # (B, T, (H + 2 kv_heads) D): queries, keys, values
         parts = self.heads + 2 * self.kv_heads
-        # Of Linear's own forward, without hooks, nothing else holds the result; nor does backward.
-        unshared = getattr(self.qkv.forward, "__func__", None) is Linear.forward
         heads = batch, length, parts, width // parts
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = split(qkv.reshape(heads), [self.heads, self.heads + self.kv_heads], axis=2)
             qkv = concatenate([self.q_norm(q), self.k_norm(k), v], axis=2).reshape(qkv.shape)
+        overwrite = offers(self.qkv, "may_be_overwritten")
         fused, angles, interleaved = cache is None and self.kernel == "flash", None, False
         if fused and self.rotary is not None and offers(self.rotary, "table"):
             cos, sin = self.rotary.table(length, qkv.data)
@@ -371,7 +370,7 @@ class MultiHeadAttention(Module):
         if fused or (cache is not None and cache.length == length):  # these steps alone: no copies
             return attention_packed(
                 qkv, self.heads, self.kv_heads, mask, self.causal, dropout=dropout,
-                window=self.window, angles=angles, interleaved=interleaved, overwrite=unshared,
+                window=self.window, angles=angles, interleaved=interleaved, overwrite=overwrite,
             )  # fmt: skip
         if cache is None:
             y = attention_unfused(

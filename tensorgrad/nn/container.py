@@ -6,9 +6,9 @@ from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Va
 from typing import Any, overload
 
 from tensorgrad.checks import check_integer
-from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError
+from tensorgrad.core.errors import ArgumentError, DtypeError, OutOfRangeError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.module import Module
-from tensorgrad.tensor import Tensor
 
 
 class ModuleList(Module):

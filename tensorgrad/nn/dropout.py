@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tensorgrad.checks import probability
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.module import Module
 from tensorgrad.ops.dropout import dropout, dropout_add
-from tensorgrad.tensor import Tensor
 
 
 class Dropout(Module):

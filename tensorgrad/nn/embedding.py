@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tensorgrad.checks import check_integer
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import init
 from tensorgrad.nn.module import Module, Parameter
 from tensorgrad.nn.shard import Region
 from tensorgrad.ops.embedding import embedding
-from tensorgrad.tensor import Tensor
 
 
 class Embedding(Module):

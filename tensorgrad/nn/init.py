@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, random
-from tensorgrad.autograd import no_grad
-from tensorgrad.engine import assign, replaced
-from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.tensor import Tensor
+from tensorgrad import random
+from tensorgrad.core import backend
+from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.modes import replaced
+from tensorgrad.core.nodes import assign
+from tensorgrad.core.record import no_grad
+from tensorgrad.core.tensor import Tensor
 
 __all__ = [
     "constant_",

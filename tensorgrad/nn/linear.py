@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 from tensorgrad.checks import check_integer
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import init
 from tensorgrad.nn.module import Module, Parameter, check_input
 from tensorgrad.nn.rows import Rows
 from tensorgrad.nn.shard import Region
 from tensorgrad.ops.linear import linear
-from tensorgrad.tensor import Tensor
 
 
 class Linear(Module):
@@ -25,10 +25,13 @@ class Linear(Module):
     Attributes:
         weight: W, (outputs, inputs), initialized uniformly in +-1 / sqrt(inputs), as in PyTorch.
         bias: b, (outputs,), initialized likewise; or None.
+        may_be_overwritten: nothing holds what `forward` returns but the caller, and backward does
+            not need it; see `offers`.
         before, after: the region that x enters before the product, where ranks share the columns
             of y, and the one that y leaves after it, where they share those of x; or None.
     """
 
+    may_be_overwritten = True
     before: Region | None = None
     after: Region | None = None
 

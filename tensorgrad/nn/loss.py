@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorgrad.backend import same_device
 from tensorgrad.checks import check_between, check_number, check_shape
-from tensorgrad.dtypes import compute_dtype, float64, is_float
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.backend import same_device
+from tensorgrad.core.dtypes import compute_dtype, float64, is_float
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.module import Module
 from tensorgrad.operands import constant_of, float_operand, operands, tensor_of
 from tensorgrad.ops.creation import asarray
@@ -23,7 +24,6 @@ from tensorgrad.ops.elementwise import exp, log, square, where
 from tensorgrad.ops.elementwise.activation import SOFTPLUS
 from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.shape import astype
-from tensorgrad.tensor import Tensor
 
 
 def mse_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorgrad import ranges
-from tensorgrad.engine import replaced
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core import instrument
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.modes import replaced
 
 if TYPE_CHECKING:
     from tensorgrad.nn.module import Module
@@ -54,12 +54,12 @@ def draw(model: Module, inputs: Sequence[Any]) -> ModelGraph:
     if not inputs:
         raise ArgumentError("graph: inputs has length 0, expected what the model is called with")
     recorder = _GraphRecorder(model)
-    with replaced(ranges, active=recorder):
+    with replaced(instrument, observer=recorder):
         model(*inputs)
     return ModelGraph("\n".join(["digraph {", *recorder.nodes, *recorder.edges, "}", ""]))
 
 
-class _GraphRecorder(ranges.Observer):
+class _GraphRecorder(instrument.Observer):
     """Write clusters, nodes and edges."""
 
     def __init__(self, model: Module) -> None:

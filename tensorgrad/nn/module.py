@@ -16,6 +16,8 @@ with the ops around it, as the layers of this package do, if it also offers
                used by `add_norm` in norm.py
     a linear   affine() -> (weight, bias or None), where forward(x) is x weight^T + bias;
     layer      used by `FeedForward` and `SwiGLU`
+               may_be_overwritten, where nothing but the caller holds what forward returns, nor does
+               backward need it; used by `MultiHeadAttention`
     a dropout  drops and p: whether forward(x) is dropout(x, p) now, and not x; used by `SwiGLU`
     a branch   forward(x, residual=None) -> forward(x) + residual; used by `add_branch`
 
@@ -33,18 +35,20 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
 
 import numpy as np
 
-from tensorgrad import backend, ranges
-from tensorgrad.autograd import no_grad
-from tensorgrad.backend import Array
-from tensorgrad.checks import check_function, not_an_operand
-from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
-from tensorgrad.engine import assign, changes, mode
-from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError
+from tensorgrad.checks import check_function
+from tensorgrad.core import backend, instrument
+from tensorgrad.core.arrays import not_an_operand
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
+from tensorgrad.core.errors import ArgumentError, CheckpointError, DtypeError
+from tensorgrad.core.modes import changes, mode
+from tensorgrad.core.nodes import assign
+from tensorgrad.core.record import no_grad
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.model_graph import ModelGraph, draw
 from tensorgrad.nn.rows import Rows
 from tensorgrad.nn.summary import Summary, summarize
 from tensorgrad.nn.wrapped_names import by_plain_names
-from tensorgrad.tensor import Tensor
 
 _MOST_NAMES = 20  # in one error message
 _CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -132,8 +136,8 @@ class Module:
         self: _Forward[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> _Result:
         """Return `forward(...)`, whose types a type checker sees."""
-        if ranges.active is not None:
-            result: _Result = ranges.active.layer(self, args, kwargs)
+        if instrument.observer is not None:
+            result: _Result = instrument.observer.layer(self, args, kwargs)
             return result
         return self.forward(*args, **kwargs)
 
@@ -514,19 +518,18 @@ def check_input(layer: Module, weight: Tensor, **inputs: Any) -> None:
             )
 
 
-def offers(layer: Module, method: str) -> bool:
-    """Whether a layer has a method that stands for its `forward` in fused ops.
+def offers(layer: Module, name: str) -> bool:
+    """Whether a layer has a method, or a class attribute, that fused ops use beside its `forward`.
 
-    False for a subclass that overrides `forward` alone: the inherited method computes another
-    function.
+    False for a subclass that overrides `forward` alone: what it inherits is of another function.
     """
-    return "forward" not in vars(layer) and _offers(type(layer), method)  # type: ignore[arg-type]
+    return "forward" not in vars(layer) and _offers(type(layer), name)  # type: ignore[arg-type]
 
 
 @cache
-def _offers(kind: Any, method: str) -> bool:
-    defining = (base for base in kind.__mro__ if vars(base).keys() & {method, "forward"})
-    return method in vars(next(defining, object))
+def _offers(kind: Any, name: str) -> bool:
+    defining = (base for base in kind.__mro__ if vars(base).keys() & {name, "forward"})
+    return name in vars(next(defining, object))
 
 
 def add_branch(layer: Module, x: Any, residual: Any, dropout: Any = None) -> Tensor:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from tensorgrad.checks import axis_index, check_number
-from tensorgrad.dtypes import DtypeLike
-from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.core.dtypes import DtypeLike
+from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.linalg import vector_norm
 from tensorgrad.nn.loss import huber_loss
 from tensorgrad.operands import constant_of, float_operand, float_operands, float_tensor, operands
@@ -22,7 +23,6 @@ from tensorgrad.ops.reduce import norm, sum
 from tensorgrad.ops.shape import astype, expand_dims, reshape
 from tensorgrad.ops.softmax import softmax
 from tensorgrad.ops.stacking import broadcast_arrays
-from tensorgrad.tensor import Tensor
 
 __all__ = [
     "binary_cross_entropy", "cdist", "celu", "cosine_embedding_loss", "cosine_similarity",

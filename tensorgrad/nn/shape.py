@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 from tensorgrad.checks import axis_index
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.module import Module
 from tensorgrad.operands import tensor_of
 from tensorgrad.ops.shape import reshape
-from tensorgrad.tensor import Tensor
 
 
 class Flatten(Module):

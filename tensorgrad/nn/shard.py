@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
-from tensorgrad.dtypes import DtypeLike
-from tensorgrad.tensor import Tensor
+from tensorgrad.core.dtypes import DtypeLike
+from tensorgrad.core.tensor import Tensor
 
 
 class Shard(NamedTuple):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tensorgrad import ranges
-from tensorgrad.backend import Shape
-from tensorgrad.engine import replaced
+from tensorgrad.core import instrument
+from tensorgrad.core.backend import Shape
+from tensorgrad.core.modes import replaced
 from tensorgrad.ops.work import forward_flops
 
 if TYPE_CHECKING:
@@ -107,12 +107,12 @@ def summarize(model: Module, inputs: Sequence[Any]) -> Summary:
     """Return the summary of a model that is called with `inputs`, unless there are none."""
     recorder = _Recorder()
     if inputs:
-        with replaced(ranges, active=recorder):
+        with replaced(instrument, observer=recorder):
             model(*inputs)
     return Summary(model, recorder)
 
 
-class _Recorder(ranges.Observer):
+class _Recorder(instrument.Observer):
     """Note the shapes of layers and the FLOPs of ops."""
 
     def __init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.matmul.sm90 import fills
 from tensorgrad.nn.attention import KeyValueCache, MultiHeadAttention, RotaryEmbedding
 from tensorgrad.nn.dropout import Dropout
@@ -15,7 +16,6 @@ from tensorgrad.nn.rows import Rows
 from tensorgrad.nn.shard import Shard
 from tensorgrad.ops.elementwise.activation import gelu, swiglu
 from tensorgrad.ops.linear import feed_forward, gated_linear
-from tensorgrad.tensor import Tensor
 
 
 class FeedForward(Module):

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorgrad import backend
 from tensorgrad.checks import axis_index, check_holds
-from tensorgrad.dtypes import DtypeLike, is_float
-from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import DtypeLike, is_float
+from tensorgrad.core.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops import elementwise, shape
 from tensorgrad.ops.creation import tensor
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.reduce import max, min
 from tensorgrad.ops.shape import concatenate, transpose
-from tensorgrad.tensor import Tensor
 
 __all__ = [
     "absolute", "acos", "acosh", "amax", "amin", "around", "array", "asin", "asinh", "atan",

@@ -17,15 +17,17 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from tensorgrad import backend, random
+from tensorgrad import random
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import broadcast, check_integer, check_number, check_shape, probability
-from tensorgrad.dtypes import Dtype, compute_dtype, int32
-from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.gradient import Gradient, Gradients, Needs, Saved
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.dtypes import Dtype, compute_dtype, int32
+from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.core.gradient import Gradient, Gradients, Needs, Saved
+from tensorgrad.core.modes import mode
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import simple as attention_simple
 from tensorgrad.kernels.attention import sm80 as attention_sm80
@@ -44,7 +46,6 @@ from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention_unfused import attention_unfused
 from tensorgrad.ops.rotary import rotary, rotated, rotation_of
 from tensorgrad.philox import fill_keep
-from tensorgrad.tensor import Tensor
 
 __all__ = ["attention", "attention_packed", "attention_varlen"]
 

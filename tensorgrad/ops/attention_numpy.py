@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, Shape, widened
-from tensorgrad.dtypes import Dtype
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, Shape, widened
+from tensorgrad.core.dtypes import Dtype
 from tensorgrad.kernels.attention.options import (
     ALL,
     Arrays,

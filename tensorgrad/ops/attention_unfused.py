@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import broadcast, probability
-from tensorgrad.errors import ShapeError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.errors import ShapeError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.operands import float_tensor, mask_operand, tensor_of
 from tensorgrad.ops.dropout import dropout as dropout_op
 from tensorgrad.ops.elementwise import exp, where
@@ -22,7 +23,6 @@ from tensorgrad.ops.matmul import matmul
 from tensorgrad.ops.reduce import max as max_op
 from tensorgrad.ops.shape import broadcast_to
 from tensorgrad.ops.softmax import softmax
-from tensorgrad.tensor import Tensor
 
 __all__ = ["attention_unfused"]
 

@@ -12,10 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, namespace_on
 from tensorgrad.checks import (
-    array_of,
     check_holds,
     check_indices,
     check_integer,
@@ -23,7 +20,10 @@ from tensorgrad.checks import (
     check_number,
     shape_of,
 )
-from tensorgrad.dtypes import (
+from tensorgrad.core import backend
+from tensorgrad.core.arrays import array_of
+from tensorgrad.core.backend import Array, namespace_on
+from tensorgrad.core.dtypes import (
     Dtype,
     DtypeLike,
     as_dtype,
@@ -35,13 +35,13 @@ from tensorgrad.dtypes import (
     is_float,
     uint64,
 )
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.interop import from_dlpack
 from tensorgrad.operands import constant_of, integer_array, leaves_of, tensor_of, values_of
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.shape import astype, stack, to
 from tensorgrad.ops.shape import copy as copied
-from tensorgrad.tensor import Tensor
 
 __all__ = [
     "arange",

@@ -14,9 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, widened
 from tensorgrad.checks import (
     axis_index,
     check_between,
@@ -25,10 +22,14 @@ from tensorgrad.checks import (
     check_range,
     check_shape,
 )
-from tensorgrad.dtypes import Dtype, compute_dtype, float16, is_float
-from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.gradient import Gradients, Needs, Saved
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.dtypes import Dtype, compute_dtype, float16, is_float
+from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.gradient import Early, Gradients, Needs, Saved
+from tensorgrad.core.modes import mode
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import LossOptions
 from tensorgrad.operands import float_tensor, integer_array, tensor_of
@@ -38,7 +39,6 @@ from tensorgrad.ops.reduce import mean
 from tensorgrad.ops.reduce import sum as reduce_sum
 from tensorgrad.ops.shape import astype, moveaxis
 from tensorgrad.ops.softmax import log_softmax
-from tensorgrad.tensor import Tensor
 
 __all__ = ["cross_entropy", "nll_loss"]
 REDUCTIONS = ("mean", "sum", "none")
@@ -120,8 +120,10 @@ def cross_entropy(
     backend.same_device(op, ("logits", "targets"), (logits.data, targets))
     wanted = mode.grad_enabled and logits.requires_grad
     if type(targets) is not np.ndarray:
-        loss, saved = cross_entropy_cuda.forward(logits.data, targets, options, reduction, wanted)
-        return record(op, loss, (logits,), cross_entropy_cuda.backward, saved)
+        loss, early, saved = cross_entropy_cuda.forward(
+            logits.data, targets, options, reduction, wanted
+        )
+        return record(op, loss, (logits,), _backward_cuda, (Early([early]), logits.shape, *saved))
     vocabulary = logits.shape[-1]
     counted = counted_targets(op, targets, ignore_index, vocabulary)
     rows = logits.data.reshape(-1, vocabulary)
@@ -267,6 +269,12 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     if scale.size == 1 and scale[0, 0] == 1:
         return (dlogits.reshape(shape),)
     return (rescaled(dlogits, scale).reshape(shape),)
+
+
+def _backward_cuda(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    early, shape, *others = saved
+    (dlogits,) = early.take() or (None,)
+    return (cross_entropy_cuda.backward(dy, dlogits, tuple(others)).reshape(shape),)
 
 
 def check_options(op: str, options: LossOptions, reduction: str) -> None:

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, ranges
-from tensorgrad.backend import Array
 from tensorgrad.checks import check_shape
-from tensorgrad.errors import DtypeError, ShapeError
+from tensorgrad.core import backend, instrument
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import DtypeError, ShapeError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.attention import decode as decode_cuda
 from tensorgrad.kernels.attention.options import ALL, AttentionOptions
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention import attention
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.rotary import rotary
-from tensorgrad.tensor import Tensor
 
 Angles = tuple[Array, Array]  # cosines and sines, float32 (steps, D / 2): a row for each position
 
@@ -89,8 +89,8 @@ def attend(
         if angles is not None:
             angles = backend.contiguous(angles[0]), backend.contiguous(angles[1])
         decode_cuda.forward(y, qkv, keys, values, lengths, window, angles, interleaved, counters)
-        if ranges.active is not None:
-            ranges.active.op(op, y, (), None, (keys, values, lengths, *(angles or ())))
+        if instrument.observer is not None:
+            instrument.observer.op(op, y, (), None, (keys, values, lengths, *(angles or ())))
         return y
     each = qkv.reshape(batch, -1, width)
     if angles is not None:

@@ -10,10 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.backend import namespace, namespace_on
 from tensorgrad.checks import axis_index, check_integer
-from tensorgrad.dtypes import DtypeLike, as_dtype, float32, float64, int64, is_complex, is_float
-from tensorgrad.errors import ShapeError
+from tensorgrad.core.backend import namespace, namespace_on
+from tensorgrad.core.dtypes import (
+    DtypeLike,
+    as_dtype,
+    float32,
+    float64,
+    int64,
+    is_complex,
+    is_float,
+)
+from tensorgrad.core.errors import ShapeError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.einsum import dot, tensordot
 from tensorgrad.ops.elementwise import conj, multiply, power
@@ -31,7 +40,6 @@ from tensorgrad.ops.shape import (
     reshape,
     squeeze,
 )
-from tensorgrad.tensor import Tensor
 
 __all__ = [
     "block_diag", "cross", "diag", "diag_embed", "diagflat", "diagonal", "inner", "kron", "matvec",

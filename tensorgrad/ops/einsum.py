@@ -15,20 +15,20 @@ from itertools import chain
 from math import prod
 from typing import Any
 
-from tensorgrad import ranges
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, Shape, namespace, same_device
 from tensorgrad.checks import axis_tuple, check_integer, promoted
-from tensorgrad.dtypes import Dtype, compute_dtype
-from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.gradient import Gradients, Needs, Saved
+from tensorgrad.core import instrument
+from tensorgrad.core.backend import Array, Shape, namespace, same_device
+from tensorgrad.core.dtypes import Dtype, compute_dtype
+from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.modes import mode
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.operands import operands as operands_of
 from tensorgrad.ops.elementwise import multiply
 from tensorgrad.ops.matmul import product
 from tensorgrad.ops.shape import ravel
-from tensorgrad.tensor import Tensor
 
 __all__ = ["dot", "einsum", "outer", "tensordot"]
 
@@ -195,8 +195,8 @@ def _parse(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[Labels], La
 
 def _labelled(op: str, tensors: list[Tensor], labels: list[Labels], out: Labels) -> Tensor:
     """Record the product of one or two operands, summed to the labels `out`."""
-    if ranges.active is not None:
-        ranges.active.enter(op)
+    if instrument.observer is not None:
+        instrument.observer.enter(op)
     arrays = [t.data for t in tensors]
     both = ("operands[0]", "operands[1]") if op == "einsum" else ("a", "b")
     names = both[: len(arrays)]

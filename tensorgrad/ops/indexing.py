@@ -16,23 +16,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tensorgrad import autograd, backend, engine
-from tensorgrad.arrays import converted, sum_array
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
 from tensorgrad.checks import (
     along,
-    array_of,
     axis_tuple,
     check_holds,
     check_indices,
     check_keepdims,
-    not_an_operand,
     renamed_dim,
 )
-from tensorgrad.dtypes import compute_dtype, is_complex, is_float
-from tensorgrad.engine import mode
-from tensorgrad.errors import (
+from tensorgrad.core import backend, nodes
+from tensorgrad.core.arrays import array_of, converted, not_an_operand, sum_array
+from tensorgrad.core.backend import Array, Axis, Shape, is_array, is_numpy, namespace, same_device
+from tensorgrad.core.dtypes import compute_dtype, is_complex, is_float
+from tensorgrad.core.errors import (
     ArgumentError,
     DtypeError,
     GradError,
@@ -40,10 +36,12 @@ from tensorgrad.errors import (
     OutOfRangeError,
     ShapeError,
 )
-from tensorgrad.gradient import Gradients, Needs, Saved, add_at
+from tensorgrad.core.gradient import Gradients, Needs, Saved, add_at
+from tensorgrad.core.modes import mode
+from tensorgrad.core.record import no_grad, record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.indexing import add_rows_cuda
 from tensorgrad.operands import array_beside, integer_array, tensor_of
-from tensorgrad.tensor import Axis, Tensor
 
 __all__ = [
     "argwhere", "count_nonzero", "flatnonzero", "getitem", "nonzero", "put_along_axis", "take",
@@ -127,7 +125,7 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
     if type(value) not in _REALS or not is_float(x.dtype):  # else it is rounded as it is
         value = _assignable(x, value)
     try:
-        engine.assign(x, key, value)
+        nodes.assign(x, key, value)
     except OverflowError as error:
         raise ArgumentError(f"assignment: the value is {value}, expected {x.dtype}") from error
     except (IndexError, ValueError, TypeError) as error:
@@ -168,7 +166,7 @@ def assign_result(
     plain = f"a = a {symbol[:-1]} b"
     _check_gradients(symbol, x, other, f"write {plain}, or use b.detach()")
     _check_writeable(symbol, x)
-    with autograd.no_grad():
+    with no_grad():
         y = operation(x, other)
     if y.shape != x.shape:
         raise ShapeError(
@@ -182,13 +180,13 @@ def assign_result(
             f"take; write {plain}"
         )
     check_holds(symbol, "the result", y.data, x.dtype)
-    engine.assign(x, ..., y.data if y.dtype == x.dtype else converted(y.data, x.dtype))
+    nodes.assign(x, ..., y.data if y.dtype == x.dtype else converted(y.data, x.dtype))
     return x
 
 
 def _check_gradients(op: str, x: Tensor, value: Any, instead: str) -> None:
     """Raise GradError where an assignment to x would break a graph or lose a gradient."""
-    engine.check_assignable(op, x)
+    nodes.check_assignable(op, x)
     if mode.grad_enabled and isinstance(value, Tensor) and value.requires_grad:
         raise GradError(f"{op}: the value requires a gradient, which would be lost; {instead}")
 

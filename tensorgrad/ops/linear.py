@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorgrad import backend
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.arrays import converted, sum_array
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, contiguous, is_numpy, same_device
 from tensorgrad.checks import check_shape, probability, promoted
-from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, compute_dtype, float32, is_float
-from tensorgrad.engine import gradients_within, mode
-from tensorgrad.errors import DtypeError, ShapeError
-from tensorgrad.gradient import (
+from tensorgrad.core import backend
+from tensorgrad.core.arrays import converted, sum_array
+from tensorgrad.core.backend import Array, contiguous, is_numpy, same_device
+from tensorgrad.core.backward import gradients_within
+from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, compute_dtype, float32, is_float
+from tensorgrad.core.errors import DtypeError, ShapeError
+from tensorgrad.core.gradient import (
     Gradient,
     Gradients,
     Needs,
@@ -29,8 +28,10 @@ from tensorgrad.gradient import (
     accumulated,
     out_of,
     parts_of,
-    takes_gradient,
 )
+from tensorgrad.core.modes import mode
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import sum_rows_into
@@ -41,7 +42,6 @@ from tensorgrad.ops.elementwise.activation import gelu, swiglu
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.matmul import flat, product
 from tensorgrad.ops.norm import column_sums, operand_to_save, saved_operand
-from tensorgrad.tensor import Tensor
 
 __all__ = ["feed_forward", "gated_linear", "linear", "linear_gelu"]
 
@@ -82,10 +82,10 @@ def linear(
     y = _affine(flat(a), w, added, residual_data, _result_dtype(dtype, common), kernel)
     y = y.reshape(*a.shape[:-1], w.shape[0])
     kept, of_norm = operand_to_save(inputs[0])
-    return record("linear", y, inputs, _linear_backward, (kept, w, kernel, *of_norm))
+    saved = (kept, w, kernel, *of_norm)
+    return record("linear", y, inputs, _linear_backward, saved, takes_gradient=True)
 
 
-@takes_gradient
 def _linear_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     x, weight, kernel, *_ = saved
     dy, sums = parts_of(dy)
@@ -191,10 +191,9 @@ def feed_forward(
     y = _affine(h, d, c, r, a.dtype, kernel).reshape(*a.shape[:-1], len(d))
     x_kept, of_norm = operand_to_save(x)
     saved = (x_kept, u, d, kept, h, is_derivative, kernel, *of_norm)
-    return record(op, y, inputs, _feed_forward_backward, saved)
+    return record(op, y, inputs, _feed_forward_backward, saved, takes_gradient=True)
 
 
-@takes_gradient
 def _feed_forward_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     x, up, down, kept, h, is_derivative, kernel, *_ = saved
     dy, dy_sums = parts_of(dy)

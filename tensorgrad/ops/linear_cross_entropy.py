@@ -17,22 +17,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.arrays import sum_array
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, is_numpy
 from tensorgrad.checks import check_integer, check_shape, promoted
-from tensorgrad.dtypes import Dtype, compute_dtype
-from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.gradient import Gradients, Loan, Needs, Saved
+from tensorgrad.core import backend
+from tensorgrad.core.arrays import sum_array
+from tensorgrad.core.backend import Array, is_numpy
+from tensorgrad.core.dtypes import Dtype, compute_dtype
+from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.gradient import Early, Gradients, Loan, Needs, Saved
+from tensorgrad.core.modes import mode
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
 from tensorgrad.operands import data_of, float_operands, integer_array
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers, rows_numpy
 from tensorgrad.ops.matmul import flat, product, product_into
-from tensorgrad.tensor import Tensor
 
 __all__ = ["linear_cross_entropy"]
 # The most bytes of logits of a chunk, and of all rows that are one chunk.
@@ -117,28 +117,8 @@ def linear_cross_entropy(
             loss = np.asarray(np.nan, losses.dtype)  # the mean of no losses
     else:
         loss = cross_entropy_cuda.total(losses, count)
-    saved = (*arrays, loss_of, count, _Early(gradients, loan) if early else None)
+    saved = (*arrays, loss_of, count, loan, Early(gradients) if early else None)
     return record(op, loss, inputs, _backward, saved)
-
-
-class _Early:
-    """The gradients that forward has computed, for dy == 1; the first backward takes them.
-
-    Args:
-        arrays: of x, weight and bias.
-        loan: where dweight is, if it is in the gradient of the weight.
-    """
-
-    def __init__(self, arrays: list[Array | None], loan: Loan | None) -> None:
-        self.arrays: list[Array | None] | None = arrays
-        self.loan = loan
-
-    def take(self) -> list[Array | None] | None:
-        """Return the gradients, once; then None."""
-        arrays, self.arrays = self.arrays, None
-        if arrays is not None and self.loan is not None:
-            arrays[1] = self.loan.array
-        return arrays
 
 
 class _ChunkedLoss(NamedTuple):
@@ -270,7 +250,7 @@ def loss_operands(
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    *_, loss_of, count, early = saved
+    *_, loss_of, count, loan, early = saved
     scale = GradientFactor(backend.contiguous(dy).reshape(-1), count)
     gradients: list[Array | None] | None = None if early is None else early.take()
     if gradients is None:
@@ -279,6 +259,8 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
         return again
     if not defers(loss_of.dtype):
         scale = GradientFactor(scale.dy)
+    if loan is not None:
+        gradients[1] = loan.array
     for gradient in gradients:
         if gradient is None:
             continue
@@ -286,8 +268,8 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
             cross_entropy_cuda.rescale(gradient, scale)
         elif (factor := _factor(scale, gradient.dtype)) != 1:
             gradient *= factor
-    if early.loan is not None:
-        gradients[1] = early.loan.give_back(needs[1])
+    if loan is not None:
+        gradients[1] = loan.give_back(needs[1])
     return gradients
 
 

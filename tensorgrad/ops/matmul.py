@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, is_numpy, namespace, same_device, widened
 from tensorgrad.checks import promoted
-from tensorgrad.dtypes import Dtype, compute_dtype, is_complex
-from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.gradient import Gradients, Needs, Saved
+from tensorgrad.core.backend import Array, is_numpy, namespace, same_device, widened
+from tensorgrad.core.dtypes import Dtype, compute_dtype, is_complex
+from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.modes import mode
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.operands import tensor_of
-from tensorgrad.tensor import Tensor
 
 __all__ = ["matmul"]
 

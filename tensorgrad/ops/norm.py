@@ -13,20 +13,29 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, widened
 from tensorgrad.checks import check_integer, check_range, check_shape, promoted
-from tensorgrad.dtypes import compute_dtype
-from tensorgrad.engine import assigned_since, latest_version, mode
-from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.gradient import Gradient, Gradients, Needs, Recompute, Saved, accumulated, out_of
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.dtypes import compute_dtype
+from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.gradient import (
+    Gradient,
+    Gradients,
+    Needs,
+    Recompute,
+    Saved,
+    accumulated,
+    out_of,
+)
+from tensorgrad.core.modes import mode
+from tensorgrad.core.nodes import assigned_since, latest_version
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import norm as norm_cuda
 from tensorgrad.kernels.reduce import PartialSum, sum_parts
-from tensorgrad.operands import float_tensor
+from tensorgrad.operands import data_of, float_tensor
 from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.shape import astype, reshape
-from tensorgrad.tensor import Tensor
 
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
 
@@ -228,7 +237,7 @@ def _run_added(
 
 def _normalise(
     op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float | None, centre: bool
-) -> tuple[tuple[Any, ...], tuple[Array, Array], Saved, Recompute | None]:
+) -> tuple[list[Any], tuple[Array, Array], Saved, Recompute | None]:
     """Return the operands as tensors, the sum and its normalised rows, and what backward needs.
 
     Under `mode.recompute_norms` also how to compute the normalised rows again.
@@ -236,35 +245,35 @@ def _normalise(
     x = float_tensor(op, "x", x, residual, weight, bias)
     if eps is not None:
         check_range(op, "eps", eps)
-    if x.ndim == 0:
+    shape = x.data.shape
+    if not shape:
         raise ShapeError(f"{op}: x has shape (), expected (..., C)")
-    given: dict[str, Tensor] = {"x": x}
-    for name, value, shape, why in (
-        ("residual", residual, x.shape, " like x"),
-        ("weight", weight, x.shape[-1:], " (last axis of x)"),
-        ("bias", bias, x.shape[-1:], " (last axis of x)"),
+    tensors: list[Tensor | None] = [x, None, None, None]
+    names, arrays = ["x"], [x.data]
+    for place, name, value, expected, why in (
+        (1, "residual", residual, shape, " like x"),
+        (2, "weight", weight, shape[-1:], " (last axis of x)"),
+        (3, "bias", bias, shape[-1:], " (last axis of x)"),
     ):
         if value is not None:
-            given[name] = float_tensor(op, name, value, x)
-            check_shape(op, name, given[name].data, shape, why)
-    arrays: dict[str, Array] = {name: tensor.data for name, tensor in given.items()}
-    backend.same_device(op, list(arrays), list(arrays.values()))
-    if residual is not None:
-        dtype = promoted(op, ("x", "residual"), (arrays["x"], arrays["residual"]))
-        for name in ("x", "residual"):
-            arrays[name] = arrays[name].astype(dtype, copy=False)
+            tensor = tensors[place] = float_tensor(op, name, value, x)
+            check_shape(op, name, tensor.data, expected, why)
+            names.append(name)
+            arrays.append(tensor.data)
+    backend.same_device(op, names, arrays)
+    first, second, scale, shift = map(data_of, tensors)
+    if second is not None:
+        dtype = promoted(op, ("x", "residual"), (first, second))
+        first, second = first.astype(dtype, copy=False), second.astype(dtype, copy=False)
     if eps is None:
-        eps = float(np.finfo(compute_dtype(arrays["x"].dtype)).eps)
-    order = ("x", "residual", "weight", "bias")
-    forward = _forward_numpy if type(x.data) is np.ndarray else norm_cuda.forward
-    first, second, scale, shift = [arrays.get(name) for name in order]
+        eps = float(np.finfo(compute_dtype(first.dtype)).eps)
+    forward = _forward_numpy if type(first) is np.ndarray else norm_cuda.forward
     y, total, mean, rstd = forward(first, second, scale, shift, eps, centre)
     aligned = second is None or type(second) is np.ndarray or second.data.ptr % 16 == 0
     again = None
     if mode.recompute_norms and mode.grad_enabled and aligned:  # else by another kernel
         output = partial(_output, eps, centre)
         again = Recompute(output, (total, scale, shift), y.shape, latest_version())
-    tensors = tuple([given.get(name) for name in order])
     return tensors, (total, y), (total, scale, mean, rstd), again
 
 
@@ -311,7 +320,8 @@ def _forward_numpy(
     mean = np.empty((count, 1), wide.dtype) if centre else None
     rstd = np.empty((count, 1), wide.dtype)
     rows, y_rows = wide.reshape(count, width), y.reshape(count, width)
-    average = np.full(width, 1 / max(width, 1), wide.dtype)  # a dot product is the fastest sum
+    average = np.empty(width, wide.dtype)
+    average.fill(1 / max(width, 1))  # a dot product is the fastest sum
 
     def run(piece: slice) -> None:
         x, out = rows[piece], y_rows[piece]

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.backend import Array
-from tensorgrad.errors import DtypeError
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import DtypeError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops import (
     creation,
     diagonals,
@@ -33,7 +34,6 @@ from tensorgrad.ops import (
     stacking,
     statistics,
 )
-from tensorgrad.tensor import Tensor
 
 # Universal functions that mean the same here, besides those that `_ufuncs` adds.
 _UFUNCS = {

@@ -16,10 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, ranges
-from tensorgrad.arrays import cast, keep_axes, sum_array, sum_dtype
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, Shape, widened
 from tensorgrad.checks import (
     along,
     axis_index,
@@ -29,7 +25,10 @@ from tensorgrad.checks import (
     check_number,
     renamed_dim,
 )
-from tensorgrad.dtypes import (
+from tensorgrad.core import backend, instrument
+from tensorgrad.core.arrays import cast, keep_axes, sum_array, sum_dtype
+from tensorgrad.core.backend import Array, Axis, Shape, widened
+from tensorgrad.core.dtypes import (
     Dtype,
     DtypeLike,
     bool_,
@@ -39,15 +38,16 @@ from tensorgrad.dtypes import (
     is_complex,
     is_float,
 )
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.gradient import Gradients, Needs, Saved
+from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
 from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.elementwise import sqrt
 from tensorgrad.ops.elementwise import where as choose
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.shape import astype, pad, squeeze
-from tensorgrad.tensor import Axis, Tensor
 
 __all__ = [
     "all",
@@ -642,8 +642,8 @@ def _with_initial(
 
 def _operand(op: str, x: Any, axis: Axis, keepdims: bool = False) -> tuple[Tensor, Axes]:
     """Return x as a tensor and the axes to reduce in ascending order."""
-    if ranges.active is not None:
-        ranges.active.enter(op)
+    if instrument.observer is not None:
+        instrument.observer.enter(op)
     if keepdims is not False and keepdims is not True:
         check_keepdims(op, keepdims)
     if type(x) is not Tensor:

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, widened
 from tensorgrad.checks import broadcast, check_integer
-from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.gradient import Gradients, Needs, Saved
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import rotary as kernel
 from tensorgrad.kernels.rotary import Rotation
 from tensorgrad.operands import float_tensor
-from tensorgrad.tensor import Tensor
 
 __all__ = ["rotary"]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
 from tensorgrad.checks import check_integer, check_number, check_range
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.kernels.random import Key
 from tensorgrad.kernels.sampling import sample_tokens
 from tensorgrad.philox import LOG2_HIGH, LOG2_LOW, fill_words

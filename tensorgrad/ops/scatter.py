@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.arrays import cast, sum_to_shape
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, Shape, is_array, is_numpy, namespace, same_device
 from tensorgrad.checks import axis_index, check_holds
-from tensorgrad.dtypes import compute_dtype, is_complex, is_float
-from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.gradient import Gradients, Needs, Saved
+from tensorgrad.core.arrays import cast, sum_to_shape
+from tensorgrad.core.backend import Array, Shape, is_array, is_numpy, namespace, same_device
+from tensorgrad.core.dtypes import compute_dtype, is_complex, is_float
+from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.indexing import add_rows, explained, index_array, lines, plain_key
 from tensorgrad.ops.shape import broadcast_to, moveaxis
-from tensorgrad.tensor import Tensor
 
 __all__ = [
     "diagonal_scatter", "index_add", "index_copy", "index_fill", "index_put", "scatter",

@@ -13,12 +13,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.arrays import converted
-from tensorgrad.autograd import record, stand_in
-from tensorgrad.backend import Array, namespace
 from tensorgrad.checks import (
-    array_of,
     axis_index,
     axis_tuple,
     broadcast,
@@ -27,12 +22,16 @@ from tensorgrad.checks import (
     renamed_dim,
     shape_of,
 )
-from tensorgrad.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
-from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.gradient import Gradients, Needs, Saved
+from tensorgrad.core import backend
+from tensorgrad.core.arrays import array_of, converted
+from tensorgrad.core.backend import Array, namespace
+from tensorgrad.core.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
+from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.record import cast_of, record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.operands import constant_of, operands, tensor_of, tensors_of
 from tensorgrad.ops.indexing import take
-from tensorgrad.tensor import Tensor
 
 __all__ = [
     "astype",
@@ -78,7 +77,7 @@ def astype(x: Any, dtype: DtypeLike, copy: bool = True, device: str | None = Non
     if not copy and given.data.dtype == target:
         return given
     y = converted(given.data, target)
-    return stand_in(y, given) if is_float(target) else Tensor(y)
+    return cast_of(y, given) if is_float(target) else Tensor(y)
 
 
 def copy(x: Any) -> Tensor:

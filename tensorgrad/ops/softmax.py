@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, widened
 from tensorgrad.checks import axis_index, broadcast, check_number, renamed_dim
-from tensorgrad.dtypes import DtypeLike
-from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.gradient import Gradients, Needs, Saved
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.dtypes import DtypeLike
+from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.softmax import backward as _backward_cuda
 from tensorgrad.kernels.softmax import forward as _forward_cuda
 from tensorgrad.operands import float_tensor, mask_operand
 from tensorgrad.ops.shape import astype
-from tensorgrad.tensor import Tensor
 
 __all__ = ["log_softmax", "softmax"]
 

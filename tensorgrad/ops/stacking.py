@@ -12,7 +12,8 @@ from typing import Any, Literal
 import numpy as np
 
 from tensorgrad.checks import axis_index, check_integer, renamed_dim, shape_of
-from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.operands import operands, tensor_of, tensors_of
 from tensorgrad.ops.shape import (
     broadcast_to,
@@ -25,7 +26,6 @@ from tensorgrad.ops.shape import (
     split,
     swapaxes,
 )
-from tensorgrad.tensor import Tensor
 
 __all__ = [
     "append", "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays",

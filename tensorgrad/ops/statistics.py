@@ -12,11 +12,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.autograd import record
-from tensorgrad.backend import Array, namespace, same_device, widened
 from tensorgrad.checks import (
-    array_of,
     axis_index,
     axis_tuple,
     check_integer,
@@ -24,7 +20,10 @@ from tensorgrad.checks import (
     check_number,
     renamed_dim,
 )
-from tensorgrad.dtypes import (
+from tensorgrad.core import backend
+from tensorgrad.core.arrays import array_of
+from tensorgrad.core.backend import Array, Axis, namespace, same_device, widened
+from tensorgrad.core.dtypes import (
     Dtype,
     DtypeLike,
     as_dtype,
@@ -35,8 +34,10 @@ from tensorgrad.dtypes import (
     is_complex,
     is_float,
 )
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.gradient import Gradients, Needs, Saved
+from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.operands import constant_of, operands, tensor_of
 from tensorgrad.ops import reduce
 from tensorgrad.ops.diagonals import diagonal
@@ -53,7 +54,6 @@ from tensorgrad.ops.shape import (
     transpose,
 )
 from tensorgrad.ops.sorting import sort
-from tensorgrad.tensor import Axis, Tensor
 
 __all__ = [
     "average", "bincount", "corrcoef", "cov", "diff", "digitize", "histogram", "median",

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tensorgrad.backend import Shape
-from tensorgrad.dtypes import is_float
+from tensorgrad.core.backend import Shape
+from tensorgrad.core.dtypes import is_float
 from tensorgrad.kernels.attention.options import AttentionOptions
 from tensorgrad.kernels.matmul import TF32
 
@@ -21,7 +21,7 @@ _LOOKUPS = ("embedding", "getitem", "take", "take_along_axis")
 
 
 def forward_flops(name: str, inputs: Sequence[Any], output: Any, saved: tuple[Any, ...]) -> float:
-    """Return the FLOPs of an op; arguments as of `ranges.Observer.op`."""
+    """Return the FLOPs of an op; arguments as of `instrument.Observer.op`."""
     count = _FORWARD.get(name)
     if count is None:
         return 0.0

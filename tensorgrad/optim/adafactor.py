@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.arrays import sum_array
-from tensorgrad.backend import Array
 from tensorgrad.checks import check_number, check_range
-from tensorgrad.dtypes import compute_dtype
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core import backend
+from tensorgrad.core.arrays import sum_array
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import compute_dtype
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import Decays, FlatParameters, Owned, cut
 from tensorgrad.optim.groups import Parameters

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tensorgrad import backend, engine
-from tensorgrad.backend import Array
 from tensorgrad.checks import check_between
+from tensorgrad.core import backend, nodes
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import compute_dtype
+from tensorgrad.core.errors import ArgumentError, CheckpointError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.display import call_text
-from tensorgrad.dtypes import compute_dtype
-from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.optim.flat import zeros
 from tensorgrad.optim.optimizer import Optimizer
-from tensorgrad.tensor import Tensor
 
 
 class WeightAverage:
@@ -100,4 +100,4 @@ class WeightAverage:
 
     def _assign(self, values: Array) -> None:
         self._flat.data[...] = values.astype(self._flat.dtype, copy=False)
-        engine.mark_assigned(self._flat.data)
+        nodes.mark_assigned(self._flat.data)

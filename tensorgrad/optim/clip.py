@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, is_numpy, widened
 from tensorgrad.checks import check_number
-from tensorgrad.dtypes import c_name, compute_dtype, float64
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, is_numpy, widened
+from tensorgrad.core.dtypes import c_name, compute_dtype, float64
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.reduce import reduce_cuda
 from tensorgrad.optim.flat import FlatParameters
-from tensorgrad.tensor import Tensor
 
 _ROW = 4096  # elements whose squares are summed in the gradient's dtype; rows are in float64
 _ROWS = 16  # of a block

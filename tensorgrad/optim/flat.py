@@ -18,14 +18,14 @@ import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, Shape, widened
 from tensorgrad.checks import check_integer
-from tensorgrad.dtypes import Dtype, DtypeLike, as_dtype, bfloat16, compute_dtype, is_float
-from tensorgrad.engine import mode
-from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
-from tensorgrad.gradient import LeafGradient
-from tensorgrad.tensor import Tensor
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, Shape, widened
+from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, bfloat16, compute_dtype, is_float
+from tensorgrad.core.errors import ArgumentError, DeviceError, DtypeError
+from tensorgrad.core.gradient import LeafGradient
+from tensorgrad.core.modes import mode
+from tensorgrad.core.tensor import Tensor
 
 ALIGNMENT = 64  # elements; 128 bytes of the smallest dtype, so that vector loads fit every slice
 

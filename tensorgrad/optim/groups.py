@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tensorgrad.checks import check_range
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.optim.flat import Decays, FlatParameters, named
-from tensorgrad.tensor import Tensor
 
 Parameters = Iterable[tuple[str, Tensor] | Tensor | Mapping[str, Any]]
 _KEYS = ("params", "lr", "weight_decay")

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import bfloat16, bool_, float32, int16, int32, uint16, uint32
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import bfloat16, bool_, float32, int16, int32, uint16, uint32
 
 
 def joined(parameters: Array, low: Array) -> Array:

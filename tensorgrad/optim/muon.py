@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
 from tensorgrad.checks import check_function, check_integer, check_range
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops.matmul import product
 from tensorgrad.optim.adamw import AdamW
 from tensorgrad.optim.clip import sum_of_squares
 from tensorgrad.optim.flat import Decays, FlatParameters, Owned, zeros
 from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import FACTOR, LR
-from tensorgrad.tensor import Tensor
 
 ITERATIONS = 5  # of Newton and Schulz; they serve 16-bit training
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend, engine, ranges
-from tensorgrad.backend import Array, Shape
 from tensorgrad.checks import check_function, check_range
+from tensorgrad.core import backend, instrument, modes, nodes
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.dtypes import bfloat16, c_name, compute_dtype, float64, uint16
+from tensorgrad.core.errors import ArgumentError, CheckpointError, GraphError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.display import call_text
-from tensorgrad.dtypes import bfloat16, c_name, compute_dtype, float64, uint16
-from tensorgrad.errors import ArgumentError, CheckpointError, GraphError
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.kernels.optim import Update
 from tensorgrad.optim import master
@@ -38,7 +39,6 @@ from tensorgrad.optim.flat import (
     zeros,
 )
 from tensorgrad.optim.groups import Parameters, read_groups
-from tensorgrad.tensor import Tensor
 
 if TYPE_CHECKING:
     from tensorgrad.optim.scaler import LossScaler
@@ -180,7 +180,7 @@ class Optimizer:
             GraphError: in a captured step, whose replays would set the same rate again.
         """
         check_range(type(self).__name__, "lr", value)
-        if engine.mode.capture is not None:
+        if modes.mode.capture is not None:
             raise GraphError(
                 f"{type(self).__name__}: lr is set in a captured step, whose replays would set the "
                 "same again; expected it before the step"
@@ -191,7 +191,7 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Set all gradients to 0."""
-        with ranges.phase("zero gradients"):
+        with instrument.phase("zero gradients"):
             self.flat.zero_grad()
 
     def step(
@@ -228,10 +228,10 @@ class Optimizer:
         """
         name = type(self).__name__
         self.flat.check(f"{name}.step")
-        if engine.mode.capture is not None:
-            engine.mode.capture.settle()
+        if modes.mode.capture is not None:
+            modes.mode.capture.settle()
         self._idle = self.flat.without_gradient()
-        with ranges.phase("optimizer"):
+        with instrument.phase("optimizer"):
             norm = None
             if max_norm is None and scaler is None:
                 self._set(FACTOR, 1.0)
@@ -247,7 +247,7 @@ class Optimizer:
                 if scaler is not None:
                     scaler.update(self.hyper[FACTOR : FACTOR + 1])
                 for array in self.flat.memory:
-                    engine.mark_assigned(array)
+                    nodes.mark_assigned(array)
         return norm
 
     def state_dict(self) -> dict[str, Any]:

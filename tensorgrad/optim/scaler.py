@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, is_numpy
 from tensorgrad.checks import check_integer, check_number
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, is_numpy
+from tensorgrad.core.dtypes import compute_dtype
+from tensorgrad.core.errors import ArgumentError, CheckpointError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.display import call_text
-from tensorgrad.dtypes import compute_dtype
-from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.ops.elementwise import multiply
-from tensorgrad.tensor import Tensor
 
 _SCALE, _STREAK = 0, 1
 _LEAST, _MOST = 2.0**-126, 2.0**127  # the scale stays a normal float32

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 
 from tensorgrad.checks import check_between, check_number, check_range
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 
 
 def constant(step: int, lr: float, warmup: int = 0) -> float:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensorgrad.checks import check_function
+from tensorgrad.core.errors import CheckpointError
 from tensorgrad.display import call_text
-from tensorgrad.errors import CheckpointError
 from tensorgrad.optim.optimizer import Optimizer
 
 

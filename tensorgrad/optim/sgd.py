@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensorgrad.backend import Array
 from tensorgrad.checks import check_range
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.optim.flat import Decays, FlatParameters
 from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import GAIN, LR, SIZE, STEPS, Kernels, Optimizer

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import as_dtype, float32
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import as_dtype, float32
 from tensorgrad.kernels.matmul import TF32
 from tensorgrad.ops.matmul import product
 

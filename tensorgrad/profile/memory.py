@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, is_array
-from tensorgrad.engine import Node, Output
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, is_array
+from tensorgrad.core.nodes import Node, Output
 
 KINDS = (
     *("parameters", "optimizer", "gradients", "activations", "activation gradients"),

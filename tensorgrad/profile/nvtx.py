@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tensorgrad import backend
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core import backend
+from tensorgrad.core.errors import ArgumentError
 
 
 class Nvtx(NamedTuple):

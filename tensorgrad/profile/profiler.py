@@ -21,10 +21,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
-from tensorgrad import backend, gpu, ranges
+from tensorgrad import gpu
 from tensorgrad.callers import user_line
-from tensorgrad.errors import ArgumentError
-from tensorgrad.gradient import unwrapped
+from tensorgrad.core import backend, instrument
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.gradient import unwrapped
 from tensorgrad.nn import Module
 from tensorgrad.ops.work import (
     backward_bytes,
@@ -129,17 +130,17 @@ class Profiler:
             self._name(model)
 
     def __enter__(self) -> Self:
-        if ranges.active is not None:
+        if instrument.observer is not None:
             raise ArgumentError("Profiler: another one is active, expected one at a time")
         self._source.start()
         if self._tracker is not None:
             self._tracker.start(self._model, self._optimizer)
         self._epoch, self._began = time.time_ns(), time.perf_counter_ns()
-        ranges.active = self
+        instrument.observer = self
         return self
 
     def __exit__(self, *_: object) -> None:
-        ranges.active = None
+        instrument.observer = None
         if self._thread.stack:  # ops that began and were not recorded
             self._pop(self._thread, self._thread.stack[0], keep=False)
         kernels = self._source.stop()

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tensorgrad import backend
+from tensorgrad.core import backend
+from tensorgrad.core.errors import DeviceError
 from tensorgrad.distribution import cuda_extra, install
-from tensorgrad.errors import DeviceError
 from tensorgrad.profile.recording import Kernel
 
 _BUFFER = 8 << 20  # bytes of CUPTI's records; it asks for another when one is full

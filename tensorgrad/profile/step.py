@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.autograd import no_grad
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.record import no_grad
 from tensorgrad.data import Tokenizer
-from tensorgrad.errors import ArgumentError
 from tensorgrad.files import write_json
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.program import make_strategy

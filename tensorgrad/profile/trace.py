@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.files import replacing, to_json
 from tensorgrad.profile.recording import Interval, Kernel, Range, Recording
 from tensorgrad.readers import read_json

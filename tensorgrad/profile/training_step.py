@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, nn, random, ranges
-from tensorgrad.backend import Array
+from tensorgrad import nn, random
+from tensorgrad.core import backend, instrument
+from tensorgrad.core.backend import Array
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.optim import Optimizer
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.language import LanguageSettings, with_options
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.strategy import Batch, Loss, OneProcess, Strategy
@@ -65,7 +66,7 @@ class TrainingStep:
 
     def __call__(self, *batch: Any) -> Tensor:
         """Train one step, on a batch or on the parts."""
-        with ranges.phase("step"):
+        with instrument.phase("step"):
             self.optimizer.zero_grad()
             parts = [batch] if batch else self.parts
             loss = self.strategy.compute_gradients(self.loss, parts, self._scaler)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad import tables
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.report.curves import charts
 from tensorgrad.report.document import (
     counted,

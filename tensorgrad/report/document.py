@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.report.curves import AXES, COLORS, Chart, Curve, axes, curve_data, units
 from tensorgrad.report.run import Run
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.errors import ArgumentError, TensorgradError
+from tensorgrad.core.errors import ArgumentError, TensorgradError
 from tensorgrad.report.curves import charts, title_of
 from tensorgrad.report.document import (
     check_output,

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from tensorgrad.errors import DataError, TensorgradError
+from tensorgrad.core.errors import DataError, TensorgradError
 from tensorgrad.files import is_locked
 from tensorgrad.readers import open_regular, read_json, read_json_lines
 from tensorgrad.train.config import FILE, is_published, renamed

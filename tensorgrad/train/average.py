@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.core.errors import ArgumentError, CheckpointError
 from tensorgrad.train.checkpoint import load_checkpoint
 
 

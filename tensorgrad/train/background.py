@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
 from tensorgrad.train.checkpoint import Contents, PendingCheckpoint
 
 # The part of one core that writing may take beside steps that need all cores.

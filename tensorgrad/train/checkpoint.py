@@ -32,8 +32,14 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.backend import Array
-from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DataError, ShapeError
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import (
+    ArgumentError,
+    CheckpointError,
+    DamagedError,
+    DataError,
+    ShapeError,
+)
 from tensorgrad.files import delete, make_folder, replacing, sync_folder, to_json
 from tensorgrad.readers import JSON_BYTES, no_link, open_regular, parse_json, read_json
 from tensorgrad.train.pieces import Stored, open_pieces, read_whole

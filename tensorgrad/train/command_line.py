@@ -28,7 +28,7 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.train import config
 from tensorgrad.train.config import ProgramSettings, flag
 from tensorgrad.train.folder import check_new_folder

@@ -18,7 +18,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.core.errors import ArgumentError, CheckpointError
 from tensorgrad.files import is_utf8, shown, write_json
 from tensorgrad.readers import read_json
 

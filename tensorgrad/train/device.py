@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TypeVar
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.train.options import in_options
 from tensorgrad.train.settings import TrainSettings
 

@@ -16,9 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensorgrad import backend, gpu
+from tensorgrad import gpu
+from tensorgrad.core import backend
+from tensorgrad.core.errors import DataError
 from tensorgrad.data.limited import run_limited
-from tensorgrad.errors import DataError
 from tensorgrad.files import replacing, write_json
 from tensorgrad.readers import read_bytes
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.core.errors import ArgumentError, CheckpointError
 from tensorgrad.files import check_writable, locked, make_folder
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import list_checkpoints

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import nn
+from tensorgrad.core.errors import ArgumentError, TrainingError
 from tensorgrad.data import Corpus, TokenLoader, is_prepared, open_prepared, prepare
 from tensorgrad.data.corpus import IN_CACHE
 from tensorgrad.data.published_tokenizer import load_tokenizer
-from tensorgrad.errors import ArgumentError, TrainingError
 from tensorgrad.models.generation import generate
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.presets import MODELS, PRESETS, SIZES, model_name

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensorgrad import backend
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import DtypeLike
+from tensorgrad.core.errors import ArgumentError, CheckpointError, DataError
 from tensorgrad.data import PublishedTokenizer, Tokenizer, split_words
 from tensorgrad.data.published_tokenizer import load_tokenizer
-from tensorgrad.dtypes import DtypeLike
-from tensorgrad.errors import ArgumentError, CheckpointError, DataError
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.pretrained import from_pretrained, is_pretrained, pretrained_folder
 from tensorgrad.models.restore import restore

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.files import named_in_errors, sync_folder, to_json
 from tensorgrad.readers import JSON_LINE_BYTES, log_lines, open_regular, parse_json
 

@@ -23,8 +23,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.distribution import install
-from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.files import finite, to_json, write_json
 from tensorgrad.readers import no_link, read_json
 from tensorgrad.train.callbacks import Callback

@@ -18,9 +18,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, nullcontext
 from typing import Any, NamedTuple
 
-from tensorgrad import backend, graph, random, ranges
-from tensorgrad.backend import Array
-from tensorgrad.errors import ArgumentError, GraphError
+from tensorgrad import graph, random
+from tensorgrad.core import backend, instrument
+from tensorgrad.core.backend import Array
+from tensorgrad.core.errors import ArgumentError, GraphError
 from tensorgrad.files import finite
 from tensorgrad.interrupt import uninterrupted
 from tensorgrad.nn import Module, evaluating
@@ -238,7 +239,7 @@ class Trainer(TrainingRun):
             if self.finished:
                 self._sample()
             while self.step < last and not self._ends:
-                with ranges.phase("step"):
+                with instrument.phase("step"):
                     self._train_step(next(batches))
                 if self.step == last or self.signals.at_once or self._due(*logged, sample_every):
                     self._read()
@@ -278,7 +279,7 @@ class Trainer(TrainingRun):
             if not isinstance(batches, Iterator):
                 raise wrong_return("train", "batches", batches, "an iterator over tuples of arrays")
             while True:
-                with ranges.phase("data"):
+                with instrument.phase("data"):
                     batch = _checked(next(batches))
                 yield batch
         except StopIteration as error:
@@ -379,7 +380,7 @@ class Trainer(TrainingRun):
         """Evaluate and log, once more where it ends the run; this does not count as training."""
         if self._evaluate is None:
             return
-        with self.clock.paused(), ranges.phase("evaluation"):
+        with self.clock.paused(), instrument.phase("evaluation"):
             measured, ended = _numbers(self._evaluate()), self.finished
             if self.settings.patience and "validation_loss" not in measured:
                 raise ArgumentError(
@@ -405,7 +406,7 @@ class Trainer(TrainingRun):
             return  # a broken model would not sample
         generator = random.get_state()
         try:
-            with self.clock.paused(), ranges.phase("sample"):
+            with self.clock.paused(), instrument.phase("sample"):
                 found = self._sampler()
                 if not (type(found) is tuple and len(found) == 2 and all_texts(found)):
                     raise wrong_return("train", "sample", found, "a prompt and the text after it")

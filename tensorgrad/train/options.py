@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.errors import ArgumentError, TensorgradError, TrainingError
+from tensorgrad.core.errors import ArgumentError, TensorgradError, TrainingError
 from tensorgrad.train.config import Dataclass, flag
 
 # Arguments of the library, and the options that set them. `op.argument` is for that op alone.

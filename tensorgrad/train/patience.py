@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tensorgrad.errors import CheckpointError
+from tensorgrad.core.errors import CheckpointError
 
 
 @dataclass

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from tensorgrad.backend import Shape
-from tensorgrad.dtypes import Dtype, uint16
-from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.core.backend import Shape
+from tensorgrad.core.dtypes import Dtype, uint16
+from tensorgrad.core.errors import ArgumentError, CheckpointError
 from tensorgrad.optim.master import low_bits_of
 from tensorgrad.placement import ArrayPiece, Placement, copies
 from tensorgrad.readers import parse_json

@@ -17,8 +17,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tensorgrad import backend, random, ranges
-from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
+from tensorgrad import random
+from tensorgrad.core import backend, instrument
+from tensorgrad.core.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.files import finite, make_folder, write_json
 from tensorgrad.nn import Module
 from tensorgrad.optim import LossScaler, Optimizer
@@ -305,7 +306,7 @@ class TrainingRun:
         if self.log is not None:
             self.log.times(self.step, at_once=True)
             self.log.sync()
-        with self.clock.paused(), ranges.phase("checkpoint"):
+        with self.clock.paused(), instrument.phase("checkpoint"):
             contents = self.strategy.contents(self.model, self.optimizer)
             self.saved_step = self.step
             if contents is None:
@@ -343,7 +344,7 @@ class TrainingRun:
         if self._saving is None:
             return
         (step, saving), self._saving = self._saving, None
-        with self.clock.paused(), ranges.phase("checkpoint"):
+        with self.clock.paused(), instrument.phase("checkpoint"):
             self.saved = saving.finish()
             if self.log is not None:
                 self.log.checkpoint(step, self.saved)

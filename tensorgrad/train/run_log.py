@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.files import finite
 from tensorgrad.gpu import GpuMonitor
 from tensorgrad.train.callbacks import Callback

@@ -27,9 +27,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.data import Corpus
 from tensorgrad.data.corpus import IN_CACHE
-from tensorgrad.errors import ArgumentError
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.train import config

@@ -13,7 +13,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from tensorgrad import backend
+from tensorgrad.core import backend
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.data import (
     LabelledLoader,
     LabelledTexts,
@@ -25,7 +26,6 @@ from tensorgrad.data import (
     split_words,
 )
 from tensorgrad.data.batches import IGNORED
-from tensorgrad.errors import ArgumentError
 from tensorgrad.models.sentiment import (
     Classifier,
     MeanClassifier,

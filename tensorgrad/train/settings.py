@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tensorgrad.amp import AUTOCAST, autocast
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.models.language_model import model_of
 from tensorgrad.optim import (
     SGD,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.readers import parse_json, read_bytes
 
 __all__ = ["read_settings"]

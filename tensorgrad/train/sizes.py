@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError
+from tensorgrad.core.errors import ArgumentError, CheckpointError, DamagedError
 from tensorgrad.models.restore import Config, check_building
 from tensorgrad.train.checkpoint import Checkpoint, list_checkpoints, open_state
 

@@ -21,14 +21,15 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from tensorgrad import backend, random, ranges
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import float64
-from tensorgrad.errors import ArgumentError
+from tensorgrad import random
+from tensorgrad.core import backend, instrument
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import float64
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.flat import NamedParameters
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.checkpoint import Checkpoint, Contents, check_arrays, load_latest
 from tensorgrad.train.user_file import NUMBERS, called, wrong_return
 
@@ -150,7 +151,7 @@ class Strategy:
             with self.no_sync() if number < len(parts) - 1 else nullcontext():
                 value.backward()
         random.set_state({**before, "draw": draw})
-        with ranges.phase("all-reduce"):
+        with instrument.phase("all-reduce"):
             self.reduce_gradients()
         return total
 
@@ -251,7 +252,7 @@ def mean_of(loss: Loss, batch: Batch) -> Tensor:
     Raises:
         ArgumentError: the loss is not a scalar tensor.
     """
-    with ranges.phase("forward"):
+    with instrument.phase("forward"):
         value = called("train", "loss", loss, batch)
     if not isinstance(value, Tensor) or value.shape:
         got = f"shape {value.shape}" if isinstance(value, Tensor) else type(value).__name__

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.train.config import option
 
 REDUCTIONS = ("naive", "flat", "overlap")

@@ -27,10 +27,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tensorgrad import nn, random
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.files import shown
 from tensorgrad.models.restore import Config
-from tensorgrad.tensor import Tensor
 from tensorgrad.train import config
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import list_checkpoints, run_checkpoint

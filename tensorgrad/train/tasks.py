@@ -10,7 +10,7 @@ from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.files import shown
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.task import Task

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.gpu import GpuMonitor, name_of, peak_flops
 from tensorgrad.train.log import StepLog, read_metrics
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.data import (
     PairCorpus,
     PairLoader,
@@ -21,7 +22,6 @@ from tensorgrad.data import (
     read_pairs,
     train_tokenizer,
 )
-from tensorgrad.errors import ArgumentError
 from tensorgrad.files import finite, replacing, to_json
 from tensorgrad.models.generation.search import LARGEST_PENALTY
 from tensorgrad.models.transformer_lm import OF_PUBLISHED

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.files import shown
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.presets import MODELS

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorgrad import backend
 from tensorgrad.bench import memory
 from tensorgrad.bench.memory import check_fits, free_bytes, is_out_of_memory, peak_memory
+from tensorgrad.core import backend
 
 
 def test_the_peak_counts_what_was_freed_and_what_is_kept(device: str) -> None:

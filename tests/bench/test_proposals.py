@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tensorgrad import backend
 from tensorgrad.bench import proposals
 from tensorgrad.cli import main
+from tensorgrad.core import backend
 from tensorgrad.dtypes import float16, float32
 from tensorgrad.gpu import GpuMonitor
 from tensorgrad.kernels.matmul import cublas

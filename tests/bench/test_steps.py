@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend, graph, nn
+from tensorgrad import graph, nn
 from tensorgrad.bench.steps import RankTimer, settings_of
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.parallel.comm.collectives import Comm

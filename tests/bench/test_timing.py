@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tensorgrad import backend
 from tensorgrad.bench import timing
 from tensorgrad.bench.timing import in_turns, random_array, under_load
+from tensorgrad.core import backend
 
 
 def test_turns_go_there_and_back() -> None:

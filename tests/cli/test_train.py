@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend
 from tensorgrad.cli import COMMANDS, main
+from tensorgrad.core import backend
 from tensorgrad.data import PublishedTokenizer
 from tensorgrad.models.pretrained import save_pretrained
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tensorgrad import backend
 from tensorgrad.cli import main
+from tensorgrad.core import backend
 from tensorgrad.data import Tokenizer
 from tensorgrad.files import locked
 from tensorgrad.models.generation import generate

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend
 from tensorgrad.cli import main
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError
 from tensorgrad.files import locked
 from tensorgrad.parallel.merge import merge

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.kernels import loader
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.kernels.device import capability
 
 IS_HOPPER = backend.gpu_count() > 0 and capability(0) == 90  # nothing else runs sm_90a

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, random
+from tensorgrad import Tensor, random
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import simple as attention_simple

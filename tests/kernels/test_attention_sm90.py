@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, random
+from tensorgrad import Tensor, random
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels.attention import sm90 as attention_sm90
 from tests.kernels.hopper import hopper

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, graph
+from tensorgrad import Tensor, graph
+from tensorgrad.core import backend
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.capturing import capturing, counters, is_capturing
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.dtypes import as_dtype, bfloat16, float32
 from tensorgrad.kernels import cublaslt
 from tensorgrad.kernels import matmul as matmul_cuda

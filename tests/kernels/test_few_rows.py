@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, no_grad
+from tensorgrad import Tensor, no_grad
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels import overlap

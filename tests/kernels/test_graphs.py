@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, dtypes, optim
+from tensorgrad import Tensor, dtypes, optim
+from tensorgrad.core import backend
 from tensorgrad.testing import Capture
 from tests.optim import toy
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend
+from tensorgrad import Tensor
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16, float32
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.kernels import indexing as indexing_cuda

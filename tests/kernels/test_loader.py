@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels import compile as check
 from tensorgrad.kernels import loader

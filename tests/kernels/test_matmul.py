@@ -12,7 +12,8 @@ import pytest
 
 import tensorgrad
 import tensorgrad as tg
-from tensorgrad import Tensor, backend
+from tensorgrad import Tensor
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, KernelError
 from tensorgrad.kernels import loader
 from tensorgrad.kernels import matmul as matmul_cuda

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels import loader
 from tensorgrad.kernels import matmul as matmul_cuda

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, no_grad
+from tensorgrad import Tensor, no_grad
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.structs import CacheStrides

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.dtypes import Dtype, bfloat16, float16, float32, float64
 from tensorgrad.kernels import peer_copies
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, no_grad
+from tensorgrad import Tensor, no_grad
+from tensorgrad.core import backend
 from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype, float64
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16, float32
 from tensorgrad.errors import KernelError
 from tensorgrad.kernels import matmul as matmul_cuda

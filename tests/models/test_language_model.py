@@ -10,11 +10,11 @@ import pytest
 
 from tensorgrad import nn
 from tensorgrad.autograd import no_grad
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
-from tensorgrad.tensor import Tensor
 
 SMALL = GPT2Config(vocab_size=61, context=12, layers=2, heads=2, width=16)
 MODERN = TransformerLMConfig(61, context=12, layers=2, heads=4, kv_heads=2, width=16, hidden=24)

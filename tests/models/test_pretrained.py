@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.models.architecture import PublishedSettings
 from tensorgrad.models.gpt2 import GPT2, GPT2Config

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend, no_grad, random
+from tensorgrad import no_grad, random
+from tensorgrad.core import backend
 from tensorgrad.data import PairLoader, Tokenizer, encode_pairs, language_token, train_tokenizer
 from tensorgrad.errors import ArgumentError, DataError, ShapeError
 from tensorgrad.models.generation import generate_batch

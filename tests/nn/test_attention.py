@@ -95,6 +95,24 @@ def test_queries_and_keys_that_others_hold_are_not_overwritten(norms: bool) -> N
     np.testing.assert_array_equal(keeps.result.numpy(), held)
 
 
+class Offers(nn.Linear):
+    """A linear layer with a forward of its own, which says that its result may be overwritten."""
+
+    may_be_overwritten = True
+
+    def forward(self, x: Any, residual: Any = None) -> Tensor:
+        self.result = super().forward(x, residual)
+        return self.result
+
+
+def test_attention_asks_its_projection_whether_it_may_overwrite() -> None:
+    layer = nn.MultiHeadAttention(16, 2, rotary=nn.RotaryEmbedding(8))
+    layer.qkv, x = Offers(16, 48), tensor(2, 5, 16)
+    layer(x)
+    held = nn.Linear.forward(layer.qkv, x).numpy()
+    assert layer.qkv.result.numpy().tobytes() != held.tobytes()
+
+
 def test_a_causal_step_does_not_see_later_ones() -> None:
     layer, x = nn.MultiHeadAttention(16, 2, causal=True), tensor(1, 6, 16)
     before = layer(x).numpy()

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import nn, ranges
+from tensorgrad import nn
+from tensorgrad.core import instrument
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 
 
@@ -53,6 +54,6 @@ def test_errors_and_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
         model.graph()
     with pytest.raises(tg.errors.ShapeError):
         model.graph(np.zeros((2, 5), "float32"))
-    assert ranges.active is None
+    assert instrument.observer is None
     monkeypatch.setenv("PATH", "")
     assert model.graph(tg.zeros((1, 3)))._repr_svg_() is None

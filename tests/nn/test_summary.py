@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import nn, ranges
+from tensorgrad import nn
+from tensorgrad.core import instrument
 
 
 def test_layers_of_a_small_model() -> None:
@@ -45,4 +46,4 @@ def test_without_inputs_and_after_an_error() -> None:
     assert (found.parameters, found.flops, found.layers[0].shape) == (8, 0, None)
     with pytest.raises(tg.errors.ShapeError):
         model.summary(np.zeros((2, 5), "float32"))
-    assert ranges.active is None
+    assert instrument.observer is None

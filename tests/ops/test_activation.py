@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend
+from tensorgrad import Tensor
+from tensorgrad.core import backend
 from tensorgrad.dtypes import FLOATS, float16
 from tensorgrad.errors import ArgumentError
 from tensorgrad.testing import SIZES, Case, Ulps, check

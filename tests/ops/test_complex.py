@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend
+from tensorgrad import Tensor
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DtypeError, GradError
 
 rng = np.random.default_rng()

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend, dtypes
-from tensorgrad.arrays import added
+from tensorgrad import dtypes
+from tensorgrad.core import backend
+from tensorgrad.core.arrays import added
 
 FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend
+from tensorgrad import Tensor
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import DtypeError, ShapeError
 from tensorgrad.kernels.attention import decode

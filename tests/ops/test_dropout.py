@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, philox, random
+from tensorgrad import Tensor, philox, random
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16, bool_
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.kernels.random import advance

@@ -12,7 +12,8 @@ import pytest
 
 import tensorgrad
 import tensorgrad as tg
-from tensorgrad import Tensor, backend
+from tensorgrad import Tensor
+from tensorgrad.core import backend
 from tensorgrad.dtypes import ALL, bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
 from tensorgrad.ops.elementwise.row import _compute_type

@@ -10,7 +10,8 @@ import pytest
 
 import tensorgrad
 import tensorgrad as tg
-from tensorgrad import Tensor, autograd, backend
+from tensorgrad import Tensor, autograd
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.kernels import elementwise as row_cuda

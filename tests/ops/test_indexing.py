@@ -15,7 +15,8 @@ from hypothesis.extra import numpy as hnp
 
 import tensorgrad
 import tensorgrad as tg
-from tensorgrad import Tensor, backend
+from tensorgrad import Tensor
+from tensorgrad.core import backend
 from tensorgrad.errors import (
     ArgumentError,
     DeviceError,

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, no_grad
+from tensorgrad import Tensor, no_grad
 from tensorgrad.amp import autocast
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.ops.linear_cross_entropy import rows_at_a_time
 from tensorgrad.testing import SIZES, Case, Ulps, check

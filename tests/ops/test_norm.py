@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, nn
+from tensorgrad import Tensor, nn
+from tensorgrad.core import backend
 from tensorgrad.dtypes import FLOATS, bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.testing import SIZES, Case, Ulps, check

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend
-from tensorgrad.arrays import sum_array
+from tensorgrad import Tensor
+from tensorgrad.core import backend
+from tensorgrad.core.arrays import sum_array
 from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype, float32, float64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.testing import SIZES, Case, Ulps, check, sized

@@ -10,7 +10,7 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor
-from tensorgrad.arrays import sum_to_shape
+from tensorgrad.core.arrays import sum_to_shape
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.testing import SIZES, Case, Ulps, check
 

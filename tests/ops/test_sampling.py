@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError
 from tensorgrad.ops.sampling import (
     BROKEN,

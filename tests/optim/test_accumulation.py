@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, dtypes
+from tensorgrad import Tensor, dtypes
+from tensorgrad.core import backend
 from tensorgrad.optim import AdamW
 from tests.optim import toy
 

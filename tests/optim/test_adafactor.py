@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, nn, optim, random
+from tensorgrad import Tensor, nn, optim, random
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tests.optim import toy
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.optim import SGD, WeightAverage
 from tests.optim import toy

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, dtypes
+from tensorgrad import Tensor, dtypes
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError
 from tensorgrad.optim import FlatParameters, clip_grad_norm, grad_norm
 from tensorgrad.optim.clip import sum_of_squares

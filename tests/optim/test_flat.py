@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, dtypes
+from tensorgrad import Tensor, dtypes
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
 from tensorgrad.optim import SGD, AdamW, FlatParameters
 from tensorgrad.optim.flat import ALIGNMENT

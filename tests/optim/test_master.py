@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend
+from tensorgrad import Tensor
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.optim import SGD
 from tensorgrad.optim.master import halves, joined, low_bits_of

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, dtypes, engine
+from tensorgrad import Tensor, dtypes
+from tensorgrad.core import backend, nodes
 from tensorgrad.errors import ArgumentError, CheckpointError, GradError
 from tensorgrad.kernels import loader
 from tensorgrad.kernels import optim as launches
@@ -359,7 +360,7 @@ def test_a_graph_from_before_the_step_is_not_used_after_it() -> None:
     for _ in range(50):
         optimizer.step()
         toy.total(tensor * tensor).backward()
-    assert len(engine._versions.log) < 40, "steps pile up in the log"
+    assert len(nodes.versions.log) < 40, "steps pile up in the log"
 
 
 def test_a_step_replaces_what_was_noted_of_each_parameter() -> None:
@@ -367,10 +368,10 @@ def test_a_step_replaces_what_was_noted_of_each_parameter() -> None:
     model = Sequential(*(Linear(2, 2) for _ in range(20)))
     optimizer = SGD(model.named_parameters())
     model.load_state_dict({name: tensor.data.copy() for name, tensor in model.state_dict().items()})
-    before = len(engine._versions.log)
+    before = len(nodes.versions.log)
     y = model(Tensor(np.ones((1, 2), "float32")))
     optimizer.step()
-    assert len(engine._versions.log) <= before - 39
+    assert len(nodes.versions.log) <= before - 39
     with pytest.raises(GradError, match="assigned to after"):
         toy.total(y).backward()
 
@@ -538,12 +539,12 @@ def test_ctrl_c_in_a_step_waits_until_all_of_it_is_done(
         update(*arrays, **options)
 
     monkeypatch.setattr(optimizer, "_update_numpy", interrupted)
-    version = engine.latest_version()
+    version = nodes.latest_version()
     toy.set_gradients(tensors, 0)
     with pytest.raises(KeyboardInterrupt):
         optimizer.step(max_norm=1.0, scaler=scalers[1])
     assert len(calls) > 10
-    assert engine.latest_version() > version
+    assert nodes.latest_version() > version
     proceed(optimizer, tensors, range(1, 3), max_norm=1.0, scaler=scalers[1])
     assert toy.same_bits(everything(expected), everything(optimizer))
     assert optimizer.numbers() == expected.numbers()

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, dtypes
+from tensorgrad import Tensor, dtypes
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.optim import SGD, AdamW, LossScaler
 from tests.optim import toy

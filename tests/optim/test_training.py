@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend, checkpoint, nn
+from tensorgrad import Tensor, checkpoint, nn
 from tensorgrad.amp import autocast
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.optim import SGD, Adam, AdamW, LossScaler, Optimizer, schedule
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import Tensor, backend
+from tensorgrad import Tensor
 from tensorgrad.autograd import record
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.optim import Optimizer
 from tensorgrad.optim.master import halves

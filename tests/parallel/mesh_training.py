@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tensorgrad import backend, checkpoint, nn, parallel, random
-from tensorgrad.backend import Array
+from tensorgrad import checkpoint, nn, parallel, random
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.errors import ArgumentError, CommError
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import Adafactor, AdamW, Lion, Muon, in_blocks
@@ -22,7 +24,6 @@ from tensorgrad.parallel import Comm, make_mesh, mesh_strategy
 from tensorgrad.parallel.checkpoint import pieces_of
 from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
 from tensorgrad.placement import ArrayPiece, Placement
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.strategy import OneProcess, Strategy
 from tests.parallel.tensor_ranks import MODELS, T, small_gpt2, small_llama
 from tests.parallel.whole_arrays import assemble

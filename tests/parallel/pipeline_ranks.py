@@ -17,6 +17,7 @@ import pytest
 
 from tensorgrad import random
 from tensorgrad.autograd import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.errors import TensorgradError
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
@@ -27,7 +28,6 @@ from tensorgrad.optim import AdamW, Optimizer
 from tensorgrad.parallel import Comm, DataParallel, Zero, make_mesh, world
 from tensorgrad.parallel.pipeline import Pipeline
 from tensorgrad.parallel.schedule import max_in_flight, one_f_one_b, timeline
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Trainer, mean_loss
@@ -364,7 +364,8 @@ def check_memory(comm: Comm, folder: Path) -> None:
             peaks[name, micro] = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
     assert peaks["gpipe", 16] > 3 * peaks["gpipe", 4], peaks
-    assert peaks["1f1b", 16] < 1.1 * peaks["1f1b", 4], peaks
+    held = (peaks["gpipe", 16] - peaks["gpipe", 4]) / 12  # by a micro-batch; one may be in transit
+    assert peaks["1f1b", 16] < peaks["1f1b", 4] + held / 2, peaks
     in_flight = max_in_flight("1f1b", comm.size, 16, comm.rank) + 1  # one in transit
     assert peaks["1f1b", 16] < 1.2 * in_flight / 16 * peaks["gpipe", 16], peaks
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, checkpoint, graph, nn, optim, parallel, random
+from tensorgrad import Tensor, checkpoint, graph, nn, optim, parallel, random
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CommError, GradError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import LossScaler, Optimizer

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, nn
+from tensorgrad import Tensor, nn
+from tensorgrad.core import backend
 from tensorgrad.models.gpt2 import GPT2, PRESETS
 from tensorgrad.optim import AdamW
 from tensorgrad.parallel.planning.estimate import TrainingJob, stage_memory

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, engine, nn, no_grad, ranges
+from tensorgrad import Tensor, nn, no_grad
+from tensorgrad.core import instrument, nodes
 from tensorgrad.dtypes import is_float
 from tensorgrad.errors import ArgumentError, DeviceError, ShapeError
 from tensorgrad.profile import Profiler
@@ -95,7 +96,7 @@ class Entered:
 def test_every_op_tells_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise its range would be empty, and its kernels would belong to the layer."""
     found, rng = Entered(), np.random.default_rng(0)
-    monkeypatch.setattr(ranges, "active", found)
+    monkeypatch.setattr(instrument, "observer", found)
     cases = {case.function: case for case in ALL_CASES if isinstance(case, Case)}
     for case in cases.values():
         inputs = [_draw(case, spec, rng) for spec in case.inputs]
@@ -197,18 +198,18 @@ def test_results_are_the_same_with_and_without() -> None:
 
 def fail(profiler: Profiler, error: type[BaseException]) -> None:
     with profiler, profiler.step():
-        assert ranges.active is profiler
+        assert instrument.observer is profiler
         tg.exp(Tensor(np.ones(2)))
         raise error
 
 
 def test_nothing_is_left_after_the_block() -> None:
-    call, slots = vars(nn.Module)["__call__"], dict(vars(engine.Node))
+    call, slots = vars(nn.Module)["__call__"], dict(vars(nodes.Node))
     with pytest.raises(ZeroDivisionError):
         fail(Profiler(), ZeroDivisionError)
-    assert ranges.active is None
+    assert instrument.observer is None
     assert vars(nn.Module)["__call__"] is call
-    assert dict(vars(engine.Node)) == slots
+    assert dict(vars(nodes.Node)) == slots
 
 
 def test_an_interrupted_step_is_recorded_up_to_there() -> None:
@@ -222,7 +223,7 @@ def test_one_profiler_at_a_time() -> None:
     with Profiler() as outer:
         with pytest.raises(ArgumentError, match="another one is active"), Profiler():
             pass
-        assert ranges.active is outer
+        assert instrument.observer is outer
 
 
 def test_sources_that_are_not_there() -> None:
@@ -285,7 +286,7 @@ def test_without_a_profiler_an_op_costs_a_load_and_a_branch_at_each_place() -> N
         if path not in lines:
             lines[path] = Path(path).read_text(encoding="utf-8").splitlines()
         text = lines[path][line - 1] if line else ""
-        return "ranges.active is not None" in text or "observer is not None" in text
+        return "observer is not None" in text
 
     layer = nn.Linear(2, 2)
     x = Tensor(np.ones((1, 2), "float32"), requires_grad=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.errors import DeviceError
 from tensorgrad.profile import sources
 from tensorgrad.profile.recording import Kernel

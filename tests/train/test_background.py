@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import CheckpointError, TrainingError
 from tensorgrad.parallel import Comm, Mesh

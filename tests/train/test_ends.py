@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tensorgrad import backend, random
+from tensorgrad import random
+from tensorgrad.core import backend
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Trainer
 from tests.train.tiny_run import make_trainer

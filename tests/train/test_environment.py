@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend, gpu
+from tensorgrad import gpu
+from tensorgrad.core import backend
 from tensorgrad.readers import read_json
 from tensorgrad.train import environment as environments
 from tensorgrad.train.environment import environment, save_environment

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, backend, random
+from tensorgrad import Tensor, random
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CheckpointError, DtypeError, TrainingError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.ops.cross_entropy import cross_entropy

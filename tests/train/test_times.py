@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tensorgrad import backend
+from tensorgrad.core import backend
 from tensorgrad.gpu import GpuMonitor
 from tensorgrad.models.gpt2 import PRESETS
 from tensorgrad.train import times

@@ -17,9 +17,9 @@ import numpy as np
 from cyclopts import App
 
 from tensorgrad import random
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.data import TokenLoader
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
-from tensorgrad.tensor import Tensor
 from tensorgrad.train import command_line
 from tensorgrad.train.loop import Trainer, mean_loss
 from tensorgrad.train.settings import TrainSettings

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import c_name, compute_dtype
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import c_name, compute_dtype
 from tensorgrad.kernels.attention.options import ALL, Arrays, AttentionOptions
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import (

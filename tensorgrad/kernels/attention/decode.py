@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import bfloat16, c_name, float16, float32
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import bfloat16, c_name, float16, float32
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.attention.options import ALL
 from tensorgrad.kernels.loader import load

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import Dtype, c_name, float32
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import Dtype, c_name, float32
 from tensorgrad.kernels.attention.arguments import aligned, option_arguments
 from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, ForwardPass, empty_result
 from tensorgrad.kernels.device import capability

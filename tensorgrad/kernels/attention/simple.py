@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, widened
-from tensorgrad.dtypes import c_name
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.dtypes import c_name
 from tensorgrad.kernels.attention.arguments import blocks, option_arguments, readable, row_sums
 from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, ForwardPass, empty_result
 from tensorgrad.kernels.loader import load

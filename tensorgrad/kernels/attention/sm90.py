@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import Dtype, c_name, float32
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.dtypes import Dtype, c_name, float32
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.attention.options import (
     ALL,

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, widened
-from tensorgrad.dtypes import Dtype, compute_dtype, float32, is_float
-from tensorgrad.errors import ArgumentError, KernelError
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.dtypes import Dtype, compute_dtype, float32, is_float
+from tensorgrad.core.errors import ArgumentError, KernelError
 from tensorgrad.kernels.device import has_tf32
 from tensorgrad.kernels.matmul import cublas as matmul_cublas
 from tensorgrad.kernels.matmul import few_rows as matmul_few_rows

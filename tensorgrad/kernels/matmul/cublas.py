@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple
 
-from tensorgrad import backend
-from tensorgrad.dtypes import Dtype, float64
-from tensorgrad.errors import KernelError
+from tensorgrad.core import backend
+from tensorgrad.core.dtypes import Dtype, float64
+from tensorgrad.core.errors import KernelError
 from tensorgrad.kernels import cublaslt
 from tensorgrad.kernels.matmul.problem import MatmulProblem, MatrixOperand
 from tensorgrad.kernels.structs import address

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad.dtypes import bfloat16, c_name, float16, float32
+from tensorgrad.core.dtypes import bfloat16, c_name, float16, float32
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.device import capability
 from tensorgrad.kernels.loader import load

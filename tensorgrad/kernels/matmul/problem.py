@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, Shape
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, Shape
 
 
 class MatrixOperand(NamedTuple):

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import Array, Shape
-from tensorgrad.dtypes import Dtype, bfloat16, c_name, float16, float32
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.dtypes import Dtype, bfloat16, c_name, float16, float32
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.counter import counter

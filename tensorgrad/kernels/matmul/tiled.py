@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.dtypes import c_name, float32, float64
+from tensorgrad.core.dtypes import c_name, float32, float64
 from tensorgrad.kernels.device import capability, multiprocessors, shared_memory_per_block
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.matmul.problem import MatmulProblem, MatrixOperand

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
-from tensorgrad import backend
-from tensorgrad.backend import Array
-from tensorgrad.dtypes import bfloat16, float16, float32
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import bfloat16, float16, float32
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.tuned import TuningCase

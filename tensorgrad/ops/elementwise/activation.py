@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from tensorgrad.checks import check_number
-from tensorgrad.errors import ArgumentError
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.elementwise.row import Row, unary
-from tensorgrad.tensor import Tensor
 
 __all__ = [
     "bias_gelu", "elu", "gelu", "leaky_relu", "relu", "sigmoid", "silu", "softplus", "swiglu",

@@ -17,19 +17,20 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tensorgrad import backend, ranges
-from tensorgrad.autograd import record
-from tensorgrad.backend import BLOCK, Array
-from tensorgrad.checks import not_an_operand, note_widening
-from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64, is_float
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
-from tensorgrad.gradient import Gradients, Needs, Saved
+from tensorgrad.checks import note_widening
+from tensorgrad.core import backend, instrument
+from tensorgrad.core.arrays import not_an_operand
+from tensorgrad.core.backend import BLOCK, Array
+from tensorgrad.core.blocks import evaluate
+from tensorgrad.core.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64, is_float
+from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
+from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
 from tensorgrad.operands import array_beside
-from tensorgrad.ops.elementwise.blocks import evaluate
 from tensorgrad.ops.elementwise.trace import Symbol
-from tensorgrad.tensor import Tensor
 
 _NDARRAY = np.ndarray
 # Rows whose value may jump where a number beside 16 bits is rounded or not.
@@ -123,14 +124,14 @@ class Row:
         self._differentiable = any(g is not None for g in gradients)
         self._types: dict[tuple[Any, ...], tuple[Dtype, Dtype, bool]] = {}
         self._gradients: dict[tuple[bool, ...], _Gradients] = {}
-        self._all = (True,) * len(value.parameters)  # that every gradient is wanted
+        self._all_gradients: _Gradients | None = None  # where every gradient is wanted
         self._bound_backward = self._backward
         self._leading = 1 if value.parameters[0] == "c" else 0
 
     def __call__(self, *operands: Any) -> Tensor:
         """Return the result, broadcast as NumPy does, in the dtype that NumPy promotes to."""
-        if ranges.active is not None:
-            ranges.active.enter(self.name)
+        if instrument.observer is not None:
+            instrument.observer.enter(self.name)
         inputs: Any = operands
         arrays: list[Any] = []
         for operand in operands:
@@ -189,8 +190,9 @@ class Row:
 
     def _backward(self, dy: Array, saved: Saved, needs: Needs) -> Gradients:
         arrays: Sequence[Any]
-        wanted = tuple(map(bool, needs)) if False in needs else self._all
-        gradients = self._gradients.get(wanted) or self._gradients_of(wanted)
+        gradients = self._all_gradients if False not in needs else None
+        if gradients is None:
+            gradients = self._gradients_of(tuple(map(bool, needs)))
         if type(dy) is _NDARRAY and dy.size <= self._small and dy.itemsize != 2:
             return gradients.whole(dy, *saved)
         arrays = (dy, *saved)
@@ -216,6 +218,8 @@ class Row:
 
     def _gradients_of(self, needs: tuple[bool, ...]) -> _Gradients:
         """Work out, once, how to compute the gradients that are needed."""
+        if needs in self._gradients:
+            return self._gradients[needs]
         formula = self._formula
         expressions = formula.expressions
         dy = expressions.name("dy")
@@ -234,6 +238,8 @@ class Row:
             tuple([None if g is None else -1 if g == dy else computed.index(g) for g in wanted]),
             tuple([self._saved.index(n) if n in self._saved else None for n in owners]),
         )
+        if all(needs):
+            self._all_gradients = gradients
         return gradients
 
     def _forward_cuda(self, arrays: list[Any]) -> Array:

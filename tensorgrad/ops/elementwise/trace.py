@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from tensorgrad.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, is_float
-from tensorgrad.engine import mode, replaced
-from tensorgrad.errors import ArgumentError, DtypeError
+from tensorgrad.core.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, is_float
+from tensorgrad.core.errors import ArgumentError, DtypeError
+from tensorgrad.core.modes import mode, replaced
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.expression import Expressions
-from tensorgrad.tensor import Tensor
 
 if TYPE_CHECKING:
     from tensorgrad.ops.elementwise.row import Row

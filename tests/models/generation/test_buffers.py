@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend, random
+from tensorgrad import random
+from tensorgrad.core import backend
 from tensorgrad.errors import GraphError
 from tensorgrad.models.generation import buffers as buffers_module
 from tensorgrad.models.generation import generate_batch, stream

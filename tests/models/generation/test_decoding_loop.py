@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import autocast, backend, random
+from tensorgrad import autocast, random
+from tensorgrad.core import backend
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.generation.decoding_loop import Decoder, Recomputer
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
@@ -16,7 +18,6 @@ from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import LayerNorm, Linear, RopeScaling, evaluating
 from tensorgrad.ops.sampling import Sampling, new_state
-from tensorgrad.tensor import Tensor
 
 PROMPTS = [[5, 3, 1, 9, 5, 2, 7], [7], list(range(20)), [2, 2, 8]]
 HOWS = [Sampling(0.0), Sampling(0.8, 12, 0.9, 1.2)]

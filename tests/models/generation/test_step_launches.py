@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend
+from tensorgrad.core import backend
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels import embedding as embedding_cuda
 from tensorgrad.kernels import norm as norm_cuda
@@ -25,7 +26,6 @@ from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import evaluating
 from tensorgrad.ops import embedding as embedding_op
 from tensorgrad.ops.sampling import Sampling, new_state
-from tensorgrad.tensor import Tensor
 from tests.gpu_array import GpuArray, on_gpu
 
 

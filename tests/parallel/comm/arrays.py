@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, dtypes
+from tensorgrad import dtypes
+from tensorgrad.core import backend
 
 Array = Any
 Host = np.ndarray[Any, Any]

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend, parallel
+from tensorgrad import parallel
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 
 cupy = backend.cupy

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend, dtypes, nn, optim, parallel
+from tensorgrad import dtypes, nn, optim, parallel
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CommError, DtypeError
 from tensorgrad.parallel import Comm
 from tensorgrad.parallel.comm import messages

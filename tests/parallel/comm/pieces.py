@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import backend, dtypes
+from tensorgrad import dtypes
+from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CommError, DtypeError, ShapeError
 from tensorgrad.parallel import Comm, Handle
 from tensorgrad.parallel.comm import messages

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tensorgrad import backend, parallel
+from tensorgrad import parallel
+from tensorgrad.core import backend
 from tensorgrad.errors import CommError, DeviceError
 from tensorgrad.parallel import Comm
 from tensorgrad.parallel.comm import launch, messages, mpi_nccl

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tensorgrad import nn
-from tensorgrad.engine import Node
+from tensorgrad.core.nodes import Node
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models import LanguageModel, training_flops
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
@@ -26,7 +27,6 @@ from tensorgrad.parallel.stages import block_costs, keep_parts, partition
 from tensorgrad.parallel.tensor import tensor_parallel
 from tensorgrad.profile import Profiler
 from tensorgrad.profile.memory import KINDS
-from tensorgrad.tensor import Tensor
 from tensorgrad.train.language import LanguageSettings
 from tests.parallel.threads import on_ranks
 

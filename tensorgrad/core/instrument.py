@@ -1,7 +1,7 @@
 """The switch of the profiler: what observes phases, layers and ops, or None.
 
-The places that a profiler needs to see read `active` each time: the entry and the record of an op
-(operands.py, autograd.py), its backward (engine.py), the call of a module (nn/module.py), phases
+The places that a profiler needs to see read `observer` each time: the entry and the record of an op
+(operands.py, record.py), its backward (backward.py), the call of a module (nn/module.py), phases
 of a step and collectives. So without a profiler each of them costs a load and a branch, and
 nothing is wrapped. CPython switches threads neither between the load and the branch nor before the
 second load, so another thread may clear it at any time. `tensorgrad.profile.Profiler` sets it.
@@ -60,10 +60,10 @@ class Observer(Protocol):
         return lambda: None
 
 
-active: Observer | None = None
+observer: Observer | None = None
 _OFF = nullcontext()
 
 
 def phase(name: str) -> AbstractContextManager[None]:
     """Return a context that a profiler, if there is one, shows as a phase of the step."""
-    return _OFF if active is None else active.phase(name)
+    return _OFF if observer is None else observer.phase(name)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, backend
+from tensorgrad import Tensor
 from tensorgrad.autograd import record
+from tensorgrad.core import backend
+from tensorgrad.core.gradient import Gradient, parts_of
 from tensorgrad.dtypes import FLOATS, bfloat16, float16
-from tensorgrad.gradient import Gradient, parts_of, takes_gradient
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import sm90 as attention_sm90
 from tensorgrad.ops import linear as linear_ops
@@ -53,7 +54,7 @@ def noted(x: Tensor, found: Found, takes: bool = True) -> Tensor:
         found.append(type(dy))
         return (dy,)
 
-    return record("noted", x.data, (x,), takes_gradient(backward) if takes else backward, ())
+    return record("noted", x.data, (x,), backward, (), takes_gradient=takes)
 
 
 def test_the_op_before_finds_column_sums_if_it_takes_them() -> None:

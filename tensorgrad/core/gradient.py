@@ -8,7 +8,7 @@ columns of a gradient beside it.
 For each input a backward function gets what is needed of its gradient: False, True, or a
 `Gradient`, which the function may add to itself. A matrix product does so at no extra cost, in the
 words of cuBLAS: y = product + beta y. What a function returns is added by the walk.
-Tests: tests/test_gradient.py.
+Tests: tests/core/test_gradient.py and tests/core/test_column_sums.py.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tensorgrad.arrays import added
-from tensorgrad.backend import Array, Shape, add_into, is_numpy, namespace
-from tensorgrad.dtypes import Dtype, compute_dtype
+from tensorgrad.core.arrays import add_into, added, cast
+from tensorgrad.core.backend import Array, Shape, is_numpy, namespace
+from tensorgrad.core.dtypes import Dtype, compute_dtype
 
 Saved = tuple[Any, ...]  # what an op keeps for its backward function
 Needs = Sequence[Any]  # for each input: False, True or a Gradient
@@ -39,10 +39,20 @@ class Gradient:
             over all axes but the last. A linear layer takes it for the gradient of its bias.
         dtype: of the edge.
         rounds: whether a sum is rounded to that dtype; else it is as wide as its widest part.
+
+    Attributes:
+        is_leaf: whether the edge is a leaf.
         uses: contributions that are still to come.
+        need: what an op gets as the need of its contribution: the gradient itself as soon as the
+            sum may be added to.
+        is_own: whether nobody else holds the array, so that it may be added to.
+        adds_here: the dtype of contributions that are added in place, on the CPU.
     """
 
-    __slots__ = ("array", "column_sums", "dtype", "is_own", "rounds", "uses")
+    __slots__ = (
+        *("array", "column_sums", "dtype", "rounds"),
+        *("adds_here", "is_leaf", "is_own", "need", "uses"),
+    )
     shape = ()  # so that the walk looks closer
 
     def __init__(
@@ -52,11 +62,47 @@ class Gradient:
         *,
         dtype: Any = None,
         rounds: bool = False,
-        uses: int = 0,
     ) -> None:
-        self.array, self.column_sums = array, column_sums
-        self.dtype, self.rounds, self.uses = dtype, rounds, uses
-        self.is_own = False  # whether nobody else holds the array, so that it may be added to
+        self.array, self.column_sums, self.dtype, self.rounds = array, column_sums, dtype, rounds
+        self.is_leaf = self.is_own = False
+        self.need: Any = True
+        self.adds_here: Any = None
+        self.uses = 2  # of an edge that has several
+
+    def collect(self, dx: Array | None, dy: Any, dxs: Gradients, saved: Saved) -> int:
+        """Take what one user contributes, None for nothing; return how many others follow.
+
+        The first contribution becomes the sum that others are added to, where the op gave it away.
+        On the GPU products would add to it, and round once instead of twice: there only where it
+        is wide, as the gradients of parameters are.
+
+        Args:
+            dx: a contribution in the shape of the edge.
+            dy, dxs, saved: what else the op has, see `is_given_away`.
+        """
+        uses = self.uses = self.uses - 1
+        if dx is None:
+            return uses
+        if dx.dtype is self.adds_here:
+            self.array += dx
+            return uses
+        if self.array is not None:
+            self.add(dx)
+        else:
+            self.array, on_cpu = dx, type(dx) is _NDARRAY
+            if uses > 1 or self.is_leaf:
+                is_wide = self.is_leaf and dx.dtype == compute_dtype(dx.dtype)
+                grows = dx.dtype is self.dtype if on_cpu else is_wide
+                self.is_own = grows and is_given_away(dx, dy, dxs, saved)
+        if self.is_own:
+            self.need = self
+            self.adds_here = self.array.dtype if type(self.array) is _NDARRAY else None
+        return uses
+
+    def complete(self) -> Array | None:
+        """Return the sum of the contributions, and let go of it."""
+        total, self.array, self.need = self.array, None, None
+        return total if total is None or not self.rounds else cast(total, self.dtype)
 
     def add(self, dx: Array) -> None:
         """Add a contribution, which stays as it is."""
@@ -142,9 +188,8 @@ class LeafGradient(Gradient):
     __slots__ = ("beta", "capture", "is_touched", "is_waited_for", "is_wide", "loan")
 
     def __init__(self, array: Array) -> None:
-        super().__init__(array, dtype=array.dtype)
-        self.is_own, self.beta, self.is_touched = True, 1, False
-        self.is_wide = array.dtype == compute_dtype(array.dtype)
+        self.array, self.dtype, self.is_own = array, array.dtype, True
+        self.beta, self.is_touched, self.is_wide = 1, False, array.dtype.itemsize > 2
         self.capture: CapturedStep | None = None
         self.is_waited_for = False
         self.loan: Loan | None = None
@@ -152,10 +197,13 @@ class LeafGradient(Gradient):
     def add(self, dx: Array) -> None:
         """Add a contribution in place; it is rounded to the dtype of the array."""
         with leaves:
-            if self._begin():
-                add_into(self.array, dx)
+            total, beta = self.array, self._begin()
+            if beta and type(total) is _NDARRAY:
+                np.add(total, dx, out=total, casting="unsafe")
+            elif beta:
+                add_into(total, dx)
             else:
-                self.array[...] = dx
+                total[...] = dx
 
     def add_at(self, key: Any, dx: Array) -> None:
         """Add a contribution that is dx in the view [key] and zero elsewhere."""
@@ -235,6 +283,24 @@ class Loan:
         return self.array
 
 
+class Early:
+    """Gradients that forward has computed, for dy == 1; the first backward takes them.
+
+    Args:
+        arrays: one for each input, None where none is wanted; None once they are taken.
+    """
+
+    __slots__ = ("arrays",)
+
+    def __init__(self, arrays: list[Array | None]) -> None:
+        self.arrays: list[Array | None] | None = arrays
+
+    def take(self) -> list[Array | None] | None:
+        """Return the gradients, which may be overwritten; None once they are taken."""
+        arrays, self.arrays = self.arrays, None
+        return arrays
+
+
 class Recompute:
     """An operand that an op saves as the way to compute it again.
 
@@ -242,7 +308,7 @@ class Recompute:
         function: of the arrays; returns the operand with the same bits whenever it is called.
         arrays: which may include None.
         shape: of the operand.
-        version: of assignments when the operand was computed; see `engine.latest_version`.
+        version: of assignments when the operand was computed; see `nodes.latest_version`.
     """
 
     __slots__ = ("arrays", "function", "shape", "version")
@@ -286,10 +352,22 @@ def out_of(need: Any, dtype: Dtype, rounds: bool = False) -> tuple[Array, int] |
     return need.out(dtype, rounds) if isinstance(need, Gradient) else None
 
 
-def takes_gradient(backward: Any) -> Any:
-    """Mark a backward function that gets a `Gradient` as dy where the op after it returned one."""
-    backward.takes_gradient = True
-    return backward
+def is_given_away(dx: Array, dy: Any, dxs: Gradients, saved: Saved) -> bool:
+    """Whether only the receiver holds a gradient: it is not a view, and the op returned it once.
+
+    Args:
+        dx: a gradient.
+        dy: that the op got.
+        dxs: all gradients that it returned.
+        saved: what it saved.
+    """
+    if dx.base is not None or not dx.flags.c_contiguous:
+        return False
+    holders = 0
+    for value in (*(dy if type(dy) is list else (dy,)), *dxs, *saved):
+        if value is dx or (type(value) is Gradient and value.array is dx):
+            holders += 1
+    return holders <= 1
 
 
 def unwrapped(dy: Any) -> Any:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, autograd, backend, engine, graph, nn, optim
-from tensorgrad.gradient import Gradient, LeafGradient, add_at, out_of
+from tensorgrad import Tensor, autograd, graph, nn, optim
+from tensorgrad.core import backend, modes
+from tensorgrad.core.gradient import Gradient, LeafGradient, add_at, out_of
 
 RNG = np.random.default_rng(3)
 W, X = RNG.standard_normal((4, 3)), RNG.standard_normal((5, 3))
@@ -20,7 +21,7 @@ W, X = RNG.standard_normal((4, 3)), RNG.standard_normal((5, 3))
 def step() -> Iterator[Any]:
     """Return what a captured step keeps of gradients; it holds during the test."""
     notes = graph._CaptureNotes()
-    with engine.replaced(engine.mode, capture=notes):
+    with modes.replaced(modes.mode, capture=notes):
         yield notes
     notes.end()
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import backend
-from tensorgrad.backend import BLOCK, Array, Shape
-from tensorgrad.dtypes import SCALARS, Dtype, compute_dtype
+from tensorgrad.core import backend
+from tensorgrad.core.backend import BLOCK, Array, Shape
+from tensorgrad.core.dtypes import SCALARS, Dtype, compute_dtype
 
 
 def evaluate(

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, autocast, backend, random
+from tensorgrad import Tensor, autocast, random
+from tensorgrad.core import backend
 from tensorgrad.errors import DeviceError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.translation import TranslationConfig, TranslationModel

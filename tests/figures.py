@@ -1,0 +1,169 @@
+"""Tables of documents that follow from the code; `<!-- code NAME -->` has that of a function here.
+
+Tests: tests/test_results.py, which renders them.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import Any
+
+from tensorgrad.cli import main
+from tensorgrad.parallel.bucket_size import Overlap, default_bucket_bytes
+from tensorgrad.parallel.planning.estimate import Speeds
+from tensorgrad.parallel.schedule import SCHEDULES, bubble_fraction
+from tensorgrad.tables import to_markdown
+from tensorgrad.train.settings import DTYPES
+from tensorgrad.train.translation import PRESETS, TranslationSettings
+
+_2_7B = "--layers 32 --width 2560 --heads 32 --vocab 10000 --vocab-multiple 1 --batch 4"
+_407B = "--layers 126 --width 16384 --heads 128 --context 2048"
+
+
+def planned(options: str) -> dict[str, Any]:
+    """Return what `tensorgrad plan` prints as JSON."""
+    with redirect_stdout(StringIO()) as out:
+        assert main(["plan", *shlex.split(options), "--json"]) == 0
+    found: dict[str, Any] = json.loads(out.getvalue())
+    return found
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction as a document shows it."""
+    return f"{100 * fraction:.1f} %"
+
+
+def presets() -> str:
+    """Return the sizes of language models."""
+    rows = []
+    for name in ("char", "gpt2-124M", "gpt2-355M", "gpt2-774M", "gpt2-1558M"):
+        found = planned(f"--preset {name} --vocab-multiple 1 --batch 1")
+        sizes = (found["model"][key] for key in ("layers", "heads", "width", "context"))
+        rows.append([name, *(f"{size:,}" for size in (*sizes, found["parameters"]))])
+    return to_markdown(("preset", "layers", "heads", "width", "context", "parameters"), rows)
+
+
+def translation_presets() -> str:
+    """Return the sizes of translation models."""
+    head = ("layers", "width", "vocab", "epochs", "batch")
+    rows = []
+    for name in ("phrases", "small", "large"):
+        settings = TranslationSettings(**PRESETS[name])
+        rows.append([name, *(f"{getattr(settings, key):,}" for key in head)])
+    return to_markdown(("`--preset`", *(f"`--{key}`" for key in head)), rows)
+
+
+def bytes_a_parameter() -> str:
+    """Return the bytes of parameters, gradients and AdamW's state in each dtype."""
+    rows = []
+    for dtype in DTYPES:
+        found = planned(f"--batch 1 --dtype {dtype}")
+        parts = (found["memory"][key] for key in ("parameters", "gradients", "optimizer state"))
+        rows.append([f"`{dtype}`", *(f"{part / found['parameters']:.0f}" for part in parts)])
+    return to_markdown(("`--dtype`", "w, parameters", "gradients", "k, optimizer state"), rows)
+
+
+def bubbles() -> str:
+    """Return the bubble fraction of four stages."""
+    counts = (4, 8, 16, 32)
+    rows = [
+        [f"`{name}`" + ", 2 chunks" * (chunks > 1),
+         *(percent(bubble_fraction(name, 4, count, chunks)) for count in counts)]
+        for name in SCHEDULES for chunks in [1 + (name == "interleaved")]
+    ]  # fmt: skip
+    return to_markdown(("p = 4", *(f"m = {count}" for count in counts)), rows)
+
+
+def bucket_overheads() -> str:
+    """Return what buckets of several sizes add to a step, in ms, by the formula."""
+    sizes, speeds = (1, 5, 25, 100, 400), Speeds()
+    rows = []
+    for name, gradients, backward, last in (
+        ("124M, B 32", 498e6, 0.044, 0.0), ("with L = 157 MB", 498e6, 0.044, 157e6),
+        ("1558M, B 8", 6.2e9, 0.13, 0.0), ("with L = 330 MB", 6.2e9, 0.13, 330e6),
+    ):  # fmt: skip
+        step = Overlap(gradients, backward, speeds.bandwidth, speeds.latency, last=last)
+        usual = default_bucket_bytes(gradients)
+        overheads = (step.overhead(size) for size in (*(1e6 * mb for mb in sizes), gradients))
+        rows.append([
+            name, f"{gradients / 1e6:,.0f} MB", f"{1e3 * backward:.0f} ms",
+            *(f"{1e3 * overhead:.2f}" for overhead in overheads),
+            f"{step.best / 1e6:.0f} MB: {1e3 * step.overhead(step.best):.2f}",
+            f"{usual / 1e6:.0f} MB: {1e3 * step.overhead(usual):.2f}",
+        ])  # fmt: skip
+    head = ("", "G", "T", *(f"{mb} MB" for mb in sizes), "all at once", "best", "default")
+    return to_markdown(head, rows)
+
+
+def assumed_speeds() -> str:
+    """Return the speeds of a GPU that the planner assumes."""
+    speeds = Speeds()
+    rows = [
+        ["FLOP/s that it achieves, F", f"{speeds.flops / 1e12:.0f} TFLOP/s"],
+        ["memory", f"{speeds.memory_bandwidth / 1e9:,.0f} GB/s"],
+        [f"NCCL in a host of {speeds.gpus_per_host}", f"{speeds.bandwidth / 1e9:.0f} GB/s"],
+        ["between hosts", f"{speeds.network / 1e9:.0f} GB/s"],
+        ["latency of a call", f"{1e6 * speeds.latency:.0f} us"],
+    ]
+    return to_markdown(("", "speed"), rows)
+
+
+def parts_of_124m() -> str:
+    """Return the planned memory of a step of GPT-2 124M, by part."""
+    found = planned("--preset gpt2-124M --vocab-multiple 128 --batch 32 --reserved 0")["memory"]
+    rows = [[name, f"{size / 1e6:,.0f}"] for name, size in found.items() if size]
+    return to_markdown(("GPT-2 124M, batch 32", "MB"), rows)
+
+
+def sharded_124m() -> str:
+    """Return the planned memory of GPT-2 124M on two GPUs, by stage of ZeRO."""
+    parts = ("parameters", "gradients", "optimizer state", "total")
+    rows = []
+    for name in ("overlap", "zero1", "zero2", "zero3"):
+        options = f"--preset gpt2-124M --dp 2 --batch 32 --parallel {name} --reserved 0"
+        found = planned(options)["memory"]
+        rows.append([f"`{name}`", *(f"{found[part] / 1e6:,.0f}" for part in parts)])
+    return to_markdown(("MB", *parts), rows)
+
+
+def contexts() -> str:
+    """Return the planned memory of a step of the 2.7B model over the context length."""
+    lengths = (128, 256, 512, 1024)
+    rows = []
+    for dtype in ("float32", "bfloat16-parameters"):
+        totals = (
+            planned(f"{_2_7B} --context {length} --dtype {dtype} --reserved 0")["memory"]["total"]
+            for length in lengths
+        )
+        rows.append([f"`{dtype}`", *(f"{total / 1e9:.1f}" for total in totals)])
+    return to_markdown(("GB", *(f"{length:,} tokens" for length in lengths)), rows)
+
+
+def waits_of_zero3() -> str:
+    """Return what of a step of a large model 128 GPUs wait for."""
+    rows = []
+    for mesh, counts in (("--dp 128", (1, 2, 4, 8)),
+                         ("--dp 16 --tp 8 --sequence-parallel", (1, 2, 4, 8))):  # fmt: skip
+        ranks = int(mesh.split()[1])
+        for count in counts:
+            found = planned(f"{_407B} {mesh} --parallel zero3 --batch {count * ranks}")
+            time, tokens = found["time"], count * ranks * 2048 // 128
+            waits = (time["send gradients and parameters"], time["send within layers"])
+            fractions = (percent(wait / time["total"]) for wait in waits)
+            rows.append([f"`{mesh}`", f"{tokens:,}", *fractions])
+    head = ("128 GPUs, ZeRO 3", "tokens a GPU", "gradients and parameters", "within layers")
+    return to_markdown(head, rows)
+
+
+def micro_batches() -> str:
+    """Return the bubble and the memory of four stages of GPT-2 1558M over micro-batches."""
+    rows = []
+    for count in (4, 8, 16, 32):
+        found = planned(f"--preset gpt2-1558M --pp 4 --batch 32 --micro-batches {count}")
+        bubble = found["time"]["pipeline bubble"] / found["time"]["total"]
+        total = f"{found['memory']['total'] / 2**30:.1f}"
+        rows.append([str(count), percent(found["bubble_fraction"]), percent(bubble), total])
+    return to_markdown(("micro-batches", "formula", "of the planned step", "GiB"), rows)

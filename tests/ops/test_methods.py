@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import inspect
+import operator
+import pickle
+from typing import Any, assert_type, get_type_hints
+
+import numpy as np
+import pytest
+
+from tensorgrad import Tensor
+from tensorgrad.ops.methods import METHODS, OPERATORS, PROPERTIES
+from tests.method_stub import STUB, text
+
+X = np.arange(1.0, 7).reshape(2, 3)
+
+
+def test_the_stub_is_up_to_date() -> None:
+    assert STUB.read_text(encoding="utf-8") == text(), "run python -m tests.method_stub"
+
+
+def test_every_row_is_a_method() -> None:
+    for name, function in METHODS.items():
+        method = vars(Tensor)[name]
+        assert method.__code__.co_code == function.__code__.co_code
+        assert (method.__name__, method.__qualname__) == (name, f"Tensor.{name}")
+        assert method.__doc__ == function.__doc__
+        (own, *others), (_, *ops) = (
+            inspect.signature(f).parameters.values() for f in (method, function)
+        )
+        assert own.name == "self"
+        assert others == ops
+    for name in PROPERTIES:
+        assert vars(Tensor)[name].__doc__
+    assert get_type_hints(Tensor.mean)["return"] is Tensor
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in OPERATORS])
+def test_operators_exchange_operands_and_assign(name: str) -> None:
+    values: Any = np.array([[3, 1], [2, 5]])
+    other = np.array([[1, 2], [1, 3]])
+    op = getattr(operator, {"and": "and_", "or": "or_"}.get(name, name))
+    np.testing.assert_array_equal(op(Tensor(values), other).numpy(), op(values, other))
+    symbol = next(symbol for row, _, symbol in OPERATORS if row == name)
+    if symbol:
+        reflected = getattr(Tensor(values), f"__r{name}__")(other)
+        np.testing.assert_array_equal(reflected.numpy(), op(other, values))
+    if symbol and name != "truediv":  # whose result is not of integers
+        held = Tensor(values.copy())
+        memory = held.data
+        assert getattr(held, f"__i{name}__")(other) is held
+        assert held.data is memory
+        np.testing.assert_array_equal(memory, op(values, other))
+
+
+class Kind(Tensor):
+    def sum(self, *args: Any, **options: Any) -> Tensor:
+        return super().sum(*args, **options) * 2
+
+
+def test_methods_work_in_subclasses_and_as_pickles() -> None:
+    x = Kind(X)
+    assert_type(x @ x.T, Tensor)
+    assert x.sum().item() == 2 * X.sum()
+    assert pickle.loads(pickle.dumps(x.mean))().item() == X.mean()
+    assert pickle.loads(pickle.dumps(x.reshape))(3, 2).shape == (3, 2)
+    for method in (Tensor.flatten, Tensor.sum, Tensor.__add__):
+        assert pickle.loads(pickle.dumps(method)) is method
+    assert hash(x) == object.__hash__(x)
+
+
+def test_methods_take_what_their_ops_take() -> None:
+    x = Tensor(X)
+    np.testing.assert_allclose(x.sum(where=X > 2).numpy(), X[X > 2].sum())
+    np.testing.assert_allclose(x.permute(1, 0).numpy(), X.T)
+    assert x.argsort(descending=True).tolist() == [[2, 1, 0]] * 2
+    with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'nothing'"):
+        getattr(x, "nothing")  # noqa: B009
