@@ -237,6 +237,9 @@ class LanguageModel(nn.Module):
         numbers: Iterable[int] | None = None,
     ) -> Tensor:
         """Return the output of all blocks, or of those with these numbers, (B, T, C)."""
+        if not isinstance(x, Tensor) or x.ndim != 3:
+            got = f"shape {x.shape}" if isinstance(x, Tensor) else type(x).__name__
+            raise ShapeError(f"{type(self).__name__}: embed returned {got}, expected (B, T, C)")
         for number in range(len(self.blocks)) if numbers is None else numbers:
             x = self.run_block(number, x, cache, mask)
         return x

@@ -6,7 +6,6 @@ tests/models/test_pretrained.py and, against transformers, tests/parity/test_pre
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -21,7 +20,6 @@ from tensorgrad.checks import check_integer
 from tensorgrad.core.backend import Array, Shape, to_numpy
 from tensorgrad.core.dtypes import DtypeLike, as_dtype, is_float
 from tensorgrad.core.errors import ArgumentError, CheckpointError, DataError
-from tensorgrad.distribution import install
 from tensorgrad.files import replacing
 from tensorgrad.models.architecture import Architecture, PublishedSettings
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
@@ -32,7 +30,7 @@ from tensorgrad.models.restore import check_building
 from tensorgrad.models.transformer_lm import OF_PUBLISHED, TransformerLM
 from tensorgrad.nn import init
 from tensorgrad.nn.wrapped_names import unwrapped
-from tensorgrad.readers import parse_json, read_json
+from tensorgrad.readers import needed, parse_json, read_json
 from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 
 __all__ = ["from_pretrained", "is_pretrained", "pretrained_folder", "save_pretrained"]
@@ -178,12 +176,9 @@ def pretrained_folder(
             "only with download=True (--download)"
         )
     try:
-        hub = importlib.import_module("huggingface_hub")
-    except ImportError as error:
-        raise CheckpointError(
-            "from_pretrained: download is True and huggingface_hub is not installed, expected "
-            f"it: {install('hub')}"
-        ) from error
+        hub = needed("huggingface_hub", "from_pretrained: download is True, which", "hub")
+    except DataError as error:
+        raise CheckpointError(str(error)) from error
     try:
         found = hub.snapshot_download(
             os.fspath(name), revision=revision, allow_patterns=list(_DOWNLOADED)

@@ -108,7 +108,27 @@ def status_and_line(error: BaseException) -> tuple[int, str] | None:
             f"cannot start another thread ({error!s:.60}); raise the limit of processes (ulimit "
             "-u) or of memory, or set OMP_NUM_THREADS=1 and TOKENIZERS_PARALLELISM=false"
         )
-    return (1, str(error)) if isinstance(error, _FIXABLE) else None
+    if isinstance(error, _FIXABLE):
+        return 1, str(error)
+    line = _import_failure(error)
+    return (1, line) if line else None
+
+
+def _import_failure(error: BaseException) -> str:
+    """Return the line about a package that fails as it is imported, by an environment variable.
+
+    tqdm reads its variables then, for instance. Empty: the error is another.
+    """
+    for frame in traceback.extract_tb(error.__traceback__):
+        _, found, inside = frame.filename.replace(os.sep, "/").rpartition("/site-packages/")
+        package = inside.partition("/")[0].removesuffix(".py")
+        names = [name for name in os.environ if name.startswith(f"{package.upper()}_")]
+        if frame.name == "<module>" and found and names:
+            return (
+                f"{', '.join(names)}: got {', '.join(repr(os.environ[name]) for name in names)}, "
+                f"expected values that {package} accepts ({type(error).__name__}: {error})"
+            )
+    return ""
 
 
 def _allocation(error: MemoryError) -> str:

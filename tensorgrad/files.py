@@ -10,6 +10,7 @@ import os
 import platform
 import secrets
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -42,10 +43,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Yields:
         The open temporary file, binary.
     Raises:
-        OSError: the disk is full, or the folder is missing or not writable. `path` is unchanged,
-            unless the final `fsync` of the folder failed.
+        OSError: the disk is full, the folder is missing or not writable, or `path` is not that of
+            a file, such as /dev/null, which root could replace. `path` is unchanged, unless the
+            final `fsync` of the folder failed.
     """
     path = Path(path)
+    _check_replaceable(path)
     temporary = temporary_name(path)
     file = temporary.open("xb", buffering=1 << 20)
     try:
@@ -62,6 +65,22 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+def _check_replaceable(path: Path) -> None:
+    """Raise OSError for a path that cannot be that of a file, or leads to something else."""
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    try:
+        status = path.stat()
+        is_stream = path.is_symlink() and os.readlink(path).startswith("/proc/")  # /dev/stdout
+    except ValueError as error:  # a NUL in the name
+        raise OSError(errno.EINVAL, str(error), os.fspath(path)) from error
+    except OSError:  # there is no file yet, or opening the new one says what is wrong
+        return
+    if is_stream or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        reason = "it is a device, a FIFO, a socket or a stream, expected a file"
+        raise OSError(errno.EINVAL, reason, os.fspath(path))
 
 
 def temporary_name(path: Path) -> Path:

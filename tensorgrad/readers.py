@@ -28,6 +28,7 @@ JSON_BYTES = 1 << 23  # read in some seconds, whatever they are
 VOCABULARY_BYTES = 1 << 26  # 64 MB: some published tokenizer.json have 30
 JSON_DEPTH = 64
 JSON_LINE_BYTES = 1 << 20
+_HOLLOW = 1 << 28  # bytes of a file that may be a hole
 _LONGEST_LINE = 1 << 26  # of a log, damaged ones too
 _LINES = 5000  # between calls of progress
 _NO_WAIT, _NO_LINK = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)
@@ -42,13 +43,18 @@ def needed(module: str, problem: str, extra: str) -> Any:
         problem: the start of the error: what needs it.
         extra: the extra of pyproject.toml that has it.
     Raises:
-        DataError: it is not installed.
+        DataError: it is not installed, or cannot be imported.
     """
+    name = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        name = module.partition(".")[0]
         raise DataError(f"{problem} needs the {name} package: {install(extra)}") from error
+    except Exception as error:  # an environment variable of the package may be anything
+        raise DataError(
+            f"{problem} needs the {name} package, which cannot be imported: "
+            f"{type(error).__name__}: {error!s:.300}"
+        ) from error
 
 
 def open_regular(
@@ -65,8 +71,9 @@ def open_regular(
         links: whether the path may be a symbolic link: of files that the user names, and of
             published models, whose cache consists of links.
     Raises:
-        DataError: it is a symbolic link, a FIFO or a device, its name has a NUL, or the mode
-            may change it and it has a second name (a hard link).
+        DataError: it is a symbolic link, a FIFO or a device, its name has a NUL, it has more than
+            256 MB and is mostly a hole, or the mode may change it and it has a second name (a hard
+            link).
         OSError: it is missing, a directory, or may not be opened.
     """
     name = os.fspath(path)
@@ -82,6 +89,11 @@ def open_regular(
                 wrong = "is a FIFO or a device, expected a regular file"
             elif mode == "rb" and not status.st_size and not _is_readable(descriptor):
                 wrong = "is of the system and has no content now, expected a regular file"
+            elif _is_hollow(descriptor, status):
+                wrong = (
+                    f"has {status.st_size:,} bytes, of which {512 * status.st_blocks:,} are on "
+                    "disk, expected a file without large holes: it is damaged, or made to take long"
+                )
             elif mode != "rb" and status.st_nlink > 1:
                 wrong = "has a second name (a hard link), expected one: writing would change both"
             if wrong:
@@ -111,6 +123,20 @@ def _is_readable(descriptor: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_hollow(descriptor: int, status: os.stat_result) -> bool:
+    """Whether a large file is mostly a hole, which takes no disk and reads as zeros."""
+    if status.st_size < _HOLLOW or not hasattr(os, "SEEK_HOLE"):
+        return False
+    if 512 * status.st_blocks > status.st_size // 16:
+        return False
+    try:  # some file systems do not count blocks
+        return os.lseek(descriptor, 0, os.SEEK_HOLE) < status.st_size
+    except OSError:
+        return False
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
 
 
 def _refuse_link(path: Path) -> None:

@@ -252,13 +252,15 @@ def _open(path: str | os.PathLike[str]) -> Any:
     try:
         with open_regular(path, links=True) as start:  # its errors give the reason
             length = int.from_bytes(start.read(8), "little")
-        if length > _HEADER_BYTES:
-            raise DamagedError(
-                f"load: {path} has a header of {length:,} bytes, expected at most "
-                f"{_HEADER_BYTES:,}: it is damaged or not a safetensors file"
-            )
-        file: Any = safe_open(path, framework="np")
-        return file.__enter__()
+            if length > _HEADER_BYTES:
+                raise DamagedError(
+                    f"load: {path} has a header of {length:,} bytes, expected at most "
+                    f"{_HEADER_BYTES:,}: it is damaged or not a safetensors file"
+                )
+            # By its descriptor, as another file may have the name by now, a FIFO for instance.
+            own = f"/proc/self/fd/{start.fileno()}"
+            file: Any = safe_open(own if os.path.exists(own) else path, framework="np")
+            return file.__enter__()
     except FileNotFoundError as error:
         raise CheckpointError(
             f"load: {path} does not exist, expected a safetensors file"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import logging
 import os
@@ -85,6 +86,21 @@ def line_of(error: BaseException) -> str:
     found = status_and_line(error)
     assert found is not None
     return found[1]
+
+
+def test_an_environment_variable_that_stops_the_import_of_a_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "strange.py").write_text("int('zzz')")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    with pytest.raises(ValueError, match="zzz") as caught:
+        importlib.import_module("strange")
+    assert status_and_line(caught.value) is None
+    monkeypatch.setenv("STRANGE_SIZE", "zzz")
+    status, line = status_and_line(caught.value) or (0, "")
+    assert status == 1
+    assert line.startswith("STRANGE_SIZE: got 'zzz', expected values that strange accepts (ValueEr")
 
 
 def test_memory_that_is_used_up_is_said_with_what_was_allocated() -> None:

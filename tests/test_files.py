@@ -161,3 +161,22 @@ def test_text_is_escaped_or_readable() -> None:
     assert parse_json(text, "it") == parse_json(to_json(value), "it") == value
     with pytest.raises(ArgumentError, match="expected text that fits UTF-8"):
         to_json({"text": "\ud800"}, escapes=False)
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "device").symlink_to("/dev/null")
+    (tmp_path / "stream").symlink_to("/proc/self/fd/1")
+    before = sorted(os.listdir(tmp_path))
+    for name, message in (
+        ("fifo", "it is a device, a FIFO, a socket or a stream, expected a file"),
+        ("device", "expected a file"),
+        ("stream", "expected a file"),
+        ("a\0b", "null"),
+    ):
+        with pytest.raises(OSError, match=message), replacing(tmp_path / name):
+            pass
+    for path in ("", "/", "."):
+        with pytest.raises(OSError, match="directory"), replacing(path):
+            pass
+    assert sorted(os.listdir(tmp_path)) == before

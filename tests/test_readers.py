@@ -18,6 +18,7 @@ from tensorgrad.readers import (
     JSON_DEPTH,
     JSON_LINE_BYTES,
     map_array,
+    needed,
     open_regular,
     parse_json,
     read_bytes,
@@ -100,16 +101,19 @@ def test_a_byte_order_mark_is_no_text_and_other_encodings_are_refused(tmp_path: 
 def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     with path.open("wb") as file:
-        file.truncate(1 << 40)  # 1 TB, of which nothing is on the disk
+        file.truncate(1 << 27)  # of which nothing is on the disk
     tracemalloc.start()
     try:
         with pytest.raises(
-            DataError, match=rf"{path} has 1,.* bytes, expected at most {JSON_BYTES:,}"
+            DataError, match=rf"{path} has 134,.* bytes, expected at most {JSON_BYTES:,}"
         ):
             read_json(path)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(DataError, match="bytes, of which 0 are on disk, expected a file without"):
+        open_regular(path)
     path.write_bytes(b"12345")
     assert read_bytes(path, 5) == b"12345"
     with pytest.raises(DataError, match="has 5 bytes, expected at most 4"):
@@ -245,3 +249,12 @@ def test_long_integers_may_become_floats() -> None:
     assert found == {"long": 1e18, "most": 10**18 - 1, "limit": 1e30, "negative": -1e17}
     assert [type(each) for each in found.values()] == [float, int, float, float]
     assert type(parse_json(f'{{"long": {10**18}}}', "a.json")["long"]) is int
+
+
+def test_a_package_that_fails_as_it_is_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "strange.py").write_text("int('zzz')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match=r"BLEU needs the strange package, .*: ValueError: .*zzz"):
+        needed("strange", "BLEU", "text")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError
 from tensorgrad.weights import ArrayFile, load_arrays, load_metadata, save_arrays
@@ -95,6 +96,21 @@ def test_what_is_no_regular_file_is_named(tmp_path: Path) -> None:
             with pytest.raises(CheckpointError, match=message) as caught:
                 read(tmp_path / name)
             assert str(tmp_path / name) in str(caught.value)
+
+
+def test_a_file_that_is_replaced_as_it_is_opened_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.safetensors"
+    save_arrays(path, {"a": np.arange(3)})
+
+    def opened(name: str, framework: str) -> Any:
+        path.unlink()
+        os.mkfifo(path)
+        return safe_open(name, framework=framework)
+
+    monkeypatch.setattr("tensorgrad.weights.safe_open", opened)
+    assert load_arrays(path)["a"].tolist() == [0, 1, 2]
 
 
 def test_an_array_of_another_type_is_read_in_parts(tmp_path: Path) -> None:

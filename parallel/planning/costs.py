@@ -38,6 +38,7 @@ from tensorgrad.ops.linear_cross_entropy import rows_at_a_time
 from tensorgrad.optim.muon import ITERATIONS
 from tensorgrad.parallel.stages import block_costs, is_on, matrices, mixed_width, partition
 from tensorgrad.parallel.tensor import ShardRow, rows_of, shared_rows
+from tensorgrad.train.user_file import made
 
 _IDS = 16  # bytes of a token and its target on the device
 # Bytes of an optimizer's state for an element of the matrices of blocks, and for others.
@@ -300,7 +301,7 @@ def _counted(kind: Any, config: Any, tp: int) -> CountedModel:
         name = type(config).__name__
         raise ArgumentError(f"plan: config is a {name}, expected the Config of a LanguageModel")
     with init.without_values():
-        model = kind(config)
+        model = made(kind, config)
         for row in shared_rows("plan", model) if tp > 1 else []:
             _shrink(row, tp)
     outside = [

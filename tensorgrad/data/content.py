@@ -11,6 +11,7 @@ import csv
 import gzip
 import importlib
 import lzma
+import os
 import re
 import zlib
 from collections.abc import Callable, Generator, Iterator
@@ -18,8 +19,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from tensorgrad.core.errors import DataError
 from tensorgrad.readers import json_object, needed, open_regular
 
 SAMPLE = 1 << 16  # bytes that decide
@@ -72,6 +74,7 @@ _OPENERS: tuple[tuple[re.Pattern[bytes], Any], ...] = (
     (re.compile(rb"BZh.(?:1AY&SY|\x17rE8P\x90)", re.S), bz2.open),
     (re.compile(rb"\x28\xb5\x2f\xfd"), None),
 )
+_UNPACKED_BYTES, _RATIO = 1 << 23, 250  # text has a tenth of this ratio
 _PACKED_BYTES = 1 << 12  # compressed bytes at a time, of up to 128 MiB
 
 _JSON_TOKENS = re.compile(
@@ -110,7 +113,8 @@ def content_of(path: Path) -> Content:
     """Return the kind of a file, compressed or not, by its first bytes and not by its name.
 
     Raises:
-        DataError: it is a FIFO or a device, or needs zstandard, which is not installed.
+        DataError: it is a FIFO or a device, needs zstandard, which is not installed, or holds more
+            than 8 MB and 250 times its size.
         OSError, EOFError, zlib.error, lzma.LZMAError: it cannot be read, or is damaged.
     """
     with open_regular(path, links=True) as file:
@@ -118,7 +122,7 @@ def content_of(path: Path) -> Content:
     unpack = _decompressor(head)
     if unpack is None:
         return Content(kind_of(head), head, partial(_read, open_regular, path, links=True), False)
-    chunks, head = partial(unpack, path), b""
+    chunks, head = partial(_unpacked, unpack, path), b""
     with closing(chunks(SAMPLE)) as beginning:
         while len(head) < SAMPLE and (data := next(beginning, b"")):
             head += data
@@ -216,12 +220,30 @@ def _decompressor(head: bytes) -> Callable[..., Generator[bytes]] | None:
     return None
 
 
-def _read(opener: Any, path: Path, size: int, **options: Any) -> Generator[bytes]:
-    with opener(path, **options) as file:
+def _unpacked(unpack: Callable[..., Generator[bytes]], path: Path, size: int) -> Generator[bytes]:
+    """Yield what a compressed file holds.
+
+    Raises:
+        DataError: it is far more than text would be: 200 KB may hold 200 MB of empty lines.
+    """
+    with open_regular(path, links=True) as packed, closing(unpack(packed, size)) as chunks:
+        most, total = max(_UNPACKED_BYTES, _RATIO * os.fstat(packed.fileno()).st_size), 0
+        for data in chunks:
+            total += len(data)
+            if total > most:
+                raise DataError(
+                    f"documents: {path} has more than {most:,} bytes when it is decompressed, "
+                    f"expected at most {_RATIO} times its size: decompress it, if you trust it"
+                )
+            yield data
+
+
+def _read(opener: Any, source: Path | BinaryIO, size: int, **options: Any) -> Generator[bytes]:
+    with opener(source, **options) as file:
         yield from iter(partial(file.read, size), b"")
 
 
-def _read_zstd(path: Path, size: int) -> Generator[bytes]:
+def _read_zstd(source: BinaryIO, size: int) -> Generator[bytes]:
     """Read a Zstandard file by Python 3.14's module, or by the zstandard package.
 
     Unlike the package's own reader this sees a cut end.
@@ -230,13 +252,15 @@ def _read_zstd(path: Path, size: int) -> Generator[bytes]:
         DataError: there is neither.
     """
     try:
-        yield from _read(importlib.import_module("compression.zstd").open, path, size)
+        yield from _read(importlib.import_module("compression.zstd").open, source, size)
         return
     except ImportError:
         pass
-    zstandard = needed("zstandard", f"documents: {path} is compressed by Zstandard, which", "text")
+    zstandard = needed(
+        "zstandard", f"documents: {source.name} is compressed by Zstandard, which", "text"
+    )
     frame = None  # the decompressor of an open frame
-    for packed in _read(open_regular, path, _PACKED_BYTES, links=True):
+    for packed in iter(partial(source.read, _PACKED_BYTES), b""):
         while packed:
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
             try:

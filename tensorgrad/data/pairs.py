@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from tensorgrad.data.text import find_file, read_lines
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.display import call_text
 
+ProgressCallback = Callable[[str, int, int], object]
 PHRASES = (12_000, 500, 500)  # for training, validation and test
 
+_PAIRS = 10_000  # between calls of progress
 _SPLITS = {
     "train": ("train",),
     "validation": ("valid", "validation", "val", "dev"),
@@ -56,6 +59,7 @@ def read_pairs(
     *,
     lowercase: bool = False,
     parts: Sequence[str] = ("train", "validation", "test"),
+    progress: ProgressCallback | None = None,
 ) -> PairCorpus:
     """Return the pairs of a source.
 
@@ -71,6 +75,7 @@ def read_pairs(
         source_key, target_key: the languages, as files and columns call them.
         lowercase: make both sides lower case.
         parts: the parts to read; the others stay empty.
+        progress: called at times with the stage "reading", the pairs of a part read and 0.
     Raises:
         ArgumentError: the source has a wrong form, a language is not one of the phrases, or a part
             is unknown.
@@ -91,11 +96,12 @@ def read_pairs(
     elif source.startswith("hf:"):
         read = partial(_dataset_pairs, source, load_dataset("read_pairs", source, None), keys)
     for part in parts:
-        pairs = list(read(part))
-        if lowercase:
-            pairs = [(a.lower(), b.lower()) for a, b in pairs]
-        if part != "test":
-            pairs = [pair for pair in pairs if all(text.strip() for text in pair)]
+        pairs = []
+        for number, pair in enumerate(read(part)):
+            if progress is not None and number % _PAIRS == 0:
+                progress("reading", number, 0)
+            if part == "test" or all(text.strip() for text in pair):
+                pairs.append((pair[0].lower(), pair[1].lower()) if lowercase else pair)
         if not pairs:
             raise DataError(f"read_pairs: {source} has no pairs for {part}, expected some")
         found[part] = pairs
@@ -157,13 +163,18 @@ def _file_pairs(folder: Path, keys: tuple[str, str], part: str) -> Iterator[Pair
         find_file("read_pairs", folder, [f"{s}.{key}" for s in _SPLITS[part]], f"{forms} 'phrases'")
         for key in keys
     ]
-    columns = [list(read_lines(path)) for path in paths]
-    if len(columns[0]) != len(columns[1]):
-        raise DataError(
-            f"read_pairs: {paths[0]} has {len(columns[0]):,} lines and {paths[1]} "
-            f"{len(columns[1]):,}, expected equally many"
-        )
-    yield from zip(*columns, strict=True)
+    sides = [read_lines(path) for path in paths]
+    for count, pair in enumerate(zip_longest(*sides)):
+        if None in pair:
+            of, to = (
+                count + (text is not None) + sum(1 for _ in side)
+                for text, side in zip(pair, sides, strict=True)
+            )
+            raise DataError(
+                f"read_pairs: {paths[0]} has {of:,} lines and {paths[1]} {to:,}, expected equally "
+                "many"
+            )
+        yield pair[0], pair[1]
 
 
 def _dataset_pairs(source: str, whole: Any, keys: tuple[str, str], part: str) -> Iterator[Pair]:

@@ -34,7 +34,7 @@ SUFFIXES = (".txt", ".text", ".md", ".rst", ".py", ".jsonl", ".ndjson", ".parque
 STDLIB_BYTES = 10_000_000
 LONGEST_DOCUMENT = 1 << 22  # characters
 LONGEST_LINE = 1 << 22
-LONGEST_ROW = 1 << 25  # characters of a line of JSON, several copies of which take 4 bytes each
+LONGEST_ROW = 1 << 24  # characters of a line of JSON, several copies of which take 4 bytes each
 
 _READABLE = (TEXT, JSON_LINES, PARQUET)
 _CHUNK = 1 << 20

@@ -6,6 +6,7 @@ tests/profile/test_step.py.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -39,6 +40,7 @@ from tensorgrad.tables import write_text
 from tensorgrad.train import config
 from tensorgrad.train.language import LanguageSettings
 
+_log = logging.getLogger(__name__)
 _LARGEST = 20  # allocations in memory.json
 Progress = Callable[[str, int, int], object]
 
@@ -307,9 +309,19 @@ def _write_traces(found: StepProfile, folder: Path, comm: Comm) -> list[Path]:
 
 
 def _draw(found: StepProfile, folder: Path) -> list[Path]:
-    """Draw the pictures, where matplotlib is installed."""
+    """Draw the pictures, where matplotlib is installed; where it fails, warn."""
     if find_spec("matplotlib") is None:
         return []
+    try:
+        return _pictures(found, folder)
+    except OSError:
+        raise
+    except Exception as error:  # matplotlib's settings may be anything, such as MPLBACKEND
+        _log.warning("no pictures: %s: %.300s", type(error).__name__, error)
+        return []
+
+
+def _pictures(found: StepProfile, folder: Path) -> list[Path]:
     settings, written = found.settings, []
     title = f"{settings.model_class.__name__}, {found.parameters / 1e6:,.1f}M parameters, "
     title += f"batch {settings.batch}, {settings.dtype}, {found.device}"

@@ -20,6 +20,7 @@ from tensorgrad.optim import Optimizer
 from tensorgrad.train.language import LanguageSettings, with_options
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.strategy import Batch, Loss, OneProcess, Strategy
+from tensorgrad.train.user_file import made
 
 
 def synchronize(device: str) -> None:
@@ -107,7 +108,7 @@ def language_step(
     settings.check_batch(strategy.ranks)
     random.seed(settings.seed)
     with nn.init.on(device):
-        model: Any = settings.model_class(config)
+        model: Any = made(settings.model_class, config)
     model = with_options(model.to(device, settings.parameter_dtype), settings)
     precision = settings.precision()
 

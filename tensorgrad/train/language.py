@@ -33,7 +33,7 @@ from tensorgrad.train.run import Outcome, without_checkpoint
 from tensorgrad.train.settings import TrainSettings, by_optimizer
 from tensorgrad.train.sizes import newest_entry
 from tensorgrad.train.task import Task
-from tensorgrad.train.user_file import is_file, model_class
+from tensorgrad.train.user_file import is_file, made, model_class, sizes_of
 
 _log = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class LanguageSettings(TrainSettings):
         usual = {name: size for name, size in SIZES[self.preset].items() if name in names}
         if "kv_heads" in usual and self.heads is not None:
             usual["kv_heads"] = self.heads
-        return kind(**{**usual, **sizes})
+        return sizes_of(kind, {**usual, **sizes})
 
 
 class LanguageModeling(Task):
@@ -312,7 +312,7 @@ class LanguageModeling(Task):
         """Return the model, with the weights of --init-from where there are some."""
         self.check_model(self.config)
         initial, self._initial = self._initial, None
-        model: LanguageModel = self.settings.model_class(self.config)
+        model: LanguageModel = made(self.settings.model_class, self.config)
         if initial is not None:
             model.load_state_dict(initial.state_dict())
         return with_options(model, self.settings)

@@ -311,7 +311,7 @@ class MLflow(Logger):
 def _imported(logger: str, module: str, package: str = "") -> Any:
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except Exception as error:  # an environment variable of the package may be anything
         raise ArgumentError(
             f"--loggers: {logger} needs the {package or module} package, which cannot be imported "
             f"({error}): {install(logger)}"

@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tensorgrad import graph, random
 from tensorgrad.core import backend, instrument
@@ -32,6 +32,7 @@ from tensorgrad.train.run import Fingerprint, Outcome, TrainingRun
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.strategy import Batch, Count, Loss, OneProcess, Strategy, count_targets
 from tensorgrad.train.times import Work, peak_of
+from tensorgrad.train.user_file import NUMBERS, all_texts, wrong_return
 from tensorgrad.weights import check_savable
 
 _log = logging.getLogger(__name__)
@@ -272,8 +273,11 @@ class Trainer(TrainingRun):
 
     def _checked_batches(self) -> Generator[Batch]:
         """Yield the batches of this step and of those after it."""
-        batches = self._batches(self.step)
+        batches: Any = None
         try:
+            batches = self._batches(self.step)
+            if not isinstance(batches, Iterator):
+                raise wrong_return("train", "batches", batches, "an iterator over tuples of arrays")
             while True:
                 with instrument.phase("data"):
                     batch = _checked(next(batches))
@@ -377,7 +381,7 @@ class Trainer(TrainingRun):
         if self._evaluate is None:
             return
         with self.clock.paused(), instrument.phase("evaluation"):
-            measured, ended = self._evaluate(), self.finished
+            measured, ended = _numbers(self._evaluate()), self.finished
             if self.settings.patience and "validation_loss" not in measured:
                 raise ArgumentError(
                     f"--patience: got {self.settings.patience} and an evaluation without "
@@ -393,7 +397,7 @@ class Trainer(TrainingRun):
                         "%s: %d; see --patience",
                         *(self.step, self._patience.lowest, self._patience.waited),
                     )
-                measured = self._evaluate()
+                measured = _numbers(self._evaluate())
             self.log_evaluation(measured)
 
     def _sample(self) -> None:
@@ -403,7 +407,10 @@ class Trainer(TrainingRun):
         generator = random.get_state()
         try:
             with self.clock.paused(), instrument.phase("sample"):
-                prompt, self.sampled = self._sampler()
+                found = self._sampler()
+                if not (type(found) is tuple and len(found) == 2 and all_texts(found)):
+                    raise wrong_return("train", "sample", found, "a prompt and the text after it")
+                prompt, self.sampled = found
         except Exception:
             if self.saved_step != self.step and self.strategy.alone:
                 self.save()  # a sample may need memory that training does not
@@ -412,6 +419,17 @@ class Trainer(TrainingRun):
             random.set_state(generator)
         if self.log is not None:
             self.log.sample(self.step, prompt, self.sampled)
+
+
+def _numbers(measured: Any) -> Mapping[str, float]:
+    """Return what an evaluation returned; raise ArgumentError unless it is numbers by name."""
+    fits = isinstance(measured, Mapping) and all_texts(measured)
+    if not fits or not all(isinstance(value, NUMBERS) for value in measured.values()):
+        raise wrong_return("train", "evaluate", measured, "numbers by name")
+    if "step" in measured:
+        raise ArgumentError("train: evaluate returned 'step', expected any other name")
+    found: Mapping[str, float] = measured
+    return found
 
 
 def check_parts(rows: int, count: int, ranks: int) -> None:

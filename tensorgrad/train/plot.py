@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import threading
 import time
@@ -36,13 +37,25 @@ def plot_losses(records: Sequence[Record], path: Path, title: str = "") -> bool:
         path: of the PNG.
         title: the name of the run.
     Returns:
-        False where matplotlib is not installed: nothing was drawn.
+        False where nothing was drawn: matplotlib is not installed, or fails, which gives a warning.
     """
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        picture = _picture(records, title)
     except ImportError:
         return False
+    except Exception as error:  # matplotlib's settings may be anything, such as MPLBACKEND
+        _log.warning("%s is not drawn: %s: %.300s", path.name, type(error).__name__, error)
+        return False
+    with replacing(path) as file:
+        file.write(picture)
+    return True
+
+
+def _picture(records: Sequence[Record], title: str) -> bytes:
+    """Return the PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title)
@@ -69,9 +82,9 @@ def plot_losses(records: Sequence[Record], path: Path, title: str = "") -> bool:
             lines += _draw(right, _column(records, key), marker="o", color=f"C{number}", label=key)
     if lines:
         figure.legend(handles=lines, loc="outside upper center", ncols=len(lines))
-    with replacing(path) as file:
-        FigureCanvasAgg(figure).print_png(file)
-    return True
+    picture = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(picture)
+    return picture.getvalue()
 
 
 def _draw(axes: Any, column: Column, **style: Any) -> list[Any]:

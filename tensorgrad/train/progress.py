@@ -7,11 +7,14 @@ import os
 import sys
 import time
 from contextlib import ExitStack
-
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
+from typing import TYPE_CHECKING
 
 from tensorgrad.train.times import Clock
+
+# tqdm is imported where it is used: with a wrong value of one of its environment variables it
+# fails, which is to be an error of the run in one line.
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _log = logging.getLogger(__name__)
 _SECONDS_BETWEEN_LINES = 10.0
@@ -47,6 +50,8 @@ class ProgressBar:
     def __enter__(self) -> ProgressBar:
         kind = _bar_class() if self._shown else None
         if kind is not None:
+            from tqdm.contrib.logging import logging_redirect_tqdm
+
             self._stack.enter_context(logging_redirect_tqdm(tqdm_class=kind))
             self._bar = self._stack.enter_context(
                 kind(
@@ -75,6 +80,8 @@ class ProgressBar:
         self._step = step
         if not self._shown:
             return
+        from tqdm import tqdm
+
         if self._bar is not None:  # a narrow terminal cuts off the end
             rounded = tqdm.format_sizeof(self.tokens_per_second)
             speed = f", {rounded} tokens/s" if self._tokens_per_step else ""
@@ -146,7 +153,12 @@ def _bar_class() -> type[tqdm] | None:
 
         kind: type[tqdm] = notebook_bar
         return kind
-    return tqdm if _is_terminal() else None
+    if not _is_terminal():
+        return None
+    from tqdm import tqdm as text_bar
+
+    kind = text_bar
+    return kind
 
 
 def _is_notebook() -> bool:

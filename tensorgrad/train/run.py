@@ -43,6 +43,7 @@ from tensorgrad.train.run_log import RunLog
 from tensorgrad.train.stop_signals import StopSignals
 from tensorgrad.train.strategy import OneProcess, Strategy
 from tensorgrad.train.times import Clock, Work
+from tensorgrad.train.user_file import wrong_return
 
 _log = logging.getLogger(__name__)
 
@@ -133,6 +134,8 @@ class TrainingRun:
         self.saved_step = -1
         self.signals = StopSignals()
         self.device = backend.device_of(optimizer.hyper)
+        if not isinstance(fingerprint, Mapping | None):
+            raise wrong_return("Trainer", "fingerprint", fingerprint, "mappings by name")
         self._fingerprint = dict(fingerprint or {})
         self._patience = Patience()
         # The step of the checkpoint that is being written.

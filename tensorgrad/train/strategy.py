@@ -31,6 +31,7 @@ from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.flat import NamedParameters
 from tensorgrad.train.checkpoint import Checkpoint, Contents, check_arrays, load_latest
+from tensorgrad.train.user_file import NUMBERS, called, wrong_return
 
 Batch = tuple[Any, ...]  # NumPy arrays whose first axis counts the rows
 Loss = Callable[..., Tensor]
@@ -167,7 +168,7 @@ class Strategy:
             return None
         counts = backend.empty((len(parts),), float64, parts[0][0])
         for number, part in enumerate(parts):
-            counts[number] = count(*part)
+            counts[number] = counted(count, part)
         total = counts.sum(keepdims=True)
         self.add_counts(total)
         xp = backend.namespace(counts)
@@ -204,8 +205,8 @@ class Strategy:
         total: Array = 0.0
         targets: Array = 0.0
         for batch in batches:
-            value, counted = mean_of(loss, batch).data.astype(float64), count(*batch)
-            total, targets = total + value * counted, targets + counted
+            value, number = mean_of(loss, batch).data.astype(float64), counted(count, batch)
+            total, targets = total + value * number, targets + number
         return float(total), float(targets)
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -252,11 +253,23 @@ def mean_of(loss: Loss, batch: Batch) -> Tensor:
         ArgumentError: the loss is not a scalar tensor.
     """
     with instrument.phase("forward"):
-        value = loss(*batch)
+        value = called("train", "loss", loss, batch)
     if not isinstance(value, Tensor) or value.shape:
         got = f"shape {value.shape}" if isinstance(value, Tensor) else type(value).__name__
         raise ArgumentError(f"train: loss returned {got}, expected a scalar tensor")
     return value
+
+
+def counted(count: Count, batch: Batch) -> Any:
+    """Return how much the mean loss of a batch divides by.
+
+    Raises:
+        ArgumentError: it is not a number.
+    """
+    found = called("train", "count", count, batch)
+    if not isinstance(found, NUMBERS) and not (backend.is_array(found) and found.size == 1):
+        raise wrong_return("train", "count", found, "a number, or an array of one")
+    return found
 
 
 def weighted(value: Tensor, shares: Array | None, number: int) -> Tensor:

@@ -17,15 +17,19 @@ Tests: tests/train/test_task.py.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from tensorgrad import nn, random
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
+from tensorgrad.files import shown
 from tensorgrad.models.restore import Config
 from tensorgrad.train import config
 from tensorgrad.train.callbacks import Callback
@@ -38,7 +42,7 @@ from tensorgrad.train.run import Outcome, report_stop, resume_run, save_facts
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.sizes import check_sizes
 from tensorgrad.train.strategy import Batch, OneProcess, Strategy, count_targets
-from tensorgrad.train.user_file import is_file
+from tensorgrad.train.user_file import NUMBERS, called, is_file, wrong_return
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +117,7 @@ class Task:
         By default the model returns it, of the arrays of the batch.
         """
         with self.precision():
-            loss: Tensor = self.model.forward(*map(Tensor, batch))
+            loss: Tensor = called("TASK", "forward", self.model.forward, [*map(Tensor, batch)])
         return loss
 
     def batches(self, step: int) -> Iterator[Batch]:
@@ -198,7 +202,10 @@ class Task:
                 "`training` that `read` makes"
             )
         random.seed(self.settings.seed)
-        self.model = self.build().to(device, self.settings.parameter_dtype)
+        model = self.build()
+        if not isinstance(model, nn.Module):
+            raise wrong_return("TASK", "build", model, "a Module")
+        self.model = model.to(device, self.settings.parameter_dtype)
 
     @property
     def begins(self) -> bool:
@@ -217,6 +224,7 @@ def make_trainer(task: Task, callbacks: Sequence[Callback] = ()) -> Trainer:
         task.step, task.finished = trainer.step, trainer.finished
         return task.evaluate()
 
+    _check_attributes(task)
     settings = task.resolved
     trainer = Trainer(
         task.model,
@@ -240,6 +248,33 @@ def make_trainer(task: Task, callbacks: Sequence[Callback] = ()) -> Trainer:
         graphs=task.graphs,
     )
     return trainer
+
+
+def _check_attributes(task: Task) -> None:
+    """Raise ArgumentError where what a user's task has set is of the wrong type."""
+    if not isinstance(getattr(task, "model", None), nn.Module):
+        raise ArgumentError(
+            f"TASK: {type(task).__name__} has no model, expected that `prepare` makes one"
+        )
+    if task.samples and type(task).sample is Task.sample:
+        raise ArgumentError(
+            f"TASK: {type(task).__name__} has no `sample`, expected the method, or samples = False"
+        )
+    whole = "tokens_per_step", "steps_per_epoch", "graphs", "sample_every"
+    for name in (*whole, "flops_per_token"):
+        value, kinds = getattr(task, name), (int, np.integer) if name in whole else NUMBERS
+        if not isinstance(value, kinds) or not 0 <= value < math.inf:
+            expected = "a whole number" if name in whole else "a finite number"
+            raise ArgumentError(
+                f"TASK: {name} is {shown(value, 80)}, expected {expected}, 0 or more"
+            )
+
+
+def _text(found: Any, name: str) -> str:
+    """Return what a method returned; raise ArgumentError unless it is a text."""
+    if not isinstance(found, str):
+        raise wrong_return("TASK", name, found, "a text")
+    return found
 
 
 def train(
@@ -278,20 +313,26 @@ def train(
         settings.known_sizes()  # bad ones leave no folder
     with in_options(settings), run_folder(folder, strategy.is_main, None if resuming else settings):
         callbacks = make_loggers(settings.loggers) if strategy.is_main else []
-        task = kind(settings, folder, strategy, resuming)
+        task = called("TASK", kind.__name__, kind, (settings, folder, strategy, resuming))
+        if not hasattr(task, "strategy"):
+            raise ArgumentError(
+                f"TASK: {kind.__name__} has an __init__ that does not call that of Task"
+            )
         task.prepare(device)
-        parameters = sum(tensor.size for tensor in task.model.parameters())
         trainer = make_trainer(task, callbacks)
+        parameters = sum(tensor.size for tensor in task.model.parameters())
         if resuming:
             resume_run(trainer)
         task.first_step = trainer.step
         if strategy.is_main:
             config.save(task.settings, folder)
             task.save()
-            facts = {"warmup": task.resolved.warmup_steps, "parameters": parameters}
-            save_facts(folder, {**facts, **task.facts()})
-            about = ", ".join(filter(None, (f"{parameters:,} parameters", task.about())))
-            _log.info("%s: %s, on %s", folder, about, device)
+            facts, own = {"warmup": task.resolved.warmup_steps}, task.facts()
+            if not isinstance(own, Mapping):
+                raise wrong_return("TASK", "facts", own, "values by name")
+            save_facts(folder, {**facts, "parameters": parameters, **own})
+            about = filter(None, (f"{parameters:,} parameters", _text(task.about(), "about")))
+            _log.info("%s: %s, on %s", folder, ", ".join(about), device)
         outcome = trainer.run()
         if not outcome.finished:
             if strategy.is_main:
@@ -300,7 +341,7 @@ def train(
                 report_stop(outcome, trainer, file)
             return outcome, None
         task.step, task.finished = outcome.step, True
-        result = task.end(outcome)
+        result = _text(task.end(outcome), "end")
         if strategy.is_main:
             speed = f", {outcome.tokens_per_second:,.0f} tokens/s" if task.tokens_per_step else ""
             spent = f"{time.perf_counter() - began:.0f} s{speed}; all in {folder}"

@@ -5,12 +5,16 @@ Tests: tests/train/test_task.py.
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
 from tensorgrad.core.errors import ArgumentError
+from tensorgrad.files import shown
+from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.task import Task
-from tensorgrad.train.user_file import class_in, is_file
+from tensorgrad.train.user_file import check_method, class_in, is_file
 
 # The module and the class of each, which are loaded when they are used.
 TASKS = {
@@ -30,9 +34,39 @@ def task_class(name: str, option: str = "TASK") -> Any:
         ArgumentError: there is no such task.
     """
     if is_file(name):
-        return class_in(name, Task, option)
+        return _checked(class_in(name, Task, option), option)
     if name not in TASKS:
         expected = f"{', '.join(TASKS)}, or a Python file that defines a task"
         raise ArgumentError(f"{option}: got {name}, expected one of {expected}")
     module, kind = TASKS[name]
     return getattr(import_module(module), kind)
+
+
+def _checked(task: type[Task], option: str) -> type[Task]:
+    """Return the task of a user; raise ArgumentError where its class cannot be one."""
+    settings = task.Settings
+    if not (isinstance(settings, type) and issubclass(settings, TrainSettings)):
+        raise ArgumentError(
+            f"{option}: Settings of {task.__name__} is {shown(settings, 80)}, expected a dataclass "
+            "that derives from TrainSettings"
+        )
+    plain = [f.name for f in fields(settings) if "help" not in f.metadata]
+    if plain:
+        raise ArgumentError(
+            f"{option}: {settings.__name__} has {plain[0]!r} without a help, expected "
+            f"`{plain[0]}: TYPE = option(DEFAULT, HELP)`"
+        )
+    for name, method in vars(Task).items():
+        if inspect.isfunction(method) or isinstance(method, classmethod):
+            _check_method(getattr(Task, name), getattr(task, name), f"{option}: {name}")
+    return task
+
+
+def _check_method(ours: Any, theirs: Any, what: str) -> None:
+    """Raise ArgumentError unless a method takes what that of Task does."""
+    expected = inspect.signature(ours)
+    if not callable(theirs):
+        raise ArgumentError(f"{what} is {shown(theirs, 80)}, expected a method{expected}")
+    kinds = {each.kind for each in expected.parameters.values()}
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:  # of the arrays of a batch
+        check_method(theirs, expected.parameters, what)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tensorgrad.core.errors import ArgumentError, DataError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.data import (
     PairCorpus,
     PairLoader,
@@ -23,15 +22,15 @@ from tensorgrad.data import (
     read_pairs,
     train_tokenizer,
 )
-from tensorgrad.distribution import install
 from tensorgrad.files import finite, replacing, to_json
 from tensorgrad.models.generation.search import LARGEST_PENALTY
 from tensorgrad.models.transformer_lm import OF_PUBLISHED
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
-from tensorgrad.readers import no_link
+from tensorgrad.readers import needed, no_link
 from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import list_checkpoints, step_of
 from tensorgrad.train.config import option
+from tensorgrad.train.progress import StageProgress
 from tensorgrad.train.run import Outcome
 from tensorgrad.train.settings import LARGEST_BATCH, EpochSettings, by_optimizer
 from tensorgrad.train.strategy import OneProcess
@@ -178,10 +177,7 @@ class Bleu:
     """
 
     def __init__(self, lowercase: bool, language: str) -> None:
-        try:
-            metrics = importlib.import_module("sacrebleu.metrics")
-        except ImportError as error:
-            raise DataError(f"BLEU needs the sacrebleu package: {install('text')}") from error
+        metrics = needed("sacrebleu.metrics", "BLEU", "text")
         code = re.split("[-_.]", language.lower())[0]
         code = _LANGUAGES.get(code, code)
         try:
@@ -214,7 +210,8 @@ class Translation(Task):
     def read(self) -> None:
         """Read the pairs, and train or load the tokenizer."""
         settings, known = self.settings, self.folder / "tokenizer.json"
-        self.corpus, keys = read_corpus(settings), (settings.source, settings.target)
+        self.corpus = read_corpus(settings, self.strategy.is_main)
+        keys = settings.source, settings.target
         self.tokenizer = (
             Tokenizer.load(no_link(known))
             if self.resuming and known.exists()
@@ -393,13 +390,20 @@ class Translation(Task):
         return [path for path in found if (step_of(path) in ends) == regular]
 
 
-def read_corpus(settings: TranslationSettings) -> PairCorpus:
-    """Return the pairs of --data, with those of --also for training."""
-    keys = settings.source, settings.target
-    corpus = read_pairs(settings.data, *keys, lowercase=settings.lowercase)
-    if not settings.also:
-        return corpus
-    more = read_pairs(settings.also, *keys, lowercase=settings.lowercase, parts=["train"])
+def read_corpus(settings: TranslationSettings, shown: bool = False) -> PairCorpus:
+    """Return the pairs of --data, with those of --also for training.
+
+    Args:
+        settings: of the run.
+        shown: whether to show the progress.
+    """
+    keys, lowercase = (settings.source, settings.target), settings.lowercase
+    with StageProgress(f"preparing {settings.data}", shown) as progress:
+        corpus = read_pairs(settings.data, *keys, lowercase=lowercase, progress=progress)
+        if not settings.also:
+            return corpus
+        options: dict[str, Any] = {"lowercase": lowercase, "parts": ["train"]}
+        more = read_pairs(settings.also, *keys, **options, progress=progress)
     return replace(corpus, train=corpus.train + more.train)
 
 

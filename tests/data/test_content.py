@@ -132,6 +132,18 @@ def test_a_compressed_file_is_known_by_its_content(tmp_path: Path) -> None:
             list(documents(path))
 
 
+def test_a_file_that_is_decompressed_to_far_more_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensorgrad.data.content._UNPACKED_BYTES", 100_000)
+    for compress in (gzip.compress, lzma.compress, bz2.compress):
+        (tmp_path / "a.txt").write_bytes(compress(b"text\n" * 20_000))  # at the limit
+        assert len(list(read_lines(tmp_path / "a.txt"))) == 20_000
+        (tmp_path / "a.txt").write_bytes(compress(b"text\n" * 2_000_000)[:2000])
+        with pytest.raises(DataError, match="decompressed, expected at most 250 times its size"):
+            list(read_lines(tmp_path / "a.txt"))
+
+
 @pytest.mark.parametrize("frames", [1, 2])
 def test_zstandard_is_read(tmp_path: Path, frames: int) -> None:
     zstandard = pytest.importorskip("zstandard", reason="zstandard is not installed")

@@ -44,6 +44,18 @@ def test_the_loss_curve_is_a_picture(tmp_path: Path) -> None:
     assert plot_losses([{"step": 1, "loss": None}], tmp_path / "empty.png")
 
 
+def test_a_picture_that_matplotlib_cannot_draw_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise ValueError("Key backend: 'zzz' is not a valid value")
+
+    monkeypatch.setattr(plot, "_picture", fail)
+    assert not plot_losses(RECORDS, tmp_path / "loss.png")
+    assert "loss.png is not drawn: ValueError: Key backend: 'zzz'" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
 def test_other_measures_are_drawn_too(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     other = [{**RECORDS[0], "accuracy": 0.5}, *RECORDS[1:], {"step": 5, "accuracy": 0.9}]

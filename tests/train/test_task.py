@@ -170,7 +170,7 @@ def test_bad_words_are_one_line(
     (folder / "broken.py").write_text("1 / 0")
     start = "from tensorgrad.train import Task\n"
     (folder / "empty.py").write_text(f"{start}class Empty(Task): ...")
-    (folder / "blind.py").write_text(f"{start}class Blind(Task):\n    build = None")
+    (folder / "blind.py").write_text(f"{start}class Blind(Task):\n    def build(self): ...")
     assert main(["train", *words.split()]) == 1
     lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(lines) == 1
@@ -241,3 +241,106 @@ def test_names_and_files() -> None:
     assert tuple(SCHEDULES) == PIPELINE_SCHEDULES  # of parallel/, which train/ does not import
     assert task_class("sentiment").__name__ == "Sentiment"
     assert model_class("gpt2").__name__ == "GPT2"
+
+
+PARITY_OPTIONS = f"--bits 4 --batch 8 --evaluate-every 3 {STEPS}"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def build(self): return 3", "TASK: build returned 3, expected a Module"),
+        (
+            "def build(self, more): ...",
+            "TASK: build has the parameters (self, more), expected (sel",
+        ),
+        ("build = 3", "TASK: build is 3, expected a method(self)"),
+        ("def loss(self, bits): ...", "train: loss got 2 arguments: "),
+        (
+            "def batches(self, step): return [1]",
+            "train: batches returned [1], expected an iterator",
+        ),
+        ("def batches(self, step): raise StopIteration", "train: batches ended after step 0"),
+        (
+            "def evaluate(self): return {'a': 'b'}",
+            "train: evaluate returned {'a': 'b'}, expected n",
+        ),
+        (
+            "def evaluate(self): return {'step': 7}",
+            "train: evaluate returned 'step', expected any o",
+        ),
+        (
+            "def fingerprint(self): return 'a'",
+            "Trainer: fingerprint returned 'a', expected mapping",
+        ),
+        ("def facts(self): return [1]", "TASK: facts returned [1], expected values by name"),
+        ("def about(self): return None", "TASK: about returned None, expected a text"),
+        ("def end(self, outcome): return 3", "TASK: end returned 3, expected a text"),
+        (
+            "def prepare(self, device): ...",
+            "TASK: Parity has no model, expected that `prepare` make",
+        ),
+        (
+            "def __init__(self, *_): ...",
+            "TASK: Parity has an __init__ that does not call that of T",
+        ),
+        ("samples = True", "TASK: Parity has no `sample`, expected the method, or samples = False"),
+        (
+            "samples, sample = True, lambda self: 3",
+            "train: sample returned 3, expected a prompt and",
+        ),
+        ("graphs = 'a'", "TASK: graphs is 'a', expected a whole number, 0 or more"),
+        (
+            "Settings = dict",
+            "TASK: Settings of Parity is <class 'dict'>, expected a dataclass that ",
+        ),
+    ],
+)
+def test_what_a_task_does_wrong_is_one_line(
+    code: str, said: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = (folder / "parity.py").read_text().replace("class Parity(", "class Whole(")
+    text += f"\n\nclass Parity(Whole):\n    {code}\n\n\nWhole.__module__ = 'elsewhere'\n"
+    (folder / "wrong.py").write_text(text)
+    assert main(["train", "wrong.py", *PARITY_OPTIONS.split(), "--out", "wrong"]) == 1
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(lines) == 1
+    assert lines[0].startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("@dataclass(frozen=True)", "", "--model: NoPE of wrong.py has no Config, expected the d"),
+        ("def embed", "def other", "--model: NoPE has no `embed`, expected the method"),
+        (
+            "(self, config)",
+            "(self)",
+            "--model: __init__ of NoPE has the parameters (self), expecte",
+        ),
+        ("self.norm =", "self.other =", "--model: NoPE has norm = None, expected a Module"),
+        (
+            "return self.tokens(tokens)",
+            "return self.tokens(tokens)[0]",
+            "NoPE: embed returned shape",
+        ),
+        ("context: int = 128", "context: int = 128\n    more: int", "--model: "),
+        (
+            "return (self.vocab_size",
+            "return None #",
+            "--model: parameters of NoPEConfig is None, e",
+        ),
+        ("return training_flops", "return None #", "--model: training_flops of NoPEConfig is N"),
+    ],
+)
+def test_what_a_model_lacks_is_one_line(
+    before: str, after: str, said: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = (folder / "nope.py").read_text()
+    assert before in text
+    (folder / "wrong.py").write_text(text.replace(before, after))
+    words = RUNS["nope"][0].replace("nope.py", "wrong.py").split()
+    assert main(["train", *words, "--out", "wrong"]) == 1
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(lines) == 1
+    assert said in lines[0]
