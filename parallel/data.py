@@ -28,6 +28,7 @@ from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_embeddi
 from tensorgrad.parallel.checkpoint import ShardedStrategy
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
+from tensorgrad.parallel.comm.peer_memory import SharedArray
 from tensorgrad.train.strategy import MakeOptimizer
 from tensorgrad.train.strategy_settings import REDUCTIONS
 
@@ -98,7 +99,7 @@ class DataParallel(ShardedStrategy):
         self._reduction, self._bucket_mb = reduction, bucket_mb
         self._flat: Any = None  # the FlatParameters of `prepare`
         self._buckets: Buckets | None = None
-        self._shared: Any = None  # keeps the gradients in the reach of the other ranks' GPUs
+        self._shared: SharedArray | None = None  # keeps the gradients shared between GPUs
         self.rank, self.ranks, self.is_main = comm.rank, comm.size, comm.rank == 0
         self.processes = comm.size
 

@@ -119,13 +119,13 @@ def share(array: Array, rank: int, gather: Gather) -> SharedArray | None:
     runtime = backend.cupy.cuda.runtime
     state = backend.cupy.zeros(peer_copies.STATE, np.uint32)
     try:
-        own = [_handle(each) for each in (array, state)]
+        own = [_handle(array), _handle(state)]
     except runtime.CUDARuntimeError:  # memory of an allocator without handles
         own = []
     runtime.deviceSynchronize()  # the state is 0 before another rank writes to it
-    found = gather([_host(), own])
-    hosts, handles = {host for host, _ in found}, [pair for _, pair in found]
-    fails = len(hosts) > 1 or len(found) > Peers.MOST or not all(handles)
+    ranks = gather([_host(), own])
+    hosts, handles = {host for host, _ in ranks}, [pair for _, pair in ranks]
+    fails = len(hosts) > 1 or len(ranks) > Peers.MOST or not all(handles)
     fails = fails or array.dtype not in peer_copies.DTYPES
     opened: dict[str, int] = {}
     try:

@@ -32,7 +32,7 @@ class CommCall(NamedTuple):
         data, out: what is read and what is written, both 1-D.
         op: of a reduction: "sum", "mean" or "max".
         root: the other rank of a message, or the one that sends to all.
-        launch: of a shared array: launches a kernel that does it, on the current stream.
+        launch: for a part of a shared array, submits the call to the current stream.
     """
 
     name: str
