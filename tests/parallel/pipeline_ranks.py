@@ -357,15 +357,15 @@ def check_memory(comm: Comm, folder: Path) -> None:
 
         for micro in (4, 16):
             parts = [next(batches(number)) for number in range(micro)]
-            for measures in (False, True):
-                if measures:
-                    tracemalloc.start()
+            found = []
+            for _ in range(4):  # a message may be in transit in some of them
+                tracemalloc.start()
                 strategy.compute_gradients(loss, parts)
-            peaks[name, micro] = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
+                found.append(tracemalloc.get_traced_memory()[1])
+                tracemalloc.stop()
+            peaks[name, micro] = min(found[1:])
     assert peaks["gpipe", 16] > 3 * peaks["gpipe", 4], peaks
-    held = (peaks["gpipe", 16] - peaks["gpipe", 4]) / 12  # by a micro-batch; one may be in transit
-    assert peaks["1f1b", 16] < peaks["1f1b", 4] + held / 2, peaks
+    assert peaks["1f1b", 16] < 1.1 * peaks["1f1b", 4], peaks
     in_flight = max_in_flight("1f1b", comm.size, 16, comm.rank) + 1  # one in transit
     assert peaks["1f1b", 16] < 1.2 * in_flight / 16 * peaks["gpipe", 16], peaks
 
