@@ -227,15 +227,29 @@ def _unpacked(unpack: Callable[..., Generator[bytes]], path: Path, size: int) ->
         DataError: it is far more than text would be: 200 KB may hold 200 MB of empty lines.
     """
     with open_regular(path, links=True) as packed, closing(unpack(packed, size)) as chunks:
-        most, total = max(_UNPACKED_BYTES, _RATIO * os.fstat(packed.fileno()).st_size), 0
+        most, total = most_unpacked(os.fstat(packed.fileno()).st_size), 0
         for data in chunks:
             total += len(data)
-            if total > most:
-                raise DataError(
-                    f"documents: {path} has more than {most:,} bytes when it is decompressed, "
-                    f"expected at most {_RATIO} times its size: decompress it, if you trust it"
-                )
+            check_unpacked(path, total, most)
             yield data
+
+
+def most_unpacked(size: int) -> int:
+    """Return the most bytes that a compressed file of `size` bytes may hold."""
+    return max(_UNPACKED_BYTES, _RATIO * size)
+
+
+def check_unpacked(path: Path, total: int, most: int) -> None:
+    """Check how much a compressed file holds.
+
+    Raises:
+        DataError: it has more than `most` bytes.
+    """
+    if total > most:
+        raise DataError(
+            f"documents: {path} has more than {most:,} bytes when it is decompressed, "
+            f"expected at most {_RATIO} times its size: decompress it, if you trust it"
+        )
 
 
 def _read(opener: Any, source: Path | BinaryIO, size: int, **options: Any) -> Generator[bytes]:

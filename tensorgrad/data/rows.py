@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from tensorgrad.core.errors import ArgumentError, DataError
+from tensorgrad.data.content import check_unpacked, most_unpacked
 from tensorgrad.files import is_utf8
 from tensorgrad.readers import json_object, needed
 
@@ -179,14 +180,32 @@ def _parquet_rows(path: Path, column: str) -> Iterator[dict[str, Any]]:
     parquet = needed("pyarrow.parquet", f"documents: {path} is a Parquet file, which", "text")
     problems = (OSError, importlib.import_module("pyarrow").ArrowException)
     try:
-        with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if column not in names:
-                raise _no_column(path, names, column)
+        metadata = parquet.read_metadata(path)
+        names = metadata.schema.to_arrow_schema().names
+        if column not in names:
+            raise _no_column(path, names, column)
+        most, total = most_unpacked(path.stat().st_size), 0
+        stated = _column_bytes(metadata, column)
+        check_unpacked(path, stated or 0, most)
+        # Of texts that are repeated each is stored once: read_dictionary keeps them so.
+        once = [] if stated is None else [column]
+        with parquet.ParquetFile(path, metadata=metadata, read_dictionary=once) as file:
             for batch in file.iter_batches(batch_size=1000, columns=[column]):
-                yield from batch.to_pylist()
+                for value in batch.column(0):
+                    text = value.as_py()
+                    total += len(text) if isinstance(text, str) else 0
+                    check_unpacked(path, total, most)
+                    yield {column: text}
     except problems as error:
         raise DataError(f"documents: cannot read {path}: {error}") from error
+
+
+def _column_bytes(metadata: Any, column: str) -> int | None:
+    """Return the decompressed bytes of a column, as a Parquet file states them; None: of lists."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    columns = (group.column(i) for group in groups for i in range(group.num_columns))
+    stated = [c.total_uncompressed_size for c in columns if c.path_in_schema == column]
+    return sum(stated) if stated else None
 
 
 def _no_column(path: Path, columns: Sequence[str], column: str, place: str = "") -> DataError:

@@ -100,6 +100,24 @@ def test_parquet_is_read_by_its_text_column(tmp_path: Path) -> None:
         list(documents(path))
 
 
+def test_parquet_that_holds_far_more_than_its_size_is_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    path = tmp_path / "a.parquet"
+    repeated = pyarrow.DictionaryArray.from_arrays([0] * 30, pyarrow.array(["x" * 400_000]))
+    for texts, dictionary in ((repeated, True), (["x" * 12_000_000], False)):
+        table = pyarrow.table({"text": texts, "other": ["a"] * len(texts)})
+        parquet.write_table(table, path, compression="gzip", use_dictionary=dictionary)
+        with pytest.raises(DataError, match="decompressed, expected at most 250 times its size"):
+            list(documents(path))
+        assert list(documents(path, column="other")) == ["a"] * len(texts)
+    parquet.write_table(pyarrow.table({"text": [["a"], ["b"]]}), path)
+    with pytest.raises(DataError, match=r"row 1 has text \['a'\], expected a text"):
+        list(documents(path))
+    parquet.write_table(pyarrow.table({"text": repeated.slice(0, 20)}), path)
+    assert len(list(documents(path))) == 20
+
+
 def test_parquet_without_pyarrow_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
