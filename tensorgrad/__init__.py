@@ -19,19 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorgrad import array_api as _array_api
-from tensorgrad import (
-    autograd,
-    backend,
-    dtypes,
-    einops_backend,
-    errors,
-    fft,
-    graph,
-    linalg,
-    nn,
-    optim,
-    random,
-)
+from tensorgrad import autograd as autograd
+from tensorgrad import backend as backend
+from tensorgrad import dtypes as dtypes
+from tensorgrad import einops_backend, fft, graph, linalg, nn, optim, random
+from tensorgrad import errors as errors
 from tensorgrad.amp import autocast
 from tensorgrad.array_api import *
 from tensorgrad.array_api import __array_api_version__ as __array_api_version__
@@ -152,12 +144,8 @@ __all__ += _sorting.__all__
 
 _LATER = ("data", "models", "parallel", "testing", "train", "weights")
 
-if TYPE_CHECKING:  # the submodules that `__all__` does not name
-    from tensorgrad import autograd as autograd
-    from tensorgrad import backend as backend
+if TYPE_CHECKING:
     from tensorgrad import data as data
-    from tensorgrad import dtypes as dtypes
-    from tensorgrad import errors as errors
     from tensorgrad import kernels as kernels
     from tensorgrad import models as models
     from tensorgrad import ops as ops

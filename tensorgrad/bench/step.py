@@ -4,7 +4,7 @@ A step is forward, backward, clipping at 1.0 and AdamW on random tokens that are
 already. It is timed in windows of at least `seconds`: steps in a row without waiting in between,
 until the GPU has finished the last one. First eager and captured steps take turns; then the faster
 of the two and each mode of PyTorch. Figures are medians of windows. Those of the faster one are of
-its turns with PyTorch, so that both sides are equally warm.
+its turns with PyTorch, so that both sides are equally warm. On a GPU each row has its own process.
 
 The columns are in docs/guides/benchmarks.md. `mfu` counts 3 (L (24 C^2 + 2 T C) + 2 V C) FLOPs of
 a token, causal attention as half and V with padding, against the GPU's data sheet; `peak_mb` and
@@ -37,6 +37,7 @@ from tensorgrad.bench.breakdown import breakdown as by_kind
 from tensorgrad.bench.memory import check_fits, is_out_of_memory, release
 from tensorgrad.bench.options import PRESET, Device, Peer, Precision, Sizes, is_measured
 from tensorgrad.bench.pictures import bars
+from tensorgrad.bench.processes import in_new_process
 from tensorgrad.bench.steps import Preset, Step, model_case, settings_of
 from tensorgrad.bench.sweep import Case, Row, Sweep, together
 from tensorgrad.bench.timing import host_seconds, seconds_of, windows_in_turns
@@ -44,7 +45,7 @@ from tensorgrad.profile.training_step import TrainingStep, language_step
 from tensorgrad.train.times import memory, peak_of
 
 BATCHES = {
-    "gpt2-124M": (32, 8, 2), "gpt2-355M": (16,), "gpt2-774M": (8,), "gpt2-1558M": (8,),
+    "gpt2-124M": (32, 8, 2), "gpt2-355M": (16,), "gpt2-774M": (8,), "gpt2-1558M": (4,),
     "char": (64,), "llama-124M": (32,),
 }  # fmt: skip
 ROWS = ("gpt2-124M", "gpt2-355M", "gpt2-1558M", "char")  # by default
@@ -90,6 +91,12 @@ def measure_step(case: Case, device: str) -> Row:
     row["tokens_per_second"] = speed = 1e3 * case["batch"] * config.context / ms
     peak = peak_of(device, case["dtype"], 1)
     row["mfu"] = math.nan if peak is None else config.training_flops() * speed / peak
+    return row
+
+
+def _measure_alone(case: Case, device: str) -> Row:
+    """Return the results of a row from a new process: PyTorch keeps memory of captured steps."""
+    row: Row = in_new_process(measure_step, {"case": dict(case), "device": device})
     return row
 
 
@@ -207,7 +214,7 @@ def step_sweep(
     shown = "eager_ms", "captured_ms", "peer_ms"
     draw = bars("Training step", "ms", ("preset", "batch"), shown)
     cases = [{**case, **windowed} for case in models]
-    measure = partial(measure_step, device=device)
+    measure = partial(measure_step if device == "cpu" else _measure_alone, device=device)
     yield Sweep("step", cases, measure, results, draw, device, hidden=_HIDDEN)
     if breakdown:
         kinds = [{**case, "kind": kind} for case in models for kind in KINDS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from tensorgrad.bench import options, torch_ddp
 from tensorgrad.bench import step as train_step
 from tensorgrad.bench.breakdown import KINDS, kind_of, own_bytes, summed
 from tensorgrad.bench.steps import settings_of
+from tensorgrad.bench.sweep import run_sweep
 from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.cli import main
 from tensorgrad.models.gpt2 import GPT2Config
@@ -68,7 +70,7 @@ def test_the_default_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     found = next(train_step.step_sweep(device="cpu")).cases
     assert [(row["preset"], row["batch"]) for row in found] == [
         ("gpt2-124M", 32), ("gpt2-124M", 8), ("gpt2-124M", 2), ("gpt2-355M", 16),
-        ("gpt2-1558M", 8), ("char", 64),
+        ("gpt2-1558M", 4), ("char", 64),
     ]  # fmt: skip
     assert {row["dtype"] for row in found} == {"bfloat16-parameters"}
     assert {row["peer"] for row in found} == {"default reduce-overhead"}
@@ -77,6 +79,19 @@ def test_the_default_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.rows for each in sizes] == [50304] * 5 + [10112]
     for row in next(train_step.step_sweep(micro_batches=2, device="cpu")).cases:
         assert row["peer"] == "default"
+
+
+def test_a_row_of_a_gpu_has_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def process(function: Any, given: dict[str, Any]) -> dict[str, Any]:
+        assert (function, given["device"]) == (train_step.measure_step, "cuda")
+        if given["case"]["batch"] == 8:
+            raise RuntimeError("measure_step in a new process: OutOfMemoryError: Out of memory")
+        return {"eager_ms": json.loads(json.dumps(given["case"]))["batch"]}
+
+    monkeypatch.setattr(train_step, "in_new_process", process)
+    sweep = next(train_step.step_sweep(preset=("char",), batch=(2, 8), device="cuda"))
+    found = run_sweep(sweep, Path("out"), device="a GPU", version="1").rows
+    assert [(row["status"], row["eager_ms"]) for row in found] == [("ok", 2), ("out of memory", "")]
 
 
 def test_finished_rows_are_kept_and_the_command_resumes(
