@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,7 @@ def is_file(name: str) -> bool:
 
 
 def class_in(path: str, base: type[Any], option: str) -> Any:
-    """Return the class that a Python file defines; the file is executed once a process.
+    """Return the class that a Python file defines; what it holds is executed once a process.
 
     Args:
         path: of the file.
@@ -144,20 +145,14 @@ def class_in(path: str, base: type[Any], option: str) -> Any:
     file = Path(path).absolute()
     if not file.is_file():
         raise ArgumentError(f"{option}: {path} does not exist, expected a Python file")
-    name = f"tensorgrad_user_{file.stem}_{abs(hash(str(file)))}"
-    module = sys.modules.get(name)
-    if module is None:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[name]
-            raise ArgumentError(
-                f"{option}: {path} fails with {type(error).__name__}: {error}"
-            ) from error
+    try:
+        source = file.read_bytes()
+        name = f"tensorgrad_user_{file.stem}_{abs(hash((file, source)))}"
+        module = sys.modules.get(name) or _executed(name, file, source)
+    except Exception as error:
+        raise ArgumentError(
+            f"{option}: {path} fails with {type(error).__name__}: {error}"
+        ) from error
     found = [
         value
         for value in vars(module).values()
@@ -169,3 +164,16 @@ def class_in(path: str, base: type[Any], option: str) -> Any:
             f"{option}: {path} defines {names}, expected one subclass of {base.__name__}"
         )
     return found[0]
+
+
+def _executed(name: str, file: Path, source: bytes) -> ModuleType:
+    """Return the new module of a file's source. No compiled code is kept, which could be older."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        exec(compile(source, str(file), "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from dataclasses import fields
@@ -11,6 +12,7 @@ import pytest
 from tensorgrad.cli import main
 from tensorgrad.models.presets import PRESETS
 from tensorgrad.parallel.schedule import SCHEDULES
+from tensorgrad.train import Task
 from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.sentiment import SentimentSettings
@@ -18,7 +20,7 @@ from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.strategy_settings import PIPELINE_SCHEDULES
 from tensorgrad.train.tasks import task_class
 from tensorgrad.train.translation import TranslationSettings
-from tensorgrad.train.user_file import model_class
+from tensorgrad.train.user_file import class_in, model_class
 from tests.ranks import ROOT, missing, run_ranks
 
 GUIDE = ROOT / "docs" / "guides" / "own-models.md"
@@ -306,6 +308,19 @@ def test_what_a_task_does_wrong_is_one_line(
     lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(lines) == 1
     assert lines[0].startswith(said)
+
+
+def test_a_file_that_changes_is_executed_again(folder: Path) -> None:
+    path = folder / "model.py"
+    text = "from tensorgrad.train import Task\n\n\nclass One(Task):\n    number = 1\n"
+    found = []
+    for written in (text, text.replace("1", "2"), text):  # of one size, perhaps in one second
+        path.write_text(written)
+        found.append(class_in("model.py", Task, "TASK"))
+    assert [each.number for each in found] == [1, 2, 1]
+    assert found[2] is found[0]
+    assert inspect.getsource(found[0]).endswith("number = 1\n")
+    assert not (folder / "__pycache__").exists()
 
 
 @pytest.mark.parametrize(
