@@ -409,9 +409,6 @@ class _Watch(instrument.Observer):
         return lambda: None
 
 
-_MOST_WAITING_BYTES = 24 * 2**20  # so that they are still in the L2 cache
-
-
 class _CaptureNotes:
     """What the library notes while a step is captured (`modes.mode.capture`).
 
@@ -424,8 +421,6 @@ class _CaptureNotes:
         self.assigned: list[Array] = []
         self.calls: dict[object, Callable[[], None]] = {}
         self._gradients: dict[LeafGradient, None] = {}  # that count as zeros until they are written
-        self._waiting: list[tuple[LeafGradient, Any, Callable[[list[Any]], None]]] = []
-        self._waiting_bytes = 0
 
     def overwrite(self, gradients: Iterable[LeafGradient]) -> None:
         """Let gradients count as zeros without writing them, until the first is added or `settle`.
@@ -433,49 +428,19 @@ class _CaptureNotes:
         What is added first overwrites, which saves writing zeros and reading them.
         """
         for gradient in gradients:
-            gradient.beta, gradient.capture = 0, self
+            gradient.beta = 0
             self._gradients[gradient] = None
 
-    def wait(
-        self, of: LeafGradient, contribution: Any, nbytes: int, add: Callable[[list[Any]], None]
-    ) -> None:
-        """Keep a contribution to the small gradient of a bias or norm, to add many by one kernel.
-
-        They wait until somebody adds to the gradient or may read it, or there are too many.
-
-        Args:
-            of: the gradient.
-            contribution: what `add` takes; it holds arrays of `nbytes`.
-            nbytes: see there.
-            add: adds a list of contributions.
-        """
-        self._waiting.append((of, contribution, add))
-        self._waiting_bytes += nbytes
-        if self._waiting_bytes > _MOST_WAITING_BYTES:
-            self.add_waiting()
-
-    def add_waiting(self) -> None:
-        """Add the contributions that wait."""
-        together: dict[Any, list[Any]] = {}
-        for gradient, contribution, add in self._waiting:
-            gradient.is_waited_for = False
-            together.setdefault(add, []).append(contribution)
-        self._waiting, self._waiting_bytes = [], 0
-        for add, contributions in together.items():
-            add(contributions)
-
     def settle(self) -> None:
-        """Add what waits, and write the zeros of gradients that nothing was added to."""
-        self.add_waiting()
+        """Write the zeros of gradients that nothing was added to."""
         for gradient in self._gradients:
             gradient.settle()
 
     def end(self) -> None:
         """Take gradients as they are again: the step is captured, or has failed."""
         for gradient in self._gradients:
-            gradient.beta, gradient.capture, gradient.loan = 1, None, None
-            gradient.is_waited_for = False
-        self._gradients, self._waiting = {}, []
+            gradient.beta, gradient.loan = 1, None
+        self._gradients = {}
 
 
 class _Variant:

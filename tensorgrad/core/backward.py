@@ -18,14 +18,22 @@ from tensorgrad.core.arrays import array_of, cast, converted, sum_to_shape
 from tensorgrad.core.backend import Array, namespace, same_device
 from tensorgrad.core.dtypes import is_complex
 from tensorgrad.core.errors import DtypeError, GradError, ShapeError
-from tensorgrad.core.gradient import Gradient, LeafGradient, is_given_away, leaves, unwrapped
+from tensorgrad.core.gradient import (
+    Gradient,
+    LeafGradient,
+    Waiting,
+    is_given_away,
+    leaves,
+    unwrapped,
+)
 from tensorgrad.core.modes import mode
 from tensorgrad.core.nodes import RECORDED, Edge, Node, Output, edge_of, versions
 
 if TYPE_CHECKING:
     from tensorgrad.core.tensor import Tensor
 
-Complete: TypeAlias = "dict[Edge, Array | None] | None"  # where a walk puts gradients; None: leaves
+# Where a walk puts gradients: a dictionary, or leaves, of which it notes those that wait.
+Into: TypeAlias = "dict[Edge, Array | None] | Waiting"
 _NDARRAY, _SCALAR = np.ndarray, np.generic
 _NOWHERE: frozenset[Edge] = frozenset()
 
@@ -53,11 +61,16 @@ def backward(self: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
     start = self if self.node is None else self.node
     if dy.dtype is not start.dtype:  # a cast of a leaf
         dy = cast(dy, start.dtype)
-    if instrument.observer is None:
-        _walk(start, dy, retain_graph, _NOWHERE, None)
-    else:
-        with instrument.observer.phase("backward"):
-            _walk(start, dy, retain_graph, _NOWHERE, None)
+    waiting = Waiting()
+    try:
+        if instrument.observer is None:
+            _walk(start, dy, retain_graph, _NOWHERE, waiting)
+        else:
+            with instrument.observer.phase("backward"):
+                _walk(start, dy, retain_graph, _NOWHERE, waiting)
+    finally:
+        if waiting:
+            waiting.add()
     if mode.capture is not None:
         mode.capture.settle()
 
@@ -115,16 +128,16 @@ def _seed(root: Tensor, dy: Any) -> Array:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # inf and NaN reach the gradients, as on the GPU
-def _walk(start: Any, dy: Any, retain_graph: bool, ends: Set[Edge], complete: Complete) -> None:
+def _walk(start: Any, dy: Any, retain_graph: bool, ends: Set[Edge], into: Into) -> None:
     """Visit nodes after all their users, up to leaves and `ends`, whose gradients it completes."""
-    shared = _shared(start, ends, complete)
+    shared = _shared(start, ends, into)
     sum_of, observer = shared.get, instrument.observer
     parts: dict[Node, list[Any]] = {}  # gradients of the outputs of a node
     ready: list[tuple[Any, Any]] = [(start, dy)]
     while ready:
         node, dy = ready.pop()
         if type(node) is not Node or (ends and node in ends):
-            ready += _arrived(node, dy, shared, parts, ends, complete)
+            ready += _arrived(node, dy, shared, parts, ends, into)
             continue
         edges, saved = node.edges, node.saved
         if saved is None or node.version != versions.current:
@@ -135,7 +148,7 @@ def _walk(start: Any, dy: Any, retain_graph: bool, ends: Set[Edge], complete: Co
             if total is not None:
                 needs.append(total.need)
             else:
-                needs.append(type(edge) is Node or (edge is not None and _need(edge, complete)))
+                needs.append(type(edge) is Node or (edge is not None and _need(edge, into)))
         if dy is None or type(dy) is Gradient:
             dxs = _run(node, dy, needs)
         elif observer is not None:
@@ -162,7 +175,7 @@ def _walk(start: Any, dy: Any, retain_graph: bool, ends: Set[Edge], complete: Co
             if like is edge:
                 ready.append((edge, dx))
             else:  # at once: who waits for a gradient need not wait for the rest of the walk
-                _deliver(edge, dx, None if total else (dy, dxs, saved), complete)
+                _deliver(edge, dx, None if total else (dy, dxs, saved), into)
         dxs, saved, dx = (), (), None  # so that memory falls before the next backward runs
 
 
@@ -186,13 +199,13 @@ def _wrong_number(node: Node, found: Sequence[Any]) -> GradError:
     )
 
 
-def _need(edge: Any, complete: Complete, several: bool = False) -> Any:
+def _need(edge: Any, into: Into, several: bool = False) -> Any:
     """Return the need for an edge whose gradient is not known yet.
 
     It is the gradient of a leaf, but not one of 16 bits where several ops contribute: what they
     return in float32 is added up in float32 and rounded once.
     """
-    of_leaf = edge.gradient if complete is None and type(edge) not in RECORDED else None
+    of_leaf = edge.gradient if type(into) is Waiting and type(edge) not in RECORDED else None
     return True if of_leaf is None or (several and not of_leaf.is_wide) else of_leaf
 
 
@@ -202,7 +215,7 @@ def _arrived(
     shared: dict[Any, Gradient],
     parts: dict[Node, list[Any]],
     ends: Set[Edge],
-    complete: Complete,
+    into: Into,
 ) -> list[tuple[Node, Any]]:
     """Deliver the gradient of an end, or keep that of an output.
 
@@ -210,7 +223,7 @@ def _arrived(
         The node of the outputs and a list of all their gradients, once these are complete.
     """
     if type(edge) is not Output or edge in ends:
-        _deliver(edge, unwrapped(dy), None, complete)
+        _deliver(edge, unwrapped(dy), None, into)
         return []
     node = edge.node
     dys = parts.setdefault(node, [None] * edge.count)
@@ -224,7 +237,7 @@ def _arrived(
     return [(node, None if all(dy is None for dy in dys) else dys)]
 
 
-def _shared(start: Any, ends: Set[Edge], complete: Complete) -> dict[Any, Gradient]:
+def _shared(start: Any, ends: Set[Edge], into: Into) -> dict[Any, Gradient]:
     """Return gradients for the nodes and leaves between `start` and `ends` with several users."""
     shared: dict[Any, Gradient] = {}
     seen = {start, None}
@@ -246,7 +259,7 @@ def _shared(start: Any, ends: Set[Edge], complete: Complete) -> dict[Any, Gradie
                     type(target) is Node,
                     type(target) not in RECORDED,
                 )
-                gradient.need = _need(target, complete, several=True)
+                gradient.need = _need(target, into, several=True)
     return shared
 
 
@@ -285,15 +298,15 @@ def _fit(dx: Any, like: Any, stays_wide: bool) -> Any:
     return array if stays_wide else cast(array, like.dtype)
 
 
-def _deliver(edge: Any, dx: Array | None, beside: Any, complete: Complete) -> None:
+def _deliver(edge: Any, dx: Array | None, beside: Any, into: Into) -> None:
     """Keep a complete gradient, or add it to the leaf and tell those who wait for it.
 
     Args:
         beside: what the op that returned the gradient has beside it, which may hold it too; None
             where it is not known that nobody else does.
     """
-    if complete is not None:
-        complete[edge] = dx
+    if isinstance(into, dict):
+        into[edge] = dx
         return
     if dx is not None:
         with leaves:
@@ -303,8 +316,9 @@ def _deliver(edge: Any, dx: Array | None, beside: Any, complete: Complete) -> No
                 edge.gradient = LeafGradient(dx)
             else:
                 edge.gradient = LeafGradient(converted(dx, edge.data.dtype))
+    if edge.gradient is not None and edge.gradient.waiting is not None:
+        into.note(edge.gradient)
     if edge.hooks:
-        if mode.capture is not None:
-            mode.capture.add_waiting()
+        into.add()
         for hook in edge.hooks:
             hook(edge)

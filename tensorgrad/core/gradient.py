@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,9 @@ from tensorgrad.core.dtypes import Dtype, compute_dtype
 Saved = tuple[Any, ...]  # what an op keeps for its backward function
 Needs = Sequence[Any]  # for each input: False, True or a Gradient
 Gradients = Sequence[Any]  # for each input an array or Gradient; None: not wanted, or added already
+AddTogether = Callable[[list[Any]], None]  # adds what waits
 _NDARRAY = np.ndarray
+_MOST_WAITING_BYTES = 24 * 2**20  # so that they are still in the L2 cache
 leaves = threading.RLock()  # held to add to the gradient of a leaf, as several threads may
 
 
@@ -142,7 +144,7 @@ class Gradient:
             return None
         return total, self._begin()
 
-    def waits(self, contribution: Any, nbytes: int, add: Callable[[list[Any]], None]) -> bool:
+    def waits(self, contribution: Any, nbytes: int, add: AddTogether) -> bool:
         """Let a contribution wait for those of other gradients, so that one kernel adds them all.
 
         Args:
@@ -160,18 +162,6 @@ class Gradient:
         return 1
 
 
-class CapturedStep(Protocol):
-    """What a step that becomes a CUDA graph keeps of gradients; see graph.py."""
-
-    def wait(
-        self, of: LeafGradient, contribution: Any, nbytes: int, add: Callable[[list[Any]], None]
-    ) -> None:
-        """Keep a contribution until it is added with others."""
-
-    def add_waiting(self) -> None:
-        """Add the contributions that wait."""
-
-
 class LeafGradient(Gradient):
     """The gradient that a leaf holds: an array that stays where it is.
 
@@ -180,18 +170,17 @@ class LeafGradient(Gradient):
             them; else 1.
         is_touched: whether something was added since an optimizer set it to 0.
         is_wide: whether it has more than 16 bits.
-        capture: the step it is a part of, while that becomes a CUDA graph.
-        is_waited_for: whether a contribution waits in that step.
+        waiting: a contribution that is added with those of other leaves at the end of the walk or
+            before, its bytes, and what adds them.
         loan: of the memory, while it counts as zeros.
     """
 
-    __slots__ = ("beta", "capture", "is_touched", "is_waited_for", "is_wide", "loan")
+    __slots__ = ("beta", "is_touched", "is_wide", "loan", "waiting")
 
     def __init__(self, array: Array) -> None:
         self.array, self.dtype, self.is_own = array, array.dtype, True
         self.beta, self.is_touched, self.is_wide = 1, False, array.dtype.itemsize > 2
-        self.capture: CapturedStep | None = None
-        self.is_waited_for = False
+        self.waiting: tuple[Any, int, AddTogether] | None = None
         self.loan: Loan | None = None
 
     def add(self, dx: Array) -> None:
@@ -212,8 +201,8 @@ class LeafGradient(Gradient):
 
     def settle(self) -> None:
         """Add what waits, and write the zeros that the memory counts as."""
-        if self.is_waited_for and self.capture is not None:
-            self.capture.add_waiting()
+        if self.waiting is not None:
+            add_waiting([self])
         if self.beta == 0:
             self.beta = 1
             self._end_loan()
@@ -226,18 +215,18 @@ class LeafGradient(Gradient):
         self.loan = Loan(self)
         return self.loan
 
-    def waits(self, contribution: Any, nbytes: int, add: Callable[[list[Any]], None]) -> bool:
+    def waits(self, contribution: Any, nbytes: int, add: AddTogether) -> bool:
         """Let a contribution wait until somebody else adds to the gradient or may read it."""
-        if self.capture is None:
-            return False
-        self.is_waited_for = True
-        self.capture.wait(self, contribution, nbytes, add)
+        with leaves:
+            if self.waiting is not None:  # of another thread
+                add_waiting([self])
+            self.waiting = contribution, nbytes, add
         return True
 
     def _begin(self) -> int:
         self.is_touched = True
-        if self.is_waited_for and self.capture is not None:
-            self.capture.add_waiting()
+        if self.waiting is not None:
+            add_waiting([self])
         beta, self.beta = self.beta, 1
         if not beta:
             self._end_loan()
@@ -246,6 +235,38 @@ class LeafGradient(Gradient):
     def _end_loan(self) -> None:
         if self.loan is not None:
             self.loan.leave()
+
+
+class Waiting(list[LeafGradient]):
+    """The gradients of a walk in which contributions wait, until there are too many."""
+
+    nbytes = 0
+
+    def note(self, gradient: LeafGradient) -> None:
+        """Note one; add the contributions once they are `_MOST_WAITING_BYTES`."""
+        self.append(gradient)
+        self.nbytes += 0 if gradient.waiting is None else gradient.waiting[1]
+        if self.nbytes > _MOST_WAITING_BYTES:
+            self.add()
+
+    def add(self) -> None:
+        """Add the contributions."""
+        add_waiting(self)
+        self.clear()
+        self.nbytes = 0
+
+
+def add_waiting(gradients: Sequence[LeafGradient]) -> None:
+    """Add the contributions that wait in some gradients."""
+    together: dict[AddTogether, list[Any]] = {}
+    with leaves:
+        for gradient in gradients:
+            if gradient.waiting is not None:  # else another thread has added it
+                contribution, _, add = gradient.waiting
+                gradient.waiting = None
+                together.setdefault(add, []).append(contribution)
+        for add, contributions in together.items():
+            add(contributions)
 
 
 class Loan:

@@ -80,7 +80,7 @@ class Tensor(Methods):
         gradient = self.gradient
         if gradient is None:
             return None
-        if gradient.capture is not None:
+        if gradient.waiting is not None or not gradient.beta:
             gradient.settle()
         return gradient.array
 

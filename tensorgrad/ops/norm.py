@@ -377,7 +377,7 @@ def _backward_numpy(
 def column_sums(parts: Sequence[Array], needs: Sequence[Any]) -> list[Array | None]:
     """Return the sums of the columns of matrices, which are gradients of biases and norm weights.
 
-    All are added by one launch, in a captured step by one with those of other layers.
+    Where leaves wait for them they are added by one launch with those of other layers, else by one.
 
     Args:
         parts: (N, C) each, on the GPU, float32 or float64, rows contiguous.

@@ -11,7 +11,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor, autograd, graph, nn, optim
 from tensorgrad.core import backend, modes
-from tensorgrad.core.gradient import Gradient, LeafGradient, add_at, out_of
+from tensorgrad.core.gradient import Gradient, LeafGradient, Waiting, add_at, out_of
 
 RNG = np.random.default_rng(3)
 W, X = RNG.standard_normal((4, 3)), RNG.standard_normal((5, 3))
@@ -188,35 +188,72 @@ def test_a_head_without_backward_leaves_zeros(step: Any) -> None:
     np.testing.assert_allclose(w.grad, 2 * expected)
 
 
-def test_contributions_wait_until_somebody_adds_to_their_gradient(step: Any) -> None:
+def test_contributions_wait_until_somebody_adds_to_their_gradient() -> None:
     added: list[list[str]] = []
     first, second = LeafGradient(np.zeros(3)), LeafGradient(np.zeros(3))
 
     def wait(gradient: Gradient, what: str, nbytes: int = 4) -> bool:
         return gradient.waits(what, nbytes, added.append)
 
-    assert not wait(first, "no part of the step")
     assert not wait(Gradient(np.zeros(3)), "an edge: the walk reads it")
-    step.overwrite([first, second])
-    for _ in range(2):
-        assert wait(first, "one")
-        assert wait(second, "two")
-        LeafGradient(np.zeros(3)).add(np.ones(3))
-        assert not added
-        second.add(np.ones(3))
-        assert added == [["one", "two"]]
-        added.clear()
-    assert wait(first, "large", 2**30)
-    assert added.pop() == ["large"]
-    assert wait(first, "the end")
-    step.settle()
-    assert added.pop() == ["the end"]
-    step.add_waiting()
-    assert wait(first, "of a step that fails")
-    step.end()
-    first.add(np.ones(3))
-    step.settle()
+    waiting = Waiting()
+    for gradient, what in ((first, "one"), (second, "two")):
+        assert wait(gradient, what)
+        waiting.note(gradient)
+    LeafGradient(np.zeros(3)).add(np.ones(3))
     assert not added
+    waiting.add()
+    assert added.pop() == ["one", "two"]
+    assert not waiting
+    assert wait(first, "one")
+    assert wait(first, "of another thread")
+    assert added.pop() == ["one"]
+    waiting.note(first)
+    first.add(np.ones(3))
+    assert added.pop() == ["of another thread"]
+    waiting.add()
+    for _ in range(2):
+        assert wait(first, "large", 2**24)
+        waiting.note(first)
+        assert not added
+        assert wait(second, "larger", 2**23 + 1)
+        waiting.note(second)
+        assert added.pop() == ["large", "larger"]
+    assert wait(first, "the end")
+    first.settle()
+    assert added.pop() == ["the end"]
+    first.settle()
+    assert not added
+
+
+def test_what_waits_is_added_at_the_end_of_a_walk() -> None:
+    x, b, _ = leaves()
+    b.grad = np.zeros(4)
+    seen: list[Any] = []
+
+    def add(totals: list[Any]) -> None:
+        for total in totals:
+            total += 7
+
+    def backward(dy: Any, saved: Any, needs: Any) -> Any:
+        (total, beta) = needs[0].array, needs[0]._begin()
+        assert beta == 1
+        assert needs[0].waits(total, 8, add)
+        seen.append(total.copy())
+        return (None,)
+
+    def failing(dy: Any, saved: Any, needs: Any) -> Any:
+        raise ValueError("after the other")
+
+    op = autograd.record("op", b.data.copy(), (b,), backward, ())
+    op.sum().backward()
+    np.testing.assert_array_equal(seen, [[0, 0, 0, 0]])
+    np.testing.assert_array_equal(b.gradient.array, [7, 7, 7, 7])
+    other = autograd.record("failing", x.data.copy(), (x,), failing, ())
+    op = autograd.record("op", b.data.copy(), (b,), backward, ())
+    with pytest.raises(ValueError, match="after the other"):
+        (other.sum() + op.sum()).backward()
+    assert b.gradient.array[0] == 7 * len(seen)
 
 
 def test_hooks_find_what_has_waited(step: Any) -> None:
