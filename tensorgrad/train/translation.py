@@ -386,8 +386,12 @@ class Translation(Task):
         """Return the checkpoints that an uninterrupted run has too, or the others, newest first."""
         settings = super().resolved
         found = list_checkpoints(self.folder / "checkpoints")
-        ends = {settings.steps, *range(0, settings.steps, settings.checkpoint_every)}
-        return [path for path in found if (step_of(path) in ends) == regular]
+        ends = range(0, settings.steps, settings.checkpoint_every)
+        return [
+            path
+            for path in found
+            if (step_of(path) in ends or step_of(path) == settings.steps) == regular
+        ]
 
 
 def read_corpus(settings: TranslationSettings, shown: bool = False) -> PairCorpus:
