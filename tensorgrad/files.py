@@ -57,7 +57,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
             file.close()
-        os.replace(temporary, path)
+        try:
+            os.replace(temporary, path)
+        except OSError as error:  # which names the temporary file
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     except BaseException:
         with contextlib.suppress(OSError):  # closing flushes, and fails again on a full disk
             file.close()

@@ -179,4 +179,9 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     for path in ("", "/", "."):
         with pytest.raises(OSError, match="directory"), replacing(path):
             pass
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError) as caught, replacing(tmp_path / "folder"):
+        pass
+    assert (caught.value.filename, caught.value.filename2) == (str(tmp_path / "folder"), None)
+    (tmp_path / "folder").rmdir()
     assert sorted(os.listdir(tmp_path)) == before

@@ -76,7 +76,7 @@ _ABOUT = re.compile(
     r"(?:(?P<op>[\w. ]+): )?(?P<name>--[\w-]+|\w+) (?:is|are|has|got) (?!given)(?P<rest>.+)", re.S
 )
 _GOT = re.compile(r"(?P<name>\w+): (?P<rest>.+)", re.S)
-_OP = re.compile(r"[A-Za-z_][\w.]*: ")
+_OP = re.compile(r"^[A-Za-z_]\w*(?:\.\w+)*: ")
 _MISSING = re.compile(
     "does not exist|[Nn]o such file|is not a folder|is missing|has no (config|checkpoint|tokenizer)"
 )
@@ -139,7 +139,8 @@ def _renamed(error: Exception, options: Mapping[str, Any]) -> str | None:
     if known or isinstance(error, TrainingError):  # of numbers, whatever folder it mentions
         return None
     text = re.sub(r"^[\w. ]+: (?=--[a-z])", "", text)
-    if isinstance(error, OSError) and not isinstance(error, TensorgradError):
+    of_system = isinstance(error, OSError) and not isinstance(error, TensorgradError)
+    if isinstance(error, OSError) and of_system:
         if error.filename is None:
             return None
         text = f"{os.fsdecode(error.filename)}: {error.strerror}"
@@ -157,7 +158,7 @@ def _renamed(error: Exception, options: Mapping[str, Any]) -> str | None:
         return f"{option}: {got['rest']}"
     if text.startswith("--"):
         return text
-    return f"{name}: {_OP.sub('', text, count=1)}" if name else None
+    return f"{name}: {text if of_system else _OP.sub('', text)}" if name else None
 
 
 def _related(text: str, options: Mapping[str, Any]) -> str:

@@ -154,6 +154,8 @@ def test_settings_name_options_too() -> None:
         raise DataError("read_labelled: source has 3, expected 4")
     with pytest.raises(ArgumentError, match=r"^--data lost: no such file"), in_options(settings):
         raise FileNotFoundError(2, "No such file or directory", "lost")
+    with pytest.raises(ArgumentError, match=r"^--data: lost/a.b: Is a"), in_options(settings):
+        raise IsADirectoryError(21, "Is a directory", "lost/a.b")
     with pytest.raises(ArgumentError, match=r"^softmax: axis is 3"), in_options(settings):
         raise ArgumentError("softmax: axis is 3, expected 0")
     settings = SentimentSettings(data="hf:a/b", vectors="runs/glove", out="run")
