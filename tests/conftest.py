@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import itertools
+import logging
 import os
 import shutil
 import signal
@@ -27,8 +28,9 @@ hypothesis.settings.load_profile("tensorgrad")
 
 
 def pytest_runtest_setup() -> None:
-    """Let Ctrl-C raise: shells ignore it in the background, and other libraries leave handlers."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Undo what shells and other tests leave: ignored signals, handlers, the level of logging."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C raises
+    logging.root.setLevel(logging.WARNING)  # a command sets it where no test captures its messages
 
 
 _MEMORY = Path("/dev/shm")
