@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorgrad.errors import ArgumentError, DataError
+from tensorgrad.errors import ArgumentError, DataError, DtypeError
 from tensorgrad.files import (
+    delete,
     hidden_name,
     is_locked,
     locked,
@@ -161,6 +162,29 @@ def test_text_is_escaped_or_readable() -> None:
     assert parse_json(text, "it") == parse_json(to_json(value), "it") == value
     with pytest.raises(ArgumentError, match="expected text that fits UTF-8"):
         to_json({"text": "\ud800"}, escapes=False)
+
+
+def test_files_folders_and_links_are_deleted_but_not_what_links_lead_to(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "folder" / "inner" / "file").write_text("a")
+    (tmp_path / "link").symlink_to("folder")
+    delete(tmp_path / "link")
+    assert names(tmp_path) == ["folder"]
+    delete(tmp_path / "folder" / "inner" / "file")
+    assert names(tmp_path / "folder" / "inner") == []
+    delete(tmp_path / "folder")
+    delete(tmp_path / "missing")
+    assert names(tmp_path) == []
+
+
+def test_a_value_that_json_cannot_hold_is_named_by_its_place() -> None:
+    for value, place in (
+        ({"a": {"b": {1}}}, ": a.b is {1}"),
+        ({"a": [{1}]}, r": a\[0\] is {1}"),
+        ({1}, ": the value is {1}"),
+    ):
+        with pytest.raises(DtypeError, match=place):
+            to_json(value)
 
 
 def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:

@@ -138,6 +138,18 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
             open_regular(tmp_path / name)
 
 
+def test_a_file_is_opened_to_write_where_it_has_one_name(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    for _ in range(2):  # a new one, then one that is there
+        with open_regular(path, "ab") as file:
+            file.write(b"text")
+    os.link(path, tmp_path / "b")
+    with open_regular(path) as file:
+        assert file.read() == b"text" * 2
+    with pytest.raises(DataError, match="has a second name"):
+        open_regular(path, "ab")
+
+
 @pytest.mark.parametrize(
     "array",
     [

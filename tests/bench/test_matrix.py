@@ -18,6 +18,7 @@ from tensorgrad.bench.matrix import (
 )
 from tensorgrad.bench.sweep import Row, run_sweep
 from tensorgrad.errors import ArgumentError
+from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.models.transformer_lm import TransformerLMConfig
 from tensorgrad.parallel.comm.collectives import Comm
 from tests.source_tree import ROOT
@@ -91,6 +92,21 @@ def test_schedules_that_do_not_fit_are_left_out() -> None:
     assert [case["parallel"] for case in odd] == ["gpipe"]
     with pytest.raises(ArgumentError, match="got one rank"):
         parallel_cases(TINY, CASE, 1, ["zero"])
+
+
+def test_memory_is_planned_where_there_are_formulas() -> None:
+    config = GPT2Config(64, 8, 2, 2, 16)
+    bench = MatrixBench(config, Comm(), "cpu")
+
+    def planned(attention: str, parallel: str, model: str = "gpt2") -> float | None:
+        (case,) = matrix_cases(config, CASE, 1, [attention], ["none"])
+        return bench._planned_mb({**case, "parallel": parallel, "model": model})
+
+    assert planned("flash", "none") is not None
+    assert planned("flash", "overlap") is not None
+    for case in (("flash", "naive"), ("flash", "flat"), ("unfused", "none")):
+        assert planned(*case) is None
+    assert planned("flash", "none", "transformer-lm") is None
 
 
 def test_scaling_and_overhead_are_against_one_gpu() -> None:

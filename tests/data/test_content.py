@@ -111,6 +111,12 @@ def test_prose_code_and_markup_for_readers_are_text(text: str) -> None:
     assert kind_of(text.encode()) == "text"
 
 
+def test_each_whole_line_of_a_sample_decides() -> None:
+    cut = "x" * SAMPLE
+    for second, kind in (('{"b": 2}', "JSON lines"), ("no JSON", "text")):
+        assert kind_of(f'{{"a": 1}}\n{second}\n{cut}'[:SAMPLE].encode()) == kind
+
+
 def test_sources_and_documents_of_python_and_ours_are_text() -> None:
     stdlib = Path(sysconfig.get_path("stdlib"))
     paths = [*stdlib.glob("[a-m]*.py"), *ROOT.glob("**/*.md"), *ROOT.glob("tensorgrad/**/*.cu")]

@@ -81,6 +81,14 @@ def test_a_long_document_comes_in_pieces_cut_at_lines(
     assert "".join("".join(pieces).split()) == "".join(whole.split())  # all that is visible
 
 
+def test_only_the_line_end_after_a_separator_is_removed_from_a_long_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LONGEST_DOCUMENT", 3)
+    path = write(tmp_path / "a.txt", f"a{END_OF_TEXT}\nbc\n" + "\nd" * 20)
+    assert "".join(list(documents(path))[1:]) == "bc\n" + "\nd" * 20
+
+
 def test_a_line_that_is_too_long_is_cut_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,14 @@ def test_the_count_of_parameters_is_that_of_the_model(options: dict[str, Any]) -
     assert sum(p.size for p in TransformerLM(config).parameters()) == config.parameters
 
 
+def test_a_modern_model_has_no_biases_unless_asked() -> None:
+    names = [name for name, _ in TransformerLM(MODERN).named_parameters()]
+    assert not any("bias" in name or "q_norm" in name for name in names)
+    given: Any = {"qkv_bias": True, "proj_bias": True, "feed_forward_bias": True}
+    model = TransformerLM(replace(MODERN, **given))
+    assert sum("bias" in name for name, _ in model.named_parameters()) == 2 * (2 + 3)
+
+
 def test_the_loss_starts_at_that_of_a_uniform_guess(model: LanguageModel) -> None:
     loss = model(tokens(4, 12), tokens(4, 12, seed=1))
     assert loss.shape == ()

@@ -18,7 +18,7 @@ from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.models.architecture import PublishedSettings
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.pretrained import ARCHITECTURES as ARCHITECTURE_TYPES
-from tensorgrad.models.pretrained import from_pretrained, is_pretrained, save_pretrained
+from tensorgrad.models.pretrained import _files_of, from_pretrained, is_pretrained, save_pretrained
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import RopeScaling
 from tensorgrad.weights import load_arrays, save_arrays
@@ -276,6 +276,12 @@ def test_weights_in_several_files_are_as_those_in_one(sharded: Path, tmp_path: P
     for size in (4000, 10**9):
         with pytest.raises(CheckpointError, match=r"exists, expected a folder without it"):
             save_pretrained(model, sharded, max_file_bytes=size)
+
+
+def test_a_file_may_be_as_large_as_allowed() -> None:
+    arrays = {name: np.zeros(2, "float32") for name in "abc"}
+    for most, expected in ((24, ["abc"]), (23, ["ab", "c"]), (16, ["ab", "c"]), (1, [*"abc"])):
+        assert ["".join(part) for part in _files_of(arrays, most).values()] == expected
 
 
 def test_damage_of_weights_in_several_files_is_named(sharded: Path) -> None:

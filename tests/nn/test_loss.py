@@ -22,6 +22,14 @@ def test_gradients_of_both_operands(loss: Any) -> None:
     tg.gradcheck(loss, (x, target))
 
 
+def test_positive_targets_may_weigh_more() -> None:
+    logits, target = RNG.standard_normal((4, 3)), RNG.integers(0, 2, (4, 3)).astype(float)
+    weight, p = np.array([1.0, 2, 5]), 1 / (1 + np.exp(-logits))
+    expected = -(weight * target * np.log(p) + (1 - target) * np.log(1 - p))
+    found = F.binary_cross_entropy_with_logits(logits, target, pos_weight=weight, reduction="none")
+    np.testing.assert_allclose(found.numpy(), expected)
+
+
 @pytest.mark.parametrize("loss", PAIRS)
 def test_sixteen_bits_give_a_float32_loss(loss: Any) -> None:
     x = Tensor(RNG.standard_normal(1000).astype("float16"), requires_grad=True)

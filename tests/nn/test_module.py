@@ -11,6 +11,7 @@ import pytest
 from tensorgrad import Tensor, nn, no_grad
 from tensorgrad.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.errors import ArgumentError, CheckpointError, DeviceError, DtypeError
+from tensorgrad.nn.module import add_branch
 
 
 class Inner(nn.Module):
@@ -347,6 +348,15 @@ def test_deepcopy_is_independent_and_keeps_what_is_shared() -> None:
     assert model.first.weight.data[0] == 0
     assert twin.second.weight is twin.first.weight
     assert isinstance(twin.bias, nn.Parameter)
+
+
+def test_a_branch_is_added_where_there_is_a_residual() -> None:
+    x, residual = np.full((2, 3), 2.0), np.ones((2, 3))
+    linear = nn.Linear(3, 3, bias=False).to(dtype="float64")  # takes a residual itself
+    for layer in (nn.ReLU(), linear):
+        y = layer(x).numpy()
+        np.testing.assert_array_equal(add_branch(layer, x, None).numpy(), y)
+        np.testing.assert_allclose(add_branch(layer, x, residual).numpy(), y + 1)
 
 
 def test_repr_is_a_tree() -> None:

@@ -159,6 +159,11 @@ def test_tensor_copies_and_asarray_shares() -> None:
     assert x.grad.tolist() == [2, 2, 2]
     with pytest.raises(GradError, match="tensor: value requires a gradient"):
         tg.tensor(x, requires_grad=True)
+    assert tg.asarray(x, copy=False) is x
+    for copy in (tg.asarray(x, copy=True), tg.asarray(values, copy=True)):
+        assert not np.shares_memory(copy.data, values)
+    with pytest.raises(ArgumentError, match="copy is False, expected a value that needs no copy"):
+        tg.asarray(x, "float64", copy=False)
     values.flags.writeable = False
     assert np.shares_memory(tg.asarray(values).data, values)
 

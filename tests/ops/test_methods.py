@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import Tensor
+from tensorgrad.errors import ArgumentError
 from tensorgrad.ops.methods import METHODS, OPERATORS, PROPERTIES
 from tests.method_stub import STUB, text
 
@@ -51,6 +52,17 @@ def test_operators_exchange_operands_and_assign(name: str) -> None:
         assert getattr(held, f"__i{name}__")(other) is held
         assert held.data is memory
         np.testing.assert_array_equal(memory, op(values, other))
+
+
+def test_methods_beside_the_table_give_what_they_say() -> None:
+    x: Any = Tensor(X)
+    assert +x is x
+    np.testing.assert_array_equal(x.gather(1, np.array([[2], [0]])).numpy(), [[3], [4]])
+    assert x.unsqueeze(1).shape == (2, 1, 3)
+    with pytest.raises(ArgumentError, match="gather: got dim=1, expected axis=1"):
+        x.gather(1, [[0]], dim=1)
+    with pytest.raises(ArgumentError, match="unsqueeze: got dim=1, expected axis=1"):
+        x.unsqueeze(1, dim=1)
 
 
 class Kind(Tensor):

@@ -130,6 +130,7 @@ REDUCTIONS: list[tuple[str, dict[str, Any]]] = [
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("cov", {}), ("cov", {"ddof": 5}), ("cov", {"rowvar": False}), ("corrcoef", {}),
     ("cov", {"fweights": [1, 0, 2], "aweights": [0.5, 1.0, 2.0]}), ("vander", {}),
+    ("cov", {"fweights": [1, 0, 2]}), ("cov", {"aweights": [0.5, 1.0, 2.0], "ddof": 0}),
     ("vander", {"N": 3}), ("diff", {}), ("trapezoid", {}), ("bincount", {"minlength": 2}),
     ("histogram", {"bins": 3}), ("histogram", {"bins": "auto", "range": (0, 3)}),
     ("digitize", {"bins": [0.0, 2.0]}),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, no_grad
+from tensorgrad import Tensor, nn, no_grad
 from tensorgrad.profile import Profiler
 from tensorgrad.profile.memory import KINDS, GpuAllocator, MemoryRecording
 from tests.profile.steps import Step
@@ -76,6 +76,17 @@ def test_kinds_sum_up_to_the_peak_and_nothing_is_negative() -> None:
     assert sizes["gradients"] == sum(piece.grad.nbytes for piece in flat.pieces)
     state = [*step.optimizer.state.values(), step.optimizer.hyper]
     assert sizes["optimizer"] == sum(array.nbytes for array in state)
+
+
+def test_gradients_of_a_model_without_an_optimizer_are_known() -> None:
+    model = nn.Linear(512, 512, bias=False)
+    x = np.ones((1, 512), "float32")
+    for expected in ({"parameters": 1}, {"parameters": 1, "gradients": 1}):
+        with Profiler(model, memory=True) as found:
+            model(x)
+        assert found.memory is not None
+        assert kinds(found.memory, 0) == expected
+        model(x).sum().backward()
 
 
 def test_what_an_op_needs_while_it_runs_is_workspace() -> None:

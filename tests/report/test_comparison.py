@@ -126,6 +126,12 @@ def test_a_narrow_terminal_gets_a_table_for_each_run(two: list[Path]) -> None:
     text = to_text(compare([*two, third]), 60)
     assert text.count("Configuration") == 3
     assert "a-very-long-name-of-a-run-tha..." in text
+    for width, tables in ((70, 3), (84, 2), (104, 2), (110, 1)):
+        text = to_text(compare([*two, third]), width)
+        assert (text.count("Configuration"), max(map(len, text.splitlines())) <= width) == (
+            tables,
+            True,
+        )
 
 
 def test_markdown_and_csv(two: list[Path]) -> None:
