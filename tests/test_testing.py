@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.autograd import record
 from tensorgrad.dtypes import FLOATS, bfloat16, float16, float32, float64, is_float
@@ -147,6 +148,15 @@ def survivors(name: str, dtype: Any) -> list[str]:
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_what_is_broken_is_noticed(name: str, dtype: Any) -> None:
     assert survivors(name, dtype) == []
+
+
+def test_a_wrong_gradient_is_noticed_unless_a_case_has_none() -> None:
+    def wrong(x: Any) -> Any:
+        return tg.asarray(x) * 2 + tg.asarray(x).detach()
+
+    check(Case(wrong, [(3,)], lambda x: x * 3, gradient=False))
+    with pytest.raises(GradError, match="the gradient of input 0"):
+        check(Case(wrong, [(3,)], lambda x: x * 3))
 
 
 def test_no_bound_is_wide_or_without_a_reason() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tensorgrad.bench import cpu, errors, first_use, options, overhead, profiler
+from tensorgrad.bench import cpu, decode, errors, first_use, options, overhead, profiler
 from tensorgrad.bench.decode import KERNELS, decode_sweep
 from tensorgrad.bench.errors import OPS
 from tensorgrad.bench.options import Sizes
@@ -167,6 +167,16 @@ def test_cases_of_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {case["peers"] for case in cases} == {"eager static"}
     [run] = decode_sweep(models=("gpt2-124M",), batches=(1,), kernels=True)
     assert [case["kernel"] for case in run.cases] == list(KERNELS)
+
+
+def test_generation_is_compared_with_each_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "random_model", lambda name: name)
+    monkeypatch.setattr(decode, "_generation", lambda model, batch: {"tokens_per_second": 90})
+    rates = {False: 30, True: 45}
+    monkeypatch.setattr(decode, "peer_rate", lambda model, batch, static: rates[static])
+    row = decode.measure_decode({"model": "gpt2-124M", "batch": 1, "peers": "eager static"})
+    assert (row["peer_tokens_per_second"], row["peer_ratio"]) == (30, 3)
+    assert (row["static_peer_tokens_per_second"], row["static_peer_ratio"]) == (45, 2)
 
 
 @pytest.mark.gpu

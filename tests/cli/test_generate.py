@@ -265,6 +265,12 @@ def test_a_stop_text_ends_the_output(
     assert capsys.readouterr().out == text[: text.index(stop, 4)] + "\n"
 
 
+def test_a_prompt_may_fill_the_context(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = "xyz" * 5 + "x"  # 16 tokens
+    assert program([str(run), prompt, "--max-new-tokens", "0"]) == 0
+    assert capsys.readouterr().out.strip() == prompt
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

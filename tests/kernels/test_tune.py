@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +114,14 @@ def test_what_is_listed_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_file_that_comes_along_names_kernels_that_exist() -> None:
     for choices in tuned.read(tuned.PATH).values():
         assert set(choices.get("matmul", {}).values()) <= set(matmul_cuda.KERNELS)
+
+
+def test_cases_are_chosen_by_the_beginnings_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [SimpleNamespace(name=name) for name in ("matmul a", "matmul b", "softmax")]
+    monkeypatch.setattr(tune, "cases", lambda: found)
+    assert [*tune._cases([])] == found
+    assert [*tune._cases(["matmul"])] == found[:2]
+    assert [*tune._cases(["soft", "matmul b"])] == found[1:]
 
 
 def test_names_of_matrix_products() -> None:

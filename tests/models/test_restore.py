@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad.errors import CheckpointError
+from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
-from tensorgrad.models.restore import config_of, restore
+from tensorgrad.models.restore import check_building, config_of, restore
 from tensorgrad.models.sentiment import (
     MeanClassifier,
     MeanConfig,
@@ -59,6 +59,18 @@ def test_a_model_is_restored(make: Callable[[Any], Module], config: Any) -> None
     found = restore(make, type(config), asdict(config), arrays_of(model), "file")
     for name, array in arrays_of(found).items():
         np.testing.assert_array_equal(array, model.state_dict()[name].data)
+
+
+def test_a_model_that_no_memory_here_holds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = PRESETS["gpt2-124M"]
+    for pages, fits in ((4 * config.parameters, True), (4 * config.parameters - 1, False)):
+        sizes = {"SC_PHYS_PAGES": pages, "SC_PAGE_SIZE": 1}
+        monkeypatch.setattr("os.sysconf", sizes.get)
+        if fits:
+            check_building(config)
+            continue
+        with pytest.raises(ArgumentError, match="124,439,808 parameters, which need 0 GB"):
+            check_building(config)
 
 
 def test_published_sizes_are_counted() -> None:

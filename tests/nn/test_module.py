@@ -324,6 +324,8 @@ def test_to_converts_floats_and_keeps_the_parameters(dtype: Any) -> None:
     assert model.first.scratch.dtype == dtype  # type: ignore[attr-defined]
     assert model.first.seen.dtype == np.int64  # type: ignore[attr-defined]
     assert model.to("cpu", "float32").bias.dtype == float32
+    memory = model.bias.data
+    assert model.to("cpu", "float32").bias.data is memory
     assert model.to(dtype).bias.dtype == dtype
 
 

@@ -76,6 +76,9 @@ CALLS: list[tuple[Callable[..., Tensor], Callable[..., Any], tuple[Any, ...]]] =
     (lambda x: F.hinge_embedding_loss(x, SIGNS, reduction="none"),
      lambda x: np.where(SIGNS == 1, x, np.maximum(0, 1 - x)), (X,)),
     (lambda x: F.poisson_nll_loss(x, abs(Y)), lambda x: (np.exp(x) - abs(Y) * x).mean(), (X,)),
+    # Stirling's formula above 1 alone
+    (lambda x: F.poisson_nll_loss(x, np.ones((3, 4)), full=True),
+     lambda x: (np.exp(x) - x).mean(), (X,)),
     (F.binary_cross_entropy, lambda x, t: -(t * np.log(x) + (1 - t) * np.log(1 - x)).mean(),
      (P, P[::-1].copy())),
     (lambda a, p: F.triplet_margin_loss(a, p, P), lambda a, p: np.maximum(

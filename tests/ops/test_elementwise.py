@@ -613,3 +613,11 @@ def test_where_of_a_condition_alone_is_nonzero() -> None:
     condition = np.array([[0, 3, 0], [1, 0, 2]])
     for found, expected in zip(tg.where(condition), np.where(condition), strict=True):
         np.testing.assert_array_equal(found.numpy(), expected)
+
+
+def test_nextafter_takes_what_it_computes_with() -> None:
+    for x, name in ((Tensor(np.ones(2, "float16")), "a"), (Tensor(np.ones(2, bfloat16)), "a")):
+        with pytest.raises(DtypeError, match=f"nextafter: {name} has dtype {x.dtype}, expected"):
+            tg.nextafter(x, 1.0)
+    with pytest.raises(DtypeError, match="nextafter: b has dtype float16"):
+        tg.nextafter(1.0, Tensor(np.ones(2, "float16")))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import Tensor
+from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError
 from tensorgrad.ops.methods import METHODS, OPERATORS, PROPERTIES
 from tests.method_stub import STUB, text
@@ -59,6 +60,10 @@ def test_methods_beside_the_table_give_what_they_say() -> None:
     assert +x is x
     np.testing.assert_array_equal(x.gather(1, np.array([[2], [0]])).numpy(), [[3], [4]])
     assert x.unsqueeze(1).shape == (2, 1, 3)
+    for name, dtype in (("half", "float16"), ("float", "float32"), ("double", "float64")):
+        assert getattr(x, name)().dtype == dtype
+    assert x.bfloat16().dtype == bfloat16
+    assert x.numel() == 6
     with pytest.raises(ArgumentError, match="gather: got dim=1, expected axis=1"):
         x.gather(1, [[0]], dim=1)
     with pytest.raises(ArgumentError, match="unsqueeze: got dim=1, expected axis=1"):

@@ -11,6 +11,7 @@ from tensorgrad import random
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.folder import free_folder
+from tensorgrad.train.strategy import OneProcess
 from tests.train.tiny_run import MODEL, make_trainer
 
 
@@ -27,6 +28,18 @@ def test_a_fingerprint_has_mappings_by_names_of_its_own(tmp_path: Path) -> None:
     for wrong in ({"step": {}}, {"text": "digest"}):
         with pytest.raises(ArgumentError, match=r"fingerprint has .*, expected mappings by other"):
             make_trainer(tmp_path, fingerprint=wrong)
+
+
+def test_a_run_that_resumes_says_so_once_and_may_grow(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "tensorgrad.train.run")
+    make_trainer(tmp_path, steps=6, warmup=5, stop_after=5).run()
+    assert make_trainer(tmp_path, steps=9, warmup=6).resume()  # limited by the steps before
+    assert caplog.text.count("resuming from step 5 of 9: ") == 1
+    monkeypatch.setattr(OneProcess, "is_main", False)
+    assert make_trainer(tmp_path, steps=6, warmup=5).resume()
+    assert caplog.text.count("resuming from") == 1
 
 
 def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
