@@ -73,6 +73,7 @@ def run_ranks(
     command = [*launcher, "-n", str(n), sys.executable, *program, *map(str, args)]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **(env or {})}
+    variables.setdefault("MPIR_CVAR_POLLS_BEFORE_YIELD", "1")  # ranks share cores; of MPICH
     variables.pop("PYTHONUNBUFFERED", None)  # it parts lines from their ends, for others to come in
     process = subprocess.Popen(
         command,

@@ -123,6 +123,8 @@ def test_a_lock_is_seen_without_taking_it(tmp_path: Path) -> None:
     with locked(path, wait=False):
         assert is_locked(path)
         assert is_locked(path)
+        with pytest.raises(BlockingIOError, match="has the lock"), locked(path, wait=False):
+            pass
     text = path.read_text()
     assert not is_locked(path)
     assert path.read_text() == text

@@ -210,3 +210,11 @@ def test_a_waiting_rank_pauses_earlier_where_ranks_outnumber_cores(
                 engine.wait_for(done, meets=True)
         assert engine.last.waits_since is None
     assert 0 < polls[3] < polls[2] / 4
+
+
+def test_one_process_aborts_with_its_status(capfd: pytest.CaptureFixture[str]) -> None:
+    for status, why in ((3, "no data"), (4, "")):
+        with pytest.raises(SystemExit) as caught:
+            Comm().abort(status, why)
+        assert caught.value.code == status
+        assert capfd.readouterr().err == (f"rank 0 of 1: {why}\n" if why else "")
