@@ -44,6 +44,24 @@ def test_a_second_process_is_told_who_trains_there(tmp_path: Path) -> None:
     assert trainer.run().finished
 
 
+def test_a_new_run_takes_a_folder_without_files(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folders.check_new_folder(folder)
+    folder.mkdir()
+    (folder / ".hidden").touch()
+    folders.check_new_folder(folder)
+    for name, message in (
+        ("notes", "expected a new folder"),
+        ("config.json", "holds a run, expected a new folder$"),
+        ("metrics.jsonl", "holds a run, expected a new folder$"),
+    ):
+        (folder / name).touch()
+        with pytest.raises(ArgumentError, match=message):
+            folders.check_new_folder(folder)
+    with pytest.raises(ArgumentError, match=r"to .*: --resume"):
+        folders.check_new_folder(folder, resumable=True)
+
+
 def test_a_process_holds_a_folder_once(tmp_path: Path) -> None:
     with hold(tmp_path):
         with hold(tmp_path / "." / ""):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from tensorgrad import random
 from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.train import run
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.folder import free_folder
 from tensorgrad.train.strategy import OneProcess
@@ -40,6 +42,19 @@ def test_a_run_that_resumes_says_so_once_and_may_grow(
     monkeypatch.setattr(OneProcess, "is_main", False)
     assert make_trainer(tmp_path, steps=6, warmup=5).resume()
     assert caplog.text.count("resuming from") == 1
+
+
+def test_a_best_step_without_a_checkpoint_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / "checkpoints" / f"step-{step:08}" for step in (20, 10)]
+    monkeypatch.setattr(run, "list_checkpoints", lambda folder: paths)
+    for best, step, words in (
+        (None, 10, ""), (paths[1], 10, ""), (paths[1], 15, "which has no checkpoint: .* step 10"),
+    ):  # fmt: skip
+        monkeypatch.setattr(run, "best_checkpoint", lambda folder, best=best: best)
+        found = run.without_checkpoint(tmp_path, step)
+        assert re.search(words, found) if words else found == ""
 
 
 def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
