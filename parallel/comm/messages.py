@@ -35,10 +35,11 @@ _PART_BYTES = 4 << 20
 _SMALL_BYTES = 4096
 # Below the 2^31 bytes that MPI allowed before version 4.
 _MESSAGE_BYTES = 1 << 30
-# A waiting rank first polls this many times, then sleeps between polls (seconds). MPI itself polls
-# without pause: with more ranks than cores that would keep busy the cores that other ranks need.
-_POLLS = 100, 20e-6
-_POLLS_OF_MORE_RANKS_THAN_CORES = 10, 100e-6
+# A waiting rank lets others have its core between polls, this many times, then sleeps between them
+# (seconds). MPI itself polls without pause: with more ranks than cores that would keep busy the
+# cores that other ranks need.
+_YIELDS, _PAUSE = 300, 100e-6
+_yield_core = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 # Messages from one rank to another with the same tag arrive in order. The tag of a collective is
 # its number, below the 2^15 that every MPI allows.
@@ -68,16 +69,12 @@ class _SentTask:
 class ProgressEngine:
     """Advances the pending transfers of a rank, in all its groups.
 
-    Args:
-        local_size: number of ranks of this host.
     Attributes:
         last: the rank's last collective, where waiting is recorded for the watchdog.
     """
 
-    def __init__(self, local_size: int) -> None:
+    def __init__(self) -> None:
         """Start without transfers."""
-        crowded = local_size > (os.cpu_count() or 1)
-        self._busy_polls, self._pause = _POLLS_OF_MORE_RANKS_THAN_CORES if crowded else _POLLS
         self.last = LastCall()
         self._tasks: list[_SentTask] = []
 
@@ -109,10 +106,12 @@ class ProgressEngine:
                     task.advance()
                 self._tasks = [task for task in self._tasks if not task.done]
                 polls += 1
-                if polls == self._busy_polls:
+                if polls < _YIELDS:
+                    _yield_core()
+                    continue
+                if polls == _YIELDS:
                     last.meets, last.waits_since = meets, time.monotonic()
-                if polls > self._busy_polls:
-                    time.sleep(self._pause)
+                time.sleep(_PAUSE)
         finally:
             last.waits_since = None
 

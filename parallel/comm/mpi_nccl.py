@@ -172,7 +172,7 @@ def _connect() -> tuple[Comm, watchdog_client.WatchdogClient | None]:
         )
     everyone = MPI.COMM_WORLD
     place = _place_on_host(everyone)
-    network = _MpiNetwork(everyone, range(started), ProgressEngine(place[1]), place)
+    network = _MpiNetwork(everyone, range(started), ProgressEngine(), place)
     comm = Comm(network)
     launch.end_all_ranks_on_error(comm.abort)
     network.watchdog = watchdog_client.start(network, network.last)

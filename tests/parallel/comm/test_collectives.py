@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -189,27 +188,24 @@ def test_devices_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         one.select_device("cuda:4")
 
 
-def test_a_waiting_rank_pauses_earlier_where_ranks_outnumber_cores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    polls = {2: 0, 3: 0}
-    for ranks in polls:
+def test_a_waiting_rank_yields_its_core_then_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, seen = messages.ProgressEngine(), []
 
-        def done(ranks: int = ranks) -> bool:
-            polls[ranks] += 1
-            return False
-
-        def pause(seconds: float) -> None:
+    def pause(seconds: float) -> None:
+        seen.append("sleeps")
+        assert (engine.last.meets, engine.last.waits_since is None) == (True, False)
+        if seen.count("sleeps") == 3:
             raise TimeoutError
 
-        engine = messages.ProgressEngine(ranks)
-        with monkeypatch.context() as patch:
-            patch.setattr(time, "sleep", pause)
-            with pytest.raises(TimeoutError):
-                engine.wait_for(done, meets=True)
-        assert engine.last.waits_since is None
-    assert 0 < polls[3] < polls[2] / 4
+    monkeypatch.setattr(messages, "_YIELDS", 5)
+    monkeypatch.setattr(messages, "_yield_core", lambda: seen.append("yields"))
+    monkeypatch.setattr(time, "sleep", pause)
+    with pytest.raises(TimeoutError):
+        engine.wait_for(lambda: False, meets=True)
+    assert seen == ["yields"] * 4 + ["sleeps"] * 3
+    assert engine.last.waits_since is None
+    engine.wait_for(lambda: True, meets=True)
+    assert len(seen) == 7
 
 
 def test_one_process_aborts_with_its_status(capfd: pytest.CaptureFixture[str]) -> None:
