@@ -85,6 +85,7 @@ def test_only_the_line_end_after_a_separator_is_removed_from_a_long_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LONGEST_DOCUMENT", 3)
+    monkeypatch.setattr(module, "_CHUNK", 8)
     path = write(tmp_path / "a.txt", f"a{END_OF_TEXT}\nbc\n" + "\nd" * 20)
     assert "".join(list(documents(path))[1:]) == "bc\n" + "\nd" * 20
 
