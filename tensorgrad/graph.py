@@ -439,7 +439,7 @@ class _CaptureNotes:
     def end(self) -> None:
         """Take gradients as they are again: the step is captured, or has failed."""
         for gradient in self._gradients:
-            gradient.beta, gradient.loan = 1, None
+            gradient.beta, gradient.loan, gradient.waiting = 1, None, None
         self._gradients = {}
 
 
@@ -525,6 +525,8 @@ class _Variant:
         except BaseException:
             for key, (tensor, gradient) in watch.leaves.items():
                 tensor.gradient = gradients.get(key, gradient)
+                if tensor.gradient is not None:
+                    tensor.gradient.waiting = None  # for kernels that never run
             raise
         finally:
             notes.end()

@@ -61,18 +61,27 @@ def backward(self: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
     start = self if self.node is None else self.node
     if dy.dtype is not start.dtype:  # a cast of a leaf
         dy = cast(dy, start.dtype)
+    if instrument.observer is None:
+        _walk_to_leaves(start, dy, retain_graph)
+    else:
+        with instrument.observer.phase("backward"):
+            _walk_to_leaves(start, dy, retain_graph)
+    if mode.capture is not None:
+        mode.capture.settle()
+
+
+def _walk_to_leaves(start: Any, dy: Any, retain_graph: bool) -> None:
+    """Add gradients to the leaves, at the end those that have waited for others."""
     waiting = Waiting()
     try:
-        if instrument.observer is None:
-            _walk(start, dy, retain_graph, _NOWHERE, waiting)
-        else:
-            with instrument.observer.phase("backward"):
-                _walk(start, dy, retain_graph, _NOWHERE, waiting)
+        _walk(start, dy, retain_graph, _NOWHERE, waiting)
+    except BaseException:
+        if mode.capture is not None:
+            waiting.clear()  # kernels of a step that is not captured never run
+        raise
     finally:
         if waiting:
             waiting.add()
-    if mode.capture is not None:
-        mode.capture.settle()
 
 
 def gradients(root: Tensor, dy: Array | Gradient, edges: Sequence[Edge]) -> list[Array | None]:

@@ -256,6 +256,29 @@ def test_what_waits_is_added_at_the_end_of_a_walk() -> None:
     assert b.gradient.array[0] == 7 * len(seen)
 
 
+def test_what_waits_in_a_step_that_is_not_captured_is_forgotten(step: Any) -> None:
+    x, b, _ = leaves()
+    step.overwrite([b.gradient])
+    added: list[Any] = []
+
+    def backward(dy: Any, saved: Any, needs: Any) -> Any:
+        assert needs[0].waits("a kernel that never runs", 8, added.append)
+        return (None,)
+
+    def failing(dy: Any, saved: Any, needs: Any) -> Any:
+        raise ValueError("cannot be captured")
+
+    op = autograd.record("op", b.data.copy(), (b,), backward, ())
+    other = autograd.record("failing", x.data.copy(), (x,), failing, ())
+    with pytest.raises(ValueError, match="cannot be captured"):
+        (other.sum() + op.sum()).backward()
+    assert b.gradient.waiting is not None
+    step.end()
+    b.gradient.add(np.ones(4))
+    step.settle()
+    assert not added
+
+
 def test_hooks_find_what_has_waited(step: Any) -> None:
     b = leaves()[1]
     b.grad[...] = 0
