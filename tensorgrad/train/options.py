@@ -139,11 +139,11 @@ def _renamed(error: Exception, options: Mapping[str, Any]) -> str | None:
     if known or isinstance(error, TrainingError):  # of numbers, whatever folder it mentions
         return None
     text = re.sub(r"^[\w. ]+: (?=--[a-z])", "", text)
-    of_system = isinstance(error, OSError) and not isinstance(error, TensorgradError)
-    if isinstance(error, OSError) and of_system:
+    plain = _OP.sub("", text)
+    if isinstance(error, OSError) and not isinstance(error, TensorgradError):
         if error.filename is None:
             return None
-        text = f"{os.fsdecode(error.filename)}: {error.strerror}"
+        text = plain = f"{os.fsdecode(error.filename)}: {error.strerror}"
     name, path = _named_path(text, options)
     lost = name and not path.startswith("hf:") and not os.path.lexists(path)
     if lost and "write" not in text and _MISSING.search(text):
@@ -158,7 +158,7 @@ def _renamed(error: Exception, options: Mapping[str, Any]) -> str | None:
         return f"{option}: {got['rest']}"
     if text.startswith("--"):
         return text
-    return f"{name}: {text if of_system else _OP.sub('', text)}" if name else None
+    return f"{name}: {plain}" if name else None
 
 
 def _related(text: str, options: Mapping[str, Any]) -> str:
