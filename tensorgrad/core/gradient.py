@@ -218,7 +218,7 @@ class LeafGradient(Gradient):
     def waits(self, contribution: Any, nbytes: int, add: AddTogether) -> bool:
         """Let a contribution wait until somebody else adds to the gradient or may read it."""
         with leaves:
-            if self.waiting is not None:  # of another thread
+            if self.waiting is not None:  # another thread has left it
                 add_waiting([self])
             self.waiting = contribution, nbytes, add
         return True
