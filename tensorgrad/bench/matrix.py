@@ -101,7 +101,8 @@ def matrix_sweep(
         tokens: of an epoch.
         peer: measure PyTorch alone and with DistributedDataParallel too.
         compiled: compile PyTorch's model, on a GPU.
-        captured: run our steps as CUDA graphs, as training does on a GPU.
+        captured: run steps as CUDA graphs, as training does on a GPU; those of PyTorch where it
+            is compiled (reduce-overhead).
     """
     config = TransformerLMConfig(vocab, context, layers, heads, heads, width, hidden, tied=False)
     case: Row = {
@@ -192,7 +193,7 @@ def matrix_cases(
             "attention": kernel, "parallel": mode,
             "ranks": 1 if mode in ("none", "pytorch") else ranks, "world": ranks, **sizes,
             **shared, "compiled": shared["compiled"] and mode in PEERS,
-            "captured": shared["captured"] and mode not in PEERS,
+            "captured": shared["captured"] and (mode not in PEERS or shared["compiled"]),
         }
         for kernel, mode in pairs
     ]  # fmt: skip
@@ -326,6 +327,7 @@ class MatrixBench:
         settings, config = settings_of({**case, "attention": "flash"}, self._config)
         step = torch_ddp.training_step(
             settings, config, self._device, compiled=case["compiled"],
+            mode="reduce-overhead" if case["captured"] else "default",
             several=case["parallel"] == "pytorch-ddp",
         )  # fmt: skip
         row: Row = {"ms": 1e3 * timer.seconds(step, case["steps"])}

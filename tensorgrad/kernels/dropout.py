@@ -5,6 +5,7 @@ Launches dropout.cu and swiglu_dropout.cu.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,22 +47,47 @@ def forward(x: Array, mask: KeepMask, residual: Array | None, bias: Array | None
     return y
 
 
-def swiglu(kernel: str, mask: KeepMask, *arrays: Array) -> list[Array]:
-    """Return the results of a kernel of swiglu_dropout.cu for arrays of one shape and dtype.
+def swiglu(mask: KeepMask, gate: Array, up: Array) -> Array:
+    """Return mask / keep * silu(gate) * up for arrays of one shape and dtype.
 
-    "swiglu_dropout" takes gate and up and returns mask / keep * silu(gate) * up, of which
-    silu(gate) * up is rounded before it is scaled, as it is where it is stored. With dy before
-    them, "swiglu_dropout_backward" returns the gradients of gate and up.
+    silu(gate) * up is rounded before it is scaled, as it is where it is stored.
     """
-    first, *others = map(_aligned, arrays)
-    results = [backend.empty(first.shape, first.dtype, like=first) for _ in others]
-    if first.size:
-        load("swiglu_dropout.cu", f"{kernel}<{c_name(first.dtype)}>")(
-            (-(-first.size // _BLOCK),),
-            (256,),
-            (*results, first, *others, number("i8", first.size), *_arguments(mask)),
+    gate, up = _aligned(gate), _aligned(up)
+    y = backend.empty(gate.shape, gate.dtype, like=gate)
+    _swiglu(f"swiglu_dropout<{c_name(gate.dtype)}>", (y, gate, up), gate.size, *_arguments(mask))
+    return y
+
+
+def swiglu_backward(
+    mask: KeepMask | None, dy: Array, gate: Array, up: Array, joined: bool = False
+) -> tuple[Array, Array, Array | None]:
+    """Return the gradients of gate and up, (..., H), and the array of which they are halves.
+
+    Args:
+        mask: of the forward kernel; None where nothing was dropped.
+        dy, gate, up: of one shape and dtype.
+        joined: let them be halves of one array, (..., 2 H), where the kernel can; otherwise and
+            where it cannot, that array is None.
+    """
+    dy, gate, up = map(_aligned, (dy, gate, up))
+    *rows, width = dy.shape
+    if joined and width % (16 // dy.itemsize) == 0 and dy.size < 1 << 32:
+        both = backend.empty((*rows, 2 * width), dy.dtype, like=dy)
+        dgate, dup = both[..., :width], both[..., width:]
+    else:
+        width, both = 0, None
+        dgate, dup = (backend.empty(dy.shape, dy.dtype, like=dy) for _ in range(2))
+    name = f"swiglu_backward<{c_name(dy.dtype)}, {str(mask is not None).lower()}>"
+    drawn = _arguments(mask or KeepMask(Key(0, 0), 1, dy.dtype))
+    _swiglu(name, (dgate, dup, dy, gate, up), dy.size, number("u4", width), *drawn)
+    return dgate, dup, both
+
+
+def _swiglu(kernel: str, arrays: Sequence[Array], size: int, *numbers: Any) -> None:
+    if size:
+        load("swiglu_dropout.cu", kernel)(
+            (-(-size // _BLOCK),), (256,), (*arrays, number("i8", size), *numbers)
         )
-    return results
 
 
 def _aligned(array: Array) -> Array:

@@ -18,6 +18,7 @@ from tensorgrad.core.backward import gradients_within
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.nodes import Node
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import dropout as dropout_cuda
@@ -106,21 +107,40 @@ def swiglu_dropout(gate: Tensor, up: Tensor, p: float) -> Tensor:
     Args:
         gate: a float tensor that requires a gradient, as up does.
         up: the shape of gate.
-        p: above 0 and below 1.
+        p: from 0, below 1.
 
     Returns:
         The shape of gate, in the dtype that both promote to.
     """
     op = "swiglu_dropout"
     a, b = float_tensor(op, "gate", gate).data, float_tensor(op, "up", up).data
-    mask = KeepMask(random.next_key(), 1 - p, a.dtype)
+    mask = KeepMask(random.next_key(), 1 - p, a.dtype) if p else None
     if type(a) is not np.ndarray and a.dtype == b.dtype:
-        (y,) = dropout_cuda.swiglu("swiglu_dropout", mask, a, b)
+        y = dropout_cuda.swiglu(mask, a, b) if mask else swiglu(gate.detach(), up.detach()).data
         return record(op, y, (gate, up), _swiglu_backward, (a, b, mask))
     hidden = swiglu(gate, up)
+    if mask is None:
+        return hidden
     mask = mask._replace(dtype=hidden.dtype)
     y = _forward(hidden.data, mask)
     return record(op, y, (gate, up), _unfused_swiglu_backward, (mask, hidden.node))
+
+
+def swiglu_gradients(
+    node: Node, dy: Array, joined: bool
+) -> tuple[Array | None, Array | None, Array | None]:
+    """Return the gradients of gate and up and, if there is one, the array they are halves of.
+
+    Args:
+        node: what `swiglu_dropout` recorded.
+        dy: gradient of its result.
+        joined: let the rows of both lie side by side, on a GPU.
+    """
+    if node.backward is not _swiglu_backward:
+        dgate, dup = gradients_within(node, dy)
+        return dgate, dup, None
+    gate, up, mask = node.saved
+    return dropout_cuda.swiglu_backward(mask, dy, gate, up, joined)
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -136,7 +156,7 @@ def _add_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 def _swiglu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     gate, up, mask = saved
-    return dropout_cuda.swiglu("swiglu_dropout_backward", mask, dy, gate, up)
+    return dropout_cuda.swiglu_backward(mask, dy, gate, up)[:2]
 
 
 def _unfused_swiglu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:

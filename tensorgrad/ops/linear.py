@@ -16,7 +16,6 @@ from tensorgrad.checks import check_shape, probability, promoted
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import converted, sum_array
 from tensorgrad.core.backend import Array, contiguous, is_numpy, same_device
-from tensorgrad.core.backward import gradients_within
 from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, compute_dtype, float32, is_float
 from tensorgrad.core.errors import DtypeError, ShapeError
 from tensorgrad.core.gradient import (
@@ -37,8 +36,8 @@ from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import sum_rows_into
 from tensorgrad.operands import data_of, float_operand, operands, tensor_of
 from tensorgrad.ops.dropout import dropout as drop
-from tensorgrad.ops.dropout import swiglu_dropout
-from tensorgrad.ops.elementwise.activation import gelu, swiglu
+from tensorgrad.ops.dropout import swiglu_dropout, swiglu_gradients
+from tensorgrad.ops.elementwise.activation import gelu
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.matmul import flat, product
 from tensorgrad.ops.norm import column_sums, operand_to_save, saved_operand
@@ -219,9 +218,10 @@ def gated_linear(
 ) -> Tensor:
     """Return y = dropout(swiglu(x G^T + b, x U^T + c)): a linear layer with a gate.
 
-    Backward computes one gradient of x: the second product adds to the result of the first. Values
-    and gradients have the bits of `dropout` after `gated_linear` without it. On the GPU dropout is
-    part of the kernels of SwiGLU.
+    Backward computes one gradient of x. Where gate and up lie side by side in memory, as in an
+    optimizer's buffer, it is one matrix product on the GPU; otherwise the second product adds to
+    the result of the first. Values and gradients have the bits of `dropout` after `gated_linear`
+    without it. On the GPU dropout is part of the kernels of SwiGLU.
 
     Args:
         x: (..., in), any float dtype.
@@ -261,7 +261,7 @@ def gated_linear(
     both = opened, linear(x_alone, up_alone, up_bias_alone)
     for each in both:
         each.requires_grad = True  # so that swiglu keeps what its backward needs
-    y = swiglu_dropout(*both, p) if p else swiglu(*both)
+    y = swiglu_dropout(*both, p)
     arrays = (x.data, gate.data, up.data)
     kept, of_norm = operand_to_save(x)
     saved = (kept, *arrays[1:], y.node, product_kernel(*arrays), *of_norm)
@@ -272,9 +272,12 @@ def _gated_linear_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, gate, up, inner, kernel, *_ = saved
     if needs[1] or needs[3]:
         x = saved_operand(x)
-    dgate, dup = map(flat, gradients_within(inner, dy))
-    dx = None
-    if needs[0]:
+    weights = _in_one(gate, up) if needs[0] and _is_fused((gate, up), (), kernel) else None
+    dgate, dup, both = swiglu_gradients(inner, dy, weights is not None)
+    dgate, dup, dx = flat(dgate), flat(dup), None
+    if both is not None:
+        dx = product(flat(both), weights, dy.dtype, kernel).reshape(x.shape)
+    elif needs[0]:
         dx = _sum_of_products((dgate, gate), (dup, up), kernel).reshape(x.shape)
     return (
         dx,
@@ -283,6 +286,15 @@ def _gated_linear_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
         _weight_gradient(dup, x, needs[3], kernel),
         _bias_gradient(dup, needs[4]),
     )
+
+
+def _in_one(first: Array, second: Array) -> Array | None:
+    """Return two matrices of one shape as one where the second follows the first in memory."""
+    start, end = first.data, second.data
+    follows = end.mem is start.mem and end.ptr == start.ptr + first.nbytes
+    if not follows or not first.flags.c_contiguous or not second.flags.c_contiguous:
+        return None
+    return backend.cupy.ndarray((2 * len(first), first.shape[1]), first.dtype, start)
 
 
 def _sum_of_products(

@@ -16,6 +16,7 @@ from tensorgrad import Tensor, amp, no_grad, philox, random
 from tensorgrad.autograd import on_grad_ready
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.ops.linear import _in_one
 from tensorgrad.testing import SIZES, Case, Ulps, check
 
 bfloat16 = tensorgrad.dtypes.bfloat16
@@ -325,6 +326,44 @@ def test_dropout_of_a_gated_pair_has_the_bits_of_dropout_after_it(
         found[-1] += [backend.to_numpy(each.grad).tobytes() for each in inputs]
         assert rows == 0 or 0.2 < (values[0].numpy() == 0).mean() < 0.6
     assert found[0] == found[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("p", [0.0, 0.4])
+@pytest.mark.parametrize(
+    "shape", [(3, 8, 40), (2, 20, 24, 264), (33, 7, 65), (600, 64, 256), (0, 8, 16)], ids=str
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16", bfloat16], ids=str)
+def test_weights_side_by_side_give_one_product(
+    dtype: Any, shape: tuple[int, ...], p: float
+) -> None:
+    *rows, width, hidden = shape
+    rng = np.random.default_rng(0)
+    x, both, dy = (
+        backend.to_device(rng.standard_normal(s).astype(dtype), "cuda")
+        for s in ((*rows, width), (2 * hidden, width), (*rows, hidden))
+    )
+    found: list[list[bytes]] = []
+    errors = []
+    for halves in (both[:hidden], both[hidden:]), (both[:hidden].copy(), both[hidden:].copy()):
+        one = _in_one(*halves)
+        assert (one is None) == bool(found)
+        if one is not None:
+            np.testing.assert_array_equal(one.get(), both.get())
+        random.seed(6)
+        inputs = [Tensor(array, True) for array in (x, *halves)]
+        y = tg.gated_linear(*inputs, dropout=p)
+        y.backward(dy)
+        dx, *others = [backend.to_numpy(each.grad) for each in inputs]
+        found.append([y.numpy().tobytes(), *[each.tobytes() for each in others]])
+        random.seed(6)
+        wide = [Tensor(each.data.astype("float64"), True) for each in inputs]
+        tg.gated_linear(*wide, dropout=p).backward(dy.astype("float64"))
+        expected = backend.to_numpy(wide[0].grad)
+        errors.append(np.square(dx.astype("float64") - expected).sum())
+        assert not dx.size or errors[-1] <= 1e-3 * np.square(expected).sum()
+    assert found[0] == found[1]
+    assert errors[0] <= 1.1 * errors[1]
 
 
 def test_recomputed_dropout_of_a_gated_pair_is_the_same(device: str) -> None:
