@@ -16,8 +16,8 @@ from pathlib import Path
 from cyclopts import App
 
 from tensorgrad import backend
-from tensorgrad.command import command
 from tensorgrad.data import TextStream
+from tensorgrad.io.command import command
 from tensorgrad.models.generation import stream
 from tensorgrad.train.command_line import run_app
 from tensorgrad.train.load import load_language_model

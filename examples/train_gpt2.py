@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorgrad import backend, random, tensor
-from tensorgrad.command import command, printable
 from tensorgrad.data import Tokenizer, TokenLoader, prepare
+from tensorgrad.io.command import command, printable
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import AdamW, Optimizer, decays_matrices, schedule

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 from tensorgrad import random, tensor
-from tensorgrad.command import printable
 from tensorgrad.data import Tokenizer, TokenLoader, prepare
+from tensorgrad.io.command import printable
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import AdamW, Optimizer, decays_matrices, schedule

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import backend, random, tensor
-from tensorgrad.command import command, printable
 from tensorgrad.data import Tokenizer, TokenLoader, prepare
+from tensorgrad.io.command import command, printable
 from tensorgrad.models.generation import generate
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.optim import AdamW, Optimizer, decays_matrices, schedule

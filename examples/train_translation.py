@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tensorgrad.command import command
+from tensorgrad.io.command import command
 from tensorgrad.parallel.program import run_program
 from tensorgrad.train.translation import Translation
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cyclopts import App
 
-from tensorgrad.command import command
+from tensorgrad.io.command import command
 from tensorgrad.train.command_line import run_app
 from tensorgrad.train.load import load_translator
 

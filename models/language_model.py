@@ -8,16 +8,16 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from tensorgrad import nn
+from tensorgrad.autograd.recompute import checkpoint
 from tensorgrad.core.arrays import array_of
 from tensorgrad.core.dtypes import DtypeLike, compute_dtype
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.modes import mode, replaced
+from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.shard import Region, Shard
-from tensorgrad.operands import tensor_of
 from tensorgrad.ops.linear import linear
 from tensorgrad.ops.linear_cross_entropy import linear_cross_entropy
-from tensorgrad.recompute import checkpoint
 
 __all__ = ["LanguageModel", "check_tokens", "checked_prompts", "initialize", "model_of"]
 

@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import check_integer
 from tensorgrad.core.backend import Array, Shape, to_numpy
+from tensorgrad.core.checks import check_integer
 from tensorgrad.core.dtypes import DtypeLike, as_dtype, is_float
 from tensorgrad.core.errors import ArgumentError, CheckpointError, DataError
-from tensorgrad.files import replacing
+from tensorgrad.io.files import replacing
+from tensorgrad.io.readers import needed, parse_json, read_json
+from tensorgrad.io.weights import ArrayFile, load_arrays, save_arrays
 from tensorgrad.models.architecture import Architecture, PublishedSettings
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.gpt2_weights import GPT2_ARCHITECTURE
@@ -30,8 +32,6 @@ from tensorgrad.models.restore import check_building
 from tensorgrad.models.transformer_lm import OF_PUBLISHED, TransformerLM
 from tensorgrad.nn import init
 from tensorgrad.nn.wrapped_names import unwrapped
-from tensorgrad.readers import needed, parse_json, read_json
-from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 
 __all__ = ["from_pretrained", "is_pretrained", "pretrained_folder", "save_pretrained"]
 

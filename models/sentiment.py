@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import nn
-from tensorgrad.checks import check_integer, probability
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
+from tensorgrad.core.checks import check_integer, probability
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.nodes import assign
+from tensorgrad.core.operands import integer_array
 from tensorgrad.core.record import no_grad
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.data.labelled_loader import pad
 from tensorgrad.models.flops import training_flops
-from tensorgrad.operands import integer_array
 from tensorgrad.ops.cross_entropy import cross_entropy
 from tensorgrad.ops.dropout import dropout as dropout_op
 from tensorgrad.ops.elementwise.activation import relu

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from tensorgrad import nn
-from tensorgrad.checks import check_integer, check_range, probability
+from tensorgrad.core.checks import check_integer, check_range, probability
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.models.flops import training_flops

@@ -12,17 +12,17 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tensorgrad.checks import check_between, check_integer
 from tensorgrad.core.backend import Array, namespace
+from tensorgrad.core.checks import check_between, check_integer
 from tensorgrad.core.dtypes import DtypeLike, float32
 from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.operands import integer_array
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.data.batches import IGNORED
 from tensorgrad.data.pairs import language_token
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.models.generation import beam_search, greedy_search
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
-from tensorgrad.operands import integer_array
 
 __all__ = ["TranslationConfig", "TranslationModel", "generate", "prefix_mask"]
 

@@ -2,7 +2,7 @@
 
     checkpoints/step-00000500/
         rank-00000.safetensors   the pieces that rank 0 writes, 1-D; the header says what each is:
-        rank-00001.safetensors   full name and shape, box and range (tensorgrad/placement.py)
+        rank-00001.safetensors   full name and shape, box and range (tensorgrad/train/placement.py)
         state.json               step, generator, metrics; size and CRC-32 of the other files
 
 What several ranks hold is written once; they divide it. The folder is created under another name
@@ -26,14 +26,14 @@ from tensorgrad.core.backend import Array, Shape
 from tensorgrad.core.dtypes import float32
 from tensorgrad.core.errors import ArgumentError, CheckpointError, DamagedError, ShapeError
 from tensorgrad.core.nodes import mark_assigned
-from tensorgrad.files import to_json
+from tensorgrad.io.files import to_json
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.placement import ArrayPiece, Placement, assign_writers, copies
 from tensorgrad.train import checkpoint as files
 from tensorgrad.train.checkpoint import Checkpoint, Contents, OneWriter, PendingCheckpoint
 from tensorgrad.train.pieces import PIECES, Kind, LowBits, Stored, read_piece
+from tensorgrad.train.placement import ArrayPiece, Placement, assign_writers, copies
 from tensorgrad.train.strategy import Strategy
 
 Held = Sequence[tuple[ArrayPiece, Array]]

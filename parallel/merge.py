@@ -19,11 +19,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tensorgrad.command import command, printable
 from tensorgrad.core.errors import CheckpointError
-from tensorgrad.files import check_writable
+from tensorgrad.io.command import command, printable
+from tensorgrad.io.files import check_writable
+from tensorgrad.io.weights import save_arrays
 from tensorgrad.train.checkpoint import Checkpoint, load_checkpoint, load_latest
-from tensorgrad.weights import save_arrays
 
 
 def merge(checkpoint: Checkpoint, out: Path) -> int:

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.command import printable
 from tensorgrad.core import backend
 from tensorgrad.core.errors import ArgumentError
+from tensorgrad.io.command import printable
 from tensorgrad.nn import init
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks

@@ -25,8 +25,8 @@ from typing import Any
 from tensorgrad import random
 from tensorgrad.core import backend
 from tensorgrad.core.dtypes import DtypeLike
+from tensorgrad.core.operands import integer_array
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.operands import integer_array
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.embedding import check_ids, embedding

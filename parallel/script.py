@@ -10,8 +10,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from tensorgrad.command import drop_unwritten_output, status_and_line
 from tensorgrad.core.errors import TensorgradError
+from tensorgrad.io.command import drop_unwritten_output, status_and_line
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.mpi_nccl import world
 from tensorgrad.train.config import ProgramSettings

@@ -34,7 +34,7 @@ from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.nested import NestedStrategy
 from tensorgrad.parallel.region import ParallelRegion
 from tensorgrad.parallel.stages import check_not_shared
-from tensorgrad.placement import Placement, cut_box, divide, paste_box
+from tensorgrad.train.placement import Placement, cut_box, divide, paste_box
 from tensorgrad.train.strategy import Batch, Count, Loss, MakeOptimizer, Strategy, count_targets
 
 _SAMPLE = 1024  # elements of each parameter by which ranks compare their models

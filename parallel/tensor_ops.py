@@ -23,9 +23,9 @@ from typing import Any
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.errors import ShapeError
+from tensorgrad.core.operands import float_tensor
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.operands import float_tensor
 from tensorgrad.parallel.comm.collectives import Comm
 
 

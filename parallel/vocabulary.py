@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad.amp import product_kernel
-from tensorgrad.checks import promoted
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, is_numpy
+from tensorgrad.core.checks import promoted
 from tensorgrad.core.dtypes import Dtype, compute_dtype
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.modes import mode

@@ -8,35 +8,38 @@ what each of them lists in its `__all__`. `data`, `models`, `parallel`, `testing
 
 __distribution__ = "tensorgrad-cupy"  # which tensorgrad this is, for distribution.py
 
-from tensorgrad import interrupt  # noqa: F401  first: Ctrl-C during the imports below ends quietly
+from tensorgrad.core import interrupt  # noqa: F401  first: Ctrl-C during the imports below ends quietly
 
 # isort: split
-from tensorgrad import distribution  # noqa: F401  whether the files are those of this project
+from tensorgrad.core import distribution  # noqa: F401  whether the files are those of this project
 
 # isort: split
 from importlib import import_module as _import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorgrad import array_api as _array_api
 from tensorgrad import autograd as autograd
 from tensorgrad import backend as backend
 from tensorgrad import dtypes as dtypes
-from tensorgrad import einops_backend, fft, graph, linalg, nn, optim, random
 from tensorgrad import errors as errors
+from tensorgrad import fft, graph, linalg, nn, optim, random
 from tensorgrad.amp import autocast
-from tensorgrad.array_api import *
-from tensorgrad.array_api import __array_api_version__ as __array_api_version__
-from tensorgrad.array_api import __array_namespace_info__ as __array_namespace_info__
 from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
+from tensorgrad.autograd.function import Function
+from tensorgrad.autograd.gradcheck import gradcheck
+from tensorgrad.autograd.recompute import checkpoint
+from tensorgrad.compat import aliases as _aliases
+from tensorgrad.compat import array_api as _array_api
+from tensorgrad.compat import einops_backend
+from tensorgrad.compat.aliases import *
+from tensorgrad.compat.array_api import *
+from tensorgrad.compat.array_api import __array_api_version__ as __array_api_version__
+from tensorgrad.compat.array_api import __array_namespace_info__ as __array_namespace_info__
+from tensorgrad.compat.interop import from_dlpack
+from tensorgrad.compat.omitted import missing as _missing
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.cuda_kernel import cuda_kernel
-from tensorgrad.function import Function
-from tensorgrad.gradcheck import gradcheck
-from tensorgrad.interop import from_dlpack
+from tensorgrad.io.saving import load, save
 from tensorgrad.kernels import arrays as _arrays  # noqa: F401  casts and sums on a GPU, for core/
-from tensorgrad.omitted import missing as _missing
-from tensorgrad.ops import aliases as _aliases
 from tensorgrad.ops import attention as _attention
 from tensorgrad.ops import attention_unfused as _attention_unfused
 from tensorgrad.ops import creation as _creation
@@ -60,11 +63,11 @@ from tensorgrad.ops import softmax as _softmax
 from tensorgrad.ops import sorting as _sorting
 from tensorgrad.ops import stacking as _stacking
 from tensorgrad.ops import statistics as _statistics
-from tensorgrad.ops.aliases import *
 from tensorgrad.ops.attention import *
 from tensorgrad.ops.attention_unfused import *
 from tensorgrad.ops.creation import *
 from tensorgrad.ops.cross_entropy import *
+from tensorgrad.ops.cuda_kernel import cuda_kernel
 from tensorgrad.ops.diagonals import *
 from tensorgrad.ops.dropout import *
 from tensorgrad.ops.einsum import *
@@ -88,8 +91,6 @@ from tensorgrad.ops.sorting import *
 from tensorgrad.ops.stacking import *
 from tensorgrad.ops.statistics import *
 from tensorgrad.random import seed as manual_seed
-from tensorgrad.recompute import checkpoint
-from tensorgrad.saving import load, save
 
 __version__ = "0.1.0"
 
@@ -152,7 +153,7 @@ if TYPE_CHECKING:
     from tensorgrad import parallel as parallel
     from tensorgrad import testing as testing
     from tensorgrad import train as train
-    from tensorgrad import weights as weights
+    from tensorgrad.io import weights as weights
 else:  # to a type checker every name would exist
 
     def __getattr__(name: str) -> Any:

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from tensorgrad.checks import axis_index, axis_tuple, check_integer, check_number
+from tensorgrad.compat.omitted import missing as _missing
 from tensorgrad.core.backend import Axis, namespace, namespace_on, widened
+from tensorgrad.core.checks import axis_index, axis_tuple, check_integer, check_number
 from tensorgrad.core.dtypes import DtypeLike, as_dtype, float32, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, DtypeError
+from tensorgrad.core.operands import constant_of, tensor_of
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.omitted import missing as _missing
-from tensorgrad.operands import constant_of, tensor_of
 from tensorgrad.ops.shape import roll
 
 __all__ = [

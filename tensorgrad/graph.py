@@ -27,15 +27,15 @@ import numpy as np
 
 from tensorgrad import random
 from tensorgrad.amp import autocast
-from tensorgrad.callers import line_of, user_line
-from tensorgrad.checks import check_integer
 from tensorgrad.core import backend, instrument, nodes
 from tensorgrad.core.backend import Array
+from tensorgrad.core.callers import line_of, user_line
+from tensorgrad.core.checks import check_integer
 from tensorgrad.core.errors import ArgumentError, GraphError
 from tensorgrad.core.gradient import LeafGradient
+from tensorgrad.core.interrupt import uninterrupted
 from tensorgrad.core.modes import changes, mode, replaced
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.interrupt import uninterrupted
 from tensorgrad.kernels.capturing import capturing
 
 __all__ = ["Captured", "capture", "on_replay"]

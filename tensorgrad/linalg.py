@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from tensorgrad.checks import axis_tuple, check_integer
+from tensorgrad.compat.omitted import missing as _missing
 from tensorgrad.core.backend import Array, Axis, namespace, same_device
+from tensorgrad.core.checks import axis_tuple, check_integer
 from tensorgrad.core.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.operands import constant_of, operands, tensor_of, tensors_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.omitted import missing as _missing
-from tensorgrad.operands import constant_of, operands, tensor_of, tensors_of
 from tensorgrad.ops.diagonals import cross, vecdot
 from tensorgrad.ops.diagonals import diagonal as _diagonal
 from tensorgrad.ops.diagonals import trace as _trace

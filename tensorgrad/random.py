@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorgrad import philox
-from tensorgrad.checks import axis_index, check_integer, check_no_length, shape_of
+from tensorgrad.compat.omitted import missing as _missing
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
+from tensorgrad.core.checks import axis_index, check_integer, check_no_length, shape_of
 from tensorgrad.core.dtypes import (
     INTEGERS,
     Dtype,
@@ -39,10 +39,10 @@ from tensorgrad.core.dtypes import (
 )
 from tensorgrad.core.errors import ArgumentError, DtypeError, GraphError, ShapeError
 from tensorgrad.core.modes import mode
+from tensorgrad.core.operands import float_tensor, tensor_of, values_of
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.random import Key
-from tensorgrad.omitted import missing as _missing
-from tensorgrad.operands import float_tensor, tensor_of, values_of
+from tensorgrad.ops import philox
 
 __all__ = [
     "Generator",

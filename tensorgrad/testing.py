@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tensorgrad.autograd.gradcheck import gradcheck
 from tensorgrad.core import backend
 from tensorgrad.core.dtypes import (
     FLOATS,
@@ -44,7 +45,6 @@ from tensorgrad.core.dtypes import (
 from tensorgrad.core.errors import DeviceError, TensorgradError
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.gradcheck import gradcheck
 
 __all__ = [
     "SIZES", "Capture", "Case", "CaseResult", "Ulps", "assert_within", "check", "sized", "spacing",

@@ -26,6 +26,7 @@ import numpy as np
 from tensorgrad import random
 from tensorgrad.data import Corpus, Tokenizer, prepare
 from tensorgrad.errors import CheckpointError, DamagedError, TensorgradError
+from tensorgrad.io.weights import load_arrays, load_metadata
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.pretrained import from_pretrained, save_pretrained
 from tensorgrad.parallel import Comm, Mesh
@@ -42,7 +43,6 @@ from tensorgrad.train.checkpoint import (
 from tensorgrad.train.log import StepLog, read_metrics
 from tensorgrad.train.loop import Trainer
 from tensorgrad.train.settings import TrainSettings
-from tensorgrad.weights import load_arrays, load_metadata
 from tests.failing_calls import FROM_THEN_ON, KILL, ONCE, Fault
 from tests.parallel.test_checkpoint import FULL, held_on
 from tests.parallel.threads import on_ranks

@@ -12,10 +12,10 @@ from io import StringIO
 from typing import Any
 
 from tensorgrad.cli import main
+from tensorgrad.io.tables import to_markdown
 from tensorgrad.parallel.bucket_size import Overlap, default_bucket_bytes
 from tensorgrad.parallel.planning.estimate import Speeds
 from tensorgrad.parallel.schedule import SCHEDULES, bubble_fraction
-from tensorgrad.tables import to_markdown
 from tensorgrad.train.settings import DTYPES
 from tensorgrad.train.translation import PRESETS, TranslationSettings
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from tensorgrad.bench.provenance import exists
 from tensorgrad.bench.sweep import ERROR
-from tensorgrad.readers import read_json
+from tensorgrad.io.readers import read_json
 from tests import figures
 from tests.source_tree import ROOT
 

@@ -127,7 +127,7 @@ def core() -> list[Source]:
 
 
 def test_the_core_knows_no_op_or_kernel() -> None:
-    allowed = {"tensorgrad.core", "tensorgrad.distribution"}
+    allowed = {"tensorgrad.core", "tensorgrad.core.distribution"}
     wrong = [
         f"{source}:{found.line}: {found.name}"
         for source in core()
@@ -212,20 +212,20 @@ def test_each_optional_dependency_stays_where_it_belongs() -> None:
 
 # What makes something of a file that anyone may have written, and the one module that calls it.
 READERS = {
-    "json.load": "tensorgrad.readers",
-    "json.loads": "tensorgrad.readers",
-    "json.JSONDecoder": "tensorgrad.readers",
-    "np.load": "tensorgrad.readers",
-    "np.memmap": "tensorgrad.readers",
-    "np.fromfile": "tensorgrad.readers",
-    "np.loadtxt": "tensorgrad.readers",
-    "np.genfromtxt": "tensorgrad.readers",
-    "np.lib.format.read_magic": "tensorgrad.readers",
-    "np.lib.format.read_array_header_1_0": "tensorgrad.readers",
-    "np.lib.format.read_array": "tensorgrad.readers",
-    "np.lib.format.open_memmap": "tensorgrad.readers",
-    "safe_open": "tensorgrad.weights",
-    "load_file": "tensorgrad.weights",
+    "json.load": "tensorgrad.io.readers",
+    "json.loads": "tensorgrad.io.readers",
+    "json.JSONDecoder": "tensorgrad.io.readers",
+    "np.load": "tensorgrad.io.readers",
+    "np.memmap": "tensorgrad.io.readers",
+    "np.fromfile": "tensorgrad.io.readers",
+    "np.loadtxt": "tensorgrad.io.readers",
+    "np.genfromtxt": "tensorgrad.io.readers",
+    "np.lib.format.read_magic": "tensorgrad.io.readers",
+    "np.lib.format.read_array_header_1_0": "tensorgrad.io.readers",
+    "np.lib.format.read_array": "tensorgrad.io.readers",
+    "np.lib.format.open_memmap": "tensorgrad.io.readers",
+    "safe_open": "tensorgrad.io.weights",
+    "load_file": "tensorgrad.io.weights",
     "tokenizers.Tokenizer.from_str": "tensorgrad.data.tokenizer_file",
     "tokenizers.Tokenizer.from_file": "tensorgrad.data.tokenizer",
 }

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, gradcheck, linalg
+from tensorgrad import Tensor, linalg
+from tensorgrad.autograd import gradcheck
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 

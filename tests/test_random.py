@@ -14,11 +14,12 @@ import pytest
 
 import tensorgrad
 import tensorgrad as tg
-from tensorgrad import Tensor, philox, random
+from tensorgrad import Tensor, random
 from tensorgrad.core import backend
 from tensorgrad.dtypes import FLOATS, INTEGERS, bfloat16, bool_, float16, float32, float64, uint64
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.kernels.random import Key
+from tensorgrad.ops import philox
 from tensorgrad.random import Generator
 
 Array = np.ndarray[Any, Any]

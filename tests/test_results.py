@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tensorgrad.bench import provenance
-from tensorgrad.files import write_json
-from tensorgrad.readers import read_json
+from tensorgrad.io.files import write_json
+from tensorgrad.io.readers import read_json
 from tests import figures
 from tests.results import (
     BLOCK,

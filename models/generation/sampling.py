@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import check_integer
 from tensorgrad.core import backend
+from tensorgrad.core.checks import check_integer
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.models.generation.decoding_loop import Decoder, Recomputer, capacity
 from tensorgrad.models.language_model import LanguageModel, check_tokens, checked_prompts

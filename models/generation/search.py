@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import check_between, check_integer
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.checks import check_between, check_integer
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.models.language_model import check_tokens, checked_prompts

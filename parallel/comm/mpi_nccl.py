@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import graph
-from tensorgrad.command import open_standard_streams
 from tensorgrad.core import backend, dtypes
 from tensorgrad.core.backend import Array
+from tensorgrad.core.distribution import install
 from tensorgrad.core.errors import ArgumentError, CommError, DeviceError
-from tensorgrad.distribution import install
+from tensorgrad.io.command import open_standard_streams
 from tensorgrad.parallel.comm import launch, watchdog_client
 from tensorgrad.parallel.comm.agreement import by_rank
 from tensorgrad.parallel.comm.collectives import Comm

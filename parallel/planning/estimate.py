@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from tensorgrad.checks import check_integer
+from tensorgrad.core.checks import check_integer
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.parallel.bucket_size import Overlap, all_reduce_bandwidth, default_bucket_bytes

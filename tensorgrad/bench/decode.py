@@ -26,7 +26,7 @@ from tensorgrad.bench.timing import host_seconds, milliseconds_on, random_array,
 from tensorgrad.core import backend
 from tensorgrad.core.dtypes import bfloat16, float32
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.gpu import GpuMonitor, clock_and_watts
+from tensorgrad.kernels.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.generation.decoding_loop import Decoder
 from tensorgrad.models.gpt2 import GPT2, PRESETS

@@ -21,7 +21,7 @@ from tensorgrad.bench.pictures import new_figure
 from tensorgrad.bench.sweep import Case, Row, Sweep
 from tensorgrad.bench.timing import Call, compare_on, under_load
 from tensorgrad.core import backend
-from tensorgrad.gpu import GpuMonitor, clock_and_watts
+from tensorgrad.kernels.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.profile.ceilings import measure_ceilings
 
 PEERS = ("eager", COMPILED, "fused", "flash-2", "cudnn", "efficient", "unfused")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.files import replacing
+from tensorgrad.io.files import replacing
 
 MARKERS = "osD^vPX*"
 Rows = Sequence[dict[str, Any]]

@@ -22,8 +22,8 @@ from tensorgrad.bench.timing import Call, in_turns, random_array, under_load
 from tensorgrad.core import backend
 from tensorgrad.core.dtypes import Dtype, as_dtype, float32
 from tensorgrad.core.errors import ArgumentError
-from tensorgrad.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.kernels import cublaslt
+from tensorgrad.kernels.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.kernels.matmul import cublas
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
 from tensorgrad.models.gpt2 import GPT2Config

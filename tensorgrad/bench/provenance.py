@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from tensorgrad import gpu
 from tensorgrad.core import backend
+from tensorgrad.kernels import gpu
 from tensorgrad.train.environment import packages
 
 COLUMNS = ("date", "commit", "versions")

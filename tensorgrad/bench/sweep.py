@@ -23,13 +23,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tensorgrad import tables
 from tensorgrad.bench.memory import is_out_of_memory, release
 from tensorgrad.bench.pictures import save
 from tensorgrad.bench.provenance import COLUMNS, provenance
 from tensorgrad.core.errors import ArgumentError, CommError, DataError
-from tensorgrad.files import finite, locked, make_folder, named_in_errors, write_json
-from tensorgrad.gpu import GpuMonitor, clock_and_watts
+from tensorgrad.io import tables
+from tensorgrad.io.files import finite, locked, make_folder, named_in_errors, write_json
+from tensorgrad.kernels.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.parallel.comm.collectives import Comm
 
 OK, OUT_OF_MEMORY, ERROR = "ok", "out of memory", "error"

@@ -19,7 +19,7 @@ import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.dtypes import DtypeLike, as_dtype, bfloat16
-from tensorgrad.gpu import GpuMonitor, clock_and_watts
+from tensorgrad.kernels.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.profile.training_step import synchronize
 
 ROUNDS = 20  # calls between two events

@@ -14,12 +14,12 @@ from typing import Any
 from cyclopts import App
 from cyclopts.exceptions import CycloptsError
 
-from tensorgrad import distribution  # noqa: F401  first: whether the files are this project's
+from tensorgrad.core import distribution  # noqa: F401  first: whether the files are this project's
 
 # isort: split
 from tensorgrad import __version__
-from tensorgrad.command import command
 from tensorgrad.core.errors import TensorgradError
+from tensorgrad.io.command import command
 from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.train.command_line import STYLE, explained, run_app
 

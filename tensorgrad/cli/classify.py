@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from tensorgrad.command import printable
 from tensorgrad.data.text import standard_input
+from tensorgrad.io.command import printable
 from tensorgrad.train.load import load_classifier
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from tensorgrad.command import printable
+from tensorgrad.io.command import printable
+from tensorgrad.io.tables import write_text
 from tensorgrad.report import compare as compare_runs
 from tensorgrad.report import to_text
 from tensorgrad.report.comparison import FORMS
 from tensorgrad.report.document import check_output
-from tensorgrad.tables import write_text
 from tensorgrad.train.progress import StageProgress
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from tensorgrad.core.errors import ArgumentError
-from tensorgrad.files import finite
-from tensorgrad.readers import read_json
+from tensorgrad.io.files import finite
+from tensorgrad.io.readers import read_json
 from tensorgrad.train import config
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.language import LanguageModeling, LanguageSettings

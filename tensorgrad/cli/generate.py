@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from tensorgrad.command import harmless
 from tensorgrad.core import backend
 from tensorgrad.core.dtypes import as_dtype
 from tensorgrad.core.errors import ArgumentError, CheckpointError, TensorgradError
 from tensorgrad.data import PublishedTokenizer, TextStream, Tokenizer
 from tensorgrad.data.content import CHARACTERS, JSON_LINES
 from tensorgrad.data.text import read_lines, standard_input
+from tensorgrad.io.command import harmless
 from tensorgrad.models.generation import generate_batch, stream
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.ops.sampling import Sampling

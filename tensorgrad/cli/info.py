@@ -8,10 +8,11 @@ import platform
 from collections.abc import Iterator
 from importlib import metadata
 
-from tensorgrad import __version__, gpu
+from tensorgrad import __version__
 from tensorgrad.core import backend
-from tensorgrad.distribution import cuda_extra, install
+from tensorgrad.core.distribution import cuda_extra, install
 from tensorgrad.kernels import device as kernel_device
+from tensorgrad.kernels import gpu
 from tensorgrad.parallel.comm.mpi_nccl import nccl_version
 
 _CUDA = ""  # the extra that `cuda_extra` names

@@ -13,10 +13,10 @@ from cyclopts import Parameter
 
 from tensorgrad.cli.sizes import DEFAULT_MODEL, ModelOptions, given
 from tensorgrad.cli.sweeps import Progress, ranks_of
-from tensorgrad.command import aligned, printable
+from tensorgrad.core.distribution import install
 from tensorgrad.core.errors import ArgumentError
-from tensorgrad.distribution import install
-from tensorgrad.files import make_folder
+from tensorgrad.io.command import aligned, printable
+from tensorgrad.io.files import make_folder
 from tensorgrad.nn import ATTENTION_KERNELS
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks

@@ -8,8 +8,8 @@ from typing import Any
 
 from cyclopts import App
 
-from tensorgrad.command import printable
 from tensorgrad.core.errors import ArgumentError
+from tensorgrad.io.command import printable
 from tensorgrad.parallel.program import run_task
 from tensorgrad.report import write_report
 from tensorgrad.train.command_line import STYLE, choose_run, options_command

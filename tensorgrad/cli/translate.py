@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from tensorgrad.command import harmless
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.data.text import standard_input
+from tensorgrad.io.command import harmless
 from tensorgrad.train.load import load_translator
 
 _LINES = 1000  # of a file in a batch

@@ -4,4 +4,4 @@ In reading order: errors, dtypes, backend, blocks, arrays, modes, instrument, gr
 backward, tensor, record. Nothing here knows an op or a kernel; docs/chapters/core.md explains it.
 """
 
-from tensorgrad import distribution  # noqa: F401  whether the files are those of this project
+from tensorgrad.core import distribution  # noqa: F401  whether the files are those of this project

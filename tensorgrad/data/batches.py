@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
-from tensorgrad.checks import check_integer, check_seed
+from tensorgrad.core.checks import check_integer, check_seed
 from tensorgrad.core.errors import ArgumentError
-from tensorgrad.operands import integer_array
+from tensorgrad.core.operands import integer_array
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 _Batch = TypeVar("_Batch", bound=tuple[Any, ...])

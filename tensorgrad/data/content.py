@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tensorgrad.core.errors import DataError
-from tensorgrad.readers import json_object, needed, open_regular
+from tensorgrad.io.readers import json_object, needed, open_regular
 
 SAMPLE = 1 << 16  # bytes that decide
 TEXT, JSON_LINES, PARQUET = "text", "JSON lines", "Parquet"

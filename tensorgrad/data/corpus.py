@@ -19,15 +19,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.checks import check_integer, check_number
+from tensorgrad.core.checks import check_integer, check_number
 from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.data.published_tokenizer import PublishedTokenizer, load_tokenizer
 from tensorgrad.data.split import plan_split
 from tensorgrad.data.text import SUFFIXES, documents, fingerprint, folder_files
 from tensorgrad.data.token_file import TokenFile, write_tokens
 from tensorgrad.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, check_pattern
-from tensorgrad.files import delete, hidden_name, locked, make_folder, replacing, sync_folder
-from tensorgrad.readers import map_array, open_regular, read_json
+from tensorgrad.io.files import delete, hidden_name, locked, make_folder, replacing, sync_folder
+from tensorgrad.io.readers import map_array, open_regular, read_json
 
 ProgressCallback = Callable[[str, int, int], None]
 CHARACTERS_PER_TOKEN = 1500  # to train a vocabulary on; more makes hardly any difference

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import check_function, check_integer
 from tensorgrad.core.backend import is_array
+from tensorgrad.core.checks import check_function, check_integer
+from tensorgrad.core.display import call_text
 from tensorgrad.core.errors import ArgumentError, CheckpointError, DataError, DtypeError, ShapeError
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.data.batches import EpochLoader, read_ahead
-from tensorgrad.display import call_text
 from tensorgrad.ops.creation import tensor
 from tensorgrad.ops.shape import stack, to
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from tensorgrad.core.errors import DataError
-from tensorgrad.readers import parse_json
+from tensorgrad.io.readers import parse_json
 
 _PASSED_ON = (
     *("PATH", "HOME", "TZ", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "SYSTEMROOT"),

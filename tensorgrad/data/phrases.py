@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from tensorgrad.checks import check_integer
+from tensorgrad.core.checks import check_integer
 
 Pair = tuple[str, str]  # German, English
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from tensorgrad.checks import check_integer
+from tensorgrad.core.checks import check_integer
 
 _GOOD = (
     *("charming", "moving", "funny", "clever", "gripping", "beautiful", "fresh", "tender"),

@@ -19,8 +19,8 @@ from urllib.request import getproxies
 
 from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.data.content import check_unpacked, most_unpacked
-from tensorgrad.files import is_utf8
-from tensorgrad.readers import json_object, needed
+from tensorgrad.io.files import is_utf8
+from tensorgrad.io.readers import json_object, needed
 
 _CONNECT_SECONDS = 5.0
 COLUMN = "text"  # of the text in JSON lines and Parquet files

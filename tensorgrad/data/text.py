@@ -26,8 +26,8 @@ from tensorgrad.data.content import (
     content_of,
 )
 from tensorgrad.data.rows import COLUMN, dataset_texts, json_texts, parquet_texts, with_newlines
-from tensorgrad.files import replacing
-from tensorgrad.readers import VOCABULARY_BYTES
+from tensorgrad.io.files import replacing
+from tensorgrad.io.readers import VOCABULARY_BYTES
 
 END_OF_TEXT = "<|endoftext|>"
 SUFFIXES = (".txt", ".text", ".md", ".rst", ".py", ".jsonl", ".ndjson", ".parquet")

@@ -11,12 +11,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tensorgrad.core.display import call_text
 from tensorgrad.core.errors import DataError, DtypeError
 from tensorgrad.data.published_tokenizer import PublishedTokenizer
 from tensorgrad.data.tokenizer import Tokenizer
-from tensorgrad.display import call_text
-from tensorgrad.files import replacing
-from tensorgrad.readers import map_array
+from tensorgrad.io.files import replacing
+from tensorgrad.io.readers import map_array
 
 Tokens = np.ndarray[Any, Any]  # (N,), uint16 or uint32
 

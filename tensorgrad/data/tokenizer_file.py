@@ -16,7 +16,7 @@ import tokenizers
 
 from tensorgrad.core.errors import DataError, DtypeError
 from tensorgrad.data.tokenizer_parts import check_parts
-from tensorgrad.readers import VOCABULARY_BYTES, parse_json
+from tensorgrad.io.readers import VOCABULARY_BYTES, parse_json
 
 
 def _byte_alphabet() -> list[str]:

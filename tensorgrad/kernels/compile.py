@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tensorgrad.command import command
 from tensorgrad.core import backend
 from tensorgrad.core.errors import KernelError
+from tensorgrad.io.command import command
 from tensorgrad.kernels import loader
 
 _ENTRY = re.compile(

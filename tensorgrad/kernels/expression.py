@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import special
+from tensorgrad.kernels import special
 
 # Names that expressions may call; kernels/elementwise.cuh defines the same ones.
 _NUMPY = (

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensorgrad.core import backend
+from tensorgrad.core.distribution import cuda_extra, install
 from tensorgrad.core.errors import KernelError
-from tensorgrad.distribution import cuda_extra, install
 from tensorgrad.kernels.device import capability, shared_memory_per_block
 from tensorgrad.kernels.structs import static_asserts
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from tensorgrad.command import command
 from tensorgrad.core import backend
 from tensorgrad.core.errors import KernelError
+from tensorgrad.io.command import command
 from tensorgrad.kernels.matmul.tune import cases
 from tensorgrad.kernels.tuned import PATH, Rows, TuningCase, architecture, read, write
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from tensorgrad.core import backend
 from tensorgrad.core.errors import KernelError
-from tensorgrad.files import write_json
+from tensorgrad.io.files import write_json
+from tensorgrad.io.readers import read_json
 from tensorgrad.kernels.device import capability
-from tensorgrad.readers import read_json
 
 PATH = Path(__file__).with_name("tuned.json")
 Rows = dict[str, dict[str, dict[str, str]]]  # architecture, choice, case: what was fastest

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from tensorgrad.compat.omitted import missing as _missing
 from tensorgrad.nn import functional, init
 from tensorgrad.nn.activation import ELU, GELU, LeakyReLU, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from tensorgrad.nn.attention import (
@@ -32,7 +33,6 @@ from tensorgrad.nn.shape import Flatten, Identity
 from tensorgrad.nn.shard import Shard
 from tensorgrad.nn.summary import Summary
 from tensorgrad.nn.transformer import FeedForward, SwiGLU, TransformerBlock
-from tensorgrad.omitted import missing as _missing
 
 __all__ = [
     "ATTENTION_KERNELS",

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import check_integer, check_range, probability
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
+from tensorgrad.core.checks import check_integer, check_range, probability
 from tensorgrad.core.dtypes import DtypeLike
 from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.modes import mode

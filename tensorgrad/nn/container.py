@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, overload
 
-from tensorgrad.checks import check_integer
+from tensorgrad.core.checks import check_integer
 from tensorgrad.core.errors import ArgumentError, DtypeError, OutOfRangeError
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.module import Module

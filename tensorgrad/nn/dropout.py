@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tensorgrad.checks import probability
+from tensorgrad.core.checks import probability
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.module import Module
 from tensorgrad.ops.dropout import dropout, dropout_add

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorgrad.checks import check_integer
+from tensorgrad.core.checks import check_integer
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import init
 from tensorgrad.nn.module import Module, Parameter

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from tensorgrad.compat.omitted import missing as _missing
 from tensorgrad.nn import pointwise as _pointwise
 from tensorgrad.nn.loss import (
     binary_cross_entropy_with_logits,
@@ -11,7 +12,6 @@ from tensorgrad.nn.loss import (
     mse_loss,
 )
 from tensorgrad.nn.pointwise import *  # noqa: F403  the names that it lists
-from tensorgrad.omitted import missing as _missing
 from tensorgrad.ops.attention import attention, attention_packed, attention_varlen
 from tensorgrad.ops.creation import one_hot
 from tensorgrad.ops.cross_entropy import cross_entropy, nll_loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tensorgrad.checks import check_integer
+from tensorgrad.core.checks import check_integer
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import init
 from tensorgrad.nn.module import Module, Parameter, check_input

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorgrad.checks import check_between, check_number, check_shape
 from tensorgrad.core.backend import same_device
+from tensorgrad.core.checks import check_between, check_number, check_shape
 from tensorgrad.core.dtypes import compute_dtype, float64, is_float
 from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.operands import constant_of, float_operand, operands, tensor_of
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.module import Module
-from tensorgrad.operands import constant_of, float_operand, operands, tensor_of
 from tensorgrad.ops.creation import asarray
 from tensorgrad.ops.cross_entropy import REDUCTIONS, cross_entropy, nll_loss, reduced
 from tensorgrad.ops.elementwise import abs as absolute

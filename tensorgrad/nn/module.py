@@ -35,10 +35,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
 
 import numpy as np
 
-from tensorgrad.checks import check_function
 from tensorgrad.core import backend, instrument
 from tensorgrad.core.arrays import not_an_operand
 from tensorgrad.core.backend import Array
+from tensorgrad.core.checks import check_function
 from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
 from tensorgrad.core.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.core.modes import changes, mode

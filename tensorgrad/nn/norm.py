@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import check_integer, check_range
+from tensorgrad.core.checks import check_integer, check_range
 from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.dropout import Dropout
 from tensorgrad.nn.module import Module, Parameter, check_input, offers
 from tensorgrad.nn.rows import Rows
-from tensorgrad.operands import tensor_of
 from tensorgrad.ops.norm import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm
 
 

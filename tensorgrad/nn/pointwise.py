@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorgrad.checks import axis_index, check_number
+from tensorgrad.core.checks import axis_index, check_number
 from tensorgrad.core.dtypes import DtypeLike
 from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.operands import (
+    constant_of,
+    float_operand,
+    float_operands,
+    float_tensor,
+    operands,
+)
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.linalg import vector_norm
 from tensorgrad.nn.loss import huber_loss
-from tensorgrad.operands import constant_of, float_operand, float_operands, float_tensor, operands
 from tensorgrad.ops.cross_entropy import reduced
 from tensorgrad.ops.elementwise import abs, exp, expm1, log, maximum, minimum, sqrt, tanh, where
 from tensorgrad.ops.elementwise.activation import SOFTPLUS, elu, leaky_relu, relu, sigmoid

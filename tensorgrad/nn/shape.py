@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tensorgrad.checks import axis_index
+from tensorgrad.core.checks import axis_index
 from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.module import Module
-from tensorgrad.operands import tensor_of
 from tensorgrad.ops.shape import reshape
 
 

@@ -19,13 +19,14 @@ import numpy as np
 
 from tensorgrad import random
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.checks import broadcast, check_integer, check_number, check_shape, probability
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.checks import broadcast, check_integer, check_number, check_shape, probability
 from tensorgrad.core.dtypes import Dtype, compute_dtype, int32
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.gradient import Gradient, Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
+from tensorgrad.core.operands import constant_of, float_tensor, integer_array, mask_operand
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.attention import short as attention_short
@@ -41,11 +42,10 @@ from tensorgrad.kernels.attention.options import (
     empty_result,
 )
 from tensorgrad.kernels.rotary import Rotation
-from tensorgrad.operands import constant_of, float_tensor, integer_array, mask_operand
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.attention_unfused import attention_unfused
+from tensorgrad.ops.philox import fill_keep
 from tensorgrad.ops.rotary import rotary, rotated, rotation_of
-from tensorgrad.philox import fill_keep
 
 __all__ = ["attention", "attention_packed", "attention_varlen"]
 

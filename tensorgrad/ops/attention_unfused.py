@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tensorgrad.checks import broadcast, probability
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.checks import broadcast, probability
 from tensorgrad.core.errors import ShapeError
+from tensorgrad.core.operands import float_tensor, mask_operand, tensor_of
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.operands import float_tensor, mask_operand, tensor_of
 from tensorgrad.ops.dropout import dropout as dropout_op
 from tensorgrad.ops.elementwise import exp, where
 from tensorgrad.ops.matmul import matmul

@@ -12,7 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import (
+from tensorgrad.compat.interop import from_dlpack
+from tensorgrad.core import backend
+from tensorgrad.core.arrays import array_of
+from tensorgrad.core.backend import Array, namespace_on
+from tensorgrad.core.checks import (
     check_holds,
     check_indices,
     check_integer,
@@ -20,9 +24,6 @@ from tensorgrad.checks import (
     check_number,
     shape_of,
 )
-from tensorgrad.core import backend
-from tensorgrad.core.arrays import array_of
-from tensorgrad.core.backend import Array, namespace_on
 from tensorgrad.core.dtypes import (
     Dtype,
     DtypeLike,
@@ -36,9 +37,8 @@ from tensorgrad.core.dtypes import (
     uint64,
 )
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.core.operands import constant_of, integer_array, leaves_of, tensor_of, values_of
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.interop import from_dlpack
-from tensorgrad.operands import constant_of, integer_array, leaves_of, tensor_of, values_of
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.shape import astype, stack, to
 from tensorgrad.ops.shape import copy as copied

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import (
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.checks import (
     axis_index,
     check_between,
     check_indices,
@@ -22,17 +24,15 @@ from tensorgrad.checks import (
     check_range,
     check_shape,
 )
-from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, widened
 from tensorgrad.core.dtypes import Dtype, compute_dtype, float16, is_float
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Early, Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
+from tensorgrad.core.operands import float_tensor, integer_array, tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import LossOptions
-from tensorgrad.operands import float_tensor, integer_array, tensor_of
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.reduce import mean

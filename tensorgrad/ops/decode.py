@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import check_shape
 from tensorgrad.core import backend, instrument
 from tensorgrad.core.backend import Array
+from tensorgrad.core.checks import check_shape
 from tensorgrad.core.errors import DtypeError, ShapeError
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.attention import decode as decode_cuda

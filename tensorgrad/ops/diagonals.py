@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import axis_index, check_integer
 from tensorgrad.core.backend import namespace, namespace_on
+from tensorgrad.core.checks import axis_index, check_integer
 from tensorgrad.core.dtypes import (
     DtypeLike,
     as_dtype,
@@ -22,8 +22,8 @@ from tensorgrad.core.dtypes import (
     is_float,
 )
 from tensorgrad.core.errors import ShapeError
+from tensorgrad.core.operands import operands, tensor_of
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.einsum import dot, tensordot
 from tensorgrad.ops.elementwise import conj, multiply, power
 from tensorgrad.ops.indexing import getitem

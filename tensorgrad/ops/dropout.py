@@ -10,20 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad import philox, random
-from tensorgrad.checks import check_shape, probability
+from tensorgrad import random
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.backward import gradients_within
+from tensorgrad.core.checks import check_shape, probability
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.nodes import Node
+from tensorgrad.core.operands import data_of, float_operands, float_tensor
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import dropout as dropout_cuda
 from tensorgrad.kernels.dropout import KeepMask
-from tensorgrad.operands import data_of, float_operands, float_tensor
+from tensorgrad.ops import philox
 from tensorgrad.ops.elementwise import add
 from tensorgrad.ops.elementwise.activation import swiglu
 

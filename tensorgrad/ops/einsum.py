@@ -16,16 +16,16 @@ from math import prod
 from typing import Any
 
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.checks import axis_tuple, check_integer, promoted
 from tensorgrad.core import instrument
 from tensorgrad.core.backend import Array, Shape, namespace, same_device
+from tensorgrad.core.checks import axis_tuple, check_integer, promoted
 from tensorgrad.core.dtypes import Dtype, compute_dtype
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
+from tensorgrad.core.operands import operands as operands_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.operands import operands as operands_of
 from tensorgrad.ops.elementwise import multiply
 from tensorgrad.ops.matmul import product
 from tensorgrad.ops.shape import ravel

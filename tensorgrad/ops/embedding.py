@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import check_indices, check_integer, check_shape
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import sum_array
 from tensorgrad.core.backend import Array
+from tensorgrad.core.checks import check_indices, check_integer, check_shape
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved, add_at, out_of
+from tensorgrad.core.operands import float_tensor, integer_array
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.embedding import forward as _forward_cuda
-from tensorgrad.operands import float_tensor, integer_array
 from tensorgrad.ops.indexing import add_rows
 
 __all__ = ["embedding"]

@@ -16,7 +16,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tensorgrad.checks import (
+from tensorgrad.core import backend, nodes
+from tensorgrad.core.arrays import array_of, converted, not_an_operand, sum_array
+from tensorgrad.core.backend import Array, Axis, Shape, is_array, is_numpy, namespace, same_device
+from tensorgrad.core.checks import (
     along,
     axis_tuple,
     check_holds,
@@ -24,9 +27,6 @@ from tensorgrad.checks import (
     check_keepdims,
     renamed_dim,
 )
-from tensorgrad.core import backend, nodes
-from tensorgrad.core.arrays import array_of, converted, not_an_operand, sum_array
-from tensorgrad.core.backend import Array, Axis, Shape, is_array, is_numpy, namespace, same_device
 from tensorgrad.core.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.core.errors import (
     ArgumentError,
@@ -38,10 +38,10 @@ from tensorgrad.core.errors import (
 )
 from tensorgrad.core.gradient import Gradients, Needs, Saved, add_at
 from tensorgrad.core.modes import mode
+from tensorgrad.core.operands import array_beside, integer_array, tensor_of
 from tensorgrad.core.record import no_grad, record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.indexing import add_rows_cuda
-from tensorgrad.operands import array_beside, integer_array, tensor_of
 
 __all__ = [
     "argwhere", "count_nonzero", "flatnonzero", "getitem", "nonzero", "put_along_axis", "take",

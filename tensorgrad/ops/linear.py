@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.checks import check_shape, probability, promoted
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import converted, sum_array
 from tensorgrad.core.backend import Array, contiguous, is_numpy, same_device
+from tensorgrad.core.checks import check_shape, probability, promoted
 from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, compute_dtype, float32, is_float
 from tensorgrad.core.errors import DtypeError, ShapeError
 from tensorgrad.core.gradient import (
@@ -29,12 +29,12 @@ from tensorgrad.core.gradient import (
     parts_of,
 )
 from tensorgrad.core.modes import mode
+from tensorgrad.core.operands import data_of, float_operand, operands, tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import sum_rows_into
-from tensorgrad.operands import data_of, float_operand, operands, tensor_of
 from tensorgrad.ops.dropout import dropout as drop
 from tensorgrad.ops.dropout import swiglu_dropout, swiglu_gradients
 from tensorgrad.ops.elementwise.activation import gelu

@@ -18,19 +18,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.checks import check_integer, check_shape, promoted
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import sum_array
 from tensorgrad.core.backend import Array, is_numpy
+from tensorgrad.core.checks import check_integer, check_shape, promoted
 from tensorgrad.core.dtypes import Dtype, compute_dtype
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Early, Gradients, Loan, Needs, Saved
 from tensorgrad.core.modes import mode
+from tensorgrad.core.operands import data_of, float_operands, integer_array
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
-from tensorgrad.operands import data_of, float_operands, integer_array
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers, rows_numpy
 from tensorgrad.ops.matmul import flat, product, product_into
 

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.checks import promoted
 from tensorgrad.core.backend import Array, is_numpy, namespace, same_device, widened
+from tensorgrad.core.checks import promoted
 from tensorgrad.core.dtypes import Dtype, compute_dtype, is_complex
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
+from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
-from tensorgrad.operands import tensor_of
 
 __all__ = ["matmul"]
 

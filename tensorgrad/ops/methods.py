@@ -12,21 +12,19 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from tensorgrad import dlpack
-from tensorgrad.checks import renamed_dim
+from tensorgrad.compat import aliases, dlpack, numpy_functions
+from tensorgrad.compat.omitted import missing_method
+from tensorgrad.core.checks import renamed_dim
+from tensorgrad.core.display import to_html
 from tensorgrad.core.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.display import to_html
-from tensorgrad.omitted import missing_method
 from tensorgrad.ops import (
-    aliases,
     diagonals,
     einsum,
     elementwise,
     indexing,
     matmul,
-    numpy_functions,
     reduce,
     scatter,
     shape,

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import check_integer, check_range, check_shape, promoted
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.checks import check_integer, check_range, check_shape, promoted
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import (
@@ -29,11 +29,11 @@ from tensorgrad.core.gradient import (
 )
 from tensorgrad.core.modes import mode
 from tensorgrad.core.nodes import assigned_since, latest_version
+from tensorgrad.core.operands import data_of, float_tensor
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import norm as norm_cuda
 from tensorgrad.kernels.reduce import PartialSum, sum_parts
-from tensorgrad.operands import data_of, float_tensor
 from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.shape import astype, reshape
 

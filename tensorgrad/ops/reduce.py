@@ -16,7 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import (
+from tensorgrad.core import backend, instrument
+from tensorgrad.core.arrays import cast, keep_axes, sum_array, sum_dtype
+from tensorgrad.core.backend import Array, Axis, Shape, widened
+from tensorgrad.core.checks import (
     along,
     axis_index,
     axis_tuple,
@@ -25,9 +28,6 @@ from tensorgrad.checks import (
     check_number,
     renamed_dim,
 )
-from tensorgrad.core import backend, instrument
-from tensorgrad.core.arrays import cast, keep_axes, sum_array, sum_dtype
-from tensorgrad.core.backend import Array, Axis, Shape, widened
 from tensorgrad.core.dtypes import (
     Dtype,
     DtypeLike,
@@ -40,10 +40,10 @@ from tensorgrad.core.dtypes import (
 )
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.operands import operands, tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
-from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.elementwise import sqrt
 from tensorgrad.ops.elementwise import where as choose
 from tensorgrad.ops.elementwise.row import Row

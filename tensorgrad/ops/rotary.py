@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import broadcast, check_integer
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.checks import broadcast, check_integer
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.operands import float_tensor
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import rotary as kernel
 from tensorgrad.kernels.rotary import Rotation
-from tensorgrad.operands import float_tensor
 
 __all__ = ["rotary"]
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import check_integer, check_number, check_range
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
+from tensorgrad.core.checks import check_integer, check_number, check_range
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.kernels.random import Key
 from tensorgrad.kernels.sampling import sample_tokens
-from tensorgrad.philox import LOG2_HIGH, LOG2_LOW, fill_words
-from tensorgrad.special import polynomial
+from tensorgrad.kernels.special import polynomial
+from tensorgrad.ops.philox import LOG2_HIGH, LOG2_LOW, fill_words
 
 STOPPED, BROKEN = 1, 2  # of State.flags
 _EXP_TAYLOR = [1 / math.factorial(n) for n in range(13, -1, -1)]

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import axis_index, check_holds
 from tensorgrad.core.arrays import cast, sum_to_shape
 from tensorgrad.core.backend import Array, Shape, is_array, is_numpy, namespace, same_device
+from tensorgrad.core.checks import axis_index, check_holds
 from tensorgrad.core.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.operands import operands, tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.operands import operands, tensor_of
 from tensorgrad.ops.indexing import add_rows, explained, index_array, lines, plain_key
 from tensorgrad.ops.shape import broadcast_to, moveaxis
 

@@ -13,7 +13,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from tensorgrad.checks import (
+from tensorgrad.core import backend
+from tensorgrad.core.arrays import array_of, converted
+from tensorgrad.core.backend import Array, namespace
+from tensorgrad.core.checks import (
     axis_index,
     axis_tuple,
     broadcast,
@@ -22,15 +25,12 @@ from tensorgrad.checks import (
     renamed_dim,
     shape_of,
 )
-from tensorgrad.core import backend
-from tensorgrad.core.arrays import array_of, converted
-from tensorgrad.core.backend import Array, namespace
 from tensorgrad.core.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.operands import constant_of, operands, tensor_of, tensors_of
 from tensorgrad.core.record import cast_of, record
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.operands import constant_of, operands, tensor_of, tensors_of
 from tensorgrad.ops.indexing import take
 
 __all__ = [

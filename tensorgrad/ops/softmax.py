@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import axis_index, broadcast, check_number, renamed_dim
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.checks import axis_index, broadcast, check_number, renamed_dim
 from tensorgrad.core.dtypes import DtypeLike
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.operands import float_tensor, mask_operand
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.softmax import backward as _backward_cuda
 from tensorgrad.kernels.softmax import forward as _forward_cuda
-from tensorgrad.operands import float_tensor, mask_operand
 from tensorgrad.ops.shape import astype
 
 __all__ = ["log_softmax", "softmax"]

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from tensorgrad.checks import along, axis_index, check_integer, promoted, renamed_dim
 from tensorgrad.core.backend import Array, namespace, same_device, widened
+from tensorgrad.core.checks import along, axis_index, check_integer, promoted, renamed_dim
 from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.operands import constant_of, operands, tensor_of
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.operands import constant_of, operands, tensor_of
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.stacking import broadcast_shapes
 

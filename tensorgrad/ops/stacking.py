@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tensorgrad.checks import axis_index, check_integer, renamed_dim, shape_of
+from tensorgrad.core.checks import axis_index, check_integer, renamed_dim, shape_of
 from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.operands import operands, tensor_of, tensors_of
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.operands import operands, tensor_of, tensors_of
 from tensorgrad.ops.shape import (
     broadcast_to,
     concatenate,

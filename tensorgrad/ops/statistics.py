@@ -12,7 +12,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from tensorgrad.checks import (
+from tensorgrad.core import backend
+from tensorgrad.core.arrays import array_of
+from tensorgrad.core.backend import Array, Axis, namespace, same_device, widened
+from tensorgrad.core.checks import (
     axis_index,
     axis_tuple,
     check_integer,
@@ -20,9 +23,6 @@ from tensorgrad.checks import (
     check_number,
     renamed_dim,
 )
-from tensorgrad.core import backend
-from tensorgrad.core.arrays import array_of
-from tensorgrad.core.backend import Array, Axis, namespace, same_device, widened
 from tensorgrad.core.dtypes import (
     Dtype,
     DtypeLike,
@@ -36,9 +36,9 @@ from tensorgrad.core.dtypes import (
 )
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.operands import constant_of, operands, tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.operands import constant_of, operands, tensor_of
 from tensorgrad.ops import reduce
 from tensorgrad.ops.diagonals import diagonal
 from tensorgrad.ops.elementwise import clip, equal, isnan, not_equal, where

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from tensorgrad.omitted import missing as _missing
+from tensorgrad.compat.omitted import missing as _missing
 from tensorgrad.optim import lr_scheduler, schedule
 from tensorgrad.optim.adafactor import Adafactor
 from tensorgrad.optim.adamw import Adam, AdamW

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from tensorgrad.checks import check_number, check_range
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import sum_array
 from tensorgrad.core.backend import Array
+from tensorgrad.core.checks import check_number, check_range
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.optim.clip import sum_of_squares

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from tensorgrad.checks import check_range
 from tensorgrad.core.backend import Array
+from tensorgrad.core.checks import check_range
 from tensorgrad.optim.flat import Decays, FlatParameters
 from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import DECAY, EPS, LR, SIZE, STEPS, Kernels, Optimizer, two_numbers

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import check_number
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, is_numpy, widened
+from tensorgrad.core.checks import check_number
 from tensorgrad.core.dtypes import c_name, compute_dtype, float64
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor

@@ -18,9 +18,9 @@ import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from tensorgrad.checks import check_integer
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, Shape, widened
+from tensorgrad.core.checks import check_integer
 from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, bfloat16, compute_dtype, is_float
 from tensorgrad.core.errors import ArgumentError, DeviceError, DtypeError
 from tensorgrad.core.gradient import LeafGradient

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensorgrad.checks import check_range
 from tensorgrad.core.backend import Array
+from tensorgrad.core.checks import check_range
 from tensorgrad.optim.flat import Decays, FlatParameters
 from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import DECAY, LR, SIZE, Kernels, Optimizer, two_numbers

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tensorgrad.checks import check_function, check_integer, check_range
+from tensorgrad.core.checks import check_function, check_integer, check_range
 from tensorgrad.optim.optimizer import Optimizer
 from tensorgrad.optim.scheduler import Scheduler
 

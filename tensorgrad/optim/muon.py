@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tensorgrad.checks import check_function, check_integer, check_range
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
+from tensorgrad.core.checks import check_function, check_integer, check_range
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops.matmul import product

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 
-from tensorgrad.checks import check_between, check_number, check_range
+from tensorgrad.core.checks import check_between, check_number, check_range
 from tensorgrad.core.errors import ArgumentError
 
 

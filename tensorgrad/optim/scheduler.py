@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tensorgrad.checks import check_function
+from tensorgrad.core.checks import check_function
+from tensorgrad.core.display import call_text
 from tensorgrad.core.errors import CheckpointError
-from tensorgrad.display import call_text
 from tensorgrad.optim.optimizer import Optimizer
 
 

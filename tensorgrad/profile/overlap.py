@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tensorgrad import tables
+from tensorgrad.io import tables
 from tensorgrad.profile.recording import Interval, Recording, clipped, intersection, length, union
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad.bench.pictures import new_figure, save
+from tensorgrad.core.distribution import install
 from tensorgrad.core.errors import ArgumentError
-from tensorgrad.distribution import install
 from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.profile.memory import KINDS, MemoryRecording
 from tensorgrad.profile.overlap import Timeline

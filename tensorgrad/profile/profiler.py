@@ -21,11 +21,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
-from tensorgrad import gpu
-from tensorgrad.callers import user_line
 from tensorgrad.core import backend, instrument
+from tensorgrad.core.callers import user_line
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.gradient import unwrapped
+from tensorgrad.kernels import gpu
 from tensorgrad.nn import Module
 from tensorgrad.ops.work import (
     backward_bytes,

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorgrad.core import backend
+from tensorgrad.core.distribution import cuda_extra, install
 from tensorgrad.core.errors import DeviceError
-from tensorgrad.distribution import cuda_extra, install
 from tensorgrad.profile.recording import Kernel
 
 _BUFFER = 8 << 20  # bytes of CUPTI's records; it asks for another when one is full

@@ -17,7 +17,8 @@ from typing import Any
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.record import no_grad
 from tensorgrad.data import Tokenizer
-from tensorgrad.files import write_json
+from tensorgrad.io.files import write_json
+from tensorgrad.io.tables import write_text
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.program import make_strategy
 from tensorgrad.profile.ceilings import Ceilings, measure_ceilings
@@ -36,7 +37,6 @@ from tensorgrad.profile.tables import (
 )
 from tensorgrad.profile.trace import merge_traces, write_trace
 from tensorgrad.profile.training_step import language_step, synchronize
-from tensorgrad.tables import write_text
 from tensorgrad.train import config
 from tensorgrad.train.language import LanguageSettings
 

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from tensorgrad import tables
+from tensorgrad.io import tables
 from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.profile.recording import Interval, Kernel, Range, Recording, clipped, length, union
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad.core.errors import ArgumentError, DataError
-from tensorgrad.files import replacing, to_json
+from tensorgrad.io.files import replacing, to_json
+from tensorgrad.io.readers import read_json
 from tensorgrad.profile.recording import Interval, Kernel, Range, Recording
-from tensorgrad.readers import read_json
 
 _TRACKS = {"phase": 0, "layer": 1, "op": 2, "backward": 2}
 _NAMES = ("phases", "layers", "ops")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensorgrad import tables
 from tensorgrad.core.errors import ArgumentError
+from tensorgrad.io import tables
 from tensorgrad.report.curves import charts
 from tensorgrad.report.document import (
     counted,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core.errors import ArgumentError, TensorgradError
+from tensorgrad.io.tables import write_text
 from tensorgrad.report.curves import charts, title_of
 from tensorgrad.report.document import (
     check_output,
@@ -26,7 +27,6 @@ from tensorgrad.report.document import (
 from tensorgrad.report.result import Result, label_of, result_of, text_of
 from tensorgrad.report.run import Progress, Run, number, read_run
 from tensorgrad.report.settings import defaults, grouped, value_text
-from tensorgrad.tables import write_text
 from tensorgrad.train.curves import Column
 from tensorgrad.train.log import KNOWN
 from tensorgrad.train.run import without_checkpoint

@@ -18,8 +18,8 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from tensorgrad.core.errors import DataError, TensorgradError
-from tensorgrad.files import is_locked
-from tensorgrad.readers import open_regular, read_json, read_json_lines
+from tensorgrad.io.files import is_locked
+from tensorgrad.io.readers import open_regular, read_json, read_json_lines
 from tensorgrad.train.config import FILE, is_published, renamed
 from tensorgrad.train.curves import Column
 from tensorgrad.train.folder import LOCK

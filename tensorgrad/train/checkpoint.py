@@ -40,10 +40,10 @@ from tensorgrad.core.errors import (
     DataError,
     ShapeError,
 )
-from tensorgrad.files import delete, make_folder, replacing, sync_folder, to_json
-from tensorgrad.readers import JSON_BYTES, no_link, open_regular, parse_json, read_json
+from tensorgrad.io.files import delete, make_folder, replacing, sync_folder, to_json
+from tensorgrad.io.readers import JSON_BYTES, no_link, open_regular, parse_json, read_json
+from tensorgrad.io.weights import ArrayFile, save_arrays
 from tensorgrad.train.pieces import Stored, open_pieces, read_whole
-from tensorgrad.weights import ArrayFile, save_arrays
 
 _log = logging.getLogger(__name__)
 _FORMAT = 1

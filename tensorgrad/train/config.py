@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tensorgrad.core.errors import ArgumentError, CheckpointError
-from tensorgrad.files import is_utf8, shown, write_json
-from tensorgrad.readers import read_json
+from tensorgrad.io.files import is_utf8, shown, write_json
+from tensorgrad.io.readers import read_json
 
 FILE = "config.json"
 # The types that a field accepts besides its own, and the names of types in errors.

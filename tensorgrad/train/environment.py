@@ -16,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensorgrad import gpu
 from tensorgrad.core import backend
 from tensorgrad.core.errors import DataError
 from tensorgrad.data.limited import run_limited
-from tensorgrad.files import replacing, write_json
-from tensorgrad.readers import read_bytes
+from tensorgrad.io.files import replacing, write_json
+from tensorgrad.io.readers import read_bytes
+from tensorgrad.kernels import gpu
 
 FILE = "environment.json"
 DIFF = "uncommitted.diff"

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from tensorgrad.core.errors import ArgumentError, CheckpointError
-from tensorgrad.files import check_writable, locked, make_folder
+from tensorgrad.io.files import check_writable, locked, make_folder
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import list_checkpoints
 

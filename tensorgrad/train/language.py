@@ -18,11 +18,11 @@ from tensorgrad.core.errors import ArgumentError, TrainingError
 from tensorgrad.data import Corpus, TokenLoader, is_prepared, open_prepared, prepare
 from tensorgrad.data.corpus import IN_CACHE
 from tensorgrad.data.published_tokenizer import load_tokenizer
+from tensorgrad.io.readers import no_link
 from tensorgrad.models.generation import generate
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.presets import MODELS, PRESETS, SIZES, model_name
 from tensorgrad.models.restore import config_of
-from tensorgrad.readers import no_link
 from tensorgrad.train.config import option
 from tensorgrad.train.folder import free_folder
 from tensorgrad.train.load import AnyTokenizer, load_trained

@@ -13,12 +13,13 @@ from tensorgrad.core.dtypes import DtypeLike
 from tensorgrad.core.errors import ArgumentError, CheckpointError, DataError
 from tensorgrad.data import PublishedTokenizer, Tokenizer, split_words
 from tensorgrad.data.published_tokenizer import load_tokenizer
+from tensorgrad.io.readers import no_link, parse_json
+from tensorgrad.io.weights import load_arrays, load_metadata
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.pretrained import from_pretrained, is_pretrained, pretrained_folder
 from tensorgrad.models.restore import restore
 from tensorgrad.models.sentiment import Classifier, class_probabilities
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
-from tensorgrad.readers import no_link, parse_json
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import Checkpoint, check_same, load_checkpoint, run_checkpoint
 from tensorgrad.train.sentiment import (
@@ -31,7 +32,6 @@ from tensorgrad.train.sentiment import (
 )
 from tensorgrad.train.translation import AVERAGED
 from tensorgrad.train.user_file import is_file, model_class
-from tensorgrad.weights import load_arrays, load_metadata
 
 _log = logging.getLogger(__name__)
 AnyTokenizer = Tokenizer | PublishedTokenizer

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tensorgrad.core.errors import ArgumentError, DataError
-from tensorgrad.files import named_in_errors, sync_folder, to_json
-from tensorgrad.readers import JSON_LINE_BYTES, log_lines, open_regular, parse_json
+from tensorgrad.io.files import named_in_errors, sync_folder, to_json
+from tensorgrad.io.readers import JSON_LINE_BYTES, log_lines, open_regular, parse_json
 
 Record = Mapping[str, Any]
 

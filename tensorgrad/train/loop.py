@@ -22,8 +22,9 @@ from tensorgrad import graph, random
 from tensorgrad.core import backend, instrument
 from tensorgrad.core.backend import Array
 from tensorgrad.core.errors import ArgumentError, GraphError
-from tensorgrad.files import finite
-from tensorgrad.interrupt import uninterrupted
+from tensorgrad.core.interrupt import uninterrupted
+from tensorgrad.io.files import finite
+from tensorgrad.io.weights import check_savable
 from tensorgrad.nn import Module, evaluating
 from tensorgrad.optim import LossScaler, Optimizer
 from tensorgrad.train.callbacks import Callback
@@ -33,7 +34,6 @@ from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.strategy import Batch, Count, Loss, OneProcess, Strategy, count_targets
 from tensorgrad.train.times import Work, peak_of
 from tensorgrad.train.user_file import NUMBERS, all_texts, wrong_return
-from tensorgrad.weights import check_savable
 
 _log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ import numpy as np
 from tensorgrad.core.backend import Shape
 from tensorgrad.core.dtypes import Dtype, uint16
 from tensorgrad.core.errors import ArgumentError, CheckpointError
+from tensorgrad.io.readers import parse_json
+from tensorgrad.io.weights import ArrayFile
 from tensorgrad.optim.master import low_bits_of
-from tensorgrad.placement import ArrayPiece, Placement, copies
-from tensorgrad.readers import parse_json
-from tensorgrad.weights import ArrayFile
+from tensorgrad.train.placement import ArrayPiece, Placement, copies
 
 PIECES = "pieces"  # the entry of a file's header that describes its arrays
 

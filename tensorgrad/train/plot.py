@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core.errors import DataError
-from tensorgrad.files import replacing
+from tensorgrad.io.files import replacing
 from tensorgrad.train.curves import SMOOTH_FROM, Column, smoothed, smoothing_span, thinned
 from tensorgrad.train.log import KNOWN, Record, read_metrics
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from tensorgrad import random
 from tensorgrad.core import backend, instrument
 from tensorgrad.core.errors import ArgumentError, CheckpointError, TrainingError
-from tensorgrad.files import finite, make_folder, write_json
+from tensorgrad.io.files import finite, make_folder, write_json
 from tensorgrad.nn import Module
 from tensorgrad.optim import LossScaler, Optimizer
 from tensorgrad.train.background import CPU_FRACTION, BackgroundSaving, HostMemory

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorgrad.core import backend
-from tensorgrad.files import finite
-from tensorgrad.gpu import GpuMonitor
+from tensorgrad.io.files import finite
+from tensorgrad.kernels.gpu import GpuMonitor
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.environment import save_environment
 from tensorgrad.train.log import TEXT_CHARACTERS, StepLog

@@ -26,6 +26,7 @@ from tensorgrad.data import (
     split_words,
 )
 from tensorgrad.data.batches import IGNORED
+from tensorgrad.io.readers import no_link
 from tensorgrad.models.sentiment import (
     Classifier,
     MeanClassifier,
@@ -35,7 +36,6 @@ from tensorgrad.models.sentiment import (
 )
 from tensorgrad.nn import evaluating
 from tensorgrad.ops.cross_entropy import cross_entropy
-from tensorgrad.readers import no_link
 from tensorgrad.train.config import option
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.run import Outcome, without_checkpoint

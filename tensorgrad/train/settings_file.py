@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad.core.errors import ArgumentError, DataError
-from tensorgrad.readers import parse_json, read_bytes
+from tensorgrad.io.readers import parse_json, read_bytes
 
 __all__ = ["read_settings"]
 

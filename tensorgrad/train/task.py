@@ -29,7 +29,7 @@ import numpy as np
 from tensorgrad import nn, random
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.files import shown
+from tensorgrad.io.files import shown
 from tensorgrad.models.restore import Config
 from tensorgrad.train import config
 from tensorgrad.train.callbacks import Callback

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from tensorgrad.core.errors import ArgumentError
-from tensorgrad.files import shown
+from tensorgrad.io.files import shown
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.task import Task
 from tensorgrad.train.user_file import check_method, class_in, is_file

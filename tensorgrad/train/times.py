@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensorgrad.core import backend
-from tensorgrad.gpu import GpuMonitor, name_of, peak_flops
+from tensorgrad.kernels.gpu import GpuMonitor, name_of, peak_flops
 from tensorgrad.train.log import StepLog, read_metrics
 
 _SECONDS = 1.0  # between two lines, at least

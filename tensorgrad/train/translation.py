@@ -22,11 +22,12 @@ from tensorgrad.data import (
     read_pairs,
     train_tokenizer,
 )
-from tensorgrad.files import finite, replacing, to_json
+from tensorgrad.io.files import finite, replacing, to_json
+from tensorgrad.io.readers import needed, no_link
+from tensorgrad.io.weights import load_arrays, save_arrays
 from tensorgrad.models.generation.search import LARGEST_PENALTY
 from tensorgrad.models.transformer_lm import OF_PUBLISHED
 from tensorgrad.models.translation import TranslationConfig, TranslationModel, generate
-from tensorgrad.readers import needed, no_link
 from tensorgrad.train.average import average_checkpoints
 from tensorgrad.train.checkpoint import list_checkpoints, step_of
 from tensorgrad.train.config import option
@@ -35,7 +36,6 @@ from tensorgrad.train.run import Outcome
 from tensorgrad.train.settings import LARGEST_BATCH, EpochSettings, by_optimizer
 from tensorgrad.train.strategy import OneProcess
 from tensorgrad.train.task import Task
-from tensorgrad.weights import load_arrays, save_arrays
 
 _log = logging.getLogger(__name__)
 # Other names of the languages that BLEU does not split at spaces.

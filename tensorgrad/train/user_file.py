@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core.errors import ArgumentError
-from tensorgrad.files import shown
+from tensorgrad.io.files import shown
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.models.presets import MODELS
 from tensorgrad.nn import Module

@@ -14,8 +14,8 @@ from tensorgrad.bench.kernels import KernelBench, kernel_jobs
 from tensorgrad.bench.timing import to_torch
 from tensorgrad.cli import main
 from tensorgrad.dtypes import bfloat16
-from tensorgrad.gpu import GpuMonitor
-from tensorgrad.readers import read_json
+from tensorgrad.io.readers import read_json
+from tensorgrad.kernels.gpu import GpuMonitor
 
 
 class Monitor(GpuMonitor):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorgrad.readers import read_json
+from tensorgrad.io.readers import read_json
 from tests.ranks import run_ranks
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]

@@ -13,10 +13,10 @@ from tensorgrad.bench import proposals
 from tensorgrad.cli import main
 from tensorgrad.core import backend
 from tensorgrad.dtypes import float16, float32
-from tensorgrad.gpu import GpuMonitor
+from tensorgrad.io.readers import read_json
+from tensorgrad.kernels.gpu import GpuMonitor
 from tensorgrad.kernels.matmul import cublas
 from tensorgrad.models.gpt2 import PRESETS
-from tensorgrad.readers import read_json
 
 
 @pytest.mark.parametrize(("preset", "chunk"), [("gpt2-124M", 3328), ("gpt2-1558M", 3328)])

@@ -15,7 +15,7 @@ from tensorgrad.bench.errors import OPS
 from tensorgrad.bench.options import Sizes
 from tensorgrad.bench.processes import in_new_process
 from tensorgrad.cli import main
-from tensorgrad.readers import read_json
+from tensorgrad.io.readers import read_json
 
 DTYPES = ("float32", "bfloat16")
 pytestmark = pytest.mark.slow

@@ -18,11 +18,11 @@ from tensorgrad.bench.steps import settings_of
 from tensorgrad.bench.sweep import run_sweep
 from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.cli import main
+from tensorgrad.io.readers import read_json
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.profile.recording import Kernel, Range, Recording
 from tensorgrad.profile.tables import TimeSpan, spans
-from tensorgrad.readers import read_json
 
 SIZES = {"layers": 1, "heads": 2, "width": 16, "context": 16, "vocab": 64}
 SHORT = {"seconds": 0.005, "windows": 2, "device": "cpu", "dtype": "float32"}

@@ -12,10 +12,10 @@ from tensorgrad.bench.pictures import new_figure, plot_lines
 from tensorgrad.bench.sweep import Case, Row, Sweep, SweepResult, run_sweep, to_markdown, together
 from tensorgrad.bench.timing import random_array, under_load
 from tensorgrad.errors import ArgumentError, CommError, DataError
-from tensorgrad.files import locked
-from tensorgrad.gpu import GpuMonitor
+from tensorgrad.io.files import locked
+from tensorgrad.io.readers import read_json
+from tensorgrad.kernels.gpu import GpuMonitor
 from tensorgrad.parallel.comm.collectives import Comm
-from tensorgrad.readers import read_json
 from tests.ranks import run_ranks
 
 

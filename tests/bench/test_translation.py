@@ -10,8 +10,8 @@ import pytest
 from tensorgrad import Tensor
 from tensorgrad.bench.torch_transformer_lm import transformer_lm
 from tensorgrad.cli import main
+from tensorgrad.io.readers import read_json
 from tensorgrad.models.translation import TranslationConfig, TranslationModel
-from tensorgrad.readers import read_json
 
 
 def test_the_speed_of_both_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tensorgrad import random
 from tensorgrad.cli import generate, main
 from tensorgrad.data import PublishedTokenizer, Tokenizer
+from tensorgrad.io.weights import load_arrays, save_arrays
 from tensorgrad.models.generation import generate_batch
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.pretrained import from_pretrained, save_pretrained
@@ -21,7 +22,6 @@ from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train.checkpoint import save_checkpoint
 from tensorgrad.train.load import load_trained
-from tensorgrad.weights import load_arrays, save_arrays
 from tests.disk import flip
 from tests.processes import closed_streams, unread_output
 

@@ -8,8 +8,8 @@ from importlib import metadata
 
 import pytest
 
-from tensorgrad import distribution
 from tensorgrad.cli import info
+from tensorgrad.core import distribution
 from tests.source_tree import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

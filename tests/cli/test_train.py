@@ -15,13 +15,13 @@ import pytest
 from tensorgrad.cli import COMMANDS, main
 from tensorgrad.core import backend
 from tensorgrad.data import PublishedTokenizer
+from tensorgrad.io.weights import load_arrays
 from tensorgrad.models.pretrained import save_pretrained
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.parallel import Mesh, program
 from tensorgrad.parallel.merge import merge
 from tensorgrad.train.checkpoint import list_checkpoints, load_checkpoint
 from tensorgrad.train.log import read_metrics
-from tensorgrad.weights import load_arrays
 from tests.data.test_published_tokenizer import sentence_piece, write
 from tests.parallel.test_checkpoint import save_on
 from tests.ranks import run_each, run_ranks

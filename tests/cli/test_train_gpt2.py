@@ -16,7 +16,7 @@ import pytest
 from tensorgrad.cli import main
 from tensorgrad.core import backend
 from tensorgrad.data import Tokenizer
-from tensorgrad.files import locked
+from tensorgrad.io.files import locked
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.report.page import page

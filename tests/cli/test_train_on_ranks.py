@@ -18,14 +18,14 @@ import pytest
 from tensorgrad.cli import main
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError
-from tensorgrad.files import locked
+from tensorgrad.io.files import locked
+from tensorgrad.io.weights import load_arrays
 from tensorgrad.parallel.merge import merge
 from tensorgrad.parallel.program import make_strategy
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.options import in_options
-from tensorgrad.weights import load_arrays
 from tests.parallel.threads import on_ranks
 from tests.processes import started
 from tests.ranks import descendants, mpirun, run_each, run_ranks

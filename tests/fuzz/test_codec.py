@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import tensorgrad as tg
 from tensorgrad.errors import ArgumentError, DtypeError
-from tensorgrad.files import to_json, write_json
-from tensorgrad.readers import JSON_DEPTH, parse_json, read_json
+from tensorgrad.io.files import to_json, write_json
+from tensorgrad.io.readers import JSON_DEPTH, parse_json, read_json
 from tensorgrad.train import config
 from tensorgrad.train.checkpoint import RESERVED, load_checkpoint, save_checkpoint
 from tensorgrad.train.language import LanguageSettings

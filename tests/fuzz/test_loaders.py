@@ -39,7 +39,8 @@ from tensorgrad.data import (
 )
 from tensorgrad.data.words import WordVocabulary, read_vectors
 from tensorgrad.errors import TensorgradError
-from tensorgrad.files import to_json
+from tensorgrad.io.files import to_json
+from tensorgrad.io.weights import ArrayFile, load_arrays, save_arrays
 from tensorgrad.kernels import tuned
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
@@ -64,7 +65,6 @@ from tensorgrad.train.load import (
 from tensorgrad.train.log import StepLog, read_metrics
 from tensorgrad.train.sentiment import CLASSES, SentimentSettings
 from tensorgrad.train.settings import TrainSettings
-from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 from tests.fuzz.cases import cases
 from tests.parallel.test_checkpoint import at, held_on
 from tests.parallel.threads import on_ranks

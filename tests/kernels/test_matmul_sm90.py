@@ -16,7 +16,7 @@ from tensorgrad.kernels.device import multiprocessors
 from tensorgrad.kernels.matmul import sm90 as matmul_sm90
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
 from tensorgrad.kernels.matmul.sm90 import Tiling
-from tensorgrad.special import gelu_tanh, gelu_tanh_derivative
+from tensorgrad.kernels.special import gelu_tanh, gelu_tanh_derivative
 from tensorgrad.testing import Ulps, assert_within
 from tests.kernels.compiled import compile_all
 from tests.kernels.hopper import IS_HOPPER, hopper

@@ -15,13 +15,13 @@ import pytest
 
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CheckpointError
+from tensorgrad.io.weights import load_arrays, save_arrays
 from tensorgrad.models.architecture import PublishedSettings
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.pretrained import ARCHITECTURES as ARCHITECTURE_TYPES
 from tensorgrad.models.pretrained import _files_of, from_pretrained, is_pretrained, save_pretrained
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import RopeScaling
-from tensorgrad.weights import load_arrays, save_arrays
 from tests.disk import full_disk
 
 CONFIG = GPT2Config(vocab_size=23, context=9, layers=2, heads=2, width=8)

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 import tensorgrad
-from tensorgrad.ops import aliases, diagonals, stacking, statistics
+from tensorgrad.compat import aliases
+from tensorgrad.ops import diagonals, stacking, statistics
 from tensorgrad.testing import SIZES, Case
 from tests.source_tree import library
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, philox, random
+from tensorgrad import Tensor, random
 from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16, bool_
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.kernels.random import advance
+from tensorgrad.ops import philox
 from tensorgrad.ops.dropout import swiglu_dropout
 from tensorgrad.testing import SIZES, Case, Ulps, check
 

@@ -12,10 +12,11 @@ import pytest
 
 import tensorgrad
 import tensorgrad as tg
-from tensorgrad import Tensor, amp, no_grad, philox, random
+from tensorgrad import Tensor, amp, no_grad, random
 from tensorgrad.autograd import on_grad_ready
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.ops import philox
 from tensorgrad.ops.linear import _in_one
 from tensorgrad.testing import SIZES, Case, Ulps, check
 

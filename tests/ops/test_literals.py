@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, checks, nn
+from tensorgrad import Tensor, nn
+from tensorgrad.core import checks
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, TensorgradError, WideningWarning
 

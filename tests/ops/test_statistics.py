@@ -10,8 +10,8 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor
+from tensorgrad.autograd.gradcheck import gradcheck
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.gradcheck import gradcheck
 from tensorgrad.ops import statistics
 from tensorgrad.testing import Case, Ulps, check
 

@@ -33,7 +33,7 @@ from tensorgrad.parallel.tensor_ops import (
     reduce_scatter_rows,
 )
 from tensorgrad.parallel.vocabulary import vocabulary_parallel_cross_entropy
-from tensorgrad.placement import Placement, cut_box
+from tensorgrad.train.placement import Placement, cut_box
 
 Values = np.ndarray[Any, Any]
 B, T, C = 2, 8, 16

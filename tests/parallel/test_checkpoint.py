@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tensorgrad import Tensor, random
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, CheckpointError, CommError
+from tensorgrad.io.weights import ArrayFile, load_arrays, save_arrays
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.nn import Linear, Parameter
 from tensorgrad.optim import AdamW
@@ -27,15 +28,14 @@ from tensorgrad.optim.master import low_bits_of
 from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel.checkpoint import Shards, load_latest, load_pieces, pieces_of, save_pieces
 from tensorgrad.parallel.merge import merge
-from tensorgrad.placement import ArrayPiece, Placement, cut_box, divide
 from tensorgrad.train.checkpoint import (
     PendingCheckpoint,
     list_checkpoints,
     load_checkpoint,
     save_checkpoint,
 )
+from tensorgrad.train.placement import ArrayPiece, Placement, cut_box, divide
 from tensorgrad.train.strategy import OneProcess
-from tensorgrad.weights import ArrayFile, load_arrays, save_arrays
 from tests.disk import flip, full_disk
 from tests.parallel.threads import on_ranks
 from tests.parallel.whole_arrays import cut
@@ -364,7 +364,7 @@ import os, sys
 import numpy as np
 from pathlib import Path
 from tensorgrad.parallel import checkpoint, world
-from tensorgrad.placement import ArrayPiece, Placement
+from tensorgrad.train.placement import ArrayPiece, Placement
 from tensorgrad.train import checkpoint as written
 comm = world()
 half = ArrayPiece(Placement("model/w", (8,)), 4 * comm.rank, 4 * comm.rank + 4)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tensorgrad import random
+from tensorgrad.io.weights import load_arrays, load_metadata
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.parallel import Mesh
 from tensorgrad.parallel.merge import main
 from tensorgrad.train.checkpoint import save_checkpoint
-from tensorgrad.weights import load_arrays, load_metadata
 from tests.parallel.test_checkpoint import save_on
 
 CONFIG = GPT2Config(vocab_size=12, context=8, layers=2, heads=2, width=8)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorgrad.errors import ArgumentError, ShapeError
-from tensorgrad.placement import (
+from tensorgrad.train.placement import (
     ArrayPiece,
     Placement,
     assign_writers,

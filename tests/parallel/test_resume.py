@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tensorgrad.io.weights import load_arrays
 from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train.checkpoint import list_checkpoints
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.strategy import OneProcess
-from tensorgrad.weights import load_arrays
 from tests.processes import started, wait_for, wait_until
 from tests.ranks import mpirun, run_ranks
 from tests.source_tree import ROOT

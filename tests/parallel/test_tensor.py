@@ -8,7 +8,7 @@ import pytest
 
 from tensorgrad.parallel import Comm
 from tensorgrad.parallel.tensor import TensorParts, _LayerBoxes, tensor_parallel
-from tensorgrad.placement import Placement
+from tensorgrad.train.placement import Placement
 from tests.parallel import tensor_ranks
 from tests.ranks import run_ranks
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.placement import ArrayPiece, copies, cut_box
+from tensorgrad.train.placement import ArrayPiece, copies, cut_box
 
 Values = np.ndarray[Any, Any]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tensorgrad.bench import loss_curve
 from tensorgrad.cli import main
-from tensorgrad.readers import read_json
+from tensorgrad.io.readers import read_json
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 

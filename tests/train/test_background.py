@@ -17,6 +17,7 @@ import pytest
 from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import CheckpointError, TrainingError
+from tensorgrad.io.weights import save_arrays
 from tensorgrad.parallel import Comm, Mesh
 from tensorgrad.parallel.checkpoint import Shards
 from tensorgrad.train import background, checkpoint
@@ -27,7 +28,6 @@ from tensorgrad.train.checkpoint import (
     list_checkpoints,
     load_checkpoint,
 )
-from tensorgrad.weights import save_arrays
 from tests.parallel.test_checkpoint import FULL, held_on
 from tests.parallel.threads import on_ranks
 from tests.train.test_callbacks import Recorder

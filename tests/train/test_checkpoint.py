@@ -19,7 +19,8 @@ from safetensors.numpy import load_file
 
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DtypeError
-from tensorgrad.files import make_folder, to_json
+from tensorgrad.io.files import make_folder, to_json
+from tensorgrad.io.weights import load_arrays, load_metadata, save_arrays
 from tensorgrad.train import average_checkpoints, checkpoint
 from tensorgrad.train.checkpoint import (
     Checkpoint,
@@ -32,7 +33,6 @@ from tensorgrad.train.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from tensorgrad.weights import load_arrays, load_metadata, save_arrays
 from tests.disk import flip, full_disk
 
 ARRAYS = {

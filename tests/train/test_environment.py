@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import gpu
 from tensorgrad.core import backend
-from tensorgrad.readers import read_json
+from tensorgrad.io.readers import read_json
+from tensorgrad.kernels import gpu
 from tensorgrad.train import environment as environments
 from tensorgrad.train.environment import environment, save_environment
 from tests.disk import full_disk

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tensorgrad.errors import ArgumentError, CheckpointError
-from tensorgrad.files import check_writable, locked
+from tensorgrad.io.files import check_writable, locked
 from tensorgrad.train import folder as folders
 from tensorgrad.train.folder import hold, run_folder
 from tests.disk import full_disk

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tensorgrad.errors import DataError
-from tensorgrad.readers import read_json_lines
+from tensorgrad.io.readers import read_json_lines
 from tensorgrad.train.log import StepLog, read_metrics, read_samples
 from tests.disk import full_disk
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tensorgrad.core import backend
-from tensorgrad.gpu import GpuMonitor
+from tensorgrad.kernels.gpu import GpuMonitor
 from tensorgrad.models.gpt2 import PRESETS
 from tensorgrad.train import times
 from tensorgrad.train.log import read_metrics

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorgrad as tg
-from tensorgrad import interop
+from tensorgrad.compat import interop
 
 
 def shared(tensor: Any) -> tg.Tensor:

@@ -1,7 +1,7 @@
 """The transformer of CS336 as functions of weights: tensors of tensorgrad in, tensors out.
 
-`as_torch_function` of `tensorgrad.interop` makes them functions of PyTorch's tensors, through which
-gradients flow to the weights too.
+`as_torch_function` of `tensorgrad.compat.interop` makes them functions of PyTorch's tensors,
+through which gradients flow to the weights too.
 """
 
 from __future__ import annotations

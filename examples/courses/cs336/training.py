@@ -14,9 +14,9 @@ import torch
 
 import tensorgrad as tg
 from cs336.bridge import shared
+from tensorgrad.io.readers import parse_json
 from tensorgrad.optim import schedule
 from tensorgrad.optim.clip import clip_grad_norm
-from tensorgrad.readers import parse_json
 
 File = str | os.PathLike[str] | Any  # or an open file of bytes
 

@@ -19,12 +19,12 @@ from typing import Any, overload
 
 from ml_dtypes import finfo
 
-from tensorgrad.checks import check_integer
 from tensorgrad.core.backend import empty_like, namespace
+from tensorgrad.core.checks import check_integer
 from tensorgrad.core.dtypes import compute_dtype, float32, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, DtypeError
+from tensorgrad.core.operands import constant_of, tensor_of
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.operands import constant_of, tensor_of
 from tensorgrad.ops.elementwise.row import Row, binary, unary
 from tensorgrad.ops.indexing import nonzero
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorgrad.checks import check_number
+from tensorgrad.core.checks import check_number
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops.elementwise.fuse import fuse

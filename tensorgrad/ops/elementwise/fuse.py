@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.checks import check_function
+from tensorgrad.core.checks import check_function
 from tensorgrad.core.dtypes import SCALARS, compute_dtype, is_float
 from tensorgrad.core.errors import ArgumentError, DtypeError
+from tensorgrad.core.operands import array_beside
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.expression import Formula
-from tensorgrad.operands import array_beside
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.elementwise.trace import Symbol, Trace
 

@@ -1,0 +1,124 @@
+"""Automatic differentiation of tensors: what an op records, and gradients of functions.
+
+An op computes arrays and calls `record`; see core/record.py.
+Tests: tests/autograd/test_autograd.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, overload
+
+import numpy as np
+
+from tensorgrad.core.arrays import cast
+from tensorgrad.core.backend import namespace
+from tensorgrad.core.backward import gradients
+from tensorgrad.core.checks import check_function
+from tensorgrad.core.errors import ArgumentError, GradError
+from tensorgrad.core.modes import mode, replaced
+from tensorgrad.core.operands import tensor_of
+from tensorgrad.core.record import no_grad, on_grad_ready, record
+from tensorgrad.core.tensor import Tensor
+
+__all__ = ["grad", "no_grad", "on_grad_ready", "record", "value_and_grad"]
+
+_Index = int | np.integer[Any]
+
+
+@overload  # which tells a type checker the parameter of a lambda
+def value_and_grad(
+    f: Callable[[Tensor], Tensor], argnums: _Index = 0
+) -> Callable[..., tuple[Tensor, Tensor]]: ...
+@overload
+def value_and_grad(
+    f: Callable[..., Tensor], argnums: _Index = 0
+) -> Callable[..., tuple[Tensor, Tensor]]: ...
+@overload
+def value_and_grad(
+    f: Callable[..., Tensor], argnums: tuple[_Index, ...]
+) -> Callable[..., tuple[Tensor, tuple[Tensor, ...]]]: ...
+def value_and_grad(
+    f: Callable[..., Tensor], argnums: _Index | tuple[_Index, ...] = 0
+) -> Callable[..., tuple[Tensor, Any]]:
+    """Return a function that computes f and its gradient for the arguments in `argnums`.
+
+    Gradients come back as tensors and no `.grad` is touched: `f` is treated as a function of
+    those arguments alone. A gradient is zero where f does not depend on the argument. Negative
+    indices are counted from the last positional argument.
+
+    Raises:
+        ArgumentError: f is not a function (the gradients of a tensor are those of `backward`).
+        GradError: when called, f returns no scalar, or gradients are nested (second derivatives).
+        ArgumentError: when called, there is no such positional argument.
+        DtypeError: when called, such an argument is not a tensor, array or number of a float dtype.
+    """
+    _check_differentiable("value_and_grad", f)
+    single = isinstance(argnums, int | np.integer)
+    wanted: Any = (argnums,) if single else argnums
+
+    @wraps(f)
+    def with_grad(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        if mode.inside_grad:
+            raise GradError("grad: got a nested call, expected one level: second derivatives "
+                            "are not supported")  # fmt: skip
+        indices = [_argument(i, len(args)) for i in wanted]
+        inputs = [(i, tensor_of("grad", f"argument {i}", args[i])) for i in indices]
+        leaves = {i: Tensor(tensor.data, True) for i, tensor in inputs}
+        with replaced(mode, inside_grad=True, grad_enabled=True):
+            y = f(*[leaves.get(i, arg) for i, arg in enumerate(args)], **kwargs)
+        if not isinstance(y, Tensor) or y.data.size != 1:
+            got = f"shape {y.shape}" if isinstance(y, Tensor) else type(y).__name__
+            raise GradError(f"grad: the function returned {got}, expected a scalar tensor")
+        found = gradients(y, namespace(y.data).ones_like(y.data), list(leaves.values()))
+        grads = {
+            i: Tensor(namespace(t.data).zeros_like(t.data) if g is None else cast(g, t.dtype))
+            for g, (i, t) in zip(found, leaves.items(), strict=True)
+        }
+        each = tuple([grads[i] for i in indices])
+        return y.detach(), each[0] if single else each
+
+    return with_grad
+
+
+def _check_differentiable(op: str, f: Any) -> None:
+    """Raise ArgumentError unless f is a function."""
+    check_function(
+        op, f, f"{op}(f) returns a new function; for the gradients of a tensor call its backward()"
+    )
+
+
+def _argument(index: Any, count: int) -> int:
+    """Return the index of a positional argument, counted from the first."""
+    if not isinstance(index, int | np.integer) or not -count <= index < count:
+        raise ArgumentError(
+            f"grad: argnums has {index!r}, expected indices of the {count} positional arguments"
+        )
+    return int(index) % count
+
+
+@overload  # as above
+def grad(f: Callable[[Tensor], Tensor], argnums: _Index = 0) -> Callable[..., Tensor]: ...
+@overload
+def grad(f: Callable[..., Tensor], argnums: _Index = 0) -> Callable[..., Tensor]: ...
+@overload
+def grad(
+    f: Callable[..., Tensor], argnums: tuple[_Index, ...]
+) -> Callable[..., tuple[Tensor, ...]]: ...
+def grad(f: Callable[..., Tensor], argnums: _Index | tuple[_Index, ...] = 0) -> Callable[..., Any]:
+    """Return the function that computes the gradient of f; see `value_and_grad`.
+
+        dx = tensorgrad.grad(lambda x: (x * x).sum())(x)
+
+    Raises:
+        ArgumentError: f is not a function; call `loss.backward()` for the gradients of a tensor.
+    """
+    _check_differentiable("grad", f)
+    with_value: Callable[..., tuple[Tensor, Any]] = value_and_grad(f, argnums)
+
+    @wraps(f)
+    def only_grad(*args: Any, **kwargs: Any) -> Any:
+        return with_value(*args, **kwargs)[1]
+
+    return only_grad

@@ -1,0 +1,212 @@
+"""Ops of one's own: a forward, a backward, and what one saves for the other.
+
+The class is that of `torch.autograd.Function`. Tests: tests/autograd/test_function.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tensorgrad.amp import Casts
+from tensorgrad.core.arrays import cast
+from tensorgrad.core.backend import Array, Shape, device_of, is_numpy, namespace
+from tensorgrad.core.dtypes import Dtype, is_float
+from tensorgrad.core.errors import ArgumentError, DeviceError, DtypeError, GradError, ShapeError
+from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.modes import mode, replaced
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
+
+
+class Function:
+    """An op of one's own, as `torch.autograd.Function`: subclass it and call `apply`.
+
+        class Cube(tg.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return x * x * x
+
+            @staticmethod
+            def backward(ctx, dy):
+                (x,) = ctx.saved_tensors
+                return 3 * x * x * dy
+
+        y = Cube.apply(x)
+
+    Neither method is recorded, whatever ops it calls. Backward has the autocast of forward. An op
+    cannot be differentiated twice.
+    """
+
+    def __init__(self) -> None:
+        name = type(self).__name__
+        raise ArgumentError(f"{name}: got a call of the class, expected {name}.apply(...)")
+
+    @staticmethod
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        """Return a tensor, or a tuple or list of tensors, given a `Context` and the arguments.
+
+        Args:
+            args: the context, then what `apply` was given: tensors and anything else.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        """Return one gradient for each argument of forward, a tuple where there are several.
+
+        A gradient is a tensor of the argument's shape; or None, for an argument that is not a
+        tensor, needs no gradient, or has a gradient of zero.
+
+        Args:
+            args: the context, then the gradient of each result of forward, of its shape and dtype;
+                zeros for a result that nothing depends on. They must not be assigned to.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """Return what forward returns, as tensors through which gradients flow to the arguments.
+
+        A result that does not hold floats has no gradient.
+
+        Args:
+            args: of forward. Tensors inside of lists or other objects get no gradient.
+
+        Raises:
+            DtypeError: forward returns something other than tensors. In backward: a gradient is
+                not a tensor of floats.
+            GradError: in backward, the number of gradients is not that of the arguments.
+            ShapeError: in backward, a gradient has another shape than its argument.
+            DeviceError: in backward, a gradient is on another device than its argument.
+        """
+        ctx = Context(cls, args)
+        with replaced(mode, grad_enabled=False):
+            result = cls.forward(ctx, *args)
+        outputs = ctx._results_of(result)
+        inputs = [each if isinstance(each, Tensor) else None for each in args]
+        saved = [each.data for each in ctx.saved_tensors if each is not None]
+        several = isinstance(result, tuple | list)
+        data: Any = tuple([y.data for y in outputs]) if several else outputs[0].data
+        found: Any = record(cls.__name__, data, inputs, _backward, (ctx, *saved))
+        given = [
+            y if is_float(y.dtype) else Tensor(y.data) for y in (found if several else (found,))
+        ]
+        return tuple(given) if several else given[0]
+
+
+class Context:
+    """What forward keeps for backward; other attributes may be set too.
+
+    Attributes:
+        needs_input_grad: for each argument of forward whether its gradient is wanted.
+        saved_tensors: what forward gave to `save_for_backward`.
+    """
+
+    def __init__(self, op: type[Function], args: Sequence[Any]) -> None:
+        self.needs_input_grad = tuple(
+            [isinstance(x, Tensor) and x.requires_grad and mode.grad_enabled for x in args]
+        )
+        self.saved_tensors: tuple[Any, ...] = ()  # Any, not Tensor | None: most are tensors
+        self._op = op
+        self._inputs = [_Place.of(x) if isinstance(x, Tensor) else None for x in args]
+        self._results: list[tuple[Shape, Dtype]] = []
+        self._autocast: Casts | None = mode.autocast
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Keep tensors for backward, which raises an error if one is assigned to before it runs.
+
+        Raises:
+            DtypeError: one is neither a tensor nor None; set other values as attributes.
+        """
+        for each in tensors:
+            if each is not None and not isinstance(each, Tensor):
+                raise DtypeError(
+                    f"{self._op.__name__}: save_for_backward got a {type(each).__name__}, expected "
+                    "tensors; set another value as an attribute of ctx"
+                )
+        self.saved_tensors = tuple([None if x is None else Tensor(x.data) for x in tensors])
+
+    if TYPE_CHECKING:  # attributes that an op sets
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+    def _results_of(self, result: Any) -> Sequence[Tensor]:
+        """Return what forward returned as a sequence, checked."""
+        outputs = result if isinstance(result, tuple | list) else (result,)
+        wrong = [type(y).__name__ for y in outputs if not isinstance(y, Tensor)]
+        if wrong or not outputs:
+            got = wrong[0] if wrong else f"an empty {type(result).__name__}"
+            raise DtypeError(f"{self._op.__name__}.forward returned {got}, expected tensors")
+        self._results = [(y.shape, y.dtype) for y in outputs]
+        return outputs
+
+
+class _Place(NamedTuple):
+    """Where a gradient goes."""
+
+    shape: Shape
+    device: str
+
+    @classmethod
+    def of(cls, x: Tensor) -> _Place:
+        return cls(x.shape, device_of(x.data))
+
+
+def _backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
+    """Return the gradients that the backward of a Function computes."""
+    ctx: Context = saved[0]
+    each = dys if isinstance(dys, list) else [dys]
+    like = next(dy for dy in each if dy is not None)
+    given = [
+        namespace(like).zeros(shape, dtype) if dy is None else _read_only(cast(dy, dtype))
+        for dy, (shape, dtype) in zip(each, ctx._results, strict=True)
+    ]
+    with replaced(mode, grad_enabled=False, autocast=ctx._autocast):
+        result = ctx._op.backward(ctx, *map(Tensor, given))
+    found = result if isinstance(result, tuple | list) else (result,)
+    if len(found) != len(needs):
+        raise GradError(
+            f"{ctx._op.__name__}.backward returned {len(found)} gradients, expected {len(needs)}: "
+            "one for each argument of forward, None where there is none"
+        )
+    return [_gradient(ctx, i, dx) for i, dx in enumerate(found)]
+
+
+def _read_only(dy: Array) -> Array:
+    """Return a view of a gradient, which others may hold too; on the CPU it rejects assignment."""
+    dy = dy.view()
+    if is_numpy(dy):
+        dy.flags.writeable = False
+    return dy
+
+
+def _gradient(ctx: Context, index: int, dx: Any) -> Array | None:
+    """Return the gradient of one argument as an array, checked."""
+    place = ctx._inputs[index]
+    if dx is None or (place is not None and not ctx.needs_input_grad[index]):
+        return None
+    op = f"{ctx._op.__name__}.backward"
+    name = f"the gradient of {_argument(ctx._op, index)}"
+    if place is None:
+        raise GradError(f"{op}: {name} is a {type(dx).__name__}, expected None: it is not a tensor")
+    if not isinstance(dx, Tensor):
+        raise DtypeError(f"{op}: {name} is a {type(dx).__name__}, expected a tensor or None")
+    if not is_float(dx.dtype):
+        raise DtypeError(f"{op}: {name} has dtype {dx.dtype}, expected a float")
+    if dx.shape != place.shape:
+        raise ShapeError(f"{op}: {name} has shape {dx.shape}, expected {place.shape}")
+    if dx.device != place.device:
+        raise DeviceError(f"{op}: {name} is on {dx.device}, expected {place.device}")
+    return dx.data.view()  # not given away: the op may hold the array itself
+
+
+def _argument(op: type[Function], index: int) -> str:
+    """Return the name of an argument of forward, or its number where it has none."""
+    parameters = list(inspect.signature(op.forward).parameters.values())[1:]
+    named = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    return named[index] if index < len(named) else f"argument {index}"

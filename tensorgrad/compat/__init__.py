@@ -1,0 +1,1 @@
+"""Other libraries' names and protocols: the array API, NumPy, DLPack, einops, PyTorch."""

@@ -1,0 +1,185 @@
+"""Second names of what exists, all in one place.
+
+First those of the array API standard and of NumPy: each is the op itself. Then PyTorch's names of
+tensor methods, where the meaning is equal: each is a line of other ops, and the arguments keep our
+names, `axis` and not `dim`. Tests: tests/ops/test_torch_aliases.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorgrad.core import backend
+from tensorgrad.core.checks import axis_index, check_holds
+from tensorgrad.core.dtypes import DtypeLike, is_float
+from tensorgrad.core.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.core.operands import operands, tensor_of
+from tensorgrad.core.tensor import Tensor
+from tensorgrad.ops import elementwise, shape
+from tensorgrad.ops.creation import tensor
+from tensorgrad.ops.indexing import take, take_along_axis
+from tensorgrad.ops.reduce import max, min
+from tensorgrad.ops.shape import concatenate, transpose
+
+__all__ = [
+    "absolute", "acos", "acosh", "amax", "amin", "around", "array", "asin", "asinh", "atan",
+    "atan2", "atanh", "bitwise_invert", "bitwise_left_shift", "bitwise_not",
+    "bitwise_right_shift", "concat", "conjugate", "degrees", "fix", "mod", "permute_dims", "pow",
+    "radians", "rint", "true_divide",
+]  # fmt: skip
+
+absolute = elementwise.abs
+acos, acosh = elementwise.arccos, elementwise.arccosh
+asin, asinh = elementwise.arcsin, elementwise.arcsinh
+atan, atan2, atanh = elementwise.arctan, elementwise.arctan2, elementwise.arctanh
+amax, amin = max, min
+around = rint = elementwise.round
+array = tensor
+bitwise_invert = bitwise_not = elementwise.invert
+bitwise_left_shift, bitwise_right_shift = elementwise.left_shift, elementwise.right_shift
+concat, permute_dims = concatenate, transpose
+conjugate = elementwise.conj
+degrees, radians = elementwise.rad2deg, elementwise.deg2rad
+fix = elementwise.trunc
+mod, pow, true_divide = elementwise.remainder, elementwise.power, elementwise.divide
+
+
+def to(x: Tensor, device: Any = None, dtype: DtypeLike | None = None) -> Tensor:
+    """Return x on a device and as a dtype; a single argument may be either.
+
+    x itself is returned where nothing changes. The gradient flows back.
+
+    Raises:
+        DeviceError: there is no such device here.
+        DtypeError: the library has no such dtype.
+    """
+    if dtype is None and not backend.is_device(device):
+        device, dtype = None, device
+    if dtype is not None:
+        x = shape.astype(x, dtype, copy=False)
+    return x if device is None else shape.to(x, device)
+
+
+def cuda(x: Tensor, device: int | None = None) -> Tensor:
+    """Return x on the current GPU, or on that of a number."""
+    if device is None and x.device != "cpu":
+        return x
+    return shape.to(x, "cuda" if device is None else f"cuda:{device}")
+
+
+def clone(x: Tensor) -> Tensor:
+    """Return a copy, through which the gradient flows back."""
+    return shape.astype(x, x.dtype)
+
+
+def masked_fill(x: Tensor, mask: Any, value: Any) -> Tensor:
+    """Return x with `value` where the mask is True.
+
+    Args:
+        x: any shape and dtype.
+        mask: bools that broadcast to x.
+        value: a number or a tensor without axes.
+
+    Raises:
+        DtypeError: mask does not hold bools.
+        ShapeError: mask or value does not fit.
+    """
+    mask = tensor_of("masked_fill", "mask", mask)
+    x, value = operands("masked_fill", ("x", "value"), (x, value))
+    if mask.dtype != bool:
+        raise DtypeError(f"masked_fill: mask has dtype {mask.dtype}, expected bool")
+    if value.ndim:
+        raise ShapeError(f"masked_fill: value has shape {value.shape}, expected ()")
+    check_holds("masked_fill", "value", value.data, x.dtype)
+    value = shape.astype(value, x.dtype, copy=False)
+    y = elementwise.where(mask, shape.to(value, x.device), x)
+    if y.shape != x.shape:
+        raise ShapeError(
+            f"masked_fill: mask has shape {mask.shape}, expected one that broadcasts to {x.shape}"
+        )
+    return y
+
+
+def gather(x: Tensor, axis: int, index: Any) -> Tensor:
+    """Return y[i][j][k] = x[index[i][j][k]][j][k] for axis 0, and so for the others.
+
+    Args:
+        x: any shape and dtype.
+        axis: the axis to index.
+        index: integers; as many axes as x, none longer than that of x, but for `axis`.
+
+    Raises:
+        As `tensorgrad.take_along_axis`, which also broadcasts.
+    """
+    index = tensor_of("gather", "index", index)
+    axis = axis_index("gather", axis, x.ndim)
+    lengths = [n for place, n in enumerate(index.shape) if place != axis]
+    limits = [n for place, n in enumerate(x.shape) if place != axis]
+    if index.ndim != x.ndim or any(n > most for n, most in zip(lengths, limits, strict=True)):
+        raise ShapeError(
+            f"gather: index has shape {index.shape}, expected at most {x.shape} but for axis {axis}"
+        )
+    if lengths != limits:
+        x = x[tuple([slice(None if p == axis else n) for p, n in enumerate(index.shape)])]
+    return take_along_axis(x, index, axis)
+
+
+def unfold(x: Tensor, axis: int, size: int, step: int = 1) -> Tensor:
+    """Return the windows of an axis: x[i * step : i * step + size] for each i, on a new last axis.
+
+    Args:
+        x: any shape and dtype.
+        axis: the axis to take windows of; it becomes the axis of their numbers.
+        size: elements of a window.
+        step: from the first of a window to that of the next.
+
+    Raises:
+        ArgumentError: the axis is shorter than a window, or step is less than 1.
+    """
+    axis = axis_index("unfold", axis, x.ndim) if x.ndim else 0
+    length = x.shape[axis] if x.ndim else 1
+    if not 0 <= size <= length:
+        raise ArgumentError(f"unfold: size is {size}, expected 0 to {length}, the length")
+    if step < 1:
+        raise ArgumentError(f"unfold: step is {step}, expected 1 or more")
+    y = x if x.ndim else shape.reshape(x, (1,))
+    starts = backend.namespace(x.data).arange(0, length - size + 1, step)
+    places = starts[:, None] + backend.namespace(x.data).arange(size)
+    windows = shape.moveaxis(take(y, places, axis), axis + 1, -1)
+    return windows if x.ndim else windows[0]
+
+
+def view(x: Tensor, *lengths: Any) -> Tensor:
+    """Return the elements in another shape, a view where strides allow: see `reshape`.
+
+    Raises:
+        ArgumentError: given a dtype, as NumPy's method has.
+    """
+    given = lengths[0] if len(lengths) == 1 else lengths
+    if not isinstance(given, int | tuple | list):
+        raise ArgumentError(
+            f"view: shape is {given!r}, expected integers; for another dtype, astype()"
+        )
+    return shape.reshape(x, given)
+
+
+def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
+    """Set whether backward computes the gradient of a leaf; return x.
+
+    Raises:
+        GradError: x is the result of an op, whose gradient would be lost.
+        DtypeError: x does not hold floats.
+    """
+    if not is_leaf(x):
+        raise GradError(
+            "requires_grad_: the tensor is the result of an op, expected a leaf; detach() it"
+        )
+    if requires_grad and not is_float(x.dtype):
+        raise DtypeError(f"requires_grad_: the tensor has dtype {x.dtype}, expected a float")
+    x.requires_grad = requires_grad
+    return x
+
+
+def is_leaf(x: Tensor) -> bool:
+    """Return whether x is not the result of an op that gradients flow through."""
+    return x.node is None

@@ -1,0 +1,233 @@
+"""Checks of axes, shapes and options, with errors that name the argument."""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array, Shape
+from tensorgrad.core.callers import user_level
+from tensorgrad.core.dtypes import Dtype, float64, is_complex, is_float
+from tensorgrad.core.errors import (
+    ArgumentError,
+    DtypeError,
+    OutOfRangeError,
+    ShapeError,
+    WideningWarning,
+)
+
+_NUMBERS = (float, int, np.floating, np.integer)
+
+
+def axis_index(op: str, axis: Any, ndim: int, name: str = "axis") -> int:
+    """Return the axis counted from the front."""
+    try:
+        index = operator.index(axis)
+    except TypeError as error:
+        raise ArgumentError(f"{op}: {name} is {axis!r}, expected an integer") from error
+    if not -ndim <= index < ndim:
+        expected = f"{-ndim} to {ndim - 1}" if ndim else "none: it has no axes"
+        raise OutOfRangeError(f"{op}: {name} is {index}, expected {expected}")
+    return index % ndim
+
+
+def axis_tuple(op: str, axis: Any, ndim: int, name: str = "axis") -> tuple[int, ...]:
+    """Return one axis, several axes or all of them (None), counted from the front."""
+    if axis is None:
+        return tuple(range(ndim))
+    if not isinstance(axis, (tuple, list)):
+        return (axis_index(op, axis, ndim, name),)
+    axes = tuple([axis_index(op, one, ndim, name) for one in axis])
+    if len(set(axes)) != len(axes):
+        raise ArgumentError(f"{op}: {name} is {tuple(axis)}, expected each axis once")
+    return axes
+
+
+def along(op: str, array: Array, axis: Any) -> tuple[Array, int]:
+    """Return the array and the axis, counted from the front; None flattens the array."""
+    if axis is None:
+        return array.reshape(-1), 0
+    return array, axis_index(op, axis, array.ndim)
+
+
+def shape_of(op: str, shape: Any, name: str = "shape") -> Shape:
+    """Return a shape given as one length or as a sequence of lengths."""
+    lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    try:
+        checked = tuple([operator.index(length) for length in lengths])
+    except TypeError as error:
+        raise ShapeError(f"{op}: {name} is {shape!r}, expected integers") from error
+    if any(length < 0 for length in checked):
+        raise ShapeError(f"{op}: {name} is {checked}, expected 0 or more")
+    return checked
+
+
+def check_shape(op: str, name: str, array: Any, shape: Shape, why: str = "") -> None:
+    """Raise ShapeError unless an array has this shape; `why` says where that comes from."""
+    if array.shape != shape:
+        raise ShapeError(f"{op}: {name} has shape {array.shape}, expected {shape}{why}")
+
+
+def broadcast(op: str, name: str, array: Array, shape: Shape) -> Array:
+    """Return a view of the array in a shape that it broadcasts to."""
+    try:
+        return backend.namespace(array).broadcast_to(array, shape)
+    except ValueError as error:
+        expected = f"expected one that broadcasts to {shape}"
+        raise ShapeError(f"{op}: {name} has shape {array.shape}, {expected}") from error
+
+
+def check_indices(op: str, name: str, indices: Array, outside: Array, expected: str) -> None:
+    """Raise OutOfRangeError for the first index that is marked as outside."""
+    if outside.any():
+        place = tuple(map(int, np.argwhere(outside)[0]))
+        got = f"{name}{list(place) or ''} is {indices[place]}"
+        raise OutOfRangeError(f"{op}: {got}, expected {expected}")
+
+
+def promoted(op: str, names: Sequence[str], arrays: Sequence[Array]) -> Dtype:
+    """Return the dtype that NumPy promotes the arrays to."""
+    first: Dtype = arrays[0].dtype
+    for array in arrays:
+        if array.dtype is not first:
+            break
+    else:
+        return first
+    dtypes = [array.dtype for array in arrays]
+    try:
+        common = np.result_type(*dtypes)
+    except TypeError as error:
+        got = ", ".join(f"{n} has dtype {a.dtype}" for n, a in zip(names, arrays, strict=True))
+        raise DtypeError(f"{op}: {got}, expected dtypes with a common one") from error
+    if common == float64 and any([array.ndim for array in arrays]):
+        note_widening(op, dtypes)
+    return common
+
+
+_widened: set[str] = set()  # the ops that have warned
+
+
+def note_widening(op: str, dtypes: Sequence[Dtype]) -> None:
+    """Warn, once for an op, where integers beside narrower floats make its result float64."""
+    floats = [dtype for dtype in dtypes if is_float(dtype)]
+    integers = [dtype for dtype in dtypes if dtype.kind in "iu"]
+    if op in _widened or not floats or not integers or float64 in floats:
+        return
+    warnings.warn(
+        f"{op}: {integers[0]} beside {floats[0]} gives float64, as in NumPy; on a GPU that is far "
+        f"slower. Convert the integers, astype({str(floats[0])!r}), if it is not meant",
+        WideningWarning,
+        stacklevel=user_level(),
+    )
+    _widened.add(op)
+
+
+def check_holds(op: str, name: str, array: Array, dtype: Dtype) -> None:
+    """Raise an error where values would lose more than digits as elements of a dtype.
+
+    Floats do not become integers or bool, complex numbers not real ones. Integers must lie in the
+    range of the dtype, 0 to 1 for bool; on the GPU, where looking would wait, they are not checked.
+
+    Raises:
+        DtypeError: the values are of a kind that the dtype does not hold.
+        ArgumentError: an integer lies outside its range.
+    """
+    own = array.dtype
+    if own == dtype or own.kind == "b" or is_complex(dtype):
+        return
+    if is_float(dtype):
+        if is_complex(own):
+            raise DtypeError(f"{op}: {name} has dtype {own}, expected real numbers for {dtype}")
+        return
+    if own.kind not in "iu":
+        raise DtypeError(
+            f"{op}: {name} has dtype {own}, expected integers for {dtype}; round and convert it "
+            "with astype(), or convert the tensor"
+        )
+    if np.can_cast(own, dtype) or not array.size or not backend.is_numpy(array):
+        return
+    limits = np.iinfo(dtype) if dtype.kind in "iu" else None
+    low, high = (0, 1) if limits is None else (limits.min, limits.max)
+    for value in (int(array.min()), int(array.max())):
+        if not low <= value <= high:
+            raise ArgumentError(f"{op}: {name} is {value}, expected {low} to {high} for {dtype}")
+
+
+def check_keepdims(op: str, keepdims: Any) -> None:
+    """Raise ArgumentError unless `keepdims` is a bool, which NumPy has in another place."""
+    if not isinstance(keepdims, (bool, np.bool_)):
+        raise ArgumentError(
+            f"{op}: keepdims is {keepdims!r:.80}, expected True or False; give NumPy's other "
+            "arguments by name (dtype=...)"
+        )
+
+
+def check_no_length(op: str, name: str, dtype: Any) -> None:
+    """Raise ArgumentError where a second length stands in the place of the dtype."""
+    if isinstance(dtype, (int, float, np.number)):
+        raise ArgumentError(
+            f"{op}: dtype is {dtype!r}, expected a dtype; several lengths are one tuple, such as "
+            f"{name}=(2, 3)"
+        )
+
+
+def check_function(op: str, f: Any, instead: str = "") -> None:
+    """Raise ArgumentError unless f can be called; for a tensor, say what to do `instead`."""
+    if not callable(f):
+        hint = f"; {instead}" if instead and hasattr(f, "requires_grad") else ""
+        raise ArgumentError(f"{op}: f is a {type(f).__name__}, expected a function{hint}")
+
+
+def check_number(op: str, name: str, value: Any) -> None:
+    """Raise ArgumentError unless an option is a number, of Python or NumPy."""
+    if not isinstance(value, _NUMBERS):
+        raise ArgumentError(f"{op}: {name} is {value!r}, expected a number")
+
+
+def check_integer(op: str, name: str, value: Any, low: int | None = None) -> None:
+    """Raise ArgumentError unless an option is an integer, from `low` if there is one."""
+    if not isinstance(value, (int, np.integer)):
+        raise ArgumentError(f"{op}: {name} is {value!r}, expected an integer")
+    if low is not None and value < low:
+        raise ArgumentError(f"{op}: {name} is {value}, expected {low} or more")
+
+
+def check_seed(op: str, value: Any) -> None:
+    """Raise ArgumentError unless a seed is an integer from 0 to 2^64 - 1."""
+    check_integer(op, "seed", value)
+    if not 0 <= value < 1 << 64:
+        raise ArgumentError(f"{op}: seed is {value}, expected 0 to 2^64 - 1")
+
+
+def check_range(op: str, name: str, value: Any, end: float = math.inf) -> None:
+    """Raise ArgumentError unless 0 <= value < end."""
+    if not isinstance(value, _NUMBERS) or not 0 <= value < end:
+        check_number(op, name, value)
+        limits = "finite number from 0" if end == math.inf else f"number from 0, below {end:g}"
+        raise ArgumentError(f"{op}: {name} is {value}, expected a {limits}")
+
+
+def check_between(op: str, name: str, value: Any, low: float, high: float) -> None:
+    """Raise ArgumentError unless low <= value <= high."""
+    check_number(op, name, value)
+    if not low <= value <= high:
+        raise ArgumentError(f"{op}: {name} is {value}, expected {low} to {high}")
+
+
+def probability(op: str, name: str, value: Any) -> float:
+    """Return the value, which must lie in [0, 1)."""
+    check_number(op, name, value)
+    if not 0 <= value < 1:
+        raise ArgumentError(f"{op}: {name} is {value}, expected 0 <= {name} < 1")
+    return float(value)
+
+
+def renamed_dim(op: str, dim: Any) -> ArgumentError:
+    """Return the error for the argument `dim`, which PyTorch has where NumPy has `axis`."""
+    return ArgumentError(f"{op}: got dim={dim!r:.80}, expected axis={dim!r:.80}")
