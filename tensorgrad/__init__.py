@@ -1,9 +1,9 @@
 """A NumPy-style array library with automatic differentiation, on NumPy and CuPy.
 
-Public are the names in `__all__`, these submodules: autograd, backend, data, dtypes, errors, fft,
-graph, kernels, linalg, models, nn, ops, optim, parallel, random, testing, train and weights, and
-what each of them lists in its `__all__`. `data`, `models`, `parallel`, `testing`, `train` and
-`weights` are loaded at their first use.
+Public are the names in `__all__`, with these submodules: amp, autograd, backend, data, dtypes,
+errors, fft, graph, io, kernels, linalg, models, nn, ops, optim, parallel, random, testing and
+train, and what each of them lists in its `__all__`. `data`, `models`, `parallel`, `testing` and
+`train` are loaded at their first use.
 """
 
 __distribution__ = "tensorgrad-cupy"  # which tensorgrad this is, for distribution.py
@@ -25,6 +25,7 @@ from tensorgrad import errors as errors
 from tensorgrad import fft, graph, linalg, nn, optim, random
 from tensorgrad.amp import autocast
 from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
+from tensorgrad.autograd.cuda_kernel import cuda_kernel
 from tensorgrad.autograd.function import Function
 from tensorgrad.autograd.gradcheck import gradcheck
 from tensorgrad.autograd.recompute import checkpoint
@@ -67,7 +68,6 @@ from tensorgrad.ops.attention import *
 from tensorgrad.ops.attention_unfused import *
 from tensorgrad.ops.creation import *
 from tensorgrad.ops.cross_entropy import *
-from tensorgrad.ops.cuda_kernel import cuda_kernel
 from tensorgrad.ops.diagonals import *
 from tensorgrad.ops.dropout import *
 from tensorgrad.ops.einsum import *
@@ -97,20 +97,28 @@ __version__ = "0.1.0"
 __all__ = [
     "Function",
     "Tensor",
+    "amp",
     "autocast",
+    "autograd",
+    "backend",
     "checkpoint",
     "cuda_kernel",
+    "dtypes",
+    "errors",
     "fft",
     "from_dlpack",
     "grad",
     "gradcheck",
     "graph",
+    "io",
+    "kernels",
     "linalg",
     "load",
     "manual_seed",
     "nn",
     "no_grad",
     "on_grad_ready",
+    "ops",
     "optim",
     "random",
     "save",
@@ -143,7 +151,8 @@ __all__ += _shape.__all__
 __all__ += _softmax.__all__
 __all__ += _sorting.__all__
 
-_LATER = ("data", "models", "parallel", "testing", "train", "weights")
+_LATER = ("data", "models", "parallel", "testing", "train")
+__all__ += _LATER
 
 if TYPE_CHECKING:
     from tensorgrad import data as data
@@ -153,7 +162,6 @@ if TYPE_CHECKING:
     from tensorgrad import parallel as parallel
     from tensorgrad import testing as testing
     from tensorgrad import train as train
-    from tensorgrad.io import weights as weights
 else:  # to a type checker every name would exist
 
     def __getattr__(name: str) -> Any:
@@ -173,6 +181,5 @@ if not Path(__file__).with_name("models").is_dir():
 
 # Importing a submodule makes it an attribute, and this file imports names of its own: those that
 # are not public are removed. The modules stay importable, for the library itself and its tests.
-_public = {*__all__, *_LATER, "autograd", "backend", "dtypes", "errors", "kernels", "ops"}
-for _name in [name for name in globals() if not name.startswith("_") and name not in _public]:
+for _name in [name for name in globals() if not name.startswith("_") and name not in __all__]:
     del globals()[_name]

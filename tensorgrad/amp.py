@@ -28,6 +28,8 @@ from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.device import has_tf32
 from tensorgrad.kernels.matmul import TF32
 
+__all__ = ["autocast"]
+
 AUTOCAST = (TF32, "bfloat16", "float16")  # of `autocast`
 
 

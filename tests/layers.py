@@ -10,18 +10,16 @@ from html import escape
 from tests.source_tree import ROOT, examples, library
 
 LAYERS: dict[str, tuple[str, ...]] = {
-    "core: arrays, tensors, gradients": ("core", "distribution"),
-    "ground: checks, files": (
-        *("errors", "dtypes", "backend", "checks", "callers", "command", "files", "interrupt"),
-        *("readers", "tables", "omitted", "special", "dlpack", "weights", "placement", "gpu"),
+    "core: arrays, tensors, gradients": ("core",),
+    "files, and names for core/": (
+        *("errors", "dtypes", "backend", "io", "compat.omitted", "compat.dlpack"),
     ),
     "kernels: how an op runs on a GPU": ("kernels",),
     "tensors and differentiation": (
-        *("operands", "autograd", "amp", "philox", "random", "recompute", "function"),
-        *("cuda_kernel", "gradcheck", "testing", "interop", "graph", "display", "saving"),
-        *("array_api", "einops_backend"),
+        *("autograd", "amp", "random", "testing", "graph", "ops.philox"),
+        *("compat.array_api", "compat.einops_backend", "compat.interop"),
     ),
-    "ops: what an op is": ("ops", "linalg", "fft"),
+    "ops: what an op is": ("ops", "linalg", "fft", "compat"),
     "layers and optimizers": ("nn", "optim"),
     "data and models": ("data", "models"),
     "training on one or many ranks": ("train", "parallel"),

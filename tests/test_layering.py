@@ -149,7 +149,7 @@ def _length(node: ast.Module | ast.FunctionDef) -> int:
 
 
 def test_the_core_is_read_in_one_sitting() -> None:
-    assert 1500 < sum(_length(source.tree) for source in core()) <= 2000
+    assert 1500 < sum(_length(source.tree) for source in core()) <= 2500
     functions = [n for s in core() for n in ast.walk(s.tree) if isinstance(n, ast.FunctionDef)]
     assert [f.name for f in functions if _length(f) > 50] == []
 

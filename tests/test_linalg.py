@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, linalg
-from tensorgrad.autograd import gradcheck
+from tensorgrad import Tensor, gradcheck, linalg
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from tensorgrad.core.backend import is_array
 from tensorgrad.core.checks import check_function, check_integer
-from tensorgrad.core.display import call_text
 from tensorgrad.core.errors import ArgumentError, CheckpointError, DataError, DtypeError, ShapeError
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.data.batches import EpochLoader, read_ahead
+from tensorgrad.io.display import call_text
 from tensorgrad.ops.creation import tensor
 from tensorgrad.ops.shape import stack, to
 

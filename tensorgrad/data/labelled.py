@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core.checks import check_number, check_seed
-from tensorgrad.core.display import call_text
 from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.data.content import CHARACTERS
 from tensorgrad.data.reviews import reviews
 from tensorgrad.data.rows import load_dataset
 from tensorgrad.data.text import find_file, read_lines
+from tensorgrad.io.display import call_text
 
 Labels = np.ndarray[Any, np.dtype[np.int32]]
 _Row = tuple[str, Any, Any]  # its place in the source, for errors, its text and its label

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core.checks import check_integer
-from tensorgrad.core.display import call_text
 from tensorgrad.core.errors import DataError, ShapeError
 from tensorgrad.data.batches import IGNORED, EpochLoader, Ids, as_int32
 from tensorgrad.data.shapes import few_shapes
+from tensorgrad.io.display import call_text
 
 LabelledBatch = tuple[Ids, Ids, Ids]  # tokens, lengths, labels
 

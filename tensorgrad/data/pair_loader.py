@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad.core.checks import check_integer
-from tensorgrad.core.display import call_text
 from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.data.batches import IGNORED, EpochLoader, Ids, as_int32
 from tensorgrad.data.shapes import few_shapes
+from tensorgrad.io.display import call_text
 
 PairBatch = tuple[Ids, Ids]  # tokens, targets
 EncodedPair = tuple[Sequence[int], Sequence[int]]

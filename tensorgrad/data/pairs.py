@@ -11,12 +11,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.core.display import call_text
 from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.data.phrases import Pair, phrases
 from tensorgrad.data.rows import load_dataset
 from tensorgrad.data.text import find_file, read_lines
 from tensorgrad.data.tokenizer import Tokenizer
+from tensorgrad.io.display import call_text
 
 ProgressCallback = Callable[[str, int, int], object]
 PHRASES = (12_000, 500, 500)  # for training, validation and test

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.core.display import call_text
 from tensorgrad.core.errors import DataError, DtypeError
 from tensorgrad.data import tokenizer_file
 from tensorgrad.data.chat import render_chat
@@ -25,6 +24,7 @@ from tensorgrad.data.text import END_OF_TEXT, read_text, write_text
 from tensorgrad.data.tokenizer import Tokenizer
 from tensorgrad.data.tokenizer_file import BYTE_OF, TokenBytes, named_errors
 from tensorgrad.data.tokenizer_parts import takes_long
+from tensorgrad.io.display import call_text
 from tensorgrad.io.readers import parse_json, read_json
 
 _VOCABULARY, _TEMPLATE = "tokenizer.json", "chat_template.jinja"

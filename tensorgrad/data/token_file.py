@@ -11,10 +11,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tensorgrad.core.display import call_text
 from tensorgrad.core.errors import DataError, DtypeError
 from tensorgrad.data.published_tokenizer import PublishedTokenizer
 from tensorgrad.data.tokenizer import Tokenizer
+from tensorgrad.io.display import call_text
 from tensorgrad.io.files import replacing
 from tensorgrad.io.readers import map_array
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core.checks import check_integer
-from tensorgrad.core.display import call_text
 from tensorgrad.core.errors import ArgumentError, DataError, DtypeError, ShapeError
 from tensorgrad.data.batches import IGNORED, Ids, StepLoader
 from tensorgrad.data.token_file import TokenFile, Tokens
+from tensorgrad.io.display import call_text
 
 TokenBatch = tuple[Ids, Ids]  # x and y
 _Numbers = np.ndarray[Any, np.dtype[np.uint64]]

@@ -14,7 +14,6 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from tensorgrad.core.checks import check_integer
-from tensorgrad.core.display import call_text
 from tensorgrad.core.errors import ArgumentError, DataError, DtypeError
 from tensorgrad.data import tokenizer_file
 from tensorgrad.data.limited_encoding import encode_limited
@@ -22,6 +21,7 @@ from tensorgrad.data.text import END_OF_TEXT, read_text, write_text
 from tensorgrad.data.tokenizer_file import ALPHABET, BYTE_OF, TokenBytes, entry, named_errors
 from tensorgrad.data.tokenizer_parts import PartError, check_added, takes_long
 from tensorgrad.data.word_patterns import problem_of
+from tensorgrad.io.display import call_text
 
 SMALLEST_VOCABULARY = 257  # the bytes and the end of text
 _LARGEST = 1 << 24  # the library takes memory for all tokens at once

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core.checks import check_integer
-from tensorgrad.core.display import call_text
 from tensorgrad.core.errors import DataError
 from tensorgrad.data.content import CHARACTERS
 from tensorgrad.data.text import read_lines, read_text, write_text
+from tensorgrad.io.display import call_text
 from tensorgrad.io.readers import VOCABULARY_BYTES, parse_json
 
 # As in the Penn treebank: do n't, it 's; and "well-made" and "3.5" are one word each.

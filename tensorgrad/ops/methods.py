@@ -15,10 +15,10 @@ from typing import Any
 from tensorgrad.compat import aliases, dlpack, numpy_functions
 from tensorgrad.compat.omitted import missing_method
 from tensorgrad.core.checks import renamed_dim
-from tensorgrad.core.display import to_html
 from tensorgrad.core.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
+from tensorgrad.io.display import to_html
 from tensorgrad.ops import (
     diagonals,
     einsum,

@@ -9,10 +9,10 @@ from typing import Any
 from tensorgrad.core import backend, nodes
 from tensorgrad.core.backend import Array
 from tensorgrad.core.checks import check_between
-from tensorgrad.core.display import call_text
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import ArgumentError, CheckpointError
 from tensorgrad.core.tensor import Tensor
+from tensorgrad.io.display import call_text
 from tensorgrad.optim.flat import zeros
 from tensorgrad.optim.optimizer import Optimizer
 

@@ -20,11 +20,11 @@ import numpy as np
 from tensorgrad.core import backend, instrument, modes, nodes
 from tensorgrad.core.backend import Array, Shape
 from tensorgrad.core.checks import check_function, check_range
-from tensorgrad.core.display import call_text
 from tensorgrad.core.dtypes import bfloat16, c_name, compute_dtype, float64, uint16
 from tensorgrad.core.errors import ArgumentError, CheckpointError, GraphError
 from tensorgrad.core.interrupt import uninterrupted
 from tensorgrad.core.tensor import Tensor
+from tensorgrad.io.display import call_text
 from tensorgrad.kernels.optim import Update
 from tensorgrad.optim import master
 from tensorgrad.optim.clip import ReduceNorm, check_max_norm, clip_factor, total_of_squares

@@ -12,10 +12,10 @@ import numpy as np
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, is_numpy
 from tensorgrad.core.checks import check_integer, check_number
-from tensorgrad.core.display import call_text
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import ArgumentError, CheckpointError
 from tensorgrad.core.tensor import Tensor
+from tensorgrad.io.display import call_text
 from tensorgrad.ops.elementwise import multiply
 
 _SCALE, _STREAK = 0, 1

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tensorgrad.core.checks import check_function
-from tensorgrad.core.display import call_text
 from tensorgrad.core.errors import CheckpointError
+from tensorgrad.io.display import call_text
 from tensorgrad.optim.optimizer import Optimizer
 
 

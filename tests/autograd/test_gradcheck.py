@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, autograd
-from tensorgrad.autograd import gradcheck
+from tensorgrad import Tensor, autograd, gradcheck
 from tensorgrad.errors import ArgumentError, GradError
 
 

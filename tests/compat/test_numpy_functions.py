@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import tensorgrad
-from tensorgrad import Tensor
-from tensorgrad.autograd import gradcheck
+from tensorgrad import Tensor, gradcheck
 from tensorgrad.compat import numpy_functions
 from tensorgrad.core import backend
 from tensorgrad.errors import DtypeError, GradError

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor
-from tensorgrad.autograd import gradcheck
+from tensorgrad import Tensor, gradcheck
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.nn import functional as F

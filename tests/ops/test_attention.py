@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, random
-from tensorgrad.autograd import gradcheck
+from tensorgrad import Tensor, gradcheck, random
 from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16, float16
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tensorgrad import data, nn, optim
-from tensorgrad.core.display import call_text
+from tensorgrad.io.display import call_text
 from tensorgrad.optim import lr_scheduler, schedule
 
 

@@ -1,6 +1,6 @@
 """Kernels of one's own: CUDA for arrays on a GPU, a NumPy reference for those on the CPU.
 
-Tests: tests/ops/test_cuda_kernel.py.
+Tests: tests/autograd/test_cuda_kernel.py.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def test_a_launch_has_results_then_arguments_then_numbers(monkeypatch: pytest.Mo
         return lambda *launch: launches.append(launch)
 
     module = import_module(
-        "tensorgrad.ops.cuda_kernel"
+        "tensorgrad.autograd.cuda_kernel"
     )  # the package has the function of that name
     monkeypatch.setattr(module, "load_text", load_text)
     monkeypatch.setattr(module, "number", lambda dtype, value: (dtype, value))
