@@ -427,7 +427,7 @@ def test_where_another_project_has_replaced_files_an_import_says_so(
         if owner != "is missing":
             (site / "tensorgrad" / name).write_text("class Tensor: ...\n")
     modules = ("autograd", "cli", "data", "models.gpt2", "models.translation", "nn", "optim",
-               "parallel", "profile", "random", "report", "train", "weights")  # fmt: skip
+               "parallel", "profile", "random", "report", "train", "io")  # fmt: skip
     script = """
 import importlib, json, sys
 lines = []

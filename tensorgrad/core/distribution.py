@@ -71,7 +71,7 @@ def check_owner() -> None:
         warnings.warn(
             f"tensorgrad: another distribution, {others[0].removesuffix(end)}, is installed in "
             f"{folder} and owns files of this one: {_REPAIR}",
-            stacklevel=4,  # where tensorgrad is imported
+            stacklevel=5,  # where tensorgrad is imported
         )
 
 
