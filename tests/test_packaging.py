@@ -183,7 +183,8 @@ def test_a_wheel_says_what_it_needs(wheel: Path) -> None:
         if line.startswith("Requires-Dist:") and "extra ==" not in line
     ]
     assert sorted(always) == [
-        "cyclopts", "ml-dtypes", "numpy", "pyyaml", "safetensors", "tokenizers", "tqdm",
+        "cyclopts", "ml-dtypes", "numpy", "pyyaml", "safetensors", "threadpoolctl",
+        "tokenizers", "tqdm",
     ]  # fmt: skip
     assert wheel.name.startswith(f"tensorgrad_cupy-{tensorgrad.__version__}-")
     assert "\nName: tensorgrad-cupy\n" in metadata

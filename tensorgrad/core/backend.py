@@ -6,15 +6,13 @@ CuPy on the GPU that holds it. Nothing here remembers a "current" backend.
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 from weakref import WeakSet
 
@@ -292,13 +290,11 @@ def limit_threads(count: int) -> bool:
         whether the limit holds for NumPy's BLAS too.
     """
     os.environ["OMP_NUM_THREADS"] = str(count)
-    if _blas.set is None:
-        return False
     with _blas.lock:
-        _blas.before = count
+        _blas.before = [count] * len(_blas.libraries)
         if _blas.users == 0:
-            _blas.set(count)
-    return True
+            _blas.set(_blas.before)
+    return bool(_blas.libraries)
 
 
 @cache
@@ -371,29 +367,28 @@ def parallel_blocks(
         future.result()
 
 
-def _openblas_functions() -> tuple[Any, Any]:
-    """Return how to read and set the number of threads; (None, None) for another BLAS."""
-    extension = importlib.util.find_spec("numpy._core._multiarray_umath")
-    if extension is None or extension.origin is None:
-        return None, None
-    library = ctypes.CDLL(extension.origin)  # loaded already; searches its dependencies too
-    for name in ("scipy_openblas_{}_num_threads64_", "openblas_{}_num_threads64_",
-                 "openblas_{}_num_threads"):  # fmt: skip
-        try:
-            return getattr(library, name.format("get")), getattr(library, name.format("set"))
-        except AttributeError:
-            continue
-    return None, None
-
-
 class _BlasThreads:
-    """The number of threads of NumPy's OpenBLAS, which is one for the whole process."""
+    """How many threads NumPy's BLAS uses, which is one number for the whole process."""
 
     def __init__(self) -> None:
-        self.users = 0
-        self.before = 1
+        self.users, self.before = 0, [0]
         self.lock = threading.Lock()
-        self.get, self.set = _openblas_functions()
+
+    @cached_property
+    def libraries(self) -> list[Any]:
+        """What threadpoolctl knows to control: OpenBLAS, MKL, BLIS; none for another BLAS."""
+        from threadpoolctl import ThreadpoolController
+
+        return list(ThreadpoolController().select(user_api="blas").lib_controllers)
+
+    def get(self) -> list[int]:
+        """Return the number of threads of each library."""
+        return [library.num_threads for library in self.libraries]
+
+    def set(self, counts: Sequence[int]) -> None:
+        """Let each library use a number of threads."""
+        for library, count in zip(self.libraries, counts, strict=True):
+            library.set_num_threads(count)
 
 
 _blas = _BlasThreads()
@@ -402,13 +397,13 @@ _blas = _BlasThreads()
 @contextmanager
 def _single_threaded_blas() -> Iterator[bool]:
     """Let BLAS use one thread inside the `with` block; yields False where that is not possible."""
-    if _blas.set is None or _blas.get is None:
+    if not _blas.libraries:
         yield False
         return
     with _blas.lock:
         if _blas.users == 0:
             _blas.before = _blas.get()
-            _blas.set(1)
+            _blas.set([1] * len(_blas.before))
         _blas.users += 1
     try:
         yield True

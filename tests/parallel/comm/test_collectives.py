@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 import types
 from collections.abc import Callable
@@ -125,9 +124,11 @@ def blas(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: range(8), raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "")  # so that it is put back afterwards
     monkeypatch.delenv("OMP_NUM_THREADS")
-    blas = types.SimpleNamespace(threads=8, users=0, before=1, lock=threading.Lock())
-    blas.get, blas.set = lambda: blas.threads, lambda count: setattr(blas, "threads", count)
-    monkeypatch.setattr(backend, "_blas", blas)
+    blas = types.SimpleNamespace(num_threads=8)
+    blas.set_num_threads = lambda count: setattr(blas, "num_threads", count)
+    threads = backend._BlasThreads()
+    threads.libraries = [blas]
+    monkeypatch.setattr(backend, "_blas", threads)
     return blas
 
 
@@ -136,7 +137,7 @@ def test_cpu_ranks_divide_the_cores(ranks: int, share: int, blas: types.SimpleNa
     one = Comm()
     one.local_size = ranks
     one.select_device("cpu")
-    assert (backend.threads(), blas.threads) == (share, share)
+    assert (backend.threads(), blas.num_threads) == (share, share)
 
 
 def test_threads_that_the_user_chose_stay(
@@ -146,13 +147,13 @@ def test_threads_that_the_user_chose_stay(
     one = Comm()
     one.local_size = 2
     one.select_device("cpu")
-    assert (backend.threads(), blas.threads) == (6, 8)
+    assert (backend.threads(), blas.num_threads) == (6, 8)
 
 
 def test_a_blas_that_cannot_be_told_is_a_warning(
     blas: types.SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    blas.set = None
+    backend._blas.libraries = []
     one = Comm()
     one.local_size = 2
     one.select_device("cpu")
