@@ -96,7 +96,7 @@ def main(comm: Comm) -> int:
         sizes = replace(sizes, vocab_size=tokenizer.vocab_size)  # a short text has fewer
         model = GPT2(sizes).to(device)
         adamw = partial(AdamW, betas=(0.9, 0.95), weight_decay=0.1, decay=decays_matrices)
-        optimizer = strategy.prepare(model, adamw)  # one flat buffer of gradients, in buckets
+        optimizer = strategy.prepare(model, adamw)  # gradients in a flat buffer, in buckets
         step = run.resume(model, optimizer, sizes, corpus)
         if step == 0:
             run.log_evaluation(step, evaluate(model, validation, strategy, last=False))

@@ -23,7 +23,7 @@ SIZES: dict[str, dict[str, int]] = {
     "small": {
         "vocab_size": 1024, "context": 128, "layers": 2, "heads": 4, "kv_heads": 4, "width": 192,
     },
-    # Of nanoGPT for characters: a token for each byte, and no merges.
+    # The characters of nanoGPT: a token for each byte, and no merges.
     "char": {
         "vocab_size": 257, "context": 256, "layers": 6, "heads": 6, "kv_heads": 6, "width": 384,
     },

@@ -183,7 +183,7 @@ def pretrained_folder(
         found = hub.snapshot_download(
             os.fspath(name), revision=revision, allow_patterns=list(_DOWNLOADED)
         )
-    except Exception as error:  # of the network, the Hub, the name or the disk
+    except Exception as error:  # errors of the network, the Hub, the name or the disk
         raise CheckpointError(
             f"from_pretrained: {os.fspath(name)} cannot be downloaded: "
             f"{' '.join(str(error).split()):.400}"

@@ -101,7 +101,7 @@ class TransformerLMConfig:
     def parameters(self) -> int:
         """The number of parameters, each counted once."""
         block = self._block_matrices + self._block_vectors
-        rows = (1 if self.tied else 2) * self.vocab_size  # of the token embedding and the head
+        rows = (1 if self.tied else 2) * self.vocab_size  # rows of the token embedding and the head
         return (rows + 1) * self.width + self.layers * block
 
     def training_flops(self, keys: float | None = None, targets: float = 1.0) -> float:

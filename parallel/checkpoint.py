@@ -321,7 +321,7 @@ class ShardedStrategy(Strategy):
     """
 
     _world: Comm  # all ranks that write
-    _placements: Mapping[str, Placement] | None = None  # as of `pieces_of`
+    _placements: Mapping[str, Placement] | None = None  # the placements of `pieces_of`
 
     def contents(self, model: Module, optimizer: Optimizer) -> Contents:
         """Return the pieces that this rank writes."""

@@ -113,7 +113,7 @@ class Pipeline(NestedStrategy):
         self._schedule, self._chunks = schedule, chunks
         self.parts: list[range] = []
         self._actions_by_count: dict[int, list[Action]] = {}  # by the number of micro-batches
-        self._outputs: dict[Any, list[_PartOutput]] = {}  # of each part, by the shapes of a batch
+        self._outputs: dict[Any, list[_PartOutput]] = {}  # each part's, by shapes of a batch
 
     def prepare(self, model: Any, make_optimizer: MakeOptimizer) -> Optimizer:
         """Remove the layers of the other stages from the model; return the optimizer of the rest.
@@ -333,7 +333,7 @@ class _ScheduleRun:
         self._passes: dict[_Unit, _PartPass] = {}  # forward is done, backward is not
         self._receives: dict[Action, tuple[Array, Handle]] = {}
         self._outputs_sent: dict[_Unit, Handle] = {}  # activations in flight to the next part
-        self._gradients: dict[_Unit, Array] = {}  # of inputs
+        self._gradients: dict[_Unit, Array] = {}  # gradients of inputs
         self._gradients_sent: deque[Handle] = deque()  # gradients in flight to the previous part
         self._total: Array = 0.0
 

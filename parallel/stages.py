@@ -62,7 +62,7 @@ def partition(costs: Sequence[float], parts: int) -> list[range]:
     cost, least = _ranges(tuple(costs))
     squares = np.where(cost <= least[parts - 1], cost**2, np.inf)
     rows, value, ends = np.arange(len(cost)), squares[:, -1], []
-    for _ in range(parts - 1):  # of the first part, by its begin, where there are 2, 3, ... parts
+    for _ in range(parts - 1):  # where there are 2, 3, ... parts: the first part, by its begin
         values = squares + value
         ends.append(values.argmin(1))
         value = values[rows, ends[-1]]

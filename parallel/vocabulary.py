@@ -111,10 +111,10 @@ class _LossInputs(NamedTuple):
     classes: int
     options: LossOptions
     counted: Array  # (N,)
-    divisor: Array | None  # of the sum of losses
+    divisor: Array | None  # divisor of the sum of losses
     dtype: Dtype
     chunk: int
-    kernel: str | None  # of the products
+    kernel: str | None  # kernel of the products
 
     @property
     def first(self) -> int:

@@ -30,7 +30,7 @@ from tensorgrad.kernels.matmul import TF32
 
 __all__ = ["autocast"]
 
-AUTOCAST = (TF32, "bfloat16", "float16")  # of `autocast`
+AUTOCAST = (TF32, "bfloat16", "float16")  # the dtypes of `autocast`
 
 
 @contextmanager
@@ -67,7 +67,7 @@ class Casts:
     def __init__(self, precision: str) -> None:
         self.precision = precision
         self.dtype = None if precision == TF32 else as_dtype(precision)
-        self._version = -1  # of the latest assignment to a tensor before them
+        self._version = -1  # number of the latest assignment to a tensor before them
         self._made: dict[int, tuple[Any, Tensor]] = {}  # by the id of the tensor that was cast
 
     def of(self, tensor: Tensor) -> Tensor:

@@ -6,4 +6,4 @@ from tensorgrad.core import dtypes
 from tensorgrad.core.dtypes import *  # noqa: F403
 from tensorgrad.core.dtypes import __all__ as __all__
 
-sys.modules[__name__] = dtypes  # one module, whichever name it is imported by
+sys.modules[__name__] = dtypes  # the same module, whichever name it is imported by

@@ -6,4 +6,4 @@ from tensorgrad.core import errors
 from tensorgrad.core.errors import *  # noqa: F403
 from tensorgrad.core.errors import __all__ as __all__
 
-sys.modules[__name__] = errors  # one module, whichever name it is imported by
+sys.modules[__name__] = errors  # the same module, whichever name it is imported by

@@ -101,7 +101,7 @@ class Captured:
         self._arena: _Arena | None = None
         self._lock = threading.Lock()
         if self._on_gpu:
-            self._stream = backend.cupy.cuda.Stream(non_blocking=True)  # of warm-ups and captures
+            self._stream = backend.cupy.cuda.Stream(non_blocking=True)  # warm-ups and captures
             self._done = backend.cupy.cuda.Event(disable_timing=True)  # the call before
         self._told = False
 
@@ -244,7 +244,7 @@ class _UnlikeWarmUp(BaseException):
     """A step takes another way than in its warm-up, so that its kernels may not be compiled."""
 
 
-_Attributes = dict[str, tuple[list[Any], list[Any]]]  # of a name: owners and values
+_Attributes = dict[str, tuple[list[Any], list[Any]]]  # the owners and values of a name
 
 
 class _Guards:
@@ -462,7 +462,7 @@ class _Variant:
         self._offset: Array = backend.cupy.zeros(1, np.uint64)  # see Generator.offset
         self._watch = _Watch()
         self._notes = _CaptureNotes()
-        self._draw = self._drawn = 0  # of the generator: the first draw, and how many
+        self._draw = self._drawn = 0  # the generator's first draw, and how many
         self._seeded: tuple[int, int] | None = None  # seed and stream of what it draws, if it does
         self._result: Any = None
         self._gradients: list[tuple[Tensor, LeafGradient | None]] = []  # that the step replaces
@@ -572,7 +572,7 @@ class _Variant:
         for key, (tensor, used) in self._watch.leaves.items():
             if tensor.gradient is not used:
                 self._gradients.append((tensor, tensor.gradient))
-            if gradients.get(key) is used:  # else the step itself clears it
+            if gradients.get(key) is used:  # otherwise the step itself clears it
                 guards.add(tensor, "grad", None if used is None else used.array)
 
 

@@ -405,7 +405,7 @@ def matrix_rank(x: Any, rtol: Any = None) -> Tensor:
     values = svdvals(x.detach())
     largest = max(values, -1, True) if values.shape[-1] else 0.0
     cut = _cutoff(x, rtol)
-    if not isinstance(cut, float):  # one for each matrix
+    if not isinstance(cut, float):  # an array has a number for each matrix
         cut = expand_dims(operands("matrix_rank", ("x", "rtol"), (x, cut))[1], -1)
     return sum(values > largest * cut, -1)
 
@@ -435,7 +435,7 @@ def cond(x: Any, p: Order = None) -> Tensor:
     x, dtype = _matrices("cond", x)
     if not x.shape[-1] * x.shape[-2]:
         raise ShapeError(f"cond: x has shape {x.shape}, expected elements in the matrices")
-    with np.errstate(all="ignore"):  # of singular matrices
+    with np.errstate(all="ignore"):  # singular matrices divide by 0
         y = _cond(x, p)
     of_numbers = ~isnan(x.detach()).data.any((-2, -1))
     return _rounded(where(isnan(y).data & of_numbers, math.inf, y), dtype)

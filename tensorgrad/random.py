@@ -66,7 +66,7 @@ __all__ = [
 
 Shapes = int | Sequence[int]
 
-_lock = threading.Lock()  # of the states of all generators
+_lock = threading.Lock()  # guards the states of all generators
 
 
 class Generator:

@@ -425,7 +425,7 @@ class Capture:
     def __init__(self, step: Callable[[], Any]) -> None:
         cupy = backend.cupy
         self.stream = cupy.cuda.Stream(non_blocking=True)
-        self.pool = cupy.cuda.MemoryPool()  # of its own: what the graph uses must not be reused
+        self.pool = cupy.cuda.MemoryPool()  # its own: what the graph uses must not be reused
         cupy.cuda.runtime.deviceSynchronize()
         with ExitStack() as stack:
             stack.enter_context(cupy.cuda.using_allocator(self.pool.malloc))

@@ -124,7 +124,7 @@ class BatchBuffers:
         for cache in self.cache:
             if cache is not None:  # other ranks have this layer
                 cache.lengths = state.lengths
-        if parts is None or not parts.hold():  # as where the cache made a table of rotations
+        if parts is None or not parts.hold():  # say, as the cache has rotations
             parts = _Parts(model)
         self.parts = parts
         self.key = _key(state, steps, how)

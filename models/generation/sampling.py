@@ -20,7 +20,7 @@ from tensorgrad.ops.sampling import BROKEN, STOPPED, Sampling, new_state
 __all__ = ["generate", "generate_batch", "stream"]
 
 Tokens = np.ndarray[Any, Any]
-_MOST_TOKENS = 2**31 - 1  # of a sequence: the device counts them in 32 bits
+_MOST_TOKENS = 2**31 - 1  # the longest sequence: the device counts its tokens in 32 bits
 _CHECK_EVERY = 8  # steps between checks whether all sequences had ended at the check before
 
 

@@ -163,7 +163,7 @@ def end_all_ranks_on_error(abort: Callable[[int, str], object]) -> None:
             os._exit(INTERRUPTED)
 
     def in_thread(args: threading.ExceptHookArgs) -> None:
-        if not issubclass(args.exc_type, SystemExit):  # as in Python, it ends only the thread
+        if not issubclass(args.exc_type, SystemExit):  # in Python it ends only the thread
             report_and_abort(args.exc_type, args.exc_value, args.exc_traceback)
 
     sys.excepthook = report_and_abort

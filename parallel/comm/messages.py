@@ -28,7 +28,7 @@ from tensorgrad.parallel.comm.transport import CommCall, Finish
 from tensorgrad.parallel.comm.watchdog_client import LastCall
 
 Transfer = Iterator[None]
-Requests = list[Any]  # of mpi4py
+Requests = list[Any]  # mpi4py's requests
 
 # Arrays are reduced in parts that fit in the cache.
 _PART_BYTES = 4 << 20

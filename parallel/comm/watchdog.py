@@ -196,7 +196,7 @@ class Watchdog:
                     self._close(self._strangers[0])
                 else:
                     time.sleep(_PAUSE)
-            return  # else it was closed before it was accepted
+            return  # otherwise it was closed before it was accepted
         try:
             end_with_host(connection)
         except OSError:  # it was closed meanwhile
@@ -293,7 +293,7 @@ class Watchdog:
             rank.failed = True
             if self._choose_by is None and not self._chosen:
                 self._choose_by = now + _CHOICE
-                for other in self._ranks.values():  # what they said may no longer hold
+                for other in self._ranks.values():  # their statements may no longer hold
                     other.waits = False
                 self._due = self._due if self._asked else now
         elif message is Message.LATE:

@@ -24,10 +24,10 @@ from tensorgrad.parallel.tensor import ShardRow, rows_of
 from tensorgrad.train.settings import DTYPES, OPTIMIZERS, has_narrow_products
 
 _WIDE = 4  # bytes of a gradient, float32
-_GRADIENT_READS = 2  # of a clipped step: for the norm, and for the update
+_GRADIENT_READS = 2  # reads in a clipped step: for the norm, and for the update
 _FLOAT32 = 66.9 / 989.4  # float32 FLOP/s over those of 16-bit products, in an H100's data sheet
 _LOW_BITS = 2  # bytes of a bfloat16 parameter's master weight in the optimizer's state
-_SLOTS = 2  # of whole parameters or gradients of blocks (shards.py)
+_SLOTS = 2  # copies of whole parameters or gradients of blocks (shards.py)
 _SENDS = 4  # activations and gradients in flight between stages
 
 

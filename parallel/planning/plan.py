@@ -81,7 +81,7 @@ def fit(
                 if candidate.bytes + reserved <= memory:
                     found.append(candidate)
     if not found:
-        assert nearest is not None  # one GPU is always tried
+        assert nearest is not None  # a single GPU is always tried
         need, job = nearest
         raise ArgumentError(
             f"fit: {memory / 2**30:.1f} GiB a GPU are not enough on up to {most:,}, expected "

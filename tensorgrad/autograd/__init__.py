@@ -98,7 +98,7 @@ def _argument(index: Any, count: int) -> int:
     return int(index) % count
 
 
-@overload  # as above
+@overload  # for the same reason
 def grad(f: Callable[[Tensor], Tensor], argnums: _Index = 0) -> Callable[..., Tensor]: ...
 @overload
 def grad(f: Callable[..., Tensor], argnums: _Index = 0) -> Callable[..., Tensor]: ...

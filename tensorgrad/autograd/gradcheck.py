@@ -81,7 +81,7 @@ def gradcheck(
             analytic = float((leaf.grad * direction).sum())
             length = float((leaf.grad * leaf.grad).sum()) ** 0.5
             scale = abs(numeric) + length + 1e-3
-            rounding = size * 2.0**-50 / eps  # of the two sums
+            rounding = size * 2.0**-50 / eps  # rounding errors of the two sums
             if not abs(numeric - analytic) <= tolerance * scale + rounding:  # NaN fails too
                 raise GradError(
                     f"gradcheck: the gradient of input {i} along a direction is {analytic:.9g}, "

@@ -125,6 +125,6 @@ def kind_of(span: TimeSpan, around: Range | None) -> str:
 def _floor(op: Range, kind: str, ceilings: Ceilings) -> float:
     """Return the least seconds of the kernels of one kind that an op launches."""
     if op.name in _PRODUCT_OPS and not kind.startswith("matrix products"):
-        return 0.0  # of biases: other kernels may have added up the rows
+        return 0.0  # biases: other kernels may have added up the rows
     peak = ceilings.flops.get(op.dtype, math.inf)
     return max(op.flops / peak, op.nbytes / ceilings.bandwidth)

@@ -465,8 +465,8 @@ def optimizer_jobs(device: str, scale: int) -> Jobs:
     yield Job("norm of gradients", size, _WIDE, 4 * count * _SIDE**2, make)
 
 
-_SIDE = 1024  # of the square matrices that are optimized
-_OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {  # of both libraries
+_SIDE = 1024  # rows and columns of the matrices that are optimized
+_OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {  # the names in both libraries
     "AdamW": ("AdamW", {}),
     "SGD": ("SGD", {"lr": 1e-3}),
     "SGD, Nesterov": ("SGD", {"lr": 1e-3, "momentum": 0.9, "nesterov": True}),
@@ -505,7 +505,7 @@ def _optimizer(name: str, count: int, dtype: str, kind: str, device: str, torch:
     return Calls(ours, {"fused": theirs})
 
 
-_SETS = 4  # of ids, so that none is found in the L2 cache
+_SETS = 4  # sets of ids, so that none is found in the L2 cache
 
 
 def embedding_jobs(device: str, scale: int) -> Jobs:
@@ -591,7 +591,7 @@ def matmul_jobs(device: str, scale: int) -> Jobs:
     if device != "cpu":
         ways = (
             (_NARROW, False, ("wgmma", "tiled", "cublas")),
-            (_WIDE, True, ("chosen", "tiled")),  # what autocast takes, and mma.sync
+            (_WIDE, True, ("chosen", "tiled")),  # the choice of autocast, and mma.sync
             (_WIDE, False, ("tiled", "cublas")),
         )
     for (dtype, tf32, kernels), (rows, columns, terms) in product(ways, _PRODUCTS):

@@ -277,7 +277,7 @@ class MatrixBench:
                 idle = timer.idle(step, case["steps"])
                 row |= {"idle": 100 * min(idle), "most_idle": 100 * max(idle)}
         del step
-        with timer.peak(row):  # of another one: the first case would have all workspaces
+        with timer.peak(row):  # the peak of another step: the first case would have all workspaces
             step = make()
             step()
             step()

@@ -30,7 +30,7 @@ from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.ops.linear_cross_entropy import rows_at_a_time
 
 TURNS = 3
-# Of cublasLtMatmulTile_t, those that were seen on Hopper: columns of y x rows of y.
+# Values of cublasLtMatmulTile_t that were seen on Hopper: columns of y x rows of y.
 TILES = {
     17: "64x128", 18: "128x64", 19: "64x256", 20: "128x128", 21: "256x64", 23: "128x256",
     24: "256x128", 28: "96x128", 29: "128x160", 31: "192x128", 32: "128x192", 201: "176x128",
@@ -48,7 +48,7 @@ class Product(NamedTuple):
     rows: int
     columns: int
     terms: int
-    layout: str  # of operands: "n" where rows are contiguous, "t" where columns are
+    layout: str  # operands: "n" where rows are contiguous, "t" where columns are
     result: Dtype
     operands: Dtype
     bias: bool = False

@@ -49,10 +49,10 @@ BATCHES = {
     "char": (64,), "llama-124M": (32,),
 }  # fmt: skip
 ROWS = ("gpt2-124M", "gpt2-355M", "gpt2-1558M", "char")  # by default
-MODES = ("eager", "default", "reduce-overhead")  # of PyTorch; the last two of torch.compile
+MODES = ("eager", "default", "reduce-overhead")  # PyTorch's; two of torch.compile
 
 _MODE_MS = {mode: f"pytorch_{mode.replace('-', '_')}_ms" for mode in MODES}
-Times = dict[str, dict[str, float]]  # of `windows_in_turns`
+Times = dict[str, dict[str, float]]  # results of `windows_in_turns`
 _HIDDEN = ("layers", "width", "heads", "vocab", "recompute_norms", "grad_dtype")
 
 

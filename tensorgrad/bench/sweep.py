@@ -37,7 +37,7 @@ _ALWAYS = ("clock_mhz", "watts", "status", "message", "device", "version", *COLU
 _IDENTITY = ("device", "commit")  # with which a case is another one
 _TEXTS = ("message", "device", "version", *COLUMNS)  # a commit may look like a number
 _LONGEST = 300  # characters of a message
-_ATTEMPTS = 3  # of an exchange after a case
+_ATTEMPTS = 3  # attempts at an exchange after a case
 _WHOLE_FROM = 999.95  # numbers from here on have no decimals in the Markdown; it rounds to 1,000
 
 Row = dict[str, Any]

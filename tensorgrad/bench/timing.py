@@ -23,9 +23,9 @@ from tensorgrad.kernels.gpu import GpuMonitor, clock_and_watts
 from tensorgrad.profile.training_step import synchronize
 
 ROUNDS = 20  # calls between two events
-REPEATS = 5  # of which the median is taken
+REPEATS = 5  # times, whose median is taken
 _HOST_SECONDS = 0.3  # after which a CPU repeats no more
-_LOAD_SECONDS = 0.01  # of calls under load, after which the host waits for the GPU
+_LOAD_SECONDS = 0.01  # length of calls under load, after which the host waits for the GPU
 Call = Callable[[int], object]  # takes the number of the round, to change inputs with
 
 _WAIT = """

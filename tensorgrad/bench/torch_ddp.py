@@ -96,7 +96,7 @@ class TorchTrainer:
                 attention = importlib.import_module("torch.nn.attention")
                 kernels = attention.sdpa_kernel(attention.SDPBackend.CUDNN_ATTENTION)
                 stack.enter_context(kernels)
-            if self._mode == "reduce-overhead":  # what the graphs before have returned is not used
+            if self._mode == "reduce-overhead":  # results of the graphs before are not used
                 self._torch.compiler.cudagraph_mark_step_begin()
             return self._run(tokens, targets)
 

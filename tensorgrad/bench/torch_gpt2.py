@@ -45,7 +45,7 @@ def gpt2(config: GPT2Config, recompute: bool = False) -> Any:
             self.positions = nn.Embedding(config.context, width)
             self.blocks = nn.ModuleList(Block() for _ in range(config.layers))
             self.norm = nn.LayerNorm(width)
-            for weight in self.parameters():  # as GPT-2: wider logits would meet denormal numbers
+            for weight in self.parameters():  # wider logits would meet denormal numbers
                 if weight.ndim == 2:
                     nn.init.normal_(weight, std=0.02)
 

@@ -113,7 +113,7 @@ def measure_translation(
     for name, timing in times.items():
         row |= {f"{name}{reading}": value for reading, value in timing.items()}
         row[f"{name}tokens_per_second"] = 1e3 * tokens / timing["ms"]
-        row[f"{name}ms"] = timing["ms"] / len(batches)  # of a batch, not of all
+        row[f"{name}ms"] = timing["ms"] / len(batches)  # time of a batch, not of all
     if case["peer"]:
         row["ratio"] = row["peer_ms"] / row["ms"]
     return row

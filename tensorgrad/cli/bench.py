@@ -63,7 +63,10 @@ def _command(sweep: Callable[..., Iterator[Sweep]]) -> Callable[..., int]:
     parameters = [parameter for name, parameter in names.items() if name != "comm"]
     parameters.append(inspect.Parameter("out", kind, annotation=Out, default=OUT))
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    command.__doc__, command.__annotations__ = sweep.__doc__, {}  # those of the signature count
+    command.__doc__, command.__annotations__ = (
+        sweep.__doc__,
+        {},
+    )  # its signature's annotations count
     command.runs_on_ranks = "comm" in names  # type: ignore[attr-defined]
     return command
 

@@ -13,7 +13,7 @@ from tensorgrad.data.text import standard_input
 from tensorgrad.io.command import harmless
 from tensorgrad.train.load import load_translator
 
-_LINES = 1000  # of a file in a batch
+_LINES = 1000  # lines of a file in a batch
 
 
 def translate(

@@ -121,7 +121,7 @@ def call_function(
     keywords = {}
     for key, value in options.items():
         own = _KEYWORDS.get(name, {}).get(key, key)
-        if value is np._NoValue:  # what NumPy's own functions hand on for an argument not given
+        if value is np._NoValue:  # NumPy's own functions hand it on for an argument not given
             continue
         if own in taken:
             keywords[own] = value

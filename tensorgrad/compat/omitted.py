@@ -148,7 +148,7 @@ def _place_of(name: str) -> str:
         return f"a method, x.{name}"
     functions = sys.modules.get("tensorgrad.nn.functional")
     plain = name.lower()
-    for function in getattr(functions, "__all__", ()):  # of a class, such as nn.SmoothL1Loss
+    for function in getattr(functions, "__all__", ()):  # a class, such as nn.SmoothL1Loss
         if name != plain and function.replace("_", "") == plain:
             return f"a function, tensorgrad.nn.functional.{function}"
     return ""

@@ -133,7 +133,7 @@ def array_of(op: str, name: str, value: Any, expected: Any = "equal lengths") ->
     if _library_of(value) in _FROM_OTHERS:
         raise not_an_operand(op, name, value)
     try:
-        return np.asarray(value)  # of an array itself, without its subclass
+        return np.asarray(value)  # the array itself, without its subclass
     except ValueError as error:
         raise ShapeError(f"{op}: {name} is {value!r:.80}, expected {expected}") from error
 

@@ -12,7 +12,7 @@ import sys
 NAME = "tensorgrad-cupy"
 _REPAIR = f"run `pip uninstall -y tensorgrad {NAME}`, then install this project again"
 _PACKAGE = sys.modules["tensorgrad"]
-_OTHER = ("tensorgrad-", ".dist-info")  # what pip calls its records of that project
+_OTHER = ("tensorgrad-", ".dist-info")  # pip's records of that project have such names
 _FIRST_DRIVER_OF_CUDA_13 = 580
 
 

@@ -23,7 +23,7 @@ from tensorgrad.core.arrays import add_into, added, cast
 from tensorgrad.core.backend import Array, Shape, is_numpy, namespace
 from tensorgrad.core.dtypes import Dtype, compute_dtype
 
-Saved = tuple[Any, ...]  # what an op keeps for its backward function
+Saved = tuple[Any, ...]  # arrays and settings that an op keeps for its backward function
 Needs = Sequence[Any]  # for each input: False, True or a Gradient
 Gradients = Sequence[Any]  # for each input an array or Gradient; None: not wanted, or added already
 AddTogether = Callable[[list[Any]], None]  # adds what waits
@@ -69,7 +69,7 @@ class Gradient:
         self.is_leaf = self.is_own = False
         self.need: Any = True
         self.adds_here: Any = None
-        self.uses = 2  # of an edge that has several
+        self.uses = 2  # uses of an edge that has several
 
     def collect(self, dx: Array | None, dy: Any, dxs: Gradients, saved: Saved) -> int:
         """Take what one user contributes, None for nothing; return how many others follow.
@@ -261,7 +261,7 @@ def add_waiting(gradients: Sequence[LeafGradient]) -> None:
     together: dict[AddTogether, list[Any]] = {}
     with leaves:
         for gradient in gradients:
-            if gradient.waiting is not None:  # else another thread has added it
+            if gradient.waiting is not None:  # otherwise another thread has added it
                 contribution, _, add = gradient.waiting
                 gradient.waiting = None
                 together.setdefault(add, []).append(contribution)

@@ -20,7 +20,7 @@ INTERRUPTED = 130  # a shell's status for a program ended by Ctrl-C
 
 _IMPORT = opmap["IMPORT_NAME"]  # the bytecode instruction of an import
 
-_signal: Any = importlib.import_module("_signal")  # as `signal`, without slow conversions to enums
+_signal: Any = importlib.import_module("_signal")  # `signal` without slow conversions to enums
 
 _HANDLED = [
     int(getattr(signal, name))

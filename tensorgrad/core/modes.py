@@ -13,9 +13,9 @@ class _Mode(threading.local):
 
     grad_enabled = True
     inside_grad = False
-    autocast: Any = None  # of the operands of matrix products; see amp.py
+    autocast: Any = None  # casts the operands of matrix products; see amp.py
     recompute_norms = False  # backward of what takes their outputs; see ops/norm.py
-    capture: Any = None  # what is noted of a step that becomes a CUDA graph; see graph.py
+    capture: Any = None  # notes of a step that becomes a CUDA graph; see graph.py
 
 
 mode = _Mode()

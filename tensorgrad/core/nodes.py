@@ -140,7 +140,7 @@ class VersionCounter:
                 entry
                 for entry in self.log
                 if entry[2]() is not None and not (begin <= entry[1][0] and entry[1][1] <= end)
-            ]  # one entry for memory that is assigned to again and again, as optimizers do
+            ]  # a single entry for memory that is assigned to again and again, as optimizers do
             self.log = [*others, (self.current + 1, bounds, reference)]
             self.current += 1
 

@@ -31,7 +31,7 @@ from tensorgrad.core.errors import ArgumentError, DtypeError, GradError, ShapeEr
 from tensorgrad.core.modes import mode
 from tensorgrad.core.tensor import Tensor
 
-# What a number of Python, or a list of them, is: the last of these types that it holds.
+# The kind of a number of Python, or of a list of them: the last of these types that it holds.
 _KINDS: tuple[type, ...] = (bool, int, float, complex)
 _ALONE: dict[Any, Dtype] = {bool: bool_, float: float32, complex: complex64}
 _OF_NUMPY = {float64: float32, complex128: complex64}

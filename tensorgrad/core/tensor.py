@@ -166,7 +166,7 @@ class Tensor(Methods):
         """Return a tensor with the same array and the same place in the graph."""
         twin = object.__new__(type(self))
         state: Any = object.__getstate__(self)
-        for attributes in state:  # of a subclass, and the slots
+        for attributes in state:  # attributes of a subclass, and the slots
             for name, value in (attributes or {}).items():
                 setattr(twin, name, value)
         return twin

@@ -32,7 +32,7 @@ PACKED = ("", ".gz", ".xz", ".bz2", ".zst")  # suffixes of compressed files
 # Errors of damaged compressed files, beside OSError.
 DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
-# What cannot be text, by the bytes at an offset.
+# Bytes at an offset that no text has.
 _MAGIC: tuple[tuple[int, bytes, str], ...] = (
     (0, b"PAR1", PARQUET),
     (0, b"PK\x03\x04", "a ZIP archive"),
@@ -88,7 +88,7 @@ _HTML = re.compile(
 )
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _NOT_HTML = re.compile(r"^<(?:template|script|style)\b|^#{1,6} |^```|\]\(", re.M)  # Vue, Markdown
-_HEADER = re.compile(r"\w(?:[\w .()/%#:-]{0,62}[\w)%#])?")  # of a column
+_HEADER = re.compile(r"\w(?:[\w .()/%#:-]{0,62}[\w)%#])?")  # the header of a column
 _NUMBER = re.compile(r"\s*[-+]?[\d.]+(?:[eE][-+]?\d+)?\s*")
 
 

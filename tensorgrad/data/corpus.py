@@ -33,7 +33,7 @@ ProgressCallback = Callable[[str, int, int], None]
 CHARACTERS_PER_TOKEN = 1500  # to train a vocabulary on; more makes hardly any difference
 
 _log = logging.getLogger(__name__)
-_FORMAT = 3  # of the prepared folder; part of its key
+_FORMAT = 3  # version of the prepared folder; part of its key
 _FACTS = "corpus.json"
 IN_CACHE = f"*/{_FACTS}"  # by which a folder is known as a cache of `prepare`
 _FILES = ("tokenizer.json", "train.npy", "validation.npy")

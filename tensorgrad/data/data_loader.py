@@ -144,7 +144,7 @@ class DataLoader(EpochLoader[Any]):
         self._collate, self._device, self._ahead = collate_fn, device, ahead
         self._length = length
         self.epoch = 0
-        self._place = 0  # of the next batch in the epoch
+        self._place = 0  # place of the next batch in the epoch
         self._resumes = True  # the next loop begins there
 
     def __repr__(self) -> str:

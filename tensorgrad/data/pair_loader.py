@@ -29,7 +29,7 @@ from tensorgrad.io.display import call_text
 PairBatch = tuple[Ids, Ids]  # tokens, targets
 EncodedPair = tuple[Sequence[int], Sequence[int]]
 
-_MULTIPLE = 8  # of the columns of a batch, for alignment
+_MULTIPLE = 8  # factor of the columns of a batch, for alignment
 
 
 class PairShape(NamedTuple):

@@ -23,7 +23,7 @@ from tensorgrad.io.files import is_utf8
 from tensorgrad.io.readers import json_object, needed
 
 _CONNECT_SECONDS = 5.0
-COLUMN = "text"  # of the text in JSON lines and Parquet files
+COLUMN = "text"  # the column of the text in JSON lines and Parquet files
 
 
 def json_texts(path: Path, lines: Iterable[str], column: str = COLUMN) -> Iterator[str]:
@@ -187,7 +187,7 @@ def _parquet_rows(path: Path, column: str) -> Iterator[dict[str, Any]]:
         most, total = most_unpacked(path.stat().st_size), 0
         stated = _column_bytes(metadata, column)
         check_unpacked(path, stated or 0, most)
-        # Of texts that are repeated each is stored once: read_dictionary keeps them so.
+        # Repeated texts are stored once: read_dictionary keeps them so.
         once = [] if stated is None else [column]
         with parquet.ParquetFile(path, metadata=metadata, read_dictionary=once) as file:
             for batch in file.iter_batches(batch_size=1000, columns=[column]):

@@ -8,10 +8,10 @@ import numpy as np
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
-MOST_SHAPES = 16  # of a loader
+MOST_SHAPES = 16  # shapes of a loader
 _BODY, _HEAD = 4, 1  # cost of a column in the blocks, and in the head
 _CHOICES = 64  # lengths to choose from, so that the search takes a few seconds at most
-_ROUNDS = 4  # of exchanges
+_ROUNDS = 4  # rounds of exchanges
 
 
 def few_shapes(
@@ -49,7 +49,7 @@ def few_shapes(
     while len(chosen) < min(most, len(widths)):
         best = costs[chosen].min(0)
         totals = np.minimum(costs, best) @ weights
-        totals[np.isin(ends, ends[chosen])] = np.inf  # one shape for each length
+        totals[np.isin(ends, ends[chosen])] = np.inf  # a single shape for each length
         if best @ weights - totals.min() < max(1, (_BODY + _HEAD) * least):
             break
         chosen.append(int(totals.argmin()))

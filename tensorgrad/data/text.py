@@ -371,7 +371,7 @@ def _expected(kinds: Sequence[str]) -> str:
 
 def _lines(path: Path, chunks: Iterable[str], longest: int) -> Iterator[str]:
     """Yield the lines of a text that comes in chunks."""
-    parts: list[str] = []  # of a line
+    parts: list[str] = []  # parts of a line
     length = 0
     for chunk in chunks:
         for number, line in enumerate(chunk.split("\n")):

@@ -72,7 +72,7 @@ class TextStream:
         found = [(p + len(stop), p) for stop in self._stops if (p := text.find(stop)) >= 0]
         if found:
             self.ended, self._waiting = True, ""
-            _, place = min(found)  # of the first to end; of several, the longest
+            _, place = min(found)  # the first to end; among several, the longest
             return text[:place]
         kept = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
         self._waiting = text[len(text) - kept :]

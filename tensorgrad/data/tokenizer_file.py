@@ -30,7 +30,7 @@ def _byte_alphabet() -> list[str]:
 
 
 ALPHABET = _byte_alphabet()
-# Of a tokenizer.json; those of published models have half a million tokens and pairs at most.
+# Counts in a tokenizer.json; published models have half a million tokens and pairs at most.
 _VALUES = {",": 4_000_000, ":": 700_000, "{": 100_000, "[": 2_000_000}
 BYTE_OF = {ord(character): byte for byte, character in enumerate(ALPHABET)}
 

@@ -34,10 +34,10 @@ _SECTIONS = {  # and the key of a sequence of steps
     "post_processor": (_POST_PROCESSORS, "processors"),
     "decoder": (_DECODERS, "decoders"),
 }
-_STEPS = 32  # of a section
+_STEPS = 32  # steps of a section
 _TEXT = 64  # characters that a step adds, or looks for
-_GROWTH = 64  # of a text by all steps
-_PIECES = 64  # of a template of the post-processor
+_GROWTH = 64  # growth of a text by all steps
+_PIECES = 64  # pieces of a template of the post-processor
 _SPECIAL = 16  # ids of a special token in it
 _TOKEN = 2048  # characters of a token
 _ADDED, _ADDED_CHARACTERS = 20_000, 1 << 18

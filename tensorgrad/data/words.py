@@ -19,7 +19,7 @@ from tensorgrad.data.text import read_lines, read_text, write_text
 from tensorgrad.io.display import call_text
 from tensorgrad.io.readers import VOCABULARY_BYTES, parse_json
 
-# As in the Penn treebank: do n't, it 's; and "well-made" and "3.5" are one word each.
+# The Penn treebank's words: do n't, it 's; and "well-made" and "3.5" are one word each.
 _WORD = re.compile(
     r"[^\W\d_]+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b"
     r"|\w+(?:[-.,/]\w+|'(?!(?:s|re|ve|ll|d|m)\b)\w+)*"

@@ -18,7 +18,7 @@ from tensorgrad.core.errors import TensorgradError
 from tensorgrad.core.interrupt import INTERRUPTED
 
 _FIXABLE = (TensorgradError, OSError, UnicodeError)  # by the user, who needs no traceback
-_NO_THREADS = "can't start new thread", "ThreadPoolBuildError"  # of Python, of tokenizers
+_NO_THREADS = "can't start new thread", "ThreadPoolBuildError"  # Python, tokenizers
 _BROKEN_PIPE = 141  # a shell's status for a program killed by SIGPIPE
 _LINE = 4000  # characters of an error
 # Characters that a terminal obeys, or that let it show text in another order, but \n and \t.

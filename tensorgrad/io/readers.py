@@ -29,10 +29,10 @@ VOCABULARY_BYTES = 1 << 26  # 64 MB: some published tokenizer.json have 30
 JSON_DEPTH = 64
 JSON_LINE_BYTES = 1 << 20
 _HOLLOW = 1 << 28  # bytes of a file that may be a hole
-_LONGEST_LINE = 1 << 26  # of a log, damaged ones too
+_LONGEST_LINE = 1 << 26  # the longest line of a log, damaged ones too
 _LINES = 5000  # between calls of progress
 _NO_WAIT, _NO_LINK = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)
-_IS_LINK = (errno.ELOOP, errno.EMLINK)  # what O_NOFOLLOW gives, the latter on FreeBSD
+_IS_LINK = (errno.ELOOP, errno.EMLINK)  # errors of O_NOFOLLOW, the latter on FreeBSD
 
 
 def needed(module: str, problem: str, extra: str) -> Any:
@@ -271,7 +271,7 @@ def read_json_lines(
         DataError: it is a FIFO or a device, or as for `log_lines`.
         OSError: it is missing or cannot be read.
     """
-    is_rest = False  # of a line that is too long
+    is_rest = False  # whether it is the rest of a line that is too long
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         for number, line in enumerate(log_lines(file)):

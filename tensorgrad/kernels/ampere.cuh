@@ -1,4 +1,4 @@
-// What Ampere (sm_80) adds for tiled kernels, one function an instruction: cp.async, asynchronous
+// Ampere's (sm_80) instructions for tiled kernels, one function each: cp.async, asynchronous
 // copies from global to shared memory; ldmatrix, from shared memory to the registers of a warp; and
 // mma.sync, matrix products of a warp. The PTX manual, chapters cp.async, ldmatrix and mma, has the
 // rules.

@@ -65,7 +65,7 @@ struct Targets {
     }
 };
 
-// What the gradient of a row is multiplied with: dy, one for all rows (stride 0) or one a row, by
+// The factor of a row's gradient: dy, one for all rows (stride 0) or one a row, by
 // the number of rows that count. Null stands for 1.
 template <typename C>
 struct GradientScale {
@@ -139,7 +139,7 @@ cross_entropy_rescale(T* __restrict__ values, const GradientScale<Compute<T>> sc
         values[i] = from_compute<T>(to_compute(values[i]) * factor);
 }
 
-// What a thread holds of a row: value j is that of column(j), W of them side by side: a vector, or
+// A thread's part of a row: value j is that of column(j), W of them side by side: a vector, or
 // 1 where rows do not consist of whole vectors. Those from `end` on are -inf.
 template <typename T, int N, int W>
 struct RowRegisters {
@@ -270,7 +270,7 @@ __device__ inline void clear(T* row, int begin, int end) {
     });
 }
 
-// One thread of a block looks after the target: it writes the loss and the gradient there.
+// A single thread of a block looks after the target: it writes the loss and the gradient there.
 template <typename T>
 struct Target {
     bool known, mine;

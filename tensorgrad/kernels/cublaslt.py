@@ -26,11 +26,11 @@ _TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS, _AUX, _AUX_LEADING, _AUX_STEP, _BI
 )  # fmt: skip
 _BATCH, _STEP = 5, 6
 _MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENT_A = 1, 3, 5
-_TILE = 1  # of the attributes of an algorithm
+_TILE = 1  # the attribute of an algorithm
 _IN_PLACE_OR_WIDE = 1 | 2  # split-K partial sums stay in float32
 _WORKSPACE = 32 * 1024 * 1024  # bytes, as NVIDIA advises for Hopper
 _PROPOSALS = 8  # that the library is asked for: it has no more
-# Of cublasLtMatmulTile_t:
+# Values of cublasLtMatmulTile_t:
 _TILES_OF_SHORT_SUMS = (20, 29, 201, 24)  # 128 x 128, 128 x 160, 176 x 128, 256 x 128
 _SQUARE, _NARROW = 209, 247  # 192 x 192, 320 x 64
 _DEFAULT, _WITH_BIAS, _AUXILIARY = 1, 4, 128
@@ -61,9 +61,9 @@ class CublasProduct(NamedTuple):
     d: Matrix  # c has the same layout
     transpose_a: bool
     transpose_b: bool
-    alignment: int  # of all addresses: bytes, a power of two
-    bias: Dtype | None  # one number a row
-    gelu: str  # of EPILOGUES; an auxiliary array has the layout of d
+    alignment: int  # alignment of all addresses: bytes, a power of two
+    bias: Dtype | None  # dtype of a number for each row
+    gelu: str  # a key of EPILOGUES; an auxiliary array has the layout of d
     tf32: bool = False  # whether float32 operands are rounded to TF32
 
 

@@ -31,7 +31,7 @@ __device__ inline void drop(Y* y, const X* x, const X* bias, const Y* residual, 
                             long long size, unsigned int width, Word seed, Word draw, Word stream,
                             unsigned int limit, Compute<X> scale) {
     using C = Compute<X>;
-    constexpr int VECTORS = LANES / N;   // of a thread
+    constexpr int VECTORS = LANES / N;   // vectors of a thread
     const int thread = threadIdx.x % 32;
     // Load.
     Vec<X, N> xs[VECTORS];

@@ -44,6 +44,6 @@ __device__ inline unsigned int keep_bits(Word seed, Word draw, Word stream, Word
 // The keep mask of a vector of the warp, in the low N bits; all threads of the warp take part.
 template <int N>
 __device__ inline unsigned int keep_of_vector(unsigned int kept, int vector) {
-    constexpr int VECTORS = LANES / N;   // of a thread
+    constexpr int VECTORS = LANES / N;   // vectors of a thread
     return __shfl_sync(0xffffffffu, kept, vector / VECTORS) >> vector % VECTORS * N;
 }

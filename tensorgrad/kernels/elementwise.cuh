@@ -30,7 +30,7 @@ template <typename A, typename B>
 __device__ inline bool logical_xor(A a, B b) { return bool(a) != bool(b); }
 template <typename A> __device__ inline bool logical_not(A a) { return !bool(a); }
 
-// Of integers themselves, all of whose digits double may not hold.
+// Integers themselves, all of whose digits double may not hold.
 template <typename C> constexpr bool IS_WHOLE = C(0.5) == C(0);
 template <typename C>
 __device__ inline C round_down(C x) {
@@ -131,7 +131,7 @@ template <typename C, bool FAST = ROUGH> struct Sigmoids {
             at = sigmoid<FAST>(x);
             rest = C(1) - at;
         } else {
-            const C small = exp(-absolute(x)), large = C(1) / (C(1) + small);   // of the two
+            const C small = exp(-absolute(x)), large = C(1) / (C(1) + small);   // smaller, larger
             at = x < C(0) ? small * large : large;
             rest = x < C(0) ? large : small * large;
         }

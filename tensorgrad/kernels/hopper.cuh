@@ -1,4 +1,4 @@
-// What Hopper (sm_90a) adds for tiled kernels, one function an instruction: mbarriers in shared
+// Hopper's (sm_90a) instructions for tiled kernels, one function each: mbarriers in shared
 // memory that count arrivals and bytes, TMA (the tensor memory accelerator), which copies a box of
 // a tensor by itself, wgmma, matrix products of a warpgroup (128 threads) straight from shared
 // memory, and setmaxnreg, which moves registers from one warpgroup to another. The PTX manual,
@@ -39,7 +39,7 @@ struct Mbarrier {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                      :: "r"(shared_address(this)), "r"(bytes) : "memory");
     }
-    // What other blocks of the cluster have stored into this one's shared memory is there as well:
+    // Stores of other blocks of the cluster into this one's shared memory are there as well:
     // no cache can be out of date. (.acquire.cluster would invalidate L1, and wait for all global
     // loads and stores of the warp.)
     __device__ void wait(unsigned parity) {
@@ -121,7 +121,7 @@ __device__ inline void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
 }
 
-// One thread starts the load of a box at (x, y, z, w), x the contiguous axis; its bytes arrive at
+// A thread starts the load of a box at (x, y, z, w), x the contiguous axis; its bytes arrive at
 // the mbarrier. What is outside of the tensor is written as 0 and counted too.
 __device__ inline void tma_load(void* to, const TensorMap& map, Mbarrier& full, int x, int y, int z,
                                 int w) {

@@ -122,7 +122,7 @@ add_rows_window(Compute<T>* __restrict__ total, Compute<T>* __restrict__ heads,
                 unsigned int size, unsigned int height, int width) {
     using C = Compute<T>;
     constexpr int BATCH = 4;   // rows under way at a time
-    constexpr int PART = N < VECTOR<C> ? N : VECTOR<C>, PARTS = N / PART;   // of one access
+    constexpr int PART = N < VECTOR<C> ? N : VECTOR<C>, PARTS = N / PART;   // vectors of one access
     __shared__ unsigned int row[WINDOW + 2], from[WINDOW];   // row[1] is the first of the window
     // Load the row numbers of the window.
     const unsigned int first = blockIdx.x * WINDOW;
@@ -181,7 +181,7 @@ add_rows_window(Compute<T>* __restrict__ total, Compute<T>* __restrict__ heads,
     }
 }
 
-// One block for each window; those whose last run starts there and continues have work. Threads: x
+// A block for each window; those whose last run starts there and continues have work. Threads: x
 // along columns, y takes every GROUPS-th part.
 template <typename C, int N>
 __global__ void __launch_bounds__(32 * GROUPS, 1)

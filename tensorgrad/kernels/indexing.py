@@ -16,8 +16,8 @@ from tensorgrad.core.dtypes import c_name, compute_dtype, int32, int64, uint32
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import NULL
 
-_WINDOW = 32  # as in the kernels
-_SORT_THREADS = 1024  # as in the kernels
+_WINDOW = 32  # the kernels' constant
+_SORT_THREADS = 1024  # the kernels' constant
 _SORT_BLOCKS = 128  # at most, as each reads the counts of all
 _DIGIT_BITS = 8
 _WIDEST = 65535 * 32  # columns of a launch: at most 65535 blocks, some as wide as a warp

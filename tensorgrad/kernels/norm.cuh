@@ -1,4 +1,4 @@
-// What the forward and backward kernels of layer_norm and rms_norm share: y = (x - mean) * rstd *
+// Parts of the forward and backward kernels of layer_norm and rms_norm: y = (x - mean) * rstd *
 // weight + bias over the last axis. A null mean makes it rms_norm, a null weight is 1, a null bias
 // 0. Statistics are in the compute type.
 #pragma once

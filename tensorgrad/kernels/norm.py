@@ -24,10 +24,10 @@ from tensorgrad.kernels.structs import number, pointer
 _FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"
 _FEW_ROWS = 32  # or fewer, as in a graph: launched to overlap with the kernels around them
 _SHAPES = ((3, 32), (4, 64), (4, 128))  # vectors a thread, threads a row: known to the compiler
-_PROCESSORS = 132  # of an H200, for which backward has blocks; each writes partial rows
-_STAGES, _LONG_STAGES = 3, 2  # as in the kernels
+_PROCESSORS = 132  # an H200's; backward has a block for each, which writes partial rows
+_STAGES, _LONG_STAGES = 3, 2  # the kernels' constants
 _WITH_DX = 3  # sums of a partial row with those of dx; else 2
-_COLUMN_CHUNKS = 128  # of the rows, where dweight and dbias have a kernel of their own
+_COLUMN_CHUNKS = 128  # chunks of the rows, where dweight and dbias have a kernel of their own
 
 
 def forward(

@@ -62,7 +62,7 @@ __device__ inline A row_sum(A x, A (*sums)[16], int lanes, int& turn) {
     A* own = sums[turn] + threadIdx.y * warps;
     turn ^= 1;
     if (threadIdx.x % 32 == 0) own[threadIdx.x / 32] = x;
-    asm volatile("bar.sync %0, %1;" :: "r"(1 + threadIdx.y), "r"(lanes) : "memory");   // of the row
+    asm volatile("bar.sync %0, %1;" :: "r"(1 + threadIdx.y), "r"(lanes) : "memory");   // a row
     x = own[0];
     for (int i = 1; i < warps; ++i) x = x + own[i];
     return x;
@@ -90,7 +90,7 @@ norm_backward_rows(T* dx, Compute<T>* partials, const T* dy, const T* dsum, cons
 
     // Each thread loads its part of the next rows into stages of its own: no barrier.
     Words* own = reinterpret_cast<Words*>(memory) + threadIdx.y * lanes + threadIdx.x;
-    const auto part = [&](int slot, int i, int array) -> Words& {   // of x, dy and dsum
+    const auto part = [&](int slot, int i, int array) -> Words& {   // a part of x, dy and dsum
         return own[((slot * VECTORS + i) * 3 + array) * threads];
     };
     long long row = blockIdx.x * (long long)groups + threadIdx.y, next = row;

@@ -30,7 +30,7 @@
 #include "norm.cuh"
 #include "overlap.cuh"
 
-// What a warp, and then a row, has seen so far. rms_norm leaves the mean 0.
+// Values that a warp, and then a row, has seen so far. rms_norm leaves the mean 0.
 template <typename C> __device__ inline void merge(Moments<C>& own, const Moments<C>& other) {
     const C apart = other.mean - own.mean, part = other.count / (own.count + other.count);
     own.squares += other.squares + apart * apart * own.count * part;
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(LANES > 0 ? 128 : 512,
     };
 
     // Load the weights.
-    C count = 0;   // of the values that this warp has of a row
+    C count = 0;   // number of the values that this warp has of a row
     const int lanes = min(row_threads, 32), first = row_threads > 32 ? threadIdx.x / 32 * 32 : 0;
     Words weights[WIDE ? 1 : VECTORS], biases[WIDE ? 1 : VECTORS];
     #pragma unroll
@@ -244,7 +244,7 @@ norm_forward_loop(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __rest
     C mean = 0;
     if (mean_out != nullptr)
         mean = group.sum(sum_values(x, count, [](C value) { return value; })) / C(width);
-    // Of what the mean leaves, so that nothing cancels.
+    // Squares of the differences from the mean, so that nothing cancels.
     const C squares =
         sum_values(x, count, [&](C value) { return (value - mean) * (value - mean); });
     const C rstd = rsqrt(group.sum(squares) / C(width) + C(eps));

@@ -38,7 +38,7 @@
 // instantiate: lion_step<{TYPES}>
 #include "types.cuh"
 
-enum Hyper { LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN };   // as in optim/optimizer.py
+enum Hyper { LR, STEPS, FACTOR, SIZE, EPS, DECAY, GAIN };   // the order of optim/optimizer.py
 
 // p -= lr * sqrt(c2) / c1 * m / (sqrt(v) + eps * sqrt(c2)), c1 = 1 - beta1^t, c2 = 1 - beta2^t,
 // is Adam's update with the corrections of bias moved out of the vectors.
@@ -65,7 +65,7 @@ __global__ void prepare_lion(double* hyper, double weight_decay) {
     hyper[DECAY] = 1 - hyper[LR] * weight_decay;
 }
 
-// What the state has of the float32 master weight of a 16-bit parameter: beside __half the float32,
+// The state's part of the float32 master weight of a 16-bit parameter: beside __half the float32,
 // beside __nv_bfloat16 its low 16 bits. See optim/master.py.
 template <typename T> struct MasterType { using type = Compute<T>; };
 template <> struct MasterType<__nv_bfloat16> { using type = unsigned short; };

@@ -12,7 +12,7 @@ from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import by_value, pointer
 
-_THREADS = 256  # as the kernels' __launch_bounds__
+_THREADS = 256  # the kernels' __launch_bounds__
 
 
 class Update:

@@ -45,7 +45,7 @@ from tensorgrad.kernels.structs import Struct
 
 __all__ = ["launch", "launch_in_graph"]
 
-Sizes = tuple[int, ...]  # of a grid or a block, up to three
+Sizes = tuple[int, ...]  # sizes of a grid or a block, up to three
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CUlaunchAttributeID
 _FIRST_DRIVER = 12030  # that captures such launches
 _MOST_WRITTEN = 16  # ranges that are remembered: what calls norms alone would add some in each call
@@ -160,7 +160,7 @@ def _launch(
 def _bytes_of(argument: Any) -> bytes:
     """Return the bytes of an argument, padded to a multiple of 8."""
     if not isinstance(argument, np.generic | Struct) and not backend.is_array(argument):
-        argument = argument.value  # of `by_value`
+        argument = argument.value  # the value of `by_value`
     if isinstance(argument, Struct):
         value = bytes(argument)
     elif isinstance(argument, np.generic) or backend.is_numpy(argument):

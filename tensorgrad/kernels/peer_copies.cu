@@ -1,4 +1,4 @@
-// What an all-reduce by copy engines needs of multiprocessors. The GPUs of one host reach each
+// Multiprocessors' part of an all-reduce by copy engines. The GPUs of one host reach each
 // other's memory, and copy engines move the parts; parallel/comm/peer_memory.py has the order.
 //
 //   meet_ranks           one thread a rank: wait until all ranks have come here
@@ -19,7 +19,7 @@ struct Peers {
     int rank, ranks;
 };
 
-// What kernels and copies of this stream have written before is visible to all ranks afterwards.
+// Writes of kernels and copies of this stream before are visible to all ranks afterwards.
 __global__ void meet_ranks(const Peers peers) {
     const int other = threadIdx.x;
     const unsigned meeting = *peers.meetings + 1;

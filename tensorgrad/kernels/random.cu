@@ -56,7 +56,7 @@ __device__ inline double centered(Word word) {
 // The natural logarithm of a positive normal number, to about one unit in the last place.
 __device__ inline double log_same(double x) {
     const long long bits = __double_as_longlong(x);
-    const long long exponent = (bits - 0x3fe6a09e667f3bcdll) >> 52;   // of x / sqrt(1/2)
+    const long long exponent = (bits - 0x3fe6a09e667f3bcdll) >> 52;   // exponent of x / sqrt(1/2)
     const double m = __longlong_as_double(bits - exponent * 0x10000000000000ll),
                  e = double(exponent);
     const double s = (m - 1.0) / (m + 1.0), z = s * s;
@@ -181,5 +181,5 @@ add_gumbel(double* __restrict__ y, const T* __restrict__ x, long long size, Word
     });
 }
 
-// One thread: the draws of a captured step are taken.
+// A single thread: the draws of a captured step are taken.
 __global__ void advance_draw(Word* offset, Word draws) { *offset += draws; }

@@ -33,9 +33,9 @@ from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.rows import power_of_two
 from tensorgrad.kernels.structs import NULL, PartialSums, address, by_value, number
 
-_THREADS = 256  # as the kernels' __launch_bounds__
+_THREADS = 256  # the kernels' __launch_bounds__
 _BLOCKS = 4096  # below this many blocks the reduced axis is split, if it is long enough
-_TILE_ROWS = 128  # of a block in which each thread reduces one row
+_TILE_ROWS = 128  # rows of a block in which each thread reduces one
 _TILE_BYTES = 256  # at most, of such a row
 _WARP_BYTES = 2048  # rows up to this size are always reduced by a warp
 _WARP_BYTES_MANY = 16384  # and up to this one where the rows are many
@@ -309,7 +309,7 @@ def _block_shape(outer: int, length: int, columns: int) -> tuple[int, int, int]:
     along = power_of_two(columns)
     down = min(_THREADS // min(along, 32), power_of_two(-(-length // 4)))
     along = min(along, _THREADS // down)
-    along = -(-columns // -(-columns // along))  # as many in each tile
+    along = -(-columns // -(-columns // along))  # equally many in each tile
     return along, down, min(_THREADS // (along * down), power_of_two(outer), 64)  # CUDA's limit
 
 

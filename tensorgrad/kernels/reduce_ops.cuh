@@ -1,4 +1,4 @@
-// What reduce.cu reduces by: operations on values, accumulators and results.
+// Operations of reduce.cu on values, accumulators and results.
 #pragma once
 #include "exp.cuh"
 #include "reduce.cuh"
@@ -304,7 +304,7 @@ struct Var {
         return {count, a.mean + delta * fraction,
                 a.squares + b.squares + delta * delta * a.count * fraction};
     }
-    // As combine, but all at once: the mean of all, then what the means of the lanes are off by.
+    // Combine all at once: the mean of all, then what the means of the lanes are off by.
     __device__ static Acc across(Acc acc, int lanes) {
         const A count = warp_sum(acc.count, lanes);
         const A mean = warp_sum(acc.count * acc.mean, lanes) / count, delta = acc.mean - mean;

@@ -11,7 +11,7 @@ from tensorgrad.core.dtypes import c_name, compute_dtype
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import number
 
-_HEADS = 4  # of a thread, as in the kernel
+_HEADS = 4  # heads of a thread, the kernel's constant
 
 
 class Rotation(NamedTuple):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tensorgrad.core.backend import Array
 
-VECTOR_BYTES = 16  # of one access of one thread
+VECTOR_BYTES = 16  # bytes of one access of one thread
 
 
 class RowLayout(NamedTuple):

@@ -73,7 +73,7 @@ struct OrderedLogits {
         return weight_of((double(logit(token)) - largest) / temperature);
     }
 
-    // What the tokens with keys from `low` up to, but not including, `high` come to.
+    // The weight of the tokens with keys from `low` up to, but not including, `high`.
     __device__ TokenMass between(Word low, Word high, bool weighted) const {
         TokenMass own = {0, 0};
         for (int token = threadIdx.x; token < vocabulary; token += THREADS) {
@@ -87,7 +87,7 @@ struct OrderedLogits {
     // A key such that the tokens from it on come to `target` or more, and without the last of them
     // to less. Those from `low` on, `count` of them, do come to that.
     __device__ Word threshold(Word low, Word high, Word count, Word target, bool weighted) const {
-        Word above = 0;   // what the tokens from `high` on come to
+        Word above = 0;   // the weight of the tokens from `high` on
         while (count > 1) {
             const Word middle = low + (high - low) / 2;
             const TokenMass upper = between(middle, high, weighted);
@@ -173,7 +173,7 @@ sample_tokens(long long* tokens, int* counts, int* lengths, long long* latest, u
         __syncthreads();
         for (int w = 0; w < int(threadIdx.x) / 32; ++w) before += warps[w];
         before -= own;
-        if (drawn >= before && drawn - before < own) {   // of one thread alone
+        if (drawn >= before && drawn - before < own) {   // true in one thread alone
             for (int t = first; t < end; ++t) {
                 const Word weight = row.key(t) >= low ? row.weight(t) : 0;
                 if (drawn - before < weight) {

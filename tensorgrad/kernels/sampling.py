@@ -9,7 +9,7 @@ from tensorgrad.kernels import overlap
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import pointer
 
-_THREADS = 1024  # as in the kernel
+_THREADS = 1024  # the kernel's constant
 
 
 def sample_tokens(

@@ -9,7 +9,7 @@
 struct ScoreArguments {
     double scale;
     const void* mask;
-    long long kind;   // of the mask: none, bool, T, Compute<T>
+    long long kind;   // kind of the mask: none, bool, T, Compute<T>
     long long lengths[2], strides[4], queries;
 };
 enum { NO_MASK, BOOL_MASK, OWN_MASK, WIDE_MASK };
@@ -20,7 +20,7 @@ struct RowScores {
     using C = Compute<T>;
     C scale;
     const ScoreArguments& all;
-    long long place;   // of the row in the mask
+    long long place;   // place of the row in the mask
     int limit;         // nothing is allowed from this column on
     bool whole;        // vectors of the mask can be loaded as such
 
@@ -81,7 +81,7 @@ private:
             const M* p = mask + place + column * all.strides[3];
             if (column >= limit) continue;
             if (N > 1 && whole) {
-                constexpr int PART = N * sizeof(M) <= 16 ? N : 16 / sizeof(M);   // of one access
+                constexpr int PART = N * sizeof(M) <= 16 ? N : 16 / sizeof(M);   // a single access
                 #pragma unroll
                 for (int j = 0; j < N; j += PART)
                     reinterpret_cast<Vec<M, PART>&>(parts[i].values[j]) = load<PART>(p + j);

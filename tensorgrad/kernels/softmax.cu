@@ -37,7 +37,7 @@
 template <typename T, bool MASKED>
 struct Normalized {
     using C = Compute<T>;
-    C shift, scale;   // of the logarithm: what else is subtracted
+    C shift, scale;   // the logarithm's: what else is subtracted
     bool logarithm;
 
     __device__ Normalized(C row_max, C total,
@@ -183,7 +183,7 @@ softmax_forward_short(T* __restrict__ y, const T* __restrict__ x, long long rows
     store_tile(y + first * width, tile, here * width);
 }
 
-// As OnlineSoftmax::absorb, with a sum of its own, so that the exponentials wait for nothing but
+// OnlineSoftmax::absorb with a sum of its own, so that the exponentials wait for nothing but
 // the row_max.
 template <typename T, typename C, int N>
 __device__ inline void absorb(OnlineSoftmax<C>& all, const C (&x)[N]) {
@@ -348,7 +348,7 @@ softmax_backward_rows(T* __restrict__ dx, const T* __restrict__ dy, const T* __r
     }
 }
 
-// As forward, with shared memory for two tiles, each a multiple of 16 bytes.
+// Forward with shared memory for two tiles, each a multiple of 16 bytes.
 template <typename T>
 __global__ void __launch_bounds__(256)
 softmax_backward_short(T* __restrict__ dx, const T* __restrict__ dy, const T* __restrict__ y,
@@ -394,7 +394,7 @@ softmax_backward_short(T* __restrict__ dx, const T* __restrict__ dy, const T* __
     store_tile(dx + first * width, dys, here * width);
 }
 
-// As forward, with shared memory for `capacity` vectors of dy and of y.
+// Backward with shared memory for `capacity` vectors of dy and of y.
 template <typename T>
 __global__ void __launch_bounds__(sizeof(T) == 8 ? 384 : 768, 1)
 softmax_backward_staged(T* __restrict__ dx, const T* __restrict__ dy, const T* __restrict__ y,

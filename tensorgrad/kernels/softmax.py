@@ -23,8 +23,8 @@ from tensorgrad.kernels.structs import ScoreArguments, address, by_value
 
 Arguments = tuple[Any, ...]
 _SHORT = 2048  # elements of a row: 256 threads with 8 each
-_TILE_BYTES = 8192  # of an array that a block copies, about
-_KINDS = {"none": 0, "bool": 1, "own": 2, "wide": 3}  # of masks, as in kernels/scores.cuh
+_TILE_BYTES = 8192  # bytes of an array that a block copies, about
+_KINDS = {"none": 0, "bool": 1, "own": 2, "wide": 3}  # kinds of masks, see kernels/scores.cuh
 
 
 def forward(x: Array, scale: float, mask: Array | None, causal: bool, logarithm: bool) -> Array:

@@ -129,7 +129,7 @@ def gelu_tanh(x: Values) -> Values:
 
     (1 + tanh(u)) / 2 is sigmoid(2 u), which loses no digits where tanh is close to -1.
     """
-    with np.errstate(over="ignore"):  # as in `sigmoid`
+    with np.errstate(over="ignore"):  # the same overflow is harmless in `sigmoid`
         t = _exp_minus_2u(x)
     t += 1
     y: Values = x / t

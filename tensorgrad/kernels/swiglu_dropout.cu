@@ -24,7 +24,7 @@
 // where: DROPS = true | false
 // instantiate: swiglu_dropout<{FLOAT}>
 // instantiate: swiglu_backward<{FLOAT}, {DROPS}>
-constexpr bool ROUGH = false;   // of elementwise.cuh, where the type does not say
+constexpr bool ROUGH = false;   // constant of elementwise.cuh, where the type does not say
 #include "dropout.cuh"
 #include "elementwise.cuh"
 

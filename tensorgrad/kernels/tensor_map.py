@@ -49,7 +49,7 @@ def fits(array: Array) -> bool:
 @lru_cache(maxsize=4096)
 def map_memory(pointer: int, itemsize: int, shape: Shape, strides: Shape, box: Shape) -> TensorMap:
     """Return the map of memory; `strides` in bytes, the last one being that of an element."""
-    buffer = np.empty(192, np.uint8)  # of which 128, from a multiple of 64 on
+    buffer = np.empty(192, np.uint8)  # 128 bytes of it, from a multiple of 64 on
     start = -buffer.ctypes.data % 64
     encoded = buffer[start : start + 128]
     rank = len(shape)

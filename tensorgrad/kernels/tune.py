@@ -22,7 +22,7 @@ from tensorgrad.io.command import command
 from tensorgrad.kernels.matmul.tune import cases
 from tensorgrad.kernels.tuned import PATH, Rows, TuningCase, architecture, read, write
 
-_CLEARLY = 0.97  # of the default's time is faster than noise
+_CLEARLY = 0.97  # a fraction of the default's time that is faster than noise
 _TOGETHER = 5  # runs that are timed as one, from a CUDA graph
 _LEAST, _MOST, _ENOUGH = 3, 20, 5.0  # such times; milliseconds
 

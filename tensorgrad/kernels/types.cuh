@@ -21,7 +21,7 @@ struct alignas(N == 1 ? alignof(T) : sizeof(T) * N) Vec {
     T values[N];
 };
 
-// One access of N elements; p is aligned to all of them.
+// An access of N elements; p is aligned to all of them.
 template <int N, typename T> __device__ inline Vec<T, N> load(const T* p) {
     return *reinterpret_cast<const Vec<T, N>*>(p);
 }

@@ -421,7 +421,7 @@ class MultiHeadAttention(Module):
         angles, interleaved = None, False
         if self.rotary is not None and self._attend_rotates(cache):
             angles, interleaved = self.rotary.table(cache.steps, keys), self.rotary.interleaved
-        assert cache.lengths is not None  # else a step is not one of each sequence
+        assert cache.lengths is not None  # otherwise a step is not one of each sequence
         y = attend(
             newest, keys, values, cache.lengths, self.window, angles, interleaved, cache.counters
         )

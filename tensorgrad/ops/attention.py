@@ -308,7 +308,7 @@ def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     # column sums are those of what is written, before it is rotated back
     column_sums = _write_gradients(dy, saved, _unpack(dqkv, heads, kv_heads), not rotation)
     if rotation and options.rotation is None:
-        dqkv = dqkv.astype(q.dtype, copy=False)  # as the walk does before backward of `rotary`
+        dqkv = dqkv.astype(q.dtype, copy=False)  # the walk does it before backward of `rotary`
         rotated(_separated(dqkv, parts), Rotation(*rotation), -1, in_place=True)
     return (dqkv if column_sums is None else Gradient(dqkv, column_sums),)
 

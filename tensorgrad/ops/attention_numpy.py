@@ -230,7 +230,7 @@ def _forbidden(rows: int, keys: int, diagonal: int, dtype: Dtype, above: bool) -
 def _beside(array: Array, scale: float, column: Any, dtype: Dtype) -> Array:
     """Return the scaled array (heads, rows, D) with one more column, in C order."""
     joined = np.empty((*array.shape[:2], array.shape[2] + 1), dtype)
-    np.multiply(array, scale, out=joined[..., :-1], dtype=dtype)  # else 16 bits round first
+    np.multiply(array, scale, out=joined[..., :-1], dtype=dtype)  # otherwise 16 bits round first
     joined[..., -1] = column
     return joined
 

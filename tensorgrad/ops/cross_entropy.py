@@ -265,7 +265,7 @@ def _of_targets(op: str, weight: Any, counted: Array, ids: Array, like: Tensor) 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     dlogits, factor, shape = saved
-    scale = dy.reshape(-1, 1) * dy.dtype.type(factor)  # of each row, or of all
+    scale = dy.reshape(-1, 1) * dy.dtype.type(factor)  # the scale of each row, or of all
     if scale.size == 1 and scale[0, 0] == 1:
         return (dlogits.reshape(shape),)
     return (rescaled(dlogits, scale).reshape(shape),)

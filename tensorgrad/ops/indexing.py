@@ -122,7 +122,7 @@ def assign(x: Tensor, key: Any, value: Any) -> None:
     )
     value = value.data if isinstance(value, Tensor) else value
     _check_writeable("assignment", x)
-    if type(value) not in _REALS or not is_float(x.dtype):  # else it is rounded as it is
+    if type(value) not in _REALS or not is_float(x.dtype):  # otherwise it is rounded as it is
         value = _assignable(x, value)
     try:
         nodes.assign(x, key, value)

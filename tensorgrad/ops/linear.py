@@ -247,7 +247,7 @@ def gated_linear(
         "gated_linear", matrices, biases, ("x", "gate", "gate_bias", "up", "up_bias")
     )
     check_shape("gated_linear", "up", up, gate.shape, " as gate has")
-    x_alone, *gate_alone, up_alone, up_bias_alone = [  # of which nothing is recorded
+    x_alone, *gate_alone, up_alone, up_bias_alone = [  # tensors of which nothing is recorded
         None if tensor is None else tensor.detach() for tensor in inputs
     ]
     opened = linear(x_alone, *gate_alone)

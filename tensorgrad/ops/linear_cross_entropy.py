@@ -132,7 +132,7 @@ class _ChunkedLoss(NamedTuple):
     options: LossOptions
     classes: int
     chunk: int
-    kernel: str | None  # of the products
+    kernel: str | None  # kernel of the products
 
     @property
     def dtype(self) -> Dtype:

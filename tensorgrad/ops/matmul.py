@@ -88,7 +88,7 @@ def _matmul_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
         da = product(dy, columns.swapaxes(-1, -2), wide, kernel)
         da = da[..., 0, :] if a.ndim == 1 else da
     if needs[1]:
-        if columns.ndim == 2 and rows.ndim > 2:  # one product sums over the leading axes too
+        if columns.ndim == 2 and rows.ndim > 2:  # a single product sums over the leading axes too
             rows, dy = flat(rows), flat(dy)
         db = product(rows.swapaxes(-1, -2), dy, wide, kernel)
         db = db[..., 0] if b.ndim == 1 else db

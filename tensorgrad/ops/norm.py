@@ -271,7 +271,7 @@ def _normalise(
     y, total, mean, rstd = forward(first, second, scale, shift, eps, centre)
     aligned = second is None or type(second) is np.ndarray or second.data.ptr % 16 == 0
     again = None
-    if mode.recompute_norms and mode.grad_enabled and aligned:  # else by another kernel
+    if mode.recompute_norms and mode.grad_enabled and aligned:  # otherwise by another kernel
         output = partial(_output, eps, centre)
         again = Recompute(output, (total, scale, shift), y.shape, latest_version())
     return tensors, (total, y), (total, scale, mean, rstd), again
@@ -349,7 +349,7 @@ def _backward_numpy(
     average = scale / max(width, 1)
     dx = np.empty((count, width), dtype)
     block = _block(width)
-    dweights = np.zeros((-(-count // block), width), dtype)  # one row a block of rows of x
+    dweights = np.zeros((-(-count // block), width), dtype)  # a row for each block of rows of x
     dbiases = np.zeros_like(dweights)
 
     def run(piece: slice) -> None:

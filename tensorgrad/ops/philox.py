@@ -22,7 +22,7 @@ from tensorgrad.kernels.special import polynomial
 
 _PIECE = 8192  # elements that NumPy's temporaries hold: a few of them stay in the L2 cache
 _BLOCK = 65536  # elements for which a bit generator is set up
-_BITS = {float64: 53, float32: 24, float16: 11, bfloat16: 8}  # of the significand
+_BITS = {float64: 53, float32: 24, float16: 11, bfloat16: 8}  # bits of the significand
 
 
 def fill_normal(y: Array, key: Key, mean: float, std: float) -> None:

@@ -762,7 +762,7 @@ def _folded(function: Any) -> Any:
     return lambda x, axes, keepdims, _: function.reduce(x, axes, None, None, keepdims)
 
 
-# What the operations of reduce.cu mean: (x in its compute dtype, axes, keepdims, parameter).
+# The operations of reduce.cu: (x in its compute dtype, axes, keepdims, parameter).
 _NUMPY: dict[str, Any] = {
     "Mean": lambda x, axes, keepdims, n: x.sum(axes, keepdims=keepdims) / x.dtype.type(n),
     "Prod": _folded(np.multiply),

@@ -24,7 +24,7 @@ from tensorgrad.kernels.sampling import sample_tokens
 from tensorgrad.kernels.special import polynomial
 from tensorgrad.ops.philox import LOG2_HIGH, LOG2_LOW, fill_words
 
-STOPPED, BROKEN = 1, 2  # of State.flags
+STOPPED, BROKEN = 1, 2  # bits of State.flags
 _EXP_TAYLOR = [1 / math.factorial(n) for n in range(13, -1, -1)]
 
 

@@ -197,7 +197,7 @@ def _fractions(op: str, q: Any, most: int) -> np.ndarray[Any, Any]:
 
 # Methods that take one of two elements.
 _TAKES = {"lower", "higher", "nearest", "inverted_cdf", "closest_observation"}
-# Those that interpolate: the alpha and beta of Hyndman & Fan.
+# Methods that interpolate: the alpha and beta of Hyndman & Fan.
 _OFFSETS = {
     "interpolated_inverted_cdf": (0.0, 1.0), "hazen": (0.5, 0.5), "weibull": (0.0, 0.0),
     "median_unbiased": (1 / 3, 1 / 3), "normal_unbiased": (3 / 8, 3 / 8),

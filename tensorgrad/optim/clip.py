@@ -22,7 +22,7 @@ from tensorgrad.kernels.reduce import reduce_cuda
 from tensorgrad.optim.flat import FlatParameters
 
 _ROW = 4096  # elements whose squares are summed in the gradient's dtype; rows are in float64
-_ROWS = 16  # of a block
+_ROWS = 16  # rows of a block
 _LEAST = 1e-30  # below it, squares that float32 rounds to 0 may matter
 
 ReduceNorm = Callable[[Array], None]

@@ -19,7 +19,7 @@ from tensorgrad.optim.flat import Decays, FlatParameters, Owned, zeros
 from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import FACTOR, LR
 
-ITERATIONS = 5  # of Newton and Schulz; they serve 16-bit training
+ITERATIONS = 5  # Newton-Schulz iterations; they serve 16-bit training
 _COEFFICIENTS = 3.4445, -4.7750, 2.0315
 
 
@@ -113,7 +113,7 @@ class Muon(AdamW):
         others = frozenset(self.flat.slots) - self._apart | self._idle
         for hyper, _, number, segment, piece in self._segments():
             names = [name for name in segment.names if name not in others]
-            if self.flat.whole:  # one matrix after another, which takes less memory
+            if self.flat.whole:  # matrix after matrix, which takes less memory
                 for part in (self.flat.owned_part(name, piece) for name in names):
                     u = self._direction(hyper, piece.grad_of(part), self._of("m", part.state))
                     self._update(hyper, part, u)
@@ -165,7 +165,7 @@ def orthogonalized(matrix: Array, iterations: int = ITERATIONS) -> Array:
         return orthogonalized(matrix.T, iterations).T
     dtype = matrix.dtype
     xp = backend.namespace(matrix)
-    in_order = matrix if matrix.flags.c_contiguous else matrix.T  # of which reshape is a view
+    in_order = matrix if matrix.flags.c_contiguous else matrix.T  # its reshape is a view
     norm = xp.sqrt(sum_of_squares(in_order.reshape(-1))).astype(dtype)
     x = matrix / (norm + dtype.type(1e-7))
     a, b, c = (dtype.type(each) for each in _COEFFICIENTS)

@@ -141,7 +141,7 @@ class Optimizer:
         self.lr, self.weight_decay = lr, weight_decay
         length = sum(piece.data.size for piece in parameters.pieces)
         self._idle: frozenset[str] = frozenset()  # the parameters without a gradient in this step
-        self._apart: frozenset[str] = frozenset()  # those that are not updated element by element
+        self._apart: frozenset[str] = frozenset()  # not updated element by element
         self.state: dict[str, Array] = {}
         self.slots: dict[str, Mapping[str, Slot]] = {}
         self._lacking: dict[str, frozenset[str]] = {}  # by state, see `_add_partial_state`

@@ -22,7 +22,7 @@ from tensorgrad.profile.tables import Table, TableRow
 
 _COLORS = ("#4c72b0", "#8172b3", "#55a868", "#dd8452", "#ccb974", "#8c8c8c", "#c44e52")
 _OTHER = ("other", "#8c8c8c")
-_PHASES = {  # of a step -> label and color
+_PHASES = {  # phase of a step -> label and color
     "forward": ("forward", "#4c72b0"),
     "backward": ("backward", "#8172b3"),
     "step": ("optimizer", "#dd8452"),

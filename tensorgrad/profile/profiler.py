@@ -121,7 +121,7 @@ class Profiler:
         self._threads = itertools.count()
         self._thread = _Thread(self._threads)
         self._unrecorded: dict[int, int] = {}  # the range around a pending op
-        self._more_bytes: dict[int, int] = {}  # of further outputs, by the number of the op
+        self._more_bytes: dict[int, int] = {}  # bytes of further outputs, by the number of the op
         self._ended: list[_Ended] = []
         self._transfers: list[Transfer] = []
         self._names: dict[int, tuple[str, Module]] = {}

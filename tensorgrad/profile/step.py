@@ -303,7 +303,7 @@ def _write_traces(found: StepProfile, folder: Path, comm: Comm) -> list[Path]:
     comm.barrier()
     if comm.rank > 0:
         return [paths[comm.rank]]
-    there = [path for path in paths if path.is_file()]  # those of other hosts may not be
+    there = [path for path in paths if path.is_file()]  # files of other hosts may be missing
     merge_traces(there, folder / "trace.json")
     return [folder / "trace.json", *there]
 

@@ -27,7 +27,7 @@ _PARTS = {
 
 
 _NOWHERE = Range(-1, -1, "phase", "", 0, 0)  # that launched no kernel
-_RATES = ("gb_per_s", "tflop_per_s", "flops", "bytes", "dtype")  # of a CSV
+_RATES = ("gb_per_s", "tflop_per_s", "flops", "bytes", "dtype")  # columns of a CSV
 
 
 @dataclass(frozen=True, slots=True)

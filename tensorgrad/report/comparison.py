@@ -27,11 +27,11 @@ from tensorgrad.report.settings import value_text
 
 MISSING = "-"
 _NOT_COMPARED = ("out", "command")  # every run has its own
-_SAME_KIND = 0.75  # of all settings, which runs of one program have in common
-_CURVE_POINTS = 75_000  # of all curves of a page
-_POINTS = 3000  # of a curve
+_SAME_KIND = 0.75  # fraction of all settings that runs of one program have in common
+_CURVE_POINTS = 75_000  # points of all curves of a page
+_POINTS = 3000  # points of a curve
 _VALUE = 200  # characters
-# What begins a formula of a spreadsheet.
+# Characters that begin a formula of a spreadsheet.
 _FORMULAS = (*"=+-@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _CONTROLS = tuple("\t\r\n\0")
 _WIDEST = 32  # characters of a column on a terminal
@@ -308,7 +308,7 @@ def _html_tables(comparison: Comparison) -> str:
     return "".join(parts)
 
 
-# What a file of a comparison is written by, and its endings.
+# Writers of a file of a comparison, by its ending.
 FORMS: dict[str, tuple[Callable[[Comparison], str], tuple[str, ...]]] = {
     "page": (to_page, (".html", ".htm")),
     "csv": (to_csv, (".csv",)),

@@ -15,7 +15,7 @@ from tensorgrad.train.curves import SMOOTH_FROM, Column, smoothed, smoothing_spa
 AXES = {"step": "Steps", "tokens": "Tokens", "seconds": "Training time", "elapsed": "Elapsed time"}
 COLORS = 8  # that page.css has
 _AXIS_POINTS = 1000
-_DIGITS = 5  # of a value on a page
+_DIGITS = 5  # digits of a value on a page
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class _CurveKind:
     keys: dict[str, str]  # -> label
     factor: float = 1.0
     smooth: bool = True
-    log: str = "times"  # of a run
+    log: str = "times"  # the log of a run
     style: str = "line"
 
 

@@ -39,8 +39,8 @@ _FACTS = {
     "training_pairs": "Pairs of sentences",
     "training_sentences": "Sentences",
 }
-_POINTS = 4500  # of a curve
-_CURVE_POINTS = 75_000  # of all curves
+_POINTS = 4500  # points of a curve
+_CURVE_POINTS = 75_000  # points of all curves
 _VALUE = 500  # characters
 _ROWS = 300
 _SAMPLES = 30

@@ -30,13 +30,13 @@ Record = dict[str, Any]
 _Read = TypeVar("_Read")
 
 DIFF_BYTES = 1 << 20  # that are read of uncommitted.diff
-_KEYS = 200  # of a log that are read: a chart or a column each
+_KEYS = 200  # keys of a log that are read: a chart or a column each
 _NAME = 200  # characters of a key
-_ENTRIES = 2000  # of an object that are read, such as the packages
+_ENTRIES = 2000  # entries of an object that are read, such as the packages
 _LARGEST_STEP = 2**53  # that a page can show exactly
 _LONG = 10_000_000  # bytes of a file whose reading takes a noticeable time
 
-Progress = Callable[[str, int, int], object]  # of a file: its path, bytes read, all bytes
+Progress = Callable[[str, int, int], object]  # called with a file's path, bytes read, all bytes
 
 
 _EMPTY = Column(np.empty(0, np.int64), np.empty(0, np.float64))

@@ -10,7 +10,7 @@ from typing import Any
 from tensorgrad.train.config import GROUPS, OTHER, default_of, renamed
 from tensorgrad.train.tasks import TASKS, task_class
 
-_COVERED = 0.75  # of a run's settings, for its program to be known
+_COVERED = 0.75  # fraction of a run's settings, for its program to be known
 
 
 def grouped(config: Mapping[str, Any]) -> dict[str, list[str]]:

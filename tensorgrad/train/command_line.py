@@ -39,7 +39,7 @@ from tensorgrad.train.user_file import is_file
 _FILE = "settings from this file: .json, .yaml or .toml; options given here override them"
 _RESUME = "resume the run in this folder"
 
-# What all command lines have in common. Of an option that is repeated the last counts, so that a
+# Settings of all command lines. The last counts of an option that is repeated, so that a
 # script can add options of its caller.
 STYLE: dict[str, Any] = {
     "config": (lambda *found: read_config(*found), lambda *found: check_values(*found)),

@@ -30,7 +30,7 @@ _TASKS = {"gpt2": "language-model"}
 _OPTIONS = {"optimizer_name": "optimizer"}  # whose settings have another name than the option
 _SOURCES = ("data", "also")  # options that a resumed run reads
 _NAMED_SOURCES = ("stdlib", "phrases", "reviews")
-_CHARACTERS = 1 << 16  # of a text
+_CHARACTERS = 1 << 16  # characters of a text
 _NAMES = {
     float: "a number",
     int: "an integer",
@@ -39,7 +39,7 @@ _NAMES = {
     tuple: "a list of names",
 }
 
-# What settings are about, in the help and in reports; the rest is OTHER.
+# Subjects of settings, in the help and in reports; the rest is OTHER.
 GROUPS = {
     "Data": (
         *("data", "also", "source", "target", "lowercase", "text_column", "label_column"),

@@ -28,7 +28,7 @@ DIFF = "uncommitted.diff"
 _DIFF_BYTES = 1_000_000
 _SECONDS = 8.0  # that git may take in all
 _MEMORY = 3 << 29
-_INDEX_BYTES = 1 << 26  # of half a million files
+_INDEX_BYTES = 1 << 26  # the index of half a million files
 _NAME_BYTES = 1 << 12
 _COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _SUBMODULES = ("--ignore-submodules=dirty",)  # git would start another git with their settings
@@ -152,7 +152,7 @@ def _checkout(folder: Path) -> _Checkout | None:
         place = top / ".git"
         if os.path.lexists(place):
             try:
-                if not place.is_dir():  # of a submodule or a worktree
+                if not place.is_dir():  # a file: a submodule or a worktree
                     name = read_bytes(place, _NAME_BYTES).decode().strip()
                     place = top / name.removeprefix("gitdir: ")
                 common = place

@@ -42,7 +42,7 @@ _SIZES = (
     *("layers", "heads", "kv_heads", "width", "hidden", "head_width", "context", "rope_base"),
     *("norm_eps", "window", "tied", "qkv_bias", "qk_norm", "vocab_multiple", "dropout"),
 )
-# What a model of --init-from has already.
+# Settings that a model of --init-from has already.
 _OF_MODEL = ("model", "preset", *_SIZES[:-1], "vocab", "tokenizer")
 
 

@@ -19,14 +19,14 @@ from tensorgrad.io.readers import JSON_LINE_BYTES, log_lines, open_regular, pars
 
 Record = Mapping[str, Any]
 
-# What metrics.jsonl has besides further measures of an evaluation, such as the accuracy. The final
+# Keys of metrics.jsonl besides further measures of an evaluation, such as the accuracy. The final
 # loss is of the whole validation text, the others of a part of it, the same each time.
 KNOWN = (
     *("step", "loss", "lr", "gradient_norm", "validation_loss", "validation_tokens"),
     *("final_validation_loss", "final_validation_tokens"),
 )
 
-TEXT_CHARACTERS = 40_000  # of a prompt and of a sample in samples.jsonl: both fit on a line
+TEXT_CHARACTERS = 40_000  # a prompt's and a sample's in samples.jsonl: both fit on a line
 
 
 class StepLog:

@@ -43,7 +43,7 @@ class _PendingStep(NamedTuple):
 
     step: int
     lr: float
-    total: Array  # of the losses of this rank's parts
+    total: Array  # sum of the losses of this rank's parts
     norm: Array
     targets: Array  # that count, of this rank
 

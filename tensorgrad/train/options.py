@@ -136,7 +136,7 @@ def _renamed(error: Exception, options: Mapping[str, Any]) -> str | None:
     """Return the error as one line about an option; None where it is about none of them."""
     text = str(error)
     known = text.startswith(tuple(f"{name}{end}" for name in options for end in (":", " ")))
-    if known or isinstance(error, TrainingError):  # of numbers, whatever folder it mentions
+    if known or isinstance(error, TrainingError):  # errors of numbers, whatever folder they mention
         return None
     text = re.sub(r"^[\w. ]+: (?=--[a-z])", "", text)
     plain = _OP.sub("", text)

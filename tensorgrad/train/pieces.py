@@ -90,7 +90,7 @@ def open_pieces(folder: Path, files: Iterable[str], stack: ExitStack) -> dict[st
         try:
             pieces = None if described is None else parse_json(described, f"the header of {path}")
             for key in file.names:
-                if pieces is None:  # of one process: whole arrays
+                if pieces is None:  # a single process: whole arrays
                     piece = Placement(f"{path.stem}/{key}", file.shape(key)).piece
                 else:
                     piece = ArrayPiece.from_json(pieces[key])

@@ -326,7 +326,7 @@ def _runs(piece: ArrayPiece) -> Runs:
 
 def _intersect(one: ArrayPiece, other: ArrayPiece) -> Runs:
     """Return (N, 3): start in one piece, start in the other, and length of their common runs."""
-    if one.placement == other.placement:  # one run, whatever the box
+    if one.placement == other.placement:  # the same run, whatever the box
         start, stop = max(one.start, other.start), min(one.stop, other.stop)
         run = [[start - one.start, start - other.start, stop - start]]
         return np.array(run if start < stop else np.empty((0, 3)), np.int64)

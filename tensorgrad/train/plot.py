@@ -19,10 +19,10 @@ from tensorgrad.train.log import KNOWN, Record, read_metrics
 
 _log = logging.getLogger(__name__)
 
-_POINTS = 2400  # of a curve: three for each column of pixels
+_POINTS = 2400  # points of a curve: three for each column of pixels
 _SECONDS = 30.0  # between two plots of a run, at least
 _OTHERS, _NAME = 20, 100  # other measures that are drawn, characters of their names
-_FRACTION = 0.005  # of a run's time spent on plots, at most
+_FRACTION = 0.005  # fraction of a run's time spent on plots, at most
 
 
 def plot_losses(records: Sequence[Record], path: Path, title: str = "") -> bool:

@@ -44,7 +44,7 @@ class RunLog:
         self._run, self._work, self._callbacks = run, work, callbacks
         self._has_samples, self._has_plot = samples, plot
         self._started: list[Callback] = []
-        self._working: list[Callback] = []  # those of them that have not failed
+        self._working: list[Callback] = []  # callbacks that have not failed
         self._samples: StepLog | None = None
         self._plot: LivePlot | None = None
         self._stack = ExitStack()

@@ -113,7 +113,7 @@ class ScriptRun:
         self._keep = keep
         self._run: TrainingRun | None = None  # from `resume` on
         self._stack = ExitStack()
-        self._pause = ExitStack()  # of the clock
+        self._pause = ExitStack()  # pauses the clock
         self.progress = StageProgress(f"preparing {settings.data}", self._strategy.is_main)
         self.status = 0
 

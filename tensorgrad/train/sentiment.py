@@ -227,7 +227,7 @@ class Sentiment(Task):
             for part in self.texts
         )
         self.config = settings.config(self.vocabulary.vocab_size)
-        tokens = max(1.0, self.training.tokens)  # of a step
+        tokens = max(1.0, self.training.tokens)  # tokens of a step
         flops = self.config.training_flops(tokens / settings.batch, self.training.keys)
         self.flops_per_token = settings.batch * flops / tokens
         self.tokens_per_step = round(self.training.tokens)

@@ -61,7 +61,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in STOPS:
-                if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                if signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup, for instance
                     self._before[number] = signal.signal(number, self._note)
         return self
 

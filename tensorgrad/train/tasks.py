@@ -68,5 +68,5 @@ def _check_method(ours: Any, theirs: Any, what: str) -> None:
     if not callable(theirs):
         raise ArgumentError(f"{what} is {shown(theirs, 80)}, expected a method{expected}")
     kinds = {each.kind for each in expected.parameters.values()}
-    if inspect.Parameter.VAR_POSITIONAL not in kinds:  # of the arrays of a batch
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:  # a parameter for the arrays of a batch
         check_method(theirs, expected.parameters, what)

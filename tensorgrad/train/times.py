@@ -96,7 +96,7 @@ class TimesLog:
         self._clock, self._work, self._monitor = clock, work, monitor
         self._on_gpu = device != "cpu"
         self._written = self._step = step
-        self._seconds = self._elapsed = 0.0  # of the clock, at the line before
+        self._seconds = self._elapsed = 0.0  # readings of the clock, at the line before
 
     def update(self, step: int, at_once: bool = False) -> dict[str, float] | None:
         """Write a line for this step if one is due; return its values, None if there is none.

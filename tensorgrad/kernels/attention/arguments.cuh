@@ -9,7 +9,7 @@ struct Strides {   // in elements; the last axis is contiguous
     long long batch, head, row;
 };
 
-// As the host packs it. Query i of a sequence stands at position i + keys - queries, and sees the
+// The host packs it so. Query i of a sequence stands at position i + keys - queries, and sees the
 // keys from position - window_left to position + window_right.
 struct AttentionArguments {
     int heads, kv_heads, queries, keys;   // the lengths of the longest sequence
@@ -26,10 +26,10 @@ struct AttentionArguments {
 struct AttentionDropout {
     Word seed, draw, stream;
     const Word* offset;
-    long long threshold;   // of 2^16; negative: no dropout
+    long long threshold;   // parts of 2^16; negative: no dropout
 };
 
-// One sequence: where it starts in q and in k, and how far the queries' places are from the keys'.
+// A sequence: where it starts in q and in k, and how far the queries' places are from the keys'.
 struct Span {
     int q_start, queries, k_start, keys, shift;
 };
@@ -83,7 +83,7 @@ template <bool KEYS> struct RowBlock {
     }
 };
 
-// What backward needs of each query: the log-sum-exp of its scores, and delta = dy . y.
+// Statistics of a query for backward: the log-sum-exp of its scores, and delta = dy . y.
 template <typename C> struct alignas(2 * sizeof(C)) RowStatistics {
     C logsumexp, delta;
 };

@@ -84,7 +84,7 @@ def _dropout(options: AttentionOptions) -> Any:
     if options.key is None:
         return _no_dropout()
     seed, draw, stream, offset = options.key
-    threshold = round((1 - options.dropout) * 2**16)  # as fill_keep rounds it
+    threshold = round((1 - options.dropout) * 2**16)  # the rounding of fill_keep
     return by_value(AttentionDropout(seed, draw, stream, address(offset), threshold))
 
 

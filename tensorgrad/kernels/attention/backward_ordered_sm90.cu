@@ -38,7 +38,7 @@
 #include "attention/sm90.cuh"
 
 constexpr int KEYS = 128, GROUPS = 2;   // keys of a block; its consumer warpgroups
-constexpr int CONSUMER_REGISTERS = 240;   // of a thread
+constexpr int CONSUMER_REGISTERS = 240;   // registers of a thread
 
 // Part of dq that a warpgroup computes for a tile of queries, as its threads have it: 64 rows and
 // 64 columns, four values of each of 128 threads for 8 columns at a time. With heads of 64 part g
@@ -50,7 +50,7 @@ struct BackwardTeams {
     int size, rotate;
 };
 
-// Of the blocks that add to dq of a tile, in order.
+// The order of the blocks that add to dq of a tile.
 struct Turn {
     int rank, adders;
 
@@ -215,7 +215,7 @@ attention_backward_ordered(T* __restrict__ dq, T* __restrict__ dk, T* __restrict
     constexpr int STAGE = 2 * B_BYTES + 1024;   // two tiles, two rows of N floats
     constexpr int G_BYTES = KEYS * N * 2;
     constexpr int KEYS_BYTES = 2 * GROUPS * A_BYTES, KEYS_STAGES = D == 64 ? 2 : 1;
-    extern __shared__ __align__(1024) unsigned char keys[];   // of each warpgroup k, then v
+    extern __shared__ __align__(1024) unsigned char keys[];   // k, then v, of each warpgroup
     unsigned char* const g_tiles = keys + KEYS_STAGES * KEYS_BYTES;   // two
     unsigned char* const dq_parts = g_tiles + 2 * G_BYTES;
     unsigned char* const stages = dq_parts + GROUPS * PART * 4;
@@ -305,7 +305,7 @@ attention_backward_ordered(T* __restrict__ dq, T* __restrict__ dk, T* __restrict
             wgmma_descriptor(keys + (D == 128 ? group * 64 * SWIZZLE : 0));
         Fragment<1, N> s, g;
         Fragment<1, D> sum_k, sum_v;
-        Fragment<1, 64> part;   // of dq
+        Fragment<1, 64> part;   // a part of dq
         unsigned w_packed[N / 4], g_packed[N / 4];
         // The number of tiles so far: of both pipelines with two stages it gives stage and parity.
         unsigned count = 0;

@@ -53,7 +53,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
     const RowBlock<KEYS> block(p, q_starts, k_starts, M);
     const Span& span = block.span;
     if (block.rows <= 0) return;
-    // Of a block of keys, the query heads that use its head; of one of queries, the head it uses.
+    // A block of keys has query heads that use its head; one of queries, the head that it uses.
     const int group = p.heads / p.kv_heads, heads = KEYS ? group : 1;
     const int b_head = KEYS ? block.head * group : block.head / group;
     const Strides &a1_at = KEYS ? p.k : p.q, &a2_at = KEYS ? p.v : p.y, &b1_at = KEYS ? p.q : p.k,

@@ -39,7 +39,7 @@
 // Which gradients a launch computes. Registers hold both of the keys' side up to heads of 128.
 constexpr int QUERIES = 0, KEYS = 1, VALUES = 2, BOTH = 3;
 
-// Of a consumer's thread. Both sums of 128 columns need the most.
+// Registers of a consumer's thread. Both sums of 128 columns need the most.
 template <int D, int W, int PART>
 constexpr int CONSUMER_REGISTERS = W == 3 ? 160 : D == 128 && PART == BOTH ? 240 : 232;
 
@@ -62,8 +62,8 @@ attention_backward_rows(float* __restrict__ sums, const T* __restrict__ y, const
                         int columns, int pitch, float unit,
                         const __grid_constant__ Strides dy_strides) {
     constexpr int LANES = 8, HEADS = 4;
-    const int padded = (p.queries + columns - 1) / columns * columns;   // of the longest sequence
-    const int groups = (p.heads + HEADS - 1) / HEADS;   // of heads, which lie side by side
+    const int padded = (p.queries + columns - 1) / columns * columns;   // the longest sequence
+    const int groups = (p.heads + HEADS - 1) / HEADS;   // groups of heads, which lie side by side
     // A block has 32 rows of a group, the next block those of the next group.
     const int place = blockIdx.x / groups * 32, lane = threadIdx.x % LANES;
     const int first_head = blockIdx.x % groups * HEADS, t = place % padded + threadIdx.x / LANES;
@@ -88,7 +88,7 @@ attention_backward_rows(float* __restrict__ sums, const T* __restrict__ y, const
             for (int i = 0; i < 8; ++i)
                 deltas[h] += float(one[h].values[i]) * float(two[h].values[i]);
     }
-    float delta = 0;   // of head first_head + lane
+    float delta = 0;   // delta of head first_head + lane
     #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
         #pragma unroll
@@ -145,7 +145,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
     constexpr bool HAS_1 = PART != VALUES, HAS_2 = PART == VALUES || PART == BOTH;
     // A warp reads tiles as one, in the products alone, but each lane reads statistics: each
     // arrives.
-    constexpr int ARRIVALS = OF_QUERIES ? 4 : WARPGROUP;   // of a warpgroup, for a stage
+    constexpr int ARRIVALS = OF_QUERIES ? 4 : WARPGROUP;   // arrivals of a warpgroup, for a stage
     using Tiles = BackwardTiles<D, W, N>;
     constexpr int M = 64 * W, STAGES = Tiles::STAGES, HALVES = Tiles::HALVES;
     constexpr int B_BYTES = Tiles::B_BYTES;
@@ -357,7 +357,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                     const unsigned char* tile1 = stages + at.stage * Tiles::STAGE;
                     const unsigned char* tile2 = tile1 + B_BYTES;
                     barriers.full[at.stage].wait(at.parity);
-                    const int apart = n * N - row;   // of the first column and the first row
+                    const int apart = n * N - row;   // from the first row to the first column
                     if (apart + N <= band.low || apart > 63 + band.high || row >= band.rows) {
                         if (before >= 0) {   // only other warpgroups see this block
                             wgmma_wait<0>();

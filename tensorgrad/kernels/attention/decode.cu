@@ -43,7 +43,7 @@ struct CacheStrides {   // in elements
 struct DecodeAttentionArguments {
     CacheStrides key_at, value_at;
     int heads, kv_heads, width, window, interleaved;
-    float scale;   // of scores, with the factor log2(e)
+    float scale;   // scale of scores, with the factor log2(e)
 };
 
 // The keys of a block, from `from` up to `to`; `place` is that of the newest. They are of kv head
@@ -298,7 +298,7 @@ decode_attention(T* y, T* keys, T* values, const T* qkv, float* parts,
     float row_max = LOWEST, row_sum = 0, out[CHUNKS][4][4] = {};
     for (; first < own.to; first += STEP) {   // alike for all threads of a warp
         // Scores.
-        float s[TILE / 8][4] = {};   // of head g, keys 8 i + 2 t and + 1; nothing of the other two
+        float s[TILE / 8][4] = {};   // head g, keys 8 i + 2 t and + 1; nothing of the other two
         #pragma unroll
         for (int c = 0; c < 2 * CHUNKS; ++c) {
             // reloaded: registers are short
@@ -416,7 +416,7 @@ decode_attention_plain(T* y, T* keys, T* values, const T* qkv, float* parts,
     values += own.sequence * p.value_at.sequence + own.group * p.value_at.head;
     // Rotate the queries and append to the cache.
     load_queries<THREADS>(queries, newest, keys, values, qkv, cosines, sines, p, own);
-    __syncthreads();   // what a block has written to memory, its own threads read
+    __syncthreads();   // threads of a block read what others of it have written to memory
 
     const int place = threadIdx.x / lanes, element = threadIdx.x % lanes * PART;
     const int held = max(0, min(PART, p.width - element));

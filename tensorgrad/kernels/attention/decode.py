@@ -18,9 +18,9 @@ from tensorgrad.kernels.rows import power_of_two
 from tensorgrad.kernels.structs import NULL, DecodeAttentionArguments, by_value
 
 _FILE = "attention/decode.cu"
-_PART, _TOGETHER, _THREADS, _LEAST = 8, 4, 128, 3  # as in the kernels; threads of four warps
+_PART, _TOGETHER, _THREADS, _LEAST = 8, 4, 128, 3  # the kernels' constants; threads of four warps
 _SHORT = 1024  # keys: of caches that eight warps take
-_PROCESSORS = 132  # of an H200; results do not depend on the chip
+_PROCESSORS = 132  # multiprocessors of an H200; results do not depend on the chip
 
 
 def supports(like: Array, width: int) -> bool:

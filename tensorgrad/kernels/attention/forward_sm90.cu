@@ -35,12 +35,12 @@
 #include "attention/sm90.cuh"
 #include "overlap.cuh"
 
-template <int W> constexpr int CONSUMER_REGISTERS = W == 3 ? 160 : 232;   // of a thread
+template <int W> constexpr int CONSUMER_REGISTERS = W == 3 ? 160 : 232;   // registers of a thread
 
 // Shared memory: the queries of each warpgroup, then rings of tiles of keys and of values.
 template <int D, int W, int N> struct ForwardTiles {
     static constexpr int HALVES = (D + 63) / 64;   // 64 columns each
-    static constexpr int Q_BYTES = 64 * HALVES * SWIZZLE;   // of one warpgroup
+    static constexpr int Q_BYTES = 64 * HALVES * SWIZZLE;   // bytes of a warpgroup
     static constexpr int K_BYTES = N * HALVES * SWIZZLE;
     static constexpr int FIT = (TILE_BYTES - W * Q_BYTES) / (2 * K_BYTES);
     static constexpr int STAGES = FIT < 4 ? FIT : 4;
@@ -78,7 +78,7 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
         barriers.queue.init(4 * W);
         for (int g = 0; g < W; ++g) {
             barriers.q_full[g].init(1);
-            barriers.q_empty[g].init(4);   // one arrival a warp
+            barriers.q_empty[g].init(4);   // an arrival for each warp
         }
         for (int s = 0; s < STAGES; ++s) {
             barriers.k_full[s].init(1);
@@ -166,7 +166,7 @@ attention_forward(T* __restrict__ y, float* __restrict__ logsumexp, unsigned* __
         Fragment<1, N> s;
         Fragment<1, D> o;
         unsigned weights[N / 4];
-        float row_max[2], row_sum[2];   // of the thread's two rows
+        float row_max[2], row_sum[2];   // maximum and sum of the thread's two rows
         PipelineState<STAGES> at, before;
         PipelineState<2> turn;
         unsigned q_parity = 0;

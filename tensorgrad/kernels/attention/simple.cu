@@ -234,7 +234,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
     const Span& span = block.span;
     const int block_row = block.row, rows = block.rows, piece = blockIdx.y * PIECE;
     if (rows <= 0) return;
-    // Of a block of keys, the query heads that use its head; of one of queries, the head it uses.
+    // A block of keys has query heads that use its head; one of queries, the head that it uses.
     const int group = p.heads / p.kv_heads, heads = KEYS ? group : 1;
     const Strides &a1_at = KEYS ? p.k : p.q, &a2_at = KEYS ? p.v : p.y, &b1_at = KEYS ? p.q : p.k,
                   &b2_at = KEYS ? p.y : p.v, &d1_at = KEYS ? p.dk : p.dq;
@@ -295,7 +295,7 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2,
     }
 }
 
-// What backward needs of each query: its log-sum-exp times `unit`, and dy . y.
+// Statistics of a query for backward: its log-sum-exp times `unit`, and dy . y.
 // Arrays (batch, heads, queries, width); 8 lanes a row.
 template <typename T>
 __global__ void __launch_bounds__(256, 4)

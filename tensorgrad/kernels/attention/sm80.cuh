@@ -1,4 +1,4 @@
-// What the forward and the backward kernels of FlashAttention with mma.sync share: a block of 4
+// Parts of FlashAttention's forward and backward kernels with mma.sync: a block of 4
 // warps holds 64 R rows, each warp 16 R of them, and streams N columns at a time.
 //
 // Rows in shared memory have 16 bytes more than their D elements, so that 8 rows lie in different
@@ -14,7 +14,7 @@
 
 constexpr int THREADS = 128;
 template <typename T, int D> constexpr int PITCH = D + VECTOR<T>;   // elements to the next row
-template <typename T> constexpr int TERMS = 2 * VECTOR<T>;           // of one mma.sync
+template <typename T> constexpr int TERMS = 2 * VECTOR<T>;           // terms of an mma.sync
 
 // The same number, which the compiler does not know: it computes what follows from it again for
 // each tile that needs it, instead of keeping that in registers.
@@ -235,7 +235,7 @@ __device__ inline bool inside_band(const AttentionArguments& p, const Span& span
            column + n <= range_of<KEYS>(p, span, row).last;
 }
 
-// What the scores of a tile start from: the bias over the scale, by which they are multiplied
+// Scores of a tile start from the bias over the scale, by which they are multiplied
 // later; 0 without a bias. `head` is the query head, row and column are the warp's first.
 template <bool KEYS, int R, int N>
 __device__ inline void start_scores(Fragment<R, N>& s, const AttentionArguments& p,

@@ -1,10 +1,10 @@
-// What the forward and the backward kernels of FlashAttention on Hopper share.
+// Parts of FlashAttention's forward and backward kernels on Hopper.
 #pragma once
 #include "fragment.cuh"
 #include "hopper.cuh"
 #include "philox.cuh"
 
-// What the launch gives each block, less what it takes to align the tiles.
+// Shared memory of each block, less what it takes to align the tiles.
 constexpr int TILE_BYTES = 226 * 1024 - 1024;
 
 // Registers of a producer's thread, beside W warpgroups of consumers: what these leave of what a
@@ -45,7 +45,7 @@ __device__ inline void store_row(T* row, const Fragment<1, N>& x, int h, float s
     }
 }
 
-// Of a sum over the lanes with the same lane % 4, half for lanes without the bit `offset`, half for
+// A sum over the lanes with the same lane % 4: half for lanes without the bit `offset`, half for
 // those with it: each sends the half that it does not keep.
 template <int COUNT> __device__ inline void fold_lanes(float* x, int lane, int offset) {
     const bool upper = lane & offset;
@@ -62,7 +62,7 @@ struct RowSums {
     float* first;
     int pitch;
 
-    // Those of a warp's 16 rows from `row` on, scaled; `column`: of the first of its N columns.
+    // Sums of a warp's 16 rows from `row` on, scaled; `column`: of the first of its N columns.
     template <int N>
     __device__ void store(const Fragment<1, N>& x, float scale, int batch, int length, int row,
                           int column) const {
@@ -104,7 +104,7 @@ struct AttentionSm90Arguments {
     float scale;
 };
 
-// What only the kernels compiled with EXTRAS read. A null pointer: the launch has none.
+// Arguments that only kernels compiled with EXTRAS read. A null pointer: the launch has none.
 struct AttentionSm90Extras {
     const float* bias;   // added to the scores: (batch, heads, queries, keys) with these strides
     long long bias_batch, bias_head, bias_query, bias_key;
@@ -155,7 +155,7 @@ __device__ inline unsigned keep_16(const AttentionSm90Extras& extras, Word draw,
 template <int N>
 __device__ inline unsigned long long keep_rows(const AttentionSm90Extras& extras, Word draw,
                                                Word first, Word pitch) {
-    constexpr int PIECES = N / 16;   // of a row; a quad shares the work for its two
+    constexpr int PIECES = N / 16;   // pieces of a row; a quad shares the work for its two
     const int lane = threadIdx.x % 4;
     unsigned long long keep = 0;
     #pragma unroll 1
@@ -231,7 +231,7 @@ __device__ inline AttentionTile tile_of(const AttentionSm90Arguments& p, int hea
     return {ascending ? block : blocks - 1 - block, head % heads, head / heads};
 }
 
-// One arrival for a warp, when all its lanes have come.
+// An arrival for a warp, when all its lanes have come.
 __device__ inline void arrive_warp(Mbarrier& barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier.arrive();

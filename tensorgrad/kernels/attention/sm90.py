@@ -65,11 +65,11 @@ _QUERIES_TILES: tuple[_Tiles, _Tiles] = (
     {32: (3, 64), 64: (3, 64), 96: (3, 64), 128: (2, 80), 256: (2, 32)},
     {64: (2, 64), 128: (2, 64), 256: (2, 32)},
 )
-# Of the kernel with ordered sums: queries of a tile by head width; a block has 128 keys.
+# The kernel with ordered sums: queries of a tile by head width; a block has 128 keys.
 _ORDERED_TILES = {64: 128, 128: 64}
 _ORDERED_KEYS, _PARTS, _PART = 128, 2, 4096
-_HEADS = 4  # of a block of attention_backward_rows
-_SUMMED_WIDTH = 64  # of heads for which backward sums up rows of the gradients
+_HEADS = 4  # heads of a block of attention_backward_rows
+_SUMMED_WIDTH = 64  # the width of heads for which backward sums up rows of the gradients
 _STREAMED = 32 * 2**20  # bytes that stay in the L2 cache
 _BOTH_GRADIENTS = (128, 64)  # the widest heads of which registers hold both dk and dv
 
@@ -199,7 +199,7 @@ class _TileLaunch(NamedTuple):
     kernel: Kernel
     grid: tuple[int]
     block: tuple[int]
-    columns: int  # of a tile
+    columns: int  # columns of a tile
     struct: Any  # AttentionSm90Arguments
 
 

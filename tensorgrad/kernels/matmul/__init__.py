@@ -45,7 +45,7 @@ KERNELS = {
     "wgmma": Implementation(matmul_sm90.refusal, matmul_sm90.multiply),
     "few-rows": Implementation(matmul_few_rows.refusal, matmul_few_rows.multiply),
 }
-FEW_ROWS = matmul_few_rows.MOST_ROWS  # of `run_few_rows`
+FEW_ROWS = matmul_few_rows.MOST_ROWS  # the limit of `run_few_rows`
 DEFAULT = "cublas"  # where tuned.json has no entry
 TF32 = "tf32"  # in place of a kernel: the fastest that rounds float32 operands to TF32
 _MOST_CHOSEN = 4096

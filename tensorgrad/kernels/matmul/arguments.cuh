@@ -1,6 +1,6 @@
-// What the tiled matrix products share: their arguments, the order of the tiles, and the epilogue.
+// Parts of the tiled matrix products: their arguments, the order of the tiles, and the epilogue.
 #pragma once
-constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
+constexpr bool ROUGH = false;   // constant of elementwise.cuh: results may have 32 bits
 #include "elementwise.cuh"
 #include "types.cuh"
 
@@ -26,7 +26,7 @@ struct MatmulArguments {
 };
 
 struct OutputTile {
-    int batch, row, column;   // of its first element
+    int batch, row, column;   // place of its first element
 };
 
 // The tile of this block (threadblock swizzle): blocks that run at the same time take GROUP rows of

@@ -46,7 +46,7 @@ def _gelu(p: MatmulProblem) -> str:
 
 def multiply(p: MatmulProblem) -> None:
     """Compute y, which has elements."""
-    if not p.width:  # one term that is 0, for the epilogue
+    if not p.width:  # a single term that is 0, for the epilogue
         zeros = backend.cupy.zeros(max(p.rows, p.columns), p.a.array.dtype)
         p = p._replace(
             width=1, a=MatrixOperand(zeros, 0, 1, 1), b=MatrixOperand(zeros, 0, p.columns, 1)
@@ -181,6 +181,6 @@ def _readable(operand: MatrixOperand, rows: int, columns: int) -> MatrixOperand:
     if _layout(*operand[1:], rows, columns) is not None:
         return operand
     array = operand.array
-    if operand.batch == 0:  # one matrix for all
+    if operand.batch == 0:  # the same matrix for all
         array = array[(0,) * (array.ndim - 2)]
     return MatrixOperand(backend.contiguous(array), *_copied(operand, rows, columns))

@@ -19,7 +19,7 @@
 // instantiate: matmul_few_rows_plain<{FLOAT}>
 // instantiate: matmul_few_rows<{__half | __nv_bfloat16}, {8 | 16}, {1 | 2}, {8 | 16}>
 // instantiate: matmul_few_rows<{__half | __nv_bfloat16}, 32, {2 | 4}, {8 | 16}>
-constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
+constexpr bool ROUGH = false;   // constant of elementwise.cuh: results may have 32 bits
 #include "ampere.cuh"
 #include "fragment.cuh"
 #include "matmul/few_rows.cuh"
@@ -46,7 +46,7 @@ matmul_few_rows(T* y, float* wide, const T* x, const T* __restrict__ weight,
     constexpr int TILES = (ROWS + 15) / 16, ITEMS = ROWS * COLUMNS;   // ITEMS: of y
     constexpr int OWN = (ITEMS + THREADS - 1) / THREADS;              // that a thread stores
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.x * COLUMNS;
-    int place = warp * 32 + lane % 4 * 8;   // of this thread's terms
+    int place = warp * 32 + lane % 4 * 8;   // place of this thread's terms
     const T* weight_rows[BANDS];
     #pragma unroll
     for (int j = 0; j < BANDS; ++j)
@@ -84,7 +84,7 @@ matmul_few_rows(T* y, float* wide, const T* x, const T* __restrict__ weight,
     x += lane / 4 * (long long)width;
     #pragma unroll 1
     for (int start = warp * 32; start < width; start += AHEAD * STEP) {
-        Words own[AHEAD][2 * TILES] = {};   // of x: rows lane / 4, 8 below, and so on
+        Words own[AHEAD][2 * TILES] = {};   // words of x: rows lane / 4, 8 below, and so on
         #pragma unroll
         for (int i = 0; i < AHEAD; ++i)
             #pragma unroll

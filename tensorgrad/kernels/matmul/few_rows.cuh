@@ -13,7 +13,7 @@ struct FewRowsEpilogue {
     const T* residual;
     int gelu, columns;
 
-    struct Operands {   // of one element of y
+    struct Operands {   // the operands of one element of y
         float shift, open, residual;
     };
 

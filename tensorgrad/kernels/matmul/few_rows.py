@@ -21,11 +21,11 @@ from tensorgrad.kernels.structs import NULL, pointer
 from tensorgrad.kernels.tensor_map import TensorMap, map_memory
 
 MOST_ROWS = 32
-_PROCESSORS = 132  # of an H200; results do not depend on the chip
+_PROCESSORS = 132  # multiprocessors of an H200; results do not depend on the chip
 _MOST_SHARED = 226 * 1024  # bytes a block
 _LARGE = 2_500_000  # weights
 _WIDE = 2048  # terms, from which on a block has 16 warps
-_TILE, _TERMS, _MOST_STAGES = 64, 64, 16  # of few_rows_cluster_sm90.cu
+_TILE, _TERMS, _MOST_STAGES = 64, 64, 16  # constants of few_rows_cluster_sm90.cu
 _RESIDENT = 4  # blocks of it that a multiprocessor has registers for
 
 
@@ -52,7 +52,7 @@ def multiply(p: MatmulProblem) -> None:
     x, weight = p.a.array, p.b.array
     few = p.columns <= 16 * _PROCESSORS
     large = p.width * p.columns >= _LARGE
-    # Of megabytes that few blocks read, some multiprocessors read none: they may copy those of the
+    # Where few blocks read megabytes, some multiprocessors read none: they may copy those of the
     # next product meanwhile.
     at_once = few and large
     if x.itemsize > 2 or p.width % 8 or any(each.data.ptr % 16 for each in (x, weight)):

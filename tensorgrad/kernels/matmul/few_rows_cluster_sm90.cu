@@ -16,7 +16,7 @@
 // arch: sm_90a
 // instantiate: matmul_few_rows_tile<{__half | __nv_bfloat16}, {16 | 32}>
 // instantiate: matmul_few_rows_cluster<{__half | __nv_bfloat16}, {16 | 32}, {2 | 4 | 8}>
-constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
+constexpr bool ROUGH = false;   // constant of elementwise.cuh: results may have 32 bits
 #include "elementwise.cuh"
 #include "hopper.cuh"
 #include "matmul/few_rows.cuh"
@@ -35,7 +35,7 @@ __device__ inline void multiply_tile(const FewRowsEpilogue<T>& epilogue, const T
                                      const TensorMap& weight, int rows, int width, int stages,
                                      bool at_once) {
     constexpr int W_BYTES = TILE * SWIZZLE, STAGE = W_BYTES + ROWS * SWIZZLE;
-    constexpr int OWN_ROWS = ROWS / SPLIT, ITEMS = OWN_ROWS * TILE;   // of y, that the block stores
+    constexpr int OWN_ROWS = ROWS / SPLIT, ITEMS = OWN_ROWS * TILE;   // the block's part of y
     constexpr int OWN = (ITEMS + WARPGROUP - 1) / WARPGROUP;          // that a thread stores
     extern __shared__ unsigned char raw[];
     unsigned char* memory = raw + (-shared_address(raw) & 1023);

@@ -10,14 +10,14 @@
 //
 // arch: sm_90a
 // instantiate: matmul_few_rows_staged<{__half | __nv_bfloat16}, {8 | 16}>
-constexpr bool ROUGH = false;   // of elementwise.cuh: results may have 32 bits
+constexpr bool ROUGH = false;   // constant of elementwise.cuh: results may have 32 bits
 #include "fragment.cuh"
 #include "hopper.cuh"
 #include "matmul/few_rows.cuh"
 #include "overlap.cuh"
 #include "reduce.cuh"
 
-constexpr int ROWS = 8, BANDS = 2, COLUMNS = 8 * BANDS;   // of y, in a block
+constexpr int ROWS = 8, BANDS = 2, COLUMNS = 8 * BANDS;   // a block's part of y
 // Pieces of x that a warp has under way: all of 1,792 or 6,656 terms, for one latency of L2.
 template <int WARPS> constexpr int AHEAD_OF = WARPS == 8 ? 7 : 13;
 
@@ -73,7 +73,7 @@ matmul_few_rows_staged(T* y, float* wide, const T* x, const T* __restrict__ weig
     const unsigned weights = shared_address(memory) + lane / 4 * pitch;
     #pragma unroll 1
     for (int start = warp * 32; start < width; start += AHEAD * STEP) {
-        const int place = start + lane % 4 * 8;   // of this thread's terms
+        const int place = start + lane % 4 * 8;   // place of this thread's terms
         Words own[AHEAD];
         #pragma unroll
         for (int i = 0; i < AHEAD; ++i)

@@ -37,12 +37,12 @@ class MatmulProblem(NamedTuple):
     b: MatrixOperand  # width x columns, of the dtype of a
     y: Array  # (..., rows, columns) in C order; of the dtype of a, or float32
     bias: Array | None = None  # (columns,), C order, of the dtype of a or float32
-    before_gelu: Array | None = None  # as y; given, it asks for GELU
-    residual: Array | None = None  # as y
-    gelu_of: Array | None = None  # as y
+    before_gelu: Array | None = None  # like y; given, it asks for GELU
+    residual: Array | None = None  # like y
+    gelu_of: Array | None = None  # like y
     derivative: Array | None = None  # see `sm90.derivative_for`; given, it asks for GELU
     scale: Array | None = None  # such a derivative
-    gate: Array | None = None  # as y
+    gate: Array | None = None  # like y
     row_sums: Array | None = None  # with `scale`: sums of y over rows, in parts; see `sm90`
     add: bool = False
     gelu: bool = False  # take GELU without storing its input
@@ -57,7 +57,7 @@ class MatmulProblem(NamedTuple):
         addresses = a.array.data.ptr | b.array.data.ptr | y.data.ptr | 256
         alignments = [
             None if array is None else (address := array.data.ptr | 256) & -address
-            for array in self[7:-3]  # of the epilogue
+            for array in self[7:-3]  # arrays of the epilogue
         ]
         return (
             self.batch, self.rows, self.width, self.columns, a[1:], b[1:], a.array.dtype, y.dtype,

@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(64 * WARPS, 1)
     // Epilogue, by way of shared memory.
     cp_async_wait<0>();
     __syncthreads();
-    constexpr int PITCH = SIZE + 8, HALF = SIZE / 2;   // as many rows as two stages hold
+    constexpr int PITCH = SIZE + 8, HALF = SIZE / 2;   // the rows of two stages
     float* const rows = reinterpret_cast<float*>(memory) + warp * HALF * PITCH;
     #pragma unroll
     for (int half = 0; half < 2; ++half) {

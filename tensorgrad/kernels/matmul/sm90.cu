@@ -44,7 +44,7 @@
 #include "matmul/sm90.cuh"
 #include "overlap.cuh"
 
-constexpr int PRODUCER_REGISTERS = 88, CONSUMER_REGISTERS = 208;   // of a thread, of 65,536 in all
+constexpr int PRODUCER_REGISTERS = 88, CONSUMER_REGISTERS = 208;   // a thread's
 constexpr int EPILOGUE_WARPS = 3, CONSUMER_WARPS = 8;
 constexpr int UNDER_WAY = 4;   // stores of an epilogue warp, before it opens the first of the boxes
 
@@ -75,7 +75,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
     constexpr int OTHERS = BOXES - OWN, ALL_OTHERS = CONSUMER_WARPS * OTHERS;
     extern __shared__ unsigned char raw[];
     Storage& storage = *reinterpret_cast<Storage*>(raw + (-shared_address(raw) & 1023));
-    // Of the stages; and of the boxes of a consumer warp: may be filled, were filled.
+    // Barriers of the stages, and of the boxes of a consumer warp: may be filled, were filled.
     __shared__ Mbarrier full[STAGES], empty[STAGES], open[CONSUMER_WARPS], filled[CONSUMER_WARPS];
     __shared__ ClusterTileQueue queue;
     const int rank = CLUSTER == 1 ? 0 : cluster_rank();

@@ -3,10 +3,10 @@
 #include "fragment.cuh"
 #include "hopper.cuh"
 
-constexpr int M = 128, K = 64;   // of a block's tile: rows, and terms of each sum in a stage
+constexpr int M = 128, K = 64;   // a block's tile: rows, and terms of each sum in a stage
 constexpr int BOX_BYTES = 16 * SWIZZLE;   // 16 rows of 128 bytes: of one warp
 
-// What is done with the sums before they are stored.
+// The epilogue: work on the sums before they are stored.
 enum Epilogue {
     NARROW,          // y = sums + bias + residual, 16 bits
     GELU,            // pre = sums + bias, y = gelu(pre), derivative = gelu'(pre), 8 bits

@@ -29,7 +29,7 @@ Steps = tuple[int, int, int]  # in elements, to the next matrix, row and column
 _FILE = "matmul/sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
 _THREADS = 384
-_EPILOGUE_WARPS = 3  # as in the kernel
+_EPILOGUE_WARPS = 3  # the kernel's constant
 _BAND = 8  # rows of tiles, in clusters, before the next column of them
 _ROWS, _STEP = 128, 64  # rows of a block's tile, and terms of a step over K
 # cuBLASLt is faster by about 5 %. In products of up to this number of operations, 50 us, that our
@@ -140,7 +140,7 @@ def derivative_values(kept: Array, rows: int, columns: int) -> Array:
     """Return the derivatives in an array from `derivative_for`, (rows, columns), float32."""
     down, across, _ = kept.shape
     row = backend.cupy.arange(16)
-    units = backend.cupy.arange(8) ^ (row // 2 % 4)[:, None]  # of 8 columns, for each row of a box
+    units = backend.cupy.arange(8) ^ (row // 2 % 4)[:, None]  # 8 columns each, for rows of a box
     boxes = kept.reshape(down, across, 16, 8, 8)[:, :, row[:, None], units]
     values = boxes.transpose(0, 2, 1, 3, 4).reshape(16 * down, 64 * across)[:rows, :columns]
     return (values.astype(float32) - 27) / 200

@@ -14,7 +14,7 @@ from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.tuned import TuningCase
 
 _LENGTHS = {"s": 128, "m": 1024, "l": 4096}  # typical of the classes of matmul_cuda.case
-_CANDIDATES = ("cublas", "tiled", "wgmma")  # those of equal accuracy
+_CANDIDATES = ("cublas", "tiled", "wgmma")  # kernels of equal accuracy
 
 
 def cases(lengths: dict[str, int] | None = None) -> Iterator[TuningCase]:

@@ -114,7 +114,7 @@ class Row:
         self._value = value.value()
         self._dtype: Dtype | None = None
         self._compute: Dtype | None = None
-        self._widened: Dtype | None = None  # what NumPy computes in, where operands are converted
+        self._widened: Dtype | None = None  # dtype that operands are converted to
         self._wanted = gradients
         named = expressions.names([g for g in gradients if g is not None])
         self._saved = [n for n in (*value.parameters, "y") if n in named]
@@ -225,7 +225,7 @@ class Row:
         dy = expressions.name("dy")
         wanted = [g if need else None for g, need in zip(self._wanted, needs, strict=True)]
         computed = list(dict.fromkeys(g for g in wanted if g is not None and g != dy))
-        # What several operands take is in the dtype of dy: theirs may differ.
+        # Gradients of several operands are in the dtype of dy: theirs may differ.
         owners = [
             formula.parameters[wanted.index(g)] if wanted.count(g) == 1 else "" for g in computed
         ]
@@ -443,7 +443,7 @@ def _result_dtype(function: Callable[..., Array], conditions: int, *kinds: Any) 
     arrays = [kind for kind in kinds if kind not in SCALARS and kind != np.bool_]
     try:
         return np.result_type(*arrays) if arrays else dtype
-    except TypeError:  # of bfloat16 with float16 or int16 NumPy's ufuncs make float32
+    except TypeError:  # NumPy's ufuncs make float32 of bfloat16 with float16 or int16
         return dtype
 
 

@@ -35,7 +35,7 @@ class _Step(NamedTuple):
 
     y: Symbol
     operands: dict[str, Symbol]
-    gradients: dict[str, str]  # of the operands
+    gradients: dict[str, str]  # gradients of the operands
     names: dict[str, int]  # the expressions that the gradients name
 
 
