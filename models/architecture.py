@@ -1,4 +1,4 @@
-"""What a published architecture is: how it names its settings and stores its weights.
+"""A published architecture: how it names its settings and stores its weights.
 
 gpt2_weights.py and llama_weights.py describe the architectures, pretrained.py reads and writes
 their folders.

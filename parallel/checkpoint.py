@@ -41,7 +41,7 @@ Json = Any
 
 
 class Shards:
-    """What the ranks hold of a run, to save and load it. All ranks call the same methods.
+    """The ranks' parts of a run, to save and load it. All ranks call the same methods.
 
     Args:
         comm: the ranks.

@@ -32,7 +32,7 @@ Kind = Literal[
 
 
 class Action(NamedTuple):
-    """One action of a stage.
+    """An action of a stage.
 
     Attributes:
         kind: "forward" or "backward" through a part; or "send_output" (to the next part),

@@ -58,7 +58,7 @@ def autocast(dtype: DtypeLike = "bfloat16", enabled: bool = True) -> Iterator[No
 
 
 class Casts:
-    """What one `autocast` block asks for, and its casts, reused while the tensors live.
+    """The precision of one `autocast` block, and its casts, reused while the tensors live.
 
     Args:
         precision: one of AUTOCAST.

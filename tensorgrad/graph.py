@@ -248,7 +248,7 @@ _Attributes = dict[str, tuple[list[Any], list[Any]]]  # the owners and values of
 
 
 class _Guards:
-    """What a replay needs as it is: attributes of tensors, and modes and members of modules.
+    """The state that a replay needs as it is: attributes of tensors, modes and members of modules.
 
     Assignments to attributes of parameters, to modes and to members leave a note in
     `modes.changes`. So these are compared after a new note alone, and modes, which each call of
@@ -410,7 +410,7 @@ class _Watch(instrument.Observer):
 
 
 class _CaptureNotes:
-    """What the library notes while a step is captured (`modes.mode.capture`).
+    """The notes of the library while a step is captured (`modes.mode.capture`).
 
     Attributes:
         assigned: arrays of tensors that the step assigns to.
@@ -444,7 +444,7 @@ class _CaptureNotes:
 
 
 class _Variant:
-    """One graph, and what must hold for it.
+    """A graph, and what must hold for it.
 
     Args:
         key: of the arguments and the state of the library; see `_key`.

@@ -98,7 +98,7 @@ class Ulps:
 
 @dataclass
 class Case:
-    """One op with inputs to try it on.
+    """An op with inputs to try it on.
 
     Args:
         function: takes one Tensor per input, returns a Tensor (or a sequence of Tensors).
@@ -155,7 +155,7 @@ def sized(
 
 @dataclass
 class CaseResult:
-    """What one run of a case gave: values, and gradients for a fixed dy, on the CPU.
+    """The results of one run of a case: values, and gradients for a fixed dy, on the CPU.
 
     `magnitudes` stand beside expected ones: one for each value and gradient, or None.
     """

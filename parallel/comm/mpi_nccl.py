@@ -353,7 +353,7 @@ class _NcclTransport:
 
 
 class _NcclCommunicator:
-    """One NCCL communicator and the stream of its calls."""
+    """An NCCL communicator and the stream of its calls."""
 
     def __init__(
         self, unique_id: bytes, rank: int, size: int, device: int, last: watchdog_client.LastCall

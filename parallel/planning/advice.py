@@ -1,4 +1,4 @@
-"""What to change when a training step does not fit into memory. Tests: test_advice.py."""
+"""Changes that let a training step fit into memory. Tests: test_advice.py."""
 
 from __future__ import annotations
 

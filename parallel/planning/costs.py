@@ -49,7 +49,7 @@ _ARRAYS = {"adafactor": (120, 120), "muon": (100, _KERNEL + 2 * 8)}
 
 
 class BlockSizes(NamedTuple):
-    """What is counted of a block on a rank.
+    """The counts of a block on a rank.
 
     Attributes:
         parameters: all of them.

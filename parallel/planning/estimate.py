@@ -33,7 +33,7 @@ _SENDS = 4  # activations and gradients in flight between stages
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What to train, and how to parallelize it.
+    """A model to train, and how to parallelize it.
 
     Args:
         config: of the model.
@@ -201,7 +201,7 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Traffic:
-    """One kind of communication of a rank in a step.
+    """A kind of communication of a rank in a step.
 
     Attributes:
         what: what is sent.

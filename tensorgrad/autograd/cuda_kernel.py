@@ -113,7 +113,7 @@ class KernelParameter(NamedTuple):
 
 
 class CudaKernel:
-    """What `cuda_kernel` returns; call it.
+    """The result of `cuda_kernel`; call it.
 
     Attributes:
         reference: the NumPy function.

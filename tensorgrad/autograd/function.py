@@ -98,7 +98,7 @@ class Function:
 
 
 class Context:
-    """What forward keeps for backward; other attributes may be set too.
+    """The context that forward keeps for backward; other attributes may be set too.
 
     Attributes:
         needs_input_grad: for each argument of forward whether its gradient is wanted.

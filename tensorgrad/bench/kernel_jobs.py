@@ -49,7 +49,7 @@ _BOTH = {"forward": 2, "backward": 3}  # arrays that a function of one array mov
 
 @dataclass
 class Calls:
-    """What is measured.
+    """A measurement.
 
     Attributes:
         ours: our implementation.

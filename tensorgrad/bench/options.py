@@ -1,4 +1,4 @@
-"""What the options of sweeps share: types for the command line, choices, and cases of a product.
+"""The options that sweeps share: types for the command line, choices, and cases of a product.
 
 The options of a sweep are the arguments of a function that yields its measurements:
 

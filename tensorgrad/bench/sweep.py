@@ -47,7 +47,7 @@ Progress = Callable[[int, int, Case | None], object]
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a command of `tensorgrad bench` measures, and its table.
+    """A command of `tensorgrad bench`: its cases, how to measure them, and its table.
 
     Attributes:
         name: of its files.
@@ -110,7 +110,7 @@ def together(by: str, measure: Callable[[Case], Mapping[Any, Row]]) -> Callable[
 
 @dataclass
 class SweepResult:
-    """What a sweep gave.
+    """The results of a sweep.
 
     Attributes:
         rows: of the cases, those that are finished, with numbers where the text is one.

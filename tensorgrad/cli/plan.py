@@ -66,7 +66,7 @@ class MeshOptions:
 @Parameter(name="*", group="Speeds of the GPUs")
 @dataclass(frozen=True)
 class SpeedOptions:
-    """What the estimate of the time assumes.
+    """The assumptions of the estimate of the time.
 
     Args:
         tflops: achieved by a GPU, TFLOP/s.

@@ -1,4 +1,4 @@
-"""What the array API standard asks of a namespace beside its functions: dtypes and devices.
+"""The array API standard's demands on a namespace beside its functions: dtypes and devices.
 
 Source: https://data-apis.org/array-api/2024.12. Tests: tests/compat/test_array_api.py.
 """

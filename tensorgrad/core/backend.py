@@ -376,7 +376,7 @@ class _BlasThreads:
 
     @cached_property
     def libraries(self) -> list[Any]:
-        """What threadpoolctl knows to control: OpenBLAS, MKL, BLIS; none for another BLAS."""
+        """The libraries that threadpoolctl controls: OpenBLAS, MKL, BLIS; none for another BLAS."""
         from threadpoolctl import ThreadpoolController
 
         return list(ThreadpoolController().select(user_api="blas").lib_controllers)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 
 class Observer(Protocol):
-    """What the library tells a profiler. Several threads may call it at once.
+    """The events that the library tells a profiler. Several threads may call it at once.
 
     A subclass inherits methods that note nothing and run what they are given.
     """

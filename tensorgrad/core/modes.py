@@ -1,4 +1,4 @@
-"""What holds for the current thread, and what a captured step compares again."""
+"""The modes of the current thread, and what a captured step compares again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class _Mode(threading.local):
-    """What holds for the current thread."""
+    """The modes of the current thread."""
 
     grad_enabled = True
     inside_grad = False

@@ -27,7 +27,7 @@ Backward = Callable[[Any, tuple[Any, ...], Sequence[Any]], "Sequence[Array | Non
 
 
 class Node:
-    """One recorded op. `saved` is None once a walk has passed and freed it.
+    """A recorded op. `saved` is None once a walk has passed and freed it.
 
     With `takes_gradient`, backward gets a `Gradient` as dy where the op after it returned one.
     """
@@ -56,7 +56,7 @@ class Node:
 
 
 class Output:
-    """One of the `count` outputs of a node, which is its only edge."""
+    """An output of a node that has `count` of them; the node is its only edge."""
 
     __slots__ = ("count", "dtype", "edges", "index", "node", "shape")
 

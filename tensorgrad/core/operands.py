@@ -1,4 +1,4 @@
-"""What ops accept as operands, with errors that name the argument."""
+"""The operands that ops accept, with errors that name the argument."""
 
 from __future__ import annotations
 

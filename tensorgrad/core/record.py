@@ -1,4 +1,4 @@
-"""What an op records: a node with its backward function, the arrays it saved, and its inputs.
+"""Recording an op: a node with its backward function, the arrays it saved, and its inputs.
 
 An op computes arrays and calls `record`. When an input needs a gradient, the result gets a `Node`.
 So the graph holds what backward needs and nothing else: an intermediate array that no op saved is

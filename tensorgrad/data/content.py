@@ -94,7 +94,7 @@ _NUMBER = re.compile(r"\s*[-+]?[\d.]+(?:[eE][-+]?\d+)?\s*")
 
 @dataclass(frozen=True)
 class Content:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         kind: TEXT, JSON_LINES or PARQUET, which can be read, or the name of another kind.

@@ -1,4 +1,4 @@
-"""What all tokenizers share: the bytes of tokens, and checks of a tokenizer.json.
+"""The parts that all tokenizers share: the bytes of tokens, and checks of a tokenizer.json.
 
 The tokenizers library panics at some damaged files, or takes memory without end. Tests:
 tests/data/test_tokenizer.py.

@@ -1,4 +1,4 @@
-"""What launches know of the CUDA graph that is being captured.
+"""The CUDA graph that is being captured, as launches know it.
 
 In a graph the host's part of a launch costs nothing, so kernels are launched there in ways that
 cost Python more, such as overlapping (overlap.py), and share what needs to be zeroed only once.

@@ -37,7 +37,7 @@ Compiler = Callable[[loader.Source, Sequence[str], str], tuple[str, dict[str, st
 
 
 class Usage(NamedTuple):
-    """What ptxas says of one kernel, in registers and bytes."""
+    """The report of ptxas on one kernel, in registers and bytes."""
 
     registers: int
     shared: int
@@ -45,7 +45,7 @@ class Usage(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What the compiler said about a batch of instantiations of one file."""
+    """The report of the compiler on a batch of instantiations of one file."""
 
     file: str
     target: str

@@ -28,7 +28,7 @@ _ALONE = 65536  # the most numbers that one block adds
 
 
 class LossOptions(NamedTuple):
-    """What the loss of a row is: see `cross_entropy`."""
+    """The definition of the loss of a row: see `cross_entropy`."""
 
     ignore_index: int | None
     label_smoothing: float
@@ -81,7 +81,7 @@ def backward(dy: Array, dlogits: Array | None, saved: tuple[Any, ...]) -> Array:
 
 
 class GradientFactor(NamedTuple):
-    """What gradients are multiplied with: dy (one, or one a row) / divisor; None stands for 1."""
+    """The factor of gradients: dy (one, or one a row) / divisor; None stands for 1."""
 
     dy: Array | None = None
     divisor: Array | None = None  # a count of rows; 0 counts as 1

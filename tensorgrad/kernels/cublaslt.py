@@ -68,7 +68,7 @@ class CublasProduct(NamedTuple):
 
 
 class _Heuristic(ctypes.Structure):
-    """What the library proposes for a product."""
+    """An algorithm that the library proposes for a product."""
 
     _fields_ = (
         ("algorithm", c_uint64 * 8),

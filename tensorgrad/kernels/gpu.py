@@ -1,4 +1,4 @@
-"""What a GPU can do and what it does now: its peak FLOP/s, clock, power and utilization.
+"""A GPU's abilities and its state: peak FLOP/s, clock, power and utilization.
 
 Clock, power and utilization come from NVML through the package nvidia-ml-py, where it is installed.
 """

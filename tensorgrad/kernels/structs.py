@@ -153,7 +153,7 @@ class AttentionSm90Extras(Struct):
 
 
 class CacheStrides(Struct):
-    """Of cached keys or values, in elements."""
+    """Strides of cached keys or values, in elements."""
 
     sources = ("attention/decode.cu",)
     _fields_ = _fields(c_int64, "sequence head key")
@@ -213,7 +213,7 @@ class PartialSums(Struct):
 
 
 class ScoreArguments(Struct):
-    """What softmax is taken of: x * scale + mask."""
+    """The scores that softmax is taken of: x * scale + mask."""
 
     sources = ("scores.cuh",)
     _fields_ = (
@@ -238,7 +238,7 @@ class Targets(Struct):
 
 
 class GradientScale(Struct):
-    """What the gradient of a row is multiplied with: dy / count."""
+    """The factor of the gradient of a row: dy / count."""
 
     sources = ("cross_entropy.cu",)
     cuda_name = "GradientScale<float>"

@@ -25,7 +25,7 @@ Rows = dict[str, dict[str, dict[str, str]]]  # architecture, choice, case: what 
 
 
 class TuningCase(NamedTuple):
-    """One question that `python -m tensorgrad.kernels.tune` puts to the GPU."""
+    """A question that `python -m tensorgrad.kernels.tune` puts to the GPU."""
 
     choice: str
     name: str

@@ -87,7 +87,7 @@ class Parameter(Tensor):
 
 
 class _Forward(Protocol[_Arguments, _Result]):
-    """What a type checker knows of a module that is called."""
+    """A module that is called, as a type checker sees it."""
 
     def forward(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result: ...
 

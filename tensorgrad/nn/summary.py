@@ -20,7 +20,7 @@ _HEADER = ("layer", "kind", "output", "parameters", "FLOPs")
 
 
 class LayerSummary(NamedTuple):
-    """One module of a model, with all inside of it.
+    """A module of a model, with all inside of it.
 
     Attributes:
         name: as in `named_modules`; "" for the model itself.
@@ -39,7 +39,7 @@ class LayerSummary(NamedTuple):
 
 
 class Summary:
-    """What a model is made of; `print` shows it as a table.
+    """The layers and parameters of a model; `print` shows them as a table.
 
     Attributes:
         layers: the modules, parents first.

@@ -1,4 +1,4 @@
-"""One decoding step of attention against a key-value cache. Kernel: kernels/attention/decode.cu.
+"""A decoding step of attention against a key-value cache. Kernel: kernels/attention/decode.cu.
 
 Takes and returns arrays, without gradients: for generation. `lengths` is on the device of the cache
 and is never read by the host on the GPU. Tests: tests/ops/test_decode.py.

@@ -102,7 +102,7 @@ class Owned(NamedTuple):
 
 
 class Boxes:
-    """What this rank has of each parameter of the model: here the whole parameter.
+    """This rank's part of each parameter of the model: here the whole parameter.
 
     Where ranks share the layers, it has a box. Optimizers that need whole parameters ask for them;
     all ranks then ask for the same in the same order.

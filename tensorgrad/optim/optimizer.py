@@ -61,7 +61,7 @@ def two_numbers(op: str, name: str, value: Any, member: str) -> tuple[Any, Any]:
 
 
 class HeldState(NamedTuple):
-    """What this rank has of the state of one parameter.
+    """This rank's part of the state of one parameter.
 
     Attributes:
         kind, name: of the state and of the parameter.

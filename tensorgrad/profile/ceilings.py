@@ -1,4 +1,4 @@
-"""What a device reaches at most, measured: the bandwidth of a copy, the FLOP/s of a large product.
+"""The ceilings of a device, measured: the bandwidth of a copy, the FLOP/s of a large product.
 
 Tests: tests/profile/test_ceilings.py.
 """

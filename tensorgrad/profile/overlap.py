@@ -41,7 +41,7 @@ class CommunicationOverlap:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What a rank computes and sends, and when, in the last step of a recording.
+    """The computation and communication of a rank over time, in the last step of a recording.
 
     Attributes:
         rank: the rank.

@@ -1,4 +1,4 @@
-"""What a profiler has recorded, as plain data.
+"""The recording of a profiler, as plain data.
 
 Times are nanoseconds of `time.perf_counter_ns`, those of the GPU too. Tests:
 tests/profile/test_tables.py.

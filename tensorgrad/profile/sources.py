@@ -1,4 +1,4 @@
-"""What measures the kernels of a GPU: CUPTI, or CUDA events around ops where it is not installed.
+"""Measuring the kernels of a GPU: CUPTI, or CUDA events around ops where it is not installed.
 
 A source is told the number of each range that begins and ends. Neither waits for the GPU before
 the end. Tests: tests/profile/test_sources.py, with fakes, and tests/profile/test_gpu.py.
@@ -21,7 +21,7 @@ _BUFFER = 8 << 20  # bytes of CUPTI's records; it asks for another when one is f
 
 
 class TimeSource:
-    """What measures kernels; the base class is a CPU, which has none."""
+    """A source of measured kernels; the base class is a CPU, which has none."""
 
     name = "host"
 

@@ -47,7 +47,7 @@ Progress = Callable[[str, int, int], object]
 
 @dataclass(frozen=True)
 class StepProfile:
-    """What profiling a training step gave.
+    """The results of profiling a training step.
 
     Attributes:
         settings: of the step.

@@ -1,4 +1,4 @@
-"""What differs between runs in settings, environment and result: tables, CSV, a page of curves."""
+"""Differences between runs in settings, environment and result: tables, CSV, a page of curves."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ComparedRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between runs.
+    """The differences between runs.
 
     Attributes:
         names: of the runs.

@@ -20,7 +20,7 @@ _DIGITS = 5  # digits of a value on a page
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve of a chart.
+    """A curve of a chart.
 
     Attributes:
         label: in the legend.

@@ -1,4 +1,4 @@
-"""What a run came to: its status, losses, speed and memory, as numbers and as text."""
+"""The outcome of a run: its status, losses, speed and memory, as numbers and as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BEST = {
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to.
+    """The outcome of a run.
 
     Attributes:
         status: such as "stopped at step 300 of 800", or "finished: 3 epochs, 1,200 steps" for a

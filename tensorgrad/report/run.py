@@ -68,7 +68,7 @@ _NO_LOG = Log({})
 
 @dataclass(frozen=True)
 class Run:
-    """What the folder of a run holds.
+    """The contents of the folder of a run.
 
     Attributes:
         folder: of the run.

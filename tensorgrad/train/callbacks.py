@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """What the training loop calls, on the main rank and between two steps. All methods do nothing.
+    """Hooks of the training loop, called on the main rank and between two steps. All do nothing.
 
         class Progress(Callback):
             def on_evaluation(self, step, metrics):

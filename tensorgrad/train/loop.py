@@ -93,7 +93,7 @@ def measure_loss(
 
 
 class Trainer(TrainingRun):
-    """One training run in a folder.
+    """A training run in a folder.
 
         runs/gpt2-1/metrics.jsonl     losses and evaluations, equal in equal runs (see log.py)
         runs/gpt2-1/times.jsonl       seconds, speed and memory (see times.py)

@@ -1,4 +1,4 @@
-"""What is written down of a run as it trains: the files in its folder, and the callbacks."""
+"""The log of a run as it trains: the files in its folder, and the callbacks."""
 
 from __future__ import annotations
 

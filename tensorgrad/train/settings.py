@@ -75,7 +75,7 @@ def has_narrow_products(dtype: str) -> bool:
 
 
 class WarmupSettings:
-    """What settings with a warmup have in common."""
+    """The fields of all settings with a warmup."""
 
     steps: int
     warmup: int | None

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class Task:
-    """What a run trains: data, model, loss, evaluation and sample.
+    """The parts of a run: data, model, loss, evaluation and sample.
 
     A subclass has `build`, and `loss` and `batches` or loaders; the rest has defaults. Every rank
     has a task of its own, and calls the same methods in the same order.

@@ -32,7 +32,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class AttentionOptions:
-    """What a pass of attention computes; equal in forward and backward.
+    """The options of a pass of attention; equal in forward and backward.
 
     Query i of Tq is at position p = i + Tk - Tq of Tk and attends to the keys from p - before to
     p + after: a causal mask has after = 0, attention without a window before = ALL.
@@ -66,7 +66,7 @@ class AttentionOptions:
 
 
 class ForwardPass(NamedTuple):
-    """What backward needs: the operands (B, H, T, D), the result and its logsumexp (B, H, Tq)."""
+    """The arrays of backward: operands (B, H, T, D), the result and its logsumexp (B, H, Tq)."""
 
     q: Array
     k: Array

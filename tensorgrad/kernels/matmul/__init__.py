@@ -29,7 +29,7 @@ Multiply = Callable[[MatmulProblem], None]
 
 
 class Implementation(NamedTuple):
-    """One way to multiply.
+    """A way to multiply.
 
     `planned(problem)`, where there is one, returns `multiply` for problems of that signature.
     """

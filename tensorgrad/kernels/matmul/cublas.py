@@ -87,7 +87,7 @@ def _plan_of(p: MatmulProblem) -> tuple[cublaslt.CublasPlan | str, bool]:
 
 
 class _Signature(NamedTuple):
-    """What a plan depends on, but for the device."""
+    """The key of a plan, but for the device."""
 
     batch: int
     rows: int

@@ -52,7 +52,7 @@ class _Gradients(NamedTuple):
 
 
 class Row:
-    """One elementwise op; call it with tensors, arrays or Python numbers.
+    """An elementwise op; call it with tensors, arrays or Python numbers.
 
     Args:
         name: as in the public function, for errors.

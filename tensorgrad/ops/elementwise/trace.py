@@ -31,7 +31,7 @@ _NUMBERS = {"b": bool, "i": int, "f": float}  # a result of Python numbers is on
 
 
 class _Step(NamedTuple):
-    """One recorded row, or a cast (no gradients)."""
+    """A recorded row, or a cast (no gradients)."""
 
     y: Symbol
     operands: dict[str, Symbol]
