@@ -195,7 +195,7 @@ def _read_config(path: Path) -> tuple[Architecture, PublishedSettings, Any]:
     """Return the architecture, the settings and our sizes of a config.json."""
     try:
         theirs = PublishedSettings(read_json(path, links=True), str(path))
-        kinds = {each.model_type: each for each in ARCHITECTURES}
+        kinds = {architecture.model_type: architecture for architecture in ARCHITECTURES}
         kind = str(theirs.values.get("model_type"))
         if kind not in kinds:
             theirs.refuse("model_type", f"one of {', '.join(kinds)}")
@@ -272,12 +272,12 @@ def _check_headers(
                 found[stem] = path, file.shape(name)
     where = files[0] if len(files) == 1 else files[0].parent
     _check_names(str(where), set(found), architecture, config)
-    for each in architecture.stored(config):  # no more than the files have: none is missing
-        path, shape = found[each.theirs]
-        if shape != each.shape:
+    for weight in architecture.stored(config):  # no more than the files have: none is missing
+        path, shape = found[weight.theirs]
+        if shape != weight.shape:
             raise CheckpointError(
-                f"from_pretrained: {path}: {each.theirs} has shape {shape}, expected "
-                f"{each.shape}, as config.json says"
+                f"from_pretrained: {path}: {weight.theirs} has shape {shape}, expected "
+                f"{weight.shape}, as config.json says"
             )
     for path, header in headers.items():
         _check_written_together(path, header, theirs)
@@ -291,7 +291,7 @@ def _check_names(where: str, found: set[str], architecture: Architecture, config
     )
     unknown = []
     if len(missing) < 3:
-        known = {each.theirs for each in architecture.stored(config)} | {_HEAD}
+        known = {weight.theirs for weight in architecture.stored(config)} | {_HEAD}
         unknown = sorted(n for n in found - known if not architecture.ignored.fullmatch(n))
     if missing or unknown:
         raise CheckpointError(
@@ -322,16 +322,16 @@ def _load(model: Any, files: list[Path], architecture: Architecture, config: Any
     for path in files:
         arrays = load_arrays(path)
         found = {_stem(name, architecture): array for name, array in arrays.items()}
-        for each in architecture.stored(config):
-            array = found.get(each.theirs)
+        for weight in architecture.stored(config):
+            array = found.get(weight.theirs)
             if array is None:  # in another file
                 continue
             if not is_float(array.dtype):
                 raise CheckpointError(
-                    f"from_pretrained: {path}: {each.theirs} has dtype {array.dtype}, expected a "
+                    f"from_pretrained: {path}: {weight.theirs} has dtype {array.dtype}, expected a "
                     "float"
                 )
-            state[each.ours].data[each.rows] = array.T if each.transposed else array
+            state[weight.ours].data[weight.rows] = array.T if weight.transposed else array
         head = found.get(_HEAD, head)
     tied = model.output is None
     tokens = state["tokens.weight"].data[: config.vocab_size]
@@ -349,16 +349,16 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, int]:
 
 def _architecture_of(model: Any, config: Any) -> tuple[Architecture, dict[str, Any]]:
     """Return the first architecture that has all settings of a model, and its config.json."""
-    kinds = [each for each in ARCHITECTURES if type(config) is each.config]
+    kinds = [architecture for architecture in ARCHITECTURES if type(config) is architecture.config]
     if not kinds or not isinstance(model, kinds[0].model):
         raise ArgumentError(
             f"save_pretrained: model is a {type(model).__name__}, expected a GPT2 or TransformerLM"
         )
-    for each in kinds:
-        written = each.write(config)
-        if _loadable(each.read(PublishedSettings(written, _CONFIG))) == _loadable(config):
-            return each, written
-    names = ", ".join(each.name for each in kinds)
+    for architecture in kinds:
+        written = architecture.write(config)
+        if _loadable(architecture.read(PublishedSettings(written, _CONFIG))) == _loadable(config):
+            return architecture, written
+    names = ", ".join(architecture.name for architecture in kinds)
     settings = {key: value for key, value in asdict(config).items() if key in OF_PUBLISHED}
     raise ArgumentError(f"save_pretrained: model has {settings}, expected those of {names}")
 
@@ -382,16 +382,16 @@ def _arrays_of(model: LanguageModel, architecture: Architecture, config: Any) ->
     """Return the arrays of a model by their names and in their shapes, as views where possible."""
     state = {name: to_numpy(tensor.data) for name, tensor in model.state_dict().items()}
     arrays = {}
-    for each in architecture.stored(config):
-        array = state[each.ours][each.rows]
-        array = array.T if each.transposed else array
-        if array.shape != each.shape:
+    for weight in architecture.stored(config):
+        array = state[weight.ours][weight.rows]
+        array = array.T if weight.transposed else array
+        if array.shape != weight.shape:
             raise ArgumentError(
-                f"save_pretrained: {each.ours} has shape {array.shape} for {each.theirs}, "
-                f"expected {each.shape}: the whole model, on one rank"
+                f"save_pretrained: {weight.ours} has shape {array.shape} for {weight.theirs}, "
+                f"expected {weight.shape}: the whole model, on one rank"
             )
-        prefix = "" if each.theirs == _HEAD else architecture.prefix
-        arrays[prefix + each.theirs] = array
+        prefix = "" if weight.theirs == _HEAD else architecture.prefix
+        arrays[prefix + weight.theirs] = array
     return arrays
 
 
@@ -408,7 +408,7 @@ def _files_of(arrays: Mapping[str, Array], max_bytes: int) -> dict[str, dict[str
     if len(parts) == 1:
         return {_ONE_FILE: parts[0]}
     count = len(parts)
-    return {f"model-{n:05}-of-{count:05}.safetensors": each for n, each in enumerate(parts, 1)}
+    return {f"model-{n:05}-of-{count:05}.safetensors": part for n, part in enumerate(parts, 1)}
 
 
 def _check_free(folder: Path, files: int) -> None:

@@ -120,7 +120,7 @@ def config_of(kind: type[_AnyConfig], sizes: object, name: str) -> _AnyConfig:
     sizes = {**sizes, **nested}
     for key, value in sizes.items():
         if type(value) not in _types(hints[key]):
-            expected = " or ".join(sorted(each.__name__ for each in _types(hints[key])))
+            expected = " or ".join(sorted(kind.__name__ for kind in _types(hints[key])))
             raise CheckpointError(f"load: {name}: {key} is {value!r:.80}, expected {expected}")
     try:
         return kind(**sizes)
@@ -130,7 +130,7 @@ def config_of(kind: type[_AnyConfig], sizes: object, name: str) -> _AnyConfig:
 
 def _dataclass_in(hint: Any) -> Any:
     """Return the dataclass that a field may have; None where there is none."""
-    return next((each for each in _types(hint) if is_dataclass(each)), None)
+    return next((kind for kind in _types(hint) if is_dataclass(kind)), None)
 
 
 def _types(hint: Any) -> set[type[Any]]:

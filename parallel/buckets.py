@@ -66,7 +66,7 @@ def assign_buckets(
 
 def leading_embeddings(model: Module, parameters: Mapping[str, Tensor]) -> list[str]:
     """Return the embeddings that the parameters begin with: their gradients are ready last."""
-    tables = {id(each.weight) for each in model.modules() if isinstance(each, Embedding)}
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, Embedding)}
     return list(takewhile(lambda name: id(parameters[name]) in tables, parameters))
 
 

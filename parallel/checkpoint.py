@@ -63,7 +63,7 @@ class Shards:
         self._comm, self._held = comm, list(held)
         mine = [piece.to_json() for piece, _ in held]
         everyone = [
-            [ArrayPiece.from_json(each) for each in pieces]
+            [ArrayPiece.from_json(piece) for piece in pieces]
             for pieces in comm.all_gather_objects(mine)
         ]
         shapes: dict[str, Shape] = {}

@@ -46,7 +46,7 @@ def broadcast_parameters(arrays: Iterable[Array], comm: Comm, root: int = 0) -> 
     """
     arrays = list(arrays)
     comm.agree(
-        "broadcast_parameters", {"arrays": [f"{each.dtype} {each.shape}" for each in arrays]}
+        "broadcast_parameters", {"arrays": [f"{array.dtype} {array.shape}" for array in arrays]}
     )
     for array in arrays:
         comm.broadcast(array, root)
@@ -190,7 +190,7 @@ class DataParallel(ShardedStrategy):
         """
         sums = np.array(values, "float64")
         self._comm.all_reduce(sums)
-        return [float(each) for each in sums]
+        return [float(part) for part in sums]
 
     def reset(self) -> None:
         """Forget a step that did not reach its end."""

@@ -145,17 +145,19 @@ class Pipeline(NestedStrategy):
         if comm.size > 1:
             check_not_shared("Pipeline", model)
         kinds = {
-            name: f"{each.dtype}{list(each.shape)}{'' if each.requires_grad else ' frozen'}"
-            for name, each in model.named_parameters()
+            name: f"{weight.dtype}{list(weight.shape)}{'' if weight.requires_grad else ' frozen'}"
+            for name, weight in model.named_parameters()
         }
         comm.agree("Pipeline", {"schedule": self._schedule, "chunks": self._chunks, **kinds})
         # Tensor parallel ranks may have different numbers of heads: the slowest decide for all.
         self._world.agree("Pipeline", {"layers": len(model.blocks)})
         costs = self._world.all_gather_objects(block_costs(model))
-        self.parts = partition([max(each) for each in zip(*costs, strict=True)], count)
+        self.parts = partition([max(cost) for cost in zip(*costs, strict=True)], count)
         self._tie(model)
         keep_parts(model, self.parts, range(comm.rank, count, comm.size))
-        trains = comm.all_gather_objects(any(each.requires_grad for each in model.parameters()))
+        trains = comm.all_gather_objects(
+            any(parameter.requires_grad for parameter in model.parameters())
+        )
         if not all(trains):
             raise ArgumentError(
                 f"Pipeline: all parameters of stage {trains.index(False)} are frozen, expected "
@@ -240,7 +242,7 @@ class Pipeline(NestedStrategy):
         """Return the sums over the pipelines, each of the maximum over its stages."""
         largest = np.array(values, "float64")
         self._comm.all_reduce(largest, "max")
-        return self._inner.sum([float(each) for each in largest])
+        return self._inner.sum([float(value) for value in largest])
 
     def _tie(self, model: LanguageModel) -> None:
         """Connect first and last stage; with a tied head give both the same token embedding."""
@@ -251,7 +253,9 @@ class Pipeline(NestedStrategy):
         if at_end and model.output is None:
             head = model.head()
             if head.requires_grad:
-                self._tied = next(name for name, each in model.named_parameters() if each is head)
+                self._tied = next(
+                    name for name, parameter in model.named_parameters() if parameter is head
+                )
             self._ends.broadcast(head.data)
 
     def next_logits(self, tokens: Any, cache: Any = None, mask: Any = None) -> Tensor:
@@ -284,7 +288,7 @@ class Pipeline(NestedStrategy):
 
     def _dry_run(self, loss: Loss, batch: Batch) -> list[_PartOutput]:
         """Return the outputs of all parts for such a batch; the first time, run it with zeros."""
-        key = (self._model.training, *((each.shape, str(each.dtype)) for each in batch))
+        key = (self._model.training, *((array.shape, str(array.dtype)) for array in batch))
         if key not in self._outputs:
             comm, before = self._comm, random.get_state()
             found: list[_PartOutput] = []
@@ -373,7 +377,7 @@ class _ScheduleRun:
         if part > 0:
             local = self._passes.get((micro, part - 1))
             x = self._received("receive_input", unit) if local is None else local.y.data
-        draw = self._random["draw"] + sum(each.draws for each in self._outputs[:part])
+        draw = self._random["draw"] + sum(output.draws for output in self._outputs[:part])
         stream = self._pipeline.rank * count + micro
         random.set_state({**self._random, "draw": draw, "stream": stream})
         given, y = self._pipeline._run_part(self._loss, self._batches[micro], part, x)

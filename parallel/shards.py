@@ -135,7 +135,7 @@ class ShardedParameters(FlatParameters):
         if not sharded:
             whole = zeros(self.size, dtype, like)
             storage = [whole[segment.begin : segment.end] for segment in self.segments]
-            return storage, [self.part(each) for each in storage], [whole]
+            return storage, [self.part(array) for array in storage], [whole]
         sizes = [self.segments[number].size for number in self.units]
         slots = [zeros(max(sizes[i::SLOTS]), dtype, like) for i in range(min(SLOTS, len(sizes)))]
         shards = zeros(sum(sizes) // self.ranks, dtype, like)

@@ -35,13 +35,13 @@ def block_costs(model: LanguageModel) -> list[int]:
 
 def matrices(block: Module) -> int:
     """Return the number of elements of the matrices that a block multiplies by."""
-    return sum(each.size for each in block.parameters() if each.ndim == 2)
+    return sum(parameter.size for parameter in block.parameters() if parameter.ndim == 2)
 
 
 def mixed_width(block: Module) -> int:
     """Return H D, the width of what all heads of a block mix."""
-    layers = (each for each in block.modules() if isinstance(each, MultiHeadAttention))
-    return sum(each.proj.weight.shape[1] for each in layers)
+    layers = (layer for layer in block.modules() if isinstance(layer, MultiHeadAttention))
+    return sum(layer.proj.weight.shape[1] for layer in layers)
 
 
 def partition(costs: Sequence[float], parts: int) -> list[range]:

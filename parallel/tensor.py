@@ -354,7 +354,7 @@ class TensorParallel(NestedStrategy):
         """Return the sums over the inner ranks of the mean over these ranks."""
         means = np.array(values, "float64")
         self._comm.all_reduce(means, "mean")
-        return self._inner.sum([float(each) for each in means])
+        return self._inner.sum([float(mean) for mean in means])
 
 
 class _LayerBoxes(Boxes):

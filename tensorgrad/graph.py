@@ -124,11 +124,11 @@ class Captured:
         if not self._on_gpu:
             return _mapped(_detached, _checked(self._function(*arguments)))
         with self._lock:
-            return self._call([_moved(i, each) for i, each in enumerate(arguments)])
+            return self._call([_moved(i, argument) for i, argument in enumerate(arguments)])
 
     def _call(self, arguments: list[Any]) -> Any:
         key = _key(arguments)
-        found = (each for each in self._variants if each.key == key and each.holds())
+        found = (variant for variant in self._variants if variant.key == key and variant.holds())
         variant = next(found, None)
         if instrument.observer is not None or (variant is None and self._is_full()):
             return _mapped(_detached, _checked(self._function(*arguments)))
@@ -167,9 +167,9 @@ class Captured:
             self._arena = _Arena()
         variant.capture(self._function, self._stream, self._arena)
         if self._arena.is_used():
-            for each in self._variants:
-                if each is not variant and each.arena is self._arena:
-                    each.drop()
+            for other in self._variants:
+                if other is not variant and other.arena is self._arena:
+                    other.drop()
             self._arena = None
 
     def _is_full(self) -> bool:
@@ -202,7 +202,7 @@ class _Arena:
 
     def total_bytes(self) -> int:
         """Return the bytes reserved."""
-        return int(sum(each.size for each in self._memory))
+        return int(sum(block.size for block in self._memory))
 
     def is_used(self) -> bool:
         """Whether there are arrays; those in reference cycles are deleted first."""
@@ -213,7 +213,7 @@ class _Arena:
     def owns(self, array: Array) -> bool:
         """Whether an array lies in this memory."""
         address = array.data.ptr
-        return any(each.ptr <= address < each.ptr + each.size for each in self._memory)
+        return any(block.ptr <= address < block.ptr + block.size for block in self._memory)
 
 
 def _allocate(kept: list[Any], size: int) -> Any:
@@ -360,9 +360,9 @@ class _Watch(instrument.Observer):
         if id(module) not in self._modules:
             self._modules.add(id(module))
             self.guards.add_module(module)
-            for each in vars(module).values():
-                if isinstance(each, Tensor):
-                    self.guards.add(each, "data", each.data)
+            for value in vars(module).values():
+                if isinstance(value, Tensor):
+                    self.guards.add(value, "data", value.data)
 
     def enter(self, op: str) -> None:
         """Note the op that begins."""
@@ -377,13 +377,13 @@ class _Watch(instrument.Observer):
                 f"graph.capture: {name} at {user_line()} computes on the CPU, expected arrays on "
                 "the GPU, or capture(..., device='cpu')"
             )
-        for each in inputs:
-            if isinstance(each, Tensor) and each.requires_grad and each.node is None:
-                self.used[id(each)] = each
+        for operand in inputs:
+            if isinstance(operand, Tensor) and operand.requires_grad and operand.node is None:
+                self.used[id(operand)] = operand
                 if node is not None:
-                    self._leaf(each)
+                    self._leaf(operand)
         if self._arena is not None:
-            arrays = [getattr(each, "data", None) for each in inputs]
+            arrays = [getattr(operand, "data", None) for operand in inputs]
             for array in (*arrays, *saved):
                 on_gpu = backend.is_array(array) and not backend.is_numpy(array)
                 if on_gpu and not self._arena.owns(array):
@@ -458,7 +458,7 @@ class _Variant:
         self.key = key
         self.graph: Any = None
         self.arena: _Arena | None = None
-        self._arguments = [_mapped(_copy, each) for each in arguments]
+        self._arguments = [_mapped(_copy, argument) for argument in arguments]
         self._offset: Array = backend.cupy.zeros(1, np.uint64)  # see Generator.offset
         self._watch = _Watch()
         self._notes = _CaptureNotes()
@@ -631,10 +631,12 @@ def _casts_of_its_own() -> Iterator[None]:
 def _key(arguments: list[Any]) -> tuple[Any, ...]:
     """Return what decides, besides what `_Variant.holds` compares, what a replay does."""
     found: list[Any] = []
-    for each in arguments:
-        array = each.data if isinstance(each, Tensor) else each
+    for argument in arguments:
+        array = argument.data if isinstance(argument, Tensor) else argument
         is_array = backend.is_array(array)
-        found.append((type(each), array.shape, array.dtype) if is_array else (type(each), each))
+        found.append(
+            (type(argument), array.shape, array.dtype) if is_array else (type(argument), argument)
+        )
     casts = None if mode.autocast is None else mode.autocast.precision
     return (*found, mode.grad_enabled, casts)
 
@@ -672,8 +674,8 @@ def _moved(number: int, value: Any) -> Any:
 def _checked(result: Any) -> Any:
     """Return the result; raise GraphError where a replay could not repeat a part of it."""
     if isinstance(result, tuple | list):
-        for each in result:
-            _checked(each)
+        for item in result:
+            _checked(item)
     elif isinstance(result, dict):
         _checked(list(result.values()))
     elif result is not None and not isinstance(result, Tensor) and not backend.is_array(result):
@@ -687,9 +689,9 @@ def _checked(result: Any) -> Any:
 def _mapped(function: Callable[[Any], Any], values: Any) -> Any:
     """Return nested values with a function applied to each array and tensor."""
     if isinstance(values, dict):
-        return {name: _mapped(function, each) for name, each in values.items()}
+        return {name: _mapped(function, value) for name, value in values.items()}
     if isinstance(values, tuple | list):
-        found = [_mapped(function, each) for each in values]
+        found = [_mapped(function, value) for value in values]
         named = hasattr(values, "_fields")
         return type(values)(*found) if named else type(values)(found)
     return function(values) if isinstance(values, Tensor) or backend.is_array(values) else values

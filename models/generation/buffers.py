@@ -65,7 +65,7 @@ class _Parts:
 
     def __init__(self, model: LanguageModel) -> None:
         modules = list(model.modules())
-        attributes = [each for module in modules for each in vars(module).items()]
+        attributes = [attribute for module in modules for attribute in vars(module).items()]
         values = [value for name, value in attributes if name != _MODE]
         tensors = [value for value in values if isinstance(value, Tensor)]
         arrays = [tensor.data for tensor in tensors]
@@ -75,7 +75,7 @@ class _Parts:
         self._modules = [weakref.ref(module) for module in modules]
         self._tensors = [weakref.ref(tensor) for tensor in tensors]
         self._values, self._arrays = list(map(id, values)), list(map(id, arrays))
-        self._references = [_reference(each, self._gone) for each in (*values, *arrays)]
+        self._references = [_reference(value, self._gone) for value in (*values, *arrays)]
 
     def hold(self) -> bool:
         """Whether the model has the same ones still.
@@ -162,9 +162,9 @@ def take(model: LanguageModel, state: State, steps: int, how: Sampling) -> Batch
     key = _key(state, steps, how)
     with _lock:
         kept = _kept.get(id(model), [])
-        current = [parts for parts in {each.parts for each in kept} if parts.hold()]
-        kept[:] = [each for each in kept if each.parts in current]
-        found = next((each for each in kept if each.key == key), None)
+        current = [parts for parts in {entry.parts for entry in kept} if parts.hold()]
+        kept[:] = [entry for entry in kept if entry.parts in current]
+        found = next((entry for entry in kept if entry.key == key), None)
         if found is not None:
             kept.remove(found)
     if found is not None:
@@ -215,7 +215,7 @@ def _read(model: weakref.ref[LanguageModel], cache: Cache, state: State) -> Any:
     def read(count: int) -> None:
         alive = model()
         assert alive is not None  # who generates has it
-        parts: Any = [None if each is None else each.part(slice(None)) for each in cache]
+        parts: Any = [None if layer is None else layer.part(slice(None)) for layer in cache]
         alive.next_logits(Tensor(state.tokens[:, :count]), parts)
 
     return read

@@ -205,10 +205,10 @@ def _checked_seeds(seed: int | Sequence[int], count: int) -> list[int]:
             seeds = [(int(seed) + number) % 2**64 for number in range(count)]
             seeds = seeds if 0 <= seed < 2**64 else [-1]
         else:
-            seeds = [operator.index(each) for each in seed]
+            seeds = [operator.index(value) for value in seed]
     except TypeError:
         seeds = []
-    if len(seeds) != count or not all(0 <= each < 2**64 for each in seeds):
+    if len(seeds) != count or not all(0 <= value < 2**64 for value in seeds):
         raise ArgumentError(
             f"generate: seed is {seed!r}, expected an integer from 0 to 2^64 - 1, or {count} of "
             "them (one for each prompt)"

@@ -39,10 +39,10 @@ def differences(facts: Sequence[Mapping[str, Json]], ranks: Sequence[int] | None
         facts: one mapping for each rank.
         ranks: numbers of the ranks (default: 0, 1, ...).
     """
-    names = dict.fromkeys(name for each in facts for name in each)
+    names = dict.fromkeys(name for fact in facts for name in fact)
     found = []
     for name in names:
-        values = [repr(each[name]) if name in each else "missing" for each in facts]
+        values = [repr(fact[name]) if name in fact else "missing" for fact in facts]
         if len(set(values)) > 1:
             found.append(f"{name} is {by_rank(values, ranks)}")
     more = len(found) - _MOST_NAMED

@@ -95,7 +95,7 @@ class Comm:
         if self.rank not in group:
             raise ArgumentError(f"split: ranks is {group}, expected rank {self.rank} among them")
         groups = self._gather("split", group)
-        if any(groups[rank] != each for each in groups for rank in each):
+        if any(groups[rank] != group for group in groups for rank in group):
             found = agreement.by_rank(list(map(str, groups)), self.ranks)
             raise CommError(f"split: ranks is {found}; expected the same on all ranks of a group")
         part = Comm(None if self._network is None else self._network.split(group))
@@ -324,7 +324,7 @@ class Comm:
     def _gather(self, call: str, value: Json) -> list[Json]:
         text = agreement.to_json(call.partition("(")[0], value)
         self._enter(call)
-        return [json.loads(each) for each in self._exchange(text)]
+        return [json.loads(reply) for reply in self._exchange(text)]
 
     def agree(self, what: str, facts: Mapping[str, Json]) -> None:
         """Check that all ranks pass the same facts, such as the options of a run.
@@ -339,7 +339,7 @@ class Comm:
         self._enter(f"agree on {what}")
         if self._same(text):
             return
-        facts_of_ranks = [json.loads(each) for each in self._exchange(text)]
+        facts_of_ranks = [json.loads(reply) for reply in self._exchange(text)]
         found = agreement.differences(facts_of_ranks, self.ranks)
         raise CommError(f"{what}: {found}; expected the same on all ranks")
 
@@ -437,9 +437,9 @@ class Comm:
             if not wait:
                 self._record(f"wait for {call}")
             with instrument.phase("communication"):
-                for each in finishes:
-                    if each is not None:
-                        each()
+                for finish in finishes:
+                    if finish is not None:
+                        finish()
 
         handle = Handle(finish, self._open)
         if wait:

@@ -246,7 +246,7 @@ def _addresses_of_rank_0(network: Network, host: str) -> list[str]:
         found = socket.gethostbyname_ex(host)[2]
     except OSError:
         found = []
-    known = Counter(each for text in network.exchange(" ".join(found)) for each in text.split())
+    known = Counter(word for text in network.exchange(" ".join(found)) for word in text.split())
     # A host may know itself as 127.0.1.1, so count what the others see.
     return [address for address, _ in known.most_common() if not address.startswith("127.")]
 

@@ -151,8 +151,8 @@ class Costs:
         Forward: 2 for each element of a matrix, and 2 T H D for causal attention. Backward: twice
         the former, and 2.5 times the latter because flash attention recomputes the scores.
         """
-        products = 2 * (sum(each.matrices for each in blocks) + head * self.head)
-        attention = 2 * self.config.context * sum(each.mixed for each in blocks)
+        products = 2 * (sum(block.matrices for block in blocks) + head * self.head)
+        attention = 2 * self.config.context * sum(block.mixed for block in blocks)
         return products + attention, 2 * products + 2.5 * attention
 
     def kept_by_blocks(self, blocks: range, tokens: int) -> float:
@@ -168,7 +168,7 @@ class Costs:
         """Return the bytes of the copies of weights that the graph of a micro-batch keeps."""
         if not self.autocast:
             return 0.0
-        return self.item * (sum(each.matrices for each in blocks) + head * self.head)
+        return self.item * (sum(block.matrices for block in blocks) + head * self.head)
 
     def kept_by_head(self, tokens: int) -> float:
         """Return the bytes that norm, head and loss keep: inputs, and gradients computed early.
@@ -224,7 +224,7 @@ class Costs:
         if optimizer != "adafactor":
             return 0.0
         factors = replace(self, tp=1).counted.factors[first, last]
-        return 4 * (factors + sum(each.factors for each in self._whole(numbers)))
+        return 4 * (factors + sum(block.factors for block in self._whole(numbers)))
 
     def moved_bytes(self, optimizer: str, numbers: Sequence[int], first: bool, last: bool) -> float:
         """Return the bytes that a clipped step of a stage moves, with float32 gradients."""
@@ -240,7 +240,7 @@ class Costs:
         """
         if optimizer != "muon":
             return 0.0
-        sides = [sorted(shape) for each in self._whole(numbers) for shape in each.shapes]
+        sides = [sorted(shape) for block in self._whole(numbers) for shape in block.shapes]
         return ITERATIONS * sum(4 * r * r * c + 2 * r**3 for r, c in sides)
 
     def gathered_bytes(self, optimizer: str, numbers: Sequence[int]) -> float:
@@ -250,14 +250,14 @@ class Costs:
 
     def joined_bytes(self, optimizer: str, numbers: Sequence[int]) -> float:
         """Return the bytes of a stage's matrices that ranks which share layers put together."""
-        matrices = sum(each.matrices for each in self._whole(numbers))
+        matrices = sum(block.matrices for block in self._whole(numbers))
         return 4 * matrices if optimizer in ("muon", "adafactor") else 0.0
 
     def _elements(self, numbers: Sequence[int], first: bool, last: bool) -> tuple[int, int]:
         """Return the elements of the matrices in a stage's blocks, and of all else."""
         blocks = [self.blocks[number] for number in numbers]
-        matrices = sum(each.matrices for each in blocks)
-        others = sum(each.parameters for each in blocks) - matrices
+        matrices = sum(block.matrices for block in blocks)
+        others = sum(block.parameters for block in blocks) - matrices
         return matrices, others + self.root_parameters(first, last)
 
     def _whole(self, numbers: Sequence[int]) -> list[BlockSizes]:
@@ -305,14 +305,16 @@ def _counted(kind: Any, config: Any, tp: int) -> CountedModel:
         for row in shared_rows("plan", model) if tp > 1 else []:
             _shrink(row, tp)
     outside = [
-        (name.partition(".")[0], each)
-        for name, each in model.named_parameters()
+        (name.partition(".")[0], parameter)
+        for name, parameter in model.named_parameters()
         if not name.startswith("blocks.")
     ]
     root, factors = {}, {}
     for first, last in itertools.product((False, True), repeat=2):
-        held = [each for name, each in outside if is_on(name, model, first=first, last=last)]
-        root[first, last] = sum(each.size for each in held)
+        held = [
+            parameter for name, parameter in outside if is_on(name, model, first=first, last=last)
+        ]
+        root[first, last] = sum(parameter.size for parameter in held)
         factors[first, last] = _factors(held)
     blocks, inner = tuple(map(_sizes, model.blocks)), max(map(_inner, model.blocks))
     return CountedModel(model, blocks, block_costs(model), inner, root, factors)
@@ -341,24 +343,26 @@ def _shrink(row: ShardRow, ranks: int) -> None:
 
 def _sizes(block: Module) -> BlockSizes:
     return BlockSizes(
-        sum(each.size for each in block.parameters()),
+        sum(parameter.size for parameter in block.parameters()),
         matrices(block),
         mixed_width(block),
         sum(row.shard.kind == "row" for row in rows_of(block)),
-        [each.shape for each in block.parameters() if each.ndim == 2],
+        [parameter.shape for parameter in block.parameters() if parameter.ndim == 2],
         _factors(block.parameters()),
     )
 
 
 def _factors(parameters: Iterable[Parameter]) -> int:
     """Return the rows and columns of matrices, and the elements of vectors."""
-    return sum(sum(each.shape) if each.ndim > 1 else each.size for each in parameters)
+    return sum(
+        sum(parameter.shape) if parameter.ndim > 1 else parameter.size for parameter in parameters
+    )
 
 
 def _inner(block: Module) -> int:
     """Return the width of all results within the last layer of a block that has matrices."""
     for layer in reversed(list(block.children())):
-        shapes = [each.shape for each in layer.parameters() if each.ndim == 2]
+        shapes = [parameter.shape for parameter in layer.parameters() if parameter.ndim == 2]
         if shapes:
             return max(shapes[-1][1], sum(outputs for outputs, _ in shapes[:-1]))
     return 0

@@ -279,7 +279,7 @@ def stage_memory(job: TrainingJob, stage: int) -> dict[str, float]:
     parts = job.parts(stage)
     first, last = stage == 0, stage == mesh.pp - 1
     root = costs.root_parameters(first, last)
-    blocks = sorted(each.parameters for each in job.blocks(stage))
+    blocks = sorted(block.parameters for block in job.blocks(stage))
     every, slots = sum(blocks), sum(blocks[-_SLOTS:])
     shared = root + slots + every / mesh.dp  # blocks are sharded, the root is not
     parameters = shared if job.zero == 3 else root + every
@@ -338,17 +338,19 @@ def estimate(
     sent = [*_sent_by_layers(job, speeds, slowest), *_sent_by_stages(job, speeds, slowest)]
     sent += _sent_by_copies(job, speeds, slowest, backward / speeds.flops, bucket)
     compute = job.micro_batches * (forward + backward) / speeds.flops
-    layers = sum(each.exposed for each in sent if each.axis == "tp")
+    layers = sum(transfer.exposed for transfer in sent if transfer.axis == "tp")
     bubble = bubble_fraction(job.schedule, job.mesh.pp, job.micro_batches, job.chunks)
     for_update = list(_sent_by_update(job, speeds, slowest))
     time = {
         "compute": compute,
         "send within layers": layers,
         "pipeline bubble": (compute + layers) * bubble / (1 - bubble),
-        "send between stages": sum(each.exposed for each in sent if each.axis == "pp"),
-        "send gradients and parameters": sum(each.exposed for each in sent if each.axis == "dp"),
+        "send between stages": sum(transfer.exposed for transfer in sent if transfer.axis == "pp"),
+        "send gradients and parameters": sum(
+            transfer.exposed for transfer in sent if transfer.axis == "dp"
+        ),
         "optimizer": _update_seconds(job, speeds, slowest),
-        "send for the optimizer": sum(each.exposed for each in for_update),
+        "send for the optimizer": sum(transfer.exposed for transfer in for_update),
     }
     return Estimate(job, speeds, stage, memories[stage], sent + for_update, time)
 
@@ -366,7 +368,7 @@ def _update_seconds(job: TrainingJob, speeds: Speeds, stage: int) -> float:
 def _held(job: TrainingJob, stage: int) -> int:
     """Return the parameters of a stage on a rank."""
     root = job.costs.root_parameters(stage == 0, stage == job.mesh.pp - 1)
-    return sum(each.parameters for each in job.blocks(stage)) + root
+    return sum(block.parameters for block in job.blocks(stage)) + root
 
 
 def _compute(job: TrainingJob, stage: int) -> tuple[float, float]:
@@ -380,7 +382,7 @@ def _sent_by_layers(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Tr
     ranks = job.mesh.tp
     if ranks == 1:
         return
-    sums = sum(each.sums for each in job.blocks(stage))
+    sums = sum(block.sums for block in job.blocks(stage))
     ends = int(stage == 0) + int(stage == job.mesh.pp - 1)
     calls = job.micro_batches * (2 * sums + ends)
     # Outputs of layers are sums in `item`, gradients of norms' outputs in `wide`.
@@ -402,7 +404,7 @@ def _sent_by_update(job: TrainingJob, speeds: Speeds, stage: int) -> Iterator[Tr
         yield speeds.traffic("momentum, all-gather", "dp", mesh.dp * mesh.tp, len(numbers), size)
     if mesh.tp > 1 and joined:
         size = 2 * (mesh.tp - 1) / mesh.tp * joined
-        calls = sum(len(each.shapes) for each in job.blocks(stage))
+        calls = sum(len(block.shapes) for block in job.blocks(stage))
         yield speeds.traffic("matrices of updates, all-reduce", "tp", mesh.tp, calls, size)
 
 
@@ -432,7 +434,7 @@ def _sent_by_copies(
     link = "dp", mesh.dp * mesh.tp
     fraction = (mesh.dp - 1) / mesh.dp
     parameters, blocks = _held(job, stage), job.blocks(stage)
-    inside = sum(each.parameters for each in blocks)
+    inside = sum(block.parameters for block in blocks)
     root = parameters - inside
     overlaps = mesh.pp == 1  # a pipeline sends gradients when it has drained
 

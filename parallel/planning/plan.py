@@ -70,7 +70,7 @@ def fit(
             for micro_batches in _micros(job, mesh):
                 tried = replace(job, mesh=mesh, zero=stage, micro_batches=micro_batches)
                 ends = {0, mesh.pp - 1} if mesh.pp > 1 else {0}
-                need = reserved + max(sum(stage_memory(tried, each).values()) for each in ends)
+                need = reserved + max(sum(stage_memory(tried, stage).values()) for stage in ends)
                 if nearest is None or need < nearest[0]:
                     nearest = (need, tried)
                 if need > memory:
@@ -140,8 +140,8 @@ def _micros(job: TrainingJob, mesh: Mesh) -> Iterator[int]:
 @lru_cache(maxsize=1024)
 def divisors(number: int) -> tuple[int, ...]:
     """Return the divisors of a number, the smallest first."""
-    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
-    return tuple(sorted({*small, *(number // each for each in small)}))
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return tuple(sorted({*small, *(number // divisor for divisor in small)}))
 
 
 def bytes_of(text: str, name: str = "memory") -> float:
@@ -178,7 +178,7 @@ def to_json(found: Estimate, reserved: float = 0.0) -> dict[str, Any]:
         "speeds": asdict(found.speeds),
         "fullest_stage": found.stage,
         "memory": {**found.memory, "reserved": reserved, "total": found.bytes + reserved},
-        "sent": [asdict(each) for each in found.sent],
+        "sent": [asdict(transfer) for transfer in found.sent],
         "time": {**found.time, "total": found.seconds},
         "bubble_fraction": found.bubble_fraction,
         "tokens_per_second": found.tokens_per_second,

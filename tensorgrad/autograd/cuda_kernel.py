@@ -88,7 +88,7 @@ def cuda_kernel(
     parameters = _parameters(text, name)
     for what, kinds, given in (("shapes", "output", shapes), ("sizes", "number", sizes)):
         names = [p.name for p in parameters if p.kind == kinds]
-        wrong = [each for each in given or {} if each not in names]
+        wrong = [name for name in given or {} if name not in names]
         if wrong:
             raise ArgumentError(
                 f"cuda_kernel: {what} has {wrong[0]!r}, expected names of {', '.join(names)}"
@@ -158,7 +158,7 @@ class CudaKernel:
             KernelError: the kernel does not compile; with the lines of the source.
         """
         tensors, numbers = self._checked(args)
-        arrays = [each.data for each in tensors]
+        arrays = [tensor.data for tensor in tensors]
         given = (*arrays, *numbers)
         kind = self._type(arrays)
         results = [
@@ -312,7 +312,7 @@ def _parameters(text: str, name: str) -> list[KernelParameter]:
     match = re.search(pattern, bare)
     if match is None:
         raise KernelError(f"cuda_kernel: the source has no `__global__ void {name}(...)`")
-    found = [_parameter(name, each) for each in match[1].split(",")]
+    found = [_parameter(name, parameter) for parameter in match[1].split(",")]
     order = [("output", "input", "number").index(p.kind) for p in found]
     if order != sorted(order) or order[:1] != [0] or 1 not in order:
         raise KernelError(
@@ -334,7 +334,7 @@ def _parameter(kernel: str, text: str) -> KernelParameter:
     c_type, name = " ".join(names[:-1]), names[-1] if names else ""
     known = c_type in _DTYPES or (c_type == "T" and kind != "number")
     if not known or words.count("*") > 1 or (kind == "number" and c_type in _HEADERS):
-        expected = ", ".join(each for each in _DTYPES if kind != "number" or each not in _HEADERS)
+        expected = ", ".join(name for name in _DTYPES if kind != "number" or name not in _HEADERS)
         also = "T, " if kind != "number" else ""
         raise KernelError(
             f"cuda_kernel: {kernel} has the parameter {text.strip()!r}, expected a name after one "

@@ -86,8 +86,8 @@ class Function:
         with replaced(mode, grad_enabled=False):
             result = cls.forward(ctx, *args)
         outputs = ctx._results_of(result)
-        inputs = [each if isinstance(each, Tensor) else None for each in args]
-        saved = [each.data for each in ctx.saved_tensors if each is not None]
+        inputs = [argument if isinstance(argument, Tensor) else None for argument in args]
+        saved = [tensor.data for tensor in ctx.saved_tensors if tensor is not None]
         several = isinstance(result, tuple | list)
         data: Any = tuple([y.data for y in outputs]) if several else outputs[0].data
         found: Any = record(cls.__name__, data, inputs, _backward, (ctx, *saved))
@@ -121,11 +121,12 @@ class Context:
         Raises:
             DtypeError: one is neither a tensor nor None; set other values as attributes.
         """
-        for each in tensors:
-            if each is not None and not isinstance(each, Tensor):
+        for tensor in tensors:
+            if tensor is not None and not isinstance(tensor, Tensor):
+                kind = type(tensor).__name__
                 raise DtypeError(
-                    f"{self._op.__name__}: save_for_backward got a {type(each).__name__}, expected "
-                    "tensors; set another value as an attribute of ctx"
+                    f"{self._op.__name__}: save_for_backward got a {kind}, expected tensors; set "
+                    "another value as an attribute of ctx"
                 )
         self.saved_tensors = tuple([None if x is None else Tensor(x.data) for x in tensors])
 

@@ -47,7 +47,7 @@ def breakdown(step: TrainingStep, device: str) -> dict[str, tuple[float, float |
     Kinds overlap where streams do; "gaps" is when nothing runs.
     """
     recording = profile(step, device)
-    dtypes = {each.dtype for each in recording.ranges if each.flops}
+    dtypes = {span.dtype for span in recording.ranges if span.flops}
     ceilings = measure_ceilings(device, dtypes)
     return summed(recording, ceilings, own_bytes(step.model.config))
 
@@ -72,7 +72,7 @@ def summed(
         ceilings: of the device.
         known: bytes of a step by kind, for kinds without ops.
     """
-    ranges = {each.number: each for each in recording.ranges}
+    ranges = {span.number: span for span in recording.ranges}
     seconds: dict[str, float] = defaultdict(float)
     floors = {kind: recording.steps * size / ceilings.bandwidth for kind, size in known.items()}
     counted: set[tuple[int, str]] = set()

@@ -157,7 +157,7 @@ def _check_fits(size: float, device: str, group: Comm) -> None:
         check_fits(size, device)
     except MemoryError as error:
         problem = str(error)
-    problems = [str(each) for each in group.all_gather_objects(problem) if each]
+    problems = [str(text) for text in group.all_gather_objects(problem) if text]
     if problems:
         raise MemoryError(problems[0])
 

@@ -65,7 +65,7 @@ def step_times(peer: bool, sizes: dict[str, int]) -> list[list[float]]:
         x, y = (torch.from_numpy(tokens).long() for tokens in step.parts[0])
         parts = partial(trainer.loss, x, y), torch.Tensor.backward, trainer.update
     found = [phases("cpu", *(parts if peer else step.phases())) for _ in range(sizes["steps"] + 2)]
-    return [[1e3 * seconds for seconds in each] for each in found[2:]]
+    return [[1e3 * seconds for seconds in times] for times in found[2:]]
 
 
 def measure_cpu(case: Case) -> dict[str, Row]:

@@ -170,7 +170,7 @@ def measure_decode_kernels(case: Case) -> dict[str, Row]:
     }
     layers = list(zip(model.blocks, caches, strict=True))
     calls: dict[str, list[Callable[[], Any]]]
-    calls = {kind: [partial(call, *each) for each in layers] for kind, call in of_a_block.items()}
+    calls = {kind: [partial(call, *layer) for layer in layers] for kind, call in of_a_block.items()}
     calls |= {kind: [call] for kind, call in of_a_step.items()}
     found: dict[str, Row] = {}
     with evaluating(model):

@@ -87,7 +87,7 @@ def measure_errors(case: Case, device: str) -> Row:
     exact = _theirs(torch, theirs, x.astype("float64"), dy.astype("float64"))
     row: Row = {}
     for number, part in enumerate(_PARTS):
-        errors = [_error(each[number], exact[number]) for each in (found, peer)]
+        errors = [_error(y[number], exact[number]) for y in (found, peer)]
         row |= {f"{part}_error": errors[0], f"{part}_peer_error": errors[1]}
         row[f"{part}_ratio"] = errors[0] / errors[1] if errors[1] else float(errors[0] > 0)
     return row
@@ -97,7 +97,7 @@ def _theirs(torch: Any, function: Callable[[Any, Any], Any], x: Any, dy: Any) ->
     leaf, weight = to_torch(torch, x).clone().requires_grad_(True), to_torch(torch, dy)
     y = function(torch, leaf)
     y.backward(weight.reshape(-1)[: y.numel()].reshape(y.shape))
-    return [each.detach().double().cpu().numpy() for each in (y, leaf.grad)]
+    return [tensor.detach().double().cpu().numpy() for tensor in (y, leaf.grad)]
 
 
 def _error(found: Any, exact: Any) -> float:

@@ -774,7 +774,7 @@ def _attention(shape: Shape4, kind: str, dtype: str, beside: bool) -> Jobs:
             with torch.nn.attention.sdpa_kernel(backend):
                 return function(*operands)
 
-        return {name: partial(by, each) for name, each in names.items()}
+        return {name: partial(by, function) for name, function in names.items()}
 
     amount = operations(shape, causal)
     yield from TimedFunction(

@@ -179,7 +179,7 @@ def measure_loss(case: Case, device: str) -> Row:
     ours = language_step(settings, config, device)
     theirs = peer_step(ours, device, case["compiled"] and device != "cpu")
     losses = train_both(our_step(ours, device), theirs, batches, settings)
-    means = [running_means(each, case["window"]) for each in losses]
+    means = [running_means(loss, case["window"]) for loss in losses]
     apart = abs(means[0] - means[1])
     worst = int(apart.argmax())  # NaN is the largest
     return {
@@ -188,8 +188,8 @@ def measure_loss(case: Case, device: str) -> Row:
         "largest_difference": float(apart[worst]),
         "at_step": worst + case["window"],
         "mean_difference": float((means[0] - means[1]).mean()),
-        **{name: " ".join(f"{loss:.6g}" for loss in each)
-           for name, each in zip(_CURVES, losses, strict=True)},
+        **{name: " ".join(f"{loss:.6g}" for loss in curve)
+           for name, curve in zip(_CURVES, losses, strict=True)},
     }  # fmt: skip
 
 

@@ -127,4 +127,4 @@ def check_fits(size: float, device: str) -> None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that the memory of the host or of a GPU is not enough."""
     words = f"{type(error).__name__} {error}".lower()
-    return isinstance(error, MemoryError) or any(each in words for each in _WORDS)
+    return isinstance(error, MemoryError) or any(word in words for word in _WORDS)

@@ -141,7 +141,7 @@ def measure_losses(case: Case, device: str) -> Row:
     """Return the losses of a small GPT-2 that trains on synthetic text: a chain with noise."""
     step, first = _step(case, device), case["seed"] + 1
     losses = [step(*_batch(first + number, device)) for number in range(case["steps"])]
-    values = [float(each) for each in losses]
+    values = [float(loss) for loss in losses]
     last = values[-max(1, len(values) // 10) :]
     return {
         "first_loss": values[0],

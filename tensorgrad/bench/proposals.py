@@ -104,15 +104,15 @@ def measure_product(product: Product, seconds: float, monitor: GpuMonitor) -> Ro
     described = cublas.described(sets[0])
     found = cublaslt.proposals(described, 0)
     taken = cublaslt.prepare(described, 0)
-    calls = [_call(each.plan, sets) for each in found]
+    calls = [_call(proposal.plan, sets) for proposal in found]
     under_load(calls[0], seconds)
     monitor.take()
     times = in_turns([partial(under_load, call, seconds / TURNS) for call in calls], TURNS)
-    own = [bytes(each.plan.algorithm) == bytes(taken.algorithm) for each in found]
+    own = [bytes(proposal.plan.algorithm) == bytes(taken.algorithm) for proposal in found]
     ratios = [ms / times[0] for ms in times]
     names = [
-        f"{TILES.get(each.tile, each.tile)}{'*' * mine}{' split' if each.plan.workspace else ''}"
-        for each, mine in zip(found, own, strict=True)
+        f"{TILES.get(p.tile, p.tile)}{'*' * mine}{' split' if p.plan.workspace else ''}"
+        for p, mine in zip(found, own, strict=True)
     ]
     microseconds = 1e3 * times[0] / len(sets)
     return {
@@ -125,8 +125,8 @@ def measure_product(product: Product, seconds: float, monitor: GpuMonitor) -> Ro
 
 def _call(plan: cublaslt.CublasPlan, sets: Sequence[MatmulProblem]) -> Call:
     def call(_: int) -> None:
-        for each in sets:
-            cublas.run(plan, each)
+        for operands in sets:
+            cublas.run(plan, operands)
 
     return call
 
@@ -151,12 +151,12 @@ def proposals_sweep(
     if grad_dtype not in ("float32", dtype):
         raise ArgumentError(f"--grad-dtype: got {grad_dtype}, expected float32 or {dtype}")
     dtypes = as_dtype(dtype), as_dtype(grad_dtype)
-    found = {each.name: each for each in products(sized(preset), 1024 * batch, *dtypes)}
+    found = {product.name: product for product in products(sized(preset), 1024 * batch, *dtypes)}
     shared = {"preset": preset, "batch": batch, "seconds": seconds}
     cases = [
-        {"product": name, **dict(zip(_SIZES, each[1:5], strict=True)), "dtype": str(each.operands),
-         "result_dtype": str(each.result), **shared}
-        for name, each in found.items()
+        {"product": name, **dict(zip(_SIZES, product[1:5], strict=True)),
+         "dtype": str(product.operands), "result_dtype": str(product.result), **shared}
+        for name, product in found.items()
     ]  # fmt: skip
     check_gpu("proposals")
 

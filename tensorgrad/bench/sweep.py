@@ -216,7 +216,7 @@ def _outcome(measure: Callable[[Case], Row], case: Case, comm: Comm, monitor: Gp
         traceback.clear_frames(error.__traceback__)  # which hold arrays
     release()
     found = _of_all_ranks(comm, [row["status"], row["message"], caused])
-    failures = [(rank, *each) for rank, each in enumerate(found) if each[0] != OK]
+    failures = [(rank, *failure) for rank, failure in enumerate(found) if failure[0] != OK]
     for rank, status, message, _ in sorted(failures, key=lambda each: not each[3])[:1]:
         words = message if rank == comm.rank else f"rank {rank}: {message}"
         row = {"status": status, "message": words}
@@ -260,7 +260,7 @@ class _RowFile:
 
     def add(self, row: Row) -> None:
         """Append a row to the file."""
-        row = self._sweep.derive(row, [_numbers(each) for each in self._rows])
+        row = self._sweep.derive(row, [_numbers(row) for row in self._rows])
         unknown = set(row) - set(self._sweep.columns)
         if unknown:
             raise ArgumentError(

@@ -43,7 +43,7 @@ def in_turns(measures: Sequence[Callable[[], float]], turns: int) -> list[float]
     for turn in range(turns):
         for i in range(len(measures))[:: 1 if turn % 2 == 0 else -1]:
             found[i].append(measures[i]())
-    return [statistics.median(each) for each in found]
+    return [statistics.median(times) for times in found]
 
 
 def under_load(call: Call, seconds: float, device: str = "cuda") -> float:

@@ -152,7 +152,7 @@ def _report(found: StepProfile, rows: int) -> str:
         )
         split = attention_split(found.recording)
         if split:
-            parts = ", ".join(f"{name} {1e3 * each:.2f} ms" for name, each in split.items())
+            parts = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in split.items())
             lines.append(f"inside attention: {parts}")
         if found.ceilings is not None:
             peaks = found.ceilings.flops.items()

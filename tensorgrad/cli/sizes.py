@@ -49,5 +49,5 @@ DEFAULT_MODEL = ModelOptions()
 
 def given(*options: Any) -> dict[str, Any]:
     """Return the options of dataclasses that are not None."""
-    values = {f.name: getattr(each, f.name) for each in options for f in fields(each)}
+    values = {f.name: getattr(option, f.name) for option in options for f in fields(option)}
     return {name: value for name, value in values.items() if value is not None}

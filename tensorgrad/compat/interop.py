@@ -117,16 +117,16 @@ def from_torch_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function, updated=())
     def call(*args: Any) -> Any:
-        tensors = [each for each in args if isinstance(each, Tensor)]
-        leaves = [_torch_leaf(torch, each) for each in tensors]
+        tensors = [argument for argument in args if isinstance(argument, Tensor)]
+        leaves = [_torch_leaf(torch, tensor) for tensor in tensors]
         ours = iter(leaves)
-        given = [next(ours) if isinstance(each, Tensor) else each for each in args]
+        given = [next(ours) if isinstance(argument, Tensor) else argument for argument in args]
         with torch.set_grad_enabled(mode.grad_enabled):
             result = function(*given)
         results = _several(name, result, torch.Tensor, "PyTorch tensors")
-        arrays = tuple(dlpack.from_dlpack(each.detach()) for each in results)
+        arrays = tuple(dlpack.from_dlpack(result.detach()) for result in results)
         # Backward comes here for the sake of PyTorch's parameters too.
-        wants = any(each.requires_grad for each in results)
+        wants = any(result.requires_grad for result in results)
         inputs = [*tensors, Tensor(np.zeros(0), requires_grad=True)] if wants else []
         outputs = record(name, arrays, inputs, _torch_backward, (results, leaves))
         return outputs if len(results) > 1 else outputs[0]
@@ -163,18 +163,19 @@ def _torch_op() -> Any:
         @staticmethod
         def forward(ctx: Any, function: Any, anchor: Any, *args: Any) -> Any:
             ctx.leaves = [
-                _leaf(each, wanted) if isinstance(each, torch.Tensor) else None
-                for each, wanted in zip(args, ctx.needs_input_grad[2:], strict=True)
+                _leaf(argument, wanted) if isinstance(argument, torch.Tensor) else None
+                for argument, wanted in zip(args, ctx.needs_input_grad[2:], strict=True)
             ]
             given = (
-                each if leaf is None else leaf for leaf, each in zip(ctx.leaves, args, strict=True)
+                argument if leaf is None else leaf
+                for leaf, argument in zip(ctx.leaves, args, strict=True)
             )
             with replaced(mode, grad_enabled=ctx.needs_input_grad[1]):
                 result = function(*given)
             ctx.outputs = _several("as_torch_function", result, Tensor, "tensors")
-            results = tuple(torch.from_dlpack(each.detach()) for each in ctx.outputs)
+            results = tuple(torch.from_dlpack(output.detach()) for output in ctx.outputs)
             pairs = zip(results, ctx.outputs, strict=True)
-            ctx.mark_non_differentiable(*(each for each, y in pairs if not y.requires_grad))
+            ctx.mark_non_differentiable(*(result for result, y in pairs if not y.requires_grad))
             ctx.set_materialize_grads(False)
             return results
 
@@ -190,7 +191,10 @@ def _torch_op() -> Any:
             _backward_from(ctx.outputs, arrays)
             ctx.outputs = None
             grads = [None if leaf is None else leaf.grad for leaf in ctx.leaves]
-            found = (None if each is None else torch.from_dlpack(Tensor(each)) for each in grads)
+            found = (
+                None if gradient is None else torch.from_dlpack(Tensor(gradient))
+                for gradient in grads
+            )
             return (None, None, *found)
 
     return TensorgradFunction
@@ -214,7 +218,7 @@ def _backward_from(outputs: Sequence[Tensor], dys: Sequence[Array | None]) -> No
 def _several(name: str, result: Any, kind: type, words: str) -> tuple[Any, ...]:
     """Return the result of a function as a tuple of tensors; raise DtypeError where it is none."""
     results = tuple(result) if isinstance(result, tuple | list) else (result,)
-    wrong = [type(each).__name__ for each in results if not isinstance(each, kind)]
+    wrong = [type(result).__name__ for result in results if not isinstance(result, kind)]
     if wrong or not results:
         got = wrong[0] if wrong else type(result).__name__
         raise DtypeError(f"{name}: the function returned {got}, expected {words}")

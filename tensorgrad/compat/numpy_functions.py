@@ -81,7 +81,9 @@ _FAMILIES = (
     creation, diagonals, einsum, elementwise, indexing, matmul, reduce, shape, sorting, stacking,
     statistics,
 )  # fmt: skip
-_OPS: dict[str, Any] = {name: getattr(each, name) for each in _FAMILIES for name in each.__all__}
+_OPS: dict[str, Any] = {
+    name: getattr(family, name) for family in _FAMILIES for name in family.__all__
+}
 
 
 def call_ufunc(

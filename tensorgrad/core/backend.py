@@ -216,7 +216,7 @@ def to_numpy_later(array: Array) -> Callable[[], np.ndarray[Any, Any]]:
     array.get(out=copied, blocking=False)
     arrived = cupy.cuda.get_current_stream().record()
     with _copies_lock:  # nobody may wait for the copy, as after Ctrl-C
-        _copies[:] = [each for each in _copies if not each[0].done]
+        _copies[:] = [copy for copy in _copies if not copy[0].done]
         _copies.append((arrived, memory))
 
     def found() -> np.ndarray[Any, Any]:

@@ -56,29 +56,28 @@ class TensorDataset(Dataset):
     def __init__(self, *tensors: Any) -> None:
         if not tensors:
             raise ArgumentError("TensorDataset: got no tensor, expected at least one")
-        for place, each in enumerate(tensors):
-            if not (isinstance(each, Tensor) or is_array(each)):
-                kind = type(each).__name__
-                raise DtypeError(
-                    f"TensorDataset: tensors[{place}] is a {kind}, expected a tensor or an array"
-                )
-            if not each.ndim or len(each) != len(tensors[0]):
+        for place, array in enumerate(tensors):
+            name = f"TensorDataset: tensors[{place}]"
+            if not (isinstance(array, Tensor) or is_array(array)):
+                kind = type(array).__name__
+                raise DtypeError(f"{name} is a {kind}, expected a tensor or an array")
+            if not array.ndim or len(array) != len(tensors[0]):
                 raise ShapeError(
-                    f"TensorDataset: tensors[{place}] has shape {each.shape}, expected the length "
-                    f"of tensors[0], of shape {tensors[0].shape}, in axis 0"
+                    f"{name} has shape {array.shape}, expected the length of tensors[0], of shape "
+                    f"{tensors[0].shape}, in axis 0"
                 )
         self.tensors = tuple(
-            each.detach() if isinstance(each, Tensor) else Tensor(each) for each in tensors
+            array.detach() if isinstance(array, Tensor) else Tensor(array) for array in tensors
         )
 
     def __repr__(self) -> str:
-        return call_text(self, *(f"{each.dtype} {each.shape}" for each in self.tensors))
+        return call_text(self, *(f"{array.dtype} {array.shape}" for array in self.tensors))
 
     def __len__(self) -> int:
         return len(self.tensors[0])
 
     def __getitem__(self, number: int | slice | np.ndarray[Any, Any]) -> tuple[Tensor, ...]:
-        return tuple(each[number] for each in self.tensors)
+        return tuple(array[number] for array in self.tensors)
 
 
 class DataLoader(EpochLoader[Any]):

@@ -183,7 +183,7 @@ class PairLoader(EpochLoader[PairBatch]):
         shape = self.shapes[self._shape_of[numbers[0]]]
         first, columns = shape.columns - shape.counted, np.arange(shape.columns)
         start, source, length = (
-            each[numbers, None] for each in (self._starts, self._sources, self._lengths)
+            array[numbers, None] for array in (self._starts, self._sources, self._lengths)
         )
         places, inside = start + columns, columns < length
         tokens = self._ids.take(places)

@@ -245,10 +245,10 @@ class PublishedTokenizer(TokenBytes):
     def _checked_ends(self, given: Any) -> tuple[int, ...]:
         """Return the ids that end a text: those given, and the one that settings name."""
         ids = given if isinstance(given, list) else [given]
-        for each in ids:
-            if type(each) is not int or not 0 <= each < self.vocab_size:
+        for number in ids:
+            if type(number) is not int or not 0 <= number < self.vocab_size:
                 raise DataError(
-                    f"PublishedTokenizer: {self._name} has eos_token_id {each!r:.80}, "
+                    f"PublishedTokenizer: {self._name} has eos_token_id {number!r:.80}, "
                     f"expected 0 to {self.vocab_size - 1}"
                 )
         named = self._ids.get(self.special_tokens.get("eos_token", ""))
@@ -353,9 +353,9 @@ def _special_tokens(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _template(value: Any) -> str | None:
     """Return the chat template of a tokenizer_config.json; of several, the default one."""
-    for each in value if isinstance(value, list) else []:
-        if isinstance(each, dict) and each.get("name") == "default":
-            value = each.get("template")
+    for item in value if isinstance(value, list) else []:
+        if isinstance(item, dict) and item.get("name") == "default":
+            value = item.get("template")
     return value if isinstance(value, str) else None
 
 

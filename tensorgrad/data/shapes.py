@@ -39,7 +39,7 @@ def few_shapes(
     kinds, kind, count = np.unique(
         np.stack([width, start], 1), axis=0, return_inverse=True, return_counts=True
     )
-    ends, begins = (each.ravel() for each in np.meshgrid(widths, starts, indexing="ij"))
+    ends, begins = (grid.ravel() for grid in np.meshgrid(widths, starts, indexing="ij"))
     ends, begins = ends[begins < ends], begins[begins < ends]
     prices = _BODY * ends + _HEAD * (ends - begins)
     whole = int(prices.argmax())  # every row fits
@@ -66,7 +66,7 @@ def few_shapes(
     chosen.sort(key=lambda each: ends[each])
     used, nearest = np.unique(costs[chosen].argmin(0), return_inverse=True)
     found = [chosen[number] for number in used]
-    shapes = [(int(ends[each]), int(ends[each] - begins[each])) for each in found]
+    shapes = [(int(ends[place]), int(ends[place] - begins[place])) for place in found]
     return shapes, nearest[kind.reshape(-1)]
 
 

@@ -75,7 +75,7 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> dict[str, Any]:
         return tensors
     try:
         return {
-            name: _join(each, tensors) for name, each in parse_json(text, os.fspath(path)).items()
+            name: _join(item, tensors) for name, item in parse_json(text, os.fspath(path)).items()
         }
     except (DataError, KeyError, TypeError) as error:
         raise DamagedError(f"load: {path}: its tree is damaged: {error!s:.80}") from error
@@ -90,8 +90,8 @@ def _split(value: Any, path: str, arrays: dict[str, Any]) -> Any:
                     f"save: {path or 'values'} has the name {name!r}, expected text"
                 )
         return {
-            name: _split(each, f"{path}/{name}" if path else name, arrays)
-            for name, each in value.items()
+            name: _split(item, f"{path}/{name}" if path else name, arrays)
+            for name, item in value.items()
         }
     if isinstance(value, Tensor) or backend.is_array(value):
         if path in arrays:
@@ -109,5 +109,5 @@ def _split(value: Any, path: str, arrays: dict[str, Any]) -> Any:
 def _join(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """Return a tree with the tensors in the places of their paths."""
     if isinstance(value, dict):
-        return {name: _join(each, tensors) for name, each in value.items()}
+        return {name: _join(item, tensors) for name, item in value.items()}
     return tensors[value[0]] if isinstance(value, list) else value

@@ -124,10 +124,12 @@ def check(
     compiler = _compiler()
     tasks = []
     sources = [loader.read(path) for path in paths]
-    if without and not any(_names(kernel, without) for each in sources for kernel in each.kernels):
+    if without and not any(
+        _names(kernel, without) for source in sources for kernel in source.kernels
+    ):
         raise KernelError(f"compile: --without is {without!r}, expected a type that kernels name")
     for source in sources:
-        kernels = [each for each in source.kernels if not _names(each, without)]
+        kernels = [kernel for kernel in source.kernels if not _names(kernel, without)]
         if most is not None:
             kernels = kernels[:: max(1, -(-len(kernels) // most))]
         for arch in archs:

@@ -133,7 +133,7 @@ def prepare(product: CublasProduct, device: int) -> CublasPlan:
     found = proposals(product, device)
     if _splits(product, device) or capability(device) != 90:
         return found[0].plan
-    tiles = [each.tile for each in found]
+    tiles = [algorithm.tile for algorithm in found]
     return found[preferred(product, tiles, multiprocessors(device))].plan
 
 
@@ -180,7 +180,7 @@ def proposals(product: CublasProduct, device: int) -> list[Proposal]:
         handle, operation, *layouts, layouts[2], preference, _PROPOSALS, choices, byref(count)
     )
     library.cublasLtMatmulPreferenceDestroy(preference)
-    usable = [] if status else [each for each in choices[: count.value] if not each.state]
+    usable = [] if status else [choice for choice in choices[: count.value] if not choice.state]
     if not usable:
         raise KernelError(f"matmul: cuBLASLt got {product}, expected a product that it can do")
     number = c_double if double else c_float
@@ -188,8 +188,10 @@ def proposals(product: CublasProduct, device: int) -> list[Proposal]:
         handle, operation, *layouts, None, 0, byref(number(1)), byref(number(0)), threading.Lock()
     )
     return [
-        Proposal(plan._replace(algorithm=each.algorithm, workspace=each.workspace), _tile(each))
-        for each in usable
+        Proposal(
+            plan._replace(algorithm=choice.algorithm, workspace=choice.workspace), _tile(choice)
+        )
+        for choice in usable
     ]
 
 

@@ -99,8 +99,8 @@ class PartialSum(NamedTuple):
 
 def sum_parts(sums: Sequence[PartialSum]) -> None:
     """Add up parts of sums, all of one dtype, with as few launches as possible."""
-    for dtype in dict.fromkeys(each.total.dtype for each in sums):
-        _sum_parts_to(dtype, [each for each in sums if each.total.dtype is dtype])
+    for dtype in dict.fromkeys(part.total.dtype for part in sums):
+        _sum_parts_to(dtype, [part for part in sums if part.total.dtype is dtype])
 
 
 def _sum_parts_to(dtype: Dtype, sums: Sequence[PartialSum]) -> None:
@@ -121,7 +121,7 @@ def _sum_parts_to(dtype: Dtype, sums: Sequence[PartialSum]) -> None:
             (blocks,),
             (32, 32),
             (by_value(table),),
-            writes=[each.total for each in together],
+            writes=[part.total for part in together],
         )
 
 
@@ -242,9 +242,9 @@ def _columns(
     name, misaligned = _operation(op, x, y), x.data.ptr % 16
     passes, count = _passes(name, x.itemsize, misaligned, outer, length, inner, parameter)
     *before, last = passes
-    for each in before:
+    for launch in before:
         partials = _partials(op, x, count)
-        load("reduce.cu", each.kernel)(each.grid, each.block, (partials, x, *each.numbers))
+        load("reduce.cu", launch.kernel)(launch.grid, launch.block, (partials, x, *launch.numbers))
         x = partials
     load("reduce.cu", last.kernel)(last.grid, last.block, (y, x, *last.numbers))
 

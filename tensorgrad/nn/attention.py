@@ -131,7 +131,7 @@ class RotaryEmbedding(Module):
         key = self.base, self.scaling, backend.device_of(like)
         if self._table is None or self._table[0] != key or len(self._table[1]) < steps:
             found = self._cos_sin(np.arange(1 << max(0, steps - 1).bit_length()), np)
-            cos, sin = (backend.asarray_like(each[:, 0], like) for each in found)
+            cos, sin = (backend.asarray_like(table[:, 0], like) for table in found)
             self._table = key, cos, sin
         _, cos, sin = self._table
         return cos[:steps], sin[:steps]

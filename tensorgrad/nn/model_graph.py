@@ -66,7 +66,9 @@ class _GraphRecorder(instrument.Observer):
         self.nodes = ["node [shape=box]"]
         self.edges: list[str] = []
         self._layers = {id(module): name for name, module in model.named_modules()}
-        self._parameters = {id(each.data): name for name, each in model.named_parameters()}
+        self._parameters = {
+            id(parameter.data): name for name, parameter in model.named_parameters()
+        }
         self._sources: dict[int, str] = {}  # id of an array: its node
         self._kept: list[Any] = []  # the arrays, so that no id is used twice
         self._count = 0
@@ -85,8 +87,8 @@ class _GraphRecorder(instrument.Observer):
         self, name: str, output: Any, inputs: Sequence[Any], node: Any, saved: tuple[Any, ...]
     ) -> None:
         """Add an op, and an edge from each input."""
-        arrays = [each.data for each in inputs if each is not None]
-        sources = [self._sources.get(id(each)) or self._leaf(each) for each in arrays]
+        arrays = [operand.data for operand in inputs if operand is not None]
+        sources = [self._sources.get(id(array)) or self._leaf(array) for array in arrays]
         target = self._node(name, output[0] if isinstance(output, tuple) else output, "box")
         self.edges += [f"{source} -> {target}" for source in sources]
         if isinstance(output, tuple):
@@ -94,8 +96,8 @@ class _GraphRecorder(instrument.Observer):
 
     def further_outputs(self, outputs: Sequence[Any]) -> None:
         """Let the op noted last be the source of these arrays too."""
-        for each in outputs:
-            self._keep(each, f"n{self._count}")
+        for output in outputs:
+            self._keep(output, f"n{self._count}")
 
     def _leaf(self, array: Any) -> str:
         """Add a parameter or another array that no op has computed."""

@@ -204,7 +204,7 @@ class Module:
             if id(module) not in seen:
                 seen.add(id(module))
                 yield module
-                children = [each for each in vars(module).values() if isinstance(each, Module)]
+                children = [value for value in vars(module).values() if isinstance(value, Module)]
                 waiting += reversed(children)
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
@@ -455,7 +455,7 @@ class _HookedForward:
         setattr(self, name, [*getattr(self, name), own])
 
         def remove() -> None:
-            setattr(self, name, [each for each in getattr(self, name) if each is not own])
+            setattr(self, name, [hook for hook in getattr(self, name) if hook is not own])
             if not (self._first or self._last) and vars(self._module).get("forward") is self:
                 del vars(self._module)["forward"]
                 if self._own is not None:
@@ -496,10 +496,10 @@ def _all_modules(root: Module) -> list[Module]:
     """Return what `root.modules()` yields, in another order and in a third of the time."""
     found, seen = [root], {id(root)}
     for module in found:  # which grows meanwhile
-        for each in vars(module).values():
-            if isinstance(each, Module) and id(each) not in seen:
-                seen.add(id(each))
-                found.append(each)
+        for value in vars(module).values():
+            if isinstance(value, Module) and id(value) not in seen:
+                seen.add(id(value))
+                found.append(value)
     return found
 
 

@@ -180,7 +180,7 @@ def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8) -> Tenso
     """Return the cosine of the angle of x and y, which broadcast, along an axis."""
     x, y = float_operands("cosine_similarity", ("x", "y"), (x, y))
     x, y = broadcast_arrays(x, y)
-    lengths = [maximum(norm(each, axis, keepdims=True), eps) for each in (x, y)]
+    lengths = [maximum(norm(vector, axis, keepdims=True), eps) for vector in (x, y)]
     return sum((x / lengths[0]) * (y / lengths[1]), axis)
 
 
@@ -283,7 +283,7 @@ def binary_cross_entropy(
     names = ("x", "target", "weight")
     x, target, weight = operands("binary_cross_entropy", names, (x, target, weight), 1)
     x, target = _both("binary_cross_entropy", x, target)
-    logs = [maximum(log(each), -100.0) for each in (x, 1.0 - x)]
+    logs = [maximum(log(p), -100.0) for p in (x, 1.0 - x)]
     losses = -(target * logs[0] + (1.0 - target) * logs[1])
     return reduced("binary_cross_entropy", losses if weight is None else losses * weight, reduction)
 

@@ -62,10 +62,10 @@ class Summary:
             for name, module in model.named_modules()
         ]
         parameters = list(model.parameters())
-        self.parameters = sum(each.size for each in parameters)
-        self.trained = sum(each.size for each in parameters if each.requires_grad)
-        self.parameter_bytes = sum(int(each.data.nbytes) for each in parameters)
-        self.buffer_bytes = sum(int(each.data.nbytes) for each in model.buffers())
+        self.parameters = sum(parameter.size for parameter in parameters)
+        self.trained = sum(parameter.size for parameter in parameters if parameter.requires_grad)
+        self.parameter_bytes = sum(int(parameter.data.nbytes) for parameter in parameters)
+        self.buffer_bytes = sum(int(buffer.data.nbytes) for buffer in model.buffers())
         self.result_bytes = recorder.result_bytes
         self.flops = recorder.all_flops
 
@@ -73,13 +73,13 @@ class Summary:
         """Return the table, and the totals below it."""
         rows = [
             (
-                "  " * each.name.count(".") * bool(each.name) + (each.name or "(model)"),
-                each.kind,
-                "" if each.shape is None else str(each.shape),
-                f"{each.parameters:,}",
-                f"{each.flops:,.0f}" if each.flops else "",
+                "  " * layer.name.count(".") * bool(layer.name) + (layer.name or "(model)"),
+                layer.kind,
+                "" if layer.shape is None else str(layer.shape),
+                f"{layer.parameters:,}",
+                f"{layer.flops:,.0f}" if layer.flops else "",
             )
-            for each in self.layers
+            for layer in self.layers
         ]
         widths = [max(map(len, column)) for column in zip(_HEADER, *rows, strict=True)]
         lines = [
@@ -146,4 +146,4 @@ class _Recorder(instrument.Observer):
 
     def further_outputs(self, outputs: Sequence[Any]) -> None:
         """Add the memory of results."""
-        self.result_bytes += sum(int(getattr(each, "nbytes", 0)) for each in outputs)
+        self.result_bytes += sum(int(getattr(output, "nbytes", 0)) for output in outputs)

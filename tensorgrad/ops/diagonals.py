@@ -136,10 +136,10 @@ def block_diag(*matrices: Any) -> Tensor:
             raise ShapeError(
                 f"block_diag: matrices[{i}] has shape {block.shape}, expected two axes at most"
             )
-    blocks = [reshape(each, (1,) * (2 - each.ndim) + each.shape) for each in blocks]
+    blocks = [reshape(block, (1,) * (2 - block.ndim) + block.shape) for block in blocks]
     if not blocks:
         return Tensor(np.zeros((1, 0), "float32"))
-    total, before, rows = int(np.sum([each.shape[1] for each in blocks])), 0, []
+    total, before, rows = int(np.sum([block.shape[1] for block in blocks])), 0, []
     for block in blocks:
         after = total - before - block.shape[1]
         rows.append(pad(block, [(0, 0), (before, after)]))

@@ -253,14 +253,14 @@ def gated_linear(
     opened = linear(x_alone, *gate_alone)
     if not mode.grad_enabled:  # up times silu(gate) as the epilogue of one product
         alone = _operands("linear", x_alone, up_alone, up_bias_alone)
-        a, w, b, _ = [data_of(each) for each in alone]
+        a, w, b, _ = [data_of(tensor) for tensor in alone]
         few = _few_rows(flat(a), w, b, gate=flat(opened.data))
         if few is not None:
             y = few.reshape(opened.shape)
             return drop(record("gated_linear", y, inputs, _gated_linear_backward, ()), p)
     both = opened, linear(x_alone, up_alone, up_bias_alone)
-    for each in both:
-        each.requires_grad = True  # so that swiglu keeps what its backward needs
+    for half in both:
+        half.requires_grad = True  # so that swiglu keeps what its backward needs
     y = swiglu_dropout(*both, p)
     arrays = (x.data, gate.data, up.data)
     kept, of_norm = operand_to_save(x)
@@ -409,7 +409,7 @@ def _few_rows(
     if rows.dtype != weight.dtype or dtype not in (rows.dtype, float32):
         return None
     y = backend.empty((len(rows), len(weight)), dtype, like=rows)
-    bias, residual = (None if each is None else contiguous(each) for each in (bias, residual))
+    bias, residual = (None if array is None else contiguous(array) for array in (bias, residual))
     p = problem(contiguous(rows), weight.T, y, bias=bias, residual=residual, **epilogue)
     return y if matmul_cuda.run_few_rows(p) else None
 

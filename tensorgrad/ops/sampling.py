@@ -146,13 +146,13 @@ def _state_in(memory: Array, like: Sequence[Any]) -> State:
     """Return a state in a memory, with the shapes and dtypes of other arrays."""
     views: list[Any] = []
     start = 0
-    for each in like:
-        if each is None:
+    for array in like:
+        if array is None:
             views.append(None)
         else:
-            part = memory[start : start + each.nbytes]
-            views.append(part.view(each.dtype).reshape(each.shape))
-        start += _room(each)
+            part = memory[start : start + array.nbytes]
+            views.append(part.view(array.dtype).reshape(array.shape))
+        start += _room(array)
     return State(memory, *views)
 
 

@@ -25,7 +25,7 @@ def forward_flops(name: str, inputs: Sequence[Any], output: Any, saved: tuple[An
     count = _FORWARD.get(name)
     if count is None:
         return 0.0
-    shapes = [() if each is None else each.shape for each in inputs]
+    shapes = [() if operand is None else operand.shape for operand in inputs]
     return float(count(shapes, output.shape, saved))
 
 
@@ -50,9 +50,9 @@ def product_dtype(output: Any, inputs: Sequence[Any], saved: Sequence[Any]) -> s
 
     The loss with its linear layer has a float32 result, and under autocast operands are float32.
     """
-    if any([is_rounded(each) for each in saved]):
+    if any([is_rounded(value) for value in saved]):
         return TF32
-    dtypes = [getattr(each, "dtype", output.dtype) for each in (*inputs, *saved)]
+    dtypes = [getattr(value, "dtype", output.dtype) for value in (*inputs, *saved)]
     floats = [dtype for dtype in dtypes if is_float(dtype)]
     return str(min((output.dtype, *floats), key=lambda dtype: dtype.itemsize))
 
@@ -69,7 +69,7 @@ def forward_bytes(name: str, output: Any, inputs: Sequence[Any]) -> int:
 
     Of what it looks up in a table, an op reads as much as it writes.
     """
-    arrays = [getattr(each, "data", None) for each in inputs]
+    arrays = [getattr(operand, "data", None) for operand in inputs]
     if name in _LOOKUPS:
         return nbytes((output, *arrays[1:])) + nbytes((output,))
     return nbytes((output, *arrays))
@@ -82,14 +82,14 @@ def backward_bytes(
     if name == "linear_cross_entropy":
         return 0  # its gradients exist already
     if name == "multiply":  # the gradient of one operand needs the other
-        saved = [each for each, other in zip(saved, reversed(gradients), strict=False)
+        saved = [value for value, other in zip(saved, reversed(gradients), strict=False)
                  if other is not None]  # fmt: skip
     return nbytes((*dy, *saved, *gradients))
 
 
 def nbytes(values: Iterable[Any]) -> int:
     """Return the bytes of the arrays among values, each counted once; a view without strides."""
-    return sum({id(each): getattr(each, "nbytes", 0) for each in values}.values())
+    return sum({id(value): getattr(value, "nbytes", 0) for value in values}.values())
 
 
 def _matmul(shapes: _Shapes, y: Shape, saved: Any) -> int:
@@ -113,7 +113,7 @@ def _einsum(shapes: _Shapes, y: Shape, saved: Any) -> int:
 def _attention(shapes: _Shapes, y: Shape, saved: Any) -> int:
     q: Shape = saved[0].shape  # (B, H, Tq, D)
     queries, keys = q[2], int(saved[1].shape[2])
-    options = next(each for each in saved if isinstance(each, AttentionOptions))
+    options = next(value for value in saved if isinstance(value, AttentionOptions))
     pairs = queries * keys
     if options.sequences is None:  # whose lengths are on the device
         pairs = _pairs(queries, keys, options.before, options.after)

@@ -87,7 +87,9 @@ def _grads(parameters: FlatParameters | Iterable[Tensor]) -> Sequence[Array]:
     """Return the gradients as 1-D arrays, views of those of tensors."""
     if isinstance(parameters, FlatParameters):
         return parameters.grads
-    return [each.grad.ravel(order="K") for each in parameters if each.grad is not None]
+    return [
+        parameter.grad.ravel(order="K") for parameter in parameters if parameter.grad is not None
+    ]
 
 
 def _total(grads: Sequence[Array], reduce_norm: ReduceNorm | None) -> Array:

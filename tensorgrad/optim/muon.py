@@ -90,7 +90,7 @@ class Muon(AdamW):
             check_function("Muon: matrices", matrices)
         super().__init__(parameters, lr, betas, eps, weight_decay, decay=decay)
         tensors = self.flat.parameters.items()
-        chosen = [name for name, each in tensors if matrices is None or matrices(name, each)]
+        chosen = [name for name, tensor in tensors if matrices is None or matrices(name, tensor)]
         for name in chosen:
             shape = self.flat.slots[name].shape
             if len(shape) != 2:
@@ -168,7 +168,7 @@ def orthogonalized(matrix: Array, iterations: int = ITERATIONS) -> Array:
     in_order = matrix if matrix.flags.c_contiguous else matrix.T  # its reshape is a view
     norm = xp.sqrt(sum_of_squares(in_order.reshape(-1))).astype(dtype)
     x = matrix / (norm + dtype.type(1e-7))
-    a, b, c = (dtype.type(each) for each in _COEFFICIENTS)
+    a, b, c = (dtype.type(coefficient) for coefficient in _COEFFICIENTS)
     for _ in range(iterations):
         square = product(x, x.T, dtype)
         x = a * x + product(b * square + c * product(square, square, dtype), x, dtype)

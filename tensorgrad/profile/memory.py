@@ -98,9 +98,9 @@ class MemoryRecording:
         """Return the arrays that were alive after a sample, the largest first."""
         place = self.samples.index(sample)
         alive = [
-            each
-            for each in self.allocations
-            if each.born <= place and (each.died is None or each.died > place)
+            allocation
+            for allocation in self.allocations
+            if allocation.born <= place and (allocation.died is None or allocation.died > place)
         ]
         return sorted(alive, key=lambda each: -each.nbytes)
 
@@ -113,8 +113,8 @@ class MemoryRecording:
         if peak is None:
             return []
         lines: Counter[str] = Counter()
-        for each in self.alive_at(peak):
-            lines[each.line or each.kind] += each.nbytes
+        for allocation in self.alive_at(peak):
+            lines[allocation.line or allocation.kind] += allocation.nbytes
         lines[peak.line or "workspace"] += peak.kinds[KINDS.index("workspace")]
         lines["other"] += peak.kinds[KINDS.index("other")]
         return [(line, size) for line, size in lines.most_common() if size]
@@ -262,12 +262,12 @@ class MemoryTracker:
     def stop(self, device: str) -> MemoryRecording:
         """Stop, and return what was recorded."""
         self._allocator.stop()
-        base = sum(each.nbytes for each in self._tracked if each.born == _BEFORE)
+        base = sum(allocation.nbytes for allocation in self._tracked if allocation.born == _BEFORE)
         changes: list[Counter[str]] = [Counter() for _ in range(len(self._samples) + 1)]
-        for each in self._tracked:
-            changes[max(each.born, 0)][each.kind] += each.nbytes
-            if each.died is not None:
-                changes[max(each.died, 0)][each.kind] -= each.nbytes
+        for allocation in self._tracked:
+            changes[max(allocation.born, 0)][allocation.kind] += allocation.nbytes
+            if allocation.died is not None:
+                changes[max(allocation.died, 0)][allocation.kind] -= allocation.nbytes
         samples, sizes = [], Counter[str]()
         for (when, place, used, peak), change in zip(self._samples, changes, strict=False):
             sizes.update(change)
@@ -319,11 +319,11 @@ def _owner(array: Array) -> Array:
 
 def _arrays(saved: Iterable[Any], depth: int = 2) -> Iterator[Array]:
     """Yield the arrays in what an op saved, in containers and in the `arrays` of objects too."""
-    for each in saved:
-        if is_array(each):
-            yield each
+    for value in saved:
+        if is_array(value):
+            yield value
         elif depth:
-            held = each if isinstance(each, tuple | list) else getattr(each, "arrays", None)
+            held = value if isinstance(value, tuple | list) else getattr(value, "arrays", None)
             yield from _arrays(held or (), depth - 1)
 
 

@@ -77,10 +77,10 @@ def timeline(recording: Recording) -> Timeline:
 
 def _last_step(recording: Recording) -> Interval:
     """Return when the last step runs: on a GPU from its first kernel on, as the host is ahead."""
-    steps = [each.start for each in recording.ranges if each.name == "step"]
+    steps = [span.start for span in recording.ranges if span.name == "step"]
     start, end = max(steps, default=recording.window[0]), recording.steps_window[1]
     launched = [(recording.range_of(kernel), kernel) for kernel in recording.kernels]
-    own = [kernel.start for each, kernel in launched if each is not None and each.start >= start]
+    own = [kernel.start for span, kernel in launched if span is not None and span.start >= start]
     return min(own, default=start), end
 
 
@@ -106,7 +106,9 @@ def _activity(recording: Recording) -> tuple[dict[str, list[Interval]], list[Int
 def overlap(recording: Recording) -> CommunicationOverlap:
     """Return how much of a rank's communication overlaps with computation."""
     window, steps = recording.steps_window, recording.steps
-    transfers = [each for each in recording.transfers if window[0] <= each.start < window[1]]
+    transfers = [
+        transfer for transfer in recording.transfers if window[0] <= transfer.start < window[1]
+    ]
     by_phase, sent = _activity(recording)
     calls = len(clipped(sent, window)) if recording.kernels else len(transfers)
     computed = [interval for intervals in by_phase.values() for interval in intervals]
@@ -117,7 +119,7 @@ def overlap(recording: Recording) -> CommunicationOverlap:
         length(communication) / 1e9 / steps,
         length(both) / 1e9 / steps,
         calls / steps,
-        sum(each.nbytes for each in transfers) / steps,
+        sum(transfer.nbytes for transfer in transfers) / steps,
         (window[1] - window[0]) / 1e9 / steps,
     )
 
@@ -125,10 +127,10 @@ def overlap(recording: Recording) -> CommunicationOverlap:
 def overlaps_to_markdown(overlaps: Sequence[CommunicationOverlap]) -> str:
     """Return a table with a row for each rank, times of one step."""
     rows = []
-    for each in overlaps:
-        percent = 100 * each.exposed / each.step if each.step else 0.0
-        times = (1e3 * t for t in (each.communication, each.overlapped, each.exposed))
-        counts = f"{each.rank}", f"{each.calls:g}", f"{each.nbytes / 1e6:.1f}"
+    for overlap in overlaps:
+        percent = 100 * overlap.exposed / overlap.step if overlap.step else 0.0
+        times = (1e3 * t for t in (overlap.communication, overlap.overlapped, overlap.exposed))
+        counts = f"{overlap.rank}", f"{overlap.calls:g}", f"{overlap.nbytes / 1e6:.1f}"
         rows.append((*counts, *(f"{ms:.3f}" for ms in times), f"{percent:.1f}"))
     head = "rank", "collectives", "MB", "communication ms", "overlapped ms", "exposed ms"
     return tables.to_markdown((*head, "% of step"), rows, 7)

@@ -147,7 +147,7 @@ def plot_timeline(
         for phase in sorted(line.computed, key=lambda phase: _PHASES.get(phase, _OTHER)[0]):
             label, color = _PHASES.get(phase, _OTHER)
             _bars(axes, len(rows), line.computed[phase], shift, color, label)
-        computed = union(each for intervals in line.computed.values() for each in intervals)
+        computed = union(interval for intervals in line.computed.values() for interval in intervals)
         _bars(axes, len(rows) + 1, line.sent, shift, "#d62728", "communication alone")
         _bars(
             axes, len(rows) + 1, intersection(line.sent, computed), shift, "#2ca02c",

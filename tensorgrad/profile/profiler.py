@@ -149,9 +149,12 @@ class Profiler:
         if self._tracker is not None:
             self.memory = self._tracker.stop(device)
         found = list(map(self._range, self._ended))
-        names = {each.number: each.name for each in found}
-        linked = [replace(each, range=self._kept(each.range)) for each in kernels]
-        named = [each if each.name else replace(each, name=names[each.range]) for each in linked]
+        names = {span.number: span.name for span in found}
+        linked = [replace(kernel, range=self._kept(kernel.range)) for kernel in kernels]
+        named = [
+            kernel if kernel.name else replace(kernel, name=names[kernel.range])
+            for kernel in linked
+        ]
         self.recording = Recording(
             *(found, window, named, self._transfers, self._epoch, self._rank, device),
             self._source.name,
@@ -211,7 +214,7 @@ class Profiler:
         opened.name = name
         self._unrecorded.pop(opened.number, None)
         end = time.perf_counter_ns()
-        shapes = tuple([() if each is None else _shape(each) for each in inputs])
+        shapes = tuple([() if operand is None else _shape(operand) for operand in inputs])
         flops = forward_flops(name, inputs, output, saved)
         dtype = product_dtype(output, inputs, saved) if flops else output.dtype
         facts = shapes, dtype, flops, forward_bytes(name, output, inputs)
@@ -240,7 +243,7 @@ class Profiler:
             end = time.perf_counter_ns()
             dy, arrays = unwrapped(dy), [unwrapped(dx) for dx in found]
             several = isinstance(dy, list)
-            first = next(each for each in dy if each is not None) if several else dy
+            first = next(gradient for gradient in dy if gradient is not None) if several else dy
             moved = backward_bytes(node.name, dy if several else (dy,), saved, arrays)
             flops = backward_flops(node.name, flops, needs)
             dtype = product_dtype(first, (), saved) if flops else first.dtype

@@ -124,12 +124,12 @@ class Recording:
     _by_number: dict[int, Range] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_by_number", {each.number: each for each in self.ranges})
+        object.__setattr__(self, "_by_number", {span.number: span for span in self.ranges})
 
     @property
     def steps(self) -> int:
         """The number of phases called "step"; 1 where there are none."""
-        found = sum(each.kind == "phase" and each.name == "step" for each in self.ranges)
+        found = sum(span.kind == "phase" and span.name == "step" for span in self.ranges)
         return found or 1
 
     @property
@@ -138,11 +138,11 @@ class Recording:
 
         The work of a GPU ends after the host has submitted it.
         """
-        steps = [each for each in self.ranges if each.kind == "phase" and each.name == "step"]
+        steps = [span for span in self.ranges if span.kind == "phase" and span.name == "step"]
         if not steps:
             return self.window
-        start, end = min(each.start for each in steps), max(each.end for each in steps)
-        late = [each.end for each in self.kernels]
+        start, end = min(step.start for step in steps), max(step.end for step in steps)
+        late = [kernel.end for kernel in self.kernels]
         return start, max(end, *late) if late else end
 
     def range_of(self, kernel: Kernel) -> Range | None:

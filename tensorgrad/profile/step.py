@@ -171,7 +171,7 @@ def profile_step(
         ceilings = None
         if comm.rank == 0:  # which writes the tables
             progress("ceilings", 0, 1)
-            dtypes = {each.dtype for each in recording.ranges if each.flops}
+            dtypes = {span.dtype for span in recording.ranges if span.flops}
             ceilings = measure_ceilings(device, dtypes)
         found = replace(
             *(found,),
@@ -245,7 +245,7 @@ def summary(found: StepProfile) -> dict[str, Any]:
             "gaps": table.gaps,
             "overlap_of_streams": table.overlap,
             "attention": attention_split(found.recording),
-            "communication": [asdict(each) for each in found.overlaps],
+            "communication": [asdict(overlap) for overlap in found.overlaps],
             "ceilings": asdict(found.ceilings),
         }
     for name, memory in found.memories.items():
@@ -268,16 +268,18 @@ def memory_facts(memory: MemoryRecording) -> dict[str, Any]:
         "kinds": KINDS,
         "timeline": [
             {
-                "ms": (each.time - start) / 1e6,
-                **{name: getattr(each, name) for name in ("op", "phase", "layer", "used", "peak")},
-                "bytes": each.kinds,
+                "ms": (sample.time - start) / 1e6,
+                **{
+                    name: getattr(sample, name) for name in ("op", "phase", "layer", "used", "peak")
+                },
+                "bytes": sample.kinds,
             }
-            for each in samples
+            for sample in samples
         ],
         "peak": None if peak is None else asdict(peak),
         "peak_by_line": [{"line": line, "bytes": size} for line, size in memory.peak_by_line()],
         "at_peak": [] if peak is None else [asdict(a) for a in memory.alive_at(peak)[:_LARGEST]],
-        "largest": [asdict(each) for each in memory.largest(_LARGEST)],
+        "largest": [asdict(allocation) for allocation in memory.largest(_LARGEST)],
     }
 
 

@@ -160,37 +160,37 @@ def spans(recording: Recording) -> list[TimeSpan]:
     own = own_times(recording.ranges)
     return [
         TimeSpan(
-            *(each.name, each.name, _phase(each), each.layer, own[each.number] / 1e9),
-            *(each.flops, each.nbytes, each.dtype, each.number),
+            *(span.name, span.name, _phase(span), span.layer, own[span.number] / 1e9),
+            *(span.flops, span.nbytes, span.dtype, span.number),
         )
-        for each in recording.ranges
-        if each.is_work and each.thread == 0 and _inside(each, window)
+        for span in recording.ranges
+        if span.is_work and span.thread == 0 and _inside(span, window)
     ]
 
 
 def own_times(ranges: Iterable[Range]) -> dict[int, int]:
     """Return by number the ns of each range without work of the ranges inside it."""
     ranges = list(ranges)
-    by_number = {each.number: each for each in ranges}
-    own = {each.number: each.end - each.start for each in ranges}
-    for each in ranges:
-        if not each.is_work:
+    by_number = {span.number: span for span in ranges}
+    own = {span.number: span.end - span.start for span in ranges}
+    for span in ranges:
+        if not span.is_work:
             continue
-        above = by_number.get(each.parent)
+        above = by_number.get(span.parent)
         while above is not None and not above.is_work:
             above = by_number.get(above.parent)
         if above is not None:
-            own[above.number] -= each.end - each.start
+            own[above.number] -= span.end - span.start
     return own
 
 
 def busy_times(recording: Recording) -> list[Interval]:
     """Return the times inside the steps in which a kernel, or on the CPU an op, runs."""
     if recording.kernels:
-        found: Iterable[Interval] = ((each.start, each.end) for each in recording.kernels)
+        found: Iterable[Interval] = ((kernel.start, kernel.end) for kernel in recording.kernels)
     else:
         found = (
-            (each.start, each.end) for each in recording.ranges if each.is_work and each.thread == 0
+            (span.start, span.end) for span in recording.ranges if span.is_work and span.thread == 0
         )
     return union(clipped(found, recording.steps_window))
 
@@ -293,21 +293,21 @@ def _table(recording: Recording, title: str, key: Callable[[TimeSpan], tuple[str
 
 
 def _kernel_spans(recording: Recording, window: Interval) -> list[TimeSpan]:
-    inside = [each for each in recording.kernels if window[0] <= each.start < window[1]]
-    times = {each: float(each.end - each.start) for each in inside}
+    inside = [kernel for kernel in recording.kernels if window[0] <= kernel.start < window[1]]
+    times = {kernel: float(kernel.end - kernel.start) for kernel in inside}
     if recording.source == "events":
         times = _without_nested(recording, times)
     totals: dict[int, float] = defaultdict(float)
-    for each in inside:
-        totals[each.range] += times[each]
+    for kernel in inside:
+        totals[kernel.range] += times[kernel]
     found = []
-    for each in inside:
-        around = recording.range_of(each) or _NOWHERE
+    for kernel in inside:
+        around = recording.range_of(kernel) or _NOWHERE
         op = around if around.is_work else _NOWHERE
-        part = times[each] / totals[each.range] if totals[each.range] else 0.0
+        part = times[kernel] / totals[kernel.range] if totals[kernel.range] else 0.0
         found.append(
             TimeSpan(
-                *(each.name, op.name, _phase(around), around.layer, times[each] / 1e9),
+                *(kernel.name, op.name, _phase(around), around.layer, times[kernel] / 1e9),
                 *(part * op.flops, part * op.nbytes, op.dtype, op.number),
             )
         )
@@ -316,7 +316,7 @@ def _kernel_spans(recording: Recording, window: Interval) -> list[TimeSpan]:
 
 def _without_nested(recording: Recording, times: dict[Kernel, float]) -> dict[Kernel, float]:
     """Return the times between events less those of the ranges inside, which have events too."""
-    parents = {each.number: each.parent for each in recording.ranges}
+    parents = {span.number: span.parent for span in recording.ranges}
     of_range = {kernel.range: kernel for kernel in times}
     own = dict(times)
     for kernel, whole in times.items():

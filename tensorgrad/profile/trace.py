@@ -41,18 +41,18 @@ def trace_events(recording: Recording) -> Iterator[Event]:
     """Yield the events of a trace; times in us since the start of the recording."""
     origin, rank = recording.window[0], recording.rank
     yield _metadata(rank, 0, "process_name", name=f"rank {rank} ({recording.device})")
-    for thread in sorted({each.thread for each in recording.ranges}):
+    for thread in sorted({span.thread for span in recording.ranges}):
         for place, name in enumerate(_NAMES):
             suffix = f" of thread {thread}" if thread else ""
             yield from _track(rank, 10 * thread + place, name + suffix)
-    streams = sorted({(each.device, each.stream) for each in recording.kernels})
+    streams = sorted({(kernel.device, kernel.stream) for kernel in recording.kernels})
     tracks = {stream: _STREAMS + place for place, stream in enumerate(streams)}
     for (_, stream), track in tracks.items():
         yield from _track(rank, track, f"stream {stream}")
     if recording.transfers:
         yield from _track(rank, _TRANSFERS, "collectives")
-    for each in recording.ranges:
-        yield _range_event(each, rank, origin)
+    for span in recording.ranges:
+        yield _range_event(span, rank, origin)
     for number, kernel in enumerate(recording.kernels):
         track = tracks[kernel.device, kernel.stream]
         yield from _kernel_events(number, kernel, recording, track)
@@ -73,7 +73,7 @@ def merge_traces(paths: Sequence[str | os.PathLike[str]], path: str | os.PathLik
         DataError: one of them is not a trace of this library.
         OSError: one of them cannot be read, or the result not be written.
     """
-    traces = [_read(each) for each in paths]
+    traces = [_read(path) for path in paths]
     ranks = [facts["rank"] for _, facts in traces]
     if not traces or len(set(ranks)) != len(ranks):
         raise ArgumentError(f"merge_traces: paths are of ranks {ranks}, expected different ones")

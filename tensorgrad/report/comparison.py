@@ -112,16 +112,16 @@ def _names(runs: Sequence[Run]) -> tuple[str, ...]:
 
 def _differences(facts: Sequence[Mapping[str, Any]]) -> tuple[list[ComparedRow], int]:
     """Return rows of what differs, and how many keys are skipped since not all have them."""
-    known = [each for each in facts if each]  # a run without the file has nothing to compare
-    every = [key for key in dict.fromkeys(k for each in known for k in each)]
+    known = [fact for fact in facts if fact]  # a run without the file has nothing to compare
+    every = [key for key in dict.fromkeys(k for fact in known for k in fact)]
     every = [key for key in every if key not in _NOT_COMPARED]
-    shared = [key for key in every if all(key in each for each in known)]
+    shared = [key for key in every if all(key in fact for fact in known)]
     compared = every if len(shared) >= _SAME_KIND * len(every) else shared
     rows = []
     for key in compared:
-        texts = tuple(value_text(each[key]) if key in each else MISSING for each in facts)
-        if len({json.dumps(each.get(key), sort_keys=True) for each in known}) > 1 or any(
-            key not in each for each in known
+        texts = tuple(value_text(fact[key]) if key in fact else MISSING for fact in facts)
+        if len({json.dumps(fact.get(key), sort_keys=True) for fact in known}) > 1 or any(
+            key not in fact for fact in known
         ):
             rows.append(ComparedRow(key, texts))
     return rows, len(every) - len(compared)
@@ -132,7 +132,7 @@ def _flat(environment: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in environment.items():
         if isinstance(value, dict):
-            found.update({f"{key}.{inner}": each for inner, each in value.items()})
+            found.update({f"{key}.{inner}": item for inner, item in value.items()})
         else:
             found[key] = value
     return found

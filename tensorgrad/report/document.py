@@ -75,7 +75,7 @@ def curves_section(charts: Sequence[Chart], runs: Sequence[Run], limit: int) -> 
         f'<button type="button" data-axis="{axis}" aria-pressed="{str(axis == "step").lower()}">'
         f"{escaped(text)}</button>\n"
         for axis, text in AXES.items()
-        if axis == "step" or any(axis in each for each in places)
+        if axis == "step" or any(axis in place for place in places)
     )
     figures = "".join(_figure(number, chart) for number, chart in enumerate(charts))
     data = {

@@ -31,8 +31,8 @@ def defaults(config: Mapping[str, Any]) -> dict[str, Any]:
         {f.name: _as_saved(default_of(f, config)) for f in fields(kind) if f.default is not MISSING}
         for kind in (task_class(name).Settings for name in TASKS)
     ]
-    fitting = [each for each in known if config.get("task", each.get("task")) == each.get("task")]
-    shared = [{n: value for n, value in each.items() if n in config} for each in fitting]
+    fitting = [fact for fact in known if config.get("task", fact.get("task")) == fact.get("task")]
+    shared = [{n: value for n, value in settings.items() if n in config} for settings in fitting]
     best = max(shared, key=len, default={})
     return best if len(best) >= _COVERED * max(1, len(config)) else {}
 
@@ -48,6 +48,6 @@ def value_text(value: Any) -> str:
         return value if value else "(empty)"
     if value is None:
         return "none"
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return " ".join(value) or "(empty)"
     return json.dumps(value, ensure_ascii=False)

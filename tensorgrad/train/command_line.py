@@ -104,7 +104,7 @@ def _values(bound: inspect.BoundArguments) -> dict[str, Any]:
         if is_dataclass(value):
             found |= {flag(f): getattr(value, f.name) for f in fields(value)}
         elif kind is inspect.Parameter.VAR_KEYWORD:
-            found |= {f"--{each.replace('_', '-')}": value[each] for each in value}
+            found |= {f"--{item.replace('_', '-')}": value[item] for item in value}
         elif kind is inspect.Parameter.KEYWORD_ONLY:
             found[f"--{name.replace('_', '-')}"] = value
         else:
@@ -118,7 +118,12 @@ def explained(error: CycloptsError) -> str:
     program = " ".join(("tensorgrad", *chain)) if chain or app is None else app.name[0]
     if isinstance(error, UnknownOptionError):
         word = _option_of(error.token.keyword or error.token.value)
-        names = [name for each in error.argument_collection if each.show for name in each.names]
+        names = [
+            name
+            for argument in error.argument_collection
+            if argument.show
+            for name in argument.names
+        ]
         place = "" if error.token.source == "cli" else f" in {error.token.source}"
         more = suggest(word, names) or f"; see `{program} --help`"
         return f"{word}: unknown option{place}{more}"
@@ -144,7 +149,7 @@ def _unexpected(error: CycloptsError, program: str) -> str:
     commands = [name for name in app or () if not name.startswith("-")] if app else []
     meant = suggest(word, commands)
     options = app.assemble_argument_collection() if app and app.default_command else ()
-    data = next((each.name for each in options if each.name == "--data"), "")
+    data = next((option.name for option in options if option.name == "--data"), "")
     if not meant and data and (Path(word).exists() or not commands or Path(word).suffix):
         meant = f"; did you mean {data} {word}?"
     if commands:
@@ -159,7 +164,7 @@ def _wrong_value(error: CoercionError) -> str:
     name = argument.name if argument else token.keyword
     place = "" if token.source in ("", "cli") else f" in {token.source}"
     if get_origin(kind) is Literal:
-        choices = [str(each) for each in get_args(kind)]
+        choices = [str(member) for member in get_args(kind)]
         expected = f"one of {', '.join(choices)}{suggest(token.value, choices)}"
     else:
         expected = config.kind_name(kind)
@@ -262,13 +267,15 @@ def read_config(app: App, commands: tuple[str, ...], arguments: Any) -> None:
     Raises:
         ArgumentError: see `read_settings`.
     """
-    given = next((each for each in arguments if each.name == "--config"), None)
+    given = next((argument for argument in arguments if argument.name == "--config"), None)
     if given is None or not given.tokens:
         return
     path = Path(given.tokens[0].value)
     settings = config.renamed(read_settings(path))
     model = str(settings.get("model"))
-    if is_file(model) and not any(each.name == "--model" and each.tokens for each in arguments):
+    if is_file(model) and not any(
+        argument.name == "--model" and argument.tokens for argument in arguments
+    ):
         raise ArgumentError(
             f"--config: the model of {path} is a Python file, which is executed: name it with "
             f"--model {model}"

@@ -175,7 +175,7 @@ def check(settings: Dataclass) -> None:
             value = tuple(value)
             object.__setattr__(settings, f.name, value)
         if kind is tuple and isinstance(value, tuple):
-            wrong = [each for each in value if not _is_one_of(each, choices)]
+            wrong = [item for item in value if not _is_one_of(item, choices)]
             if not wrong:
                 continue
             value, expected = wrong[0], f"names of {', '.join(choices)}"
@@ -378,7 +378,7 @@ def kind_name(kind: Any) -> str:
 def _kind(hint: Any) -> Any:
     """Return the type of a field: int for `int | None`, tuple for `tuple[str, ...]`."""
     if get_origin(hint) in (types.UnionType, Union):
-        (hint,) = (each for each in get_args(hint) if each is not type(None))
+        (hint,) = (member for member in get_args(hint) if member is not type(None))
     return get_origin(hint) or hint
 
 

@@ -94,8 +94,8 @@ def environment(device: str, ranks: int) -> dict[str, Any]:
 def packages() -> dict[str, str]:
     """Return the versions of all installed packages, by name."""
     found = {}
-    for each in importlib.metadata.distributions():
-        metadata = each.metadata
+    for distribution in importlib.metadata.distributions():
+        metadata = distribution.metadata
         name, version = metadata["Name"], metadata["Version"]
         if name and version:  # a damaged installation has none
             found[name] = version

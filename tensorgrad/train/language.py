@@ -197,7 +197,9 @@ class LanguageSettings(TrainSettings):
 
     def _given(self, kind: type[Any], sizes: Sequence[str]) -> dict[str, Any]:
         """Return the settings that are sizes of a model; ArgumentError for one that it lacks."""
-        names, defaults = ({f.name: f.default for f in fields(each)} for each in (kind, self))
+        names, defaults = (
+            {f.name: f.default for f in fields(settings)} for settings in (kind, self)
+        )
         given = {name: getattr(self, name) for name in sizes}
         for name, value in given.items():
             if name not in names and value != defaults[name]:

@@ -104,7 +104,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def read_samples(path: Path) -> list[dict[str, Any]]:
     """Return the records of a samples.jsonl, as `read_metrics` does: "step", "prompt", "text"."""
-    return [each for each in _records(path, text=True) if {"prompt", "text"} <= each.keys()]
+    return [record for record in _records(path, text=True) if {"prompt", "text"} <= record.keys()]
 
 
 def _records(path: Path, text: bool) -> list[dict[str, Any]]:

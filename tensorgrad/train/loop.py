@@ -348,8 +348,8 @@ class Trainer(TrainingRun):
     def _read(self) -> None:
         """Log the pending losses, and learn whether a rank was asked to stop."""
         pending, self._pending = self._pending, []
-        losses = [float(each.total) / self.settings.micro_batches for each in pending]
-        targets = [float(each.targets) for each in pending]
+        losses = [float(step.total) / self.settings.micro_batches for step in pending]
+        targets = [float(step.targets) for step in pending]
         flags = self.signals.flags()
         saving = None if self._saving is None else self._saving[1]
         writes = float(saving is not None and not saving.is_written)
@@ -460,7 +460,7 @@ def _checked(batch: Batch) -> Batch:
     """Return a batch; raise ArgumentError unless it is a tuple of arrays."""
     if isinstance(batch, tuple | list) and batch and all(map(backend.is_array, batch)):
         return batch
-    held = [type(each).__name__ for each in batch] if isinstance(batch, tuple | list) else ""
+    held = [type(array).__name__ for array in batch] if isinstance(batch, tuple | list) else ""
     raise ArgumentError(
         f"train: a batch is a {type(batch).__name__}{f' of {held}' if held else ''}, expected a "
         "tuple of NumPy arrays"

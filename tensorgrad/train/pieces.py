@@ -108,7 +108,7 @@ def open_pieces(folder: Path, files: Iterable[str], stack: ExitStack) -> dict[st
 
 def read_piece(target: ArrayPiece, stored: Sequence[Stored]) -> np.ndarray[Any, Any]:
     """Return a piece, 1-D, assembled from stored ones; only the needed elements are read."""
-    plan = copies(target, [each.piece for each in stored])  # raises before anything is read
+    plan = copies(target, [array.piece for array in stored])  # raises before anything is read
     out = np.empty(target.size, stored[0].dtype)
     for number, part in enumerate(stored):
         mine = plan[plan[:, 0] == number]

@@ -257,7 +257,7 @@ class TrainingRun:
         Each rank makes its own settings, model and data: they must be equal.
         """
         arrays = [tensor.data for tensor in self.model.state_dict().values()]
-        names = [each.name for each in fields(self.settings) if each.name != "device"]
+        names = [field.name for field in fields(self.settings) if field.name != "device"]
         facts = {name: getattr(self.settings, name) for name in names}
         for group, found in self._fingerprint.items():
             facts.update((f"{group} {name}", value) for name, value in found.items())

@@ -235,7 +235,7 @@ class TrainSettings(StrategySettings, WarmupSettings):
 
     def sizes(self, config: type[Any]) -> dict[str, Any]:
         """Return those fields of a model's config, a dataclass, that are settings too."""
-        names = (each.name for each in fields(config))
+        names = (field.name for field in fields(config))
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     def learning_rate(self, step: int) -> float:

@@ -67,6 +67,6 @@ def _check_method(ours: Any, theirs: Any, what: str) -> None:
     expected = inspect.signature(ours)
     if not callable(theirs):
         raise ArgumentError(f"{what} is {shown(theirs, 80)}, expected a method{expected}")
-    kinds = {each.kind for each in expected.parameters.values()}
+    kinds = {parameter.kind for parameter in expected.parameters.values()}
     if inspect.Parameter.VAR_POSITIONAL not in kinds:  # a parameter for the arrays of a batch
         check_method(theirs, expected.parameters, what)

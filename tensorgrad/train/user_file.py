@@ -159,7 +159,7 @@ def class_in(path: str, base: type[Any], option: str) -> Any:
         if inspect.isclass(value) and issubclass(value, base) and value.__module__ == name
     ]
     if len(found) != 1:
-        names = ", ".join(each.__name__ for each in found) or "none"
+        names = ", ".join(kind.__name__ for kind in found) or "none"
         raise ArgumentError(
             f"{option}: {path} defines {names}, expected one subclass of {base.__name__}"
         )

@@ -38,10 +38,10 @@ def refusal(p: MatmulProblem) -> str | None:
         return "float32, float16 or bfloat16 on a GPU of compute capability 8.0 or later"
     if not (a.flags.c_contiguous and b.flags.f_contiguous):
         return "a in C order and b in Fortran order"
-    if any(each is not None and each.dtype != dtype for each in (p.bias, p.gate, p.residual)):
+    if any(array is not None and array.dtype != dtype for array in (p.bias, p.gate, p.residual)):
         return "a bias, gate and residual of the dtype of the operands"
     if p.add or any(
-        each is not None for each in (p.before_gelu, p.gelu_of, p.derivative, p.scale, p.row_sums)
+        array is not None for array in (p.before_gelu, p.gelu_of, p.derivative, p.scale, p.row_sums)
     ):
         return "no epilogue but bias, GELU without its input, gate and residual"
     return None
@@ -55,7 +55,7 @@ def multiply(p: MatmulProblem) -> None:
     # Where few blocks read megabytes, some multiprocessors read none: they may copy those of the
     # next product meanwhile.
     at_once = few and large
-    if x.itemsize > 2 or p.width % 8 or any(each.data.ptr % 16 for each in (x, weight)):
+    if x.itemsize > 2 or p.width % 8 or any(array.data.ptr % 16 for array in (x, weight)):
         launch = _plain(p)
     elif p.rows > 8 and large and capability(p.y.device.id) == 90:
         launch = in_clusters(p, cluster_tiling(p), at_once)
