@@ -206,8 +206,8 @@ def attention_packed(
     if angles is not None:
         rotation = _rotation(op, given, angles, heads + kv_heads, parts, interleaved)
         if qkv is not given or _needs_gradient(mask):  # in the dtype of qkv, or as an op of its own
-            each = rotary(_separated(given, parts), *angles, heads + kv_heads, interleaved)
-            (qkv,), rotation = cast_operands(each.reshape(given.shape)), None
+            encoded = rotary(_separated(given, parts), *angles, heads + kv_heads, interleaved)
+            (qkv,), rotation = cast_operands(encoded.reshape(given.shape)), None
     if _needs_gradient(mask):
         q, k, v = _unpack(qkv, heads, kv_heads)
         _check_options(op, q.data, scale, dropout, window)
@@ -392,8 +392,9 @@ def _check_heads(op: str, heads: int, kv_heads: int) -> None:
 
 def _unpack(qkv: Any, heads: int, kv_heads: int) -> Any:
     """Return views (B, heads, T, D) of the queries, keys and values."""
-    each = _separated(qkv, heads + 2 * kv_heads).swapaxes(1, 2)
-    return each[:, :heads], each[:, heads : heads + kv_heads], each[:, heads + kv_heads :]
+    all_heads = _separated(qkv, heads + 2 * kv_heads).swapaxes(1, 2)
+    q, k = all_heads[:, :heads], all_heads[:, heads : heads + kv_heads]
+    return q, k, all_heads[:, heads + kv_heads :]
 
 
 def _separated(qkv: Any, parts: int) -> Any:

@@ -29,7 +29,7 @@ from tensorgrad.core.gradient import (
 )
 from tensorgrad.core.modes import mode
 from tensorgrad.core.nodes import assigned_since, latest_version
-from tensorgrad.core.operands import data_of, float_tensor
+from tensorgrad.core.operands import float_tensor
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels import norm as norm_cuda
@@ -249,6 +249,7 @@ def _normalise(
     if not shape:
         raise ShapeError(f"{op}: x has shape (), expected (..., C)")
     tensors: list[Tensor | None] = [x, None, None, None]
+    data: list[Array] = [x.data, None, None, None]
     names, arrays = ["x"], [x.data]
     for place, name, value, expected, why in (
         (1, "residual", residual, shape, " like x"),
@@ -257,11 +258,12 @@ def _normalise(
     ):
         if value is not None:
             tensor = tensors[place] = float_tensor(op, name, value, x)
-            check_shape(op, name, tensor.data, expected, why)
+            array = data[place] = tensor.data
+            check_shape(op, name, array, expected, why)
             names.append(name)
-            arrays.append(tensor.data)
+            arrays.append(array)
     backend.same_device(op, names, arrays)
-    first, second, scale, shift = map(data_of, tensors)
+    first, second, scale, shift = data
     if second is not None:
         dtype = promoted(op, ("x", "residual"), (first, second))
         first, second = first.astype(dtype, copy=False), second.astype(dtype, copy=False)
