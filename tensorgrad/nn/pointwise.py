@@ -44,7 +44,7 @@ def celu(x: Any, alpha: float = 1.0) -> Tensor:
     """Return x, or alpha * (exp(x / alpha) - 1) where x < 0 (Barron 2017, arXiv:1704.07483)."""
     x = float_tensor("celu", "x", x)
     _check_positive("celu", "alpha", alpha)
-    return where(x.data > 0, x, alpha * expm1(minimum(x, 0) / alpha))
+    return where(x.data >= 0, x, alpha * expm1(minimum(x, 0) / alpha))
 
 
 def selu(x: Any) -> Tensor:
@@ -283,7 +283,7 @@ def binary_cross_entropy(
     names = ("x", "target", "weight")
     x, target, weight = operands("binary_cross_entropy", names, (x, target, weight), 1)
     x, target = _both("binary_cross_entropy", x, target)
-    logs = [maximum(log(each), -100.0) for each in (x, 1.0 - x)]
+    logs = [_finite_log(each) for each in (x, 1.0 - x)]
     losses = -(target * logs[0] + (1.0 - target) * logs[1])
     return reduced("binary_cross_entropy", losses if weight is None else losses * weight, reduction)
 
@@ -374,6 +374,12 @@ def _both(op: str, x: Any, other: Any, name: str = "target") -> tuple[Tensor, Te
     if x.shape != other.shape:
         raise ShapeError(f"{op}: {name} has shape {other.shape}, expected {x.shape} as x")
     return x, other
+
+
+def _finite_log(x: Tensor) -> Tensor:
+    """Return log(x), -100 at least; the gradient at 0 is 0, not NaN."""
+    zero = x.data == 0
+    return where(zero, -100.0, maximum(log(where(zero, 1.0, x)), -100.0))
 
 
 def _check_positive(op: str, name: str, value: float) -> None:
