@@ -61,6 +61,20 @@ def test_the_presets_have_the_published_sizes(
         assert sum(p.size for p in GPT2(PRESETS[name]).parameters()) == parameters
 
 
+def test_the_default_sizes() -> None:
+    assert repr(GPT2Config()) == (
+        "GPT2Config(vocab_size=50257, context=1024, layers=12, heads=12, width=768, dropout=0.0, "
+        "vocab_multiple=1, hidden=None)"
+    )
+    assert repr(TransformerLMConfig(9)) == (
+        "TransformerLMConfig(vocab_size=9, context=1024, layers=12, heads=12, kv_heads=4, "
+        "width=768, hidden=None, dropout=0.0, attention_dropout=None, activation_dropout=0.0, "
+        "tied=True, rope_base=10000.0, head_width=None, rope_scaling=None, window=None, "
+        "window_from=0, norm_eps=1e-06, qkv_bias=False, proj_bias=False, feed_forward_bias=False, "
+        "qk_norm=False)"
+    )
+
+
 def test_the_count_of_parameters_includes_rows_for_alignment() -> None:
     for multiple, rows in ((1, 61), (16, 64)):
         config = replace(SMALL, vocab_multiple=multiple, hidden=24)
