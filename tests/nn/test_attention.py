@@ -343,6 +343,7 @@ def test_kernels_of_attention_agree(kernel: str) -> None:
 def test_ranks_divide_heads_and_count_the_bytes() -> None:
     layer = nn.MultiHeadAttention(16, 4, 2, head_width=6, qk_norm=nn.RMSNorm)
     counts = ("heads", "kv_heads")
+    assert str(layer.shards()[0].sections) == "[24, 12, 12]"
     assert layer.shards() == [
         Shard("qkv", "column", [24, 12, 12], 2, counts),
         Shard("q_norm", "inside"),
