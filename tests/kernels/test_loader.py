@@ -278,7 +278,7 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(backend, "cupy", cupy)
         with pytest.raises(KernelError, match=message):
             loader.nvrtc.__wrapped__()
-    nvrtc.getVersion = lambda: (13, 0)  # type: ignore[assignment, return-value]
+    nvrtc.getVersion = lambda: (13, 0)
     assert loader.nvrtc.__wrapped__() is nvrtc
 
 

@@ -130,11 +130,11 @@ def test_the_driver_gets_sizes_and_addresses(monkeypatch: pytest.MonkeyPatch) ->
 
     def launch(config: Any, kernel: Any, arguments: Any, extra: Any) -> int:
         given = ctypes.cast(config, ctypes.POINTER(overlap._LaunchConfig)).contents
-        sizes = [getattr(given, name) for name, _ in given._fields_[:7]]
+        sizes = [getattr(given, each[0]) for each in given._fields_[:7]]
         kind = ctypes.c_int.from_address(given.attributes).value
         value = ctypes.c_int.from_address(given.attributes + 8).value
         pointers = (ctypes.c_void_p * 2).from_address(arguments.value)
-        values = [ctypes.c_int64.from_address(each).value for each in pointers]
+        values = [ctypes.c_int64.from_address(each).value for each in pointers if each]
         found.append(
             (sizes, given.stream, given.attribute_count, kind, value, kernel.value, values)
         )
