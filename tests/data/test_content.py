@@ -86,7 +86,7 @@ def array() -> bytes:
         (b"{} \n{}\n[1]\n", "JSON lines"),
         (b'{"a": 1}\n3\n', "JSON"),
         (b"[1, 2", "JSON"),
-        (b"<p>one</p> and ten words of text that is no tag at all", "text"),
+        (b"<p>one</p> and ten words of text that a tag does not hold", "text"),
         (b"<p>one</p><b>t</b> and words", "HTML or XML"),
         (b"<b>bold text without an end", "text"),
         (b"<template>\n<a></a></template>", "text"),
