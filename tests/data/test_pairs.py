@@ -111,6 +111,8 @@ def test_held_out_phrases_are_not_in_the_training_set() -> None:
         seen = {pair[side] for pair in corpus.train}
         assert not seen & {pair[side] for pair in corpus.validation + corpus.test}
     assert read_pairs("phrases", "en", "de").test[0] == corpus.test[0][::-1]
+    assert sum("the " in english for _, english in corpus.train) > 1000
+    assert not any("the " in german for german, _ in corpus.train)
     assert repr(corpus) == "PairCorpus(train=12000, validation=500, test=500)"
 
 

@@ -565,6 +565,20 @@ def test_states_of_other_shapes_are_held_whole() -> None:
     assert held["column", "wte"].array.tolist() == [0, 0, 0, 5, *[0] * 7]
 
 
+def test_a_state_that_some_parameters_lack_is_packed() -> None:
+    shapes = {"a": (2, 2), "b": (70, 2), "c": (3, 3), "d": (5, 5), "e": (2,)}
+    tensors = toy.parameters(shapes=shapes)
+    optimizer = Muon(tensors.items(), matrices=lambda name, _: name in "bd")
+    optimizer.state["v"][:] = np.arange(optimizer.state["v"].size)
+    optimizer.state["m"][:] = np.arange(optimizer.state["m"].size)
+    state = optimizer.state_dict()
+    first = {name: int(view.flat[0]) for name, view in state.items() if "/" in name}
+    assert first == {
+        "m/a": 0, "m/b": 64, "m/c": 256, "m/d": 320, "m/e": 384, "v/a": 0, "v/c": 64, "v/e": 128,
+    }  # fmt: skip
+    assert state["v/c"].tolist() == np.arange(64, 73).reshape(3, 3).tolist()
+
+
 def test_types_of_kernels_follow_those_of_arrays() -> None:
     assert AdamW(toy.parameters().items())._types() == "float, float"
     assert SGD(toy.parameters(dtypes.bfloat16).items())._types() == "__nv_bfloat16, float"
