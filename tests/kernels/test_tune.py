@@ -36,19 +36,20 @@ CASES = [
     case("clear", cublas=1.0, tiled=0.5, wgmma=0.7),
     case("close", cublas=1.0, tiled=0.98),
     case("default", cublas=1.0, tiled=1.5),
-    case("slow", cublas=10.0, tiled=9.8, wgmma=9.9),
 ]
 
 
 def test_the_fastest_wins_where_it_is_clearly_faster() -> None:
     answers = list(tune.answer_all(iter(CASES), timer))
-    assert [a.best for a in answers] == ["tiled", "cublas", "cublas", "cublas"]
+    assert [a.best for a in answers] == ["tiled", "cublas", "cublas"]
     assert answers[0].times == {"cublas": 1.0, "tiled": 0.5, "wgmma": 0.7}
     lines = tune.table(answers).splitlines()
     name = f"matmul {'clear':24} "
     assert lines[0] == f"{name}cublas 1000.0 us   tiled 500.0 us*  wgmma 700.0 us "
     assert "cublas 1000.0 us*" in lines[1]
-    assert len(lines) == 4
+    assert len(lines) == 3
+    slow = [case("slow", cublas=10.0, tiled=9.6), case("close", cublas=10.0, tiled=9.8)]
+    assert [a.best for a in tune.answer_all(iter(slow), timer)] == ["tiled", "cublas"]
 
 
 def test_answers_replace_rows_of_the_same_gpu_alone() -> None:
