@@ -13,7 +13,7 @@ from tensorgrad import Tensor, dtypes
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
 from tensorgrad.optim import SGD, AdamW, FlatParameters, decays_matrices, in_blocks
-from tensorgrad.optim.flat import ALIGNMENT, Boxes, Slot, slots_of
+from tensorgrad.optim.flat import ALIGNMENT, Boxes, Piece, Slot, slots_of
 from tests.optim import toy
 
 
@@ -133,12 +133,13 @@ def test_runs_are_what_lies_between_parameters() -> None:
     (piece,) = flat.pieces
     assert (piece.decayed, flat.size) == (256, 384)
 
-    def runs(*without: str) -> list[tuple[int, ...]]:
+    def runs(*without: str, piece: Piece = piece) -> list[tuple[int, ...]]:
         found = flat.runs(piece, without)
         for run in found:
             assert run.data.size == run.grad.size
             assert np.shares_memory(run.data[:1], flat.data[run.begin : run.begin + 1])
-            assert np.shares_memory(run.grad[-1:], flat.grad[run.state.stop - 1 : run.state.stop])
+            last = run.begin + run.data.size - 1
+            assert np.shares_memory(run.grad[-1:], flat.grad[last : last + 1])
         return [(run.begin, run.offset, run.decayed, run.data.size) for run in found]
 
     assert runs() == [(0, 0, 256, 384)]
@@ -152,6 +153,11 @@ def test_runs_are_what_lies_between_parameters() -> None:
     flat.grad[:] = np.arange(384)
     assert piece.grad_of(part).tolist() == list(range(192, 207))
     half = piece._replace(begin=64, offset=0, data=flat.data[64:200], grad=flat.grad[64:200])
+    half = half._replace(decayed=130)
+    assert runs(piece=half) == [(64, 0, 130, 136)]
+    assert runs("a", piece=half) == [(192, 128, 2, 8)]
+    assert runs("c", piece=half) == [(64, 0, 128, 128)]
+    assert runs("b", piece=half) == [(64, 0, 130, 136)]
     assert (half.state, flat.owned_part("d", half).data.size) == (slice(0, 136), 0)
     part = flat.owned_part("a", half)
     assert (part.values, part.state) == (slice(64, 140), slice(0, 76))
