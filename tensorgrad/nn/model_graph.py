@@ -89,10 +89,8 @@ class _GraphRecorder(instrument.Observer):
         """Add an op, and an edge from each input."""
         arrays = [operand.data for operand in inputs if operand is not None]
         sources = [self._sources.get(id(array)) or self._leaf(array) for array in arrays]
-        target = self._node(name, output[0] if isinstance(output, tuple) else output, "box")
+        target = self._node(name, output, "box")
         self.edges += [f"{source} -> {target}" for source in sources]
-        if isinstance(output, tuple):
-            self.further_outputs(output[1:])
 
     def further_outputs(self, outputs: Sequence[Any]) -> None:
         """Let the op noted last be the source of these arrays too."""

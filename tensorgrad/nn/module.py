@@ -22,6 +22,7 @@ with the ops around it, as the layers of this package do, if it also offers
     a branch   forward(x, residual=None) -> forward(x) + residual; used by `add_branch`
 
 A subclass of such a layer is fused as its base is, unless it overrides `forward` alone.
+Tests: tests/nn/test_module.py, tests/nn/test_hooks.py.
 """
 
 from __future__ import annotations

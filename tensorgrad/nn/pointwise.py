@@ -25,6 +25,7 @@ from tensorgrad.nn.loss import huber_loss
 from tensorgrad.ops.cross_entropy import reduced
 from tensorgrad.ops.elementwise import abs, exp, expm1, log, maximum, minimum, sqrt, tanh, where
 from tensorgrad.ops.elementwise.activation import SOFTPLUS, elu, leaky_relu, relu, sigmoid
+from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.reduce import norm, sum
 from tensorgrad.ops.shape import astype, expand_dims, reshape
 from tensorgrad.ops.softmax import softmax
@@ -44,7 +45,7 @@ def celu(x: Any, alpha: float = 1.0) -> Tensor:
     """Return x, or alpha * (exp(x / alpha) - 1) where x < 0 (Barron 2017, arXiv:1704.07483)."""
     x = float_tensor("celu", "x", x)
     _check_positive("celu", "alpha", alpha)
-    return where(x.data > 0, x, alpha * expm1(minimum(x, 0) / alpha))
+    return where(x.data >= 0, x, alpha * expm1(minimum(x, 0) / alpha))
 
 
 def selu(x: Any) -> Tensor:
@@ -283,7 +284,7 @@ def binary_cross_entropy(
     names = ("x", "target", "weight")
     x, target, weight = operands("binary_cross_entropy", names, (x, target, weight), 1)
     x, target = _both("binary_cross_entropy", x, target)
-    logs = [maximum(log(p), -100.0) for p in (x, 1.0 - x)]
+    logs = [_FINITE_LOG(p) for p in (x, 1.0 - x)]
     losses = -(target * logs[0] + (1.0 - target) * logs[1])
     return reduced("binary_cross_entropy", losses if weight is None else losses * weight, reduction)
 
@@ -374,6 +375,15 @@ def _both(op: str, x: Any, other: Any, name: str = "target") -> tuple[Tensor, Te
     if x.shape != other.shape:
         raise ShapeError(f"{op}: {name} has shape {other.shape}, expected {x.shape} as x")
     return x, other
+
+
+# Its gradient is as large as PyTorch's where log is -100: 1e12, and no NaN.
+_FINITE_LOG = Row(
+    "binary_cross_entropy",
+    "x",
+    "maximum(log(where(x > 0, x, 1.0)) - where(x > 0, 0.0, 100.0), -100.0)",
+    "dy / maximum(x, 1e-12)",
+)
 
 
 def _check_positive(op: str, name: str, value: float) -> None:

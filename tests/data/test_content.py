@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tensorgrad.data import documents, folder_files, prepare
-from tensorgrad.data.content import SAMPLE, content_of, kind_of
+from tensorgrad.data.content import SAMPLE, check_unpacked, content_of, kind_of, most_unpacked
 from tensorgrad.data.text import read_lines
 from tensorgrad.errors import DataError
 
@@ -75,6 +75,25 @@ def array() -> bytes:
         (b'id,text\n1,"one, and\nmore"\n2,"two ""quoted"""\n', "CSV"),
         (b"id;text\r\n1;one\r\n2;two\r\n", "CSV"),
         (b"1,2.5\n3,4e-5\n1,2.5\n", "CSV"),
+        (b"a,b,c\n1,one,x\n2,two,x\n", "CSV"),
+        (b"a b,a b\n1,2\n3,4\n", "text"),  # no names, and no numbers alone
+        (b"a b,c d\n1,2\n", "text"),  # two rows
+        (b"a,b\n1,2\n3\n", "text"),
+        (b"a\tb\n\t2\n3\t4 and, more\n", "tab-separated values"),
+        (b"a a\ta a\n\t2\n3\t4 and more\n", "text"),
+        (b'a,b\n1,"' + b"x" * 200_000 + b'"\n2,3\n', "text"),  # a cell that csv refuses
+        (b"{}", "JSON lines"),
+        (b"{} \n{}\n[1]\n", "JSON lines"),
+        (b'{"a": 1}\n3\n', "JSON"),
+        (b"[1, 2", "JSON"),
+        (b"<p>one</p> and ten words of text that a tag does not hold", "text"),
+        (b"<p>one</p><b>t</b> and words", "HTML or XML"),
+        (b"<b>bold text without an end", "text"),
+        (b"<template>\n<a></a></template>", "text"),
+        (b"RIFF", "a RIFF file (audio, video or an image)"),
+        (b"0000ftyp", "MP4 video"),
+        (b"0" * 257 + b"ustar", "a tar archive"),
+        (b"\x80\x01}", "text"),
         (b"sentence\tlabel\nGood, I think.\t1\nBad.\t0\n", "tab-separated values"),
         (b"id,text\n" + b"1,some words\n" * SAMPLE, "CSV"),
     ],
@@ -148,6 +167,21 @@ def test_a_file_that_is_decompressed_to_far_more_is_refused(
         (tmp_path / "a.txt").write_bytes(compress(b"text\n" * 2_000_000)[:2000])
         with pytest.raises(DataError, match="decompressed, expected at most 250 times its size"):
             list(read_lines(tmp_path / "a.txt"))
+    assert [most_unpacked(size) for size in (0, 400, 401)] == [100_000, 100_000, 100_250]
+    check_unpacked(tmp_path, 5, 5)
+    with pytest.raises(DataError, match="has more than 5,000 bytes when it is decompressed"):
+        check_unpacked(tmp_path, 5001, 5000)
+
+
+def test_what_a_file_begins_with_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"text" * SAMPLE)
+    (tmp_path / "b").write_bytes(gzip.compress(b"text" * SAMPLE))
+    for name, packed in (("a", False), ("b", True)):
+        found = content_of(tmp_path / name)
+        assert (found.kind, found.packed) == ("text", packed)
+        assert found.head == (b"text" * SAMPLE)[:SAMPLE]
+        assert b"".join(found.chunks(1000)) == b"text" * SAMPLE
+        assert max(map(len, found.chunks(1000))) == 1000
 
 
 @pytest.mark.parametrize("frames", [1, 2])

@@ -408,6 +408,23 @@ def test_a_missing_source_makes_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_tokenizer_has_its_own_pattern(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ArgumentError, match="pattern is given with a tokenizer, expected one of th"
+    ):
+        prepare(text, tmp_path, tokenizer=Tokenizer.train(["a"], 257), pattern="a")
+
+
+def test_the_files_of_a_folder_are_counted_with_reasons(tmp_path: Path) -> None:
+    assert module._files_of(tmp_path / "none", (".txt",)) == ""
+    (tmp_path / "a.txt").write_text("text")
+    assert module._files_of(tmp_path, (".txt",)) == "files read: 1, skipped: 0"
+    for name in ("b.c", "d.c", "e"):
+        (tmp_path / name).write_text("text")
+    found = module._files_of(tmp_path, (".txt",))
+    assert found == "files read: 1, skipped: 3 (.c: 2, no suffix: 1)"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -418,6 +435,7 @@ def test_a_missing_source_makes_no_folder(tmp_path: Path) -> None:
         ({"tokenizer": 3}, "tokenizer is a int, expected a Tokenizer"),
         ({"validation": 0}, "validation has 0, expected between 0 and 1"),
         ({"validation": 1}, "validation has 1, expected between 0 and 1"),
+        ({"pattern": "(a"}, "prepare: pattern is '.a', expected a regular expression"),
     ],
 )
 def test_bad_settings_are_errors(

@@ -81,7 +81,15 @@ def test_wrong_states_change_nothing() -> None:
     for state in ({}, {"seed": 0, "epoch": 0, "batch": 3}, {"seed": -1, "epoch": 0, "batch": 0}, 3):
         with pytest.raises(CheckpointError, match="expected seed, epoch, and a batch below 3"):
             loader.load_state_dict(state)  # type: ignore[arg-type]
+    for name, end in (("seed", 2**64), ("epoch", 2**32), ("batch", 3)):
+        for wrong in (end, -1, 1.0):
+            with pytest.raises(CheckpointError, match="expected seed, epoch, and a batch below 3"):
+                loader.load_state_dict({"seed": 0, "epoch": 0, "batch": 0, name: wrong})
     assert loader.state_dict() == {"seed": 0, "epoch": 0, "batch": 0}
+    last = {"seed": 2**64 - 1, "epoch": 2**32 - 1, "batch": 2}
+    loader.load_state_dict(last)
+    assert loader.state_dict() == last
+    assert len(numbers(loader)) == 1
 
 
 def test_batches_of_nested_items() -> None:
@@ -125,6 +133,32 @@ def test_data_sets_and_items_that_do_not_fit() -> None:
         collate([{"a": 1}, {"b": 1}])
     with pytest.raises(NotImplementedError, match="Dataset defines no __len__"):
         DataLoader(Dataset())
+    with pytest.raises(NotImplementedError, match="Dataset defines no __getitem__"):
+        Dataset()[0]
+    with pytest.raises(ArgumentError, match="f is a int, expected a function"):
+        DataLoader([1], collate_fn=3)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="dataset has 0 items, expected 1 or more"):
+        DataLoader([])
+    with pytest.raises(ShapeError, match=r"tensors\[0\] has shape \(\), expected the length"):
+        TensorDataset(np.zeros(()))
+
+
+def test_the_settings_are_shown() -> None:
+    assert repr(TensorDataset(X, np.arange(10))) == ("TensorDataset(float32 (10, 2), int64 (10,))")
+    loader = DataLoader(Squares(), 4, shuffle=True, seed=5)
+    assert flat(loader)
+    assert repr(loader) == (
+        "DataLoader(items=10, batches=3, batch_size=4, shuffle=True, epoch=1, seed=5)"
+    )
+    default = DataLoader(Squares())
+    assert repr(default) == (
+        "DataLoader(items=10, batches=10, batch_size=1, shuffle=False, epoch=0, seed=0)"
+    )
+    assert flat(default) == list(range(10))
+    assert collate([True, False]).dtype == "bool"
+    assert collate([np.float64(1)]).dtype == "float64"
+    assert collate(["a"]) == ["a"]
+    assert collate([Tensor(X, requires_grad=True)]).requires_grad is False
 
 
 @pytest.mark.gpu

@@ -47,6 +47,12 @@ def test_the_text_column_is_found_or_named(folder: Path) -> None:
     path.write_text("title\tstars\tbody\n7\t2\tb\n")
     found = read_labelled(str(folder), "train", text_column="body", label_column="stars", classes=3)
     assert (found.texts, found.labels.tolist()) == (["b"], [2])
+    with pytest.raises(DataError, match=r"line 2 has stars '2', expected 0 or 1"):
+        read_labelled(folder, "train", text_column="body", label_column="stars")
+    path.write_text("text\tlabel\na\t3\n")
+    with pytest.raises(DataError, match="line 2 has label '3', expected 0 to 2"):
+        read_labelled(folder, "train", classes=3)
+    path.write_text("title\tstars\tbody\n7\t2\tb\n")
     for options, message in (
         ({}, r"the columns \['title', 'stars', 'body'\], expected 'label' and one of texts"),
         ({"label_column": "stars"}, r"expected 'stars' and one of texts"),
@@ -64,6 +70,8 @@ def test_the_text_column_is_found_or_named(folder: Path) -> None:
         ("label\tsentence\n1\ta\n2\tb\n", r"train\.tsv: line 3 has label '2', expected 0 or 1"),
         ("label\tsentence\n-1\ta\n", r"line 2 has label '-1', expected 0 or 1"),
         ("label\tsentence\ngood\ta\n", r"line 2 has label 'good', expected 0 or 1"),
+        ("text\tlabel\tlabel\nb\t2\t0\n", r"line 2 has label '2', expected 0 or 1"),
+        ("label\ta\tb\n1\ta\tb\n", r"the columns \['label', 'a', 'b'\], expected 'label' and on"),
         ("label\tsentence\n1\ta\n\n", r"line 3 has 1 columns, expected 2"),
         ("label\tsentence\n1\ta\tb\n", r"line 2 has 3 columns, expected 2"),
         ("1\ta fine film\n", r"has the columns \['1', 'a fine film'\], expected 'label'"),
@@ -179,7 +187,9 @@ def test_nothing_can_be_held_out_of_one_sentence() -> None:
             hold_out(data, share)
     with pytest.raises(ArgumentError, match="share is 'x', expected a number"):
         hold_out(data, "x")  # type: ignore[arg-type]  # what a user may do
-    with pytest.raises(ArgumentError, match="share is 1, expected between 0 and 1"):
-        hold_out(data, 1)
+    for share in (0, 1, -0.5):
+        with pytest.raises(ArgumentError, match=f"share is {share}, expected between 0 and 1"):
+            hold_out(data, share)
+    assert repr(data) == "LabelledTexts(texts=2, classes=1)"
     with pytest.raises(ArgumentError, match="seed is -1, expected 0 to"):
         hold_out(data, 0.4, -1)

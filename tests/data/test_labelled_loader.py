@@ -36,6 +36,9 @@ def test_rows_are_padded_and_cut() -> None:
     assert lengths.tolist() == [2, 0, 1]
     assert pad([[]])[0].shape == (1, 1)
     assert pad([])[0].shape == (0, 1)
+    assert pad([[5, 6]], longest=1)[0].tolist() == [[5]]
+    with pytest.raises(ArgumentError, match="pad: longest is 0, expected 1 or more"):
+        pad([[5, 6]], longest=0)
 
 
 @pytest.mark.parametrize("size", [1, 9, 45])
@@ -92,6 +95,15 @@ def test_evaluation_visits_every_text_once_and_repeats_none() -> None:
     loader = LabelledLoader(ROWS, LABELS, 7, longest=100)
     batches = [texts_of(batch) for batch in loader.evaluation_batches()]
     assert Counter(text for batch in batches for text in batch) == ALL
+    lengths = [len(tokens) for batch in batches for tokens, _ in batch]
+    assert lengths == sorted(lengths)
+    assert repr(loader) == (
+        f"LabelledLoader(texts=45, batches=7, widths={len(loader.widths)}, batch=7, longest=100, "
+        "seed=0)"
+    )
+    parts = [LabelledLoader(ROWS, LABELS, 8, rank=rank, ranks=2) for rank in (0, 1)]
+    both = [Counter(t for b in part.evaluation_batches() for t in texts_of(b)) for part in parts]
+    assert both[0] + both[1] - Counter({((), -100): 9}) >= ALL
     assert [len(batch) for batch in batches] == [7] * 6 + [3]
 
 

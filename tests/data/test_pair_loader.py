@@ -131,6 +131,13 @@ def test_long_pairs_lose_their_ends_and_long_sources_are_skipped() -> None:
     found = [([5] * 3, [6] * 20), ([5] * 7, [6]), ([5] * 8, [6]), ([5] * 2, [6])]
     batches = loader(found, context=8, batch_tokens=8)
     assert (batches.skipped, batches.cut, batches.batches) == (1, 2, 3)
+    assert repr(batches) == (
+        f"PairLoader(pairs=3, shapes={len(batches.shapes)}, batches=3, tokens=20, skipped=1, "
+        "cut=2, seed=0)"
+    )
+    assert loader(found[3:], context=4, batch_tokens=4).cut == 0
+    assert loader(found[3:], context=3, batch_tokens=3).cut == 1
+    assert loader([([5], [6])], context=2, batch_tokens=2).tokens == 2
     rows = [batch for batch in batches.evaluation_batches()]
     seen = [(tokens[0].tolist(), targets[0].tolist()) for tokens, targets in rows]
     cut = [5, 5, 5, 1, 6, 6, 6, 6], [-100, -100, -100, 6, 6, 6, 6, 6]  # no false end

@@ -40,6 +40,9 @@ def test_a_folder(folder: Path) -> None:
     assert corpus.test == [("Gut", "Good"), ("", "")]
     assert read_pairs(str(folder), "en", "de").train[0] == ("One", "Eins")
     assert read_pairs(str(folder), lowercase=True).train[0] == ("eins", "one")
+    seen: list[Any] = []
+    read_pairs(folder, parts=["train"], progress=lambda *told: seen.append(told))
+    assert seen == [("reading", 0, 0)]
 
 
 def test_compressed_files_and_other_names(folder: Path) -> None:
@@ -69,6 +72,7 @@ def test_the_digest_tells_corpora_apart(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        ("train.de", "Eins", r"train\.de has 1 lines and .*train\.en 4, expected equally many"),
         ("train.en", "One\n", r"train\.de has 4 lines and .*train\.en 1, expected equally many"),
         ("valid.de", None, r"valid\.de is missing"),
         ("test.de", b"\xff\n\n", "is not UTF-8: byte 0xff"),
@@ -107,6 +111,9 @@ def test_held_out_phrases_are_not_in_the_training_set() -> None:
         seen = {pair[side] for pair in corpus.train}
         assert not seen & {pair[side] for pair in corpus.validation + corpus.test}
     assert read_pairs("phrases", "en", "de").test[0] == corpus.test[0][::-1]
+    assert sum("the " in english for _, english in corpus.train) > 1000
+    assert not any("the " in german for german, _ in corpus.train)
+    assert repr(corpus) == "PairCorpus(train=12000, validation=500, test=500)"
 
 
 class Column(list[Any]):

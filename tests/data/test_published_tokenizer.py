@@ -319,3 +319,93 @@ def test_a_folder_gives_the_kind_of_tokenizer_that_it_has(tmp_path: Path) -> Non
     (tmp_path / "own" / "generation_config.json").unlink()
     (tmp_path / "own" / "tokenizer_config.json").write_text('{"add_prefix_space": true}')
     assert isinstance(load_tokenizer(tmp_path / "own"), PublishedTokenizer)
+
+
+def test_the_settings_are_shown_and_a_batch_is_encoded(tmp_path: Path) -> None:
+    tokenizer = PublishedTokenizer.load(write(tmp_path, byte_level()))
+    ends = tuple(sorted(tokenizer._ids[name] for name in ("</s>", "<|im_end|>")))
+    assert repr(tokenizer) == (
+        f"PublishedTokenizer({str(tmp_path)!r}, vocab_size={tokenizer.vocab_size}, "
+        f"special_tokens=4, end_tokens={ends}, chat_template=True)"
+    )
+    assert repr(PublishedTokenizer.of(Tokenizer.train(TEXT, 300))).endswith("chat_template=False)")
+    assert tokenizer.encode_batch(["the", "", "cat"]) == [
+        tokenizer.encode(text) for text in ("the", "", "cat")
+    ]
+    assert tokenizer.end_of_text == tokenizer._ids["</s>"]
+    assert not tokenizer.adds_space
+    (tmp_path / "other").mkdir()
+    same = PublishedTokenizer.load(write(tmp_path / "other", byte_level()))
+    assert same.digest == tokenizer.digest
+    (tmp_path / "other" / "generation_config.json").write_text("{}")
+    assert PublishedTokenizer.load(tmp_path / "other").digest != tokenizer.digest
+
+
+def test_the_end_of_a_text_comes_from_the_settings_or_the_model(tmp_path: Path) -> None:
+    inner = byte_level()
+    ids = {name: inner.token_to_id(name) for name in SPECIAL}
+    bare = {"tokenizer_config.json": "{}", "generation_config.json": "{}"}
+    for config, ends in (
+        (None, ()),
+        ("{}", ()),
+        (f'{{"eos_token_id": {ids["</s>"]}}}', (ids["</s>"],)),
+        (f'{{"eos_token_id": [{ids["</s>"]}, {ids["<s>"]}]}}', (ids["<s>"], ids["</s>"])),
+    ):
+        if config is not None:
+            bare["config.json"] = config
+        found = PublishedTokenizer.load(write(tmp_path, inner, **bare))
+        assert found.end_tokens == ends
+        assert found.start_token == (ends[0] if ends else None)
+        if ends:
+            assert found.end_of_text == ends[0]
+        else:
+            with pytest.raises(DataError, match="names no token that ends a text, expected eos_to"):
+                _ = found.end_of_text
+    for wrong in (-1, found.vocab_size, True):
+        bare["generation_config.json"] = json.dumps({"eos_token_id": [0, wrong]})
+        message = f"has eos_token_id {wrong}, expected 0 to {found.vocab_size - 1}"
+        with pytest.raises(DataError, match=message):
+            PublishedTokenizer.load(write(tmp_path, inner, **bare))
+    bare["generation_config.json"] = json.dumps({"eos_token_id": found.vocab_size - 1})
+    last = PublishedTokenizer.load(write(tmp_path, inner, **bare))
+    assert last.end_tokens == (found.vocab_size - 1,)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
+    del bare["config.json"]
+    with pytest.raises(DataError, match="config"):
+        PublishedTokenizer.load(write(tmp_path, inner, **bare))
+
+
+def test_of_several_chat_templates_the_default_counts() -> None:
+    several: list[Any] = [
+        3, {"name": "rag", "template": "a"}, {"name": "default", "template": "b"},
+    ]  # fmt: skip
+    for value, expected in (
+        (several, "b"),
+        (several[:2], None),
+        ([{"name": "default"}], None),
+        ("c", "c"),
+        (None, None),
+        (3, None),
+    ):
+        assert published_tokenizer._template(value) == expected
+
+
+def test_the_files_of_gpt2_are_a_published_tokenizer(tmp_path: Path) -> None:
+    own = Tokenizer.train(TEXT, 300)
+    model = json.loads(own.to_json())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("\n".join(" ".join(pair) for pair in model["merges"]))
+    found = PublishedTokenizer.load(tmp_path)
+    assert found.encode(TEXT[0]) == own.encode(TEXT[0])
+    assert isinstance(load_tokenizer(tmp_path), Tokenizer)
+    with pytest.raises(DataError, match="cannot read"):
+        load_tokenizer(tmp_path / "none.json")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    tokenizer = PublishedTokenizer.of(Tokenizer.train(TEXT, 300))
+    message = r"PublishedTokenizer.save: cannot write .*file/x: Not a directory"
+    with pytest.raises(DataError, match=message):
+        tokenizer.save(tmp_path / "file" / "x")

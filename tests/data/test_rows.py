@@ -12,7 +12,7 @@ import pytest
 
 from tensorgrad.data import documents, fingerprint, prepare, rows
 from tensorgrad.data import text as module
-from tensorgrad.errors import DataError
+from tensorgrad.errors import ArgumentError, DataError
 
 
 def write(path: Path, *rows: Any) -> Path:
@@ -154,3 +154,67 @@ def test_without_a_network_a_data_set_comes_from_the_cache_or_fails_at_once(
     monkeypatch.setattr(socket, "create_connection", hang)
     with pytest.raises(DataError, match="no network"):
         documents("hf:a/b")
+
+
+class Features:
+    """A data set of one split, as the datasets package has it."""
+
+    def __init__(self, **columns: list[Any]) -> None:
+        self.columns = columns
+        self.features = {name: SimpleNamespace(dtype="string") for name in columns}
+
+    def select_columns(self, names: list[str]) -> Features:
+        return Features(**{name: self.columns[name] for name in names})
+
+    def iter(self, batch_size: int) -> Any:
+        for start in range(0, 3, 2):
+            yield {name: values[start : start + 2] for name, values in self.columns.items()}
+
+
+def test_texts_of_a_data_set_come_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def load(*names: Any, split: str | None) -> Any:
+        asked.append((*names, split))
+        return Features(text=["one", "", "two"], other=["a", "b", None])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
+    monkeypatch.setattr("tensorgrad.data.rows._reaches_hub", lambda: True)
+    assert list(rows.dataset_texts("hf:a", None)) == ["one", "two"]
+    assert list(rows.dataset_texts("hf:a:b", "other")) == ["a", "b"]
+    rows.load_dataset("op", "hf:a::c", "train", names_split=True)
+    rows.load_dataset("op", "hf:a:b", None)
+    assert asked == [("a", None, "train"), ("a", "b", "train"), ("a", None, "c"), ("a", "b", None)]
+    for source, names_split, forms in (
+        ("hf:", False, "'hf:NAME' or 'hf:NAME:CONFIG'$"),
+        ("hf:a:b:c", False, "'hf:NAME' or 'hf:NAME:CONFIG'$"),
+        ("hf:a:b:c:d", True, "'hf:NAME', 'hf:NAME:CONFIG', .* or 'hf:NAME::SPLIT'$"),
+    ):
+        with pytest.raises(ArgumentError, match=f"op: source has '{source}', expected {forms}"):
+            rows.load_dataset("op", source, "train", names_split)
+
+
+def test_the_hub_is_reached_where_it_answers_or_a_proxy_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def connect(address: Any, seconds: float) -> Any:
+        asked.append(address)
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr("tensorgrad.data.rows.getproxies", dict)
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    assert rows._reaches_hub() is True
+    monkeypatch.setenv("HF_ENDPOINT", "http://mirror:8080/x")
+    assert rows._reaches_hub() is True
+    assert asked == [("huggingface.co", 443), ("mirror", 8080)]
+    monkeypatch.setattr("tensorgrad.data.rows.getproxies", lambda: {"https": "proxy"})
+    assert rows._reaches_hub() is True
+    assert len(asked) == 2
+    hub = SimpleNamespace(HF_HUB_OFFLINE=False)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.constants", hub)
+    with rows._offline_mode(SimpleNamespace()):
+        assert hub.HF_HUB_OFFLINE is True
+    assert hub.HF_HUB_OFFLINE is False

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
 import lzma
 import os
 import sys
@@ -17,10 +19,13 @@ from tensorgrad.data import text as module
 from tensorgrad.data.text import (
     END_OF_TEXT,
     documents,
+    find_file,
     fingerprint,
     folder_files,
     read_lines,
     read_text,
+    standard_input,
+    write_text,
 )
 from tensorgrad.errors import ArgumentError, DataError
 
@@ -392,6 +397,84 @@ def test_an_endless_line_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with pytest.raises(DataError, match="has a line of more than 20 characters"):
             list(lines)
     assert list(read_lines(write(tmp_path / "a.txt", "x" * 20 + "\n"))) == ["x" * 20]
+
+
+def test_lines_of_old_macs_end_at_cr_where_there_is_no_lf(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    for content, lines in (
+        (b"a\rb\rc", ["a", "b", "c"]),
+        (b"a\rb\r", ["a", "b"]),
+        (b"a\r", ["a"]),
+        (b"a\rb\nc\n", ["a\rb", "c"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"a\n\nb", ["a", "", "b"]),
+    ):
+        path.write_bytes(content)
+        assert list(read_lines(path)) == lines
+    path.write_bytes(b"\x00\x01\xff" * 20)
+    with pytest.raises(DataError, match=r"a\.txt is .*, expected text, a line for each"):
+        list(read_lines(path))
+
+
+def test_files_of_other_kinds_are_named_and_counted(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "text")
+    write(tmp_path / "b.txt", "<!doctype html><html><body>x</body></html>")
+    write(tmp_path / "c.tar.gz", "x")
+    write(tmp_path / "README", "x")
+    os.mkfifo(tmp_path / "fifo.txt")
+    files, skipped = folder_files(tmp_path)
+    assert [path.name for path in files] == ["a.txt"]
+    kind = module._content(tmp_path / "b.txt").kind
+    assert skipped == {kind: 1, ".tar.gz": 1, "no suffix": 1, "not a file": 1}
+    with pytest.raises(DataError, match=rf"b\.txt is {kind}, expected text, JSON lines \(an obj"):
+        list(documents(tmp_path / "b.txt"))
+    with pytest.raises(DataError, match=r"or Parquet; extract the text from other formats first"):
+        list(documents(tmp_path / "b.txt"))
+    assert read_text(tmp_path / "b.txt").startswith("<!doctype")
+    (tmp_path / "c.tar.gz").write_bytes(b"\x00\x01\xff" * 20)
+    with pytest.raises(DataError, match=r"c\.tar\.gz is [^,]*, expected text$"):
+        read_text(tmp_path / "c.tar.gz")
+    assert list(documents(tmp_path)) == ["text"]
+
+
+def test_the_fingerprint_says_what_was_read(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "one")
+    write(tmp_path / "b.txt", "one")
+    assert fingerprint(tmp_path).startswith(f"{tmp_path} text 2 files ")
+    assert fingerprint(tmp_path, column="body").startswith(f"{tmp_path} body 2 files ")
+    assert fingerprint("stdlib", suffixes=()).startswith("stdlib text ")
+    assert fingerprint("hf:a", column="b") == "hf:a b"
+    assert len(fingerprint(tmp_path).split()[-1]) == 64
+
+
+def test_a_file_of_a_folder_is_found_plain_or_compressed(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"op: source has '.*none', which is not a folder; expec"):
+        find_file("op", tmp_path / "none", ["a"], "such")
+    message = rf"op: {tmp_path / 'a'} is missing: the folder has none of a, a\.gz, .*b\.gz"
+    with pytest.raises(DataError, match=message):
+        find_file("op", tmp_path, ["a", "b"], "such")
+    (tmp_path / "a").mkdir()
+    for name in ("b", "b.xz", "a.bz2"):
+        write(tmp_path / name, "x")
+    assert find_file("op", tmp_path, ["b", "a"], "such").name == "b"
+    assert find_file("op", tmp_path, ["a", "b"], "such").name == "a.bz2"
+    (tmp_path / "c.bz2").write_bytes(bz2.compress(b"text"))
+    assert read_text(tmp_path / "c.bz2") == "text"
+
+
+def test_text_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_text("op", tmp_path / "a.txt", "ä\n")
+    assert (tmp_path / "a.txt").read_bytes() == "ä\n".encode()
+    with pytest.raises(DataError, match=r"op: cannot write .*none/a\.txt: No such file or direct"):
+        write_text("op", tmp_path / "none" / "a.txt", "x")
+
+
+def test_lines_of_the_standard_input_do_not_end_at_cr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\rb\r\nc\n")))
+    assert list(standard_input()) == ["a\rb\r\n", "c\n"]
+    other = io.StringIO("a")
+    monkeypatch.setattr(sys, "stdin", other)
+    assert standard_input() is other
 
 
 def test_a_text_file_is_read_up_to_a_limit(tmp_path: Path) -> None:

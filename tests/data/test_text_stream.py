@@ -76,3 +76,22 @@ def test_what_cannot_be_done_is_said(tokenizer: Tokenizer) -> None:
         TextStream(tokenizer, ["a", ""])
     with pytest.raises(DataError, match="ids has 999"):
         TextStream(tokenizer).add(999)
+
+
+def test_blanks_before_the_first_word_are_dropped(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "blanks", 2, raising=False)
+    for text, begins, expected in (
+        ("   a b", True, " a b"),
+        (" a b", True, "a b"),
+        ("a  b", True, "a  b"),
+        ("  a", False, "  a"),
+    ):
+        ids = tokenizer.encode_bytes(text.encode())
+        assert "".join(parts(TextStream(tokenizer, begins=begins), ids)) == expected
+    assert not TextStream(tokenizer).ended
+    with pytest.raises(ArgumentError, match="stops has '', expected texts of a character or more"):
+        TextStream(tokenizer, ["a", ""])
+    with pytest.raises(DataError, match="expected 0 to"):
+        TextStream(tokenizer).add(tokenizer.vocab_size)

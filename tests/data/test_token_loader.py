@@ -243,6 +243,10 @@ def test_a_token_file_is_read(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", counting(100).astype(np.uint16))
     file = TokenFile.open(tmp_path / "a.npy", 100)
     loader = TokenLoader(file, 2, 10, seed=3)
+    assert repr(loader) == (
+        "TokenLoader(tokens=100, windows=8, batch=2, context=10, seed=3, rank=0, ranks=1)"
+    )
+    assert (loader.epoch(3), len(file)) == (0.75, 100)
     assert equal(loader.batch(7), TokenLoader(counting(100), 2, 10, seed=3).batch(7))
 
 
@@ -278,6 +282,8 @@ def test_a_corpus_shorter_than_a_window_is_an_error() -> None:
 
 
 def test_what_is_not_a_row_of_integers_is_an_error() -> None:
+    with pytest.raises(DtypeError, match="tokens is a list, expected an array of integers"):
+        TokenLoader([1, 2, 3], 1, 1)  # type: ignore[arg-type]
     with pytest.raises(DtypeError, match="tokens has dtype float64, expected integers"):
         TokenLoader(np.zeros(100), 4, 8)
     with pytest.raises(ShapeError, match=r"tokens has shape \(10, 10\), expected one axis"):
@@ -290,6 +296,10 @@ def test_steps_and_limits_out_of_range_are_errors() -> None:
         loader.batch(-1)
     with pytest.raises(ArgumentError, match="step has -1, expected 0 or more"):
         next(loader.iterate(-1))
+    end = (1 << 63) // 4
+    with pytest.raises(ArgumentError, match=f"step has {end}, .* below 2.63 rows"):
+        loader.batch(end)
+    assert loader.batch(end - 1)[0].shape == (4, 8)
     with pytest.raises(ArgumentError, match="limit is 0, expected 1 or more"):
         next(loader.evaluation_batches(0))
 

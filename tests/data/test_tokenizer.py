@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tensorgrad.data import END_OF_TEXT, PublishedTokenizer, Tokenizer, documents, prepare
 from tensorgrad.data import tokenizer as module
+from tensorgrad.data.tokenizer_file import ALPHABET, TokenBytes, in_order, vocabulary_state
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
 from tests.disk import full_disk
 from tests.source_tree import ROOT
@@ -113,7 +114,16 @@ def test_training_gives_the_same_in_every_process(tokenizer: Tokenizer, tmp_path
 
 def test_special_tokens_have_ids_but_are_text_in_a_text() -> None:
     tokenizer = Tokenizer.train([TEXT], 300, special_tokens=["<pad>", "<bos>"])
-    assert tokenizer.end_of_text == 0
+    assert tokenizer.end_of_text == tokenizer.start_token == 0
+    assert tokenizer.end_tokens == (0,)
+    assert tokenizer.special_ids == {0, 1, 2}
+    assert repr(tokenizer) == (
+        f"Tokenizer(vocab_size={tokenizer.vocab_size}, special_tokens=['<|endoftext|>', '<pad>', "
+        "'<bos>'])"
+    )
+    assert tokenizer.encode_prompt("") == [0]
+    assert tokenizer.encode_prompt("a") == tokenizer.encode("a") != []
+    assert tokenizer.decode([2, *tokenizer.encode("a"), 0], skip_special_tokens=True) == "a"
     assert tokenizer.special_tokens == {END_OF_TEXT: 0, "<pad>": 1, "<bos>": 2}
     ids = tokenizer.encode(f"a<pad>b{END_OF_TEXT}")
     assert not {0, 1, 2} & set(ids)
@@ -138,10 +148,43 @@ def test_decode_takes_arrays(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(ids) == tokenizer.decode(iter(ids)) == "some text"
 
 
+def test_the_alphabet_of_bytes_is_that_of_gpt2() -> None:
+    shown = {character: byte for byte, character in enumerate(ALPHABET)}
+    assert len(shown) == 256
+    for byte, character in ((0, 256), (0x20, 0x120), (0x21, 0x21), (0x7E, 0x7E), (0x7F, 0x121)):
+        assert ord(ALPHABET[byte]) == character
+    for byte, character in ((0xA0, 0x142), (0xA1, 0xA1), (0xAC, 0xAC), (0xAD, 0x143), (0xAE, 0xAE)):
+        assert ord(ALPHABET[byte]) == character
+    assert set(ALPHABET) == set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+
+
 @pytest.mark.parametrize("bad", [-1, 600, 1 << 40])
 def test_an_id_outside_the_vocabulary_is_an_error(tokenizer: Tokenizer, bad: int) -> None:
     with pytest.raises(DataError, match=f"ids has {bad}, expected 0 to 599 .a vocabulary of 600"):
         tokenizer.decode([5, bad, 7])
+
+
+def test_vocabularies_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert in_order({"b": 1, "a": 0}, "x") == ["a", "b"]
+    with pytest.raises(DataError, match=r"x has 2 tokens with ids up to 2, expected ids 0 to 1 wi"):
+        in_order({"a": 0, "b": 2}, "x")
+    monkeypatch.setattr("tensorgrad.data.tokenizer_file._VALUES", {",": 2})
+    assert vocabulary_state('{"a": 0, "b": 1, "c": 2}', "x") == {"a": 0, "b": 1, "c": 2}
+    with pytest.raises(DataError, match="x has 3 times ',', expected at most 2"):
+        vocabulary_state('{"a": 0, "b": 1, "c": 2, "d": 3}', "x")
+    for needed in (lambda: TokenBytes().start_token, lambda: TokenBytes().encode("a")):
+        with pytest.raises(NotImplementedError):
+            needed()
+
+
+def test_text_is_cut_for_training_where_words_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "one two three four five six seven"
+    assert list(module._pieces(text)) == [text]
+    monkeypatch.setattr(module, "_PIECE", 8)
+    pieces = list(module._pieces(text))
+    assert "".join(pieces) == text
+    assert len(pieces) == 3
+    assert all(8 <= len(piece) <= 16 for piece in pieces[:-1])
 
 
 def test_little_text_gives_a_small_vocabulary() -> None:
@@ -198,6 +241,8 @@ def test_special_tokens_of_another_kind_are_named(special: Any) -> None:
         (256, (), "vocab_size has 256, expected 257 or more"),
         (257, ("<a>",), "vocab_size has 257, expected 258 or more .256 bytes and 2 special"),
         (1 << 31, (), "below 2"),
+        (1 << 24, (), "vocab_size has 16777216, expected 257 or more .* and below 2"),
+        (300, ("x" * 100_000,), "special_tokens has .*, expected"),
         (300, ("<a>", "<a>"), "special_tokens has .*, expected distinct"),
         (300, ("",), "special_tokens has .*, expected distinct, not empty"),
         (300, (END_OF_TEXT,), "special_tokens has .*, expected distinct, .* without"),
@@ -236,6 +281,9 @@ def test_words_follow_a_pattern_which_is_saved(tmp_path: Path) -> None:
     assert PublishedTokenizer.of(again).encode(texts[0]) == tokenizer.encode(texts[0])
     with pytest.raises(DataError, match="half of a surrogate pair"):
         tokenizer.encode("\ud800")
+    several = ["so", "", "in 12"]
+    assert tokenizer.encode_batch(several) == [tokenizer.encode(text) for text in several]
+    assert tokenizer.decode(tokenizer.encode_batch(several)[2]) == "in 12"
 
 
 @given(text=st.text(st.sampled_from("ab1 \n\rä世\u3000'.")))

@@ -44,6 +44,40 @@ def test_patterns_that_may_take_long_are_refused(pattern: str) -> None:
     assert problem_of(pattern)
 
 
+NESTED = "a repetition in a repetition is followed by what may not match"
+TWO = "two repetitions without a limit are followed by what may not match"
+SEVERAL = "what may match in several ways is repeated more than once"
+MANY = "a part is repeated more than 1,000 times"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        ("(a+)+$", NESTED), ("(?:a?)+b", NESTED), ("(?:a?)+", ""), (r"(?:\b)+x", NESTED),
+        ("^*a", NESTED), ("a{1,3}+b", NESTED), ("a{1}*b", ""), ("(?:a+)?b", ""),
+        ("a*b*c", TWO), ("a{2,}b*c", TWO), ("a*?b*c", TWO), ("[[a]b]*c*d", TWO),
+        ("(?:a*|b)c*d", TWO), ("(?:a+)??b*c", TWO), ("(?=a*b)c*d", TWO), ("(?:a*|b*)c", ""),
+        ("a*+b*c", ""), ("a++b*c", ""), ("a{2,}b*+c", ""), ("(?>a*)b*c", ""), ("a{3}b*c", ""),
+        ("(?:a+){10}b", SEVERAL), ("(?:a?){2}", SEVERAL), ("(?:a*b){2}", SEVERAL),
+        ("(?:a?){1}b", ""), ("(?:ab){1000}", ""),
+        ("a{1000}", ""), ("a{1001}", MANY), ("a{,1001}", MANY), ("a{1,1001}", MANY),
+        ("a{1,64}c*b", ""), ("a{0,64}c*b", "its parts may match in more than 64 ways"),
+        ("a{1,64}b{1,64}", ""), ("a{1,64}b{1,65}", "its parts may match in more than 4,096 ways"),
+        ("(" * 20 + "a" + ")" * 20, ""),
+        ("(" * 21 + "a" + ")" * 21, "groups are nested more than 20 deep"),
+        ("a" * 10_000, ""), ("a" * 10_001, "it has 10,001 characters, expected at most 10,000"),
+        ("(a", "a ( is not closed"), ("a|b)", "a ) closes no group"), ("[a", "a [ is not closed"),
+        ("[]a]", "a class begins with ]"), ("*a", "'*' repeats nothing, or a repetition"),
+        ("(?#a)", "'(?#a' is not supported"), (r"\1x", r"'\\1x' is not supported"),
+        ("a{}b", "'{}' is not supported"), ("a{,}b", "'{,}' is not supported"), ("a{b", ""),
+        (r"\x{41}\x41\u0041", ""), ("(?i-m:a)(?<n>a)", ""),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_reason_is_named_and_bounds_are_allowed(pattern: str, problem: str) -> None:
+    assert problem_of(pattern) == problem
+
+
 @pytest.mark.parametrize("text", [" " * 50_000 + "x", "A" * 50_000, "\n \n" * 20_000])
 def test_linear_patterns_take_linear_time(text: str) -> None:
     for pattern in LINEAR - {GPT2}:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,14 @@ def test_a_vocabulary_comes_back_from_its_file(tmp_path: Path) -> None:
     vocabulary.save(path)
     assert WordVocabulary.load(path).words == vocabulary.words
     assert WordVocabulary.load(path).vocab_size == 4
+    assert repr(vocabulary) == "WordVocabulary(words=3)"
+    assert (
+        path.read_text(encoding="utf-8")
+        == vocabulary.to_json()
+        == ('{\n"format": 1,\n"words": [\n"ä",\n"\\"",\n"n\'t"\n]\n}')
+    )
+    assert vocabulary.digest == WordVocabulary.load(path).digest
+    assert vocabulary.digest == sha256(path.read_bytes()).hexdigest()
     with pytest.raises(DataError, match="cannot write"):
         vocabulary.save(tmp_path / "nothing" / "words.json")
     for content, message in (
@@ -61,6 +70,9 @@ def test_a_vocabulary_comes_back_from_its_file(tmp_path: Path) -> None:
         ('{"format": 1, "words": [3]}', "expected 1 with words"),
         ('{"format": 1, "words": null}', "expected 1 with words"),
         ('{"format": 1, "words": "abc"}', "expected 1 with words"),
+        ('{"format": 1}', "expected 1 with words"),
+        ('{"format": 1, "words": ["a", "b", "a"]}', r"words\.json: .* has 3 words, 2 of them diff"),
+        ('{"format": 1, "words": []}', r"words\.json: .* has 0 words, 0 of them different"),
     ):
         path.write_text(content)
         with pytest.raises(DataError, match=message):

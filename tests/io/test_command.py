@@ -7,6 +7,7 @@ import importlib
 import io
 import logging
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,11 @@ import pytest
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError
 from tensorgrad.io.command import (
+    _cut,
     aligned,
+    columns_of,
     command,
+    drop_unwritten_output,
     open_standard_streams,
     printable,
     status_and_line,
@@ -76,6 +80,47 @@ def test_what_needs_no_words_has_none(
 
 def test_a_program_may_choose_its_status() -> None:
     assert command(lambda: 3)() == 3
+    assert command(lambda: None)() == 0
+
+
+def test_another_ctrl_c_ends_a_program_at_once() -> None:
+    def program() -> int:
+        return 0
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        command(program)()
+        assert signal.getsignal(signal.SIGINT) is before  # a function of another module
+        program.__module__ = "__main__"
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        command(program)()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        signal.signal(signal.SIGINT, before)
+        command(program)()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_output_that_cannot_be_written_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    with open("/dev/full", "w", encoding="utf-8") as stream:
+        stream.write("text")
+        monkeypatch.setattr(sys, "stdout", stream)
+        before = len(os.listdir("/proc/self/fd"))
+        drop_unwritten_output()
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert os.path.samestat(os.fstat(stream.fileno()), os.stat(os.devnull))
+
+
+def test_columns_of_text_on_a_terminal() -> None:
+    texts = ["", "abc", "総和", "e\u0301", "a\u200d", "\uff21", "\U0001f600"]
+    assert [columns_of(text) for text in texts] == [0, 3, 4, 1, 1, 2, 2]
+    assert _cut("x" * 4000) == "x" * 4000
+    assert _cut("a" * 2000 + "b" + "c" * 2000) == f"{'a' * 2000} [...] {'c' * 2000}"
 
 
 def test_a_mistake_in_a_program_keeps_its_traceback() -> None:

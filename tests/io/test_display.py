@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tensorgrad as tg
 from tensorgrad import data, nn, optim
-from tensorgrad.io.display import call_text
+from tensorgrad.io.display import call_text, to_html
 from tensorgrad.optim import lr_scheduler, schedule
 
 
@@ -114,3 +116,33 @@ def test_every_optimizer_begins_with_its_class(kind: type[optim.Optimizer]) -> N
 
 def test_a_long_setting_is_cut() -> None:
     assert len(call_text(layer(), kind=list(range(1000)))) < 220
+    assert call_text(layer(), "a", f=abs, x=None) == "Linear(a, f=abs, x=None)"
+    assert call_text(layer(), text="x" * 198) == f"Linear(text={'x' * 198!r})"
+
+
+def cells(html: str) -> list[list[str]]:
+    rows = re.findall("<tr>(.*?)</tr>", html)
+    return [re.findall("<td>(.*?)</td>", row) for row in rows]
+
+
+def test_small_tensors_are_tables() -> None:
+    row = to_html(tg.tensor([1.0, 0.12345678], requires_grad=True))
+    assert row == (
+        "<code>tensor (2,), float32, cpu, requires_grad</code>"
+        "<table><tr><td>1</td><td>0.1235</td></tr></table>"
+    )
+    table = to_html(tg.arange(6).reshape(2, 3))
+    assert table.startswith("<code>tensor (2, 3), int64, cpu</code><table>")
+    assert cells(table) == [["0", "1", "2"], ["3", "4", "5"]]
+    for values in (tg.zeros(()), tg.zeros((0, 3)), tg.zeros((1, 1, 2))):
+        shown = to_html(values)
+        assert "<table>" not in shown
+        assert shown.endswith(f"<pre>{np.array2string(values.numpy())}</pre>")
+
+
+def test_of_large_tensors_the_ends_are_shown() -> None:
+    assert all("…" not in row for row in cells(to_html(tg.zeros((20, 10)))))
+    found = cells(to_html(tg.arange(21 * 11).reshape(21, 11)))
+    columns = [0, 1, 2, 3, 4, None, 6, 7, 8, 9, 10]
+    rows = [*range(10), None, *range(11, 21)]
+    assert found == [["…" if None in (i, j) else str(11 * i + j) for j in columns] for i in rows]

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import errno
+import fcntl
+import math
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +14,22 @@ import pytest
 
 from tensorgrad.errors import ArgumentError, DataError, DtypeError
 from tensorgrad.io.files import (
+    check_writable,
     delete,
+    finite,
     hidden_name,
     is_locked,
+    is_utf8,
     locked,
+    make_folder,
     replacing,
+    shown,
+    sync_folder,
     temporary_name,
     to_json,
     write_json,
 )
-from tensorgrad.io.readers import parse_json, read_json
+from tensorgrad.io.readers import JSON_DEPTH, parse_json, read_json
 from tensorgrad.io.weights import save_arrays
 from tests.disk import full_disk
 from tests.source_tree import ROOT
@@ -131,7 +141,64 @@ def test_a_lock_is_seen_without_taking_it(tmp_path: Path) -> None:
     path.chmod(0)
     assert not is_locked(path)
     (tmp_path / "link").symlink_to(path)
-    assert not is_locked(tmp_path / "link")
+    assert is_locked(tmp_path / "link") is False
+    with pytest.raises(OSError, match="link"), locked(tmp_path / "link", wait=False):
+        pass
+    path.chmod(0o600)
+    assert is_locked(path) is False
+    assert text == f"process {os.getpid()} on {platform.node()}"
+    path.write_text("a longer text than the name of a process " * 9)
+    with locked(path, wait=True) as held:
+        assert held is True
+        assert path.read_text() == text
+    os.link(path, tmp_path / "second")
+    with pytest.raises(OSError, match="it has a second name, a hard link"), locked(path, wait=True):
+        pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks are not supported there")
+def test_file_systems_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock"
+    opened = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+    for number, supported in ((errno.ENOLCK, False), (errno.EIO, True)):
+
+        def fail(*_: object, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("fcntl.flock", fail)
+        if supported:
+            with pytest.raises(OSError, match=f"error.*{path}"), locked(path, wait=False):
+                pass
+        else:
+            with locked(path, wait=False) as held:
+                assert held is False
+            assert path.read_text() == ""
+        assert is_locked(path) is False
+    if sys.platform == "linux":
+        assert len(os.listdir("/proc/self/fd")) == opened
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks are not supported there")
+def test_a_lock_file_that_was_removed_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, calls = tmp_path / "lock", []
+    flock = fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        calls.append(how)
+        flock(descriptor, how)
+        if len(calls) == 1:
+            path.unlink()
+        elif len(calls) == 2:
+            path.rename(tmp_path / "old")
+            path.touch()
+
+    monkeypatch.setattr("fcntl.flock", late)
+    with locked(path, wait=True) as held:
+        assert held
+        assert path.read_text().startswith("process ")
+    assert calls == [fcntl.LOCK_EX] * 3
 
 
 @pytest.mark.parametrize("name", ["a" * 255, "\u00e9" * 127, "a" * 250 + ".json"])
@@ -187,6 +254,103 @@ def test_a_value_that_json_cannot_hold_is_named_by_its_place() -> None:
     ):
         with pytest.raises(DtypeError, match=place):
             to_json(value)
+
+
+def test_numbers_and_depths_at_the_bounds_of_json() -> None:
+    fits = [2**64 - 1, -(2**63), np.uint64(2**64 - 1), 1.5, np.float16(0.5), np.bool_(True), None]
+    assert to_json(
+        fits
+    ) == "[18446744073709551615, -9223372036854775808, 18446744073709551615, " + (
+        "1.5, 0.5, true, null]"
+    )
+    for value, message in (
+        (2**64, "x: the value is an integer of 65 bits, expected -2.63 to 2.64 - 1"),
+        (-(2**63) - 1, "x: the value is an integer of 64 bits"),
+        (10**5000, "x: the value is an integer of 16610 bits"),
+        ({"a": math.nan}, "x: a is nan, expected a finite number of at most 64 bits"),
+        ([math.inf], r"x: \[0\] is inf, expected a finite number"),
+        (np.longdouble(1) / 3, "expected a finite number of at most 64 bits"),
+        ({"a": {3: 1}}, "x: a has the key 3, expected text that fits UTF-8"),
+        ({"\ud800": 1}, r"x: the value has the key '\\ud800', expected text"),
+        ({"a": "\ud800"}, r"x: a is '\\ud800', expected text that fits UTF-8"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            to_json(value, op="x")
+    deep: object = 1
+    for _ in range(JSON_DEPTH - 1):
+        deep = [deep]
+    assert to_json(deep).count("[") == JSON_DEPTH - 1
+    with pytest.raises(ArgumentError, match=r"x: \[0\]\[0\].* is nested more than 64 deep, expect"):
+        to_json([deep], op="x")
+    assert to_json({"a": (1, 2)}, 2) == '{\n  "a": [\n    1,\n    2\n  ]\n}'
+    with pytest.raises(ArgumentError, match="to_json: the value is nan"):
+        to_json(math.nan)
+
+
+def test_a_json_file_has_a_limit(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", "abcde", limit=8)
+    assert (tmp_path / "a.json").read_text() == '"abcde"\n'
+    with pytest.raises(
+        ArgumentError, match=r"a\.json: the content has 9 bytes, expected at most 8"
+    ):
+        write_json(tmp_path / "a.json", "abcdef", limit=8)
+
+
+def test_values_are_shown_in_part_and_made_finite() -> None:
+    assert shown([1, 2, 3], 5) == "[1, 2"
+    assert shown(10**5000, 80) == "a int of very many digits"
+    given = {"a": math.nan, "b": np.float32(np.inf), "c": 1.5, "d": "x", "e": 3}
+    assert finite(given) == {"a": None, "b": None, "c": 1.5, "d": "x", "e": 3}
+    assert is_utf8("ä")
+    assert not is_utf8("\udcff")
+
+
+def test_folders_are_made_and_checked(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a" / "b" / "c")
+    make_folder(tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        make_folder(tmp_path / "file" / "x")
+    check_writable(tmp_path)
+    assert names(tmp_path) == ["a", "file"]
+    with pytest.raises(OSError, match="none") as caught:
+        check_writable(tmp_path / "none")
+    assert caught.value.filename == str(tmp_path / "none")
+    with full_disk(1000), pytest.raises(OSError, match="too large") as caught:
+        check_writable(tmp_path)
+    assert caught.value.filename == str(tmp_path)
+
+
+def test_folders_are_synced_where_that_is_supported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    error: list[int] = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append(descriptor)
+        if error:
+            raise OSError(error[0], os.strerror(error[0]))
+
+    monkeypatch.setattr("os.fsync", fsync)
+    sync_folder(tmp_path)
+    assert len(synced) == 1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(synced[0])
+    error.append(errno.EINVAL)
+    sync_folder(tmp_path)
+    error[0] = errno.EIO
+    with pytest.raises(OSError, match=str(tmp_path)):
+        sync_folder(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        sync_folder(tmp_path / "none")
+
+    def refuse(*_: object) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr("os.open", refuse)
+    sync_folder(tmp_path)  # a folder that cannot be listed
 
 
 def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:

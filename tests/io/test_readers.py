@@ -13,12 +13,16 @@ import numpy as np
 import pytest
 
 from tensorgrad.errors import DataError
+from tensorgrad.io import readers
 from tensorgrad.io.readers import (
     JSON_BYTES,
     JSON_DEPTH,
     JSON_LINE_BYTES,
+    json_object,
+    log_lines,
     map_array,
     needed,
+    no_link,
     open_regular,
     parse_json,
     read_bytes,
@@ -261,6 +265,109 @@ def test_long_integers_may_become_floats() -> None:
     assert found == {"long": 1e18, "most": 10**18 - 1, "limit": 1e30, "negative": -1e17}
     assert [type(each) for each in found.values()] == [float, int, float, float]
     assert type(parse_json(f'{{"long": {10**18}}}', "a.json")["long"]) is int
+
+
+def test_limits_are_those_that_are_given(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    text = '{"a": 1}'
+    path.write_text(text)
+    assert read_json(path, len(text)) == parse_json(text, "x", limit=len(text)) == {"a": 1}
+    with pytest.raises(DataError, match=f"has {len(text)} bytes, expected at most 7"):
+        read_json(path, 7)
+    with pytest.raises(DataError, match="x has 8 characters of JSON, expected at most 7"):
+        parse_json(text, "x", limit=7)
+    path.write_text(f'{{"a": {10**30}}}')
+    with pytest.raises(DataError, match="has 31 digits, expected 64 bits"):
+        read_json(path)
+    assert read_json(path, long_integers=True) == {"a": 1e30}
+
+
+def test_links_are_followed_where_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": 1}')
+    (tmp_path / "link").symlink_to("a.json")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "to_folder").symlink_to("folder")
+    (tmp_path / "to_none").symlink_to("none")
+    assert read_json(tmp_path / "link", links=True) == {"a": 1}
+    assert read_bytes(tmp_path / "link", 8, links=True) == b'{"a": 1}'
+    assert no_link(tmp_path / "a.json") == tmp_path / "a.json"
+    for name in ("link", "to_folder", "to_none"):
+        with pytest.raises(
+            DataError, match=rf"{tmp_path / name} is a symbolic link, expected a fi"
+        ):
+            read_json(tmp_path / name)
+        with pytest.raises(DataError, match="is a symbolic link, expected a file or folder"):
+            no_link(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "to_none", links=True)
+
+
+def test_a_file_that_grows_while_it_is_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"12345")
+    real = os.fstat
+
+    def smaller(descriptor: int) -> Any:
+        found = list(real(descriptor))
+        found[6] -= 1
+        return os.stat_result(found, {"st_blocks": 8})
+
+    monkeypatch.setattr("os.fstat", smaller)
+    with pytest.raises(DataError, match=rf"{path} has no size, or grew while it was read"):
+        read_bytes(path, 5)
+
+
+def test_a_line_of_a_log_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "_LONGEST_LINE", 10)
+    monkeypatch.setattr(readers, "JSON_LINE_BYTES", 4)
+    path = tmp_path / "a.log"
+    path.write_bytes(b"123456789\n123\n1234567\n")
+    with path.open("rb") as file:
+        assert list(log_lines(file)) == [b"1234", b"5678", b"9\n", b"123\n", b"1234", b"567\n"]
+    path.write_bytes(b"1234567890\n")
+    with (
+        path.open("rb") as file,
+        pytest.raises(DataError, match=rf"{path} has a line of more than 10 bytes, expected those"),
+    ):
+        list(log_lines(file))
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [('{"a": 1} ', {"a": 1}), (' {"a": NaN}\n', {"a": None}), ("[1]", None), ("{} {}", None),
+     ("", None), ("x", None), ('{"a": -Infinity}', {"a": None})],
+)  # fmt: skip
+def test_an_object_on_a_line(line: str, value: Any) -> None:
+    assert json_object(line) == value
+
+
+def test_a_file_is_hollow_where_little_of_it_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "_HOLLOW", 1 << 20)
+    path = tmp_path / "a"
+    for size, written, hollow in (
+        (1 << 20, 0, True),
+        ((1 << 20) - 1, 0, False),
+        (1 << 20, 1 << 16, True),
+        (1 << 20, 3 << 16, False),
+    ):
+        with path.open("wb") as file:
+            file.write(b"x" * written)
+            file.truncate(size)
+        if hollow:
+            with pytest.raises(DataError, match="expected a file without large holes"):
+                open_regular(path)
+        else:
+            open_regular(path).close()
+
+
+def test_a_package_that_is_missing_is_named() -> None:
+    with pytest.raises(DataError, match=r"x needs the no_such_package package: pip install .*text"):
+        needed("no_such_package.inner", "x", "text")
+    assert needed("os.path", "x", "text") is os.path
 
 
 def test_a_package_that_fails_as_it_is_imported_is_named(

@@ -60,6 +60,14 @@ def test_files_of_other_programs_are_read(tmp_path: Path) -> None:
     save_file({"a": np.arange(3)}, tmp_path / "b", {"tensorgrad": '{"x": ["lost"]}'})
     with pytest.raises(DamagedError, match="its tree is damaged: 'lost'"):
         tg.load(tmp_path / "b")
+    for tree in ("[1]", "{", '{"x": [3]}', '{"x": [["a"]]}'):
+        save_file({"a": np.arange(3)}, tmp_path / "b", {"tensorgrad": tree})
+        with pytest.raises(DamagedError, match=r"load: .*b: its tree is damaged: "):
+            tg.load(tmp_path / "b")
+    save_file({"a": np.arange(3)}, tmp_path / "b", {"tensorgrad": '{"x": {"y": ["a"], "z": 3}}'})
+    found = tg.load(tmp_path / "b")
+    assert found["x"]["y"].tolist() == [0, 1, 2]
+    assert found["x"]["z"] == 3
     with pytest.raises(CheckpointError, match="does not exist"):
         tg.load(tmp_path / "c")
 
@@ -74,4 +82,11 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     ):
         with pytest.raises(error, match=message):
             tg.save(values, tmp_path / "a")  # type: ignore[arg-type]
+    nested: Any = 1
+    for _ in range(5000):
+        nested = {"a": nested}
+    with pytest.raises(ArgumentError, match="values is nested more than 64 deep, expected less"):
+        tg.save(nested, tmp_path / "a")
+    with pytest.raises(ArgumentError, match="values has the name 1, expected text"):
+        tg.save({1: 2}, tmp_path / "a")  # type: ignore[dict-item]
     assert not (tmp_path / "a").exists()

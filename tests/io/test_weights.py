@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError
+from tensorgrad.errors import ArgumentError, CheckpointError, DamagedError, DtypeError
 from tensorgrad.io.weights import ArrayFile, load_arrays, load_metadata, save_arrays
 
 
@@ -119,3 +120,68 @@ def test_an_array_of_another_type_is_read_in_parts(tmp_path: Path) -> None:
     with ArrayFile(path) as file:
         assert (file.names, file.shape("a"), str(file.dtype("a"))) == (["a"], (2, 2), "int16")
         np.testing.assert_array_equal(file.read("a", 1, 3), expected[1:3])
+        np.testing.assert_array_equal(file.read("a"), expected.reshape(2, 2))
+        for start, stop in ((None, 3), (1, None)):
+            assert file.read("a", start, stop).shape == (2, 2)
+
+
+def test_parts_of_a_row_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_arrays(path, {"a": np.arange(9), "scalar": np.array(3.5), "none": np.zeros((0, 2))})
+    with ArrayFile(path) as file:
+        assert file.read("a", 2, 5).tolist() == [2, 3, 4]
+        assert file.read("a", 2, 2).shape == (0,)
+        assert file.read("a", 0, 9).tolist() == list(range(9))
+        assert file.read("scalar", 0, 1).tolist() == [3.5]
+        assert [str(file.dtype(name)) for name in ("a", "scalar", "none")] == [
+            "int64", "float64", "float64",
+        ]  # fmt: skip
+
+
+def test_what_was_written_is_said_and_summed(tmp_path: Path) -> None:
+    path, calls = tmp_path / "a.safetensors", []
+    big = np.arange(3, dtype=">i4")
+    arrays = {"c": np.ones(5, "int8"), "a": big, "b": np.ones((2, 3))[:, ::2]}
+    found = save_arrays(path, arrays, {"note": "ü"}, rest=lambda: calls.append(1))
+    content = path.read_bytes()
+    assert found == {"bytes": len(content), "crc32": zlib.crc32(content)}
+    assert len(calls) == 4  # after the header and each array
+    with ArrayFile(path) as file:
+        assert file.sum is not None
+        assert len(file.sum) == 8
+        assert file.metadata == {"note": "ü"} == load_metadata(path)
+    length = int.from_bytes(content[:8], "little")
+    assert length % 8 == 0
+    header = json.loads(content[8 : 8 + length])
+    places = {name: header[name]["data_offsets"] for name in arrays}
+    assert places == {"b": [0, 32], "a": [32, 44], "c": [44, 49]}  # larger elements first
+    loaded = load_arrays(path)
+    for name, expected in arrays.items():
+        np.testing.assert_array_equal(loaded[name], expected)
+    path.write_bytes(content[:-1] + b"\2")
+    with pytest.raises(DamagedError, match="has another CRC-32 than when it was written"):
+        load_arrays(path)
+    save_arrays(path, arrays, with_sum=False)
+    with ArrayFile(path) as file:
+        assert file.sum is None
+    path.write_bytes(path.read_bytes()[:-1] + b"\2")
+    assert load_arrays(path)["c"].tolist() == [1, 1, 1, 1, 2]
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    one = np.ones(1)
+    cases: list[tuple[Any, Any, type[Exception], str]] = [
+        ({"\udc80": one}, None, ArgumentError, "as a name or metadata, expected text that fits"),
+        ({"a": one}, {"b": 3}, ArgumentError, "got 3 as a name or metadata"),
+        ({"a": one}, {"\udc80": "x"}, ArgumentError, "as a name or metadata"),
+        ({"__metadata__": one}, None, ArgumentError, "'__metadata__', expected any other name"),
+        ({"a": np.ones(1, complex)}, None, CheckpointError, "a has dtype complex128, expected one"),
+        ({"a": one.astype("float8_e4m3")}, None, DtypeError, "a has dtype float8_e4m3, expected o"),
+    ]
+    for arrays, metadata, error, message in cases:
+        with pytest.raises(error, match=f"save: .*{message}"):
+            save_arrays(path, arrays, metadata)
+    assert not path.exists()
+    with pytest.raises(CheckpointError, match=r"save: cannot write .*none/a"):
+        save_arrays(tmp_path / "none" / "a", {"a": one})

@@ -148,8 +148,11 @@ def test_without_nvml_there_are_no_values(
         assert monitor.take() == {}
 
 
-def test_the_driver_and_the_name_are_known(nvml: FakeNvml) -> None:
+def test_the_driver_and_the_name_are_known(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     assert driver_version() == "580.1"
+    assert nvml.calls == ["init", "shutdown"]
+    monkeypatch.setattr(nvml, "nvmlSystemGetDriverVersion", lambda: b"535.2")
+    assert driver_version() == "535.2"
     assert name_of(0) == "NVIDIA H200"
 
 

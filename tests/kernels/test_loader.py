@@ -221,6 +221,112 @@ def test_without_a_home_kernels_are_compiled_and_not_kept(
     assert loader._cached(source, "scale", "sm_80") == made
 
 
+def test_what_was_compiled_is_kept_on_disk(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+
+    def build(source: loader.Source, kernels: Any, target: str) -> loader.Binary:
+        built.append((source.text, kernels, target))
+        return loader.Binary(b"code", {kernels[0]: "_Z5scale"}, "log")
+
+    version = [(13, 0)]
+    monkeypatch.setattr(loader, "build", build)
+    monkeypatch.setattr(loader, "nvrtc", lambda: SimpleNamespace(getVersion=lambda: version[0]))
+    (cache.parents[2] / "hopper.cu").write_text("// arch: sm_90a\n// instantiate: f\nint g;\n")
+    for kernel, file, target, count in (
+        ("scale<float,2>", "scale.cu", "sm_80", 1),
+        ("scale<float,2>", "scale.cu", "sm_80", 1),
+        ("scale<float,2>", "scale.cu", "sm_90", 2),
+        ("scale<float,3>", "scale.cu", "sm_90", 3),
+        ("f", "hopper.cu", "sm_90", 4),
+    ):
+        found = loader._binary(file, kernel, target)
+        assert (found.image, found.symbols) == (b"code", {kernel: "_Z5scale"})
+        assert len(built) == count
+    assert built[-1][1:] == (("f",), "sm_90a")
+    version[0] = (13, 1)
+    loader._binary("hopper.cu", "f", "sm_90")
+    assert len(built) == 5
+    names = [path.name for path in cache.iterdir()]
+    assert len(names) == 5
+    assert all(re.fullmatch("[0-9a-f]{32}", name) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("device", "target"),
+    [(80, "sm_80"), (90, "sm_90"), (100, "compute_90"), (89, "compute_80"), (70, "compute_75")],
+)
+def test_a_gpu_that_is_too_new_gets_ptx(
+    device: int, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = SimpleNamespace(getDevice=lambda: 0)
+    monkeypatch.setattr(backend, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setattr(loader, "capability", lambda _: device)
+    compiler = SimpleNamespace(getSupportedArchs=lambda: [75, 80, 90])
+    monkeypatch.setattr(loader, "nvrtc", lambda: compiler)
+    assert loader._gpu_target() == target
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise RuntimeError("libnvrtc.so: cannot open")
+
+    nvrtc = SimpleNamespace(getVersion=missing)
+    for cupy, message in (
+        (None, "kernels: CuPy is missing; pip install"),
+        (SimpleNamespace(cuda=SimpleNamespace(nvrtc=nvrtc)), "NVRTC is missing; .*or a CUDA toolk"),
+    ):
+        monkeypatch.setattr(backend, "cupy", cupy)
+        with pytest.raises(KernelError, match=message):
+            loader.nvrtc.__wrapped__()
+    nvrtc.getVersion = lambda: (13, 0)
+    assert loader.nvrtc.__wrapped__() is nvrtc
+
+
+class FakeNvrtc:
+    """What the loader calls of NVRTC."""
+
+    class NVRTCError(Exception):
+        pass
+
+    def __init__(self, error: bool) -> None:
+        self.error = error
+        self.calls: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.calls.append((name, *arguments[1:]))
+            if name == "compileProgram" and self.error:
+                raise self.NVRTCError("no")
+            named = {"getProgramLog": "\nlog\0", "getLoweredName": f"_Z{arguments[-1]}"}
+            return named.get(name, name)
+
+        return call
+
+
+def test_programs_are_compiled_and_destroyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "_headers", lambda: ("-Iheaders",))
+    source = loader.Source("a.cu", "text", ("-O",), None, ())
+    for target, image in (("sm_80", "getCUBIN"), ("compute_80", "getPTX")):
+        compiler: Any = FakeNvrtc(error=False)
+        monkeypatch.setattr(loader, "nvrtc", lambda compiler=compiler: compiler)
+        found = loader.build(source, ["f", "g"], target, ["-extra"])
+        assert found == loader.Binary(image, {"f": "_Zf", "g": "_Zg"}, "log")  # type: ignore[arg-type]
+        assert compiler.calls[:4] == [
+            ("createProgram", "a.cu", [], []),
+            ("addNameExpression", "f"),
+            ("addNameExpression", "g"),
+            ("compileProgram", ["-default-device", "-O", "-extra", f"-arch={target}", "-Iheaders"]),
+        ]
+        assert compiler.calls[-1] == ("destroyProgram",)
+    compiler = FakeNvrtc(error=True)
+    monkeypatch.setattr(loader, "nvrtc", lambda: compiler)
+    with pytest.raises(
+        KernelError, match=r"a\.cu: f, g for sm_80 got no, expected to compile:\nlog$"
+    ):
+        loader.build(source, ["f", "g"], "sm_80")
+    assert compiler.calls[-1] == ("destroyProgram",)
+
+
 @needs_nvrtc
 def test_compile_errors_name_file_and_line(folder: Path) -> None:
     (folder / "factor.cuh").write_text("#pragma once\n\nint factor(int n) { return n * m; }\n")

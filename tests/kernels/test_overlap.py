@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,69 @@ def test_a_chain_of_kernels_that_start_the_next_at_once_is_cut(launches: list[st
         )  # fmt: skip
         assert all(len(written) <= 20 for written in overlap._written.values())
     assert launches.count("overlapped") > launches.count("plain") > 0
+
+
+def test_steps_that_are_not_captured_launch_as_usual(
+    launches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def kernel(*given: Any) -> None:
+        asked.append(given)
+
+    y = on_gpu(np.zeros(8, np.float32))
+    for captures, expected in ((False, []), (True, ["overlapped"])):
+        monkeypatch.setattr(overlap, "is_capturing", lambda captures=captures: captures)
+        overlap.launch_in_graph(kernel, (2,), (32,), [y], 5, writes=[y])
+        assert launches == expected
+    assert asked == [((2,), (32,), (y,), 5)]
+    ((_, written),) = overlap._written.items()
+    assert written == [backend.byte_bounds(y)]
+
+
+@pytest.mark.parametrize(
+    ("chip", "driver", "supported"),
+    [(90, 12030, True), (100, 13000, True), (89, 12030, False), (90, 12029, False)],
+)
+def test_launches_may_overlap_from_hopper_on(
+    chip: int, driver: int, supported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = SimpleNamespace(driverGetVersion=lambda: driver)
+    monkeypatch.setattr(backend, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setattr(overlap, "capability", lambda device: chip)
+    assert overlap._is_supported.__wrapped__(0) is supported
+
+
+def test_the_driver_gets_sizes_and_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ctypes.sizeof(overlap._LaunchAttribute) == 72
+    assert ctypes.sizeof(overlap._LaunchConfig) == 56
+    found: list[Any] = []
+
+    def launch(config: Any, kernel: Any, arguments: Any, extra: Any) -> int:
+        given = ctypes.cast(config, ctypes.POINTER(overlap._LaunchConfig)).contents
+        sizes = [getattr(given, each[0]) for each in given._fields_[:7]]
+        kind = ctypes.c_int.from_address(given.attributes).value
+        value = ctypes.c_int.from_address(given.attributes + 8).value
+        pointers = (ctypes.c_void_p * 2).from_address(arguments.value)
+        values = [ctypes.c_int64.from_address(each).value for each in pointers if each]
+        found.append(
+            (sizes, given.stream, given.attribute_count, kind, value, kernel.value, values)
+        )
+        return len(found) - 1
+
+    class DriverError(Exception):
+        pass
+
+    cuda = SimpleNamespace(driver=SimpleNamespace(CUDADriverError=DriverError))
+    monkeypatch.setattr(backend, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(overlap, "driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch))
+    kernel: Any = SimpleNamespace(ptr=77)
+    arguments = [np.int64(-3), np.int32(4)]
+    overlap._launch(kernel, (2, 3), (32,), arguments, 100, 7)
+    assert found == [([2, 3, 1, 32, 1, 1, 100], 7, 1, 6, 1, 77, [-3, 4])]
+    with pytest.raises(DriverError, match="1"):
+        overlap._launch(kernel, (2, 3, 4), (8, 8, 2), arguments, 0, 0)
+    assert found[1][0] == [2, 3, 4, 8, 8, 2, 0]
 
 
 def test_arguments_are_laid_out_as_the_driver_takes_them() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,28 @@ def test_copies_are_added_in_the_order_of_the_ranks(
         total *= np.asarray(scale, wide)
         assert np.array_equal(own.get()[:size], total.astype(dtype))
         assert np.array_equal(own.get()[size:], terms[rank][size:])
+
+
+def test_ranks_know_where_the_others_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_copies, "by_value", lambda value: value)
+    found = peer_copies.peers([1000, 2000, 3000], 1)
+    assert (found.rank, found.ranks, found.meetings) == (1, 3, 2000 + 4 * 8)
+    assert list(found.met) == [1000, 2000, 3000, 0, 0, 0, 0, 0]
+    launched: list[Any] = []
+
+    def load(file: str, kernel: str) -> Any:
+        return lambda *given: launched.append((file, kernel, *given))
+
+    monkeypatch.setattr(peer_copies, "load", load)
+    peer_copies.meet(found)
+    own, copies = np.zeros(2049, "float32"), np.zeros((2, 3000), "float32")
+    peer_copies.add(own, copies, 1, 0.5)
+    (file, kernel, grid, block, arguments), sums = launched[0], launched[1]
+    assert (file, kernel, grid, block) == ("peer_copies.cu", "meet_ranks", (1,), (32,))
+    assert arguments == (found,)
+    assert sums[1:4] == ("add_copies<float>", (3,), (256,))
+    assert sums[4][0] is own
+    assert sums[4][2:] == (1, 3, 2049, 3000, 0.5)
 
 
 @pytest.mark.gpu

@@ -13,11 +13,12 @@ from tensorgrad import Tensor, no_grad
 from tensorgrad.core import backend
 from tensorgrad.dtypes import FLOATS, bfloat16, compute_dtype, float64
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
+from tensorgrad.kernels import rows
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
+from tensorgrad.kernels.rows import RowLayout
 from tensorgrad.ops.cross_entropy import rows_numpy
 from tensorgrad.testing import Ulps, assert_within
-
-pytestmark = pytest.mark.gpu
+from tests import gpu_array
 
 ROWS = 37
 WIDTHS = [5, 8, 31, 64, 256, 264, 768, 1023, 1600, 4096, 8192, 8200, 65536, 65537]
@@ -76,6 +77,7 @@ def compare(
             assert_within(one, exact, bound, what, terms=terms, size=sizes, dtype=dtype)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("op", OPS)
@@ -94,6 +96,7 @@ def test_rows_of_any_width(op: str, width: int, dtype: Any) -> None:
     compare(OPS[op], arrays, dy, size)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_residual_and_both_results(width: int, dtype: Any) -> None:
@@ -104,6 +107,7 @@ def test_a_residual_and_both_results(width: int, dtype: Any) -> None:
     compare(added, arrays, dy)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("parameters", ["float32", "float64"])
 def test_parameters_of_another_dtype(parameters: str) -> None:
     rng = np.random.default_rng(0)
@@ -112,6 +116,7 @@ def test_parameters_of_another_dtype(parameters: str) -> None:
     compare(tg.layer_norm, [x, weight, bias], dy, dtype=np.dtype("float32"))
 
 
+@pytest.mark.gpu
 def test_many_rows_share_blocks() -> None:
     rng = np.random.default_rng(0)
     x, dy = (rng.standard_normal((20011, 264)).astype("float32") for _ in range(2))
@@ -119,6 +124,7 @@ def test_many_rows_share_blocks() -> None:
     compare(tg.layer_norm, [x, weight, bias], dy)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
     "width", [2, 7, 16, 64, 1000, 1023, 1024, 1040, 16385, 50257, 50304, 120001]
@@ -150,6 +156,7 @@ def test_cross_entropy(
         compare(function, [logits], np.asarray(weight).astype("float32"), size)
 
 
+@pytest.mark.gpu
 def test_cross_entropy_of_many_short_rows() -> None:
     rng = np.random.default_rng(2)
     logits, targets = (
@@ -164,6 +171,7 @@ def test_cross_entropy_of_many_short_rows() -> None:
     compare(function, [logits], np.ones((), "float32"))
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
     ("width", "classes"),
@@ -194,6 +202,7 @@ def test_cross_entropy_in_place_with_columns_that_do_not_count(
     assert_within(gpu.get(), wide, BOUND, "gradient", terms=width)
 
 
+@pytest.mark.gpu
 def test_a_retained_graph_takes_another_dy() -> None:
     logits = Tensor(backend.cupy.ones((2, 8), "float32"), requires_grad=True)
     loss = tg.cross_entropy(logits, backend.cupy.array([1, 2]))
@@ -207,9 +216,48 @@ def test_a_retained_graph_takes_another_dy() -> None:
     np.testing.assert_allclose(grads[2], grads[0], rtol=1e-6)
 
 
+@pytest.mark.gpu
 def test_the_loss_is_the_same_without_a_gradient() -> None:
     logits = Tensor(backend.cupy.random.default_rng(0).standard_normal((5, 50304)), True)
     targets = backend.cupy.arange(5)
     with no_grad():
         alone = tg.cross_entropy(logits, targets)
     assert float(alone.data) == float(tg.cross_entropy(logits, targets).data)
+
+
+def test_rows_are_held_by_as_many_threads_as_they_need() -> None:
+    def held(row_bytes: int, most: int = 512) -> RowLayout | None:
+        return rows.held(row_bytes, (1, 2, 4), 32, 256, most)
+
+    assert held(16) == RowLayout(1, 256, 1)
+    assert held(16 * 5) == RowLayout(8, 32, 1)
+    assert held(16 * 32) == RowLayout(32, 8, 1)
+    assert held(16 * 33) == RowLayout(32, 8, 2)
+    assert held(16 * 100) == RowLayout(32, 8, 4)
+    assert held(16 * 129) == RowLayout(64, 4, 4)
+    assert held(16 * 4 * 512) == RowLayout(512, 1, 4)
+    assert held(16 * (4 * 512 + 1)) is None
+    assert held(16 * 129, 63) is None
+    assert held(16 * 129, 64) == RowLayout(64, 4, 4)
+
+
+def test_rows_of_any_width_are_read_in_passes() -> None:
+    widths = (1, 8, 9, 4096, 100_000)
+    assert [rows.looped(width) for width in widths] == [
+        RowLayout(1, 256, 1), RowLayout(1, 256, 1), RowLayout(2, 128, 1), RowLayout(512, 1, 1),
+        RowLayout(512, 1, 1),
+    ]  # fmt: skip
+    layout = RowLayout(2, 128, 1)
+    assert layout.block == (2, 128)
+    assert [layout.grid(count) for count in (1, 128, 129)] == [(1,), (1,), (2,)]
+    assert [rows.power_of_two(n) for n in (1, 2, 3, 4, 5)] == [1, 2, 4, 4, 8]
+
+
+def test_rows_are_aligned_in_all_arrays() -> None:
+    memory = np.zeros(64, "float32")
+    memory = memory[-memory.ctypes.data % 16 // 4 :]
+    whole, odd = gpu_array.on_gpu(memory[:32]), gpu_array.on_gpu(memory[1:32])
+    assert rows.aligned(4, whole, None)
+    assert not rows.aligned(4, whole, odd)
+    assert not rows.aligned(6, whole)
+    assert rows.aligned(2, gpu_array.on_gpu(memory.view("float64")[:4]))

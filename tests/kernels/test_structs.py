@@ -6,14 +6,17 @@ import ctypes
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tensorgrad.core import backend
 from tensorgrad.kernels import compile as check
 from tensorgrad.kernels import loader, structs
 from tensorgrad.kernels.structs import Struct, static_asserts
+from tests.gpu_array import on_gpu
 from tests.kernels.test_loader import needs_nvrtc
 
 ALL = Struct.__subclasses__()
@@ -74,6 +77,42 @@ def test_sources_end_with_the_assertions() -> None:
     assert 'static_assert(sizeof(GradientScale<float>) == 24, "structs.py' in text
     assert 'static_assert(sizeof(Targets) == 48, "structs.py' in text
     assert not static_asserts("norm.cuh")
+
+
+def test_arguments_that_are_missing_are_null() -> None:
+    array = on_gpu(np.zeros(3))
+    assert structs.pointer(array) is array
+    assert structs.pointer(None) == 0
+    assert structs.pointer(None).dtype == np.uintp
+    assert structs.address(None) == 0
+    assert structs.address(array) == array.ctypes.data
+
+
+def test_arguments_by_value_keep_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pointer:
+        def __init__(self, memory: int) -> None:
+            self.ptr = memory
+
+    function = SimpleNamespace(CPointer=Pointer)
+    cuda = SimpleNamespace(function=function)
+    monkeypatch.setattr(backend, "cupy", SimpleNamespace(cuda=cuda))
+    structs._by_value.cache_clear()
+    structs.number.cache_clear()
+    try:
+        strides = structs.CacheStrides(1, 2, 3)
+        found = structs.by_value(strides)
+        assert (found.ptr, found.value) == (ctypes.addressof(strides), strides)
+        found = structs.by_value(np.float32(2.5))
+        assert found.value.dtype == np.float32
+        assert ctypes.c_float.from_address(found.ptr).value == 2.5
+        array = np.arange(3)
+        assert structs.by_value(array).ptr == array.ctypes.data
+        one = structs.number("float64", 0.5)
+        assert ctypes.c_double.from_address(one.ptr).value == 0.5
+        assert structs.number("float64", 0.5) is one
+    finally:
+        structs._by_value.cache_clear()
+        structs.number.cache_clear()
 
 
 def compilers() -> list[Any]:

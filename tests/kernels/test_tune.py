@@ -44,8 +44,12 @@ def test_the_fastest_wins_where_it_is_clearly_faster() -> None:
     assert [a.best for a in answers] == ["tiled", "cublas", "cublas"]
     assert answers[0].times == {"cublas": 1.0, "tiled": 0.5, "wgmma": 0.7}
     lines = tune.table(answers).splitlines()
-    assert "tiled 500.0 us*" in lines[0]
+    name = f"matmul {'clear':24} "
+    assert lines[0] == f"{name}cublas 1000.0 us   tiled 500.0 us*  wgmma 700.0 us "
     assert "cublas 1000.0 us*" in lines[1]
+    assert len(lines) == 3
+    slow = [case("slow", cublas=10.0, tiled=9.6), case("close", cublas=10.0, tiled=9.8)]
+    assert [a.best for a in tune.answer_all(iter(slow), timer)] == ["tiled", "cublas"]
 
 
 def test_answers_replace_rows_of_the_same_gpu_alone() -> None:

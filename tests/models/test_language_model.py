@@ -13,8 +13,15 @@ from tensorgrad.autograd import no_grad
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
-from tensorgrad.models.language_model import LanguageModel
+from tensorgrad.models.language_model import (
+    LanguageModel,
+    ModelPart,
+    check_tokens,
+    checked_prompts,
+    model_of,
+)
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
+from tensorgrad.nn.shard import Shard
 
 SMALL = GPT2Config(vocab_size=61, context=12, layers=2, heads=2, width=16)
 MODERN = TransformerLMConfig(61, context=12, layers=2, heads=4, kv_heads=2, width=16, hidden=24)
@@ -54,11 +61,29 @@ def test_the_presets_have_the_published_sizes(
         assert sum(p.size for p in GPT2(PRESETS[name]).parameters()) == parameters
 
 
+def test_the_default_sizes() -> None:
+    assert repr(GPT2Config()) == (
+        "GPT2Config(vocab_size=50257, context=1024, layers=12, heads=12, width=768, dropout=0.0, "
+        "vocab_multiple=1, hidden=None)"
+    )
+    assert repr(TransformerLMConfig(9)) == (
+        "TransformerLMConfig(vocab_size=9, context=1024, layers=12, heads=12, kv_heads=4, "
+        "width=768, hidden=None, dropout=0.0, attention_dropout=None, activation_dropout=0.0, "
+        "tied=True, rope_base=10000.0, head_width=None, rope_scaling=None, window=None, "
+        "window_from=0, norm_eps=1e-06, qkv_bias=False, proj_bias=False, feed_forward_bias=False, "
+        "qk_norm=False)"
+    )
+
+
 def test_the_count_of_parameters_includes_rows_for_alignment() -> None:
     for multiple, rows in ((1, 61), (16, 64)):
-        config = replace(SMALL, vocab_multiple=multiple)
+        config = replace(SMALL, vocab_multiple=multiple, hidden=24)
         assert config.rows == rows
         assert sum(p.size for p in GPT2(config).parameters()) == config.parameters
+        matrices = rows * 16 + 2 * 16 * (4 * 16 + 2 * 24)
+        assert config.training_flops() == 3 * (2 * matrices + 4 * 2 * 16 * 6)
+        few = config.training_flops(keys=5, targets=0.5)
+        assert few == 3 * (2 * (matrices - rows * 8) + 4 * 2 * 16 * 5)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +97,14 @@ def test_the_count_of_parameters_includes_rows_for_alignment() -> None:
 )
 def test_the_count_of_parameters_is_that_of_the_model(options: dict[str, Any]) -> None:
     config = replace(MODERN, **options)
-    assert sum(p.size for p in TransformerLM(config).parameters()) == config.parameters
+    model = TransformerLM(config)
+    assert sum(p.size for p in model.parameters()) == config.parameters
+    matrices = [p.size for name, p in model.named_parameters() if p.ndim == 2 and "tok" not in name]
+    elements = sum(matrices) + 61 * 16 * config.tied
+    width = config.heads * config.width_of_head
+    assert config.training_flops() == 3 * (2 * elements + 4 * 2 * width * 6)
+    few = config.training_flops(keys=5, targets=0.5)
+    assert few == 3 * (2 * (elements - 61 * 8) + 4 * 2 * width * 5)
 
 
 def test_a_modern_model_has_no_biases_unless_asked() -> None:
@@ -239,6 +271,12 @@ HALF: Any = 1.5
     [
         (lambda: replace(SMALL, width=15), "width is 15, expected a multiple of heads, 2"),
         (lambda: replace(SMALL, layers=0), "layers is 0, expected 1 or more"),
+        (lambda: replace(SMALL, hidden=0), "hidden is 0, expected 1 or more"),
+        (lambda: replace(SMALL, vocab_multiple=0), "vocab_multiple is 0, expected 1 or more"),
+        (lambda: replace(MODERN, window=0), "window is 0, expected 1 or more"),
+        (lambda: replace(MODERN, window_from=-1), "window_from is -1, expected 0 or more"),
+        (lambda: replace(MODERN, norm_eps=-1.0), "norm_eps is -1.0"),
+        (lambda: replace(MODERN, head_width=3), "head_width is 3, expected a multiple of 2"),
         (lambda: replace(SMALL, layers=HALF), "layers is 1.5, expected an integer"),
         (lambda: replace(MODERN, heads=TEXT), "heads is 'x', expected an integer"),
         (lambda: replace(MODERN, dropout=TEXT), "dropout is 'x', expected a number"),
@@ -287,3 +325,147 @@ def test_a_dropout_that_is_not_a_probability_is_refused(name: str) -> None:
     options: dict[str, Any] = {name: 1.0}
     with pytest.raises(ArgumentError, match=f"{name} is 1.0, expected 0 <= {name} < 1"):
         TransformerLMConfig(61, **options)
+
+
+def test_ranks_learn_which_layers_they_can_share_or_divide() -> None:
+    tied, untied = MAKERS["modern"](), MAKERS["modern-untied"]()
+    assert tied.shards() == [Shard("tokens", "vocabulary")]
+    assert untied.shards() == [Shard("tokens", "vocabulary"), Shard("output", "vocabulary")]
+    assert tied.stage_table() == {"tokens": "ends", "norm": "last", "output": "last"}
+    assert untied.stage_table() == {"tokens": "first", "norm": "last", "output": "last"}
+    assert tied.head() is tied.tokens.weight
+    assert untied.output is not None
+    assert untied.head() is untied.output.weight
+
+
+def test_a_stage_runs_its_part_of_a_model(model: LanguageModel) -> None:
+    x, y = tokens(2, 5), tokens(2, 5, seed=1)
+    expected, loss = model(x).numpy(), model(x, y).item()
+    model.part = ModelPart(range(1), None, False)
+    middle = model(x)
+    assert middle.shape == (2, 5, 16)
+    model.part = ModelPart(range(1, 2), middle, True)
+    np.testing.assert_array_equal(model(x).numpy(), expected)
+    assert model(x, y).item() == loss
+
+
+class Others:
+    """The ranks of a pipeline."""
+
+    def next_logits(self, tokens: Any, cache: Any, mask: Any) -> Any:
+        return tokens, cache, mask
+
+
+class Sharing:
+    """A region of one rank, which says what it was asked."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        return x * 2
+
+    def logits(self, x: Tensor, weight: Tensor, dtype: Any) -> Any:
+        return x @ weight.T
+
+    def cross_entropy(self, x: Tensor, weight: Tensor, targets: Any, **options: Any) -> Any:
+        return x, weight, targets, options
+
+
+def test_layers_on_other_ranks_are_asked(model: LanguageModel) -> None:
+    x: Any = tokens(2, 5)
+    plain = model(x).numpy()
+    assert not model.is_shared
+    shared: Any = Sharing()
+    model.region = shared
+    assert model.is_shared
+    np.testing.assert_allclose(model(x).numpy(), 2 * plain, rtol=1e-5)
+    features, weight, targets, options = model(x, x)
+    assert features.shape == (2, 5, 16)
+    assert weight is model.head()
+    assert targets is x
+    assert options == {"vocab_size": 61}
+    model.region, model.stages = None, Others()
+    assert model.is_shared
+    assert model.next_logits(x, [None], x) == (x, [None], x)
+    with pytest.raises(ArgumentError, match="this rank has some of the layers, expected to be cal"):
+        model(x)
+
+
+def test_a_model_knows_its_attention_and_class(model: LanguageModel) -> None:
+    layers = model.attention_layers()
+    assert layers == [block.attention for block in model.blocks]  # type: ignore[attr-defined]
+    assert model.causal
+    layers[1].causal = False
+    assert not model.causal
+    assert model_of(model.config) is type(model)
+    assert model_of(object()) is None
+    caches = model.new_cache(3, 7)
+    assert [cache.steps for cache in caches] == [7, 7]
+    model.blocks[0] = nn.Identity()
+    assert model.new_cache(3)[0] is None
+    assert model.new_cache(3)[1].steps == 12
+    assert model.attention_layers() == layers[1:]
+
+
+def test_norms_that_run_again_change_no_bits(model: LanguageModel) -> None:
+    x, y = tokens(2, 5), tokens(2, 5, seed=1)
+    found = []
+    for norms, blocks in ((False, False), (True, False), (False, True), (True, True)):
+        model.recompute_norms, model.recompute = norms, blocks
+        model.zero_grad()
+        loss = model(x, y)
+        loss.backward()
+        found.append([loss.numpy(), *(np.array(p.grad) for p in model.parameters())])
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+def test_a_model_says_what_its_embedding_should_return() -> None:
+    class Own(LanguageModel):
+        def __init__(self) -> None:
+            self.blocks, self.answer = nn.ModuleList(), tokens(2, 3)
+
+        def embed(self, tokens: Any, cache: Any = None) -> Any:
+            return self.answer
+
+    for answer, got in ((tokens(2, 3), "ndarray"), (Tensor(np.ones((2, 3))), r"shape \(2, 3\)")):
+        own: Any = Own()
+        own.answer = answer
+        with pytest.raises(ShapeError, match=rf"Own: embed returned {got}, expected \(B, T, C\)"):
+            own(tokens(2, 3))
+    with pytest.raises(NotImplementedError):
+        LanguageModel.embed(own, tokens(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "error", "message"),
+    [
+        ("abc", DtypeError, "prompts has type str, expected a list of prompts"),
+        (3, DtypeError, "prompts has type int, expected a list of prompts"),
+        (["abc"], DtypeError, "the prompt has type str, expected a tokenizer's tokens"),
+        ([[1], "abc"], DtypeError, "prompt 1 has type str"),
+        ([[[1]]], ShapeError, "the prompt has 2 axes, expected one"),
+        ([[]], ArgumentError, r"the prompt has 0 tokens, expected 1 to 12 \(the context\)"),
+        ([[1] * 13], ArgumentError, "the prompt has 13 tokens, expected 1 to 12"),
+        ([[1.0]], DtypeError, "the prompt has dtype float64, expected integers"),
+        ([[1], [3, 61, -1]], ArgumentError, "prompt 1 has the token 61, expected 0 to 60"),
+        ([[-1]], ArgumentError, r"the prompt has the token -1, .* 60 \(a vocabulary of 61\)"),
+    ],
+)
+def test_prompts_that_do_not_fit(prompts: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"op: {message}"):
+        checked_prompts("op", prompts, MAKERS["gpt2"]())
+
+
+def test_prompts_become_arrays() -> None:
+    found = checked_prompts("op", [[0], (60,) * 12, np.arange(2, dtype="uint8")], MAKERS["gpt2"]())
+    assert [prompt.tolist() for prompt in found] == [[0], [60] * 12, [0, 1]]
+    assert {prompt.dtype for prompt in found} == {np.dtype("int64")}
+    check_tokens("op", "x", [0, 60], 61)
+
+
+def test_windows_begin_with_a_block() -> None:
+    model = TransformerLM(replace(MODERN, window=3, window_from=1, rope_base=50.0, norm_eps=0.5))
+    assert [layer.window for layer in model.attention_layers()] == [None, 3]
+    assert [layer.rotary.base for layer in model.modules() if hasattr(layer, "rotary")] == [50, 50]
+    norms = [layer.eps for layer in model.modules() if isinstance(layer, nn.RMSNorm)]
+    assert norms == [0.5] * 5

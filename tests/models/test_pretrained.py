@@ -13,13 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorgrad import nn
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CheckpointError
-from tensorgrad.io.weights import load_arrays, save_arrays
+from tensorgrad.io.weights import ArrayFile, load_arrays, save_arrays
 from tensorgrad.models.architecture import PublishedSettings
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.pretrained import ARCHITECTURES as ARCHITECTURE_TYPES
-from tensorgrad.models.pretrained import _files_of, from_pretrained, is_pretrained, save_pretrained
+from tensorgrad.models.pretrained import (
+    _files_of,
+    from_pretrained,
+    is_pretrained,
+    pretrained_folder,
+    save_pretrained,
+)
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import RopeScaling
 from tests.disk import full_disk
@@ -87,6 +94,83 @@ def test_a_config_of_other_weights_is_refused(folder: Path) -> None:
     change(folder / "config.json", lambda values: values.update(n_head=4))
     with pytest.raises(CheckpointError, match=r"\"n_head\": 2.*the header of model.safetensors"):
         from_pretrained(folder)
+
+
+def test_the_written_text_is_indented_and_the_header_names_the_sizes(folder: Path) -> None:
+    text = (folder / "config.json").read_text()
+    assert text.startswith('{\n  "architectures": [\n    "GPT2LMHeadModel"\n  ],\n  "model_type')
+    assert text.endswith('  "torch_dtype": "float32"\n}\n')
+    values = json.loads(text)
+    with ArrayFile(folder / "model.safetensors") as file:
+        (written,) = [v for v in file.metadata.values() if v.startswith("{")]
+    header = json.loads(written)
+    assert header == {key: value for key, value in values.items() if type(value) is int}
+    assert header["n_head"] == 2
+
+
+def test_headers_that_do_not_fit_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "model.safetensors"
+    arrays = dict(load_arrays(path))
+    with ArrayFile(path) as file:
+        (key,) = [key for key, value in file.metadata.items() if value.startswith("{")]
+    save_arrays(path, arrays, {"format": "pt"})
+    assert from_pretrained(folder).config == CONFIG
+    for header, message in (
+        ("[", r"the header of .*model\.safetensors cannot be read as JSON"),
+        ('{"n_head": 3}', r"""config\.json has {"n_head": 2}, expected {"n_head": 3}, the sizes"""),
+    ):
+        save_arrays(path, arrays, {key: header})
+        with pytest.raises(CheckpointError, match=message):
+            from_pretrained(folder)
+    monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": 1}.get)
+    save_arrays(path, arrays)
+    with pytest.raises(CheckpointError, match=r"config\.json: the model has .* parameters, which"):
+        from_pretrained(folder)
+
+
+def test_what_cannot_be_read_or_written_is_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"save_pretrained: cannot write .*file/x: .*Not a d"):
+        save_pretrained(GPT2(CONFIG), tmp_path / "file" / "x")
+    with pytest.raises(ArgumentError, match="max_file_bytes is 0, expected 1 or more"):
+        save_pretrained(GPT2(CONFIG), tmp_path / "x", max_file_bytes=0)
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text("[")
+    with pytest.raises(CheckpointError, match=r"index\.json: .*cannot be read as JSON"):
+        from_pretrained(folder)
+    index.unlink()
+    index.mkdir()
+    with pytest.raises(CheckpointError, match=r"from_pretrained: .*index\.json: "):
+        from_pretrained(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read .*config\.json: No such file"):
+        from_pretrained(folder)
+
+
+def test_a_folder_is_pretrained_by_its_files(folder: Path, tmp_path: Path) -> None:
+    assert is_pretrained(folder)
+    (folder / "model.safetensors").rename(folder / "model.safetensors.index.json")
+    assert is_pretrained(folder)
+    (folder / "model.safetensors.index.json").rename(folder / "x.safetensors")
+    assert not is_pretrained(folder)
+    (folder / "x.pt").write_bytes(b"PK")
+    assert is_pretrained(folder)
+    (folder / "config.json").unlink()
+    assert not is_pretrained(folder)
+    assert not is_pretrained(tmp_path / "none")
+    assert pretrained_folder(folder) == folder
+
+
+def test_a_part_of_a_model_is_not_saved(tmp_path: Path) -> None:
+    model = GPT2(CONFIG)
+    block: Any = model.blocks[0]
+    block.attention.qkv = nn.Linear(8, 12)
+    with pytest.raises(
+        ArgumentError, match=r"has shape \(8, 12\) for .*expected \(8, 24\): the who"
+    ):
+        save_pretrained(model, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
 
 
 def test_files_of_older_versions_are_read(folder: Path) -> None:
@@ -280,6 +364,10 @@ def test_weights_in_several_files_are_as_those_in_one(sharded: Path, tmp_path: P
 
 def test_a_file_may_be_as_large_as_allowed() -> None:
     arrays = {name: np.zeros(2, "float32") for name in "abc"}
+    assert list(_files_of(arrays, 24)) == ["model.safetensors"]
+    assert list(_files_of(arrays, 16)) == [
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+    ]  # fmt: skip
     for most, expected in ((24, ["abc"]), (23, ["ab", "c"]), (16, ["ab", "c"]), (1, [*"abc"])):
         assert ["".join(part) for part in _files_of(arrays, most).values()] == expected
 

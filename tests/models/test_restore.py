@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -114,6 +114,39 @@ def test_sizes_that_the_arrays_do_not_have_take_no_memory(
 def test_sizes_of_another_form_are_named(sizes: object, message: str) -> None:
     with pytest.raises(CheckpointError, match=rf"load: file.* {message}"):
         config_of(GPT2Config, sizes, "file")
+
+
+def test_arrays_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = arrays_of(GPT2(GPT))
+    name = next(iter(arrays))
+    turned = {**arrays, name: arrays[name].T}
+    with pytest.raises(CheckpointError, match=f"load: file: load_state_dict: wrong: {name} is"):
+        restore(GPT2, GPT2Config, asdict(GPT), turned, "file")
+    with pytest.raises(CheckpointError, match="load: file has arrays of 0 elements in all, expect"):
+        restore(GPT2, GPT2Config, asdict(GPT), {}, "file")
+    monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": 1}.get)
+    with pytest.raises(
+        CheckpointError, match=r"load: file: the model has .* parameters, which need"
+    ):
+        restore(GPT2, GPT2Config, asdict(GPT), arrays, "file")
+
+    def unknown(_: str) -> int:
+        raise ValueError
+
+    monkeypatch.setattr("os.sysconf", unknown)
+    check_building(PRESETS["gpt2-124M"])
+
+
+def test_a_model_has_1000_layers_at_most() -> None:
+    check_building(replace(GPT, layers=1000))
+    with pytest.raises(ArgumentError, match="layers is 1,001, expected at most 1,000"):
+        check_building(replace(GPT, layers=1001))
+
+
+def test_the_memory_that_is_missing_is_in_gb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sysconf", {"SC_PHYS_PAGES": 10**6, "SC_PAGE_SIZE": 3000}.get)
+    with pytest.raises(ArgumentError, match="which need 6 GB; expected a model for the 3 GB of th"):
+        check_building(PRESETS["gpt2-1558M"])
 
 
 def test_what_a_kind_of_model_needs_is_named() -> None:

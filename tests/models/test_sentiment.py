@@ -11,6 +11,7 @@ from tensorgrad import random
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.models.sentiment import (
     Classifier,
+    ClassifierConfig,
     MeanClassifier,
     MeanConfig,
     TransformerClassifier,
@@ -46,6 +47,33 @@ def test_a_config_counts_parameters_and_products(model: Classifier) -> None:
     else:
         products = 2 * (8 * 6 + 6 * 6 + 6 * 3)
         assert config.training_flops(9, 11) == config.training_flops(90, 1) == 3 * products
+
+
+def test_the_default_sizes() -> None:
+    assert repr(MeanConfig(9)) == (
+        "MeanConfig(vocab_size=9, classes=2, width=100, dropout=0.3, word_dropout=0.3, layers=1, "
+        "hidden=100)"
+    )
+    assert repr(TransformerConfig(9)) == (
+        "TransformerConfig(vocab_size=9, classes=2, width=128, dropout=0.3, word_dropout=0.3, "
+        "context=64, layers=2, heads=4)"
+    )
+    for layers in (0, 1, 3):
+        config = MeanConfig(9, classes=3, width=5, hidden=4, layers=layers)
+        assert config.parameters == sum(p.size for p in MeanClassifier(config).parameters())
+    with pytest.raises(NotImplementedError):
+        ClassifierConfig(9).training_flops(1, 1)
+    with pytest.raises(NotImplementedError):
+        Classifier().features(TOKENS, TOKENS)
+
+
+def test_word_vectors_start_at_random_with_mean_0() -> None:
+    random.seed(0)
+    model = TransformerClassifier(TransformerConfig(400, context=300))
+    for values, std in ((model.words.weight.numpy(), 0.1), (model.positions.numpy(), 0.02)):
+        assert abs(values.mean()) < 0.05 * std
+        assert values.std() == pytest.approx(std, rel=0.05)
+    assert model.device == "cpu"
 
 
 def test_padding_has_no_influence(model: Classifier) -> None:

@@ -133,6 +133,9 @@ def test_the_head_is_the_table_of_tokens_or_not() -> None:
 
 
 def test_bad_sizes_and_targets_are_named() -> None:
+    assert repr(TranslationConfig(9)).endswith("qk_norm=False, label_smoothing=0.0, prefix=False)")
+    assert [make(smoothing).config.label_smoothing for smoothing in (0, 1)] == [0, 1]
+    assert not TranslationModel.loss_of_any_rows
     with pytest.raises(ArgumentError, match=r"label_smoothing is 1\.5"):
         make(1.5)
     with pytest.raises(ArgumentError, match="heads is 2, expected a multiple of 3"):

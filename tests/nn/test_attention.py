@@ -10,6 +10,8 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor, nn, no_grad
 from tensorgrad.errors import ArgumentError, GradError, ShapeError
+from tensorgrad.nn.rows import Rows
+from tensorgrad.nn.shard import Shard
 
 RNG = np.random.default_rng(1)
 
@@ -249,6 +251,152 @@ def test_sizes_that_do_not_fit() -> None:
         nn.MultiHeadAttention(32, 4, kv_heads=3)
     with pytest.raises(ArgumentError, match="RotaryEmbedding: width is 5, expected an even"):
         nn.RotaryEmbedding(5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "yarn"}, "kind is 'yarn', expected 'linear' or 'llama3'"),
+        ({"factor": 0.5}, "factor is 0.5, expected 1 or more"),
+        ({"factor": "x"}, "factor is 'x', expected a number"),
+        ({"low_freq_factor": 0.0}, "low_freq_factor is 0.0, expected above 0 and below high_freq"),
+        ({"low_freq_factor": 4.0}, "low_freq_factor is 4.0, .* below high_freq_factor, 4.0"),
+        ({"low_freq_factor": -1.0}, "low_freq_factor is -1.0"),
+        ({"high_freq_factor": float("nan")}, "high_freq_factor is nan"),
+        ({"original_context": 0}, "original_context is 0, expected 1 or more"),
+    ],
+)
+def test_settings_of_longer_contexts_that_do_not_fit(options: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"RopeScaling: {message}"):
+        nn.RopeScaling(**{"kind": "llama3", "factor": 2.0, **options})
+
+
+def test_longer_contexts_turn_more_slowly() -> None:
+    frequencies = np.array([1.0, 0.5, 0.1])
+    linear = nn.RopeScaling("linear", 4.0)
+    assert repr(linear) == (
+        "RopeScaling(kind='linear', factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, "
+        "original_context=8192)"
+    )
+    np.testing.assert_array_equal(linear.scaled(frequencies), frequencies / 4)
+    assert nn.RopeScaling("linear", 1, low_freq_factor=3.9).factor == 1
+    # In 100 tokens: more than 4 turns, just between 1 and 4, and fewer than 1.
+    turns = np.array([5.0, 2.5, 0.9])
+    found = nn.RopeScaling("llama3", 3.0, original_context=100).scaled(turns * 2 * np.pi / 100)
+    expected = np.array([5.0, 2.5 * (0.5 + 0.5 / 3), 0.9 / 3]) * 2 * np.pi / 100
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    rotary = nn.RotaryEmbedding(4, 10.0, True, linear)
+    cos, sin = rotary.table(3, np.zeros(1))
+    angles = np.arange(3)[:, None] * np.array([1, 10**-0.5]) / 4
+    np.testing.assert_allclose(cos, np.cos(angles), rtol=1e-6)
+    np.testing.assert_allclose(sin, np.sin(angles), rtol=1e-6)
+    assert rotary.extra_repr() == f"4, base=10.0, interleaved=True, scaling={linear}"
+    assert nn.RotaryEmbedding(4).extra_repr() == "4, base=10000.0"
+
+
+def test_positions_may_begin_before_0() -> None:
+    rotary, x = nn.RotaryEmbedding(8), tensor(1, 4, 2, 8)
+    expected = rotary(x, np.arange(-2, 2)).numpy()
+    np.testing.assert_allclose(rotary(x, -2).numpy(), expected, atol=1e-6)
+    np.testing.assert_array_equal(rotary(x, -2).numpy()[:, 2], x.numpy()[:, 2])
+    one = rotary(x, 3, heads=1).numpy()
+    np.testing.assert_array_equal(one[:, :, 1], x.numpy()[:, :, 1])
+    np.testing.assert_allclose(one[:, :, 0], rotary(x, 3).numpy()[:, :, 0], atol=1e-6)
+
+
+def test_a_part_of_a_cache_and_a_selection() -> None:
+    layer, x = nn.MultiHeadAttention(16, 2, causal=True), tensor(3, 4, 16)
+    with no_grad():
+        cache = layer.new_cache(3, 6)
+        layer(x, cache=cache)
+        cache.lengths = np.full(3, 4, np.int32)
+        part = cache.part(slice(1, 3))
+        assert (part.length, part.lengths, part.counters, part.steps) == (0, None, None, 6)
+        layer(x[1:] * 2, cache=part)
+        keys, values = (array.copy() for array in cache.arrays)
+        for one, other in zip(part.arrays, (keys, values), strict=True):
+            np.testing.assert_array_equal(one[:, :, :4], other[1:, :, :4])
+        cache.select(np.array([2, 0, 2, 1]))
+    assert cache.length == 4
+    for one, other in zip(cache.arrays, (keys, values), strict=True):
+        assert one.shape == (4, 2, 6, 8)
+        np.testing.assert_array_equal(one[:, :, :4], other[[2, 0, 2, 1], :, :4])
+
+
+@pytest.mark.parametrize("kernel", ["unfused", "fused-softmax", "flash"])
+def test_kernels_of_attention_agree(kernel: str) -> None:
+    layer = nn.MultiHeadAttention(32, 4, 2, causal=True, rotary=nn.RotaryEmbedding(8), window=3)
+    model, x = nn.Sequential(nn.Identity(), layer), tensor(2, 7, 32)
+    expected = model(x).numpy()
+    nn.use_attention(model, kernel)
+    assert layer.kernel == kernel
+    np.testing.assert_allclose(model(x).numpy(), expected, atol=2e-6)
+    layer.dropout = 0.5
+    assert np.abs(model(x).numpy() - model(x).numpy()).max() > 0
+    with pytest.raises(
+        ArgumentError, match="kernel is 'fast', expected one of unfused, fused-soft"
+    ):
+        nn.use_attention(model, "fast")
+    assert layer.kernel == kernel
+
+
+def test_ranks_divide_heads_and_count_the_bytes() -> None:
+    layer = nn.MultiHeadAttention(16, 4, 2, head_width=6, qk_norm=nn.RMSNorm)
+    counts = ("heads", "kv_heads")
+    assert str(layer.shards()[0].sections) == "[24, 12, 12]"
+    assert layer.shards() == [
+        Shard("qkv", "column", [24, 12, 12], 2, counts),
+        Shard("q_norm", "inside"),
+        Shard("k_norm", "inside"),
+        Shard("proj", "row", None, 2),
+    ]
+    rows = Rows(inside=10, outside=5.0, item=2, wide=4)
+    packed = 10 * 2 * 48
+    plain = 10 * 2 * (16 + 24) + packed + 4 * 10 * 4
+    norms = 10 * 4 * (6 * 2 + 4) + packed * 2 / 8 + 10 * 2 * (6 * 2 + 4)
+    assert layer.saved_bytes(rows) == plain + norms
+    layer.q_norm = None
+    assert layer.saved_bytes(rows) == plain
+
+
+def test_the_settings_are_shown() -> None:
+    assert nn.MultiHeadAttention(16, 4).extra_repr() == "heads=4, causal=False"
+    layer = nn.MultiHeadAttention(16, 4, 2, dropout=0.1, causal=True, window=3)
+    assert layer.extra_repr() == "heads=4, kv_heads=2, causal=True, dropout=0.1, window=3"
+    for options, message in (
+        ({"width": 0}, "width is 0, expected 1 or more"),
+        ({"heads": 0}, "heads is 0, expected 1 or more"),
+        ({"kv_heads": 0}, "kv_heads is 0, expected 1 or more"),
+        ({"head_width": 0}, "head_width is 0, expected 1 or more"),
+        ({"window": 0}, "window is 0, expected 1 or more"),
+        ({"dropout": 1.0}, "dropout is 1.0, expected 0 <= dropout < 1"),
+    ):
+        with pytest.raises(ArgumentError, match=f"MultiHeadAttention: {message}"):
+            nn.MultiHeadAttention(**{"width": 4, "heads": 4, **options})  # type: ignore[arg-type]
+    least = nn.MultiHeadAttention(1, 1, 1, window=1, head_width=1)
+    assert least(tensor(1, 2, 1)).shape == (1, 2, 1)
+
+
+class OwnRotary(nn.RotaryEmbedding):
+    """A rotation that fused ops do not know."""
+
+    def forward(self, x: Any, positions: Any = 0, heads: int | None = None) -> Tensor:
+        return super().forward(x, positions, heads)
+
+
+def test_a_rotation_of_ones_own_has_the_place_of_each_sequence() -> None:
+    layer = nn.MultiHeadAttention(16, 2, causal=True, rotary=nn.RotaryEmbedding(8))
+    own = nn.MultiHeadAttention(16, 2, causal=True, rotary=OwnRotary(8))
+    own.load_state_dict(layer.state_dict())
+    x, found = tensor(2, 5, 16), []
+    with no_grad():
+        for each in (layer, own):
+            cache = each.new_cache(2, 6)
+            before = each(x[:, :4], cache=cache).numpy()
+            cache.lengths = np.array([4, 2], np.int32)
+            found.append((before, each(x[:, 4:], cache=cache).numpy()))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-6)
 
 
 @pytest.mark.gpu

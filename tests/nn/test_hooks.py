@@ -54,6 +54,30 @@ def test_flatten_joins_axes() -> None:
         nn.Flatten()(np.zeros(3, "float32"))
 
 
+def test_arguments_may_be_replaced_and_results_kept() -> None:
+    layer = nn.Identity()
+    own = lambda x: x + 1  # noqa: E731
+    layer.forward = own  # type: ignore[method-assign]
+    removals = [
+        layer.register_forward_pre_hook(lambda module, args: None),
+        layer.register_forward_pre_hook(lambda module, args: (args[0] * 2,)),
+        layer.register_forward_pre_hook(lambda module, args: args[0] + 10),
+        layer.register_forward_hook(lambda module, args, y: None),
+    ]
+    assert layer(3) == 17
+    removals.pop()()
+    assert layer(3) == 17
+    removals.pop(0)()
+    removals.pop()()
+    assert layer(3) == 7
+    removals.pop()()
+    assert vars(layer)["forward"] is own
+    assert layer(3) == 4
+    for function in (layer.register_forward_pre_hook, layer.register_forward_hook):
+        with pytest.raises(ArgumentError, match=f"{function.__name__}: f is a int, expected a fun"):
+            function(3)  # type: ignore[arg-type]
+
+
 def test_hooks_see_and_replace_inputs_and_results() -> None:
     layer = nn.Linear(8, 8)
     plain = layer(X)

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import Tensor, nn, no_grad
+from tensorgrad import Tensor, autocast, nn, no_grad
 from tensorgrad.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.errors import ArgumentError, CheckpointError, DeviceError, DtypeError
-from tensorgrad.nn.module import add_branch
+from tensorgrad.nn.module import add_branch, offers
+from tensorgrad.nn.rows import Rows
 
 
 class Inner(nn.Module):
@@ -196,11 +197,15 @@ def test_long_lists_of_names_are_cut() -> None:
         setattr(many, f"b{i}", nn.Parameter(np.ones(1)))
     with pytest.raises(CheckpointError, match="b19 and 30 more; unexpected"):
         many.load_state_dict({"x": np.ones(1)})
+    for i in range(20, 50):
+        delattr(many, f"b{i}")
+    with pytest.raises(CheckpointError, match="b19; unexpected"):
+        many.load_state_dict({"x": np.ones(1)})
 
 
 def test_buffers_need_a_free_name() -> None:
     module = Inner(2)
-    for name in ("weight", "a.b", "forward"):
+    for name in ("weight", "a.b", "forward", ""):
         with pytest.raises(ArgumentError, match=f"register_buffer: name is '{name}'"):
             module.register_buffer(name, Tensor(np.ones(1)))
 
@@ -287,6 +292,8 @@ def test_train_and_eval_reach_all_modules() -> None:
     assert model.eval() is model
     assert not any(m.training for m in model.modules())
     assert model.train().second.training
+    model.second.train(False)
+    assert [module.training for module in model.modules()] == [True, True, False]
 
 
 def test_evaluating_leaves_each_module_as_it_was() -> None:
@@ -359,6 +366,10 @@ def test_a_branch_is_added_where_there_is_a_residual() -> None:
         y = layer(x).numpy()
         np.testing.assert_array_equal(add_branch(layer, x, None).numpy(), y)
         np.testing.assert_allclose(add_branch(layer, x, residual).numpy(), y + 1)
+        for training in (True, False):
+            none = nn.Dropout(1 - 1e-9).train(training)
+            found = add_branch(layer, x, residual, none).numpy()
+            np.testing.assert_allclose(found, residual if training else y + 1)
 
 
 def test_repr_is_a_tree() -> None:
@@ -382,6 +393,65 @@ def test_parameter_wraps_arrays_and_tensors() -> None:
     assert not nn.Parameter(data, requires_grad=False).requires_grad
     with pytest.raises(DtypeError):
         nn.Parameter(np.ones(2, "int64"))
+
+
+def test_layers_take_narrower_floats_and_name_wider_ones() -> None:
+    layer, x = nn.Linear(2, 2), np.ones((1, 2))
+    for dtype in ("float16", "bfloat16", "float32"):
+        assert layer(Tensor(x).astype(dtype)).dtype == float32
+    message = (
+        r'Linear: x has dtype float64, expected float32 as the layer; convert it, x.astype\("float3'
+        r'2"\), or the layer, .to\("float64"\)'
+    )
+    with pytest.raises(DtypeError, match=message):
+        layer(x)
+    layer.to("float16")
+    with pytest.raises(DtypeError, match="x has dtype float32, expected float16"):
+        layer(x.astype("float32"))
+    with pytest.raises(DtypeError, match="residual has dtype float64, expected float16"):
+        layer(x.astype("float16"), x)
+    with autocast("bfloat16"):
+        assert layer.to("bfloat16")(x.astype("float32")).dtype == bfloat16
+        with pytest.raises(DtypeError, match="x has dtype float64, expected bfloat16"):
+            layer(x)
+
+
+def test_layers_offer_what_they_define_beside_their_forward() -> None:
+    class Same(nn.Linear):
+        pass
+
+    class Own(nn.Linear):
+        def forward(self, x: Any, residual: Any = None) -> Any:
+            return x
+
+    assert offers(nn.Linear(1, 1), "affine")
+    assert offers(Same(1, 1), "affine")
+    assert not offers(Own(1, 1), "affine")
+    assert not offers(nn.ReLU(), "affine")
+    layer = nn.Linear(1, 1)
+    layer.register_forward_hook(lambda module, args, y: None)
+    assert not offers(layer, "affine")
+
+
+def test_a_model_saves_the_bytes_of_its_layers() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2), nn.Dropout(0.1))
+    assert model.saved_bytes(Rows(inside=7, outside=7, item=2, wide=4)) == 7 * 2 * (3 + 5)
+
+
+def test_a_summary_and_a_graph_neither_train_nor_record() -> None:
+    class Seen(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = self.training, (x * factor).requires_grad
+            return x
+
+    model: Any = Seen()
+    factor = Tensor(np.ones(3), requires_grad=True)
+    assert model.summary(np.ones(3)).layers[0].shape == (3,)
+    assert model.seen == (False, False)
+    del model.seen
+    assert model.graph(np.ones(3)).dot.startswith("digraph {")
+    assert model.seen == (False, False)
+    assert model.training
 
 
 @pytest.mark.gpu

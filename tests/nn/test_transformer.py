@@ -9,6 +9,9 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor, nn, no_grad
+from tensorgrad.errors import DtypeError
+from tensorgrad.nn.rows import Rows
+from tensorgrad.nn.shard import Shard
 
 RNG = np.random.default_rng(2)
 
@@ -40,6 +43,9 @@ def test_swiglu() -> None:
     np.testing.assert_allclose(layer(x).numpy(), expected.numpy(), rtol=1e-6)
     assert layer.up.weight.shape == (64, 24)
     assert nn.SwiGLU(768).up.weight.shape == (2048, 768)
+    assert [nn.SwiGLU.default_hidden(width) for width in (1, 24, 25, 48)] == [64, 64, 128, 128]
+    names = [name for name, _ in layer.named_parameters()]
+    assert names == ["gate.weight", "up.weight", "down.weight"]
 
 
 @pytest.mark.parametrize("kind", [nn.FeedForward, nn.SwiGLU])
@@ -50,6 +56,68 @@ def test_dropout_of_what_is_inside(kind: Any) -> None:
     kept = dropped != 0
     assert 0.4 < kept.mean() < 0.8
     np.testing.assert_allclose(dropped[kept], whole[kept] / 0.6, rtol=1e-5)
+
+
+def test_ranks_share_feed_forward_layers_and_count_their_bytes() -> None:
+    layer, gated = nn.FeedForward(8, hidden=20), nn.SwiGLU(8, hidden=20)
+    inside = [Shard("dropout", "inside"), Shard("down", "row")]
+    assert layer.shards() == [Shard("up", "column"), *inside]
+    assert gated.shards() == [Shard("gate", "column"), Shard("up", "column"), *inside]
+    rows = Rows(inside=10, outside=5.0, item=2, wide=4)
+    assert layer.saved_bytes(rows) == 10 * 2 * (8 + 20 + 20)
+    assert gated.saved_bytes(rows) == 10 * 2 * (8 + 20 + 2 * 20)
+    large = nn.FeedForward(256, hidden=1024)
+    for many, item, wide, shared, saved in (
+        (8192, 2, 2, False, 1),
+        (8192, 2, 2, True, 2),
+        (8192, 2, 4, False, 2),
+        (8192, 4, 4, False, 4),
+        (64, 2, 2, False, 2),
+    ):
+        found = large.saved_bytes(Rows(many, many, item, wide, shared))
+        assert found == many * (item * (256 + 1024) + saved * 1024)
+    assert rows.of_heads(3) == Rows(inside=10, outside=30, item=2, wide=2)
+    assert not rows.shared
+
+
+class Terms:
+    """A region of two ranks that have the same terms."""
+
+    def enter(self, x: Any) -> Any:
+        return x
+
+    def leave(self, y: Any, bias: Any = None, residual: Any = None) -> Any:
+        y = y + y
+        y = y if bias is None else y + bias
+        return y if residual is None else y + residual
+
+
+def test_terms_of_ranks_are_added_before_the_bias() -> None:
+    x, residual = tensor(2, 3, 8), tensor(2, 3, 8)
+    layer = nn.FeedForward(8)
+    up = tg.gelu(layer.up(x), "tanh")
+    expected = 2 * (up @ layer.down.weight.T) + layer.down.bias + residual
+    plain = nn.Linear(8, 8)
+    shared = 2 * (x @ plain.weight.T) + plain.bias + residual
+    for each in (layer.down, plain):
+        each.after = Terms()  # type: ignore[assignment]
+    np.testing.assert_allclose(layer(x, residual).numpy(), expected.numpy(), atol=1e-6)
+    np.testing.assert_allclose(plain(x, residual).numpy(), shared.numpy(), atol=1e-6)
+
+
+def test_a_gate_of_ones_own_is_called() -> None:
+    layer, x = nn.SwiGLU(24, hidden=40), tensor(2, 3, 24)
+    expected = layer(x).numpy()
+    layer.gate.register_forward_hook(lambda module, args, y: y + 1)
+    shifted = layer.down(tg.silu(tg.linear(x, layer.gate.weight) + 1) * layer.up(x))
+    np.testing.assert_allclose(layer(x).numpy(), shifted.numpy(), rtol=1e-5, atol=1e-6)
+    assert np.abs(layer(x).numpy() - expected).max() > 1e-4
+    with pytest.raises(DtypeError, match="SwiGLU: x has dtype float64, expected float32"):
+        nn.SwiGLU(24)(np.ones((1, 24)))
+    for name in ("x", "residual"):
+        given = {"x": x, "residual": x, name: x.astype("float64")}
+        with pytest.raises(DtypeError, match=f"FeedForward: {name} has dtype float64, expected fl"):
+            nn.FeedForward(24)(**given)
 
 
 class OwnDropout(nn.Dropout):

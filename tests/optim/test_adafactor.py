@@ -250,6 +250,26 @@ def test_groups_are_optimizers_of_their_own(device: str) -> None:
     assert toy.same_bits([tensors[n].data for n in others], [others[n].data for n in others])
 
 
+def test_ranks_that_shard_the_parameters_update_as_one() -> None:
+    tensors = toy.parameters(np.float64, shapes=SHAPES)
+    optimizer = optim.Adafactor(tensors.items(), 0.1, weight_decay=0.1)
+    for step in range(3):
+        toy.set_gradients(tensors, step)
+        optimizer.step()
+    together = toy.on_two_ranks(
+        lambda p: optim.Adafactor(p, 0.1, weight_decay=0.1), 3, shapes=SHAPES
+    )
+    for name, found in together.items():
+        np.testing.assert_allclose(found, tensors[name].numpy(), rtol=1e-9, err_msg=name)
+
+
+def test_the_options_are_shown() -> None:
+    assert repr(optim.Adafactor(nn.Linear(2, 3).parameters())) == (
+        "Adafactor(parameters=2, elements=9, lr=0.01, weight_decay=0.0, beta2_decay=-0.8, "
+        "d=1.0, eps=(None, 0.001), relative_step=True, scale_parameter=True)"
+    )
+
+
 def test_a_layer_learns() -> None:
     random.seed(0)
     rng = np.random.default_rng(0)

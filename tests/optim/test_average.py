@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorgrad import Tensor
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.optim import SGD, WeightAverage
@@ -52,3 +53,18 @@ def test_the_average_is_saved_and_loaded() -> None:
         second.load_state_dict(state)
     with pytest.raises(ArgumentError, match="decay is 2, expected 0 to 1"):
         WeightAverage(SGD(toy.parameters().items()), decay=2)
+    state = {**first.state_dict(), "other": np.zeros(2)}
+    with pytest.raises(CheckpointError, match=r"other is .*, expected no such entry"):
+        second.load_state_dict(state)
+    optimizer = SGD(toy.parameters().items(), lr=0.5)
+    assert repr(WeightAverage(optimizer)) == (
+        f"WeightAverage(decay=0.999, optimizer={optimizer!r})"
+    )
+    assert [WeightAverage(optimizer, decay).decay for decay in (0, 1)] == [0, 1]
+    first._average += 1
+    second.load_state_dict({name: Tensor(view) for name, view in first.state_dict().items()})
+    assert toy.same_bits(list(second.state_dict().values()), list(first.state_dict().values()))
+    (piece,) = optimizer.flat.pieces
+    optimizer.flat.pieces = [piece._replace(data=piece.data[:64])]
+    with pytest.raises(ArgumentError, match="the parameters are sharded, expected whole ones"):
+        WeightAverage(optimizer)

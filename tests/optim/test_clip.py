@@ -10,7 +10,7 @@ from tensorgrad import Tensor, dtypes
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError
 from tensorgrad.optim import FlatParameters, clip_grad_norm, grad_norm
-from tensorgrad.optim.clip import sum_of_squares
+from tensorgrad.optim.clip import clip_factor, sum_of_squares
 from tests.optim import toy
 
 
@@ -58,6 +58,41 @@ def test_the_norm_is_that_of_all_gradients(device: str) -> None:
     flat = flat_with_gradients(device)
     expected = math.sqrt(sum(float((g**2).sum()) for g in toy.gradients().values()))
     assert float(grad_norm(flat)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_squares_of_other_ranks_count(device: str) -> None:
+    def add(squares: Any) -> None:
+        assert squares.shape == ()
+        squares += 16
+
+    tensor = Tensor(backend.to_device(np.zeros(1), device))
+    tensor.grad = backend.to_device(np.full(1, 3.0), device)
+    assert float(grad_norm([tensor], add)) == 5
+    assert float(clip_grad_norm([tensor], 1.0, reduce_norm=add)) == 5
+    np.testing.assert_allclose(backend.to_numpy(tensor.grad), 3 / (5 + 1e-6), rtol=1e-12)
+    assert float(grad_norm([], add)) == 4
+
+
+@pytest.mark.parametrize(
+    ("squares", "limit", "scale", "norm", "factor"),
+    [
+        (25.0, 1.0, None, 5, 1 / (5 + 1e-6)),
+        (25.0, 5.0, None, 5, 5 / (5 + 1e-6)),
+        (25.0, 6.0, None, 5, 1),
+        (25.0, 1.0, 2.0, 2.5, 1 / (2.5 + 1e-6) / 2),
+        (25.0, math.inf, 4.0, 1.25, 0.25),
+        (0.0, 1.0, None, 0, 1),
+        (math.inf, 1.0, None, math.inf, 0),
+        (-1.0, 1.0, None, math.nan, 0),
+        (math.nan, 1.0, 2.0, math.nan, 0),
+    ],
+)
+def test_the_factor_by_its_formula(
+    squares: float, limit: float, scale: float | None, norm: float, factor: float
+) -> None:
+    found = clip_factor(np.asarray(squares), limit, None if scale is None else np.asarray(scale))
+    assert [float(each) for each in found] == pytest.approx([norm, factor], rel=1e-15, nan_ok=True)
+    assert all(each.shape == () and each.dtype == np.float64 for each in found)
 
 
 @pytest.mark.parametrize("limit", [0.25, 3.0])

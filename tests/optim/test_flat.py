@@ -12,8 +12,8 @@ import tensorgrad as tg
 from tensorgrad import Tensor, dtypes
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
-from tensorgrad.optim import SGD, AdamW, FlatParameters
-from tensorgrad.optim.flat import ALIGNMENT
+from tensorgrad.optim import SGD, AdamW, FlatParameters, decays_matrices, in_blocks
+from tensorgrad.optim.flat import ALIGNMENT, Boxes, Piece, Slot, slots_of
 from tests.optim import toy
 
 
@@ -92,6 +92,102 @@ def test_a_rule_chooses_what_decays() -> None:
     assert flat.segments[0].decayed == -(-257 // ALIGNMENT) * ALIGNMENT
 
 
+def test_rules_by_name_and_shape() -> None:
+    matrix, vector, cube = (Tensor(np.ones((2,) * axes)) for axes in (2, 1, 3))
+    assert in_blocks("blocks.3.attention.qkv.weight", matrix)
+    assert in_blocks("a.0.b", matrix)
+    assert not in_blocks("blocks.3.norm.weight", vector)
+    assert not in_blocks("blocks.3.norm.weight", cube)
+    for name in ("0.weight", "blocks.weight", "blocks.0", "weight"):
+        assert not in_blocks(name, matrix)
+    found = [decays_matrices("x", each) for each in (matrix, vector, cube)]
+    assert found == [True, False, True]
+
+
+def test_slots_follow_each_other_aligned() -> None:
+    found = slots_of({"a": (3, 30), "b": (), "c": (64,), "d": (0,), "e": (2,)})
+    assert found == {
+        "a": Slot(0, (3, 30)), "b": Slot(128, ()), "c": Slot(192, (64,)), "d": Slot(256, (0,)),
+        "e": Slot(256, (2,)),
+    }  # fmt: skip
+    assert found["a"].piece == slice(0, 90)
+
+
+def test_one_rank_has_all_of_each_parameter() -> None:
+    boxes, array = Boxes(), np.ones(3)
+    assert boxes.shape("a", (1, 2)) == (1, 2)
+    assert boxes.join("a", array) is boxes.cut("a", array) is array
+    boxes.add("a", array)
+    flat = FlatParameters([ones()])
+    assert flat.gather(0, array) is array
+    flat.add_shards(array)
+    assert array.tolist() == [1, 1, 1]
+
+
+def test_runs_are_what_lies_between_parameters() -> None:
+    shapes = {"a": (70, 2), "b": (64,), "c": (3, 5), "d": (2,)}
+    flat = FlatParameters(toy.parameters(shapes=shapes).items())  # a: 0, c: 192, b: 256, d: 320
+    assert {name: slot.offset for name, slot in flat.slots.items()} == {
+        "a": 0, "c": 192, "b": 256, "d": 320,
+    }  # fmt: skip
+    (piece,) = flat.pieces
+    assert (piece.decayed, flat.size) == (256, 384)
+
+    def runs(*without: str, piece: Piece = piece) -> list[tuple[int, ...]]:
+        found = flat.runs(piece, without)
+        for run in found:
+            assert run.data.size == run.grad.size
+            assert np.shares_memory(run.data[:1], flat.data[run.begin : run.begin + 1])
+            last = run.begin + run.data.size - 1
+            assert np.shares_memory(run.grad[-1:], flat.grad[last : last + 1])
+        return [(run.begin, run.offset, run.decayed, run.data.size) for run in found]
+
+    assert runs() == [(0, 0, 256, 384)]
+    assert runs("a") == [(192, 192, 64, 192)]
+    assert runs("d", "c") == [(0, 0, 192, 192), (256, 256, 0, 64)]
+    assert runs("b") == [(0, 0, 256, 256), (320, 320, 0, 64)]
+    assert runs("c", "a") == [(256, 256, 0, 128)]
+    assert runs(*shapes) == []
+    part = flat.owned_part("c", piece)
+    assert (part.values, part.state) == (slice(0, 15), slice(192, 207))
+    flat.grad[:] = np.arange(384)
+    assert piece.grad_of(part).tolist() == list(range(192, 207))
+    half = piece._replace(begin=64, offset=0, data=flat.data[64:200], grad=flat.grad[64:200])
+    half = half._replace(decayed=130)
+    assert runs(piece=half) == [(64, 0, 130, 136)]
+    assert runs("a", piece=half) == [(192, 128, 2, 8)]
+    assert runs("c", piece=half) == [(64, 0, 128, 128)]
+    assert runs("b", piece=half) == [(64, 0, 130, 136)]
+    assert (half.state, flat.owned_part("d", half).data.size) == (slice(0, 136), 0)
+    part = flat.owned_part("a", half)
+    assert (part.values, part.state) == (slice(64, 140), slice(0, 76))
+    assert half.grad_of(part).tolist() == list(range(64, 140))
+    part = flat.owned_part("c", half)
+    assert (part.values, part.state) == (slice(0, 8), slice(128, 136))
+    assert not flat.owned_part("b", half).data.size
+
+
+def test_parameters_without_a_gradient() -> None:
+    tensors = toy.parameters(shapes={"a": (2,), "b": (3,), "none": (0,)})
+    flat = FlatParameters(tensors.items())
+    assert flat.untouched() == ["a", "b", "none"]
+    assert flat.without_gradient() == {"a", "b"}
+    (tensors["a"] * 2).sum().backward()
+    assert flat.untouched() == ["b"]
+    assert flat.without_gradient() == {"b"}
+    flat.grad[flat.slots["b"].piece.start] = 1
+    assert flat.without_gradient() == set()
+    flat.grad[flat.slots["b"].piece.start] = 0  # written ones count until zero_grad
+    assert flat.without_gradient() == set()
+    flat.zero_grad()
+    assert flat.without_gradient() == {"a", "b"}
+    flat.touched_elsewhere = frozenset({"a"})
+    assert flat.without_gradient() == {"b"}
+    tensors["b"].grad = None
+    assert "b" in flat.untouched()
+    flat.zero_grad()
+
+
 def test_backward_adds_into_the_buffer(device: str) -> None:
     tensors = toy.parameters(dtypes.bfloat16, device)
     flat = FlatParameters(tensors.items())
@@ -128,6 +224,12 @@ def ones(dtype: Any = np.float32) -> Tensor:
     return Tensor(np.ones(3, dtype), requires_grad=True)
 
 
+def integers() -> Tensor:
+    tensor = ones()
+    tensor.data = np.ones(3, int)
+    return tensor
+
+
 def twins() -> list[tuple[str, Tensor]]:
     array = np.ones(3, np.float32)
     return [("a", Tensor(array, True)), ("b", Tensor(array, True))]
@@ -144,6 +246,9 @@ def twins() -> list[tuple[str, Tensor]]:
         (lambda: [("a", ones() * 2)], ArgumentError, "a is the result of an op"),
         (lambda: [("a", ones()), ("a", ones())], ArgumentError, "a names two parameters"),
         (twins, ArgumentError, "b shares its memory with a"),
+        (lambda: ones(), ArgumentError, "named_parameters is a Tensor, expected pairs"),
+        (lambda: [("a", ones(), 1)], ArgumentError, "named_parameters has a tuple, expected"),
+        (lambda: [("a", integers())], DtypeError, "a has dtype int64, expected a float"),
         (
             lambda: [("a", ones()), ("b", ones(np.float64))],
             DtypeError,

@@ -82,6 +82,27 @@ def test_parameters_without_names_are_numbered() -> None:
     optimizer = optim.AdamW(groups)
     assert [group.names for group in optimizer.groups] == [("0", "1"), ("2", "3")]
     assert "m/3" in optimizer.state_dict()
+    assert [(group.rate, group.weight_decay) for group in optimizer.groups] == [
+        (1.0, None), (1000.0, None),
+    ]  # fmt: skip
+
+
+def test_the_rule_of_decay_leaves_groups_with_one_of_their_own() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    groups: list[Any] = [
+        {"params": model[0].parameters()},
+        {"params": model[1].parameters(), "weight_decay": 0.5},
+    ]
+    rule = optim.decays_matrices
+    optimizer = optim.AdamW(groups, 0.1, weight_decay=0.1, decay=rule)
+    before = [np.array(parameter.data) for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.gradient.is_touched = True  # type: ignore[union-attr]
+    optimizer.step()
+    for parameter, old, factor in zip(
+        model.parameters(), before, (0.99, 1.0, 0.95, 0.95), strict=True
+    ):
+        np.testing.assert_allclose(parameter.numpy(), old * factor, rtol=1e-6)
 
 
 def test_wrong_groups_are_named() -> None:
@@ -91,6 +112,8 @@ def test_wrong_groups_are_named() -> None:
         ([{"params": model.parameters(), "betas": (0, 0)}], "group 0 has 'betas', expected one of"),
         ([{"params": model.parameters(), "lr": -1}], "lr of group 0 is -1, expected a finite"),
         ([{"params": list(model.parameters())}] * 2, "2 is in two groups, expected it in one"),
+        ([{"params": model.parameters()}, 3], "group 1 is a int without 'params', expected"),
+        ([{"params": model.parameters(), "weight_decay": -1}], "weight_decay of group 0 is -1, e"),
     ]
     for groups, message in cases:
         with pytest.raises(ArgumentError, match=message):

@@ -171,6 +171,29 @@ def test_a_step_with_nan_moves_neither_the_matrices_nor_the_rest(device: str) ->
     assert not toy.same_bits([optimizer.flat.data], before[:1])
 
 
+@pytest.mark.parametrize("matrices", [is_inside, lambda name, _: name in ("wte", "h.0.weight")])
+def test_ranks_that_shard_the_parameters_update_as_one(matrices: Any) -> None:
+    def make_one(parameters: Any) -> optim.Muon:
+        return optim.Muon(parameters, 0.1, matrices=matrices)
+
+    tensors = toy.parameters(np.float64)
+    optimizer = make_one(tensors.items())
+    for step in range(3):
+        toy.set_gradients(tensors, step)
+        optimizer.step()
+    for name, found in toy.on_two_ranks(make_one, 3).items():
+        np.testing.assert_allclose(found, tensors[name].numpy(), rtol=1e-9, err_msg=name)
+
+
+def test_the_options_are_shown() -> None:
+    assert repr(optim.Muon(nn.Linear(2, 3, bias=False).parameters())) == (
+        "Muon(parameters=1, elements=6, lr=0.001, weight_decay=0.1, betas=(0.9, 0.999), "
+        "eps=1e-08, momentum=0.95, nesterov=True, iterations=5, match_adamw=False)"
+    )
+    with pytest.raises(ArgumentError, match=r"Muon: momentum is 1, expected .* below 1"):
+        optim.Muon(nn.Linear(2, 3, bias=False).parameters(), momentum=1)
+
+
 def test_matrices_of_blocks_are_known_by_name() -> None:
     chosen = {
         name

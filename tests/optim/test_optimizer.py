@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import tracemalloc
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -501,7 +502,86 @@ BAD_STATES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "huge lr": (lambda s: s.update(lr=10**400), "lr is 10000"),
     "step": (lambda s: s.update(step=-1), "step is -1"),
     "lr": (lambda s: s.update(lr=math.nan), "lr is nan"),
+    "largest step": (lambda s: s.update(step=2**53), "step is 9007199254740992, expected a whole"),
+    "infinite lr": (lambda s: s.update(lr=math.inf), "lr is inf, expected a finite number from 0"),
+    "negative lr": (lambda s: s.update(lr=-0.1), "lr is -0.1"),
+    "step of no number": (lambda s: s.update(step=1.0), "step is 1.0"),
+    "lr of no number": (lambda s: s.update(lr="1"), "lr is '1'"),
 }
+
+
+def test_numbers_at_their_bounds_and_states_of_no_mapping() -> None:
+    optimizer = SGD(toy.parameters().items())
+    for step, lr in ((0, 0), (2**53 - 1, sys.float_info.max)):
+        optimizer.load_numbers({"step": step, "lr": lr})
+        assert optimizer.numbers() == {"step": step, "lr": lr}
+    state: Any = [1]
+    for load in (optimizer.load_state_dict, optimizer.load_numbers):
+        with pytest.raises(
+            CheckpointError, match=r"SGD\.load_state_dict: state is a list, expected"
+        ):
+            load(state)
+    for name in optimizer.state_dict().keys() - {"lr"}:
+        with pytest.raises(CheckpointError, match=f"state lacks {name} .* the 2 entries of this"):
+            optimizer.load_state_dict({"lr": 1.0})
+
+
+def test_options_are_shown_with_their_defaults() -> None:
+    sizes = "parameters=2, elements=8"
+    for make_one, expected in (
+        (SGD, "lr=0.001, weight_decay=0.0, momentum=0.0, dampening=0.0, nesterov=False"),
+        (Adam, "lr=0.001, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-08"),
+        (AdamW, "lr=0.001, weight_decay=0.01, betas=(0.9, 0.999), eps=1e-08"),
+        (Lion, "lr=0.0001, weight_decay=0.0, betas=(0.9, 0.99)"),
+    ):
+        layer = Linear(3, 2)
+        assert repr(make_one(layer.parameters())) == f"{make_one.__name__}({sizes}, {expected})"
+        groups: list[Any] = [{"params": [layer.weight]}, {"params": [layer.bias]}]
+        name = make_one.__name__
+        assert repr(make_one(groups)) == f"{name}({sizes}, groups=2, {expected})"
+
+
+def test_a_sharded_state_is_not_whole() -> None:
+    flat = ShardedParameters(toy.parameters().items(), 1, 3, 1, dict.fromkeys(toy.SHAPES))
+    optimizer = AdamW(flat)
+    with pytest.raises(ArgumentError, match=r"AdamW\.state_dict: the state is sharded, expected a"):
+        optimizer.state_dict()
+    held = {(one.kind, one.name): one for one in optimizer.held()}
+    assert {one.shape for one in held.values()} <= set(toy.SHAPES.values())
+    for part in flat.owned():
+        one = held["v", part.name]
+        assert one.values == part.values
+        assert one.shape == toy.SHAPES[part.name]
+        assert np.shares_memory(one.array, optimizer.state["v"][part.state])
+
+
+def test_states_of_other_shapes_are_held_whole() -> None:
+    optimizer = Adafactor(toy.parameters().items())
+    held = {(one.kind, one.name): one for one in optimizer.held()}
+    assert held["row", "wte"].shape == (37,)
+    assert held["row", "wte"].values == slice(0, 37)
+    assert held["column", "wte"].array.shape == (11,)
+    optimizer.state_dict()["column/wte"][3] = 5
+    assert held["column", "wte"].array.tolist() == [0, 0, 0, 5, *[0] * 7]
+
+
+def test_a_state_that_some_parameters_lack_is_packed() -> None:
+    shapes = {"a": (2, 2), "b": (70, 2), "c": (3, 3), "d": (5, 5), "e": (2,)}
+    tensors = toy.parameters(shapes=shapes)
+    optimizer = Muon(tensors.items(), matrices=lambda name, _: name in "bd")
+    optimizer.state["v"][:] = np.arange(optimizer.state["v"].size)
+    optimizer.state["m"][:] = np.arange(optimizer.state["m"].size)
+    state = optimizer.state_dict()
+    first = {name: int(view.flat[0]) for name, view in state.items() if "/" in name}
+    assert first == {
+        "m/a": 0, "m/b": 64, "m/c": 256, "m/d": 320, "m/e": 384, "v/a": 0, "v/c": 64, "v/e": 128,
+    }  # fmt: skip
+    assert state["v/c"].tolist() == np.arange(64, 73).reshape(3, 3).tolist()
+
+
+def test_types_of_kernels_follow_those_of_arrays() -> None:
+    assert AdamW(toy.parameters().items())._types() == "float, float"
+    assert SGD(toy.parameters(dtypes.bfloat16).items())._types() == "__nv_bfloat16, float"
 
 
 @pytest.mark.parametrize(("damage", "message"), BAD_STATES.values(), ids=BAD_STATES)
@@ -548,6 +628,10 @@ NUMBER: Any = 0.9
         (lambda p: SGD(p, momentum=TEXT), "momentum is 'x', expected a number"),
         (lambda p: SGD(p, dampening=-0.1), "dampening is -0.1"),
         (lambda p: SGD(p).step(max_norm=TEXT), r"SGD\.step: max_norm is 'x', expected a number"),
+        (lambda p: SGD(p, momentum=0.9, dampening=0.1, nesterov=True), "and dampening 0.1, expec"),
+        (lambda p: Lion(p, betas=(1.0, 0.9)), "Lion: beta1 is 1.0, expected .* below 1"),
+        (lambda p: Lion(p, betas=(0.9, 1.0)), "Lion: beta2 is 1.0, expected .* below 1"),
+        (lambda p: Lion(p, betas=ONE), r"Lion: betas is \(0.9,\), expected two numbers"),
     ],
 )
 def test_wrong_options_are_named(make_wrong: Make, message: str) -> None:

@@ -156,8 +156,20 @@ def test_a_state_that_does_not_fit_changes_nothing(state: dict[str, Any]) -> Non
         ({"growth": None}, "growth is None, expected a number"),
         ({"backoff": "x"}, "backoff is 'x', expected a number"),
         ({"interval": 1.5}, "interval is 1.5, expected an integer"),
+        ({"growth": math.inf}, "growth is inf, expected"),
+        ({"backoff": 0}, "backoff is 0, expected a number between 0 and 1"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=f"LossScaler: {message}"):
         LossScaler(**options)
+
+
+def test_the_options_at_their_bounds_and_by_default() -> None:
+    scaler = LossScaler()
+    assert repr(scaler) == "LossScaler(growth=2.0, backoff=0.5, interval=2000)"
+    assert scaler.state_dict() == {"scale": 65536.0, "streak": 0}
+    for scale in (2.0**-126, 2.0**127):
+        state = LossScaler(scale, growth=1, interval=1).state_dict()
+        scaler.load_state_dict(state)
+        assert scaler.state_dict() == state

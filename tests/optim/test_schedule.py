@@ -50,6 +50,10 @@ def test_no_warm_up() -> None:
     assert schedule.constant(0, 3.0) == 3.0
     assert schedule.linear(0, 3.0, 10) == schedule.cosine(0, 3.0, 10) == 3.0
     assert schedule.linear(10, 3.0, 10) == schedule.cosine(10, 3.0, 10) == 0.0
+    assert [schedule.wsd(step, 3.0, 10) for step in (0, 8, 10)] == [3.0, 3.0, 0.0]
+    assert schedule.inverse_square_root(0, 3.0, 1) == 3.0
+    assert schedule.inverse_square_root(3, 3.0, 1) == 1.5
+    assert schedule.linear(9, 1.0, 10, 9) == 1.0
 
 
 def test_wsd_depends_on_the_number_of_steps_only_where_it_falls() -> None:
@@ -89,6 +93,10 @@ def test_a_schedule_drives_an_optimizer(device: str) -> None:
         (lambda: schedule.constant(0, 1.0, NONE), "warmup is None, expected a number"),
         (lambda: schedule.cosine(0, 1.0, NONE), "cosine: steps is None, expected a number"),
         (lambda: schedule.linear(0, 1.0, 9, 0, math.nan), "linear: minimum is nan"),
+        (lambda: schedule.linear(0, 1.0, 8, warmup=8), "linear: steps is 8, expected more than w"),
+        (lambda: schedule.cosine(0, -1.0, 10), "cosine: lr is -1.0"),
+        (lambda: schedule.wsd(0, 1.0, 10, decay_fraction=1.5), "wsd: decay_fraction is 1.5, expe"),
+        (lambda: schedule.wsd(0, 1.0, 10, decay_fraction=-0.5), "wsd: decay_fraction is -0.5"),
     ],
 )
 def test_wrong_arguments_are_named(call: Callable[[], float], message: str) -> None:
@@ -107,6 +115,13 @@ def test_a_scheduler_counts_steps_and_resumes() -> None:
     resumed = Scheduler(other, schedule.cosine, lr=2.0, steps=48, warmup=8, minimum=0.5)
     resumed.load_state_dict(state)
     assert other.lr == optimizer.lr == ALL["cosine"](20)
+    assert state == {"step": 20}
+    assert resumed.last_step == 20
+    resumed.load_state_dict({"step": 0})
+    assert other.lr == ALL["cosine"](0)
+    assert (
+        repr(resumed) == "Scheduler(cosine, last_step=0, lr=2.0, steps=48, warmup=8, minimum=0.5)"
+    )
     for wrong in ({}, {"step": -1}, {"step": 1, "lr": 2}, 3):
         with pytest.raises(CheckpointError, match="expected a step from 0"):
             resumed.load_state_dict(wrong)  # type: ignore[arg-type]
@@ -127,6 +142,15 @@ def test_schedulers_with_the_names_of_pytorch() -> None:
     assert rates(lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / 2**step)) == [
         2, 1, 0.5, 0.25, 0.125,
     ]  # fmt: skip
+    assert rates(lambda o: lr_scheduler.StepLR(o, 1)) == pytest.approx([2, 0.2, 0.02, 2e-3, 2e-4])
+    optimizer = SGD(toy.parameters().items(), lr=2.0)
+    assert repr(lr_scheduler.StepLR(optimizer, 3)) == (
+        "Scheduler(stepwise, last_step=0, lr=2.0, step_size=3, gamma=0.1)"
+    )
+    with pytest.raises(ArgumentError, match="StepLR: gamma is -1, expected"):
+        rates(lambda o: lr_scheduler.StepLR(o, 2, -1))
+    with pytest.raises(ArgumentError, match="Scheduler: f is a int, expected a function"):
+        Scheduler(optimizer, 3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="StepLR: step_size is 0, expected 1 or more"):
         rates(lambda o: lr_scheduler.StepLR(o, 0))
     with pytest.raises(ArgumentError, match="LambdaLR: f is a float, expected a function"):

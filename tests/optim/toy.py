@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.optim import Optimizer
 from tensorgrad.optim.master import halves
+from tensorgrad.parallel.shards import ShardedParameters
 
 # odd sizes, a scalar, an empty array, and one that spans several blocks of the NumPy path
 SHAPES = {
@@ -91,3 +94,47 @@ def same_bits(one: Sequence[Any], two: Sequence[Any]) -> bool:
         backend.to_numpy(a).tobytes() == backend.to_numpy(b).tobytes()
         for a, b in zip(one, two, strict=True)
     )
+
+
+class Shards(ShardedParameters):
+    """Parameters that two ranks shard, which are threads and share the list `met`."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], rank: int, met: list[Any], all_: Barrier):
+        super().__init__(tensors.items(), rank, 2, 1, dict.fromkeys(tensors))
+        self._met, self._barrier = met, all_
+
+    def gather(self, number: int, part: Any) -> Any:
+        """Return what both ranks have of a segment."""
+        self._met[self.rank] = part.copy()
+        self._barrier.wait()
+        whole = np.concatenate(self._met)
+        self._barrier.wait()
+        return whole
+
+    def add_shards(self, array: Any) -> None:
+        """Add what both ranks have, in place."""
+        array[...] = self.gather(0, array.reshape(1, -1)).sum(0).reshape(array.shape)
+
+
+def on_two_ranks(
+    make: Callable[[Any], Optimizer], steps: int, shapes: Mapping[str, tuple[int, ...]] = SHAPES
+) -> dict[str, Any]:
+    """Return parameters after steps of an optimizer of shards, put together from both ranks."""
+    met: list[Any] = [None, None]
+    barrier = Barrier(2, timeout=60)
+    found = {name: np.zeros(shape) for name, shape in shapes.items()}
+
+    def run(rank: int) -> None:
+        tensors = parameters(np.float64, shapes=shapes)
+        flat = Shards(tensors, rank, met, barrier)
+        flat.touched_elsewhere = frozenset(shapes)
+        optimizer = make(flat)
+        for step in range(steps):
+            set_gradients(tensors, step)
+            optimizer.step()
+        for part in flat.owned():
+            found[part.name].reshape(-1)[part.values] = part.data
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, range(2)))
+    return found

@@ -12,6 +12,7 @@ import pytest
 
 from tensorgrad import random
 from tensorgrad.core import backend
+from tensorgrad.core.tensor import Tensor
 from tensorgrad.errors import GraphError
 from tensorgrad.models.generation import buffers as buffers_module
 from tensorgrad.models.generation import generate_batch, stream
@@ -174,6 +175,60 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(caplog: pytest.LogCaptureFi
     (record,) = caplog.records
     assert record.message.startswith("generation: steps are not captured: graph.capture: norm at")
     assert not own.is_captured
+
+
+def test_a_captured_step_runs_alone() -> None:
+    calls = []
+    own = take(make(), state_of([[5], [7]]), 16, GREEDY)
+    own.step.captured = lambda *given: calls.append(given)  # type: ignore[assignment]
+    own.step()
+    assert calls == [()]
+    assert own.state.counts.tolist() == [1, 1]
+    assert own.is_captured
+
+
+def test_prompts_are_read_into_the_cache() -> None:
+    model = make("modern")
+    own = take(model, state_of([[5, 3, 1], [7, 2, 4]]), 16, GREEDY)
+    with evaluating(model):
+        own.read(2)
+        expected = model.new_cache(2)
+        model.next_logits(np.array([[5, 3], [7, 2]]), expected)
+    for found, wanted in zip(own.cache[0].arrays, expected[0].arrays, strict=True):
+        np.testing.assert_array_equal(found[:, :, :2], wanted[:, :, :2])
+    assert own.cache[0].lengths is own.state.lengths
+
+
+def test_logits_may_be_a_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make()
+    expected = generate_batch(model, PROMPTS, 5, temperature=0)
+    plain = model.next_logits
+
+    def turned(*given: Any) -> Tensor:
+        logits = plain(*given).data
+        return Tensor(np.ascontiguousarray(logits.T).T)
+
+    monkeypatch.setattr(model, "next_logits", turned)
+    assert generate_batch(model, PROMPTS, 5, temperature=0) == expected
+
+
+@pytest.mark.usefixtures("kept")
+def test_kept_memory_is_given_up_where_there_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = make(), make()
+    for each in (model, other):
+        give_back(each, take(each, state_of(), 16, GREEDY))
+    new_cache, tries = model.new_cache, []
+
+    def full(*given: Any) -> Any:
+        tries.append(sum(map(len, buffers_module._kept.values())))
+        if tries[-1]:
+            raise MemoryError
+        return new_cache(*given)
+
+    monkeypatch.setattr(model, "new_cache", full)
+    found = take(model, state_of(), 32, GREEDY)
+    assert tries == [1, 0]  # a changed model had its own dropped already
+    assert found.cache[0].steps == 32
 
 
 @pytest.mark.gpu

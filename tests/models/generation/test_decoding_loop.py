@@ -11,7 +11,7 @@ import pytest
 from tensorgrad import autocast, random
 from tensorgrad.core import backend
 from tensorgrad.core.tensor import Tensor
-from tensorgrad.models.generation import generate_batch
+from tensorgrad.models.generation import decoding_loop, generate_batch
 from tensorgrad.models.generation.decoding_loop import Decoder, Recomputer
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
@@ -90,6 +90,33 @@ def test_the_cache_changes_no_token(kind: str, how: Sampling, device: str) -> No
     assert found == tokens(decoder(model, more, how, Recomputer), more)
     if device != "cpu":
         assert found == tokens(decoder(make(kind), more, how), more)
+
+
+def test_long_prompts_are_read_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("gpt2")
+    expected = tokens(decoder(model, 3, HOWS[0]), 3)
+    read: list[tuple[int, ...]] = []
+    next_logits = model.next_logits
+
+    def noted(given: Any, cache: Any = None, mask: Any = None) -> Tensor:
+        read.append(given.shape)
+        return next_logits(given, cache, mask)
+
+    monkeypatch.setattr(model, "next_logits", noted)
+    for most, shapes in ((60, [(3, 19), (1, 19)]), (38, [(2, 19)] * 2), (5, [(1, 19)] * 4)):
+        monkeypatch.setattr(decoding_loop, "_PREFILL", most)
+        read.clear()
+        one = decoder(model, 3, HOWS[0])
+        assert read == shapes
+        assert tokens(one, 3) == expected
+    read.clear()
+    decoder(model, 3, HOWS[0], prompts=[[1], [2]])
+    assert read == []  # one token each is that of the first step
+
+
+def test_memory_is_for_a_power_of_two_of_tokens() -> None:
+    found = [decoding_loop.capacity(count) for count in (1, 128, 129, 256, 257)]
+    assert found == [128, 128, 256, 256, 512]
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.models.generation import generate, generate_batch, stream
+from tensorgrad.models.generation import generate, generate_batch, sampling, stream
 from tensorgrad.models.generation.decoding_loop import Decoder, Recomputer
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.language_model import LanguageModel
@@ -103,10 +103,46 @@ def test_generation_ends_soon_after_the_last_sequence(
         model, [[1, 2], [5, 9]], 60, seed=3, stop_tokens=stops, use_cache=use_cache
     )
     assert found == [[], []]
-    assert 0 < len(taken) <= 16
+    assert len(taken) == 2 * sampling._CHECK_EVERY  # flags are read one check later
     for length in (1, 7, 8, 9, 16, 17):
         found = generate_batch(model, [[1, 2], [5, 9]], length, seed=3, use_cache=use_cache)
         assert found == [row[:length] for row in free]
+
+
+def test_steps_have_a_cache_unless_told_otherwise(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = [generate(model, [1, 2], 5), *generate_batch(model, [[1, 2]], 5)]
+    plain += [[int(each[0]) for each in stream(model, [[1, 2]], 5)]]
+    options = {"temperature": 1.0, "repetition_penalty": 1.0, "seed": 0, "use_cache": False}
+    assert plain == [generate(model, [1, 2], 5, **options)] * 3  # type: ignore[arg-type]
+
+    def refuse(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Recomputer, "step", refuse)
+    generate(model, [1, 2], 1)
+    generate_batch(model, [[1, 2]], 1)
+    next(stream(model, [[1, 2]], 1))
+    with pytest.raises(ZeroDivisionError):
+        next(stream(model, [[1, 2]], 1, use_cache=False))
+
+
+def test_a_model_that_sees_later_tokens_is_refused() -> None:
+    model = TransformerLM(TransformerLMConfig(VOCAB, 10, 2, 2, 1, 16))
+    model.attention_layers()[1].causal = False
+    with pytest.raises(ArgumentError, match="model attends to later tokens, expected causal atten"):
+        generate(model, [1], 3)
+
+
+def test_seeds_go_on_from_0_after_the_last() -> None:
+    assert sampling._checked_seeds(2**64 - 1, 2) == [2**64 - 1, 0]
+    assert sampling._checked_seeds([0, 2**64 - 1], 2) == [0, 2**64 - 1]
+    for seeds in ([0, 2**64], [-1, 0], [0], [0, 1.5]):
+        with pytest.raises(
+            ArgumentError, match=r"seed is \[.*, or 2 of them \(one for each prompt"
+        ):
+            sampling._checked_seeds(seeds, 2)  # type: ignore[arg-type]
 
 
 def test_nothing_is_added_when_nothing_is_asked_for(model: LanguageModel) -> None:

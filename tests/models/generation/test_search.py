@@ -9,7 +9,7 @@ import pytest
 
 from tensorgrad import autocast, random
 from tensorgrad.errors import TensorgradError
-from tensorgrad.models.generation import beam_search, greedy_search
+from tensorgrad.models.generation import beam_search, greedy_search, search
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.nn import TransformerBlock
 
@@ -149,6 +149,23 @@ def test_a_vocabulary_of_the_end_alone_ends_at_once(beams: int) -> None:
     model = make(vocab=1)
     assert beam_search(model, [[0], [0, 0]], 0, 5, beams) == [[], []]
     assert greedy_search(model, [[0]], 0, 5) == [[]]
+
+
+def test_the_default_search_has_4_beams_and_a_penalty(
+    model: TransformerLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    kind = search._Search
+
+    def noted(*options: Any) -> Any:
+        made.append(options)
+        return kind(*options)
+
+    monkeypatch.setattr(search, "_Search", noted)
+    beam_search(model, [[1], [2, 3]], END, 6)
+    assert made == [(4, 0.6, 6)] * 2
+    beam_search(model, [[1]], END, 5, 1, search.LARGEST_PENALTY)
+    assert len(greedy_search(model, [[1] * 59], 39, 5)[0]) <= 5  # the context and no more
 
 
 def test_no_prompts_give_no_results(model: TransformerLM) -> None:
