@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -282,6 +283,8 @@ def test_a_prompt_may_fill_the_context(run: Path, capsys: pytest.CaptureFixture[
         (["a", "--max-new-tokens", "-2"], "--max-new-tokens: got -2, expected 0 or more"),
         (["a", "--stop", ""], "--stop: got ''"),
         (["a", "--seed", "-1"], "--seed: got -1, expected an integer"),
+        (["a", "--seed", str(2**64)], "--seed: got 18446744073709551616, expected an integer"),
+        (["a", "--prompts", "lines.txt"], "--prompts: got lines.txt and a prompt, expected one"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
         (["--prompts", "-", "--batch", "0"], "--batch: got 0, expected 1 or more"),
         (["nowhere", "a"], "MODEL nowhere: no such file or folder"),
@@ -300,6 +303,20 @@ def test_bad_options_are_named(
     assert len(caplog.records) == 1
     assert re.search(message, caplog.text)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [("75", "float16"), ("80", "bfloat16"), ("90", "bfloat16")]
+)
+def test_the_dtype_of_a_device(
+    capability: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert generate.choose_dtype("auto", "cpu") == "float32"
+    assert generate.choose_dtype("float16", "cpu") == "float16"
+    gpu = SimpleNamespace(compute_capability=capability)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(Device={1: gpu}.__getitem__))
+    monkeypatch.setattr(generate, "backend", SimpleNamespace(gpu_index=lambda device: 1, cupy=cupy))
+    assert generate.choose_dtype("auto", "cuda:1") == dtype
 
 
 def test_other_models_are_refused(run: Path, caplog: pytest.LogCaptureFixture) -> None:
