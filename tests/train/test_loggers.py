@@ -331,7 +331,7 @@ class Calls:
 
         return call
 
-    def named(self, name: str) -> list[tuple[Any, ...]]:
+    def named(self, name: str) -> list[Any]:
         return [given for called, *given in self.calls if called == name]
 
 
@@ -382,9 +382,13 @@ def test_trackio_continues_a_run_of_its_name(
 def test_mlflow_makes_a_run_and_opens_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = Calls(get_experiment_by_name=lambda name: None)
-    client.info = SimpleNamespace(run_id="r1")
-    tracking = Calls(MlflowClient=lambda tracking_uri: uris.append(tracking_uri) or client)
+    run = SimpleNamespace(run_id="r1")
+    client = Calls(get_experiment_by_name=lambda name: None, info=run)
+
+    def opened(tracking_uri: str) -> Calls:
+        uris.append(tracking_uri)
+        return client
+
     values = SimpleNamespace(
         Param=lambda key, value: (key, value), Metric=lambda key, value, now, step: (key, step)
     )
@@ -392,7 +396,7 @@ def test_mlflow_makes_a_run_and_opens_it_again(
     for module in ("sqlalchemy", "alembic"):
         monkeypatch.setitem(sys.modules, module, SimpleNamespace())
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(entities=values))
-    monkeypatch.setitem(sys.modules, "mlflow.tracking", tracking)
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=opened))
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     run_in_pieces(tmp_path / "a", "mlflow")
