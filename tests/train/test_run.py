@@ -16,6 +16,7 @@ import pytest
 from tensorgrad import random
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.train import run
+from tensorgrad.train.background import BackgroundSaving
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.strategy import OneProcess
 from tensorgrad.train.times import Clock
@@ -195,6 +196,30 @@ def test_a_checkpoint_that_is_being_written_is_finished_after_an_error(
     assert trainer._saving is None
     assert trainer.saved == (tmp_path if isinstance(error, ValueError) else None)
     assert caplog.messages == (["full"] if isinstance(error, CheckpointError) else [])
+
+
+def test_checkpoints_are_written_at_once_or_in_the_background(tmp_path: Path) -> None:
+    told: list[Any] = []
+    log: Any = SimpleNamespace(
+        times=lambda step, at_once: told.append((step, at_once)),
+        sync=lambda: told.append("synced"),
+        checkpoint=lambda step, path: told.append((step, path.name)),
+    )
+    trainer = make_trainer(tmp_path)
+    trainer.clock, trainer.log = Clock(), log
+    trainer.save()
+    assert trainer._saving is None
+    trainer.step = 1
+    trainer.save(in_background=True)
+    assert trainer._saving is not None
+    assert isinstance(trainer._saving[1], BackgroundSaving)
+    assert trainer.saved_step == 1
+    trainer.finish_saving()
+    assert trainer.saved == tmp_path / "checkpoints" / "step-00000001"
+    assert told == [
+        *((0, True), "synced", (0, "step-00000000")),
+        *((1, True), "synced", (1, "step-00000001")),
+    ]
 
 
 @pytest.mark.parametrize(

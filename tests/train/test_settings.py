@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -95,6 +95,34 @@ def test_a_run_has_a_folder_and_no_model_unless_settings_say_so(
     assert LanguageSettings().model_class.__name__ == "GPT2"
     assert TrainSettings.complete({"steps": 3}) == {"steps": 3}
     assert {dtype for dtype in DTYPES if not has_narrow_products(dtype)} == {"float32", "tf32"}
+
+
+def test_options_of_every_run_have_ranges_and_defaults() -> None:
+    own = {f.name: f for f in fields(TrainSettings) if f.name in TrainSettings.__annotations__}
+
+    def names(key: str, value: Any) -> set[str]:
+        return {name for name, f in own.items() if f.metadata[key] == value}
+
+    assert names("low", 1) == {
+        *("steps", "batch", "micro_batches", "evaluate_every", "checkpoint_every", "keep"),
+        *("log_every", "stop_after"),
+    }
+    assert names("low", 0) == {
+        *("lr", "warmup", "lr_end", "decay_fraction", "weight_decay", "beta1", "beta2"),
+        *("momentum", "clip", "seed", "patience"),
+    }
+    assert names("high", 1) == {"lr_end", "decay_fraction", "beta1", "beta2", "momentum"}
+    assert names("grows", True) == {"steps"}
+    assert names("by_ranks", True) == {"micro_batches"}
+    assert names("saved", False) == {"stop_after"}
+    assert names("free", True) == {
+        *("out", "nan", "patience", "checkpoint_every", "keep", "background_checkpoints"),
+        *("log_every", "plot", "report", "loggers", "device", "capture", "stop_after"),
+    }
+    assert {name for name, f in own.items() if f.default is True} == {"plot", "capture"}
+    assert {name for name, f in own.items() if f.default is False} == {
+        *("background_checkpoints", "report")
+    }
 
 
 def test_a_preset_is_of_adamw_and_of_epochs() -> None:
