@@ -14,6 +14,7 @@ import pytest
 from tensorgrad import __version__
 from tensorgrad.cli import info
 from tensorgrad.core import distribution
+from tensorgrad.kernels import device, gpu
 from tests.source_tree import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -74,9 +75,9 @@ def test_gpus_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(info, "backend", SimpleNamespace(gpu_count=lambda: 3, cupy=cupy))
     monkeypatch.setattr(info, "nccl_version", lambda: "2.28")
-    monkeypatch.setattr(info.gpu, "driver_version", lambda: None)
-    monkeypatch.setattr(info.gpu, "name_of", lambda index: f"GPU {index}")
-    monkeypatch.setattr(info.kernel_device, "capability", lambda index: (75, 80, 90)[index])
+    monkeypatch.setattr(gpu, "driver_version", lambda: None)
+    monkeypatch.setattr(gpu, "name_of", lambda index: f"GPU {index}")
+    monkeypatch.setattr(device, "capability", lambda index: (75, 80, 90)[index])
     memory = "80 GiB, 3 free, compute capability"
     assert list(info._devices()) == [
         ("driver", "unknown version; CUDA driver 13.1, runtime 12.8"),

@@ -221,7 +221,7 @@ def test_an_array_of_several_dtypes_is_refused(tmp_path: Path) -> None:
         save_arrays(tmp_path / f"{name}.safetensors", {"x": np.ones(2, dtype)}, header)
     with ExitStack() as stack:
         found = open_pieces(tmp_path, ["a.safetensors"], stack)
-        assert [(each.name, each.dtype) for each in found["w"]] == [("x", np.float32)]
+        assert [(each.name, str(each.dtype)) for each in found["w"]] == [("x", "float32")]
         with pytest.raises(CheckpointError, match=r"has w as \{.*Kind.*\}, expected one"):
             open_pieces(tmp_path, ["a.safetensors", "b.safetensors"], stack)
     save_arrays(tmp_path / "a.safetensors", {"x": np.ones(3)}, header)
