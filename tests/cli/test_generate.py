@@ -266,6 +266,26 @@ def test_a_stop_text_ends_the_output(
     assert capsys.readouterr().out == text[: text.index(stop, 4)] + "\n"
 
 
+def test_an_end_token_ends_the_text_unless_it_is_ignored(model: GPT2, tokenizer: Tokenizer) -> None:
+    steps = [[tokenizer.encode("a")[0]], [tokenizer.end_of_text], [tokenizer.encode("b")[0]]]
+    for options, text in ((generate.Options(), "a"), (generate.Options(ignore_end=True), "ab")):
+        found = generate.PromptGenerator(model, tokenizer, options)
+        shown = "".join(found._decoded(found._text_stream(), iter(steps)))
+        assert shown.replace("<|endoftext|>", "") == text
+
+
+def test_an_answer_continues_the_conversation(model: GPT2, tokenizer: Tokenizer) -> None:
+    options = generate.Options(max_new_tokens=12)
+    found = generate.PromptGenerator(model, tokenizer, options)
+    text = generate._show(found, "def ")
+    assert f"def {text}" == expected(model, tokenizer, "def ")
+    found.remember("def ", text)
+    assert found._conversation == [
+        {"role": "user", "content": "def "}, {"role": "assistant", "content": text},
+    ]  # fmt: skip
+    assert (found.shown("a"), generate.Options().chat) == ("a", False)
+
+
 def test_a_prompt_may_fill_the_context(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = "xyz" * 5 + "x"  # 16 tokens
     assert program([str(run), prompt, "--max-new-tokens", "0"]) == 0

@@ -18,6 +18,7 @@ from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.train import run
 from tensorgrad.train.background import BackgroundSaving
 from tensorgrad.train.checkpoint import load_latest
+from tensorgrad.train.progress import ProgressBar
 from tensorgrad.train.strategy import OneProcess
 from tensorgrad.train.times import Clock
 from tests.train.tiny_run import MODEL, make_trainer
@@ -204,6 +205,7 @@ def test_checkpoints_are_written_at_once_or_in_the_background(tmp_path: Path) ->
         times=lambda step, at_once: told.append((step, at_once)),
         sync=lambda: told.append("synced"),
         checkpoint=lambda step, path: told.append((step, path.name)),
+        end=lambda outcome: told.append(outcome),
     )
     trainer = make_trainer(tmp_path)
     trainer.clock, trainer.log = Clock(), log
@@ -220,6 +222,13 @@ def test_checkpoints_are_written_at_once_or_in_the_background(tmp_path: Path) ->
         *((0, True), "synced", (0, "step-00000000")),
         *((1, True), "synced", (1, "step-00000001")),
     ]
+    trainer.progress = ProgressBar(24, 0, 1, trainer.clock, shown=False)
+    trainer.signals.agreed = signal.SIGTERM
+    outcome = trainer.end()
+    assert told[-1] is outcome
+    assert (outcome.finished, outcome.stopped_by) == (False, signal.SIGTERM)
+    trainer.step = 24
+    assert trainer.end().stopped_by is None  # all steps are done
 
 
 @pytest.mark.parametrize(

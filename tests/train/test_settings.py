@@ -112,6 +112,7 @@ def test_options_of_every_run_have_ranges_and_defaults() -> None:
         *("momentum", "clip", "seed", "patience"),
     }
     assert names("high", 1) == {"lr_end", "decay_fraction", "beta1", "beta2", "momentum"}
+    assert names("high", 1_000_000_000) == {"batch"}
     assert names("grows", True) == {"steps"}
     assert names("by_ranks", True) == {"micro_batches"}
     assert names("saved", False) == {"stop_after"}
