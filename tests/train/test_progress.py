@@ -27,6 +27,8 @@ def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     with ProgressBar(100_000, 4, 600_000, Clock()) as shown:
         clock[0] += 2.0
         shown.update(6, 2.5, 1e-3, 0.75)
+        bar: Any = shown._bar
+        assert (bar.n, bar.initial, bar.unit, bar.leave) == (6, 4, "step", True)
     text = terminal.getvalue()
     for part in ("6/100000", "loss 2.500", "600k tokens/s", "lr 1.0e-03", "gradient 0.75"):
         assert part in text
@@ -136,6 +138,7 @@ def test_stages_are_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         shown("times.jsonl", 5000, 10_000)
         first: Any = shown._bar
         assert (first.n, first.total) == (5000, 10_000)
+        assert (first.leave, first.unit, first.unit_scale) == (False, "B", True)
         shown("times.jsonl", 7000, 0)
         assert (shown._bar, first.n, first.total) == (first, 7000, None)
         shown("metrics.jsonl", 3, 10)
