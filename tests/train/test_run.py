@@ -16,7 +16,7 @@ import pytest
 from tensorgrad import random
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.train import run
-from tensorgrad.train.background import BackgroundSaving
+from tensorgrad.train.background import CPU_FRACTION, BackgroundSaving
 from tensorgrad.train.checkpoint import load_latest
 from tensorgrad.train.progress import ProgressBar
 from tensorgrad.train.strategy import OneProcess
@@ -215,6 +215,7 @@ def test_checkpoints_are_written_at_once_or_in_the_background(tmp_path: Path) ->
     trainer.save(in_background=True)
     assert trainer._saving is not None
     assert isinstance(trainer._saving[1], BackgroundSaving)
+    assert trainer._saving[1]._fraction == CPU_FRACTION  # beside steps on the same cores
     assert trainer.saved_step == 1
     trainer.finish_saving()
     assert trainer.saved == tmp_path / "checkpoints" / "step-00000001"
