@@ -87,8 +87,8 @@ def _header(run: Run, result: Result) -> str:
     for name, value in result.values.items():
         tokens = result.values.get(name.removesuffix("loss") + "tokens")
         under = "" if tokens is None else f"on {tokens:,.0f} tokens"
-        if name == "best_validation_loss":
-            under = f"at step {result.best_step:,}{_unkept(run, result)}"
+        if name == "best_validation_loss" and result.best_step is not None:
+            under = f"at step {result.best_step:,}{_unkept(run, result.best_step)}"
         if name != "step" and not name.endswith("_tokens"):
             tiles.append((label_of(name), text_of(name, value), under))
     for fact, label in _FACTS.items():
@@ -119,12 +119,10 @@ def _header(run: Run, result: Result) -> str:
     )
 
 
-def _unkept(run: Run, result: Result) -> str:
+def _unkept(run: Run, step: int) -> str:
     """Return what to say of a best step without a checkpoint; nothing where none can be read."""
-    if result.best_step is None:
-        return ""
     try:
-        return without_checkpoint(run.folder, result.best_step)
+        return without_checkpoint(run.folder, step)
     except (OSError, TensorgradError):
         return ""
 

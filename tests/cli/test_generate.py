@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -265,6 +266,26 @@ def test_a_stop_text_ends_the_output(
     assert capsys.readouterr().out == text[: text.index(stop, 4)] + "\n"
 
 
+def test_an_end_token_ends_the_text_unless_it_is_ignored(model: GPT2, tokenizer: Tokenizer) -> None:
+    steps = [[tokenizer.encode("a")[0]], [tokenizer.end_of_text], [tokenizer.encode("b")[0]]]
+    for options, text in ((generate.Options(), "a"), (generate.Options(ignore_end=True), "ab")):
+        found = generate.PromptGenerator(model, tokenizer, options)
+        shown = "".join(found._decoded(found._text_stream(), iter(steps)))
+        assert shown.replace("<|endoftext|>", "") == text
+
+
+def test_an_answer_continues_the_conversation(model: GPT2, tokenizer: Tokenizer) -> None:
+    options = generate.Options(max_new_tokens=12)
+    found = generate.PromptGenerator(model, tokenizer, options)
+    text = generate._show(found, "def ")
+    assert f"def {text}" == expected(model, tokenizer, "def ")
+    found.remember("def ", text)
+    assert found._conversation == [
+        {"role": "user", "content": "def "}, {"role": "assistant", "content": text},
+    ]  # fmt: skip
+    assert (found.shown("a"), generate.Options().chat) == ("a", False)
+
+
 def test_a_prompt_may_fill_the_context(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompt = "xyz" * 5 + "x"  # 16 tokens
     assert program([str(run), prompt, "--max-new-tokens", "0"]) == 0
@@ -282,6 +303,8 @@ def test_a_prompt_may_fill_the_context(run: Path, capsys: pytest.CaptureFixture[
         (["a", "--max-new-tokens", "-2"], "--max-new-tokens: got -2, expected 0 or more"),
         (["a", "--stop", ""], "--stop: got ''"),
         (["a", "--seed", "-1"], "--seed: got -1, expected an integer"),
+        (["a", "--seed", str(2**64)], "--seed: got 18446744073709551616, expected an integer"),
+        (["a", "--prompts", "lines.txt"], "--prompts: got lines.txt and a prompt, expected one"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
         (["--prompts", "-", "--batch", "0"], "--batch: got 0, expected 1 or more"),
         (["nowhere", "a"], "MODEL nowhere: no such file or folder"),
@@ -300,6 +323,20 @@ def test_bad_options_are_named(
     assert len(caplog.records) == 1
     assert re.search(message, caplog.text)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"), [("75", "float16"), ("80", "bfloat16"), ("90", "bfloat16")]
+)
+def test_the_dtype_of_a_device(
+    capability: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert generate.choose_dtype("auto", "cpu") == "float32"
+    assert generate.choose_dtype("float16", "cpu") == "float16"
+    gpu = SimpleNamespace(compute_capability=capability)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(Device={1: gpu}.__getitem__))
+    monkeypatch.setattr(generate, "backend", SimpleNamespace(gpu_index=lambda device: 1, cupy=cupy))
+    assert generate.choose_dtype("auto", "cuda:1") == dtype
 
 
 def test_other_models_are_refused(run: Path, caplog: pytest.LogCaptureFixture) -> None:

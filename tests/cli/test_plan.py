@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tensorgrad.cli import main
+from tensorgrad.cli import main, plan
+from tensorgrad.parallel.planning.estimate import Speeds
 from tensorgrad.train.settings import DTYPES
 from tests.train.test_task import write_files
 
@@ -133,6 +134,7 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     )
     found = json.loads(capsys.readouterr().out)
     assert found["memory"]["total"] <= 12 * 2**30
+    assert found["gpus"] == found["mesh"]["dp"] * found["mesh"]["pp"] * found["mesh"]["tp"] > 1
     two = "--layers 1 --heads 1 --batch 2 --fit --memory 1.85GiB --parallel zero1 --bucket-mb 1"
     assert main(["plan", *two.split(), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sent"][0]["calls"] == 187  # MB of gradients
@@ -181,7 +183,11 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         ("--batch 1000000000000", "--batch: got 1,000,000,000,000, expected at most 268,435,456"),
         ("--layers 1001", "--layers: got 1,001, expected at most 1,000"),
         ("--vocab 9223372036854775807", "--vocab: got 9,22.*, expected at most 268,435,456"),
+        ("--pp 1001", "--pp: got 1,001, expected at most 1,000"),
         ("--tflops -1", "--tflops: got -1.0, expected more than 0"),
+        ("--network 0", "--network: got 0.0, expected more than 0"),
+        ("--latency inf", "--latency: got inf, expected more than 0"),
+        ("--memory 0GiB", "--memory: got 0GiB, expected more than 0"),
     ],
 )
 def test_errors_have_the_numbers(
@@ -190,6 +196,15 @@ def test_errors_have_the_numbers(
     assert main(["plan", *options.split()]) == 1
     assert capsys.readouterr().out == ""
     assert re.search(message, caplog.text), caplog.text
+
+
+def test_speeds_have_units() -> None:
+    assert plan.SpeedOptions(1, 2, 3, 4, 8, 6).speeds() == Speeds(1e12, 2e9, 3e9, 4e9, 8e-6, 6)
+    assert vars(plan.SpeedOptions().speeds()) == pytest.approx(vars(Speeds()))
+
+
+def test_the_largest_sizes_are_planned() -> None:
+    plan._check_most(plan.MeshOptions(pp=1000, batch=1 << 28))
 
 
 def test_dtypes_are_those_of_training(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tensorgrad.cli import main
+from tensorgrad.cli import main, profile
 from tensorgrad.profile import step
 from tensorgrad.profile.ceilings import Ceilings
+from tensorgrad.profile.memory import MemoryRecording, Sample
+from tensorgrad.profile.recording import Kernel, Range, Recording
+from tensorgrad.profile.step import StepProfile
 from tensorgrad.train import config
 from tensorgrad.train.language import LanguageSettings
 from tests.ranks import run_ranks
@@ -28,8 +32,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_prints_a_table_and_names_its_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     assert main(["profile", *SIZES, *QUICK, "--rows", "3"]) == 0
     out = capsys.readouterr().out
     for words in ("tokens/s", "| op   ", "| *step* ", "in gaps",
@@ -38,10 +43,52 @@ def test_it_prints_a_table_and_names_its_files(
                   "in runs/profile-1: ", "trace.json"):  # fmt: skip
         assert words in out
     assert (tmp_path / "runs/profile-1/trace.json").is_file()
+    assert "products float32 0.1 TFLOP/s" in out
+    monkeypatch.setattr(profile, "find_spec", lambda name: None)
     assert main(["profile", *SIZES, *QUICK, "--what", "memory", "--attention", "unfused"]) == 0
+    assert "no pictures: run pip install -e" in caplog.text
     out = capsys.readouterr().out
     assert "| op |" not in out
     assert "in runs/profile-2: memory.json" in out
+
+
+def test_the_report_has_units() -> None:
+    ranges = (
+        Range(0, -1, "phase", "step", 0, 4_000_000),
+        Range(1, 0, "op", "attention", 0, 3_000_000, phase="forward", layer="blocks.0.attention"),
+    )
+    kernel = Kernel("flash_kernel", 1_000_000, 3_000_000, range=1)
+    recording = Recording(ranges, (0, 4_000_000), (kernel,), source="cupti")
+    kinds = (0, 0, 0, 0, 0, 500_000, 2_500_000)
+    samples = [
+        Sample(1, "add", "forward", layer, "", 9, 3_000_000, kinds) for layer in ("", "head")
+    ]
+    memory = [MemoryRecording(samples[:1], ()), MemoryRecording(samples[1:], ())]
+    found = StepProfile(
+        LanguageSettings(batch=4), "cpu", 1234, 8, 0.002, recording,
+        ceilings=Ceilings(2e9, {"float32": 3e12}), memory=memory[0], memory_forward=memory[1],
+    )  # fmt: skip
+    lines = profile._report(found, 9).splitlines()
+    assert lines[0] == (
+        "GPT2, 1,234 parameters, batch 4, float32, on cpu: 2.00 ms a step, 16,000 tokens/s"
+    )
+    assert [line.split()[1] for line in lines if "---" not in line and line[:2] == "| "] == [
+        *("op", "attention", "*gaps*", "*step*", "kernel", "flash_kernel", "*gaps*", "*step*")
+    ]
+    memory_lines = [
+        *("", "peak memory of forward alone: 3.0 MB, in add (head)"),
+        *("         2.5 MB  workspace", "         0.5 MB  other"),
+        *("", "peak memory of a step: 3.0 MB, in add (forward)"),
+        *("         2.5 MB  workspace", "         0.5 MB  other"),
+    ]
+    assert lines[-11:] == [
+        "with the profiler (cupti) 4.00 ms a step: 2.00 ms busy, 2.00 ms in gaps",
+        "inside attention: flash attention 2.00 ms",
+        "measured ceilings: copy 2 GB/s, products float32 3 TFLOP/s",
+        *memory_lines,
+    ]
+    alone = replace(found, recording=None, memory_forward=MemoryRecording((), ()))
+    assert profile._report(alone, 9).splitlines()[1:] == memory_lines[4:]
 
 
 def test_the_step_of_a_run_with_other_options(
@@ -66,6 +113,7 @@ def test_the_step_of_a_run_with_other_options(
         (["nothing"], "RUN nothing: no such file or folder"),
         (["--out", "used"], "--out: used holds files (file), expected a new folder"),
         (["--steps", "0"], "--steps: got 0, expected 1 or more"),
+        (["--rows", "-1"], "--rows: got -1, expected 0 or more"),
         (["--heads", "3"], "--width: got 16, expected a multiple of --heads, 3"),
         (["--source", "cupti"], "--source: got 'cupti'"),
         (["--device", "cuda:77"], "device: got 'cuda:77'"),

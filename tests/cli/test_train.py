@@ -253,6 +253,10 @@ def test_weights_have_their_own_sizes(options: list[str], caplog: pytest.LogCapt
         (["train", "--attention", "fast"], "expected one of unfused, fused-softmax, flash"),
         (["trian"], "trian: unknown command; did you mean train?"),
         (["train", "--pp", "2"], "mpirun -n 2 tensorgrad train --pp 2"),
+        (
+            ["train", "gpt2", "--model", "transformer-lm"],
+            "--model: got transformer-lm with tensorgrad train gpt2, expected none",
+        ),
         (["train", "--grad-dtype", "bfloat16"], "got bfloat16 with --dtype float32, expected"),
         (["train", "--bucket-mb", "1", "--parallel", "flat"], "--bucket-mb: got 1.0 with"),
     ],
@@ -349,6 +353,19 @@ def test_sizes_of_a_model_have_one_help(
     text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
     for (name, about), default in zip(words.items(), defaults, strict=True):
         assert f"--{name} INT {about}. [default: {default}]" in text
+
+
+def test_the_task_of_a_file_has_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        'from tensorgrad.train import Task\n\nclass Own(Task):\n    """Do it.\n\n    More."""\n'
+    )
+    assert main(["train", str(file), "--help"]) == 0
+    shown = "".join(capsys.readouterr().out.split())
+    assert shown.startswith(f"Usage:tensorgradtrain{file}".replace(" ", ""))
+    assert "Doit." in shown
+    assert "More" not in shown
+    assert "--version" not in shown
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))

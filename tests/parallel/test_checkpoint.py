@@ -34,6 +34,7 @@ from tensorgrad.train.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from tensorgrad.train.pieces import open_pieces
 from tensorgrad.train.placement import ArrayPiece, Placement, cut_box, divide
 from tensorgrad.train.strategy import OneProcess
 from tests.disk import flip, full_disk
@@ -212,6 +213,20 @@ def save_in_one_process(full: Full, folder: Path) -> None:
         group, _, name = key.partition("/")
         groups[group][name] = array
     save_checkpoint(folder, 1, groups, STATE)
+
+
+def test_an_array_of_several_dtypes_is_refused(tmp_path: Path) -> None:
+    header = {"pieces": json.dumps({"x": Placement("w", (2,)).piece.to_json()})}
+    for name, dtype in (("a", np.float32), ("b", np.float64)):
+        save_arrays(tmp_path / f"{name}.safetensors", {"x": np.ones(2, dtype)}, header)
+    with ExitStack() as stack:
+        found = open_pieces(tmp_path, ["a.safetensors"], stack)
+        assert [(each.name, str(each.dtype)) for each in found["w"]] == [("x", "float32")]
+        with pytest.raises(CheckpointError, match=r"has w as \{.*Kind.*\}, expected one"):
+            open_pieces(tmp_path, ["a.safetensors", "b.safetensors"], stack)
+    save_arrays(tmp_path / "a.safetensors", {"x": np.ones(3)}, header)
+    with ExitStack() as stack, pytest.raises(CheckpointError, match=r"x has shape \(3,\), exp"):
+        open_pieces(tmp_path, ["a.safetensors"], stack)
 
 
 def test_ranks_load_what_one_process_has_saved(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorgrad.errors import ArgumentError, ShapeError
+from tensorgrad.train import placement
 from tensorgrad.train.placement import (
     ArrayPiece,
     Placement,
@@ -80,16 +81,31 @@ def test_a_piece_is_made_of_any_others_that_have_its_elements(data: st.DataObjec
     sources = data.draw(st.lists(pieces(shape), min_size=1, max_size=4))
     full = numbered(shape)
     parts = [(source, cut(full, source)) for source in sources]
+    for source in sources:  # all of their common elements, in ascending runs
+        runs = placement._intersect(target, source).tolist()
+        common = [(a + i, b + i) for a, b, length in runs for i in range(length)]
+        places = {element: place for place, element in enumerate(elements(source))}
+        assert common == [
+            (place, places[element])
+            for place, element in enumerate(elements(target))
+            if element in places
+        ]
+        assert all(length > 0 for _, _, length in runs)
     there = {place for source in sources for place in elements(source)}
     wanted = elements(target)
     if not there.issuperset(wanted):
-        with pytest.raises(ShapeError, match=r"no piece of w .* has element"):
+        missing = next(place for place, each in enumerate(wanted) if each not in there)
+        with pytest.raises(ShapeError, match=rf"no piece of w .* has element {missing} of the "):
             assemble(target, parts)
         return
     found = assemble(target, parts)
     assert found.dtype == np.float32
     assert found.astype(int).tolist() == wanted
-    assert copies(target, sources)[:, 3].sum() == target.size
+    runs = copies(target, sources)
+    assert runs[:, 3].sum() == target.size
+    assert (runs[:, 3] > 0).all()
+    if target.size:
+        assert copies(target, [target, target]).tolist() == [[0, 0, 0, target.size]]
 
 
 @given(st.data())
@@ -117,6 +133,11 @@ def test_replicas_are_divided_among_writers() -> None:
     alone = Placement("alone", (300,)).piece
     written = assign_writers([[*whole, alone], whole, whole])
     assert [sum(piece.size for piece in mine) for mine in written] == [400, 400, 300]
+    sizes = [[Placement(f"w{size}", (size,)).piece for size in (1, 5, 2, 4)]] * 2
+    found = [[piece.size for piece in mine] for mine in assign_writers(sizes)]
+    assert found == [[5, 1], [4, 2]]  # the largest first
+    empty = Placement("empty", (0, 3)).piece
+    assert assign_writers([[], [empty], [empty]]) == [[], [empty], []]
 
 
 def test_parts_of_a_joint_weight_have_some_of_each_section() -> None:
@@ -146,6 +167,8 @@ def test_equal_boxes_are_equal() -> None:
     assert Placement("w", (4, 2), 1, ((0, 2),)) == Placement("w", (4, 2))
     assert Placement("w", (4, 2), 0, ((0, 1), (1, 1), (1, 3))).ranges == ((0, 3),)
     assert Placement("w", (4, 2), 0, ()).box == (0, 2)
+    assert Placement("w", (4, 2), 1) == Placement("w", (4, 2))
+    assert ArrayPiece.from_json(["w", [2**31, 2**31], 0, None, 0, 2**62]).size == 2**62
 
 
 @pytest.mark.parametrize(
@@ -155,7 +178,11 @@ def test_equal_boxes_are_equal() -> None:
         (lambda: Placement("w", (4,), 0, ((2, 1),)), "ascending and disjoint ones in 0 to 4"),
         (lambda: Placement("w", (4,), 0, ((0, 2), (1, 3))), "ascending and disjoint"),
         (lambda: Placement("w", (4,), 0, ((0, 5),)), "in 0 to 4"),
+        (lambda: Placement("w", (4,), -1, ((0, 1),)), r"axis of w is -1, expected"),
+        (lambda: Placement("w", (4,), 0, ((-1, 1),)), "in 0 to 4"),
         (lambda: divide("w", (4, 2), 0, 2, 2), "part 2 of 2, expected"),
+        (lambda: divide("w", (4, 2), 0, -1, 2), "part -1 of 2, expected"),
+        (lambda: divide("w", (4, 2), -1, 0, 2), "axis -1 and part 0"),
         (lambda: divide("w", (4, 2), 2, 0, 2), "axis 2"),
         (lambda: divide("w", (5, 2), 0, 0, 2), "w has 5 rows on axis 0, expected a multiple of"),
         (lambda: divide("w", (4, 2), 0, 0, 2, units=3), "expected a multiple of the 3 units"),
@@ -171,6 +198,13 @@ def test_equal_boxes_are_equal() -> None:
         ),
         (lambda: ArrayPiece.from_json(["w", [4], 0, None, 0]), "expected what to_json gives"),
         (lambda: ArrayPiece.from_json(["w", [4], 0, None, 0, 5]), "expected some of 0 to 4"),
+        (lambda: ArrayPiece.from_json(["w", [4], 0, None, 3, 2]), "elements 3 to 2, expected"),
+        (lambda: ArrayPiece.from_json(["w", [4], 0, None, -1, 2]), "expected what to_json gives"),
+        (lambda: ArrayPiece.from_json(["w", [4], True, None, 0, 2]), "expected what to_json gives"),
+        (lambda: ArrayPiece.from_json(["w", [4], 0, [[0, 1, 2]], 0, 1]), "expected what to_json"),
+        (lambda: ArrayPiece.from_json(["w", [2**63], 0, None, 0, 1]), "expected what to_json"),
+        (lambda: ArrayPiece.from_json(["w", [2**32, 2**31], 0, None, 0, 1]), "expected what to_j"),
+        (lambda: ArrayPiece.from_json([3, [4], 0, None, 0, 1]), "expected what to_json gives"),
     ],
 )
 def test_what_does_not_fit_is_an_error_with_the_numbers(call: Any, message: str) -> None:

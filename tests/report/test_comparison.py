@@ -11,6 +11,7 @@ import pytest
 from tensorgrad.cli.compare import compare as compare_command
 from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.report import Comparison, compare, to_csv, to_markdown, to_page, to_text
+from tensorgrad.report.comparison import ComparedRow
 from tests.report.made_run import ENVIRONMENT, make_run, write_lines
 from tests.report.test_page import EVIL, Parsed
 
@@ -60,6 +61,13 @@ def test_the_best_value_is_marked_where_values_differ(tmp_path: Path) -> None:
     best = {row.name: set(row.best) for row in compare(folders).sections["Result"]}
     assert best["Final validation loss"] == {1, 2}  # as they are shown
     assert best["Steps"] == set()
+    for folder, peak, mfu in zip(folders, (9, 8, 7), (0.5, 0.4, 0.3), strict=True):
+        write_lines(folder / "times.jsonl", [{"step": 1, "peak_memory_mb": peak, "mfu": mfu}])
+    (folders[1] / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    best = {row.name: set(row.best) for row in compare(folders).sections["Result"]}
+    assert (best["Peak memory"], best["MFU, median"]) == ({2}, {0})
+    assert best["Final validation loss"] == {2}
+    assert best["Final training loss, smoothed"] == set()  # only one run has it
     best = {row.name: set(row.best) for row in compare(folders[1:]).sections["Result"]}
     assert best["Final validation loss"] == set()
 
@@ -67,6 +75,63 @@ def test_the_best_value_is_marked_where_values_differ(tmp_path: Path) -> None:
 def test_a_setting_that_one_run_lacks_is_a_difference(two: list[Path]) -> None:
     change(two[1] / "config.json", zero=1)
     assert rows(compare(two), "Configuration")["zero"] == ("-", "1")
+    (two[0] / "environment.json").write_text('{"a": {"x": 1, "y": 2}, "c": [{"x": 1, "y": 2}]}')
+    (two[1] / "environment.json").write_text(
+        '{"a": {"y": 2, "x": 1}, "c": [{"y": 2, "x": 1}], "new": true}'
+    )
+    assert rows(compare(two), "Environment") == {"new": ("-", "true")}  # 3 of 4 are shared
+
+
+def test_runs_that_do_not_differ(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"steps": 3}')
+    (tmp_path / "a" / "environment.json").write_text('{"gpu": "none"}')
+    (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1, "lo\n')
+    found = compare([tmp_path / "a", tmp_path / "b"])
+    assert list(found.sections) == ["Configuration", "Environment", "Result"]
+    assert found.notes == (
+        "a: metrics.jsonl: skipped 1 damaged line",
+        "b: no environment.json to compare",
+    )
+    html = to_page(found)
+    assert '<p class="quiet">Configuration: no differences</p>' in html
+    assert '<p class="note">b: no environment.json to compare</p>' in html
+    assert "No step has been logged." in html
+    (tmp_path / "a" / "environment.json").unlink()
+    assert list(compare([tmp_path / "a", tmp_path / "b"]).sections) == ["Configuration", "Result"]
+
+
+def test_each_form_shows_all_rows_and_marks_the_best() -> None:
+    best = ComparedRow("loss", ("1.0", "2.000"), frozenset({0}))
+    found = Comparison(("a", "b" * 32), {"Result": [best], "Configuration": []}, ("a_1",), ())
+    lines = [
+        f"                  a      {'b' * 32}",
+        "Result",
+        "  loss            1.0 *  2.000",
+        "Configuration",
+        "  no differences",
+        "",
+        "note: a_1",
+    ]
+    assert to_text(found, 59).splitlines() == lines
+    assert to_text(found, 58).splitlines() == [
+        *("                  a", "Result", "  loss            1.0 *", "Configuration"),
+        *("  no differences", ""),
+        *(f"                  {'b' * 32}", "Result", "  loss            2.000", "Configuration"),
+        *("  no differences", "", "note: a_1"),
+    ]
+    assert to_markdown(found).splitlines() == [
+        f"| Result | a | {'b' * 32} |",
+        "| --- | --- | --- |",
+        "| loss | **1.0** | 2.000 |",
+        "",
+        f"| Configuration | a | {'b' * 32} |",
+        "| --- | --- | --- |",
+        "| no differences |  |  |",
+        "",
+        "a\\_1",
+    ]
 
 
 def test_runs_of_different_programs_compare_what_they_share(two: list[Path]) -> None:
@@ -88,7 +153,12 @@ def test_runs_of_different_programs_compare_what_they_share(two: list[Path]) -> 
     assert result["Accuracy"] == ("-", "0.8000")
     assert result["Tokens"][1] == "-"
     assert not any(row.best for row in found.sections["Result"])
-    assert "since not all of these runs have them" in found.notes[0]
+    shared = json.loads((two[0] / "config.json").read_text()).keys() & settings.keys()
+    count = len(json.loads((two[0] / "config.json").read_text()).keys() | settings.keys())
+    assert found.notes == (
+        f"not compared, since not all of these runs have them: {count - len(shared) - 1} settings",
+        "sentiment-1: no environment.json to compare",
+    )
     assert "figure" in Parsed(to_page(found)).tags
 
 
@@ -149,6 +219,9 @@ def test_markdown_and_csv(two: list[Path]) -> None:
     assert table[0]["environment.git.commit"] == ENVIRONMENT["git"]["commit"]  # type: ignore[index]
     assert float(table[0]["result.tokens_per_second"]) == pytest.approx(524_288 / 0.9)
     assert table[1]["result.step"] == "40"
+    assert table[0]["result.status"] == "finished: 60 steps"
+    assert table[0]["environment.command"] == json.dumps(ENVIRONMENT["command"])
+    assert (table[0]["config.dtype"], table[0]["config.preset"]) == ("bfloat16", "small")
 
 
 def test_text_of_a_run_stays_text(two: list[Path]) -> None:
@@ -169,7 +242,10 @@ def test_text_of_a_run_stays_text(two: list[Path]) -> None:
 
 
 def test_the_page_has_curves_of_all_runs(two: list[Path]) -> None:
-    page = Parsed(to_page(compare(two)))
+    (two[1] / "times.jsonl").write_text('{"step": 40, "tokens": 9, "seconds": 9}\n')
+    html = to_page(compare(two))
+    assert '<td class="best">582,542 (best)</td><td>1</td>' in html
+    page = Parsed(html)
     first = page.data["charts"][0]
     assert [(c["run"], c["color"], c["style"]) for c in first] == [
         *((0, 0, "line"), (0, 0, "markers"), (1, 1, "line"), (1, 1, "markers"))

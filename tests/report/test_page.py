@@ -72,6 +72,18 @@ def test_a_page_has_every_part_of_a_run(tmp_path: Path) -> None:
     assert [curve["steps"][-1] for curve in charts[0]] == [60, 60, 60]
     assert found.tags.count("h1") == 1
     assert found.tags.count("caption") == found.tags.count("table") > 5
+    text = write_report(tmp_path / "gpt2-1").read_text(encoding="utf-8")
+    assert "<title>gpt2-1: report</title>" in text
+    assert '<p class="note">' not in text.partition("</header>")[0]
+    parts = re.findall("<details( open)?><summary>Step (\\d+)</summary>\n<pre>(.{17})", text)
+    assert parts == [(" open", "60", "<mark>def </mark>"), ("", "30", "<mark>def </mark>")]
+    assert "The newest" not in text
+    assert "<summary>2 packages</summary>" in text
+    assert '<th scope="row">git' not in text
+    assert "<summary>8 lines of git diff</summary>" in text
+    assert re.findall('<span class="(file|added|removed|place-of)">(.)', text) == [
+        *(("file", "d"), ("place-of", "@"), ("removed", "-"), ("added", "+"))
+    ]
 
 
 def test_a_best_step_without_a_checkpoint_is_said(tmp_path: Path) -> None:
@@ -94,6 +106,9 @@ def test_values_that_differ_from_the_defaults_are_marked(tmp_path: Path) -> None
     (tmp_path / "run" / "config.json").write_text('{"steps": 60, "own": 1, "other": [1, {}]}')
     text = write_report(tmp_path / "run").read_text()
     assert "changed" not in re.sub(r"<style>.*</style>", "", text, flags=re.DOTALL)
+    assert '<th scope="col">Default</th>' not in text  # they are not known
+    assert "<td>60</td></tr>" in text
+    assert "Marked values" not in text
     assert "[1, {}]" in text
 
 
@@ -224,6 +239,12 @@ def test_losses_that_are_not_finite_are_gaps_and_a_note(tmp_path: Path) -> None:
         file.write('{"step": 62, "loss": NaN}\n')
     found = parsed(tmp_path / "run")
     assert "2 logged losses not finite" in found.text
+    assert "the last validation loss is not finite" not in found.text
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 63, "validation_loss": null}\n')
+    text = page(read_run(tmp_path / "run"))
+    assert '<p class="note">the last validation loss is not finite</p>' in text
+    assert "<td>not finite</td>" in text
     assert found.data["charts"][0][0]["values"][-2:] == [None, None]
 
 
@@ -249,6 +270,43 @@ def test_settings_that_a_preset_decides_have_its_values(tmp_path: Path) -> None:
     assert '<th scope="row">width</th><td>none</td>' in text
     assert "<dt>Parameters</dt><dd>12,345</dd>" in text
     assert "<dt>Tokens of the text</dt><dd>678</dd>" in text
+    assert "Sentences" not in text  # which are not known
+
+
+def test_the_header_has_a_tile_for_each_value(tmp_path: Path) -> None:
+    lines = [
+        {"step": 1, "validation_loss": 1.5, "validation_tokens": 1234, "loss": 2.0},
+        {"step": 3000, "validation_loss": 2.5, "validation_tokens": 1234, "bleu": 7.5},
+    ]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "environment.json").write_text('{"device": "cpu", "git": {"commit": "a1"}}')
+    text = page(read_run(tmp_path))
+    tiles = re.findall("<div><dt>(.*?)</dt><dd>(.*?)(?:<small>(.*?)</small>)?</dd></div>", text)
+    assert tiles == [
+        ("Status", "3,000 steps", ""),
+        ("Final validation loss", "2.5000", "on 1,234 tokens"),
+        ("Best validation loss", "1.5000", "at step 1"),
+        ("Final training loss, smoothed", "2.0000", ""),
+        ("Bleu", "7.5000", ""),
+        ("Device", "cpu", ""),
+    ]
+    assert re.findall('<p class="note">(.*?)</p>\n', text.partition("</header>")[0]) == [
+        "config.json: no settings are known"
+    ]
+    body = re.findall("<tr>(.*?)</tr>", text.partition("Evaluations</caption>")[2])[:3]
+    assert [re.sub("<.*?>", "|", row).strip("|").replace("||", "|") for row in body] == [
+        *(
+            "Step|Validation loss|Validation tokens|Bleu",
+            "1|1.5000|1,234",
+            "3,000|2.5000|1,234|7.5000",
+        )
+    ]
+    assert '<th scope="row">commit</th><td>a1</td>' in text
+    for absent in ("<h2>Samples", "<h2>Configuration", "<h2>Uncommitted", "Packages"):
+        assert absent not in text
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert "<h2>Evaluations" not in page(read_run(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -267,10 +325,11 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, name: str, re
     assert (run / "config.json").read_text() == before
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_is_not_writable_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_writable_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(tmp_path / "run")
-    run.chmod(0o555)
+    monkeypatch.setattr(os, "access", lambda path, _: path != run)  # root may write everywhere
     with pytest.raises(ArgumentError, match="choose another place with --out"):
         write_report(run)
     assert write_report(run, tmp_path / "a.html").exists()

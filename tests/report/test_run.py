@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,8 @@ def test_a_whole_run_is_read(tmp_path: Path) -> None:
     assert run.environment == ENVIRONMENT
     assert run.diff == DIFF
     assert run.measures == []
+    assert (run.metrics.last_step, run.metrics.damaged, run.metrics.omitted) == (60, 0, 0)
+    assert run.resolved["preset"] == "small"
     assert (run.is_training, run.notes) == (False, ())
 
 
@@ -40,15 +43,29 @@ def test_what_a_run_lacks_is_empty(tmp_path: Path) -> None:
     write_lines(tmp_path / "metrics.jsonl", [{"step": 0, "validation_loss": 2.0}])
     run = read_run(tmp_path)
     assert (run.config, run.samples, run.environment, run.diff) == ({}, [], {}, "")
-    assert run.times.columns == {}
+    assert (run.times.columns, run.times.last_step) == ({}, 0)
     assert run.notes == ()
+    assert replace(run, folder=Path("/")).name == "/"
+
+
+def test_facts_take_the_place_of_settings_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"layers": null, "width": null, "heads": 4}')
+    (tmp_path / "facts.json").write_text('{"layers": 2, "heads": 8}')
+    assert read_run(tmp_path).resolved == {"layers": 2, "width": None, "heads": 4}
 
 
 def test_a_folder_that_is_not_of_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no config\.json and no metrics\.jsonl, expected"):
         read_run(tmp_path)
     make_run(tmp_path / "one")
-    with pytest.raises(DataError, match="; it has the runs one"):
+    with pytest.raises(DataError, match=r"; it has the runs one$"):
+        read_run(tmp_path)
+    for number in range(6):
+        make_run(tmp_path / f"a{number}")
+    with pytest.raises(DataError, match=r"; it has the runs a0, a1, a2, a3, a4$"):
+        read_run(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(DataError, match="has a published model, expected the folder of a run"):
         read_run(tmp_path)
     with pytest.raises(DataError, match="nowhere does not exist"):
         read_run(tmp_path / "nowhere")
@@ -70,8 +87,22 @@ def test_damaged_files_are_noted_and_the_rest_is_read(tmp_path: Path) -> None:
     found = {note.partition(".")[0]: note for note in run.notes}
     assert sorted(found) == ["config", "environment", "metrics", "times"]
     assert found["metrics"] == "metrics.jsonl: skipped 3 damaged lines"
+    assert run.metrics.damaged == 3
     assert found["environment"] == "environment.json cannot be read: Is a directory"
     assert "FIFO" in found["times"]
+
+
+def test_a_step_is_a_whole_number_that_a_page_can_show(tmp_path: Path) -> None:
+    steps = ["0", "true", "-1", "2.0", f"{2**53 - 1}", f"{2**53}"]
+    lines = "".join(f'{{"step": {step}, "text": "a", "more": 1}}\n' for step in steps)
+    for name in ("metrics", "samples"):
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    run = read_run(tmp_path)
+    assert run.metrics["more"].steps.tolist() == [0, 2**53 - 1]
+    assert run.samples == [{"step": step, "text": "a"} for step in (0, 2**53 - 1)]
+    assert run.notes == tuple(
+        f"{name}.jsonl: skipped 4 damaged lines" for name in ("metrics", "samples")
+    )
 
 
 def test_of_equal_steps_the_last_line_counts() -> None:
@@ -79,6 +110,7 @@ def test_of_equal_steps_the_last_line_counts() -> None:
     log = to_log([*records, {"step": 3, "x": 4.0}, {"step": 5}])
     same(log, "x", [1, 2, 3], [1, 2, 4])
     same(log, "y", [], [])
+    same(to_log([{"step": 1, "x": 1.0}, None, {"step": 1, "x": 2.0}]), "x", [1], [2])
     assert log.last_step == 5
 
 
@@ -167,6 +199,7 @@ def test_the_result(tmp_path: Path) -> None:
         "peak_memory_mb": 7,
     }
     assert (result.best_step, result.not_finite) == (2, 1)
+    assert read_run(tmp_path).measures == ["accuracy"]
 
 
 @pytest.mark.parametrize("command", ["report", "compare"])
@@ -183,18 +216,29 @@ def test_progress_is_shown_for_long_logs_alone(
     assert main(arguments) == 0
     said = [each.getMessage() for each in caplog.records if "reading" in each.getMessage()]
     assert said == [f"reading: {folder}/times.jsonl" for folder in arguments[1:]]
+    monkeypatch.setattr(run_module, "_LONG", smaller)
+    read: list[str] = []
+    read_run(tmp_path / "a", lambda path, *_: read.append(Path(path).name))
+    assert sorted(set(read)) == ["metrics.jsonl", "times.jsonl"]
 
 
 def test_a_stranger_may_have_written_any_number_of_keys(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     many = {f"k{n}": 1.5 for n in range(5000)}
-    write_lines(folder / "metrics.jsonl", [{"step": 1, **many, "x" * 300: 1, "loss": 2.0}])
+    keys = {"x" * 200: 1, "x" * 201: 1, **many, "loss": 2.0}
+    write_lines(folder / "metrics.jsonl", [{"step": 1, **keys}])
     config = json.loads((folder / "config.json").read_text()) | many
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "environment.json").write_text(json.dumps({"gpu": "none", "packages": many}))
+    (folder / "uncommitted.diff").write_text("+" * ((1 << 20) + 9))
     run = read_run(folder)
-    assert len(run.metrics.columns) <= 201
+    assert len(run.metrics.columns) == 200  # the step is one more, and the loss is always read
+    assert "x" * 200 in run.metrics.columns
+    assert len(run.diff) == 1 << 20
     assert run.metrics["loss"].values.tolist() == [2.0]
     assert len(run.config) == len(run.environment["packages"]) == 2000
-    assert any("metrics.jsonl: values under 4,80" in note for note in run.notes)
-    assert sum("more entries are omitted" in note for note in run.notes) == 2
+    assert run.notes == (
+        f"config.json: {len(config) - 2000:,} more entries are omitted",
+        "metrics.jsonl: values under 4,803 more names are omitted",
+        "environment.json: 3,000 more entries are omitted",
+    )

@@ -31,6 +31,9 @@ def test_settings_of_any_type_have_defaults(value: Any) -> None:
 def test_unknown_programs_have_no_defaults() -> None:
     assert defaults({}) == {}
     assert defaults({"steps": 3, "own": 1}) == {}
+    three = {name: getattr(LanguageSettings, name) for name in ("steps", "preset", "heads")}
+    assert defaults({**three, "own": 1}) == three  # known of most
+    assert defaults({**three, "own": 1, "more": 2}) == {}
     assert defaults({**asdict(LanguageSettings()), "task": "chess"}) == {}
     assert defaults({**asdict(LanguageSettings()), "task": ["gpt2"]}) == {}
 

@@ -24,13 +24,17 @@ from tensorgrad.io.weights import load_arrays, load_metadata, save_arrays
 from tensorgrad.train import average_checkpoints, checkpoint
 from tensorgrad.train.checkpoint import (
     Checkpoint,
+    Contents,
+    PendingCheckpoint,
     check_arrays,
     check_same,
+    check_state,
     list_checkpoints,
     load_best,
     load_checkpoint,
     load_latest,
     prune_checkpoints,
+    run_checkpoint,
     save_checkpoint,
 )
 from tests.disk import flip, full_disk
@@ -55,6 +59,15 @@ def test_a_checkpoint_round_trips(tmp_path: Path) -> None:
     found = load_checkpoint(save(tmp_path / "new", 7))
     assert found.step == 7
     assert found.state["data"] == {"batch": 7}
+    assert found.state.keys() == {"format", "step", "metrics", "data", "files"}
+    assert (found.mapping("data"), found.settings("none")) == ({"batch": 7}, {})
+    with pytest.raises(
+        CheckpointError, match="step-00000007 has no 'none', expected that of a run"
+    ):
+        found.entry("none")
+    for get, expected in ((found.mapping, "a mapping"), (found.settings, "settings")):
+        with pytest.raises(CheckpointError, match=f"step-00000007: step is 7, expected {expected}"):
+            get("step")
     for group, arrays in ARRAYS.items():
         loaded = found.arrays(group)
         assert loaded.keys() == arrays.keys()
@@ -96,6 +109,42 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
     assert load_latest(tmp_path / "missing") is None
     with pytest.raises(CheckpointError, match="has no checkpoint"):
         load_best(tmp_path)
+    for kind in ("best", "last"):
+        with pytest.raises(CheckpointError, match="checkpoints has no checkpoint, expected one"):
+            run_checkpoint(tmp_path, kind)
+    for step, loss in ((1, 2.0), (2, 3.0)):
+        save(tmp_path / "checkpoints", step, loss)
+    assert [run_checkpoint(tmp_path, kind).step for kind in ("best", "last")] == [1, 2]
+
+
+def test_ranks_divide_the_files_among_them(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    (path / "optimizer.safetensors").unlink()  # the second file
+    assert load_checkpoint(path, 0, 2).step == 1
+    with pytest.raises(DamagedError, match=r"optimizer\.safetensors is missing"):
+        load_checkpoint(path, 1, 2)
+    (path / "optimizer.safetensors").mkdir()
+    with pytest.raises(DamagedError, match=r"optimizer\.safetensors is not a file"):
+        load_checkpoint(path)
+    (path / "optimizer.safetensors").rmdir()
+    (path / "optimizer.safetensors").symlink_to("model.safetensors")
+    with pytest.raises(DamagedError, match="symbolic link"):
+        load_checkpoint(path)
+
+
+def test_a_checkpoint_that_is_abandoned_leaves_nothing(tmp_path: Path) -> None:
+    rests: list[int] = []
+    for is_written in (False, True):
+        pending = PendingCheckpoint(tmp_path, 1, Contents(ARRAYS), {})
+        assert not pending.is_written
+        if is_written:
+            pending.write(lambda: rests.append(1))
+            assert pending.is_written
+            assert len(rests) >= 2 * len(ARRAYS)  # of writing and of reading back
+        assert len(list(tmp_path.iterdir())) == 1
+        for _ in range(2):  # the second time there is nothing to delete
+            pending.abandon()
+            assert list(tmp_path.iterdir()) == []
 
 
 def truncate(path: Path) -> None:
@@ -364,6 +413,10 @@ def test_arrays_that_differ_are_named(tmp_path: Path) -> None:
         check_arrays(found, one, two)
     with pytest.raises(CheckpointError, match="b is not expected"):
         check_arrays(found, two, one)
+    for count, end in ((3, "c is missing"), (4, "c is missing and 1 more")):
+        arrays = {name: np.ones(1) for name in "abcd"[:count]}
+        with pytest.raises(CheckpointError, match=f"another model: a is missing; .*; {end}$"):
+            check_arrays(found, {}, arrays)
 
 
 def test_a_full_disk_leaves_earlier_checkpoints_whole(tmp_path: Path) -> None:
@@ -425,7 +478,10 @@ def test_older_checkpoints_are_deleted_only_for_one_that_was_read_back(
     [
         ({"data": {"key": math.nan}}, "save: data.key is nan, expected a finite number"),
         ({"data": {1: 2, "1": 3}}, "save: data has the key 1, expected text"),
-        ({"data": {"text": "x" * (1 << 23)}}, "the state has 8,388,6.. bytes, expected at most"),
+        (
+            {"data": {"text": "x" * (1 << 23)}},
+            "the state has 8,388,6.. bytes, expected at most 4,194,304",
+        ),
         ({"data": ["\udce9"]}, r"data\[0\] is '\\udce9', expected text that fits UTF-8"),
     ],
 )
@@ -435,6 +491,13 @@ def test_a_state_that_could_not_be_read_again_is_refused(
     with pytest.raises(ArgumentError, match=message):
         save_checkpoint(tmp_path / "checkpoints", 1, ARRAYS, state)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_largest_state() -> None:
+    most = 4_194_304 - len(to_json({"text": ""}, 1))
+    check_state({"text": "x" * most})
+    with pytest.raises(ArgumentError, match="the state has 4,194,305 bytes, expected at most"):
+        check_state({"text": "x" * (most + 1)})
 
 
 def test_a_process_killed_while_it_saves_loses_nothing(tmp_path: Path) -> None:

@@ -100,6 +100,79 @@ def test_several_names_may_be_given_and_survive_json(tmp_path: Path) -> None:
     assert Settings(names=["y", "x"]) == settings  # type: ignore[arg-type]
 
 
+def test_ranges_hold_their_ends_and_integers_63_bits() -> None:
+    assert (Settings(steps=1, lr=0.0).lr, Settings(lr=1.0).lr) == (0.0, 1.0)
+    assert type(Settings(lr=1).lr) is float
+    assert type(Settings(steps=np.int64(3)).steps) is int  # type: ignore[arg-type]
+    assert Settings(limit=2**63 - 1).limit == 2**63 - 1
+    assert len(Settings(text="x" * (1 << 16)).text) == 1 << 16
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"limit": 2**63}, "--limit: got 9223372036854775808, expected less than 2^63"),
+        ({"limit": -(2**63)}, "expected less than 2^63"),
+        ({"lr": 10**400}, "expected a finite number"),
+        ({"lr": -0.1}, "--lr: got -0.1, expected 0 or more"),
+        ({"text": "\udce9"}, "expected text that fits UTF-8"),
+        ({"text": "x" * ((1 << 16) + 1)}, "expected at most 65,536 characters"),
+    )
+    for values, message in wrong:
+        with pytest.raises(ArgumentError, match=re.escape(message)):
+            Settings(**values)
+
+
+@dataclass(frozen=True)
+class Changing(Settings):
+    total: int = option(4, "steps", grows=True)
+    parts: int = option(1, "of a batch", by_ranks=True)
+    data: str = option("stdlib", "a file", path=True)
+    momentum: float | None = option(None, "of SGD", by=("kind", {"a": 0.5}))
+
+
+def test_what_a_resumed_run_may_change() -> None:
+    before = Changing()
+
+    def wrong(now: dict[str, Any], same_ranks: bool = False) -> list[str]:
+        return config.contradictions(before, vars(before), now, same_ranks)
+
+    assert wrong({"text": "b", "parts": 2, "unknown": 1, "total": 5, "data": "/a/stdlib"}) == []
+    assert wrong({"total": 3}) == ["--total is 4 there, got 3, expected 4 or more"]
+    assert wrong({"parts": 2}, same_ranks=True) == [
+        "--parts is 1 there, got 2, expected 1 with the same number of ranks"
+    ]
+    assert wrong({"data": "/a/b"}) == ["--data is 'stdlib' there, got '/a/b'"]
+    assert config.contradictions(before, {"total": None}, {"total": 5}) == [
+        "--total is None there, got 5, expected None or more"
+    ]
+
+
+def test_a_default_may_be_that_of_another_setting() -> None:
+    assert (Changing().momentum, Changing(kind="b").momentum) == (0.5, None)
+    assert Changing(momentum=0.25).momentum == 0.25
+    with pytest.raises(ArgumentError) as caught:
+        Changing(kind="b", momentum=0.25)
+    assert str(caught.value) == (
+        "--momentum: got 0.25 with --kind b, expected none: it is for --kind a"
+    )
+    (momentum,) = (f for f in fields(Changing) if f.name == "momentum")
+    assert momentum.metadata["shown"] == "0.5 with a"
+    found = [config.default_of(momentum, {"kind": kind}) for kind in ("a", "b", ["a"])]
+    assert found == [0.5, None, None]
+
+
+def test_paths_are_saved_as_absolute_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").touch()
+    (tmp_path / "stdlib").touch()  # the word names Python's source
+    for data, saved in (("text", f"{tmp_path}/text"), ("none", "none"), ("stdlib", "stdlib")):
+        config.save(Changing(data=data), tmp_path)
+        assert json.loads((tmp_path / "config.json").read_text())["data"] == saved
+    settings = config.load(Changing, tmp_path)
+    with pytest.raises(
+        ArgumentError, match="--data: gone/stdlib does not exist; expected the same"
+    ):
+        config.resume(settings, {"data": "gone/stdlib"}, tmp_path)
+    assert config.resume(settings, {"data": "hf:a/stdlib"}, tmp_path).data == "hf:a/stdlib"
+
+
 def test_settings_are_saved_and_resumed(tmp_path: Path) -> None:
     settings = Settings(steps=5, text="one")
     config.save(settings, tmp_path)
@@ -137,6 +210,10 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_a_folder_without_a_config_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no config\.json"):
         config.load(Settings, tmp_path)
+    for content in ('{"model_type": "gpt2"}', '{"architectures": []}'):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(CheckpointError, match="it has the sizes of a published model"):
+            config.load(Settings, tmp_path)
 
 
 def test_options_that_are_not_saved_are_given_at_each_start(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_it_says_where_the_run_was_started(tmp_path: Path, checkout: Path) -> No
     assert shlex.split(found["command"])[0] == sys.orig_argv[0]
     assert found["python"] == platform.python_version()
     assert found["packages"]["numpy"] == np.__version__
+    assert list(found["packages"]) == sorted(found["packages"], key=str.lower)
     assert (found["device"], found["ranks"]) == ("cpu", 1)
     assert found["gpu"] is found["driver"] is found["cuda"] is None
     assert found["git"] == {"commit": git("rev-parse", "HEAD").strip(), "dirty": False}
@@ -86,6 +87,9 @@ def test_a_long_diff_is_cut_to_a_megabyte(tmp_path: Path, checkout: Path) -> Non
     diff = (tmp_path / "uncommitted.diff").read_bytes()
     assert 999_000 < len(diff) <= 1_000_000
     assert diff.endswith(b"+layers = 3\n")
+    for lines, left in ((333_333, 999_999), (333_334, 999_999)):
+        assert len(environments._cut(b"ab\n" * lines)) == left
+    assert len(environments._cut(b"\n" * 1_000_000)) == 1_000_000
 
 
 def test_without_a_checkout_or_git_there_is_no_commit(

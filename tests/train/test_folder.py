@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,46 @@ def test_a_new_run_takes_a_folder_without_files(tmp_path: Path) -> None:
         folders.check_new_folder(folder, resumable=True)
 
 
+def test_folders_are_numbered(tmp_path: Path) -> None:
+    for number in (1, 2):
+        folder = folders.free_folder(f"{tmp_path}/run")
+        assert folder == tmp_path / f"run-{number}"
+        folder.mkdir()
+
+
+def test_what_is_in_the_way_of_a_new_run_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def said(**options: Any) -> str:
+        with pytest.raises(ArgumentError) as caught:
+            folders.check_new_folder(folder, **options)
+        return str(caught.value)
+
+    folder.touch()
+    assert said(option="--to").startswith(f"--to: {folder} is a file, expected a new folder or")
+    folder.unlink()
+    folders.check_new_folder(folder / "below")
+    assert not folder.exists()
+    folder.mkdir()
+    for name in ("c", "a", "b"):
+        (folder / name).touch()
+    files = f"--out: {folder} holds files (a, b, c"
+    assert said().startswith(f"{files}), expected a new folder or an empty one")
+    (folder / "d").touch()
+    assert said().startswith(f"{files}, ...), expected")
+    folders.check_new_folder(folder, is_own=lambda path: path.name in "abcd")
+    (folder / "config.json").touch()
+    (folder / "model.safetensors").touch()  # config.json is that of an exported model
+    assert "holds files (a, b, c, ...)" in said()
+    (folder / "metrics.jsonl").touch()
+    run = f"--out: {folder} holds a run, expected a new folder"
+    assert said() == run
+    start = f"{run}; to start it at step 0, as it has no checkpoint: --resume {folder}"
+    assert said(resumable=True) == start
+    (folder / "checkpoints" / "step-00000001").mkdir(parents=True)
+    assert said(resumable=True) == f"{run}; to resume it: --resume {folder}"
+
+
 def test_a_process_holds_a_folder_once(tmp_path: Path) -> None:
     with hold(tmp_path):
         with hold(tmp_path / "." / ""):
@@ -98,6 +139,10 @@ def test_a_folder_that_holds_nothing_is_removed_again(tmp_path: Path) -> None:
     with run_folder(tmp_path / "runs" / "a"):
         (tmp_path / "runs" / "a" / "config.json").touch()
     assert (tmp_path / "runs" / "a" / "config.json").exists()
+    settings = make_trainer(tmp_path).settings
+    with run_folder(tmp_path / "b", settings=settings):
+        assert {path.name for path in (tmp_path / "b").iterdir()} == {".lock", "config.json"}
+    assert not (tmp_path / "b").exists()  # a new run that has written nothing else
 
 
 def test_other_ranks_leave_the_folder_to_the_first(tmp_path: Path) -> None:

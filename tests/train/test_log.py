@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tensorgrad.errors import DataError
+from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.io.readers import read_json_lines
 from tensorgrad.train.log import StepLog, read_metrics, read_samples
 from tests.disk import full_disk
@@ -78,6 +78,26 @@ def test_values_that_are_not_numbers_are_dropped(tmp_path: Path) -> None:
     path.write_text("\n".join([*lines, ""]), encoding="latin1")
     expected: list[dict[str, Any]] = [{"step": 1, "loss": None}, {"step": 5, "loss": 2}]
     assert read_metrics(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("record", "text", "expected"),
+    [
+        ({"loss": 1.0}, False, "a step, numbers or None"),
+        ({"step": 1, "loss": "a"}, False, "a step, numbers or None"),
+        ({"step": True}, False, "a step, numbers or None"),
+        ({"step": 1, "text": [1]}, True, "a step, numbers, text or None"),
+    ],
+)
+def test_a_line_that_is_not_read_is_not_written(
+    tmp_path: Path, record: dict[str, Any], text: bool, expected: str
+) -> None:
+    log = StepLog(tmp_path / "a.jsonl", -1, text)
+    with pytest.raises(ArgumentError, match=rf"^a.jsonl: a line has {{.*}}, expected {expected}, "):
+        log.write(record)
+    log.write({"step": 1, "loss": None})
+    log.close()
+    assert (tmp_path / "a.jsonl").read_text() == '{"step": 1, "loss": null}\n'
 
 
 def test_samples_have_text(tmp_path: Path) -> None:

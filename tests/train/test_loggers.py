@@ -6,9 +6,11 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +77,8 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert [step for step, _ in found["validation_loss"]] == EVALUATIONS
     assert {"lr", "gradient_norm", "times/tokens_per_second"} <= found.keys()
     assert [step for step, _ in found["sample/text_summary"]] == [4, 8, 9]
+    known = json.loads((tmp_path / "run" / "loggers.json").read_text())
+    assert known == {"tensorboard": {"run": "tensorboard", "logged": {}}}
 
 
 def tensorboard_values(folder: Path) -> dict[str, list[tuple[int, Any]]]:
@@ -291,6 +295,129 @@ def test_the_environment_chooses_mode_folder_and_project(
     assert (two["mode"], two["dir"], two["project"]) == (None, "there", "mine")
     assert one["config"]["loggers"] == ["wandb"]
     assert one["id"] != two["id"]
+    assert (one["name"], one["resume"], one["allow_val_change"]) == ("one", "allow", True)
+    assert one["settings"] == {"console": "off", "silent": True}
+    known = json.loads((tmp_path / "one" / "loggers.json").read_text())
+    assert known == {"wandb": {"run": one["id"], "logged": {}}}
+
+
+def test_a_run_in_pieces_logs_each_value_once(tmp_path: Path, fake: FakeWandB) -> None:
+    run_in_pieces(tmp_path, "wandb")
+    rows = fake.named("log")
+    assert [row["step"] for row in rows if "loss" in row] == STEPS
+    assert [row["step"] for row in rows if "validation_loss" in row] == EVALUATIONS
+    timed = [row["step"] for row in rows if "times/tokens_per_second" in row]
+    assert timed == sorted(set(timed)) != []
+    samples = [row["sample"] for row in rows if "sample" in row]
+    assert [table["data"] for table in samples] == [
+        [[step, "def ", f"def f():\n  # {step}"]] for step in (4, 8, 9)
+    ]
+    assert samples[0]["columns"] == ["step", "prompt", "text"]
+    assert fake.named("finish") == [0] * 4
+    assert len({start["id"] for start in fake.named("init")}) == 1
+
+
+class Calls:
+    """A package, or an object of one, that remembers how its functions were called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        vars(self).update(attributes)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any, **options: Any) -> Any:
+            self.calls.append((name, *given, options))
+            return self
+
+        return call
+
+    def named(self, name: str) -> list[Any]:
+        return [given for called, *given in self.calls if called == name]
+
+
+def test_tensorboard_is_told_which_steps_to_hide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = Calls()
+    monkeypatch.setitem(sys.modules, "tensorboardX", package)
+    logged(tmp_path, "tensorboard", stop_after=2).run()
+    logged(tmp_path, "tensorboard").run()
+    starts = package.named("SummaryWriter")
+    assert [(folder, options["purge_step"]) for folder, options in starts] == [
+        (f"{tmp_path}/tensorboard", 0),
+        (f"{tmp_path}/tensorboard", 3),
+    ]
+    scalars = package.named("add_scalar")
+    assert [step for name, _, step, _ in scalars if name == "loss"] == STEPS
+    texts = [(name, step) for name, _, step, _ in package.named("add_text")]
+    samples = [("sample", step) for step in (4, 8, 9)]
+    assert texts == [("settings", 0), ("settings", 2), *samples]
+    assert package.named("add_text")[2][1] == "    def f():\n      # 4"
+    assert len(package.named("close")) == 2
+    known = json.loads((tmp_path / "loggers.json").read_text())
+    assert known == {"tensorboard": {"run": "tensorboard", "logged": {}}}
+
+
+def test_trackio_continues_a_run_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = Calls()
+    monkeypatch.setitem(sys.modules, "trackio", package)
+    monkeypatch.delenv("TRACKIO_PROJECT", raising=False)
+    logged(tmp_path / "a", "trackio", stop_after=2).run()
+    logged(tmp_path / "a", "trackio").run()
+    starts = package.named("init")
+    (name,) = {options["name"] for _, options in starts}
+    assert re.fullmatch("a-[0-9a-f]{4}", name)
+    assert {project for project, _ in starts} == {"tensorgrad"}
+    flags = "resume", "embed", "auto_log_gpu", "auto_log_cpu"
+    assert [starts[0][1][flag] for flag in flags] == ["allow", False, False, False]
+    rows = package.named("log")
+    assert [options["step"] for values, options in rows if "loss" in values] == STEPS
+    assert [options["step"] for values, options in rows if "sample" in values] == [4, 8, 9]
+    assert package.named("Markdown")[0][0] == "    def f():\n      # 4"
+    assert len(package.named("finish")) == 2
+
+
+def test_mlflow_makes_a_run_and_opens_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = SimpleNamespace(run_id="r1")
+    client = Calls(get_experiment_by_name=lambda name: None, info=run)
+
+    def opened(tracking_uri: str) -> Calls:
+        uris.append(tracking_uri)
+        return client
+
+    values = SimpleNamespace(
+        Param=lambda key, value: (key, value), Metric=lambda key, value, now, step: (key, step)
+    )
+    uris: list[str] = []
+    for module in ("sqlalchemy", "alembic"):
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(entities=values))
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=opened))
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run_in_pieces(tmp_path / "a", "mlflow")
+    assert set(uris) == {f"sqlite:///{tmp_path}/mlflow.db"}
+    files = (tmp_path / "mlartifacts").as_uri()
+    assert client.named("create_experiment") == [["tensorgrad", files, {}]]
+    assert client.named("create_run") == [[client, {"run_name": "a"}]]
+    assert client.named("update_run") == [["r1", {"status": "RUNNING"}]] * 3
+    batches = [options for _, options in client.named("log_batch")]
+    parameters = [part for batch in batches for part in batch.get("params", [])]
+    assert dict(parameters)["steps"] == "9"
+    assert len(parameters) == len(set(parameters)) == len(fields(TrainSettings))
+    metrics = [value for batch in batches for value in batch.get("metrics", [])]
+    assert [step for name, step in metrics if name == "loss"] == STEPS
+    assert client.named("log_text")[0] == ["r1", "def f():\n  # 4", "samples/step-00000004.txt", {}]
+    statuses = [status for _, status, _ in client.named("set_terminated")]
+    assert statuses == ["KILLED", "KILLED", "KILLED", "FINISHED"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///elsewhere.db")
+    make_loggers(["mlflow"])[0].on_start(make_trainer(tmp_path))
+    assert uris[-1] == "sqlite:///elsewhere.db"
+    assert client.named("create_experiment")[-1] == ["tensorgrad", None, {}]
 
 
 def test_a_run_that_fails_is_closed_as_failed(tmp_path: Path, fake: FakeWandB) -> None:
@@ -339,5 +466,8 @@ def test_loggers_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(ArgumentError, match=rf"{name} needs the {module}.*\[{name}\]"):
                 make_loggers([name])
     assert make_loggers([]) == []
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "wandb", SimpleNamespace())
+        assert len(make_loggers(["wandb", "wandb"])) == 1
     with pytest.raises(ArgumentError, match="got 'comet', expected names of tensorboard, wandb"):
         make_loggers(["comet"])

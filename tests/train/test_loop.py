@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loop import Trainer, mean_loss
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.strategy import OneProcess, Strategy, count_targets
+from tensorgrad.train.times import Clock
 from tests.disk import full_disk
 from tests.processes import started
 from tests.train.tiny_run import MODEL, SMALL, make_trainer
@@ -753,3 +755,14 @@ def test_schedules(schedule: str, tmp_path: Path) -> None:
     last = {"cosine": 0.001, "linear": 0.001, "constant": 0.01, "inverse-square-root": 0.00196}
     assert rates[-1] == pytest.approx(last[schedule], rel=0.1)
     assert max(rates) == pytest.approx(SMALL["lr"])
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_checkpoint_in_the_background_is_finished_once_it_is_written(
+    tmp_path: Path, is_written: bool
+) -> None:
+    saving: Any = SimpleNamespace(is_written=is_written, finish=lambda: tmp_path)
+    trainer = make_trainer(tmp_path)
+    trainer.clock, trainer._saving = Clock(), (1, saving)
+    trainer._read()
+    assert trainer.saved == (tmp_path if is_written else None)

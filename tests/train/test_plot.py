@@ -27,12 +27,12 @@ def drawn(records: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, path: 
 
     figures, make = [], Figure.add_subplot
 
-    def noted(figure: Any) -> Any:
+    def noted(figure: Any, *place: Any, **options: Any) -> Any:
         figures.append(figure)
-        return make(figure)
+        return make(figure, *place, **options)
 
     monkeypatch.setattr(Figure, "add_subplot", noted)
-    assert plot_losses(records, path / "loss.png", "gpt2-1")
+    assert plot_losses(records, path / "loss.png", "gpt2-1") is True
     return figures[-1]
 
 
@@ -51,20 +51,31 @@ def test_a_picture_that_matplotlib_cannot_draw_is_a_warning(
         raise ValueError("Key backend: 'zzz' is not a valid value")
 
     monkeypatch.setattr(plot, "_picture", fail)
-    assert not plot_losses(RECORDS, tmp_path / "loss.png")
+    assert plot_losses(RECORDS, tmp_path / "loss.png") is False
     assert "loss.png is not drawn: ValueError: Key backend: 'zzz'" in caplog.text
     assert not list(tmp_path.iterdir())
 
 
-def test_other_measures_are_drawn_too(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    other = [{**RECORDS[0], "accuracy": 0.5}, *RECORDS[1:], {"step": 5, "accuracy": 0.9}]
-    pictures = []
-    for records in ([*RECORDS], other, [*other, {"step": 5, "accuracy": None}]):
-        plot_losses(records, tmp_path / "loss.png")
-        pictures.append((tmp_path / "loss.png").read_bytes())
-    assert pictures[0] != pictures[1]
-    assert pictures[1] == pictures[2]
+def test_each_measure_has_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["x" * 100, "x" * 101, *(f"measure{n}" for n in range(30))]
+    other = {"step": 5, **{name: float(n) for n, name in enumerate(names)}}
+    gap = {"step": 6, "x" * 100: None}
+    figure = drawn([*RECORDS, {"step": 3, "x" * 100: 7.0}, other, gap], monkeypatch, tmp_path)
+    axes, right = figure.axes
+    shown = [names[0], *names[2:21]]
+    assert [line.get_label() for line in right.lines] == shown
+    assert [line.get_color() for line in right.lines] == [f"C{n}" for n in range(2, 22)]
+    assert right.lines[0].get_xdata().tolist() == [3, 5]
+    assert right.lines[0].get_ydata().tolist() == [7.0, 0.0]
+    assert (right.get_ylabel(), axes.get_xlabel()) == (", ".join(shown), "step")
+    training, validation = axes.lines
+    assert training.get_ydata().tolist() == [5.0 / step for step in range(1, 6)]
+    assert (training.get_color(), validation.get_color()) == ("C0", "C1")
+    assert (validation.get_xdata().tolist(), validation.get_ydata().tolist()) == ([0], [5.0])
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        *("training loss", "validation loss", *shown)
+    ]
 
 
 def test_a_long_run_is_smoothed_and_thinned(
@@ -91,6 +102,8 @@ def test_a_long_run_is_smoothed_and_thinned(
     assert validation.get_marker() == "o"
     (short,) = drawn(records[:19], monkeypatch, tmp_path).axes[0].lines
     assert short.get_alpha() is None  # nothing is drawn over it
+    pale, mean = drawn(records[:20], monkeypatch, tmp_path).axes[0].lines
+    assert (pale.get_alpha(), mean.get_alpha(), mean.get_color()) == (0.4, None, "C0")
     assert (axes.get_title(), axes.get_ylabel()) == ("gpt2-1", "loss (nats)")
 
 
@@ -98,7 +111,7 @@ def test_without_matplotlib_nothing_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert not plot_losses(RECORDS, tmp_path / "loss.png")
+    assert plot_losses(RECORDS, tmp_path / "loss.png") is False
     with LivePlot(tmp_path / "metrics.jsonl", tmp_path / "loss.png", "", 0.0) as live:
         (tmp_path / "metrics.jsonl").touch()
         live.finish()
@@ -120,6 +133,23 @@ def test_a_run_is_drawn_while_it_trains(tmp_path: Path) -> None:
     log.close()
     assert picture.read_bytes() != first
     assert not [each for each in threading.enumerate() if each.name == "loss.png"]
+
+
+def test_a_run_without_a_thread_is_drawn_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("can't start new thread")
+
+    drawn: list[str] = []
+    monkeypatch.setattr(plot, "plot_losses", lambda records, path, title: drawn.append(title))
+    (tmp_path / "metrics.jsonl").touch()
+    live = LivePlot(tmp_path / "metrics.jsonl", tmp_path / "loss.png", "a run")
+    monkeypatch.setattr(live._thread, "start", fail)
+    with live as entered:
+        assert entered is live
+        live.finish()
+    assert drawn == ["a run"]
 
 
 def test_plots_take_a_small_fraction_of_the_time(

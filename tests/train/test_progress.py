@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 import time
 from types import SimpleNamespace
@@ -26,9 +27,16 @@ def test_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     with ProgressBar(100_000, 4, 600_000, Clock()) as shown:
         clock[0] += 2.0
         shown.update(6, 2.5, 1e-3, 0.75)
+        bar: Any = shown._bar
+        assert (bar.n, bar.initial, bar.unit, bar.leave) == (6, 4, "step", True)
     text = terminal.getvalue()
-    for part in ("6/100000", "loss 2.500", "600k tokens/s", "lr 1.0e-03"):
+    for part in ("6/100000", "loss 2.500", "600k tokens/s", "lr 1.0e-03", "gradient 0.75"):
         assert part in text
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with ProgressBar(10, 0, 0, Clock()) as shown:
+        shown.update(6, 2.5, 1e-3, 0.75)
+    assert "6/10" in terminal.getvalue()
+    assert "tokens/s" not in terminal.getvalue()
 
 
 def test_elsewhere_there_are_lines_now_and_then(
@@ -49,6 +57,12 @@ def test_elsewhere_there_are_lines_now_and_then(
         "step 50/100  loss 2.500  lr 1.0e-03  gradient 0.75  1,000 tokens/s  00:50 left"
     )
     assert len(caplog.records) == 5
+    with caplog.at_level(logging.INFO), ProgressBar(30, 10, 0, Clock()) as shown:
+        clock[0] += 20.0
+        shown.update(20, 2.5, 1e-3, 0.75)
+    assert caplog.messages[-1] == (
+        "step 20/30  loss 2.500  lr 1.0e-03  gradient 0.75    00:20 left"
+    )
 
 
 def test_the_last_step_has_a_line_always(caplog: pytest.LogCaptureFixture) -> None:
@@ -64,6 +78,9 @@ def test_other_ranks_show_nothing(
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     with caplog.at_level(logging.INFO), ProgressBar(2, 0, 1, Clock(), shown=False) as hidden:
         hidden.update(2, 1.0, 1.0, 1.0)
+        assert hidden.tokens_per_second > 0
+        with StageProgress("reading", shown=False) as stages:
+            stages("one", 1, 2)
     assert terminal.getvalue() == ""
     assert caplog.records == []
 
@@ -107,10 +124,34 @@ def test_stages_are_lines_now_and_then(
     lines = [record.getMessage() for record in caplog.records]
     of_one = ["reading: one", "reading: one 38%", "reading: one 75%", "reading: one 100%"]
     assert lines == [*of_one, *(line.replace("one", "two") for line in of_one)]
+    caplog.clear()
+    with caplog.at_level(logging.INFO), StageProgress("reading") as shown:
+        for done in (0, 5):
+            shown("one", done, 0)  # of an unknown number
+            clock[0] += 10
+    assert caplog.messages == ["reading: one", "reading: one"]
 
 
 def test_stages_are_bars_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     with StageProgress("reading") as shown:
         shown("times.jsonl", 5000, 10_000)
+        first: Any = shown._bar
+        assert (first.n, first.total) == (5000, 10_000)
+        assert (first.leave, first.unit, first.unit_scale) == (False, "B", True)
+        shown("times.jsonl", 7000, 0)
+        assert (shown._bar, first.n, first.total) == (first, 7000, None)
+        shown("metrics.jsonl", 3, 10)
+        assert shown._bar is not first
     assert "times.jsonl" in terminal.getvalue()
+
+
+def test_a_terminal_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    for lines, is_terminal in ((0, False), (1, True)):
+        monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True, fileno=lambda: 2))
+        size = os.terminal_size((80, lines))
+        monkeypatch.setattr(os, "get_terminal_size", lambda _, size=size: size)
+        assert progress._is_terminal() is is_terminal
+    for stream in (None, io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert progress._is_terminal() is False

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 import signal
 from dataclasses import replace
@@ -10,12 +11,14 @@ import pytest
 
 from tensorgrad import random
 from tensorgrad.data import Corpus, prepare
+from tensorgrad.data.published_tokenizer import load_tokenizer
 from tensorgrad.errors import ArgumentError, CheckpointError, TrainingError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import SGD, Optimizer
 from tensorgrad.train import ScriptRun, ScriptSettings, Strategy
 from tensorgrad.train.checkpoint import best_checkpoint, list_checkpoints, step_of
-from tensorgrad.train.log import read_metrics
+from tensorgrad.train.log import read_metrics, read_samples
+from tensorgrad.train.strategy import OneProcess
 
 SIZES = GPT2Config(vocab_size=257, context=8, layers=1, heads=1, width=8)
 SETTINGS = ScriptSettings(steps=10, warmup=2, batch=2)
@@ -71,6 +74,17 @@ def test_a_run_keeps_its_newest_checkpoints_and_the_best(
     with caplog.at_level(logging.INFO), ScriptRun(SETTINGS, folder, keep=1) as run:
         assert train(run, model, corpus) == 0
     assert run.status == 0
+    facts = json.loads((folder / "facts.json").read_text())
+    assert facts == {
+        "warmup": 2,
+        "parameters": SIZES.parameters,
+        "training_tokens": len(corpus.train),
+        "validation_tokens": len(corpus.validation),
+    }
+    about = f"{SIZES.parameters:,} parameters, vocabulary {corpus.tokenizer.vocab_size:,}"
+    assert caplog.messages[0] == f"{folder}: {about}, {len(corpus.train):,} tokens of text, on cpu"
+    assert json.loads((folder / "config.json").read_text())["steps"] == 10
+    assert load_tokenizer(folder / "tokenizer.json").digest == corpus.tokenizer.digest
     checkpoints = list_checkpoints(folder / "checkpoints")
     assert [step_of(path) for path in checkpoints] == [10, 4]
     assert best_checkpoint(folder / "checkpoints") == checkpoints[1]
@@ -109,6 +123,41 @@ def test_what_a_checkpoint_does_not_fit_is_named(
     ):
         with pytest.raises(CheckpointError, match=message):
             resume(settings, folder, GPT2(replace(SIZES, width=width)), corpus)
+
+
+def test_samples_are_logged_and_a_step_is_saved_once(
+    model: GPT2, corpus: Corpus, tmp_path: Path
+) -> None:
+    run = ScriptRun(SETTINGS, tmp_path / "run")
+    with pytest.raises(ArgumentError, match=r"^ScriptRun: resume\(\) was not called, expected it"):
+        run.stopping()
+    with run:
+        run.resume(model, sgd(model), SIZES, corpus)
+        run.log_step(1, 1.0, 0.1, 2.0)
+        run.log_sample(1, "a", "b")
+        run.save(1)
+        (path,) = list_checkpoints(tmp_path / "run" / "checkpoints")
+        before = path.stat().st_ino
+        run.save(1)
+        assert path.stat().st_ino == before
+    samples = read_samples(tmp_path / "run" / "samples.jsonl")
+    assert samples == [{"step": 1, "prompt": "a", "text": "b"}]
+
+
+def test_another_rank_than_the_main_one_writes_nothing(
+    model: GPT2, corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = OneProcess()
+    strategy.is_main = False
+    with (
+        caplog.at_level(logging.INFO),
+        ScriptRun(SETTINGS, tmp_path / "r", strategy=strategy) as run,
+    ):
+        run.resume(model, sgd(model), SIZES, corpus)
+        run.log_step(1, 1.0, 0.1, 2.0)
+        run.log_sample(1, "a", "b")
+    assert caplog.messages == []
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_signal_stops_a_run_whose_status_says_so(
@@ -186,6 +235,8 @@ def test_a_run_without_a_checkpoint_starts_at_step_0(
 
 def test_settings_of_scripts_are_checked() -> None:
     assert ScriptSettings(steps=40).warmup_steps == 2
+    assert ScriptSettings(steps=5, warmup=4).warmup_steps == 4
+    assert ScriptSettings(out="a").folder == Path("a")
     wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"steps": 0}, "--steps: got 0, expected 1 or more"),
         ({"steps": 5, "warmup": 5}, "--warmup: got 5, expected less than --steps, 5"),

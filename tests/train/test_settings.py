@@ -1,19 +1,25 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
 
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError
-from tensorgrad.optim import FlatParameters
+from tensorgrad.optim import FlatParameters, schedule
 from tensorgrad.train.command_line import read_command_line
 from tensorgrad.train.config import option
 from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.sentiment import SentimentSettings
-from tensorgrad.train.settings import DTYPES, OPTIMIZERS, EpochSettings, TrainSettings
+from tensorgrad.train.settings import (
+    DTYPES,
+    OPTIMIZERS,
+    EpochSettings,
+    TrainSettings,
+    has_narrow_products,
+)
 from tensorgrad.train.translation import TranslationSettings
 from tests.optim import toy
 
@@ -45,10 +51,95 @@ def test_a_dtype_says_what_parameters_are_and_whether_losses_are_scaled() -> Non
         )
 
 
+def test_a_batch_divides_into_parts() -> None:
+    TrainSettings(batch=12, micro_batches=3).check_batch(2)
+    for options, ranks, message in (
+        ((12, 1), 5, "--batch: got 12, expected a multiple of the 5 data parallel ranks"),
+        ((12, 5), 1, "--micro-batches: got 5, expected a divisor of the 12 sequences of a batch"),
+        (
+            (12, 4), 2,
+            "--micro-batches: got 4, expected a divisor of the 6 sequences of a data parallel rank",
+        ),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError) as caught:
+            TrainSettings(batch=options[0], micro_batches=options[1]).check_batch(ranks)
+        assert str(caught.value) == message
+    Settings(batch=12, micro_batches=5).check_batch(5)  # loaders of epochs add padding
+
+
+def test_schedules_have_the_settings() -> None:
+    expected: dict[str, Any] = {
+        "constant": lambda step, warmup: schedule.constant(step, 0.5, warmup),
+        "linear": lambda step, warmup: schedule.linear(step, 0.5, 9, warmup, 0.1),
+        "cosine": lambda step, warmup: schedule.cosine(step, 0.5, 9, warmup, 0.1),
+        "inverse-square-root": lambda step, warmup: schedule.inverse_square_root(
+            step, 0.5, max(1, warmup)
+        ),
+    }
+    for name, rate in expected.items():
+        for warmup in (0, 3):
+            settings = TrainSettings(steps=9, schedule=name, warmup=warmup, lr=0.5, lr_end=0.2)
+            rates = [settings.learning_rate(step) for step in range(9)]
+            assert rates == [rate(step, warmup) for step in range(9)]
+
+
+def test_a_run_has_a_folder_and_no_model_unless_settings_say_so(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert str(TrainSettings().folder) == "runs/run-1"
+    assert str(TrainSettings(out="a").folder) == "a"
+    assert TrainSettings().known_sizes() is None
+    assert TrainSettings().model_class is None
+    assert TrainSettings().with_steps(3).steps == 1000
+    assert LanguageSettings().model_class.__name__ == "GPT2"
+    assert TrainSettings.complete({"steps": 3}) == {"steps": 3}
+    assert {dtype for dtype in DTYPES if not has_narrow_products(dtype)} == {"float32", "tf32"}
+
+
+def test_options_of_every_run_have_ranges_and_defaults() -> None:
+    own = {f.name: f for f in fields(TrainSettings) if f.name in TrainSettings.__annotations__}
+
+    def names(key: str, value: Any) -> set[str]:
+        return {name for name, f in own.items() if f.metadata[key] == value}
+
+    assert names("low", 1) == {
+        *("steps", "batch", "micro_batches", "evaluate_every", "checkpoint_every", "keep"),
+        *("log_every", "stop_after"),
+    }
+    assert names("low", 0) == {
+        *("lr", "warmup", "lr_end", "decay_fraction", "weight_decay", "beta1", "beta2"),
+        *("momentum", "clip", "seed", "patience"),
+    }
+    assert names("high", 1) == {"lr_end", "decay_fraction", "beta1", "beta2", "momentum"}
+    assert names("high", 1_000_000_000) == {"batch"}
+    assert names("grows", True) == {"steps"}
+    assert names("by_ranks", True) == {"micro_batches"}
+    assert names("saved", False) == {"stop_after"}
+    assert names("free", True) == {
+        *("out", "nan", "patience", "checkpoint_every", "keep", "background_checkpoints"),
+        *("log_every", "plot", "report", "loggers", "device", "capture", "stop_after"),
+    }
+    assert {name for name, f in own.items() if f.default is True} == {"plot", "capture"}
+    assert {name for name, f in own.items() if f.default is False} == {
+        *("background_checkpoints", "report")
+    }
+
+
+def test_a_preset_is_of_adamw_and_of_epochs() -> None:
+    preset = {"lr": 0.5, "weight_decay": 0.2, "warmup": 9, "width": 3}
+    whole: dict[str, Any] = EpochSettings.with_preset(preset, {"width": 4})
+    assert whole == {"lr": 0.5, "weight_decay": 0.2, "warmup": 9, "width": 4}
+    assert EpochSettings.with_preset(preset, {"optimizer_name": "muon"})["lr"] == 0.5
+    other = EpochSettings.with_preset(preset, {"optimizer_name": "sgd", "steps": 5})
+    assert other == {"warmup": None, "width": 3, "optimizer_name": "sgd", "steps": 5}
+
+
 def test_warmup_ends_before_the_last_step() -> None:
     assert Settings(epochs=1, warmup=100).with_steps(50).warmup_steps == 49
     assert Settings(epochs=4, warmup=100).with_steps(50).warmup_steps == 100
     assert Settings(epochs=2).with_steps(50).warmup_steps == 5
+    assert Settings(steps=20, warmup=19).warmup_steps == 19
 
 
 def test_warmup_is_checked_where_steps_are_given() -> None:
@@ -108,6 +199,7 @@ def test_every_optimizer_is_made_of_the_options(name: str) -> None:
     tensors = toy.parameters(shapes={"blocks.0.weight": (5, 6), "tokens.weight": (7, 6)})
     optimizer = LanguageSettings(optimizer_name=name).optimizer(tensors.items())
     assert type(optimizer) is OPTIMIZERS[name]
+    assert optimizer.lr == LanguageSettings(optimizer_name=name).lr
     state = {entry for entry in optimizer.state_dict() if "blocks" in entry}
     expected = {"adafactor": {"row", "column"}, "adamw": {"m", "v"}, "sgd": {"momentum"}}
     assert state == {f"{kind}/blocks.0.weight" for kind in expected.get(name, {"m"})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -75,6 +76,15 @@ def test_plain_values_are_read(tmp_path: Path) -> None:
     assert given("--config", str(path)) == {
         "steps": 3, "lr": 1e-3, "text": "[[ \u00e9", "fast": False,
     }  # fmt: skip
+    whole = {"a": [1] * 1000, "b": [2**64 - 1, -(2**63)], "c": None, "d": True}
+    (tmp_path / "whole.json").write_text(json.dumps(whole))
+    assert read_settings(tmp_path / "whole.json") == whole
+    for wrong in ([1] * 1001, 2**64, -(2**63) - 1):
+        (tmp_path / "wrong.yaml").write_text(json.dumps({"a": wrong}))
+        with pytest.raises(ArgumentError, match=r"a has (1,001 values|6[45] bits), exp"):
+            read_settings(tmp_path / "wrong.yaml")
+    (tmp_path / "dots.toml").write_text(f"a = 1 # {'.' * 5000}")
+    assert read_settings(tmp_path / "dots.toml") == {"a": 1}
     (tmp_path / "link.yaml").symlink_to(path)
     assert given("--config", str(tmp_path / "link.yaml"))["steps"] == 3
 

@@ -14,7 +14,7 @@ from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.restore import restore
 from tensorgrad.train.checkpoint import list_checkpoints
-from tensorgrad.train.sizes import check_sizes
+from tensorgrad.train.sizes import check_sizes, newest_entry
 from tests.train.tiny_run import MODEL, make_trainer
 
 
@@ -50,6 +50,8 @@ def test_sizes_of_a_stranger_are_refused(run: Path, change: dict[str, Any], prob
 def test_sizes_of_the_run_and_of_a_new_one_are_allowed(run: Path, tmp_path: Path) -> None:
     check_sizes(MODEL, run)
     check_sizes(replace(MODEL, layers=3), tmp_path)
+    assert newest_entry(run, "model")["layers"] == MODEL.layers
+    assert newest_entry(run, "none") is newest_entry(tmp_path, "model") is None
     (list_checkpoints(run / "checkpoints")[0] / "state.json").write_text("{}")
     check_sizes(MODEL, run)  # the one before is compared
     with pytest.raises(CheckpointError, match="step-00000001 is of another model"):

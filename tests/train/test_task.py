@@ -2,25 +2,31 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tensorgrad.cli import main
+from tensorgrad.data import Tokenizer
+from tensorgrad.errors import ArgumentError, TensorgradError, TrainingError
 from tensorgrad.models.presets import PRESETS
+from tensorgrad.nn import Linear
 from tensorgrad.parallel.schedule import SCHEDULES
 from tensorgrad.train import Task
-from tensorgrad.train.language import LanguageSettings
+from tensorgrad.train.language import LanguageModeling, LanguageSettings, _summary, prepare_corpus
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.sentiment import SentimentSettings
 from tensorgrad.train.settings import TrainSettings
 from tensorgrad.train.strategy_settings import PIPELINE_SCHEDULES
+from tensorgrad.train.task import _check_attributes
 from tensorgrad.train.tasks import task_class
 from tensorgrad.train.translation import TranslationSettings
-from tensorgrad.train.user_file import class_in, model_class
+from tensorgrad.train.user_file import all_texts, called, class_in, model_class, sizes_of
 from tests.ranks import ROOT, missing, run_ranks
 
 GUIDE = ROOT / "docs" / "guides" / "own-models.md"
@@ -96,6 +102,13 @@ def test_a_model_of_a_file_trains_resumes_and_generates(
     assert "name it with --model" in caplog.text
     assert main(["train", "--resume", "run", "--model", "nope.py"]) == 0
     assert losses(folder / "run") == losses(folder / "whole")
+    facts = json.loads((folder / "run" / "facts.json").read_text())
+    sizes = {"layers": 2, "heads": 2, "width": 16, "context": 16, "warmup": 1}
+    assert facts.items() >= sizes.items()
+    assert facts["vocab"] <= 300
+    assert facts["training_tokens"] > 9 * facts["validation_tokens"] > 0
+    tokens = f"vocabulary {facts['vocab']}, {facts['training_tokens']:,} tokens of text, on cpu"
+    assert f"run: {facts['parameters']:,} parameters, {tokens}" in caplog.text
     assert main(["generate", "run", "def "]) == 1
     assert "which is executed" in caplog.text
     capsys.readouterr()
@@ -134,6 +147,9 @@ def test_a_task_of_a_file_trains_resumes_and_evaluates(
     assert main(["evaluate", "run"]) == 1
     assert "--task: got none, expected the Python file" in caplog.text
     capsys.readouterr()
+    facts = json.loads((folder / "whole" / "facts.json").read_text())
+    assert facts["warmup"] == 1
+    assert f"whole: {facts['parameters']} parameters" in caplog.text
     assert main(["evaluate", "run", "--task", "parity.py", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)["validation_loss"]
     assert measured == pytest.approx(losses(folder / "run")[-1], abs=1e-6)
@@ -243,6 +259,188 @@ def test_names_and_files() -> None:
     assert tuple(SCHEDULES) == PIPELINE_SCHEDULES  # of parallel/, which train/ does not import
     assert task_class("sentiment").__name__ == "Sentiment"
     assert model_class("gpt2").__name__ == "GPT2"
+
+
+def test_options_of_a_language_model_fit_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArgumentError, match=r"--vocab: got 300 with --tokenizer, expected none"):
+        LanguageSettings(tokenizer="a.json", vocab=300)
+    assert LanguageSettings(tokenizer="a.json", vocab=300, init_from="a").vocab == 300
+    assert LanguageSettings(preset="llama-1B", model="transformer-lm").model == "transformer-lm"
+    for given in ({"init_from": "a", "model": "own.py"}, {"layers": 3}, {"init_from": "a"}):
+        assert LanguageSettings.complete(dict(given)) == given
+    message = "--kv-heads: got 2 with --init-from, expected none: the model has its own"
+    with pytest.raises(ArgumentError, match=message):
+        LanguageSettings.complete({"init_from": "a", "kv_heads": 2})
+    for options, folder in (
+        ({}, "runs/gpt2-1"),
+        ({"preset": "llama-1B"}, "runs/transformer-lm-1"),
+        ({"model": "a/own.py"}, "runs/own-1"),
+        ({"out": "b"}, "b"),
+    ):
+        assert str(LanguageSettings(**options).folder) == folder  # type: ignore[arg-type]
+    assert LanguageSettings().largest_vocab == 1024
+    assert LanguageSettings(vocab=300).largest_vocab == 300
+    assert LanguageSettings(preset="gpt2-124M").largest_vocab == 50257
+    assert LanguageSettings(init_from="a").known_sizes() is None
+    sizes = LanguageSettings(model="transformer-lm", heads=8).config()
+    assert (sizes.heads, sizes.kv_heads) == (8, 8)
+    assert LanguageSettings(dropout=0.5).with_dropout(LanguageSettings().config()).dropout == 0.5
+
+
+def test_the_losses_of_a_run_in_words(tmp_path: Path) -> None:
+    evaluations: list[dict[str, Any]] = [
+        {"step": 0, "validation_loss": 5.0, "validation_tokens": 80},
+        {"step": 1, "loss": 4.0},
+        {"step": 2000, "validation_loss": 2.0, "validation_tokens": 80},
+        {"step": 3000, "validation_loss": 3.0, "validation_tokens": 80},
+    ]
+    final = {"final_validation_loss": 2.5, "final_validation_tokens": 1234}
+    whole = [*evaluations[:3], {**evaluations[3], **final}]
+    broken = [*evaluations, {"step": 4000, "validation_loss": None}]
+    lowest = "the lowest was 2.0000, at step 2,000"
+
+    def summary(records: list[dict[str, Any]]) -> str:
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (tmp_path / "metrics.jsonl").write_text(lines)
+        return _summary(tmp_path)
+
+    assert summary(evaluations) == f"validation loss 5.000 -> 3.000 ({lowest})"
+    assert summary(whole) == (
+        "validation loss 2.5000 on the whole text, 1,234 tokens; "
+        f"5.000 -> 3.000 on 80 of them ({lowest})"
+    )
+    with pytest.raises(TrainingError) as caught:
+        summary(broken)
+    assert str(caught.value) == (
+        f"train: the validation loss after the last step, 4,000, is not finite; {lowest}. Try a "
+        f"lower learning rate. All is in {tmp_path}"
+    )
+    with pytest.raises(TrainingError, match=r"4,000, is not finite\. Try a lower"):
+        summary(broken[-1:])
+
+
+def test_a_text_has_the_tokenizer_of_the_model(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tensorgrad.train.language")
+    (folder / "texts").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / "texts" / name).write_text((folder / "text.txt").read_text())
+    settings = LanguageSettings(data="texts", vocab=300)
+    corpus = prepare_corpus(settings)
+    assert corpus.source_files
+    assert caplog.messages[-1] == f"texts: {corpus.source_files}"
+    caplog.clear()
+    prepare_corpus(settings, shown=False)
+    assert caplog.messages == []
+    corpus.save(folder / "ready")
+    other = Tokenizer.train(["a text"], 260)
+    other.save(folder / "other.json")
+    ready = LanguageSettings(data="ready")
+    assert prepare_corpus(ready, corpus.tokenizer).digest == corpus.digest
+    with pytest.raises(ArgumentError, match="--data: ready has another tokenizer than the model"):
+        prepare_corpus(replace(ready, tokenizer="other.json"))
+    chosen = LanguageSettings(data="text.txt", tokenizer="other.json")
+    assert prepare_corpus(chosen).tokenizer.digest == other.digest
+    for resuming in (False, True):
+        task = LanguageModeling(chosen, folder, resuming=resuming)
+        initial, tokenizer = task._start()
+        assert initial is None
+        assert tokenizer is not None
+        assert tokenizer.digest == other.digest
+    (folder / "other.json").rename(folder / "tokenizer.json")  # that of the run, too
+    assert task._start()[1] is not None
+    with pytest.raises(TensorgradError, match=r"other\.json"):
+        LanguageModeling(chosen, folder)._start()
+
+
+def test_a_task_has_defaults(tmp_path: Path) -> None:
+    task = Task(TrainSettings(steps=30), tmp_path)
+    assert (task.step, task.finished, task.first_step, task.resuming) == (0, False, 0, False)
+    assert (task.tokens_per_step, task.flops_per_token, task.steps_per_epoch) == (0, 0.0, 0)
+    assert (task.samples, task.sample_every, task.begins) == (False, 0, True)
+    assert task.sizes() is None
+    found: list[Any] = [task.evaluate(), task.fingerprint(), task.facts(), task.assess()]
+    assert found == [{}, {}, {}, {}]
+    outcome: Any = None
+    assert (task.about(), task.end(outcome)) == ("", "")
+    assert task.resolved.steps == 30
+    assert task.count(np.zeros((2, 3)), np.array([1, -100, 4])) == 2
+    with pytest.raises(NotImplementedError):
+        task.build()
+    with pytest.raises(NotImplementedError):
+        task.sample()
+    (tmp_path / "checkpoints" / "step-00000001").mkdir(parents=True)
+    assert task.begins
+    assert not Task(TrainSettings(), tmp_path, resuming=True).begins
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("tokens_per_step", 1.5, "a whole number, 0 or more"),
+        ("steps_per_epoch", -1, "a whole number, 0 or more"),
+        ("sample_every", "a", "a whole number, 0 or more"),
+        ("flops_per_token", math.inf, "a finite number, 0 or more"),
+        ("flops_per_token", -0.5, "a finite number, 0 or more"),
+    ],
+)
+def test_numbers_of_a_task_are_checked(
+    name: str, value: Any, expected: str, tmp_path: Path
+) -> None:
+    task = Task(TrainSettings(), tmp_path)
+    task.model = Linear(1, 1)
+    for right in (0, np.int64(3), 3):
+        setattr(task, name, right)
+        _check_attributes(task)
+    setattr(task, name, value)
+    with pytest.raises(ArgumentError) as caught:
+        _check_attributes(task)
+    assert str(caught.value) == f"TASK: {name} is {value!r}, expected {expected}"
+
+
+def test_errors_of_functions_of_the_user() -> None:
+    def fails(number: int) -> int:
+        return number + "a"  # type: ignore[operator]
+
+    with pytest.raises(ArgumentError, match=r"^TASK: f got 2 arguments: "):
+        called("TASK", "f", fails, [1, 2])
+    with pytest.raises(TypeError, match="unsupported operand"):
+        called("TASK", "f", fails, [1])
+    assert called("TASK", "f", abs, [-3]) == 3
+    assert [all_texts(values) for values in ([], ["a"], ["a", 1])] == [True, True, False]
+
+
+def test_a_file_defines_one_class(folder: Path) -> None:
+    start = "from tensorgrad.train import Task\n"
+    (folder / "two.py").write_text(f"{start}class A(Task): ...\nclass B(Task): ...\n")
+    with pytest.raises(ArgumentError, match=r"^TASK: two.py defines A, B, expected one subclass"):
+        task_class("two.py")
+    (folder / "plain.py").write_text(
+        "from dataclasses import dataclass\nfrom tensorgrad.train import Task, TrainSettings\n"
+        "@dataclass(frozen=True)\nclass Own(TrainSettings):\n    bits: int = 3\n"
+        "class A(Task):\n    Settings = Own\n"
+    )
+    with pytest.raises(ArgumentError, match=r"^--task: Own has 'bits' without a help, expected"):
+        task_class("plain.py", "--task")
+    message = "^--task: got chess, expected one of language-model, translation, sentiment, or a P"
+    with pytest.raises(ArgumentError, match=message):
+        task_class("chess", "--task")
+
+
+@pytest.mark.parametrize(
+    ("count", "is_right"), [(0, True), (1.5, True), (-1, False), (math.inf, False), ("a", False)]
+)
+def test_the_counts_of_a_config_are_numbers(count: Any, is_right: bool) -> None:
+    kind = type("Config", (), {"parameters": 1, "training_flops": lambda self: count})
+    if is_right:
+        assert isinstance(sizes_of(kind, {}), kind)
+        return
+    with pytest.raises(ArgumentError, match=f"--model: training_flops of Config is {count!r}, exp"):
+        sizes_of(kind, {})
 
 
 PARITY_OPTIONS = f"--bits 4 --batch 8 --evaluate-every 3 {STEPS}"
