@@ -463,7 +463,39 @@ def test_where_and_initial() -> None:
         (lambda: tg.std(x, where=none[None]), ShapeError,
          r"where has shape \(1, 2, 2\), expected one that broadcasts to \(2, 2\)"),
         (lambda: tg.prod(x, where=[True] * 3), ShapeError, "prod: where has shape"),
+        (lambda: tg.var(x, 0, 1, correction=1), ArgumentError, "ddof=1 and correction=1, expected"),
+        (lambda: tg.std(x, ddof="a", where=none), ArgumentError, "std: ddof is 'a', expected a n"),
+        (lambda: tg.var(x, ddof="a"), ArgumentError, "var: ddof is 'a', expected a number"),
+        (lambda: tg.mean(x, keepdims=2, where=~none), ArgumentError, "mean: keepdims is 2, expect"),
+        (lambda: tg.sum(x, keepdims=2), ArgumentError, "sum: keepdims is 2, expected True or Fal"),
+        (lambda: tg.cumulative_sum(x), ArgumentError, "cumulative_sum: axis is None for x of 2"),
+        (lambda: tg.cumulative_prod(x), ArgumentError, "cumulative_prod: axis is None for x of 2"),
     ]  # fmt: skip
     for call, error, message in calls:
         with pytest.raises(error, match=message):
             call()
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        tg.sum,
+        tg.mean,
+        tg.var,
+        tg.std,
+        tg.max,
+        tg.min,
+        tg.prod,
+        tg.argmax,
+        tg.argmin,
+        tg.any,
+        tg.all,
+        tg.logsumexp,
+        tg.norm,
+        tg.cumsum,
+        tg.cumprod,
+    ],
+)
+def test_dim_is_named_axis(op: Any) -> None:
+    with pytest.raises(ArgumentError, match=rf"^{op.__name__}: got dim=1, expected axis=1$"):
+        op(np.ones((2, 2)), dim=1)

@@ -200,3 +200,9 @@ def test_a_dtype_is_computed_in_and_returned() -> None:
         y[0, 0].backward()
         assert x.grad is not None
         assert x.grad.dtype == np.float16
+
+
+@pytest.mark.parametrize("op", [tg.softmax, tg.log_softmax])
+def test_dim_is_named_axis(op: Any) -> None:
+    with pytest.raises(ArgumentError, match=rf"^{op.__name__}: got dim=1, expected axis=1$"):
+        op(np.ones((2, 2)), dim=1)

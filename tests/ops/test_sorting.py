@@ -117,3 +117,11 @@ MIDDLE: Any = "middle"
 def test_errors_name_argument_and_expectation(call: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"), [(tg.sort, (X,)), (tg.argsort, (X,)), (tg.topk, (X, 1)), (tg.unique, (X,))]
+)
+def test_dim_is_named_axis(op: Any, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ArgumentError, match=rf"^{op.__name__}: got dim=1, expected axis=1$"):
+        op(*arguments, dim=1)

@@ -11,7 +11,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.autograd.gradcheck import gradcheck
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.ops import statistics
 from tensorgrad.testing import Case, Ulps, check
 
@@ -195,6 +195,21 @@ def test_gradients_of_quantiles(method: Any) -> None:
     assert gradcheck(lambda x: tg.nanquantile(x, 0.7, method=method), [x])
 
 
+def test_what_is_empty_gives_what_is_empty() -> None:
+    x = Tensor(np.ones((2, 3)))
+    assert tg.quantile(x, [], 1, keepdims=True).shape == (0, 2, 1)
+    assert tg.quantile(x, np.zeros((2, 0)), 1).shape == (2, 0, 2)
+    assert tg.cov(x[:0]).shape == (0, 0)
+    assert tg.diff(x, 0) is x
+
+
+def test_tensors_are_fractions_and_edges() -> None:
+    x = Tensor(np.array([1.0, 2.0, 4.0]))
+    np.testing.assert_array_equal(tg.quantile(x, Tensor(np.array([0.25, 1.0]))).numpy(), [1.5, 4])
+    counts, edges = tg.histogram(x, Tensor(np.array([0.0, 2.0, 4.0])))
+    assert (counts.tolist(), edges.tolist()) == ([1, 2], [0, 2, 4])
+
+
 def test_lists_stay_integers_beside_weights() -> None:
     assert tg.bincount([0, 2], np.array([0.1, 0.3])).tolist() == [0.1, 0.0, 0.3]
     assert tg.bincount([]).tolist() == []
@@ -246,6 +261,33 @@ def test_errors_name_argument_and_expectation() -> None:
         (lambda: tg.bincount(np.array([-1])), ArgumentError, "bincount: x holds -1, expected 0"),
         (lambda: tg.histogram(x, [2.0, 1.0]), ArgumentError, "histogram: bins is"),
         (lambda: tg.diff(x, -1), ArgumentError, "diff: n is -1, expected 0 or more"),
+        (lambda: tg.diff(x, dim=1), ArgumentError,  # type: ignore[arg-type]
+         "^diff: got dim=1, expected axis=1$"),
+        (lambda: tg.median(x, dim=1), ArgumentError,  # type: ignore[arg-type]
+         "^median: got dim=1, expected axis=1$"),
+        (lambda: tg.quantile(x, 0.5, dim=1), ArgumentError,  # type: ignore[arg-type]
+         "^quantile: got dim=1, expected axis=1$"),
+        (lambda: tg.quantile(x, "a"), DtypeError, "quantile: q "),
+        (lambda: tg.quantile(x, 1j), DtypeError, "quantile: q has dtype complex128, expected rea"),
+        (lambda: tg.quantile(x, np.ones((1, 1, 1))), ShapeError, r"\(1, 1, 1\), expected 2 axes"),
+        (lambda: tg.nanquantile(x, np.ones((1, 1))), ShapeError, r"\(1, 1\), expected 1 axes at"),
+        (lambda: tg.percentile(x, 100.5), ArgumentError, "q is 100.5, expected 0 to 100$"),
+        (lambda: tg.quantile(x * 1j, 0.5), DtypeError, "quantile: x has dtype complex128, expecte"),
+        (lambda: tg.quantile(x, Tensor(np.ones(1), requires_grad=True)), GradError,
+         "quantile: q requires a gradient"),
+        (lambda: tg.cov(x, fweights=[1, 2]), ShapeError, r"weights has shape \(2,\), expected \(3"),
+        (lambda: tg.cov(x, fweights=[1, 0.5, 1]), DtypeError, "cov: fweights holds fractions, exp"),
+        (lambda: tg.cov(x[None]), ShapeError, r"cov: x has shape \(1, 2, 3\), expected two axes"),
+        (lambda: tg.cov(x, x * 1j), DtypeError, "cov: y has dtype complex128, expected real num"),
+        (lambda: tg.bincount(np.ones((2, 2), int)), ShapeError, r"x has shape \(2, 2\), expected "),
+        (lambda: tg.bincount([0, 1], [1.0]), ShapeError, r"weights has shape \(1,\), expected \(2"),
+        (lambda: tg.bincount([0], [1j]), DtypeError, "bincount: weights has dtype complex128, exp"),
+        (lambda: tg.bincount([0], minlength=-1), ArgumentError, "minlength is -1, expected 0 or"),
+        (lambda: tg.histogram(x, range=(0,)), ArgumentError,  # type: ignore[arg-type]
+         r"histogram: range is \(0,\), expected two numbers"),
+        (lambda: tg.histogram(x, range=3), ArgumentError,  # type: ignore[arg-type]
+         "histogram: range is 3, expected two numbers"),
+        (lambda: tg.digitize(x, [1.0, 3.0, 2.0]), ArgumentError, r"digitize: bins is \[1.0, 3.0"),
     ]  # fmt: skip
     for call, error, message in calls:
         with pytest.raises(error, match=message):
