@@ -13,6 +13,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
+from tensorgrad.ops.cross_entropy import reduced
 from tensorgrad.testing import SIZES, Case, Ulps, check
 
 RNG = np.random.default_rng(5)
@@ -112,7 +113,10 @@ CASES = [
         weighted_case(SOME_IGNORED, reduction=r, label_smoothing=s)
         for r, s in (("mean", 0), ("sum", 0.1), ("none", 0.1))
     ),
-    *(weighted_case(PROBABILITIES, reduction=r, label_smoothing=0.1) for r in ("mean", "none")),
+    *(
+        weighted_case(PROBABILITIES, reduction=r, label_smoothing=s)
+        for r, s in (("mean", 0.1), ("none", 0.1), ("sum", 0))
+    ),
     Case(
         lambda x, t: tg.cross_entropy(x, t, axis=1),
         [(2, 5, 3), RNG.integers(0, 5, (2, 3))],
@@ -269,6 +273,41 @@ def test_arguments_that_do_not_fit() -> None:
         tg.cross_entropy(logits, targets, reduction="max")
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_nll_loss_is_the_cross_entropy_of_log_probabilities(reduction: str) -> None:
+    logits = RNG.standard_normal((2, 3, 11))
+    for targets in (SOME_IGNORED, np.maximum(SOME_IGNORED, 0)):
+        for weight in (None, RNG.uniform(0.5, 2, 11)):
+            for ignored in (-100, 3) if targets is SOME_IGNORED else (None, 10):
+                kept = np.where(targets == -100, -100 if ignored is None else ignored, targets)
+                x, y = (Tensor(logits, requires_grad=True) for _ in range(2))
+                loss = tg.nll_loss(tg.log_softmax(x), kept, weight, ignored, reduction)
+                same = tg.cross_entropy(y, kept, ignored, reduction=reduction, weight=weight)
+                np.testing.assert_allclose(loss.numpy(), same.numpy(), 1e-12)
+                for one in (loss, same):
+                    one.backward(np.ones(one.shape))
+                np.testing.assert_allclose(x.grad, y.grad, 1e-9, 1e-12)  # type: ignore[arg-type]
+
+
+def test_arguments_of_nll_loss_that_do_not_fit() -> None:
+    x, targets = np.zeros((2, 3), "float32"), np.array([0, 2])
+    assert tg.nll_loss(x.astype("float16"), targets).dtype == np.float32
+    with pytest.raises(
+        ShapeError, match=r"nll_loss: targets has shape \(3,\), expected \(2,\) \(x"
+    ):
+        tg.nll_loss(x, np.zeros(3, int))
+    with pytest.raises(OutOfRangeError, match=r"nll_loss: targets\[1\] is 3, expected 0 to 2"):
+        tg.nll_loss(x, np.array([0, 3]))
+    with pytest.raises(ArgumentError, match="nll_loss: reduction is 'max', expected one of"):
+        tg.nll_loss(x, targets, reduction="max")
+    with pytest.raises(ArgumentError, match="nll_loss: axis is 2, expected -2 to 1"):
+        tg.nll_loss(x, targets, axis=2)
+    with pytest.raises(
+        ArgumentError, match=r"op: reduction is 'sum_all', expected one of .*'mean'"
+    ):
+        reduced("op", Tensor(x), "sum_all")
+
+
 def test_probabilities_and_weights_that_do_not_fit() -> None:
     logits, targets = np.zeros((2, 3), "float32"), np.array([0, 1])
     with pytest.raises(ShapeError, match=r"targets has shape \(2, 4\), expected \(2, 3\)"):
@@ -279,6 +318,8 @@ def test_probabilities_and_weights_that_do_not_fit() -> None:
         tg.cross_entropy(logits, targets, weight=np.ones(2, "float32"))
     with pytest.raises(ArgumentError, match=r"z_loss is 0\.1 with a weight or probabilities"):
         tg.cross_entropy(logits, targets, weight=np.ones(3, "float32"), z_loss=0.1)
+    with pytest.raises(ArgumentError, match=r"z_loss is 0\.1 with a weight or probabilities"):
+        tg.cross_entropy(logits, np.full((2, 3), 0.5, "float32"), z_loss=0.1)
     with pytest.raises(ArgumentError, match="axis is 2, expected -2 to 1"):
         tg.cross_entropy(logits, targets, axis=2)
 
