@@ -294,3 +294,30 @@ def test_copies_through_dlpack(device: str) -> None:
     if device != "cpu":
         with pytest.raises(BufferError, match="dlpack: the tensor is on a GPU, expected copy=None"):
             x.__dlpack__(copy=False, dl_device=(1, 0))
+
+
+def test_strides_and_copies_through_numpy() -> None:
+    values = np.arange(3.0)
+    still = Tensor(np.lib.stride_tricks.as_strided(values, (2, 3), (0, 8)))
+    assert np.shares_memory(np.from_dlpack(still), values)  # a stride of 0 runs nowhere
+    for dtype in ("float32", "bfloat16"):
+        backwards = tensorgrad.flip(tensorgrad.tensor([1, 2, 3], dtype))
+        assert from_dlpack(backwards).tolist() == [3, 2, 1]
+        with pytest.raises(BufferError, match="dlpack: the tensor has negative strides, expected"):
+            backwards.__dlpack__(copy=False)
+    assert np.shares_memory(from_dlpack(values).data, values)
+    for copy, device in ((None, None), (False, None), (None, "cpu"), (False, "cpu")):
+        assert np.shares_memory(from_dlpack(values, copy=copy, device=device).data, values)
+    for device in (None, "cpu"):
+        copied = from_dlpack(values, copy=True, device=device)
+        assert not np.shares_memory(copied.data, values)
+        assert copied.tolist() == [0, 1, 2]
+
+
+def test_a_move_is_the_only_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, moved = np.arange(3.0), np.arange(3.0)
+    monkeypatch.setattr(backend, "to_device", lambda array, device: moved)
+    assert from_dlpack(values, device="cuda").data is moved
+    assert from_dlpack(values, device="cuda", copy=True).data is moved
+    with pytest.raises(ArgumentError, match="copy is False, expected the device of x"):
+        from_dlpack(values, device="cuda", copy=False)
