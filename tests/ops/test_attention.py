@@ -632,6 +632,23 @@ def test_sequences_that_do_not_fit() -> None:
         run(q, q, q, [0.0, 5.0])
     with pytest.raises(ArgumentError, match="max_length is 2, expected at least 3"):
         run(q, q, q, [0, 2, 5], max_length=2)
+    with pytest.raises(ArgumentError, match="max_k_length is 3, expected at least 4"):
+        run(q, k, k, [0, 2, 5], [0, 2, 6], max_k_length=3)
+    with pytest.raises(ArgumentError, match="max_length is 0, expected 1 or more"):
+        run(q, q, q, [0, 5], max_length=0)
+    with pytest.raises(ArgumentError, match=r"heads is 4\.0, expected an integer"):
+        tg.attention_packed(q[None].reshape(1, 5, 32), 4.0)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"kv_heads is 2\.0, expected an integer"):
+        tg.attention_packed(q[None].reshape(1, 5, 32), 4, 2.0)  # type: ignore[arg-type]
+    random.seed(4)
+    longer = run(q, q, q, [0, 2, 5], max_length=9, dropout=0.5).numpy()
+    random.seed(4)
+    kept = keep_mask((2, 4, 9, 9), 0.5, like=q.data)  # as of sequences of the given length
+    rows = [kept[0, :, :2, :2], kept[1, :, :3, :3]]
+    weights = [2 * row.mean(-1).T for row in rows]  # all scores are equal
+    np.testing.assert_allclose(longer, np.concatenate(weights)[..., None] * np.ones(8), 1e-6)
+    empty = run(q[:0], q[:0], q[:0], [0])
+    assert empty.shape == (0, 4, 8)
 
 
 def in_numpys_16_bits(dtype: Any, *arrays: Any) -> Any:
