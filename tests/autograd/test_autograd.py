@@ -304,7 +304,7 @@ def test_second_derivatives_say_so() -> None:
     with pytest.raises(GradError, match="the function returned float, expected a scalar tensor"):
         tensorgrad.grad(lambda x: 1.0)(x)  # type: ignore[arg-type, return-value]
     narrow = tensorgrad.grad(lambda x: (x.astype("float32") * 2).sum())(np.ones(2, "float16"))
-    assert (narrow.tolist(), narrow.dtype) == ([2, 2], np.float16)
+    assert (narrow.tolist(), str(narrow.dtype)) == ([2, 2], "float16")
 
 
 def test_assignment_to_what_the_graph_needs() -> None:

@@ -83,19 +83,24 @@ def test_blas_has_one_thread_where_blocks_multiply(blas: Any) -> None:
     def run(piece: slice) -> None:
         backend.parallel_blocks(lambda inner: seen.append((inner, blas.get())), 1, 1, True)
 
+    def fail(piece: slice) -> None:
+        raise ZeroDivisionError
+
     seen: list[Any] = []
     backend.parallel_blocks(run, 1, 1, multiplies=True)
     assert seen == [(slice(0, 1), 1)]
     assert blas.counts == [5, 1, 5]
     with pytest.raises(ZeroDivisionError):
-        backend.parallel_blocks(lambda _: 1 // 0, 1, 1, multiplies=True)
+        backend.parallel_blocks(fail, 1, 1, multiplies=True)
     assert blas.counts == [5, 1, 5, 1, 5]
 
 
 def test_a_limit_of_threads_holds_for_blas(blas: Any) -> None:
     assert backend.limit_threads(3)
     assert (backend.threads(), blas.counts) == (3, [5, 3])
-    backend.parallel_blocks(lambda _: backend.limit_threads(2), 1, 1, multiplies=True)
+    held: list[bool] = []
+    backend.parallel_blocks(lambda _: held.append(backend.limit_threads(2)), 1, 1, multiplies=True)
+    assert held == [True]
     assert (backend.threads(), blas.counts) == (2, [5, 3, 1, 2])
     blas.set = None
     assert not backend.limit_threads(7)
@@ -326,10 +331,16 @@ def test_blocks_cover_what_there_is_once(length: int, block: int, starts: list[i
 
 @pytest.mark.usefixtures("fresh_pool")
 def test_errstate_holds_in_all_threads() -> None:
+    y = np.ones(8)
+
+    def run(piece: slice) -> None:
+        y[piece] /= 0
+
     with np.errstate(divide="raise"), pytest.raises(FloatingPointError):
-        backend.parallel_blocks(lambda piece: np.ones(8)[piece] / np.zeros(1), 8, 1)
+        backend.parallel_blocks(run, 8, 1)
     with np.errstate(divide="ignore"):
-        backend.parallel_blocks(lambda piece: np.ones(8)[piece] / np.zeros(1), 8, 1)
+        backend.parallel_blocks(run, 8, 1)
+    assert np.isinf(y).all()
 
 
 @pytest.mark.usefixtures("fresh_pool")

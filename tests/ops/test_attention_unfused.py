@@ -124,7 +124,7 @@ def test_keys_and_values_without_a_batch() -> None:
     generator = np.random.default_rng(0)
     q = generator.standard_normal((2, 4, 3, 8))
     k, v = generator.standard_normal((2, 2, 5, 8))
-    expected = tg.attention(q, *(np.stack([x, x]) for x in (k, v))).numpy()
+    expected = tg.attention(q, np.stack([k, k]), np.stack([v, v])).numpy()
     for keys, values in ((k, v), (k[None], v), (k, np.stack([v, v]))):
         found = attention_unfused(q, keys, values).numpy()
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
@@ -156,7 +156,7 @@ def test_softmax_is_one_op_where_it_is_fused() -> None:
 )
 def test_shapes_that_do_not_fit(q: Any, k: Any, v: Any) -> None:
     with pytest.raises(ShapeError, match=r"attention_unfused: q has shape .*, expected \(B, H, Tq"):
-        attention_unfused(*map(np.ones, (q, k, v)))
+        attention_unfused(np.ones(q), np.ones(k), np.ones(v))
 
 
 def test_errors_name_what_is_wrong() -> None:

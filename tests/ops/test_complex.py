@@ -121,9 +121,13 @@ def test_frequencies() -> None:
         assert_close(tg.fft.ifftshift(x, axes), np.fft.ifftshift(x.numpy(), axes))
     for name in ("fftfreq", "rfftfreq"):
         assert_close(getattr(tg.fft, name)(5), getattr(np.fft, name)(5).astype("float32"))
-        for n, message in ((0, "n is 0, expected 1 or more"), (1.5, "n is 1.5, expected an int")):
+        wrong: list[tuple[Any, str]] = [
+            (0, "n is 0, expected 1 or more"),
+            (1.5, "n is 1.5, expected an int"),
+        ]
+        for count, message in wrong:
             with pytest.raises(ArgumentError, match=f"{name}: {message}"):
-                getattr(tg.fft, name)(n)
+                getattr(tg.fft, name)(count)
         with pytest.raises(ArgumentError, match=f"{name}: d is 'a', expected a number"):
             getattr(tg.fft, name)(3, "a")
 

@@ -346,7 +346,7 @@ def test_arguments_and_results_that_do_not_fit() -> None:
     with pytest.raises(DtypeError, match="returned a number, expected one tensor"):
         gated(2.0, 3.0)
     with pytest.raises(DtypeError, match="min: argument 1 is not a tensor, array or number"):
-        fuse(min)(x, "one")  # type: ignore[arg-type]  # whose arguments have no names
+        fuse(min)(x, "one")  # whose arguments have no names
     with pytest.raises(DtypeError, match="returned a tensor that does not depend on its arguments"):
         fuse(lambda x: Tensor(OUTSIDE))(x)
     with pytest.raises(DtypeError, match="subtract: a has dtype bool, b has dtype bool"):
@@ -393,7 +393,7 @@ def test_lists_are_arrays() -> None:
     for operands in ((x, [3.0, 4.0]), (x, (3, 4))):
         x.grad = None
         y = fuse(lambda a, b: a * b + 1)(*operands)
-        assert (y.tolist(), y.dtype) == ([4, 9], np.float32)
+        assert (y.tolist(), str(y.dtype)) == ([4, 9], "float32")
         y.sum().backward()
         np.testing.assert_array_equal(x.grad, [3, 4])
 

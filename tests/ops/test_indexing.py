@@ -384,6 +384,7 @@ X: Any = Tensor(np.zeros((3, 4)))
 BYTES: Any = Tensor(np.zeros(3, "int8"))
 FIXED: Any = tg.broadcast_to(Tensor(np.zeros(1)), 3)
 LEARNED = Tensor(np.zeros(4), requires_grad=True)
+OPERATORS: Any = operator
 
 
 def put(key: Any, value: Any) -> None:
@@ -439,12 +440,12 @@ def test_devices_of_indices_and_values() -> None:
         (lambda: tg.put_along_axis(X, [12], 1, None), OutOfRangeError,
          r"put_along_axis: indices\[0\] is 12, expected -12 to 11 \(axis 0 has length 12\)"),
         (lambda: tg.put_along_axis(X, [-13], 1, None), OutOfRangeError, r"indices\[0\] is -13, e"),
-        (lambda: operator.iadd(BYTES, [[1]] * 2), ShapeError, r"\+=: the result has shape \(2, 3"),
-        (lambda: operator.itruediv(BYTES, 2), DtypeError, "/=: the result has dtype float64, whi"),
-        (lambda: operator.imul(BYTES, 1j), DtypeError, r"\*=: the result has dtype complex"),
-        (lambda: operator.isub(FIXED, 1), ArgumentError, "-=: the tensor's memory is read-only"),
+        (lambda: OPERATORS.iadd(BYTES, [[1]] * 2), ShapeError, r"\+=: the result has shape \(2, 3"),
+        (lambda: OPERATORS.itruediv(BYTES, 2), DtypeError, "/=: the result has dtype float64, whi"),
+        (lambda: OPERATORS.imul(BYTES, 1j), DtypeError, r"\*=: the result has dtype complex"),
+        (lambda: OPERATORS.isub(FIXED, 1), ArgumentError, "-=: the tensor's memory is read-only"),
         (lambda: FIXED.__setitem__(0, 1), ArgumentError, "assignment: the tensor's memory is rea"),
-        (lambda: operator.iadd(X, LEARNED), GradError, r"\+=: the value .* write a = a \+ b"),
+        (lambda: OPERATORS.iadd(X, LEARNED), GradError, r"\+=: the value .* write a = a \+ b"),
         (lambda: BYTES.__setitem__(0, 300), ArgumentError, "the value is 300, expected int8"),
         (lambda: tg.take_along_axis(X, np.zeros((2, 1), int), 1), ShapeError,
          r"take_along_axis: indices has shape \(2, 1\), expected \(3, 4\) but for axis 1"),

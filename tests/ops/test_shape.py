@@ -273,6 +273,8 @@ def test_gradients_cross_devices() -> None:
 
 X: Any = Tensor(np.zeros((2, 3)))
 MIRROR: Any = "mirror"
+HALF: Any = 0.5
+TWO: Any = [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -317,9 +319,9 @@ MIRROR: Any = "mirror"
         (lambda: tg.flip(Tensor(np.zeros(())), 0), ArgumentError, "flip: axis is 0, expected no"),
         (lambda: tg.reshape(X.T, 6, copy=False), ArgumentError, "reshape: copy is False, expect"),
         (lambda: tg.swapaxes(X, 2, 0), ArgumentError, "swapaxes: axis1 is 2, expected -2 to 1"),
-        (lambda: tg.split(X, [0.5]), ArgumentError, r"split: indices_or_sections is \[0.5\], exp"),
-        (lambda: tg.roll(X, 0.5), ArgumentError, "roll: shift is 0.5, expected integers"),
-        (lambda: tg.pad(X, 1, constant_values=[1, 2]), ShapeError,
+        (lambda: tg.split(X, [HALF]), ArgumentError, r"split: indices_or_sections is \[0.5\], exp"),
+        (lambda: tg.roll(X, HALF), ArgumentError, "roll: shift is 0.5, expected integers"),
+        (lambda: tg.pad(X, 1, constant_values=TWO), ShapeError,
          r"pad: constant_values has shape \(2,\), expected one number"),
     ],
 )  # fmt: skip

@@ -100,7 +100,8 @@ def test_errors_name_argument_and_expectation() -> None:
         tg.matrix_transpose(x[0])
     with pytest.raises(ArgumentError, match=r"^unstack: got dim=1, expected axis=1$"):
         tg.unstack(x, dim=1)  # type: ignore[arg-type]
-    for axes in ((0,), (0, 1, 0), 1):
+    wrong: list[Any] = [(0,), (0, 1, 0), 1]
+    for axes in wrong:
         with pytest.raises(ArgumentError, match=r"rot90: axes is .*, expected two of them"):
             tg.rot90(x, 1, axes)
 

@@ -201,12 +201,16 @@ def test_what_is_empty_gives_what_is_empty() -> None:
     assert tg.quantile(x, np.zeros((2, 0)), 1).shape == (2, 0, 2)
     assert tg.cov(x[:0]).shape == (0, 0)
     assert tg.diff(x, 0) is x
+    rows = np.array([[1, 2, 4], [0, 3, 1]], "float32")
+    for op in (tg.cov, tg.corrcoef):
+        assert op(rows).dtype == np.float64
+        assert op(rows, dtype="float32").dtype == np.float32
 
 
 def test_tensors_are_fractions_and_edges() -> None:
     x = Tensor(np.array([1.0, 2.0, 4.0]))
     np.testing.assert_array_equal(tg.quantile(x, Tensor(np.array([0.25, 1.0]))).numpy(), [1.5, 4])
-    counts, edges = tg.histogram(x, Tensor(np.array([0.0, 2.0, 4.0])))
+    counts, edges = tg.histogram(x, Tensor(np.array([0.0, 2.0, 4.0])))  # type: ignore[arg-type]
     assert (counts.tolist(), edges.tolist()) == ([1, 2], [0, 2, 4])
 
 

@@ -94,7 +94,8 @@ def test_the_backend_waits_for_einops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "einops._backends")
     for _ in range(2):
         einops_backend.register()
-    (finder,) = sys.meta_path
+    finders: list[Any] = sys.meta_path
+    (finder,) = finders
     assert finder.find_spec("einops") is None
     executed: list[Any] = []
     loader = SimpleNamespace(exec_module=executed.append)
