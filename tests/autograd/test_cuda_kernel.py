@@ -227,6 +227,13 @@ def test_wrong_declarations(declared: str, message: str, name: str) -> None:
 def test_wrong_names() -> None:
     with pytest.raises(ArgumentError, match="sizes has 'rows', expected names of n"):
         tg.cuda_kernel(RATIO, "ratio", ratio_numpy, sizes={"rows": lambda *_: 1})
+    with pytest.raises(ArgumentError, match=r"shapes has 'x', expected names of y$"):
+        tg.cuda_kernel(RATIO, "ratio", ratio_numpy, shapes={"x": lambda *_: (1,)})
+    for threads, message in ((0, "threads is 0, expected 1 or more"), (None, "threads is None")):
+        with pytest.raises(ArgumentError, match=f"cuda_kernel: {message}"):
+            tg.cuda_kernel(RATIO, "ratio", ratio_numpy, threads=threads)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="cuda_kernel: f is a int, expected a function"):
+        tg.cuda_kernel(RATIO, "ratio", 3)  # type: ignore[arg-type]
 
 
 def test_a_launch_has_results_then_arguments_then_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,6 +308,22 @@ def test_arguments_of_nll_loss_that_do_not_fit() -> None:
         reduced("op", Tensor(x), "sum_all")
 
 
+def test_classes_may_be_any_axis() -> None:
+    logits = RNG.standard_normal((4, 2, 3))
+    targets = RNG.integers(0, 4, (2, 3))
+    last = np.moveaxis(logits, 0, -1)
+    probabilities = RNG.random((4, 2, 3))
+    for reduction in ("mean", "none"):
+        for function, given, moved in (
+            (tg.cross_entropy, targets, targets),
+            (tg.cross_entropy, probabilities, np.moveaxis(probabilities, 0, -1)),
+            (tg.nll_loss, targets, targets),
+        ):
+            found = function(logits, given, axis=0, reduction=reduction)
+            expected = function(last, moved, reduction=reduction)
+            np.testing.assert_allclose(found.numpy(), expected.numpy(), 1e-12)
+
+
 def test_probabilities_and_weights_that_do_not_fit() -> None:
     logits, targets = np.zeros((2, 3), "float32"), np.array([0, 1])
     with pytest.raises(ShapeError, match=r"targets has shape \(2, 4\), expected \(2, 3\)"):

@@ -195,6 +195,56 @@ def test_gradients_of_quantiles(method: Any) -> None:
     assert gradcheck(lambda x: tg.nanquantile(x, 0.7, method=method), [x])
 
 
+REDUCED = ["median", "nanmedian", "nanmean", "nansum", "nanprod", "nanvar", "nanstd", "nanmax",
+           "nanmin", "nanargmax", "nanargmin", "ptp", "average"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*REDUCED, "quantile", "nanquantile", "percentile",
+                                  "nanpercentile"])  # fmt: skip
+def test_defaults_and_keepdims_are_numpys(name: str) -> None:
+    x = apart(3, 4)
+    if name.startswith("nan"):
+        x[1, 2] = np.nan
+    ours, numpys = getattr(tg, name), getattr(np, name)
+    q: Any = () if name in REDUCED else (0.3,)
+    for values in (x, np.arange(12).reshape(3, 4)):
+        np.testing.assert_allclose(ours(values, *q), numpys(values, *q))
+        for axis in (None, 0, 1):
+            found = ours(values, *q, axis, keepdims=True)
+            expected = numpys(values, *q, axis, keepdims=True)
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected)
+
+
+def test_other_defaults_are_numpys() -> None:
+    x = apart(3, 5)
+    for name in ("cov", "corrcoef", "diff", "trapezoid", "nancumsum", "nancumprod"):
+        np.testing.assert_allclose(getattr(tg, name)(x), getattr(np, name)(x), 1e-12)
+    changed: list[dict[str, Any]] = [
+        {"bias": True}, {"ddof": 0}, {"rowvar": False}, {"ddof": 2, "bias": True},
+    ]  # fmt: skip
+    for options in changed:
+        np.testing.assert_allclose(tg.cov(x, **options), np.cov(x, **options), 1e-12)
+    np.testing.assert_allclose(tg.trapezoid(x, dx=0.5, axis=0), np.trapezoid(x, dx=0.5, axis=0))
+    widths = np.abs(x).cumsum(1)
+    np.testing.assert_allclose(tg.trapezoid(x, widths), np.trapezoid(x, widths))
+    for one, two in zip(tg.histogram(x), np.histogram(x), strict=True):
+        assert str(one.dtype) == str(two.dtype)
+        np.testing.assert_allclose(one, two)
+    np.testing.assert_array_equal(tg.digitize([1.0], [0.0, 1.0]), np.digitize([1.0], [0.0, 1.0]))
+    assert tg.bincount([2]).tolist() == [0, 0, 1]
+    assert tg.bincount([2], minlength=5).tolist() == [0, 0, 1, 0, 0]
+    weights = Tensor(np.array([1.0, 2.0, 4.0]), requires_grad=True)
+    y = tg.bincount([1, 0, 1], weights)
+    y.backward(np.array([10.0, 20.0]))
+    assert y.tolist() == [2, 5]
+    np.testing.assert_array_equal(weights.grad, [20, 10, 20])
+    np.testing.assert_allclose(tg.average(x, 1, np.arange(1.0, 6), True),
+                               np.average(x, 1, np.arange(1.0, 6), keepdims=True))  # fmt: skip
+    assert tg.average(np.arange(3), weights=[1, 2, 1]).dtype == np.float64
+    assert tg.average(x.astype("float16"), weights=np.ones((3, 5), "float16")).dtype == np.float16
+
+
 def test_what_is_empty_gives_what_is_empty() -> None:
     x = Tensor(np.ones((2, 3)))
     assert tg.quantile(x, [], 1, keepdims=True).shape == (0, 2, 1)
@@ -253,6 +303,12 @@ def test_errors_name_argument_and_expectation() -> None:
          ArgumentError, "quantile: method is 'mid'"),
         (lambda: tg.quantile(x[:0], 0.5), ShapeError, r"quantile: x has shape \(0, 3\), expect"),
         (lambda: tg.average(x, 1, np.ones(2)), ShapeError, r"average: weights has shape \(2,\)"),
+        (lambda: tg.average(x, None, np.ones(3)), ShapeError, r"expected \(2, 3\)$"),
+        (lambda: tg.average(x, 1, np.ones(2)), ShapeError,
+         r"expected \(2, 3\), or the lengths along \(1,\)"),
+        (lambda: tg.nanvar(x, ddof="a"), ArgumentError,  # type: ignore[arg-type]
+         "nanvar: ddof is 'a', expected a number"),
+        (lambda: tg.nanargmin(x * np.nan), ArgumentError, "nanargmin: x holds nothing but NaN alo"),
         (lambda: tg.average(x, 1, [-1, 0, 1]), ArgumentError, "average: weights sum to 0"),
         (lambda: tg.nanargmax(x * np.nan, 1), ArgumentError, "nanargmax: x holds nothing but NaN"),
         (lambda: tg.std(x, ddof=1, correction=0), ArgumentError, "got ddof=1 and correction=0"),
