@@ -853,6 +853,15 @@ def test_a_watch_notes_what_a_step_uses() -> None:
     assert first.running == "all_reduce"
 
 
+def test_an_arena_owns_what_lies_in_its_memory() -> None:
+    memory = [SimpleNamespace(ptr=100, size=10), SimpleNamespace(ptr=300, size=1)]
+    arena: Any = SimpleNamespace(_memory=memory)
+    for pointer, owned in ((99, False), (100, True), (109, True), (110, False), (300, True)):
+        array = SimpleNamespace(data=SimpleNamespace(ptr=pointer))
+        assert graph._Arena.owns(arena, array) == owned
+    assert graph._Arena.total_bytes(arena) == 11
+
+
 def test_a_watch_guards_the_modules_of_a_step() -> None:
     block = nn.TransformerBlock(8, 2)
     watch = graph._Watch()

@@ -117,6 +117,9 @@ def test_uniform_stays_below_its_upper_bound(dtype: Any) -> None:
         u = Generator(3).uniform(low, high, size=MANY, dtype=dtype).numpy().astype(float64)
         assert u.max() < high
         assert u.min() >= np.array(low).astype(dtype).astype(float64)
+    next_one = 1 + 2.0 ** (1 - BITS[dtype])
+    u = Generator(3).uniform(1, next_one, size=1000, dtype=dtype).numpy().astype(float64)
+    assert (u == 1).all()
     u = Generator(3).uniform(1, 1 + 1e-12, size=10, dtype=dtype).numpy()  # nothing lies between
     assert dtype == float64 or (u == 1).all()
 

@@ -395,6 +395,14 @@ def test_large_scores_do_not_overflow() -> None:
     assert np.isfinite(q.grad).all()
 
 
+def test_a_large_bias_that_all_keys_share_changes_nothing() -> None:
+    q = Tensor(RNG.standard_normal((1, 2, 3, 4)))
+    expected = tg.attention(q, q, q).numpy()
+    for bias in (-1e4, 800.0, 1e4):
+        found = tg.attention(q, q, q, np.full((3, 3), bias)).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-11)
+
+
 def test_logsumexp() -> None:
     q, k = RNG.standard_normal((2, 6, 9, 4)), RNG.standard_normal((2, 3, 7, 4))
     y, got = tg.attention(q, k, k, causal=True, scale=0.7, window=4, return_logsumexp=True)

@@ -156,6 +156,20 @@ def test_defaults_are_numpys() -> None:
     np.testing.assert_array_equal(tg.triu(x).numpy(), np.triu(x))
 
 
+def test_arrays_of_other_libraries_share_their_memory() -> None:
+    values = np.arange(3.0)
+
+    class Foreign:
+        def __dlpack__(self, **options: Any) -> Any:
+            return values.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return values.__dlpack_device__()
+
+    assert np.shares_memory(tg.asarray(Foreign()).data, values)
+    assert not np.shares_memory(tg.asarray(Foreign(), copy=True).data, values)
+
+
 def test_lists_of_tensors_are_stacked() -> None:
     x = Tensor(np.ones(2), requires_grad=True)
     y = tg.asarray([x, [3.0, 4.0]])

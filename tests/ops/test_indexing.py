@@ -446,6 +446,7 @@ def test_devices_of_indices_and_values() -> None:
         (lambda: OPERATORS.isub(FIXED, 1), ArgumentError, "-=: the tensor's memory is read-only"),
         (lambda: FIXED.__setitem__(0, 1), ArgumentError, "assignment: the tensor's memory is rea"),
         (lambda: OPERATORS.iadd(X, LEARNED), GradError, r"\+=: the value .* write a = a \+ b"),
+        (lambda: X.__setitem__(0, 10**400), ArgumentError, "the value is 10+, expected float64"),
         (lambda: BYTES.__setitem__(0, 300), ArgumentError, "the value is 300, expected int8"),
         (lambda: tg.take_along_axis(X, np.zeros((2, 1), int), 1), ShapeError,
          r"take_along_axis: indices has shape \(2, 1\), expected \(3, 4\) but for axis 1"),

@@ -315,6 +315,18 @@ def test_variance_of_large_numbers_does_not_cancel(device: str) -> None:
     assert abs(got / expected - 1) < 1e-4
 
 
+def test_deviations_are_computed_in_a_given_dtype() -> None:
+    x = np.arange(6).reshape(2, 3)
+    for name in ("var", "std"):
+        for dtype in ("float32", "float64"):
+            found = getattr(tg, name)(x, 0, dtype=dtype)
+            assert found.dtype == dtype
+            np.testing.assert_allclose(found, getattr(np, name)(x, 0), 1e-6)
+        for ddof in (0, 1):
+            found = getattr(tg, name)(x, correction=ddof)
+            np.testing.assert_allclose(found, getattr(np, name)(x, ddof=ddof))
+
+
 def test_degrees_of_freedom(device: str) -> None:
     x = Tensor(backend.to_device(np.array([1.0, 2.0]), device))
     assert math.isinf(tg.var(x, ddof=2).item())

@@ -167,6 +167,14 @@ def test_copies_do_not(copy: Any) -> None:
     assert not np.shares_memory(copy(x).data, x.data)
 
 
+def test_a_cast_may_move_too() -> None:
+    x = Tensor(np.ones(2))
+    assert tg.astype(x, "float64", copy=False, device="cpu") is x
+    assert tg.astype(x, "float64").data is not x.data
+    with pytest.raises(DeviceError, match="device: got 'tpu'"):
+        tg.astype(x, "float64", device="tpu")
+
+
 def test_reshape_copies_as_asked() -> None:
     x = Tensor(np.arange(6.0).reshape(2, 3))
     for source, copying, shares in ((x, True, False), (x, False, True), (x.T, True, False)):

@@ -86,6 +86,14 @@ def test_sorting_is_stable(values: list[int], descending: bool) -> None:
     assert order == sorted(range(len(values)), key=lambda i: (sign * values[i], i))
 
 
+def test_a_sorter_sorts_the_sequence() -> None:
+    x, values = np.array([5, 1, 3]), np.array([0, 1, 3, 9])
+    order = np.argsort(x)
+    for side in ("left", "right"):
+        found = tg.searchsorted(x, values, side, sorter=order)
+        np.testing.assert_array_equal(found, np.searchsorted(x, values, side, order))
+
+
 def test_equal_elements_get_their_own_gradient() -> None:
     x = Tensor(np.array([2.0, 1.0, 2.0, 2.0]), requires_grad=True)
     tg.sort(x, descending=True).backward(np.array([10.0, 20.0, 30.0, 40.0]))
