@@ -321,3 +321,37 @@ def test_a_move_is_the_only_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert from_dlpack(values, device="cuda", copy=True).data is moved
     with pytest.raises(ArgumentError, match="copy is False, expected the device of x"):
         from_dlpack(values, device="cuda", copy=False)
+
+
+def test_results_of_functions_are_tensors_in_a_tuple() -> None:
+    x, y = tensorgrad.ones(2), tensorgrad.zeros(2)
+    for result, expected in ((x, (x,)), ([x, y], (x, y)), ((y,), (y,))):
+        found = interop._several("f", result, Tensor, "tensors")
+        assert type(found) is tuple
+        assert all(one is two for one, two in zip(found, expected, strict=True))
+    for result, name in ((1.0, "float"), ((x, x.data), "ndarray"), ((), "tuple"), ([], "list")):
+        with pytest.raises(DtypeError, match=f"f: the function returned {name}, expected tensors"):
+            interop._several("f", result, Tensor, "tensors")
+
+
+def test_backward_begins_at_several_results() -> None:
+    values = np.array([1.0, 2.0])
+    leaf = interop._leaf(Tensor(values), True)
+    assert leaf.requires_grad
+    assert not interop._leaf(Tensor(values), False).requires_grad
+    assert np.shares_memory(leaf.data, values)
+    outputs = (leaf * 3, leaf * leaf, leaf * 1e9)
+    with tensorgrad.no_grad():
+        interop._backward_from(outputs, [np.array([1.0, 10.0]), np.ones(2), None])
+    np.testing.assert_array_equal(leaf.grad, [3 + 2, 30 + 4])
+
+
+@pytest.mark.parametrize("wrap", [interop.as_torch_function, interop.from_torch_function])
+def test_what_wraps_functions_names_what_is_missing(
+    wrap: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ArgumentError, match=f"{wrap.__name__}: f is a int, expected a function"):
+        wrap(3)
+    with pytest.raises(ArgumentError, match=f"{wrap.__name__}: PyTorch is not installed; run `pip"):
+        wrap(abs)

@@ -66,6 +66,10 @@ def test_threads_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -
     for words, count in (("3", 3), ("1", 1), ("0", None), ("many", None), ("", None)):
         monkeypatch.setenv("OMP_NUM_THREADS", words)
         assert backend.threads() == (len(os.sched_getaffinity(0)) if count is None else count)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    for cores, count in ((3, 3), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert backend.threads() == count
 
 
 @pytest.fixture

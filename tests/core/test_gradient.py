@@ -147,6 +147,17 @@ def test_kernels_write_to_what_fits() -> None:
         assert found == ((kept, 1) if fits else None)
 
 
+def test_a_sum_is_complete_once_and_rounded_where_asked() -> None:
+    narrow = np.dtype("float16")
+    for rounds in (True, False):
+        edge = Gradient(np.ones(2, "float32"), dtype=narrow, rounds=rounds)
+        total = edge.complete()
+        assert total is not None
+        assert (total.tolist(), str(total.dtype)) == ([1, 1], "float16" if rounds else "float32")
+        assert edge.array is None
+        assert edge.complete() is None
+
+
 def test_an_edge_that_is_wider_takes_what_it_gets() -> None:
     edge = Gradient(np.ones(2, "float32"), dtype=np.dtype("float32"))
     wider = np.ones(2)

@@ -13,7 +13,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
-from tensorgrad.ops.cross_entropy import reduced
+from tensorgrad.ops.cross_entropy import LossOptions, reduced, rows_numpy
 from tensorgrad.testing import SIZES, Case, Ulps, check
 
 RNG = np.random.default_rng(5)
@@ -306,6 +306,21 @@ def test_arguments_of_nll_loss_that_do_not_fit() -> None:
         ArgumentError, match=r"op: reduction is 'sum_all', expected one of .*'mean'"
     ):
         reduced("op", Tensor(x), "sum_all")
+
+
+def test_columns_behind_the_classes_do_not_count() -> None:
+    logits, targets = RNG.standard_normal((4, 7)), np.array([0, 4, 2, 1])
+    counted, losses, dlogits = np.array([True, True, False, True]), np.ones(4), np.ones((4, 7))
+    for smoothing in (0.0, 0.1):
+        options = LossOptions(-100, smoothing, 0.01)
+        rows_numpy(losses, dlogits, logits, targets, counted, options, np.asarray(0.5), 5)
+        x = Tensor(logits[:, :5].copy(), requires_grad=True)
+        kept = np.where(counted, targets, -100)
+        expected = tg.cross_entropy(x, kept, -100, smoothing, "none", 0.01)
+        expected.backward(np.full(4, 0.5))
+        np.testing.assert_allclose(losses, expected.numpy(), 1e-12)
+        np.testing.assert_allclose(dlogits[:, :5], x.grad, 1e-12, 1e-14)  # type: ignore[arg-type]
+        assert not dlogits[:, 5:].any()
 
 
 def test_classes_may_be_any_axis() -> None:
