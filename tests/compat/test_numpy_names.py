@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "guides" / "omitted.md").read_text(encoding="utf-8")
 OMITTED = set(re.findall(r"`(\w+)`", PAGE.partition("## Names of NumPy")[2]))
 FORMER = {"in1d", "trapz"}  # which NumPy 2.4 removed
 NAMES = {name for name in np.__all__ if not name.startswith("__")} - {"dtypes"} - FORMER
-ANOTHER_MEANING = {"load", "save"}  # of safetensors
+ANOTHER_MEANING = {"load", "save", "testing"}  # of safetensors; of ops
 LATER = {"float128", "complex256", "core", "row_stack"}  # on some platforms or versions
 
 
