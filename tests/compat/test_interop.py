@@ -325,11 +325,15 @@ def test_a_move_is_the_only_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_results_of_functions_are_tensors_in_a_tuple() -> None:
     x, y = tensorgrad.ones(2), tensorgrad.zeros(2)
-    for result, expected in ((x, (x,)), ([x, y], (x, y)), ((y,), (y,))):
+    right: list[tuple[Any, Any]] = [(x, (x,)), ([x, y], (x, y)), ((y,), (y,))]
+    for result, expected in right:
         found = interop._several("f", result, Tensor, "tensors")
         assert type(found) is tuple
         assert all(one is two for one, two in zip(found, expected, strict=True))
-    for result, name in ((1.0, "float"), ((x, x.data), "ndarray"), ((), "tuple"), ([], "list")):
+    wrong: list[tuple[Any, str]] = [
+        (1.0, "float"), ((x, x.data), "ndarray"), ((), "tuple"), ([], "list"),
+    ]  # fmt: skip
+    for result, name in wrong:
         with pytest.raises(DtypeError, match=f"f: the function returned {name}, expected tensors"):
             interop._several("f", result, Tensor, "tensors")
 

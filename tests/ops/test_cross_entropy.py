@@ -13,7 +13,8 @@ import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
-from tensorgrad.ops.cross_entropy import LossOptions, reduced, rows_numpy
+from tensorgrad.kernels.cross_entropy import LossOptions
+from tensorgrad.ops.cross_entropy import reduced, rows_numpy
 from tensorgrad.testing import SIZES, Case, Ulps, check
 
 RNG = np.random.default_rng(5)
