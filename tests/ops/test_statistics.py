@@ -264,6 +264,15 @@ def test_tensors_are_fractions_and_edges() -> None:
     assert (counts.tolist(), edges.tolist()) == ([1, 2], [0, 2, 4])
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_quantiles_on_and_between_elements_are_numpys(method: Any) -> None:
+    for count in (4, 5):
+        x, q = np.arange(1.0, count + 1) ** 2, np.arange(4 * count + 1) / (4 * count)
+        expected = np.quantile(x, q, method=method)
+        np.testing.assert_allclose(tg.quantile(x, q, method=method), expected, 1e-12)
+        np.testing.assert_allclose(tg.nanquantile(x, q, method=method), expected, 1e-12)
+
+
 def test_lists_stay_integers_beside_weights() -> None:
     assert tg.bincount([0, 2], np.array([0.1, 0.3])).tolist() == [0.1, 0.0, 0.3]
     assert tg.bincount([]).tolist() == []
