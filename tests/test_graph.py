@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tensorgrad.core.modes import mode, replaced
 from tensorgrad.errors import ArgumentError, DeviceError, GraphError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.nn import evaluating
+from tests.gpu_array import on_gpu
 
 TINY = GPT2Config(vocab_size=97, context=32, layers=2, heads=2, width=64, dropout=0.1)
 
@@ -792,6 +794,91 @@ def test_results_are_detached_everywhere() -> None:
     assert not y.requires_grad
     with pytest.raises(GraphError, match="the function returned a int"):
         graph.capture(lambda: (w, 3), device="cpu")()
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_results_of_any_structure_are_mapped() -> None:
+    w = Tensor(np.ones(2), requires_grad=True)
+    result = {"a": Pair(w * 2, [w, None]), "b": (w.data,)}
+    found = graph.capture(lambda: result, device="cpu")()
+    assert list(found) == ["a", "b"]
+    assert type(found["a"]) is Pair
+    assert type(found["a"].second) is list
+    assert type(found["b"]) is tuple
+    assert found["b"][0] is w.data
+    assert found["a"].second[1] is None
+    for one in (found["a"].first, found["a"].second[0]):
+        assert not one.requires_grad
+    assert found["a"].second[0].data is w.data
+    copied = graph._mapped(graph._copy, found)
+    assert not np.shares_memory(copied["a"].second[0].data, w.data)
+    assert copied["a"].second[0].tolist() == copied["b"][0].tolist() == [1, 1]
+    for wrong, kind in (({"a": [1]}, "int"), ((w, "text"), "str")):
+        with pytest.raises(GraphError, match=f"the function returned a {kind}, expected arrays"):
+            graph.capture(lambda wrong=wrong: wrong, device="cpu")()
+
+
+def test_a_watch_notes_what_a_step_uses() -> None:
+    w, y = Tensor(np.ones(2), requires_grad=True), on_gpu(np.ones(2))
+    first = graph._Watch()
+    first.op("multiply", y, (w, 3.0, None, w * 2, w.detach()), None, ())
+    assert (first.used, first.leaves, first.kept) == ({id(w): w}, {}, {})
+    first.op("multiply", y, (w,), object(), ())
+    assert first.leaves == {id(w): (w, None)}
+    graph._Watch(first).op("multiply", y, (w,), object(), ())
+    w.grad = np.zeros(2)
+    first.op("multiply", y, (w,), object(), ())  # noted already
+    with pytest.raises(graph._UnlikeWarmUp):
+        graph._Watch(first).op("multiply", y, (w,), object(), ())
+    with pytest.raises(GraphError, match=r"graph.capture: exp at .* computes on the CPU, expected"):
+        first.op("exp", np.ones(2), (), None, ())
+    thread = threading.Thread(target=first.op, args=("exp", np.ones(2), (), None, ()))
+    thread.start()
+    thread.join()
+    own, outside, saved = (on_gpu(np.ones(2)) for _ in range(3))
+    arena: Any = SimpleNamespace(owns=lambda array: array is own)
+    within = graph._Watch(None, arena)
+    within.op("add", y, (Tensor(own), Tensor(outside), Tensor(np.ones(2))), None, (saved, "tanh"))
+    assert {id(each) for each in within.kept.values()} == {id(outside), id(saved)}
+    first.enter("sum")
+    assert first.running == "sum"
+    node = SimpleNamespace(name="tanh", backward=lambda *given: given)
+    assert first.backward(node, 1, (2,), (True,)) == (1, (2,), (True,))
+    assert first.running == "backward of tanh"
+    first.transfer("all_reduce", 8)()
+    assert first.running == "all_reduce"
+
+
+def test_an_arena_owns_what_lies_in_its_memory() -> None:
+    memory = [SimpleNamespace(ptr=100, size=10), SimpleNamespace(ptr=300, size=1)]
+    arena: Any = SimpleNamespace(_memory=memory)
+    for pointer, owned in ((99, False), (100, True), (109, True), (110, False), (300, True)):
+        array = SimpleNamespace(data=SimpleNamespace(ptr=pointer))
+        assert graph._Arena.owns(arena, array) == owned
+    assert graph._Arena.total_bytes(arena) == 11
+
+
+def test_a_watch_guards_the_modules_of_a_step() -> None:
+    block = nn.TransformerBlock(8, 2)
+    watch = graph._Watch()
+    x = tg.ones((1, 3, 8))
+    np.testing.assert_array_equal(watch.layer(block, (x,), {}).numpy(), block(x).numpy())
+    assert watch.guards.hold()
+    count = len(watch.guards._modules)
+    assert count == len(list(block.modules()))
+    watch.layer(block, (x,), {})
+    assert len(watch.guards._modules) == count
+    next(iter(block.children())).eval()
+    assert not watch.guards.hold()
+    block.train()
+    assert watch.guards.hold()
+    del block
+    gc.collect()
+    assert not watch.guards.hold()
 
 
 def test_bad_arguments_are_named() -> None:

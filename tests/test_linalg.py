@@ -128,8 +128,66 @@ def test_full_matrices_and_ranks() -> None:
     assert linalg.inv(np.array([[2, 0], [0, 4]])).dtype == np.dtype("float64")
 
 
+def test_defaults_are_numpys() -> None:
+    for name in ("diagonal", "trace"):
+        for offset in (0, 1, -2):
+            found = getattr(linalg, name)(FLAT, offset)
+            np.testing.assert_allclose(found, getattr(np.linalg, name)(FLAT, offset=offset))
+        np.testing.assert_allclose(getattr(linalg, name)(FLAT), getattr(np.linalg, name)(FLAT))
+    assert linalg.trace(FLAT, dtype="float32").dtype == np.float32
+    assert linalg.matrix_norm(FLAT).shape == (2,)
+    np.testing.assert_allclose(linalg.matrix_norm(FLAT), np.linalg.matrix_norm(FLAT))
+    assert linalg.vector_norm(FLAT, keepdims=True).shape == (1, 1, 1)
+    np.testing.assert_allclose(linalg.vector_norm(FLAT), np.linalg.vector_norm(FLAT))
+    np.testing.assert_allclose(linalg.norm(TALL, 1), np.linalg.norm(TALL, 1))
+    np.testing.assert_allclose(linalg.norm(TALL[0], 3), np.linalg.norm(TALL[0], 3))
+    np.testing.assert_allclose(linalg.norm(FLAT, axis=[0, 2]), np.linalg.norm(FLAT, axis=(0, 2)))  # type: ignore[arg-type]
+    for order in ("fro", "nuc", 2, -2, 1, -1, math.inf, -math.inf):
+        for keepdims in (False, True):
+            found = linalg.norm(FLAT, order, (2, 0), keepdims)
+            expected = np.linalg.norm(FLAT, order, (2, 0), keepdims)
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected)
+    np.testing.assert_allclose(linalg.pinv(TALL, 0.5), np.linalg.pinv(TALL, rtol=0.5))
+    each = np.array([0.5, 0.01])
+    np.testing.assert_allclose(linalg.pinv(FLAT, Tensor(each)), np.linalg.pinv(FLAT, rtol=each))
+    found = linalg.matrix_power(SQUARE.astype("float32"), 0)
+    assert (found.shape, str(found.dtype)) == (SQUARE.shape, "float32")
+    full = linalg.svd(WIDE)
+    assert [part.shape for part in full] == [(3, 3), (3,), (4, 4)]
+    assert [part.shape for part in linalg.qr(TALL)] == [(4, 3), (3, 3)]
+    np.testing.assert_array_equal(linalg.cond(SQUARE), linalg.cond(SQUARE, 2))
+    lower = linalg.cholesky(POSITIVE).numpy()
+    np.testing.assert_array_equal(lower, np.tril(lower))
+    np.testing.assert_array_equal(linalg.eigvalsh(SQUARE), linalg.eigvalsh(SQUARE, "L"))
+    product = TALL.T @ TALL @ TALL[0]
+    np.testing.assert_allclose(linalg.multi_dot([TALL.T, TALL, TALL[0]]), product)
+
+
+def test_each_factor_alone_has_its_gradient() -> None:
+    for part in range(3):
+        assert gradcheck(lambda x, i=part: abs(linalg.svd(x, False)[i]), [TALL])
+        assert gradcheck(lambda x, i=part: abs(linalg.svd(x)[i]), [SQUARE])
+    for part in range(2):
+        assert gradcheck(lambda x, i=part: linalg.qr(x)[i], [TALL])
+        assert gradcheck(lambda x, i=part: linalg.qr(x, "complete")[i], [SQUARE])
+        assert gradcheck(lambda x, i=part: abs(linalg.eigh((x + x.mT) / 2)[i]), [POSITIVE])
+    a, b = (Tensor(x, requires_grad=True) for x in (SQUARE[0], TALL[0]))
+    linalg.solve(a.detach(), b).sum().backward()
+    assert b.grad is not None
+    assert a.grad is None
+    for name in ("U", "Vh"):
+        leaf = Tensor((TALL if name == "U" else WIDE).copy(), requires_grad=True)
+        with pytest.raises(GradError, match="svd: full matrices that are not square have no grad"):
+            getattr(linalg.svd(leaf), name).sum().backward()
+        linalg.svd(leaf).S.sum().backward()
+        assert leaf.grad is not None
+
+
 def test_errors_name_argument_and_expectation() -> None:
     singular, leaf = np.ones((2, 2)), Tensor(WIDE.copy(), requires_grad=True)
+    wrong: Any = "max"
+    missing: Any = linalg
     calls: list[tuple[Callable[[], Any], Any, str]] = [
         (lambda: linalg.inv(TALL), ShapeError, r"inv: x has shape \(4, 3\), expected square"),
         (lambda: linalg.inv(singular), ArgumentError, "inv: the matrix is unfit: Singular"),
@@ -141,6 +199,23 @@ def test_errors_name_argument_and_expectation() -> None:
         (lambda: linalg.norm(TALL, "max"), ArgumentError,  # type: ignore[arg-type]
          "norm: ord is 'max', expected 'fro'"),
         (lambda: linalg.norm(FLAT, 1), ArgumentError, "norm: axis is None for x of 3 axes"),
+        (lambda: linalg.vector_norm(TALL, ord=wrong), ArgumentError,
+         "norm: ord is 'max', expected a number for vectors"),
+        (lambda: linalg.qr(TALL, wrong), ArgumentError, "qr: mode is 'max', expected 'reduced'"),
+        (lambda: linalg.matrix_norm(TALL[0]), ShapeError, r"norm: x has shape \(3,\), expected t"),
+        (lambda: linalg.solve(SQUARE, 1.0), ShapeError, r"solve: b has shape \(\), expected 3 ro"),
+        (lambda: linalg.solve(TALL, TALL), ShapeError, "solve: x has shape .*, expected square"),
+        (lambda: linalg.det(TALL[0]), ShapeError, r"det: x has shape \(3,\), expected square"),
+        (lambda: linalg.matrix_power(TALL, 0), ShapeError, "matrix_power: x has shape .*, expecte"),
+        (lambda: linalg.cond(TALL, 1), ShapeError, "cond: x has shape .*, expected square matric"),
+        (lambda: linalg.cond(np.zeros((3, 0))), ShapeError, r"cond: x has shape \(3, 0\), expect"),
+        (lambda: linalg.pinv(TALL, Tensor(np.ones(()), requires_grad=True)), GradError,
+         "pinv: rtol requires a gradient"),
+        (lambda: linalg.tensorinv(SIX.reshape(3, 2, 6), 4), ArgumentError,
+         "tensorinv: ind is 4, expected 1 to 3"),
+        (lambda: linalg.tensorsolve(np.ones((2, 2)), np.ones(3)), ShapeError,
+         r"tensorsolve: a has shape \(2, 2\), expected that of b, \(3,\)"),
+        (lambda: missing.nothing, AttributeError, r"tensorgrad\.linalg"),
     ]  # fmt: skip
     for call, error, message in calls:
         with pytest.raises(error, match=message):

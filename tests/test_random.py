@@ -16,8 +16,9 @@ import tensorgrad
 import tensorgrad as tg
 from tensorgrad import Tensor, random
 from tensorgrad.core import backend
+from tensorgrad.core.modes import mode, replaced
 from tensorgrad.dtypes import FLOATS, INTEGERS, bfloat16, bool_, float16, float32, float64, uint64
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.errors import ArgumentError, DtypeError, GraphError, ShapeError
 from tensorgrad.kernels.random import Key
 from tensorgrad.ops import philox
 from tensorgrad.random import Generator
@@ -88,6 +89,9 @@ def test_normal_is_the_exact_inverse() -> None:
     np.testing.assert_allclose(z[inside], np.array(exact)[inside], rtol=1e-14, atol=1e-16)
     np.testing.assert_array_equal(philox._normal_quantile(-q), -z)
     assert 8.2 < z.max() < 8.3
+    far = np.sort(2.0 ** -np.arange(9.0, 53) * np.array([[1], [1.5]]), None)  # down to 2^-52
+    exact = [NormalDist().inv_cdf(p) for p in far.tolist()]
+    np.testing.assert_allclose(philox._normal_quantile(far - 0.5), exact, rtol=1e-14)
 
 
 def test_logarithm() -> None:
@@ -113,6 +117,9 @@ def test_uniform_stays_below_its_upper_bound(dtype: Any) -> None:
         u = Generator(3).uniform(low, high, size=MANY, dtype=dtype).numpy().astype(float64)
         assert u.max() < high
         assert u.min() >= np.array(low).astype(dtype).astype(float64)
+    next_one = 1 + 2.0 ** (1 - BITS[dtype])
+    u = Generator(3).uniform(1, next_one, size=1000, dtype=dtype).numpy().astype(float64)
+    assert (u == 1).all()
     u = Generator(3).uniform(1, 1 + 1e-12, size=10, dtype=dtype).numpy()  # nothing lies between
     assert dtype == float64 or (u == 1).all()
 
@@ -319,6 +326,27 @@ def test_bad_arguments() -> None:
         draws.integers(300, dtype="uint8")
     with pytest.raises(DtypeError, match="integers: dtype is float32, expected an integer dtype"):
         draws.integers(3, dtype="float32")
+    with pytest.raises(ArgumentError, match="uniform: low is 2 and high 1, expected finite low <"):
+        draws.uniform(2, 1)
+    for scale in (math.inf, math.nan):
+        with pytest.raises(ArgumentError, match=rf"normal: loc is 0\.0 and scale {scale}"):
+            draws.normal(0.0, scale)
+    with pytest.raises(ArgumentError, match="integers: low is -1 and high 3, expected 0 <= low"):
+        draws.integers(-1, 3, dtype="uint8")
+    with pytest.raises(
+        ArgumentError, match=r"integers: low is 0 and high 257, .* <= 256 for uint8"
+    ):
+        draws.integers(0, 257, dtype="uint8")
+    with pytest.raises(ArgumentError, match=r"integers: high is 1\.5, expected an integer"):
+        draws.integers(0, 1.5)  # type: ignore[arg-type]
+    shapes: list[tuple[Callable[..., Any], tuple[int, ...]]] = [
+        (draws.normal, (0, 1, 2)), (draws.uniform, (0, 1, 2)), (draws.random, (2,)),
+        (draws.standard_normal, (2,)), (draws.integers, (0, 9, 2)),
+    ]  # fmt: skip
+    for method, given in shapes:
+        message = f"{method.__name__}: dtype is 3, .* such as size="
+        with pytest.raises(ArgumentError, match=message):
+            method(*given, 3)
     for probability in (-0.1, 1.1, math.nan):
         with pytest.raises(ArgumentError, match=r"bernoulli: probability is .*, expected 0 to 1"):
             draws.bernoulli(probability)
@@ -415,6 +443,35 @@ def test_default_rng_has_a_state_of_its_own() -> None:
     assert random.get_state() == before
     with pytest.raises(ArgumentError, match=r"random: seed is -1, expected an integer from 0"):
         random.default_rng(-1)
+
+
+def test_a_captured_step_draws_from_the_default_generator_alone() -> None:
+    with replaced(mode, capture=object()):
+        for call, message in (
+            (Generator(1).normal, "random: a captured step draws from a generator of its own"),
+            (lambda: random.seed(1), r"random\.seed: called in a captured step, expected it bef"),
+        ):
+            with pytest.raises(GraphError, match=message):
+                call()
+        counted: Any = Generator(1)
+        counted.offset = object()
+        assert counted.next_key().offset is counted.offset
+
+
+def test_probabilities_at_the_ends() -> None:
+    assert not Generator(1).bernoulli(0, 50).numpy().any()
+    assert Generator(1).bernoulli(1, 50).numpy().all()
+    assert Generator(1).normal(2.5, 0, 3).tolist() == [2.5] * 3
+    assert Generator(1).permutation(0).shape == (0,)
+    assert sorted(Generator(1).permutation(np.int64(4)).tolist()) == [0, 1, 2, 3]
+    assert Generator(1).permutation(4).dtype == np.int64
+    assert sorted(Generator(1).choice(3, 3, replace=False).tolist()) == [0, 1, 2]
+    assert sorted(Generator(1).choice(np.int64(2), 2, False, [1.0, 1.0]).tolist()) == [0, 1]
+    assert Generator(1).choice(1).item() == 0
+    assert Generator(1).choice(5, 9).shape == (9,)  # with replacement unless asked for
+    assert random.default_rng().get_state() == {"seed": 0, "draw": 0, "stream": 0}
+    with pytest.raises(AttributeError, match=r"tensorgrad\.random"):
+        getattr(random, "nothing")  # noqa: B009
 
 
 def test_permuted_moves_the_elements_of_each_row_on_their_own() -> None:

@@ -4,7 +4,8 @@ Equal elements keep their order, ascending and descending, and NaN counts as lar
 number; so both devices agree on every index. Sorted values are taken by index, and their
 gradient goes back to where each came from. Unique elements and sets have no gradients; how many
 there are depends on the values, so on the GPU the host waits for them, and no CUDA graph can
-capture these functions. Tests: tests/ops/test_sorting.py, test_sets.py and test_close.py.
+capture these functions. Tests: tests/ops/test_sorting.py, tests/ops/test_sets.py and
+tests/ops/test_close.py.
 """
 
 from __future__ import annotations

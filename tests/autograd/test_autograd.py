@@ -268,6 +268,7 @@ def test_indices_of_arguments() -> None:
 
     x, y = Tensor(np.array([3.0])), np.array([2.0])
     assert tensorgrad.grad(f, -1)(x, y).item() == 9.0
+    assert tensorgrad.grad(f, -2)(x, y).item() == 12.0
     assert tensorgrad.grad(f, np.int64(1))(x, y).item() == 9.0
     assert [g.item() for g in tensorgrad.grad(f, (-1, 0, 1))(x, y)] == [9.0, 12.0, 9.0]
     for index in (2, -3, "x"):
@@ -300,6 +301,10 @@ def test_second_derivatives_say_so() -> None:
     assert tensorgrad.grad(lambda x: x * x)(x).item() == 2.0  # the flag was put back
     with pytest.raises(GradError, match=r"returned shape \(2,\), expected a scalar"):
         tensorgrad.grad(lambda x: x)(Tensor(np.ones(2)))
+    with pytest.raises(GradError, match="the function returned float, expected a scalar tensor"):
+        tensorgrad.grad(lambda x: 1.0)(x)  # type: ignore[arg-type, return-value]
+    narrow = tensorgrad.grad(lambda x: (x.astype("float32") * 2).sum())(np.ones(2, "float16"))
+    assert (narrow.tolist(), str(narrow.dtype)) == ([2, 2], "float16")
 
 
 def test_assignment_to_what_the_graph_needs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,8 @@ from tensorgrad.errors import (
 )
 from tensorgrad.testing import Case, Ulps, check, sized
 from tests.gpu_array import on_gpu
+
+cuda_kernel_module = import_module("tensorgrad.autograd.cuda_kernel")  # the package has a function
 
 # Rows with two results, one of which is of a fixed type, a number, and sizes.
 SOURCE = """
@@ -159,6 +162,10 @@ def test_the_source_keeps_its_file_and_lines(tmp_path: Path) -> None:
     path = tmp_path / "own.cu"
     path.write_text(RATIO)
     assert f'#line 1 "{path}"' in tg.cuda_kernel(path, "ratio", ratio_numpy).source(tg.float32)
+    text = ratio.source(tg.float64).splitlines()
+    assert text[1:3] == ["using T = double;", "using Compute = double;"]
+    assert "using T" not in ratio.source(None)
+    assert ratio.source(None).endswith(RATIO + "\n")
     made = tg.cuda_kernel(RATIO.replace("1 +", "1.0f +"), "ratio", ratio_numpy)
     assert '#line 1 "ratio.cu"' in made.source(tg.float32)
 
@@ -188,9 +195,27 @@ DECLARATIONS = [
     ("const T* x, T* y", "expected pointers for the results, then pointers to const", "f"),
     ("T* y, const T** x", r"has the parameter 'const T\*\* x'", "f"),
     ("T* y, const size_t* x", "expected a name after one of T, double, float", "f"),
+    ("T* y, const T* x, __half scale", "has the parameter '__half scale', expected a name a", "f"),
+    ("T* y", "expected pointers for the results, then pointers to const for the argum", "f"),
+    ("T* y, int n", "expected pointers for the results, then pointers to const for the a", "f"),
+    ("T* y, int n, const T* x", "has .*'output', 'number', 'input'.*, expected pointers", "f"),
     ("T* y, const T* x, T scale", "has the parameter 'T scale', expected a name after", "f"),
     ("T* y, const float* x", "has a result of T, expected an argument of T too", "f"),
 ]
+
+
+FLOATS_16 = "__half, __nv_bfloat16"
+ALL_TYPES = tuple(cuda_kernel_module._DTYPES)
+
+
+@pytest.mark.parametrize("pointer", [True, False])
+def test_a_wrong_type_is_answered_with_those_there_are(pointer: bool) -> None:
+    wrong = "const size_t* n" if pointer else "size_t n"
+    names = [each for each in ALL_TYPES if pointer or each not in FLOATS_16.split(", ")]
+    expected = f"one of {'T, ' if pointer else ''}{', '.join(names)}"
+    expected += "" if pointer else ", or a pointer to one"
+    with pytest.raises(KernelError, match=re.escape(expected) + "$"):
+        tg.cuda_kernel(f"__global__ void f(T* y, const T* x, {wrong}) {{}}", "f", np.exp)
 
 
 @pytest.mark.parametrize(("declared", "message", "name"), DECLARATIONS)
@@ -202,6 +227,13 @@ def test_wrong_declarations(declared: str, message: str, name: str) -> None:
 def test_wrong_names() -> None:
     with pytest.raises(ArgumentError, match="sizes has 'rows', expected names of n"):
         tg.cuda_kernel(RATIO, "ratio", ratio_numpy, sizes={"rows": lambda *_: 1})
+    with pytest.raises(ArgumentError, match=r"shapes has 'x', expected names of y$"):
+        tg.cuda_kernel(RATIO, "ratio", ratio_numpy, shapes={"x": lambda *_: (1,)})
+    for threads, message in ((0, "threads is 0, expected 1 or more"), (None, "threads is None")):
+        with pytest.raises(ArgumentError, match=f"cuda_kernel: {message}"):
+            tg.cuda_kernel(RATIO, "ratio", ratio_numpy, threads=threads)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="cuda_kernel: f is a int, expected a function"):
+        tg.cuda_kernel(RATIO, "ratio", 3)  # type: ignore[arg-type]
 
 
 def test_a_launch_has_results_then_arguments_then_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,11 +244,8 @@ def test_a_launch_has_results_then_arguments_then_numbers(monkeypatch: pytest.Mo
         sources.append(text)
         return lambda *launch: launches.append(launch)
 
-    module = import_module(
-        "tensorgrad.autograd.cuda_kernel"
-    )  # the package has the function of that name
-    monkeypatch.setattr(module, "load_text", load_text)
-    monkeypatch.setattr(module, "number", lambda dtype, value: (dtype, value))
+    monkeypatch.setattr(cuda_kernel_module, "load_text", load_text)
+    monkeypatch.setattr(cuda_kernel_module, "number", lambda dtype, value: (dtype, value))
     runtime = SimpleNamespace(getDevice=lambda: 0)
     namespace = SimpleNamespace(
         empty=lambda shape, dtype: on_gpu(np.empty(shape, dtype)),

@@ -68,3 +68,12 @@ def test_inputs_stay_as_they_are() -> None:
     gradcheck(tg.exp, [x])
     assert x.grad is None
     assert x.tolist() == [1, 1, 1]
+
+
+def test_the_tolerance_is_relative_to_the_number_and_the_length() -> None:
+    x = np.array([1.0])
+    assert gradcheck(lambda x: x * 0, [x], tolerance=0)
+    for slope in (2.1, 1.9):
+        assert gradcheck(squared_with(slope), [x], tolerance=0.03)
+        with pytest.raises(GradError, match="gradient of input 0"):
+            gradcheck(squared_with(slope), [x], tolerance=0.003)

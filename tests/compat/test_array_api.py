@@ -31,7 +31,16 @@ def test_inspection() -> None:
         name: getattr(tg, name) for name in ("int8", "int16", "int32", "int64")
     }
     assert set(info.dtypes()) >= {"bool", "uint8", "float32", "float64"}
-    assert info.capabilities()["boolean indexing"]
+    assert info.capabilities() == {
+        "boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64,
+    }  # fmt: skip
+    assert info.default_dtypes()["complex floating"] == tg.complex64
+    assert info.default_dtypes()["indexing"] == tg.zeros(1).argmax().dtype
+    assert set(info.dtypes(kind=("bool", "complex floating"))) == {
+        "bool",
+        "complex64",
+        "complex128",
+    }
 
 
 def test_limits_of_dtypes_are_python_numbers() -> None:
@@ -41,7 +50,9 @@ def test_limits_of_dtypes_are_python_numbers() -> None:
             assert getattr(found, field) == getattr(expected, field), (name, field)
         assert type(found.eps) is float
     assert tg.finfo(tg.bfloat16).eps == 2**-7
-    assert tg.finfo(tg.zeros(2)).bits == 32
+    assert tg.finfo(tg.zeros(2)).bits == tg.finfo("complex64").bits == 32
+    assert tg.finfo("complex64").dtype == tg.float32
+    assert tg.iinfo("int8").dtype == tg.int8
     for name in ("int8", "uint64"):
         assert tg.iinfo(name)[:3] == (np.iinfo(name).bits, np.iinfo(name).max, np.iinfo(name).min)
     with pytest.raises(DtypeError, match="finfo: got dtype int8, expected a float"):
@@ -55,6 +66,12 @@ def test_kinds_and_promotion() -> None:
     assert tg.isdtype(tg.bfloat16, ("bool", "real floating"))
     assert not tg.isdtype(tg.bool, "numeric")
     assert tg.isdtype(tg.float32, tg.float32)
+    assert not tg.isdtype(tg.float32, tg.float64)
+    assert tg.isdtype(tg.bfloat16, "numeric")
+    assert not tg.isdtype(tg.bfloat16, "integral")
+    assert not tg.isdtype(tg.int8, ("bool", "real floating"))
+    with pytest.raises(ArgumentError, match="result_type: got no operands, expected at least one"):
+        tg.result_type()
     with pytest.raises(ArgumentError, match="isdtype: kind is 'float', expected one of bool"):
         tg.isdtype(tg.float32, "float")
     assert tg.result_type(tg.zeros(1, "int8"), tg.float32, 1.5) == tg.float32

@@ -294,3 +294,68 @@ def test_copies_through_dlpack(device: str) -> None:
     if device != "cpu":
         with pytest.raises(BufferError, match="dlpack: the tensor is on a GPU, expected copy=None"):
             x.__dlpack__(copy=False, dl_device=(1, 0))
+
+
+def test_strides_and_copies_through_numpy() -> None:
+    values = np.arange(3.0)
+    still = Tensor(np.lib.stride_tricks.as_strided(values, (2, 3), (0, 8)))
+    assert np.shares_memory(np.from_dlpack(still), values)  # a stride of 0 runs nowhere
+    for dtype in ("float32", "bfloat16"):
+        backwards = tensorgrad.flip(tensorgrad.tensor([1, 2, 3], dtype))
+        assert from_dlpack(backwards).tolist() == [3, 2, 1]
+        with pytest.raises(BufferError, match="dlpack: the tensor has negative strides, expected"):
+            backwards.__dlpack__(copy=False)
+    assert np.shares_memory(from_dlpack(values).data, values)
+    for copy, device in ((None, None), (False, None), (None, "cpu"), (False, "cpu")):
+        assert np.shares_memory(from_dlpack(values, copy=copy, device=device).data, values)
+    for device in (None, "cpu"):
+        copied = from_dlpack(values, copy=True, device=device)
+        assert not np.shares_memory(copied.data, values)
+        assert copied.tolist() == [0, 1, 2]
+
+
+def test_a_move_is_the_only_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, moved = np.arange(3.0), np.arange(3.0)
+    monkeypatch.setattr(backend, "to_device", lambda array, device: moved)
+    assert from_dlpack(values, device="cuda").data is moved
+    assert from_dlpack(values, device="cuda", copy=True).data is moved
+    with pytest.raises(ArgumentError, match="copy is False, expected the device of x"):
+        from_dlpack(values, device="cuda", copy=False)
+
+
+def test_results_of_functions_are_tensors_in_a_tuple() -> None:
+    x, y = tensorgrad.ones(2), tensorgrad.zeros(2)
+    right: list[tuple[Any, Any]] = [(x, (x,)), ([x, y], (x, y)), ((y,), (y,))]
+    for result, expected in right:
+        found = interop._several("f", result, Tensor, "tensors")
+        assert type(found) is tuple
+        assert all(one is two for one, two in zip(found, expected, strict=True))
+    wrong: list[tuple[Any, str]] = [
+        (1.0, "float"), ((x, x.data), "ndarray"), ((), "tuple"), ([], "list"),
+    ]  # fmt: skip
+    for result, name in wrong:
+        with pytest.raises(DtypeError, match=f"f: the function returned {name}, expected tensors"):
+            interop._several("f", result, Tensor, "tensors")
+
+
+def test_backward_begins_at_several_results() -> None:
+    values = np.array([1.0, 2.0])
+    leaf = interop._leaf(Tensor(values), True)
+    assert leaf.requires_grad
+    assert not interop._leaf(Tensor(values), False).requires_grad
+    assert np.shares_memory(leaf.data, values)
+    outputs = (leaf * 3, leaf * leaf, leaf * 1e9)
+    with tensorgrad.no_grad():
+        interop._backward_from(outputs, [np.array([1.0, 10.0]), np.ones(2), None])
+    np.testing.assert_array_equal(leaf.grad, [3 + 2, 30 + 4])
+
+
+@pytest.mark.parametrize("wrap", [interop.as_torch_function, interop.from_torch_function])
+def test_what_wraps_functions_names_what_is_missing(
+    wrap: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ArgumentError, match=f"{wrap.__name__}: f is a int, expected a function"):
+        wrap(3)
+    with pytest.raises(ArgumentError, match=f"{wrap.__name__}: PyTorch is not installed; run `pip"):
+        wrap(abs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import operator
 from collections.abc import Callable
@@ -126,6 +127,24 @@ def test_every_name_of_the_tables_was_compared() -> None:
     compared = {name for name, _, _ in FUNCTIONS} | set(WITH_TENSORS_INSIDE)
     assert set(numpy_functions._POSITIONAL) <= compared
     assert set(numpy_functions._SYNONYMS) <= compared
+
+
+OTHER_NAMES = {"clip", "einsum", "searchsorted", "where"}  # of arguments that mean the same
+
+
+def test_arguments_by_position_mean_the_same() -> None:
+    compared = 0
+    for name, count in numpy_functions._POSITIONAL.items():
+        try:
+            theirs = list(inspect.signature(getattr(np, name)).parameters)
+        except ValueError:  # some functions in C have no signature
+            continue
+        ours = list(inspect.signature(numpy_functions._OPS[name]).parameters)
+        if name not in OTHER_NAMES:
+            assert theirs[1:count] == ours[1:count], name
+            assert len(theirs) >= count, name
+            compared += 1
+    assert compared > 50
 
 
 BITWISE: list[Callable[[Any, Any], Any]] = [

@@ -66,6 +66,120 @@ def test_threads_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -
     for words, count in (("3", 3), ("1", 1), ("0", None), ("many", None), ("", None)):
         monkeypatch.setenv("OMP_NUM_THREADS", words)
         assert backend.threads() == (len(os.sched_getaffinity(0)) if count is None else count)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    for cores, count in ((3, 3), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        assert backend.threads() == count
+
+
+@pytest.fixture
+def blas(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a BLAS in the place of NumPy's, whose numbers of threads are noted."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    stand_in: Any = backend._BlasThreads()
+    stand_in.counts = [5]
+    stand_in.get, stand_in.set = lambda: stand_in.counts[-1], stand_in.counts.append
+    monkeypatch.setattr(backend, "_blas", stand_in)
+    return stand_in
+
+
+def test_blas_has_one_thread_where_blocks_multiply(blas: Any) -> None:
+    def run(piece: slice) -> None:
+        backend.parallel_blocks(lambda inner: seen.append((inner, blas.get())), 1, 1, True)
+
+    def fail(piece: slice) -> None:
+        raise ZeroDivisionError
+
+    seen: list[Any] = []
+    backend.parallel_blocks(run, 1, 1, multiplies=True)
+    assert seen == [(slice(0, 1), 1)]
+    assert blas.counts == [5, 1, 5]
+    with pytest.raises(ZeroDivisionError):
+        backend.parallel_blocks(fail, 1, 1, multiplies=True)
+    assert blas.counts == [5, 1, 5, 1, 5]
+
+
+def test_a_limit_of_threads_holds_for_blas(blas: Any) -> None:
+    assert backend.limit_threads(3)
+    assert (backend.threads(), blas.counts) == (3, [5, 3])
+    held: list[bool] = []
+    backend.parallel_blocks(lambda _: held.append(backend.limit_threads(2)), 1, 1, multiplies=True)
+    assert held == [True]
+    assert (backend.threads(), blas.counts) == (2, [5, 3, 1, 2])
+    blas.set = None
+    assert not backend.limit_threads(7)
+    assert backend.threads() == 7
+
+
+def test_where_blas_cannot_be_limited_one_thread_runs_all_blocks(blas: Any) -> None:
+    seen: list[Any] = []
+    for name in ("get", "set"):
+        setattr(blas, name, None)
+        seen.clear()
+        backend.parallel_blocks(
+            lambda piece: seen.append((piece, threading.current_thread())), 5, 2, multiplies=True
+        )
+        here = threading.current_thread()
+        assert seen == [(slice(0, 2), here), (slice(2, 4), here), (slice(4, 5), here)]
+
+
+def test_openblas_is_found_in_numpy() -> None:
+    get, put = backend._openblas_functions()
+    if get is None:
+        pytest.skip("NumPy has another BLAS")
+    before = get()
+    put(1)
+    assert get() == 1
+    put(before)
+    assert get() == before
+
+
+class OnGPU:
+    """What the functions read of an array on a GPU."""
+
+    data = types.SimpleNamespace(ptr=100)
+    shape, strides, itemsize = (2, 3), (-24, 8), 8
+
+    def __init__(self, index: int = 0) -> None:
+        self.device = types.SimpleNamespace(id=index)
+
+
+def test_arrays_of_two_devices_are_named() -> None:
+    x: Any = np.zeros(2)
+    backend.same_device("op", ("a", "b"), (x, x))
+    backend.same_device("op", ("a", "b"), (OnGPU(1), OnGPU(1)))
+    for first, second, message in (
+        (x, OnGPU(1), "op: b is on cuda:1, expected cpu like a"),
+        (OnGPU(1), x, "op: b is on cpu, expected cuda:1 like a"),
+        (OnGPU(0), OnGPU(2), "op: b is on cuda:2, expected cuda:0 like a"),
+    ):
+        with pytest.raises(DeviceError, match=message):
+            backend.same_device("op", ("a", "b"), (first, second))
+        with pytest.raises(DeviceError, match=message.replace(" b ", " c ")):
+            backend.same_device("op", ("a", "b", "c"), (first, first, second))
+
+
+def test_bytes_of_views_and_pools_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backend.byte_bounds(OnGPU()) == (76, 124)
+
+    class Pool:
+        def __init__(self, *nbytes: int) -> None:
+            self.used_bytes, self.total_bytes = (lambda n=n: n for n in nbytes)
+
+    monkeypatch.setattr(
+        backend, "cupy", types.SimpleNamespace(get_default_memory_pool=lambda: Pool(1, 10))
+    )
+    monkeypatch.setattr(backend, "_pools", type(backend._pools)())
+    assert backend.memory_bytes() == (1, 10)
+    own = Pool(5, 70)
+    backend.add_pool(own)
+    assert backend.memory_bytes() == (6, 80)
+
+
+@pytest.mark.parametrize(("devices", "cpu"), [((None, "cpu", "cuda", "cuda:1"), True),
+                                              (("gpu", 1, "float32", "xcpu"), False)])  # fmt: skip
+def test_names_of_devices(devices: tuple[Any, ...], cpu: bool) -> None:
+    assert [backend.is_device(value) for value in devices] == [cpu] * len(devices)
 
 
 @pytest.mark.gpu
@@ -205,6 +319,32 @@ def test_where_few_threads_can_be_started_those_do_the_work(
     np.testing.assert_array_equal(y, 3 * np.arange(1000))
     pool = backend._pool(os.getpid())
     assert (pool and len(pool._threads)) == {0: None, 1: 1, 3: 2, 4: 4}[allowed]
+
+
+@pytest.mark.usefixtures("fresh_pool")
+@pytest.mark.parametrize(
+    ("length", "block", "starts"),
+    [(0, 3, []), (3, 3, [0]), (4, 3, [0, 3]), (5, 1, [0, 1, 2, 3, 4]), (20, 3, [*range(0, 20, 3)])],
+)
+def test_blocks_cover_what_there_is_once(length: int, block: int, starts: list[int]) -> None:
+    seen: list[slice] = []
+    backend.parallel_blocks(seen.append, length, block)
+    pieces = [slice(start, min(start + block, length)) for start in starts]
+    assert sorted(seen, key=lambda piece: piece.start) == pieces
+
+
+@pytest.mark.usefixtures("fresh_pool")
+def test_errstate_holds_in_all_threads() -> None:
+    y = np.ones(8)
+
+    def run(piece: slice) -> None:
+        y[piece] /= 0
+
+    with np.errstate(divide="raise"), pytest.raises(FloatingPointError):
+        backend.parallel_blocks(run, 8, 1)
+    with np.errstate(divide="ignore"):
+        backend.parallel_blocks(run, 8, 1)
+    assert np.isinf(y).all()
 
 
 @pytest.mark.usefixtures("fresh_pool")

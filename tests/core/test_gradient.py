@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,16 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor, autograd, graph, nn, optim
 from tensorgrad.core import backend, modes
-from tensorgrad.core.gradient import Gradient, LeafGradient, Waiting, add_at, out_of
+from tensorgrad.core.gradient import (
+    Gradient,
+    LeafGradient,
+    Waiting,
+    accumulated,
+    add_at,
+    out_of,
+    parts_of,
+    unwrapped,
+)
 
 RNG = np.random.default_rng(3)
 W, X = RNG.standard_normal((4, 3)), RNG.standard_normal((5, 3))
@@ -113,6 +123,53 @@ def test_kernels_get_no_array_of_the_cpu() -> None:
     assert add_at(gradient, slice(1, 2), np.ones(1), (3,)) is None
     assert gradient.array.tolist() == [0, 1, 0]
     assert gradient.is_touched
+
+
+class OnGPU:
+    """What a gradient reads of an array on a GPU."""
+
+    def __init__(self, dtype: str, c_contiguous: bool = True) -> None:
+        self.dtype = np.dtype(dtype)
+        self.flags = types.SimpleNamespace(c_contiguous=c_contiguous)
+
+
+def test_kernels_write_to_what_fits() -> None:
+    wide, narrow = np.dtype("float32"), np.dtype("float16")
+    for kept, writes, rounds, fits in (
+        (OnGPU("float32"), wide, False, True),
+        (OnGPU("float16"), narrow, False, True),
+        (OnGPU("float16"), wide, False, False),
+        (OnGPU("float16"), wide, True, True),
+        (OnGPU("float32"), narrow, True, False),
+        (OnGPU("float32", False), wide, False, False),
+    ):
+        found = Gradient(kept).out(writes, rounds)
+        assert found == ((kept, 1) if fits else None)
+
+
+def test_a_sum_is_complete_once_and_rounded_where_asked() -> None:
+    narrow = np.dtype("float16")
+    for rounds in (True, False):
+        edge = Gradient(np.ones(2, "float32"), dtype=narrow, rounds=rounds)
+        total = edge.complete()
+        assert total is not None
+        assert (total.tolist(), str(total.dtype)) == ([1, 1], "float16" if rounds else "float32")
+        assert edge.array is None
+        assert edge.complete() is None
+
+
+def test_an_edge_that_is_wider_takes_what_it_gets() -> None:
+    edge = Gradient(np.ones(2, "float32"), dtype=np.dtype("float32"))
+    wider = np.ones(2)
+    assert accumulated(wider, edge) is wider
+    assert accumulated(wider, True) is wider
+    assert accumulated(np.ones(2, "float32"), edge) is None
+    assert edge.array.tolist() == [2, 2]
+    edge.add_at(slice(1), np.ones(1, "float32"))
+    assert edge.array.tolist() == [3, 2]
+    assert parts_of(Gradient(wider, narrow := np.ones(1)))[1] is narrow
+    assert parts_of(wider) == (wider, None)
+    assert unwrapped(Gradient(wider)) is unwrapped(wider) is wider
 
 
 TARGETS = np.array([3, 0, 1, 1, 2])

@@ -206,3 +206,31 @@ def test_gelu_names_its_argument() -> None:
         tg.bias_gelu(Tensor(np.ones(2)), Tensor(np.ones(2)), "fast")
     with pytest.raises(ArgumentError, match="gelu: approximate is 'fast', expected 'tanh' or"):
         tg.gelu(Tensor(np.ones(2)), approximate="fast")
+
+
+def test_softplus_is_its_operand_above_the_threshold() -> None:
+    x = np.array([19.5, 20.0, 20.5])  # where float64 shows the difference
+    y = tg.softplus(x).numpy()
+    assert (y == x).tolist() == [False, False, True]
+    np.testing.assert_array_equal(tg.softplus(x, 0.5, 9.9).numpy() == x, [False, True, True])
+    np.testing.assert_allclose(tg.softplus(x, 0.5).numpy(), 2 * np.log1p(np.exp(x / 2)), 1e-15)
+    for beta in (0, -1.0, math.nan):
+        with pytest.raises(ArgumentError, match=f"softplus: beta is {beta}, expected more than 0"):
+            tg.softplus(x, beta)
+    with pytest.raises(ArgumentError, match="softplus: threshold is 'a', expected a number"):
+        tg.softplus(x, 1.0, "a")  # type: ignore[arg-type]
+
+
+def test_slopes_are_defaults_or_learned() -> None:
+    x = np.array([-2.0, 0.0, 3.0])
+    np.testing.assert_array_equal(tg.leaky_relu(x).numpy(), [-0.02, 0, 3])
+    np.testing.assert_array_equal(tg.elu(x).numpy(), [np.expm1(-2), 0, 3])
+    for op, expected in ((tg.leaky_relu, -2 * 5.0), (tg.elu, np.expm1(-2) * 5)):
+        slope = Tensor(np.array(0.5), requires_grad=True)
+        leaf = Tensor(x, requires_grad=True)
+        op(leaf, slope).backward(np.full(3, 5.0))
+        np.testing.assert_allclose(slope.grad, expected)  # type: ignore[arg-type]
+        assert leaf.grad[1:].tolist() == [5, 5]  # type: ignore[index]
+    np.testing.assert_array_equal(tg.gelu(x).numpy(), tg.gelu(x, "none").numpy())
+    both = tg.bias_gelu(x, np.zeros(3)).numpy()
+    np.testing.assert_allclose(both, tg.gelu(x, "tanh").numpy(), 1e-15)

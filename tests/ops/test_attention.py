@@ -395,6 +395,14 @@ def test_large_scores_do_not_overflow() -> None:
     assert np.isfinite(q.grad).all()
 
 
+def test_a_large_bias_that_all_keys_share_changes_nothing() -> None:
+    q = Tensor(RNG.standard_normal((1, 2, 3, 4)))
+    expected = tg.attention(q, q, q).numpy()
+    for bias in (-1e4, 800.0, 1e4):
+        found = tg.attention(q, q, q, np.full((3, 3), bias)).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-11)
+
+
 def test_logsumexp() -> None:
     q, k = RNG.standard_normal((2, 6, 9, 4)), RNG.standard_normal((2, 3, 7, 4))
     y, got = tg.attention(q, k, k, causal=True, scale=0.7, window=4, return_logsumexp=True)
@@ -632,6 +640,23 @@ def test_sequences_that_do_not_fit() -> None:
         run(q, q, q, [0.0, 5.0])
     with pytest.raises(ArgumentError, match="max_length is 2, expected at least 3"):
         run(q, q, q, [0, 2, 5], max_length=2)
+    with pytest.raises(ArgumentError, match="max_k_length is 3, expected at least 4"):
+        run(q, k, k, [0, 2, 5], [0, 2, 6], max_k_length=3)
+    with pytest.raises(ArgumentError, match="max_length is 0, expected 1 or more"):
+        run(q, q, q, [0, 5], max_length=0)
+    with pytest.raises(ArgumentError, match=r"heads is 4\.0, expected an integer"):
+        tg.attention_packed(q[None].reshape(1, 5, 32), 4.0)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"kv_heads is 2\.0, expected an integer"):
+        tg.attention_packed(q[None].reshape(1, 5, 32), 4, 2.0)  # type: ignore[arg-type]
+    random.seed(4)
+    longer = run(q, q, q, [0, 2, 5], max_length=9, dropout=0.5).numpy()
+    random.seed(4)
+    kept = keep_mask((2, 4, 9, 9), 0.5, like=q.data)  # as of sequences of the given length
+    rows = [kept[0, :, :2, :2], kept[1, :, :3, :3]]
+    weights = [2 * row.mean(-1).T for row in rows]  # all scores are equal
+    np.testing.assert_allclose(longer, np.concatenate(weights)[..., None] * np.ones(8), 1e-6)
+    empty = run(q[:0], q[:0], q[:0], [0])
+    assert empty.shape == (0, 4, 8)
 
 
 def in_numpys_16_bits(dtype: Any, *arrays: Any) -> Any:

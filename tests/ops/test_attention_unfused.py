@@ -9,6 +9,7 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import nn, random
+from tensorgrad.core.nodes import Node
 from tensorgrad.errors import ArgumentError, ShapeError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.ops.attention_unfused import attention_unfused
@@ -119,8 +120,49 @@ def test_dropout_drops_weights() -> None:
     assert 0.7 < kept.mean() < 0.8
 
 
+def test_keys_and_values_without_a_batch() -> None:
+    generator = np.random.default_rng(0)
+    q = generator.standard_normal((2, 4, 3, 8))
+    k, v = generator.standard_normal((2, 2, 5, 8))
+    expected = tg.attention(q, np.stack([k, k]), np.stack([v, v])).numpy()
+    for keys, values in ((k, v), (k[None], v), (k, np.stack([v, v]))):
+        found = attention_unfused(q, keys, values).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+
+
+def test_softmax_is_one_op_where_it_is_fused() -> None:
+    q = tg.tensor(np.ones((1, 1, 2, 4)), requires_grad=True)
+    for options, fused in (({}, False), ({"fused_softmax": True}, True)):
+        names, nodes = set(), [attention_unfused(q, q, q, **options).node]
+        while nodes:
+            node = nodes.pop()
+            names.add(node.name)
+            nodes += [edge for edge in node.edges if isinstance(edge, Node)]
+        assert ("softmax" in names) == fused
+        assert ("exp" in names) != fused
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [
+        ((2, 3, 4), (2, 3, 4), (2, 3, 4)),
+        ((1, 2, 3, 4), (3, 4), (3, 4)),
+        ((2, 2, 3, 4), (3, 2, 3, 4), (2, 2, 3, 4)),
+        ((2, 2, 3, 4), (2, 2, 3, 4), (3, 2, 3, 4)),
+        ((1, 2, 3, 4), (1, 2, 3, 5), (1, 2, 3, 4)),
+        ((1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 6, 4)),
+        ((1, 3, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4)),
+    ],
+)
+def test_shapes_that_do_not_fit(q: Any, k: Any, v: Any) -> None:
+    with pytest.raises(ShapeError, match=r"attention_unfused: q has shape .*, expected \(B, H, Tq"):
+        attention_unfused(np.ones(q), np.ones(k), np.ones(v))
+
+
 def test_errors_name_what_is_wrong() -> None:
     x = np.ones((1, 2, 3, 4))
+    with pytest.raises(ArgumentError, match="dropout is 1, expected 0 <= dropout < 1"):
+        attention_unfused(x, x, x, dropout=1)
     with pytest.raises(ShapeError, match=r"q has shape \(1, 2, 3, 4\), k \(1, 2, 3\)"):
         attention_unfused(x, x[..., 0], x)
     with pytest.raises(ShapeError, match="mask has shape"):

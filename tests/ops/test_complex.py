@@ -115,6 +115,57 @@ def test_frequencies() -> None:
         assert_close(tg.fft.fftshift(x), np.fft.fftshift(x.numpy()))
         assert_close(tg.fft.ifftshift(tg.fft.fftshift(x, 1), 1), x.numpy())
     assert tg.fft.fftshift(x).requires_grad
+    x = tg.arange(6.0).reshape(2, 3)
+    for axes in (None, 0, (0, 1), -1):
+        assert_close(tg.fft.fftshift(x, axes), np.fft.fftshift(x.numpy(), axes))
+        assert_close(tg.fft.ifftshift(x, axes), np.fft.ifftshift(x.numpy(), axes))
+    for name in ("fftfreq", "rfftfreq"):
+        assert_close(getattr(tg.fft, name)(5), getattr(np.fft, name)(5).astype("float32"))
+        wrong: list[tuple[Any, str]] = [
+            (0, "n is 0, expected 1 or more"),
+            (1.5, "n is 1.5, expected an int"),
+        ]
+        for count, message in wrong:
+            with pytest.raises(ArgumentError, match=f"{name}: {message}"):
+                getattr(tg.fft, name)(count)
+        with pytest.raises(ArgumentError, match=f"{name}: d is 'a', expected a number"):
+            getattr(tg.fft, name)(3, "a")
+
+
+@pytest.mark.parametrize("op", ["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"])
+def test_defaults_of_lines_are_numpys(op: str) -> None:
+    x = rng.standard_normal((3, 4))
+    ours, numpys = getattr(tg.fft, op), getattr(np.fft, op)
+    assert_close(ours(x), numpys(x))
+    assert_close(ours(x, axis=0), numpys(x, axis=0))
+    for norm in ("backward", "ortho", "forward"):
+        assert_close(ours(x, 5, norm=norm), numpys(x, 5, norm=norm))
+    for wrong, message in (({"n": 0}, "n is 0, expected 1 or more"), ({"n": 1.5}, "n is 1.5, exp"),
+                           ({"axis": 2}, "axis is 2, expected -2 to 1"),
+                           ({"norm": None}, "norm is None, expected 'backward'")):  # fmt: skip
+        with pytest.raises(ArgumentError, match=f"{op}: {message}"):
+            ours(x, **wrong)
+
+
+@pytest.mark.parametrize("op", ["fftn", "ifftn", "rfftn", "irfftn"])
+def test_defaults_of_several_axes_are_numpys(op: str) -> None:
+    x = rng.standard_normal((3, 4, 5))
+    ours, numpys = getattr(tg.fft, op), getattr(np.fft, op)
+    assert_close(ours(x), numpys(x))
+    assert_close(ours(x, axes=(2, 0)), numpys(x, axes=(2, 0)))
+    assert_close(ours(x, (3, 4)), numpys(x, (3, 4), (1, 2)))
+    for norm in ("backward", "ortho", "forward"):
+        assert_close(ours(x, (2, 6), (0, 1), norm), numpys(x, (2, 6), (0, 1), norm))
+    with pytest.raises(ArgumentError, match=f"{op}: axes is 3, expected -3 to 2"):
+        ours(x, axes=(0, 3))
+    with pytest.raises(ArgumentError, match=rf"{op}: s is \(2, 2\), expected 1 lengths"):
+        ours(x, (2, 2), (0,))
+
+
+def test_what_is_not_there_is_named() -> None:
+    missing: Any = tg.fft
+    with pytest.raises(AttributeError, match=r"tensorgrad\.fft"):
+        missing.nothing()
 
 
 def test_complex_numbers_carry_no_gradient(device: str) -> None:
@@ -150,6 +201,9 @@ def test_what_complex_numbers_are_refused_for(device: str) -> None:
         tg.fuse(lambda x: x * 2)(z)
     with pytest.raises(DtypeError, match="rfft: x has dtype complex64, expected real numbers"):
         tg.fft.rfft(z)
+    for name in ("ihfft", "rfftn"):
+        with pytest.raises(DtypeError, match=f"{name}: x has dtype complex64, expected real num"):
+            getattr(tg.fft, name)(z)
     with pytest.raises(ArgumentError, match="fft: norm is 'both', expected 'backward', 'ortho'"):
         tg.fft.fft(z, norm="both")  # type: ignore[arg-type]  # what a user may do
     with pytest.raises(ArgumentError, match=r"fftn: s is \(2,\), expected 2 lengths"):

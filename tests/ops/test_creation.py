@@ -20,6 +20,7 @@ from tensorgrad.errors import (
     GradError,
     OutOfRangeError,
     ShapeError,
+    TensorgradError,
 )
 from tensorgrad.testing import SIZES, Case, check
 
@@ -127,6 +128,56 @@ def test_default_dtypes_of_fillings() -> None:
     assert tg.arange(0, 1, 0.25).tolist() == [0, 0.25, 0.5, 0.75]
     assert tg.full_like(Tensor(np.ones(2, "int8")), 3).dtype == np.int8
     assert tg.zeros_like(np.ones(2, "int8"), "float16").dtype == np.float16
+
+
+def test_defaults_are_numpys() -> None:
+    for name in ("linspace", "logspace", "geomspace"):
+        expected = getattr(np, name)(1, 3)
+        np.testing.assert_allclose(getattr(tg, name)(1, 3).numpy(), expected, rtol=1e-6)
+        half_open = getattr(np, name)(1, 3, 4, False)
+        np.testing.assert_allclose(getattr(tg, name)(1, 3, 4, False).numpy(), half_open, rtol=1e-6)
+    assert tg.indices((2,)).dtype == tg.one_hot([1]).dtype == np.int64
+    assert tg.identity(2).dtype == np.float32
+    x = np.arange(9.0).reshape(3, 3)
+    for made in (
+        tg.tensor(1.0), tg.zeros(1), tg.ones(1), tg.empty(1), tg.full(1, 2.0), tg.zeros_like(x),
+        tg.ones_like(x), tg.empty_like(x), tg.full_like(x, 2.0), tg.arange(3.0), tg.linspace(0, 1),
+        tg.eye(2), tg.asarray(x),
+    ):  # fmt: skip
+        assert not made.requires_grad
+    for asked in (
+        tg.empty(1, requires_grad=True), tg.full(1, 2.0, requires_grad=True),
+        tg.empty_like(x, requires_grad=True), tg.full_like(x, 2.0, requires_grad=True),
+        tg.zeros_like(x, requires_grad=True), tg.linspace(0, 1, requires_grad=True),
+        tg.eye(2, requires_grad=True), tg.ones(1, requires_grad=True),
+    ):  # fmt: skip
+        assert asked.requires_grad
+    np.testing.assert_array_equal(tg.tril(x).numpy(), np.tril(x))
+    np.testing.assert_array_equal(tg.triu(x).numpy(), np.triu(x))
+
+
+def test_arrays_of_other_libraries_share_their_memory() -> None:
+    values = np.arange(3.0)
+
+    class Foreign:
+        def __dlpack__(self, **options: Any) -> Any:
+            return values.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return values.__dlpack_device__()
+
+    assert np.shares_memory(tg.asarray(Foreign()).data, values)
+    assert not np.shares_memory(tg.asarray(Foreign(), copy=True).data, values)
+
+
+def test_lists_of_tensors_are_stacked() -> None:
+    x = Tensor(np.ones(2), requires_grad=True)
+    y = tg.asarray([x, [3.0, 4.0]])
+    y.backward(np.array([[1.0, 2.0], [5.0, 6.0]]))
+    np.testing.assert_array_equal(y.numpy(), [[1, 1], [3, 4]])
+    np.testing.assert_array_equal(x.grad, [1, 2])
+    filled = tg.full(2, Tensor(np.array(3.0)))
+    assert (filled.tolist(), str(filled.dtype)) == ([3, 3], "float64")
 
 
 def test_a_given_dtype_holds() -> None:
@@ -249,6 +300,12 @@ HALVES: Any = (2, 1.5)
         (lambda: tg.triu(np.ones(3)), ShapeError, r"triu: x has shape \(3,\), expected two axes"),
         (lambda: tg.one_hot([0, 4], 4), OutOfRangeError, r"indices\[1\] is 4, expected 0 to"),
         (lambda: tg.one_hot([-1], 4), OutOfRangeError, r"indices\[0\] is -1, expected 0 to"),
+        (lambda: tg.geomspace(1, -2), ArgumentError, "geomspace: stop is -2, expected the sign of"),
+        (lambda: tg.geomspace(0, 2), ArgumentError, "stop is 2, expected the sign of start, 0"),
+        (lambda: tg.one_hot(np.zeros(0, int)), ArgumentError, "one_hot: num_classes is -1 without"),
+        (lambda: tg.one_hot([0], -2), ArgumentError, "one_hot: num_classes is -2, expected -1 or"),
+        (lambda: tg.full(2, LEARNED), GradError, "full: fill_value requires a gradient"),
+        (lambda: tg.full(2, 1.5, int), TensorgradError, "full: "),
         (lambda: tg.one_hot([0.5], 4), DtypeError, "one_hot: indices has dtype float64, expected"),
     ],
 )  # fmt: skip

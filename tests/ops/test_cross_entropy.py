@@ -13,6 +13,8 @@ import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
+from tensorgrad.kernels.cross_entropy import LossOptions
+from tensorgrad.ops.cross_entropy import reduced, rows_numpy
 from tensorgrad.testing import SIZES, Case, Ulps, check
 
 RNG = np.random.default_rng(5)
@@ -112,7 +114,10 @@ CASES = [
         weighted_case(SOME_IGNORED, reduction=r, label_smoothing=s)
         for r, s in (("mean", 0), ("sum", 0.1), ("none", 0.1))
     ),
-    *(weighted_case(PROBABILITIES, reduction=r, label_smoothing=0.1) for r in ("mean", "none")),
+    *(
+        weighted_case(PROBABILITIES, reduction=r, label_smoothing=s)
+        for r, s in (("mean", 0.1), ("none", 0.1), ("sum", 0))
+    ),
     Case(
         lambda x, t: tg.cross_entropy(x, t, axis=1),
         [(2, 5, 3), RNG.integers(0, 5, (2, 3))],
@@ -269,6 +274,72 @@ def test_arguments_that_do_not_fit() -> None:
         tg.cross_entropy(logits, targets, reduction="max")
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_nll_loss_is_the_cross_entropy_of_log_probabilities(reduction: str) -> None:
+    logits = RNG.standard_normal((2, 3, 11))
+    for targets in (SOME_IGNORED, np.maximum(SOME_IGNORED, 0)):
+        for weight in (None, RNG.uniform(0.5, 2, 11)):
+            for ignored in (-100, 3) if targets is SOME_IGNORED else (None, 10):
+                kept = np.where(targets == -100, -100 if ignored is None else ignored, targets)
+                x, y = (Tensor(logits, requires_grad=True) for _ in range(2))
+                loss = tg.nll_loss(tg.log_softmax(x), kept, weight, ignored, reduction)
+                same = tg.cross_entropy(y, kept, ignored, reduction=reduction, weight=weight)
+                np.testing.assert_allclose(loss.numpy(), same.numpy(), 1e-12)
+                for one in (loss, same):
+                    one.backward(np.ones(one.shape))
+                np.testing.assert_allclose(x.grad, y.grad, 1e-9, 1e-12)  # type: ignore[arg-type]
+
+
+def test_arguments_of_nll_loss_that_do_not_fit() -> None:
+    x, targets = np.zeros((2, 3), "float32"), np.array([0, 2])
+    assert tg.nll_loss(x.astype("float16"), targets).dtype == np.float32
+    with pytest.raises(
+        ShapeError, match=r"nll_loss: targets has shape \(3,\), expected \(2,\) \(x"
+    ):
+        tg.nll_loss(x, np.zeros(3, int))
+    with pytest.raises(OutOfRangeError, match=r"nll_loss: targets\[1\] is 3, expected 0 to 2"):
+        tg.nll_loss(x, np.array([0, 3]))
+    with pytest.raises(ArgumentError, match="nll_loss: reduction is 'max', expected one of"):
+        tg.nll_loss(x, targets, reduction="max")
+    with pytest.raises(ArgumentError, match="nll_loss: axis is 2, expected -2 to 1"):
+        tg.nll_loss(x, targets, axis=2)
+    with pytest.raises(
+        ArgumentError, match=r"op: reduction is 'sum_all', expected one of .*'mean'"
+    ):
+        reduced("op", Tensor(x), "sum_all")
+
+
+def test_columns_behind_the_classes_do_not_count() -> None:
+    logits, targets = RNG.standard_normal((4, 7)), np.array([0, 4, 2, 1])
+    counted, losses, dlogits = np.array([True, True, False, True]), np.ones(4), np.ones((4, 7))
+    for smoothing in (0.0, 0.1):
+        options = LossOptions(-100, smoothing, 0.01)
+        rows_numpy(losses, dlogits, logits, targets, counted, options, np.asarray(0.5), 5)
+        x = Tensor(logits[:, :5].copy(), requires_grad=True)
+        kept = np.where(counted, targets, -100)
+        expected = tg.cross_entropy(x, kept, -100, smoothing, "none", 0.01)
+        expected.backward(np.full(4, 0.5))
+        np.testing.assert_allclose(losses, expected.numpy(), 1e-12)
+        np.testing.assert_allclose(dlogits[:, :5], x.grad, 1e-12, 1e-14)  # type: ignore[arg-type]
+        assert not dlogits[:, 5:].any()
+
+
+def test_classes_may_be_any_axis() -> None:
+    logits = RNG.standard_normal((4, 2, 3))
+    targets = RNG.integers(0, 4, (2, 3))
+    last = np.moveaxis(logits, 0, -1)
+    probabilities = RNG.random((4, 2, 3))
+    for reduction in ("mean", "none"):
+        for function, given, moved in (
+            (tg.cross_entropy, targets, targets),
+            (tg.cross_entropy, probabilities, np.moveaxis(probabilities, 0, -1)),
+            (tg.nll_loss, targets, targets),
+        ):
+            found = function(logits, given, axis=0, reduction=reduction)
+            expected = function(last, moved, reduction=reduction)
+            np.testing.assert_allclose(found.numpy(), expected.numpy(), 1e-12)
+
+
 def test_probabilities_and_weights_that_do_not_fit() -> None:
     logits, targets = np.zeros((2, 3), "float32"), np.array([0, 1])
     with pytest.raises(ShapeError, match=r"targets has shape \(2, 4\), expected \(2, 3\)"):
@@ -279,6 +350,8 @@ def test_probabilities_and_weights_that_do_not_fit() -> None:
         tg.cross_entropy(logits, targets, weight=np.ones(2, "float32"))
     with pytest.raises(ArgumentError, match=r"z_loss is 0\.1 with a weight or probabilities"):
         tg.cross_entropy(logits, targets, weight=np.ones(3, "float32"), z_loss=0.1)
+    with pytest.raises(ArgumentError, match=r"z_loss is 0\.1 with a weight or probabilities"):
+        tg.cross_entropy(logits, np.full((2, 3), 0.5, "float32"), z_loss=0.1)
     with pytest.raises(ArgumentError, match="axis is 2, expected -2 to 1"):
         tg.cross_entropy(logits, targets, axis=2)
 

@@ -198,6 +198,7 @@ def test_heads_too_wide_for_the_kernel_are_done_all_the_same() -> None:
         ("values", lambda a: a[:, :1], ShapeError, "values has shape .* like keys"),
         ("qkv", lambda a: a[:, :-1], ShapeError, r"qkv has shape \(3, 511\), expected \(3, \(H"),
         ("qkv", lambda a: a[:, : 7 * 64], ShapeError, "H a multiple of 2"),
+        ("qkv", lambda a: a[:, : 4 * 64], ShapeError, r"qkv has shape \(3, 256\), expected"),
         ("lengths", lambda a: a[:2], ShapeError, r"lengths has shape \(2,\), expected \(3,\)"),
         ("lengths", lambda a: a.astype("int64"), DtypeError, "dtype int64, expected int32"),
         ("values", lambda a: a.astype("float16"), DtypeError, "float16, expected float32"),

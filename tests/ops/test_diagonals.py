@@ -56,6 +56,17 @@ CASES = [
                                    [np.zeros((1, 1)), b[None], np.zeros((1, 1))],
                                    [np.zeros((1, 4)), c.reshape(1, 1)]])),
     of_one("vander", (4,), 3),
+    of_one("diagonal", (3, 5)),
+    of_one("diagonal", (2, 3, 4)),
+    of_one("trace", (3, 4, 2)),
+    of_one("diag", (3,)),
+    of_one("diagflat", (3,)),
+    Case(lambda a, b: tg.cross(a, b, 0), [(3, 2), (3, 2)], lambda a, b: np.cross(a, b, axis=0),
+         values=Ulps(4, "row"), terms=4, name="cross-axis0"),
+    Case(lambda a, b: tg.vecdot(a, b, 0), [(5, 2), (5, 3, 2)], lambda a, b: (a[:, None] * b).sum(0),
+         terms=8, values=Ulps(2, "row"), name="vecdot-axis0"),
+    Case(lambda x: tg.diag_embed(x, -1), [(2, 3)],
+         lambda x: np.stack([np.diag(row, -1) for row in x]), name="diag_embed"),
     of_one("vander", (4,), increasing=True),
 ]  # fmt: skip
 
@@ -75,6 +86,26 @@ def test_vander_has_the_dtype_of_numpys(dtype: str) -> None:
             np.testing.assert_allclose(y, expected, rtol=1e-12)
 
 
+def test_indices_of_triangles_are_numpys() -> None:
+    for name in ("tril_indices", "triu_indices"):
+        for arguments in ((3,), (3, -1), (2, 1, 4)):
+            expected = getattr(np, name)(*arguments)
+            for rows, numpys in zip(getattr(tg, name)(*arguments), expected, strict=True):
+                assert rows.dtype == np.int64
+                np.testing.assert_array_equal(rows.numpy(), numpys)
+    assert tg.tri(2).dtype == np.float32
+    np.testing.assert_array_equal(tg.tri(2).numpy(), np.tri(2))
+    assert tg.block_diag().shape == (1, 0)
+    assert tg.block_diag().dtype == np.float32
+
+
+def test_complex_vectors_are_conjugated() -> None:
+    a, b = np.array([1 + 2j, 3j]), np.array([2 - 1j, 1.0])
+    assert tg.vdot(a, b).item() == np.vdot(a, b)
+    assert tg.vecdot(a, b).item() == np.vecdot(a, b)
+    assert tg.trace(np.ones((2, 2), "int8"), dtype="float32").dtype == np.float32
+
+
 def test_errors_name_argument_and_expectation() -> None:
     x = Tensor(np.ones((2, 3)))
     with pytest.raises(ArgumentError, match="diag_embed: axis2 is 0, expected another axis"):
@@ -89,5 +120,17 @@ def test_errors_name_argument_and_expectation() -> None:
         tg.diagonal(x, 0, 0, -2)
     with pytest.raises(ShapeError, match="cross: a has length 2 along the axis, expected 3"):
         tg.cross(x.T, x)
+    with pytest.raises(
+        ShapeError, match=r"diag: x has shape \(1, 2, 3\), expected a vector or a m"
+    ):
+        tg.diag(x[None])
+    with pytest.raises(ArgumentError, match="diag: k is"):
+        tg.diag(x[0], 0.5)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match=r"vander: x has shape \(2, 3\), expected one axis"):
+        tg.vander(x)
+    with pytest.raises(ArgumentError, match="tri: rows is -1, expected 0 or more"):
+        tg.tri(-1)
+    with pytest.raises(ShapeError, match="cross: b has length 2 along the axis, expected 3"):
+        tg.cross(x, x.T)
     with pytest.raises(ShapeError, match="vecdot: b has length 2 along the axis, expected 3"):
         tg.vecdot(x, x.T)

@@ -190,6 +190,24 @@ def test_dropout_of_swiglu_promotes(device: str) -> None:
     assert found[0] == found[1]
 
 
+def test_nothing_is_drawn_where_nothing_is_dropped() -> None:
+    x = Tensor(np.arange(6.0).reshape(2, 3), requires_grad=True)
+    state = random.get_state()
+    assert tg.dropout(x, 0.0) is x
+    assert tg.dropout(x, training=False) is x
+    np.testing.assert_array_equal(tg.dropout_add(x, x, 0.0, np.ones(3)).numpy(), 2 * x.data + 1)
+    np.testing.assert_array_equal(tg.dropout_add(x, x, training=False).numpy(), 2 * x.data)
+    y = swiglu_dropout(x, x, 0.0)
+    np.testing.assert_array_equal(y.numpy(), tg.swiglu(x, x).numpy())
+    assert random.get_state() == state
+    random.seed(7)
+    kept = keep_mask((2, 3), 0.5, like=x.data)  # p is 0.5 unless given
+    random.seed(7)
+    np.testing.assert_array_equal(tg.dropout(x).numpy(), 2 * kept * x.data)
+    random.seed(7)
+    np.testing.assert_array_equal(tg.dropout_add(x, x).numpy(), x.data + 2 * kept * x.data)
+
+
 def test_dropout_add_promotes() -> None:
     x, residual = Tensor(np.ones((8, 9), "float32")), Tensor(np.ones((8, 9), "float16"))
     y = seeded_add(x, residual)

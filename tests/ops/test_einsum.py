@@ -93,6 +93,8 @@ CASES = [
     Case(tg.dot, [(2, 3, 4), (4,)], np.dot, terms=6),
     Case(tg.dot, [(2, 3, 4), (5, 4, 2)], np.dot, terms=10),
     Case(tg.dot, [(), (2, 3)], np.dot, terms=6),
+    Case(tg.dot, [(2, 3), ()], np.dot, terms=6),
+    Case(tg.tensordot, [(2, 3, 4), (3, 4, 5)], np.tensordot, terms=64),
 ]
 
 
@@ -141,6 +143,15 @@ def test_sixteen_bits_are_summed_in_float32() -> None:
     assert tg.tensordot(a, b, 1).dtype == np.float16
 
 
+def test_only_what_needs_a_gradient_gets_one() -> None:
+    a, b = Tensor(np.ones((2, 3)), requires_grad=True), Tensor(np.ones((3, 4)))
+    for factors, text in (((a, b), "ij,jk->ik"), ((b, a), "jk,ij->ik")):
+        a.grad = None
+        tg.einsum(text, *factors).backward(np.ones((2, 4)))
+        np.testing.assert_array_equal(a.grad, np.full((2, 3), 4.0))
+        assert b.grad is None
+
+
 def test_autocast_reaches_einsum_and_tensordot() -> None:
     a = Tensor(np.array([[1.0, 2.0]], "float32"), requires_grad=True)
     with tensorgrad.autocast("bfloat16"):
@@ -174,6 +185,13 @@ X = Tensor(np.zeros((2, 3)))
         (lambda: tg.tensordot(X, X, 1), ShapeError, "tensordot: axis 0 of b has length 2, expec"),
         (lambda: tg.tensordot(X, X, 3), ArgumentError, r"tensordot: axes\[0\] is .*expected"),
         (lambda: tg.tensordot(X, X, ([0, 1], [0])), ArgumentError, r"axes\[1\] has 1 axes, exp"),
+        (lambda: tg.einsum(["ij"], X), ArgumentError,  # type: ignore[arg-type]
+         r"einsum: subscripts is \['ij'\], expected a string"),
+        (lambda: tg.tensordot(X, X, (0, 0, 0)), ArgumentError,  # type: ignore[arg-type]
+         r"tensordot: axes is \(0, 0, 0\), expected an integer or two sequences"),
+        (lambda: tg.tensordot(X, X.T, 0.5), ArgumentError,  # type: ignore[arg-type]
+         "tensordot: axes is 0.5, expected an integer"),
+        (lambda: tg.dot(X, X[None]), ShapeError, "dot: axis 1 of b has length 2, expected 3 as th"),
         (lambda: tg.dot(X, X), ShapeError, "dot: axis 0 of b has length 2, expected 3 as the la"),
     ],
 )  # fmt: skip

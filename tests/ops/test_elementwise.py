@@ -15,7 +15,7 @@ import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.core import backend
 from tensorgrad.dtypes import ALL, bfloat16
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
+from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError, TensorgradError
 from tensorgrad.ops.elementwise.row import _compute_type
 from tensorgrad.testing import SIZES, Case, Ulps, check, sized
 
@@ -491,6 +491,66 @@ def test_round_leaves_integers_that_have_no_decimals() -> None:
     for decimals in (1.5, 400, None, Tensor(np.ones(2))):
         with pytest.raises(ArgumentError, match="round: decimals is"):
             tg.round(1.26, decimals)  # type: ignore[arg-type]
+
+
+def test_rounding_and_its_limits() -> None:
+    assert tg.round([1.26, -2.5]).tolist() == [1, -2]
+    assert tg.round(np.array([1.25, 1.35]), 1).tolist() == [1.2, 1.4]
+    for decimals in (308, -308):
+        assert tg.round(np.array([0.0]), decimals).tolist() == [0]
+    for decimals in (309, -309):
+        with pytest.raises(ArgumentError, match=f"round: decimals is {decimals}, expected -308"):
+            tg.round(1.0, decimals)
+    assert tg.round(np.array([24, 26], "int8"), -1).dtype == np.int8
+    assert tg.round(np.array([25, 26], "int8"), 1).tolist() == [25, 26]
+
+
+def test_parts_of_real_numbers() -> None:
+    x = Tensor(np.array([1.0, -2.0]), requires_grad=True)
+    for op, expected in ((tg.real, [1, -2]), (tg.conj, [1, -2]), (tg.imag, [0, 0])):
+        y = op(x)
+        assert (y.tolist(), str(y.dtype)) == (expected, "float64")
+        assert y.requires_grad == (op is not tg.imag)
+        assert y.data is not x.data
+    flags = np.array([True, False])
+    for op, dtype in ((tg.real, "bool"), (tg.conj, "int8"), (tg.imag, "bool")):
+        y = op(flags)
+        assert y.dtype == dtype
+        assert y.tolist() == [op is not tg.imag, False]
+        assert not np.shares_memory(y.data, flags)
+    z = np.array([1 + 2j, 3 - 4j])
+    for op, numpys in ((tg.real, np.real), (tg.imag, np.imag)):
+        assert np.shares_memory(op(z).data, z)
+        np.testing.assert_array_equal(op(z), numpys(z))
+
+
+def test_numbers_in_the_place_of_what_is_not_finite() -> None:
+    x = np.array([NAN, INF, -INF], "float32")
+    largest = np.finfo("float32").max
+    assert tg.nan_to_num(x).tolist() == [0, largest, -largest]
+    assert tg.nan_to_num(x, 1.0, neginf=3.0).tolist() == [1, largest, 3]
+    assert tg.nan_to_num(x, posinf=2.0).tolist() == [0, 2, -largest]
+    whole = np.array([1, 2])
+    assert tg.nan_to_num(whole).tolist() == [1, 2]
+    assert not np.shares_memory(tg.nan_to_num(whole).data, whole)
+    for name in ("nan", "posinf", "neginf"):
+        wrong: Any = {name: Tensor(np.ones(()), requires_grad=True)}
+        with pytest.raises(GradError, match=f"nan_to_num: {name} requires a gradient"):
+            tg.nan_to_num(x, **wrong)
+    assert tg.nan_to_num(x, Tensor(np.array(5.0, "float32"))).tolist()[0] == 5  # type: ignore[arg-type]
+
+
+def test_bounds_that_are_none_do_not_limit() -> None:
+    x = Tensor(np.array([-1.0, 2.0]), requires_grad=True)
+    assert tg.clip(x).tolist() == [-1, 2]
+    assert tg.clip(x).data is not x.data
+    assert tg.clip(x, 0).tolist() == [0, 2]
+    assert tg.clip(x, None, 0).tolist() == [-1, 0]
+    assert tg.angle(np.array(-1.0)).item() == math.pi
+    assert tg.angle(np.array(-1.0), deg=True).item() == 180
+    for given in ((x, 1.0), (1.0, x)):
+        with pytest.raises(GradError, match=r"nextafter: [ab] requires a gradient"):
+            tg.nextafter(*given)
 
 
 def test_special_values() -> None:

@@ -111,6 +111,15 @@ def test_positions_that_do_not_fit() -> None:
     weight, ids = Tensor(np.ones((7, 2))), np.zeros((2, 3), "int64")
     with pytest.raises(ShapeError, match=r"positions has shape \(3, 4\), expected \(P, 2\)"):
         tg.embedding(weight, ids, Tensor(np.ones((3, 4))))
+    with pytest.raises(ShapeError, match=r"positions has shape \(2,\), expected \(P, 2\)"):
+        tg.embedding(weight, ids, Tensor(np.ones(2)))
+    with pytest.raises(ShapeError, match=r"expected \(P, 2\) for ids of shape \(\)"):
+        tg.embedding(weight, np.array(1), Tensor(np.ones((4, 2))))
+    with pytest.raises(OutOfRangeError, match="start is -1 and 3 ids follow, expected at most 4"):
+        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), -1)
+    with pytest.raises(OutOfRangeError, match=r"start\[0\] is -1, expected 0 to 1"):
+        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), np.array([-1, 1]))
+    assert tg.embedding(weight, ids, Tensor(np.ones((3, 2)))).tolist() == [[[2, 2]] * 3] * 2
     with pytest.raises(DtypeError, match="positions has dtype float32, expected float64"):
         tg.embedding(weight, ids, Tensor(np.ones((3, 2), "float32")))
     with pytest.raises(OutOfRangeError, match="start is 2 and 3 ids follow, expected at most 4"):

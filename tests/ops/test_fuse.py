@@ -345,6 +345,8 @@ def test_arguments_and_results_that_do_not_fit() -> None:
         fuse(lambda x: x.astype("int64"))(x)
     with pytest.raises(DtypeError, match="returned a number, expected one tensor"):
         gated(2.0, 3.0)
+    with pytest.raises(DtypeError, match="min: argument 1 is not a tensor, array or number"):
+        fuse(min)(x, "one")  # whose arguments have no names
     with pytest.raises(DtypeError, match="returned a tensor that does not depend on its arguments"):
         fuse(lambda x: Tensor(OUTSIDE))(x)
     with pytest.raises(DtypeError, match="subtract: a has dtype bool, b has dtype bool"):
@@ -384,6 +386,16 @@ def test_layouts_that_kernels_are_made_for(
     layout, _ = row_cuda._plan(shape, tuple((s, t, 8) for s, t in operands), 2)
     assert layout.vector == vector
     assert list(layout.strides) == strides
+
+
+def test_lists_are_arrays() -> None:
+    x = Tensor(np.array([1.0, 2.0], "float32"), requires_grad=True)
+    for operands in ((x, [3.0, 4.0]), (x, (3, 4))):
+        x.grad = None
+        y = fuse(lambda a, b: a * b + 1)(*operands)
+        assert (y.tolist(), str(y.dtype)) == ([4, 9], "float32")
+        y.sum().backward()
+        np.testing.assert_array_equal(x.grad, [3, 4])
 
 
 def test_bits_and_masks_inside(device: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import itertools
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -355,6 +356,21 @@ def test_assignment_takes_tensors_as_keys_and_values() -> None:
     assert x[0].tolist() == [2] * 4
 
 
+def test_augmented_assignment_rounds_to_the_tensor() -> None:
+    memory = np.array([1.0, 2.0], "float32")
+    x: Any = Tensor(memory)
+    x += np.array([1e-9, 2.5])
+    x **= Tensor(np.array(2.0), requires_grad=True).detach()
+    np.testing.assert_array_equal(memory, [1, 20.25])
+    flat = Tensor(np.arange(6.0).reshape(2, 3))
+    tg.put_along_axis(flat, [-6, 5], [7, 8], None)
+    assert flat.tolist() == [[7, 1, 2], [3, 4, 8]]
+    learned = Tensor(np.ones(2), requires_grad=True)
+    with tg.no_grad():
+        learned += learned
+    assert learned.tolist() == [2, 2]
+
+
 def test_an_assigned_index_is_noticed() -> None:
     index = Tensor(np.array([0, 1]))
     x = Tensor(np.zeros((3, 4)), requires_grad=True)
@@ -365,6 +381,10 @@ def test_an_assigned_index_is_noticed() -> None:
 
 
 X: Any = Tensor(np.zeros((3, 4)))
+BYTES: Any = Tensor(np.zeros(3, "int8"))
+FIXED: Any = tg.broadcast_to(Tensor(np.zeros(1)), 3)
+LEARNED = Tensor(np.zeros(4), requires_grad=True)
+OPERATORS: Any = operator
 
 
 def put(key: Any, value: Any) -> None:
@@ -412,6 +432,22 @@ def test_devices_of_indices_and_values() -> None:
         (lambda: put((0, 0, 0), 1.0), ShapeError, "assignment: the index has 3 axes, expected at"),
         (lambda: put(0, np.ones(3)), ShapeError, r"assignment: .*broadcast.* \(x is \(3, 4\)\)"),
         (lambda: put(0.5, 1.0), DtypeError, "assignment: the index is a float, expected an int"),
+        (lambda: tg.nonzero(X[0, 0]), ShapeError, r"nonzero: x has shape \(\), expected an axis"),
+        (lambda: tg.put_along_axis(X.data, [[0]], 1), DtypeError,
+         "put_along_axis: x is a ndarray, expected a tensor to change"),
+        (lambda: tg.put_along_axis(X, [0], 1), ShapeError, "indices has 1 axes, expected 2$"),
+        (lambda: tg.put_along_axis(X, [[0]], 1, None), ShapeError, "has 2 axes, expected 1$"),
+        (lambda: tg.put_along_axis(X, [12], 1, None), OutOfRangeError,
+         r"put_along_axis: indices\[0\] is 12, expected -12 to 11 \(axis 0 has length 12\)"),
+        (lambda: tg.put_along_axis(X, [-13], 1, None), OutOfRangeError, r"indices\[0\] is -13, e"),
+        (lambda: OPERATORS.iadd(BYTES, [[1]] * 2), ShapeError, r"\+=: the result has shape \(2, 3"),
+        (lambda: OPERATORS.itruediv(BYTES, 2), DtypeError, "/=: the result has dtype float64, whi"),
+        (lambda: OPERATORS.imul(BYTES, 1j), DtypeError, r"\*=: the result has dtype complex"),
+        (lambda: OPERATORS.isub(FIXED, 1), ArgumentError, "-=: the tensor's memory is read-only"),
+        (lambda: FIXED.__setitem__(0, 1), ArgumentError, "assignment: the tensor's memory is rea"),
+        (lambda: OPERATORS.iadd(X, LEARNED), GradError, r"\+=: the value .* write a = a \+ b"),
+        (lambda: X.__setitem__(0, 10**400), ArgumentError, "the value is 10+, expected float64"),
+        (lambda: BYTES.__setitem__(0, 300), ArgumentError, "the value is 300, expected int8"),
         (lambda: tg.take_along_axis(X, np.zeros((2, 1), int), 1), ShapeError,
          r"take_along_axis: indices has shape \(2, 1\), expected \(3, 4\) but for axis 1"),
     ],
@@ -419,3 +455,9 @@ def test_devices_of_indices_and_values() -> None:
 def test_errors_name_argument_and_expectation(call: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(("op", "arguments"), [(tg.take, (X, 0)), (tg.take_along_axis, (X, [[0]]))])
+def test_dim_is_named_axis(op: Any, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ArgumentError, match=rf"^{op.__name__}: got dim=1, expected axis=1$"):
+        op(*arguments, dim=1)

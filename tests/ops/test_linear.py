@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -458,3 +459,35 @@ def test_gradients_of_biases_are_added_to_what_is_there(
 def test_errors_name_the_argument(call: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_bias_and_a_residual_are_added_before_rounding() -> None:
+    rng = np.random.default_rng(0)
+    shapes = (9, 300), (5, 300), (5,), (9, 5)
+    for dtype in ("float16", "bfloat16"):
+        arrays = [tg.tensor(rng.standard_normal(shape), dtype).data for shape in shapes]
+        x, weight, bias, residual = (array.astype("float32") for array in arrays)
+        for options, added in (
+            ({}, 0), ({"bias": arrays[2]}, bias), ({"residual": arrays[3]}, residual),
+            ({"bias": arrays[2], "residual": arrays[3]}, bias + residual),
+        ):  # fmt: skip
+            exact = x @ weight.T + added
+            found = tg.linear(arrays[0], arrays[1], **options).numpy()
+            rounded = exact.astype(arrays[0].dtype)
+            assert (found == rounded).mean() > 0.97  # but for the order of the sums
+            wide = tg.linear(arrays[0], arrays[1], **options, dtype="float32").numpy()
+            np.testing.assert_allclose(wide, exact, rtol=1e-4, atol=1e-4)
+
+
+def test_autocast_multiplies_in_16_bits() -> None:
+    x, weight = (Tensor(np.ones(shape, "float32")) for shape in ((2, 3), (4, 3)))
+    calls: list[Callable[[], Tensor]] = [
+        lambda: tg.linear(x, weight),
+        lambda: tg.linear_gelu(x, weight),
+        lambda: tg.feed_forward(x, weight, None, weight.T, None),
+        lambda: tg.gated_linear(x, weight, weight),
+    ]
+    for call in calls:
+        assert call().dtype == np.float32
+        with tg.autocast("bfloat16"):
+            assert str(call().dtype) == "bfloat16"

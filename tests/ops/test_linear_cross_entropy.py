@@ -13,7 +13,7 @@ from tensorgrad import Tensor, no_grad
 from tensorgrad.amp import autocast
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DtypeError, OutOfRangeError, ShapeError
-from tensorgrad.ops.linear_cross_entropy import rows_at_a_time
+from tensorgrad.ops.linear_cross_entropy import loss_operands, rows_at_a_time
 from tensorgrad.testing import SIZES, Case, Ulps, check
 from tests.ops.test_cross_entropy import reference
 
@@ -141,6 +141,34 @@ def test_a_retained_graph_takes_another_dy(device: str) -> None:
     np.testing.assert_array_equal(grads[3], grads[0])
 
 
+def test_of_no_rows() -> None:
+    x, none = Tensor(np.zeros((0, 3)), requires_grad=True), np.zeros(0, int)
+    weight, bias = (Tensor(np.ones(s), requires_grad=True) for s in ((5, 3), (5,)))
+    loss = tg.linear_cross_entropy(x, weight, none, bias)
+    loss.backward()
+    assert np.isnan(loss.item())
+    assert not weight.grad.any()  # type: ignore[union-attr]
+    assert not bias.grad.any()  # type: ignore[union-attr]
+    assert tg.linear_cross_entropy(x, weight, none, reduction="sum").item() == 0
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_gradient_is_added_to_what_is_there(order: Any) -> None:
+    arrays = [RNG.standard_normal(shape) for shape in ((6, 4), (11, 4))]
+    for counts_as_zeros in (False, True):
+        grads = []
+        for before in (0.0, 3.0):
+            x, weight = (Tensor(a, requires_grad=True) for a in arrays)
+            weight.grad = np.full((11, 4), before, order=order)
+            assert weight.gradient is not None
+            if counts_as_zeros:
+                weight.gradient.beta = 0
+            tg.linear_cross_entropy(x, weight, TARGETS.reshape(-1)[:6], chunk=4).backward(2.0)
+            grads.append(weight.grad)
+        np.testing.assert_allclose(grads[1], grads[0] + (0 if counts_as_zeros else 3), 1e-12)
+        assert grads[0].any()
+
+
 def test_one_operand_that_wants_a_gradient_is_enough() -> None:
     arrays = [RNG.standard_normal(shape) for shape in ((6, 4), (11, 4), (11,))]
     targets = TARGETS.reshape(-1)[:6]
@@ -183,6 +211,18 @@ def test_arguments_that_do_not_fit() -> None:
         tg.linear_cross_entropy(x, weight, np.zeros(2))
     with pytest.raises(ArgumentError, match="vocab_size is 8, expected 1 to 7"):
         tg.linear_cross_entropy(x, weight, targets, vocab_size=8)
+    with pytest.raises(ArgumentError, match=r"vocab_size is 0, expected 1 to 7 .rows of weight"):
+        tg.linear_cross_entropy(x, weight, targets, vocab_size=0)
+    with pytest.raises(
+        ArgumentError, match=r"vocab_size is 15, expected 1 to 14 .7 rows on each of"
+    ):
+        loss_operands("op", x, weight, targets, 15, ranks=2)
+    assert loss_operands("op", x, weight, targets, None, ranks=2)[3] == 14
+    for wrong in (np.zeros((0, 3)), np.zeros(3), np.zeros((3, 4))):
+        with pytest.raises(ShapeError, match=r"weight has shape .*, expected \(n, 3\) as x has"):
+            loss_operands("op", x, wrong, targets, None, ranks=2)
+    with pytest.raises(ShapeError, match=r"expected \(V, C\) as x has shape \(\)"):
+        tg.linear_cross_entropy(np.ones(()), weight, targets)
     with pytest.raises(ArgumentError, match="chunk is 0, expected 1 or more"):
         tg.linear_cross_entropy(x, weight, targets, chunk=0)
     with pytest.raises(ArgumentError, match=r"z_loss is -1\.0, expected a finite number from 0"):

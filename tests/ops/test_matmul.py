@@ -11,7 +11,8 @@ import pytest
 import tensorgrad
 import tensorgrad as tg
 from tensorgrad import Tensor, amp
-from tensorgrad.errors import DtypeError, ShapeError
+from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.ops.matmul import product_into
 from tensorgrad.testing import SIZES, Case, check
 
 bfloat16 = tensorgrad.dtypes.bfloat16
@@ -166,6 +167,13 @@ X: Any = Tensor(np.zeros((2, 3), "float32"))
         (lambda: X @ 2, ShapeError, r"matmul: a has shape \(2, 3\), b \(\), expected an axis"),
         (lambda: tg.matmul(np.zeros((2, 1, 3)), np.zeros((3, 3, 1))), ShapeError,
          r"matmul: a has shape \(2, 1, 3\), b \(3, 3, 1\), expected leading axes that broadcast"),
+        (lambda: tg.matmul(np.zeros((2, 3, 1, 4)), np.zeros((2, 4, 1))), ShapeError,
+         r"matmul: a has shape \(2, 3, 1, 4\), b \(2, 4, 1\), expected leading axes that"),
+        (lambda: tg.matmul(np.zeros((2, 1, 4)), np.zeros((2, 3, 4, 1))), ShapeError,
+         r"matmul: a has shape \(2, 1, 4\), b \(2, 3, 4, 1\), expected leading axes that"),
+        (lambda: 2 @ X, ShapeError, r"matmul: a has shape \(\), b \(2, 3\), expected an axis"),
+        (lambda: tg.matmul(X, X.T, "simt"), ArgumentError,
+         "matmul: kernel is 'simt', expected None for arrays on the CPU"),
         (lambda: X @ "no", DtypeError,
          "matmul: b is a str, expected a tensor, array, number or list"),
         (lambda: tg.linear(X, X.T), ShapeError,
@@ -180,3 +188,12 @@ X: Any = Tensor(np.zeros((2, 3), "float32"))
 def test_errors_name_argument_and_expectation(call: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_products_are_written_or_added() -> None:
+    a, b = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
+    y = np.full((2, 4), 5.0)
+    product_into(y, a, b)
+    np.testing.assert_array_equal(y, a @ b)
+    product_into(y, a, b, add=True)
+    np.testing.assert_array_equal(y, 2 * (a @ b))

@@ -8,6 +8,7 @@ from typing import Any, assert_type, get_type_hints
 import numpy as np
 import pytest
 
+import tensorgrad
 from tensorgrad import Tensor
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import ArgumentError
@@ -64,10 +65,43 @@ def test_methods_beside_the_table_give_what_they_say() -> None:
         assert getattr(x, name)().dtype == dtype
     assert x.bfloat16().dtype == bfloat16
     assert x.numel() == 6
+    assert x.reshape(6).shape == x.reshape((6,)).shape == x.flatten().shape == (6,)
+    assert not np.shares_memory(x.flatten().data, x.data)
+    assert x.transpose().shape == x.transpose(1, 0).shape == x.transpose((1, 0)).shape == (3, 2)
+    assert x.cpu() is x
+    assert x.to_device("cpu") is x
+    np.testing.assert_array_equal(x.dot(X.T).numpy(), X @ X.T)
+    for part, numpys in zip(divmod(7.0, x), divmod(7.0, X), strict=True):
+        np.testing.assert_array_equal(part.numpy(), numpys)
+    held: Any = Tensor(X.copy())
+    held.sort(0)
+    held[:, 0].sort()
+    np.testing.assert_array_equal(held.numpy(), X)
+    Tensor(held.data[:, ::-1]).sort()
+    np.testing.assert_array_equal(held.numpy(), X[:, ::-1])
+    held.fill(2)
+    assert held.tolist() == [[2] * 3] * 2
+    with pytest.raises(ArgumentError, match="sort: got dim=1, expected axis=1"):
+        held.sort(dim=1)
     with pytest.raises(ArgumentError, match="gather: got dim=1, expected axis=1"):
         x.gather(1, [[0]], dim=1)
     with pytest.raises(ArgumentError, match="unsqueeze: got dim=1, expected axis=1"):
         x.unsqueeze(1, dim=1)
+
+
+def test_protocols_lead_to_the_ops() -> None:
+    x: Any = Tensor(X)
+    for y in (np.exp(x), np.mean(x, 0), np.add(X, x)):
+        assert type(y) is Tensor
+    for y, expected in ((np.multiply(2, x), 2 * X), (np.transpose(x), X.T)):
+        assert type(y) is Tensor
+        np.testing.assert_array_equal(y, expected)
+    for version in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
+        assert x.__array_namespace__(api_version=version) is tensorgrad
+    with pytest.raises(ArgumentError, match=r"api_version is '2030.12', expected up to"):
+        x.__array_namespace__(api_version="2030.12")
+    assert np.shares_memory(np.from_dlpack(x), X)
+    assert not np.shares_memory(np.from_dlpack(x, copy=True), X)
 
 
 class Kind(Tensor):

@@ -11,10 +11,13 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor, nn
 from tensorgrad.core import backend
+from tensorgrad.core.modes import mode, replaced
 from tensorgrad.dtypes import FLOATS, bfloat16
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.ops.norm import operand_to_save, saved_operand
 from tensorgrad.testing import SIZES, Case, Ulps, check
 
+RNG = np.random.default_rng(7)
 SHAPES: list[tuple[int, ...]] = [(7,), (2, 33, 5), (70, 1023), (0, 4), *((3, n) for n in SIZES)]
 
 
@@ -313,8 +316,53 @@ CASES += [
 ]
 
 
+def test_group_norm_takes_weight_and_bias_alone() -> None:
+    x, numbers = RNG.standard_normal((2, 4, 3)), RNG.standard_normal(4)
+    ones, zeros, plain = np.ones(4), np.zeros(4), group_norm(x)
+    weighted, shifted = group_norm(x, numbers, zeros), group_norm(x, ones, numbers)
+    for y, expected in (
+        (tg.group_norm(x, 2), plain),
+        (tg.group_norm(x, 2, numbers), weighted),
+        (tg.group_norm(x, 2, bias=numbers), shifted),
+        (tg.group_norm(x, 4), layer_norm(x)),
+    ):
+        np.testing.assert_allclose(y.numpy(), expected, 1e-12, 1e-12)
+
+
+@pytest.mark.parametrize("op", [tg.layer_norm, tg.rms_norm, tg.add_layer_norm, tg.add_rms_norm])
+def test_outputs_that_are_computed_again_have_the_same_bits(op: Any) -> None:
+    found = []
+    for again in (False, True):
+        x, weight, scale = (
+            Tensor(np.random.default_rng(n).standard_normal(s), requires_grad=True)
+            for n, s in enumerate(((4, 6), (3, 6), (6,)))
+        )
+        with replaced(mode, recompute_norms=again):
+            y = op(x, weight=scale)
+            y = y[1] if type(y) is tuple else y
+            assert (y.recompute is not None) == again
+            saved, arrays = operand_to_save(y)
+            assert (saved is not y.data) == again == (len(arrays) > 0)
+            np.testing.assert_array_equal(saved_operand(saved), y.data)
+            with tg.no_grad():
+                assert (op(x)[1] if op.__name__.startswith("add") else op(x)).recompute is None
+        (tg.linear(y, weight) ** 2).sum().backward()
+        found.append([leaf.grad for leaf in (x, weight, scale)])
+        with tg.no_grad():
+            y[0] = 0
+        assert operand_to_save(y)[0] is y.data  # not what it was
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
 def test_group_norm_refuses_what_does_not_fit() -> None:
     x = np.zeros((2, 6, 3), "float32")
+    with pytest.raises(ShapeError, match=r"group_norm: x has shape \(6,\), expected \(B, C, ...\)"):
+        tg.group_norm(x[0, :, 0], 2)
+    with pytest.raises(ArgumentError, match="num_groups is 0, expected 1 or more"):
+        tg.group_norm(x, 0)
+    with pytest.raises(ShapeError, match=r"weight has shape \(3,\), expected \(6,\) \(axis 1 of x"):
+        tg.group_norm(x, 2, np.zeros(3, "float32"))
     with pytest.raises(ArgumentError, match="num_groups is 4, expected a divisor of 6"):
         tg.group_norm(x, 4)
     with pytest.raises(ShapeError, match=r"bias has shape \(3,\), expected \(6,\)"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import pytest
@@ -314,6 +315,18 @@ def test_variance_of_large_numbers_does_not_cancel(device: str) -> None:
     assert abs(got / expected - 1) < 1e-4
 
 
+def test_deviations_are_computed_in_a_given_dtype() -> None:
+    x = np.arange(6).reshape(2, 3)
+    for name in ("var", "std"):
+        for dtype in ("float32", "float64"):
+            found = getattr(tg, name)(x, 0, dtype=dtype)
+            assert found.dtype == dtype
+            np.testing.assert_allclose(found, getattr(np, name)(x, 0), 1e-6)
+        for ddof in (0, 1):
+            found = getattr(tg, name)(x, correction=ddof)
+            np.testing.assert_allclose(found, getattr(np, name)(x, ddof=ddof))
+
+
 def test_degrees_of_freedom(device: str) -> None:
     x = Tensor(backend.to_device(np.array([1.0, 2.0]), device))
     assert math.isinf(tg.var(x, ddof=2).item())
@@ -441,8 +454,26 @@ def test_views_that_are_not_aligned() -> None:
         np.testing.assert_array_equal(table, base[start : start + 10_000].reshape(100, 100).max(0))
 
 
+def test_running_results_may_begin_with_their_neutral_number() -> None:
+    x = np.array([[2.0, 3], [4, 5]])
+    for name in ("cumulative_sum", "cumulative_prod"):
+        ours, numpys = getattr(tg, name), getattr(np, name)
+        for values, axis in ((x, 0), (x, -1), (x[0], None)):
+            for initial in (False, True):
+                np.testing.assert_array_equal(
+                    ours(values, axis, include_initial=initial),
+                    numpys(values, axis=axis, include_initial=initial),
+                )
+            np.testing.assert_array_equal(ours(values, axis), numpys(values, axis=axis))
+        assert ours(3.0).tolist() == [3]
+        assert ours(x, 1, "float32").dtype == np.float32
+        with pytest.raises(ArgumentError, match=f"{name}: axis is 2, expected -2 to 1"):
+            ours(x, 2)
+
+
 def test_where_and_initial() -> None:
     x, none = np.array([[1.0, 2], [3, 4]]), np.zeros((2, 2), bool)
+    wrong: Any = "a"
     with np.errstate(invalid="ignore", divide="ignore"):
         assert np.isnan(tg.mean(x, where=none).numpy())
         assert np.isnan(tg.var(x, where=none).numpy())
@@ -455,6 +486,16 @@ def test_where_and_initial() -> None:
     assert tg.mean(x.astype(int), where=~none).dtype == np.float64
     assert float(tg.sum(x.astype("int8"), where=[True, False])) == 4
     np.testing.assert_array_equal(tg.mean(x * 1j, where=x > 2).numpy(), 3.5j)
+    one_row, one_column = np.array([[True, False]]), np.array([[False], [True]])
+    for part in (one_row, one_column, one_row[0]):
+        for name in ("sum", "prod", "mean", "var", "std", "any", "all"):
+            for axis in (None, 0, 1, (0, 1)):
+                for keepdims in (False, True):
+                    with np.errstate(invalid="ignore", divide="ignore"), catch_warnings():
+                        simplefilter("ignore")  # NumPy's of rows without numbers
+                        found = getattr(tg, name)(x, axis, keepdims=keepdims, where=part)
+                        wanted = getattr(np, name)(x, axis, keepdims=keepdims, where=part)
+                    np.testing.assert_array_equal(found, wanted, f"{name} {axis}")
     calls: list[tuple[Any, Any, str]] = [
         (lambda: tg.max(x, where=none), ArgumentError, "max: initial is None, expected a number"),
         (lambda: tg.sum(x, where=x), DtypeError, "sum: where has dtype float64, expected bool"),
@@ -463,7 +504,39 @@ def test_where_and_initial() -> None:
         (lambda: tg.std(x, where=none[None]), ShapeError,
          r"where has shape \(1, 2, 2\), expected one that broadcasts to \(2, 2\)"),
         (lambda: tg.prod(x, where=[True] * 3), ShapeError, "prod: where has shape"),
+        (lambda: tg.var(x, 0, 1, correction=1), ArgumentError, "ddof=1 and correction=1, expected"),
+        (lambda: tg.std(x, ddof=wrong, where=none), ArgumentError, "std: ddof is 'a', expected"),
+        (lambda: tg.var(x, ddof=wrong), ArgumentError, "var: ddof is 'a', expected a number"),
+        (lambda: tg.mean(x, keepdims=wrong, where=~none), ArgumentError, "mean: keepdims is"),
+        (lambda: tg.sum(x, keepdims=wrong), ArgumentError, "sum: keepdims is 'a', expec"),
+        (lambda: tg.cumulative_sum(x), ArgumentError, "cumulative_sum: axis is None for x of 2"),
+        (lambda: tg.cumulative_prod(x), ArgumentError, "cumulative_prod: axis is None for x of 2"),
     ]  # fmt: skip
     for call, error, message in calls:
         with pytest.raises(error, match=message):
             call()
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        tg.sum,
+        tg.mean,
+        tg.var,
+        tg.std,
+        tg.max,
+        tg.min,
+        tg.prod,
+        tg.argmax,
+        tg.argmin,
+        tg.any,
+        tg.all,
+        tg.logsumexp,
+        tg.norm,
+        tg.cumsum,
+        tg.cumprod,
+    ],
+)
+def test_dim_is_named_axis(op: Any) -> None:
+    with pytest.raises(ArgumentError, match=rf"^{op.__name__}: got dim=1, expected axis=1$"):
+        op(np.ones((2, 2)), dim=1)

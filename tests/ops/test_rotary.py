@@ -113,7 +113,14 @@ def test_arguments_that_do_not_fit() -> None:
         tg.rotary(Tensor(np.ones((2, 3, 5))), angle, angle)
     with pytest.raises(ShapeError, match=r"cos has shape \(3,\), .* broadcasts to \(2, 3, 2\)"):
         tg.rotary(x, Tensor(np.ones(3, "float32")), angle)
-    with pytest.raises(ArgumentError, match="heads is 4, expected 0 to 3"):
-        tg.rotary(x, angle, angle, heads=4)
+    with pytest.raises(ShapeError, match=r"sin has shape \(3,\), .* broadcasts to \(2, 3, 2\)"):
+        tg.rotary(x, angle, Tensor(np.ones(3, "float32")))
+    with pytest.raises(ShapeError, match=r"x has shape \(4,\), expected \(..., H, D\), D even"):
+        tg.rotary(x[0, 0], angle, angle)
+    for heads in (4, -1):
+        with pytest.raises(ArgumentError, match=f"heads is {heads}, expected 0 to 3"):
+            tg.rotary(x, angle, angle, heads=heads)
+    with pytest.raises(ArgumentError, match=r"heads is 1\.5, expected an integer"):
+        tg.rotary(x, angle, angle, heads=1.5)  # type: ignore[arg-type]
     with pytest.raises(DtypeError, match="sin has dtype int64, expected a float"):
         tg.rotary(x, angle, Tensor(np.ones(2, "int64")))

@@ -184,6 +184,29 @@ def test_draws_follow_the_probabilities() -> None:
     assert shares(temperature=0) == [1, 0, 0, 0]
 
 
+def test_penalties_lower_what_occurred() -> None:
+    logits, seen = np.array([2.0, -1.0, 1.5, -1.2], "float32"), np.array([1, 1, 0, 0], "uint8")
+    how = Sampling(0.0, repetition_penalty=1.5)
+    assert choose(logits, 0, how) == 0
+    assert choose(logits, 0, how, seen) == 2  # 2 / 1.5 is below 1.5
+    assert choose(logits - np.float32(3), 0, how, np.array([0, 0, 1, 0], "uint8")) == 0
+    both = np.array([-1.0, -1.2], "float32")  # -1 times 1.5 is below -1.2
+    assert choose(both, 0, how, np.array([1, 0], "uint8")) == 1
+    assert choose(np.array([-0.0, 0.0], "float32"), 0, Sampling(1.0, top_k=1)) == 0
+
+
+def test_the_memory_of_a_state_holds_all_of_it() -> None:
+    state = state_of(3, "cpu", Sampling(repetition_penalty=2), 13)
+    arrays = [array for name, array in vars(state).items() if name != "memory"]
+    places = [array.ctypes.data - state.memory.ctypes.data for array in arrays]
+    assert all(place % 16 == 0 for place in places)
+    assert places == sorted(places)
+    ends = [place + array.nbytes for place, array in zip(places, arrays, strict=True)]
+    assert all(end <= after for end, after in zip(ends, places[1:], strict=False))
+    assert 0 <= state.memory.nbytes - ends[-1] < 16
+    assert state.on("cpu") is state
+
+
 def test_no_rounding_draws_a_token_that_was_left_out() -> None:
     one = np.array([0.1, 0.2, -np.inf, 0.3], "float32")
     alike, highest = np.zeros(4, "float32"), 2**64 - 1
@@ -198,6 +221,11 @@ def test_no_rounding_draws_a_token_that_was_left_out() -> None:
     ("options", "message"),
     [
         ({"temperature": float("nan")}, "temperature is nan, expected a finite number from 0"),
+        ({"temperature": -0.1}, r"temperature is -0\.1, expected a finite number from 0"),
+        ({"temperature": float("inf")}, "temperature is inf, expected a finite number from 0"),
+        ({"top_p": 0}, "top_p is 0, expected above 0 and at most 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0, expected a finite number above 0"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty is inf, expected a finite"),
         ({"top_k": 0}, "top_k is 0, expected 1 or more"),
         ({"top_p": 1.1}, "top_p is 1.1, expected above 0 and at most 1"),
         ({"repetition_penalty": -1.0}, "repetition_penalty is -1.0, expected a finite number"),

@@ -182,6 +182,20 @@ def test_integers_and_numbers() -> None:
     assert x.numpy().sum() == 0
 
 
+def test_defaults_add_once_and_take_the_first_axes() -> None:
+    x, v = np.zeros((2, 3)), np.array([1.0, 2.0])
+    assert tg.index_put(x, [0, 0], v[:, None]).tolist() == [[2] * 3, [0] * 3]
+    assert tg.index_add(x, 0, [0, 0], v[:, None]).tolist() == [[3] * 3, [0] * 3]
+    assert tg.index_add(x, 0, [0], v[:1], 2).tolist() == [[2] * 3, [0] * 3]
+    assert tg.index_add(x, 1, 1, v).tolist() == [[0, 1, 0], [0, 2, 0]]
+    assert tg.slice_scatter(x, 5).tolist() == [[5] * 3] * 2
+    assert tg.slice_scatter(x, 5, start=1).tolist() == [[0] * 3, [5] * 3]
+    assert tg.diagonal_scatter(x, v).tolist() == [[1, 0, 0], [0, 2, 0]]
+    ints = np.zeros(2, int)
+    assert tg.index_put(ints, [0, 0], [1, 2], accumulate=True).tolist() == [3, 0]
+    assert tg.index_put(x * 1j, (0, [0, 0]), [1j, 2j], True).tolist()[0] == [3j, 0, 0]
+
+
 def test_gradients_reach_only_what_was_kept() -> None:
     x, v = (Tensor(np.ones(n), requires_grad=True) for n in (3, 2))
     (tg.index_put(x, [0, 2], v) * np.array([1.0, 2, 3])).sum().backward()
@@ -216,6 +230,9 @@ X = Tensor(np.zeros((3, 4)))
          r"index_fill: value has shape \(1,\), expected \(\)"),
         (lambda: tg.diagonal_scatter(X, 1.0, 0, 1, -1), ArgumentError,
          "diagonal_scatter: axis2 is -1, expected another axis than axis1"),
+        (lambda: tg.scatter_add(X, 1, [[0, 1]], np.zeros(2)), ShapeError, r"src has shape \(2,\)"),
+        (lambda: tg.index_put(Tensor(np.zeros(2, "int8")), 0, 300), ArgumentError,
+         "index_put: values is 300, expected int8"),
         (lambda: tg.diagonal_scatter(X, np.zeros(4)), ShapeError,
          r"diagonal_scatter: src has shape \(4,\), expected one that broadcasts to \(3,\)"),
     ],

@@ -167,6 +167,22 @@ def test_copies_do_not(copy: Any) -> None:
     assert not np.shares_memory(copy(x).data, x.data)
 
 
+def test_a_cast_may_move_too() -> None:
+    x = Tensor(np.ones(2))
+    assert tg.astype(x, "float64", copy=False, device="cpu") is x
+    assert tg.astype(x, "float64").data is not x.data
+    with pytest.raises(DeviceError, match="device: got 'tpu'"):
+        tg.astype(x, "float64", device="tpu")
+
+
+def test_reshape_copies_as_asked() -> None:
+    x = Tensor(np.arange(6.0).reshape(2, 3))
+    for source, copying, shares in ((x, True, False), (x, False, True), (x.T, True, False)):
+        y = tg.reshape(source, 6, copy=copying)
+        np.testing.assert_array_equal(y.numpy(), source.numpy().reshape(6))
+        assert np.shares_memory(y.data, x.data) is shares
+
+
 @given(data=st.data())
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_shapes_follow_numpy(data: Any) -> None:
@@ -265,6 +281,8 @@ def test_gradients_cross_devices() -> None:
 
 X: Any = Tensor(np.zeros((2, 3)))
 MIRROR: Any = "mirror"
+HALF: Any = 0.5
+TWO: Any = [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -307,6 +325,12 @@ MIRROR: Any = "mirror"
         (lambda: tg.ravel(Tensor(np.zeros(()))).swapaxes(0, 1), ArgumentError,
          "swapaxes: axis2 is 1, expected -1 to 0"),
         (lambda: tg.flip(Tensor(np.zeros(())), 0), ArgumentError, "flip: axis is 0, expected no"),
+        (lambda: tg.reshape(X.T, 6, copy=False), ArgumentError, "reshape: copy is False, expect"),
+        (lambda: tg.swapaxes(X, 2, 0), ArgumentError, "swapaxes: axis1 is 2, expected -2 to 1"),
+        (lambda: tg.split(X, [HALF]), ArgumentError, r"split: indices_or_sections is \[0.5\], exp"),
+        (lambda: tg.roll(X, HALF), ArgumentError, "roll: shift is 0.5, expected integers"),
+        (lambda: tg.pad(X, 1, constant_values=TWO), ShapeError,
+         r"pad: constant_values has shape \(2,\), expected one number"),
     ],
 )  # fmt: skip
 def test_errors_name_argument_and_expectation(call: Any, error: Any, message: str) -> None:
@@ -321,3 +345,21 @@ def test_arrays_and_subclasses_of_arrays_are_taken(tmp_path: Any) -> None:
     assert type(y.data) is np.ndarray
     assert np.shares_memory(y.data, mapped)
     assert (y * 2).numpy().sum() == 12
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        (tg.expand_dims, (X, 1)),
+        (tg.squeeze, (X,)),
+        (tg.concatenate, ([X, X],)),
+        (tg.stack, ([X, X],)),
+        (tg.split, (X, 1)),
+        (tg.repeat, (X, 2)),
+        (tg.flip, (X,)),
+        (tg.roll, (X, 1)),
+    ],
+)
+def test_dim_is_named_axis(op: Any, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ArgumentError, match=rf"^{op.__name__}: got dim=1, expected axis=1$"):
+        op(*arguments, dim=1)

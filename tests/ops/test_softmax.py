@@ -188,6 +188,19 @@ def test_arguments_that_do_not_fit() -> None:
         tg.softmax(Tensor(np.ones(3)), causal=True)
 
 
+def test_defaults_and_scales() -> None:
+    x = np.array([[1.0, 2.0], [4.0, 0.0]])
+    for op in (tg.softmax, tg.log_softmax):
+        np.testing.assert_array_equal(op(x).numpy(), op(x, -1).numpy())
+        np.testing.assert_allclose(op(x, 0).numpy(), op(x.T, 1).numpy().T)
+    np.testing.assert_allclose(tg.softmax(x, scale=0).numpy(), np.full((2, 2), 0.5))
+    np.testing.assert_allclose(tg.softmax(x, scale=2).numpy(), softmax(2 * x))
+    causal = tg.softmax(x, -1, causal=True)
+    np.testing.assert_array_equal(causal.numpy(), tg.softmax(x, causal=True).numpy())
+    with pytest.raises(ArgumentError, match="softmax: scale is 'a', expected a number"):
+        tg.softmax(x, scale="a")  # type: ignore[arg-type]
+
+
 def test_a_dtype_is_computed_in_and_returned() -> None:
     x = Tensor(np.array([[1.0, 2.0, 4.0]], "float16"), requires_grad=True)
     for op in (tg.softmax, tg.log_softmax, tg.nn.functional.softmin):
@@ -200,3 +213,9 @@ def test_a_dtype_is_computed_in_and_returned() -> None:
         y[0, 0].backward()
         assert x.grad is not None
         assert x.grad.dtype == np.float16
+
+
+@pytest.mark.parametrize("op", [tg.softmax, tg.log_softmax])
+def test_dim_is_named_axis(op: Any) -> None:
+    with pytest.raises(ArgumentError, match=rf"^{op.__name__}: got dim=1, expected axis=1$"):
+        op(np.ones((2, 2)), dim=1)

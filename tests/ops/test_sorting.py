@@ -86,6 +86,14 @@ def test_sorting_is_stable(values: list[int], descending: bool) -> None:
     assert order == sorted(range(len(values)), key=lambda i: (sign * values[i], i))
 
 
+def test_a_sorter_sorts_the_sequence() -> None:
+    x, values = np.array([5, 1, 3]), np.array([0, 1, 3, 9])
+    order = np.argsort(x)
+    for side in ("left", "right"):
+        found = tg.searchsorted(x, values, side, sorter=order)
+        np.testing.assert_array_equal(found, np.searchsorted(x, values, side, order))
+
+
 def test_equal_elements_get_their_own_gradient() -> None:
     x = Tensor(np.array([2.0, 1.0, 2.0, 2.0]), requires_grad=True)
     tg.sort(x, descending=True).backward(np.array([10.0, 20.0, 30.0, 40.0]))
@@ -117,3 +125,11 @@ MIDDLE: Any = "middle"
 def test_errors_name_argument_and_expectation(call: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"), [(tg.sort, (X,)), (tg.argsort, (X,)), (tg.topk, (X, 1)), (tg.unique, (X,))]
+)
+def test_dim_is_named_axis(op: Any, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ArgumentError, match=rf"^{op.__name__}: got dim=1, expected axis=1$"):
+        op(*arguments, dim=1)

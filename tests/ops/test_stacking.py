@@ -39,6 +39,9 @@ CASES = [
     *(of_list(name, *PAIR) for name in ("hstack", "vstack", "dstack", "column_stack")),
     *(of_list(name, (3,), (3,)) for name in ("hstack", "vstack", "dstack", "column_stack")),
     of_list("hstack", (), (4,)),
+    of_one("rot90", (2, 3)),
+    of_one("rollaxis", (2, 3, 4), 2),
+    of_one("array_split", (5, 2), np.int64(2)),
     Case(tg.append, PAIR, np.append),
     Case(lambda a, b: tg.append(a, b, 1), PAIR, lambda a, b: np.append(a, b, 1), name="append"),
     of_one("array_split", (7, 2), 3),
@@ -91,7 +94,18 @@ def test_errors_name_argument_and_expectation() -> None:
         tg.array_split(x, 0)
     with pytest.raises(ArgumentError, match="meshgrid: indexing is 'yx', expected 'xy' or 'ij'"):
         tg.meshgrid(x[0], indexing="yx")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="rot90: axes is"):
+    with pytest.raises(ArgumentError, match=r"rot90: axes is \(0, 0\), expected two different"):
         tg.rot90(x, 1, (0, 0))
     with pytest.raises(ShapeError, match="matrix_transpose: x has shape"):
         tg.matrix_transpose(x[0])
+    with pytest.raises(ArgumentError, match=r"^unstack: got dim=1, expected axis=1$"):
+        tg.unstack(x, dim=1)  # type: ignore[arg-type]
+    wrong: list[Any] = [(0,), (0, 1, 0), 1]
+    for axes in wrong:
+        with pytest.raises(ArgumentError, match=r"rot90: axes is .*, expected two of them"):
+            tg.rot90(x, 1, axes)
+
+
+def test_without_arrays_there_are_none() -> None:
+    assert tg.broadcast_arrays() == ()
+    assert tg.meshgrid() == ()

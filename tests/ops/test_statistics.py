@@ -11,7 +11,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.autograd.gradcheck import gradcheck
-from tensorgrad.errors import ArgumentError, DtypeError, ShapeError
+from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.ops import statistics
 from tensorgrad.testing import Case, Ulps, check
 
@@ -195,6 +195,84 @@ def test_gradients_of_quantiles(method: Any) -> None:
     assert gradcheck(lambda x: tg.nanquantile(x, 0.7, method=method), [x])
 
 
+REDUCED = ["median", "nanmedian", "nanmean", "nansum", "nanprod", "nanvar", "nanstd", "nanmax",
+           "nanmin", "nanargmax", "nanargmin", "ptp", "average"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*REDUCED, "quantile", "nanquantile", "percentile",
+                                  "nanpercentile"])  # fmt: skip
+def test_defaults_and_keepdims_are_numpys(name: str) -> None:
+    x = apart(3, 4)
+    if name.startswith("nan"):
+        x[1, 2] = np.nan
+    ours, numpys = getattr(tg, name), getattr(np, name)
+    q: Any = () if name in REDUCED else (0.3,)
+    for values in (x, np.arange(12).reshape(3, 4)):
+        np.testing.assert_allclose(ours(values, *q), numpys(values, *q))
+        for axis in (None, 0, 1):
+            found = ours(values, *q, axis, keepdims=True)
+            expected = numpys(values, *q, axis, keepdims=True)
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected)
+
+
+def test_other_defaults_are_numpys() -> None:
+    x = apart(3, 5)
+    for name in ("cov", "corrcoef", "diff", "trapezoid", "nancumsum", "nancumprod"):
+        np.testing.assert_allclose(getattr(tg, name)(x), getattr(np, name)(x), 1e-12)
+    changed: list[dict[str, Any]] = [
+        {"bias": True}, {"ddof": 0}, {"rowvar": False}, {"ddof": 2, "bias": True},
+    ]  # fmt: skip
+    for options in changed:
+        np.testing.assert_allclose(tg.cov(x, **options), np.cov(x, **options), 1e-12)
+    np.testing.assert_allclose(tg.trapezoid(x, dx=0.5, axis=0), np.trapezoid(x, dx=0.5, axis=0))
+    widths = np.abs(x).cumsum(1)
+    np.testing.assert_allclose(tg.trapezoid(x, widths), np.trapezoid(x, widths))
+    for one, two in zip(tg.histogram(x), np.histogram(x), strict=True):
+        assert str(one.dtype) == str(two.dtype)
+        np.testing.assert_allclose(one, two)
+    np.testing.assert_array_equal(tg.digitize([1.0], [0.0, 1.0]), np.digitize([1.0], [0.0, 1.0]))
+    assert tg.bincount([2]).tolist() == [0, 0, 1]
+    assert tg.bincount([2], minlength=5).tolist() == [0, 0, 1, 0, 0]
+    weights = Tensor(np.array([1.0, 2.0, 4.0]), requires_grad=True)
+    y = tg.bincount([1, 0, 1], weights)
+    y.backward(np.array([10.0, 20.0]))
+    assert y.tolist() == [2, 5]
+    np.testing.assert_array_equal(weights.grad, [20, 10, 20])
+    np.testing.assert_allclose(tg.average(x, 1, np.arange(1.0, 6), True),
+                               np.average(x, 1, np.arange(1.0, 6), keepdims=True))  # fmt: skip
+    assert tg.average(np.arange(3), weights=[1, 2, 1]).dtype == np.float64
+    assert tg.average(x.astype("float16"), weights=np.ones((3, 5), "float16")).dtype == np.float16
+
+
+def test_what_is_empty_gives_what_is_empty() -> None:
+    x = Tensor(np.ones((2, 3)))
+    assert tg.quantile(x, [], 1, keepdims=True).shape == (0, 2, 1)
+    assert tg.quantile(x, np.zeros((2, 0)), 1).shape == (2, 0, 2)
+    assert tg.cov(x[:0]).shape == (0, 0)
+    assert tg.diff(x, 0) is x
+    rows = np.array([[1, 2, 4], [0, 3, 1]], "float32")
+    for op in (tg.cov, tg.corrcoef):
+        assert op(rows).dtype == np.float64
+        assert op(rows, dtype="float32").dtype == np.float32
+
+
+def test_tensors_are_fractions_and_edges() -> None:
+    x = Tensor(np.array([1.0, 2.0, 4.0]))
+    np.testing.assert_array_equal(tg.quantile(x, Tensor(np.array([0.25, 1.0]))).numpy(), [1.5, 4])
+    counts, edges = tg.histogram(x, Tensor(np.array([0.0, 2.0, 4.0])))  # type: ignore[arg-type]
+    assert (counts.tolist(), edges.tolist()) == ([1, 2], [0, 2, 4])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_quantiles_on_and_between_elements_are_numpys(method: Any) -> None:
+    for count in (4, 5):
+        x, q = np.arange(1.0, count + 1) ** 2, np.arange(4 * count + 1) / (4 * count)
+        expected = np.quantile(x, q, method=method)
+        np.testing.assert_allclose(tg.quantile(x, q, method=method), expected, 1e-12)
+        np.testing.assert_allclose(tg.nanquantile(x, q, method=method), expected, 1e-12)
+
+
 def test_lists_stay_integers_beside_weights() -> None:
     assert tg.bincount([0, 2], np.array([0.1, 0.3])).tolist() == [0.1, 0.0, 0.3]
     assert tg.bincount([]).tolist() == []
@@ -234,6 +312,12 @@ def test_errors_name_argument_and_expectation() -> None:
          ArgumentError, "quantile: method is 'mid'"),
         (lambda: tg.quantile(x[:0], 0.5), ShapeError, r"quantile: x has shape \(0, 3\), expect"),
         (lambda: tg.average(x, 1, np.ones(2)), ShapeError, r"average: weights has shape \(2,\)"),
+        (lambda: tg.average(x, None, np.ones(3)), ShapeError, r"expected \(2, 3\)$"),
+        (lambda: tg.average(x, 1, np.ones(2)), ShapeError,
+         r"expected \(2, 3\), or the lengths along \(1,\)"),
+        (lambda: tg.nanvar(x, ddof="a"), ArgumentError,  # type: ignore[arg-type]
+         "nanvar: ddof is 'a', expected a number"),
+        (lambda: tg.nanargmin(x * np.nan), ArgumentError, "nanargmin: x holds nothing but NaN alo"),
         (lambda: tg.average(x, 1, [-1, 0, 1]), ArgumentError, "average: weights sum to 0"),
         (lambda: tg.nanargmax(x * np.nan, 1), ArgumentError, "nanargmax: x holds nothing but NaN"),
         (lambda: tg.std(x, ddof=1, correction=0), ArgumentError, "got ddof=1 and correction=0"),
@@ -246,6 +330,33 @@ def test_errors_name_argument_and_expectation() -> None:
         (lambda: tg.bincount(np.array([-1])), ArgumentError, "bincount: x holds -1, expected 0"),
         (lambda: tg.histogram(x, [2.0, 1.0]), ArgumentError, "histogram: bins is"),
         (lambda: tg.diff(x, -1), ArgumentError, "diff: n is -1, expected 0 or more"),
+        (lambda: tg.diff(x, dim=1), ArgumentError,  # type: ignore[arg-type]
+         "^diff: got dim=1, expected axis=1$"),
+        (lambda: tg.median(x, dim=1), ArgumentError,  # type: ignore[arg-type]
+         "^median: got dim=1, expected axis=1$"),
+        (lambda: tg.quantile(x, 0.5, dim=1), ArgumentError,  # type: ignore[arg-type]
+         "^quantile: got dim=1, expected axis=1$"),
+        (lambda: tg.quantile(x, "a"), DtypeError, "quantile: q "),
+        (lambda: tg.quantile(x, 1j), DtypeError, "quantile: q has dtype complex128, expected rea"),
+        (lambda: tg.quantile(x, np.ones((1, 1, 1))), ShapeError, r"\(1, 1, 1\), expected 2 axes"),
+        (lambda: tg.nanquantile(x, np.ones((1, 1))), ShapeError, r"\(1, 1\), expected 1 axes at"),
+        (lambda: tg.percentile(x, 100.5), ArgumentError, "q is 100.5, expected 0 to 100$"),
+        (lambda: tg.quantile(x * 1j, 0.5), DtypeError, "quantile: x has dtype complex128, expecte"),
+        (lambda: tg.quantile(x, Tensor(np.ones(1), requires_grad=True)), GradError,
+         "quantile: q requires a gradient"),
+        (lambda: tg.cov(x, fweights=[1, 2]), ShapeError, r"weights has shape \(2,\), expected \(3"),
+        (lambda: tg.cov(x, fweights=[1, 0.5, 1]), DtypeError, "cov: fweights holds fractions, exp"),
+        (lambda: tg.cov(x[None]), ShapeError, r"cov: x has shape \(1, 2, 3\), expected two axes"),
+        (lambda: tg.cov(x, x * 1j), DtypeError, "cov: y has dtype complex128, expected real num"),
+        (lambda: tg.bincount(np.ones((2, 2), int)), ShapeError, r"x has shape \(2, 2\), expected "),
+        (lambda: tg.bincount([0, 1], [1.0]), ShapeError, r"weights has shape \(1,\), expected \(2"),
+        (lambda: tg.bincount([0], [1j]), DtypeError, "bincount: weights has dtype complex128, exp"),
+        (lambda: tg.bincount([0], minlength=-1), ArgumentError, "minlength is -1, expected 0 or"),
+        (lambda: tg.histogram(x, range=(0,)), ArgumentError,  # type: ignore[arg-type]
+         r"histogram: range is \(0,\), expected two numbers"),
+        (lambda: tg.histogram(x, range=3), ArgumentError,  # type: ignore[arg-type]
+         "histogram: range is 3, expected two numbers"),
+        (lambda: tg.digitize(x, [1.0, 3.0, 2.0]), ArgumentError, r"digitize: bins is \[1.0, 3.0"),
     ]  # fmt: skip
     for call, error, message in calls:
         with pytest.raises(error, match=message):

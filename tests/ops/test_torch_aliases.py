@@ -85,6 +85,15 @@ def test_devices() -> None:
     np.testing.assert_array_equal(x.grad, np.broadcast_to(np.where(MASK, 0, 2), X.shape))
 
 
+def test_windows_of_numbers_and_of_every_step() -> None:
+    x = Tensor(np.arange(4.0))
+    assert x.unfold(0, 3).tolist() == [[0, 1, 2], [1, 2, 3]]
+    assert x.unfold(0, 4).tolist() == [[0, 1, 2, 3]]
+    assert x.unfold(0, 0, 2).shape == (3, 0)
+    assert x[0].unfold(0, 1).tolist() == [0]
+    assert x[0].unfold(0, 0).shape == (0,)
+
+
 def test_leaves() -> None:
     x = Tensor(X.copy())
     assert x.requires_grad_() is x
@@ -108,6 +117,19 @@ def test_arguments_that_do_not_fit() -> None:
         x.masked_fill(MASK, np.ones(5))
     with pytest.raises(ShapeError, match=r"index has shape \(4, 2, 5\), expected at most \(3, 4"):
         x.gather(1, np.zeros((4, 2, 5), int))
+    with pytest.raises(
+        ShapeError, match=r"index has shape \(3, 6, 6\), expected at most \(3, 4, 5\)"
+    ):
+        x.gather(1, np.zeros((3, 6, 6), int))
+    with pytest.raises(ShapeError, match=r"index has shape \(2, 5\), expected at most \(3, 4, 5\)"):
+        x.gather(1, np.zeros((2, 5), int))
+    for size in (-1, 5):
+        with pytest.raises(ArgumentError, match=f"unfold: size is {size}, expected 0 to 4, the le"):
+            x.unfold(1, size, 1)
+    with pytest.raises(ArgumentError, match="unfold: step is 0, expected 1 or more"):
+        x.unfold(1, 2, 0)
+    with pytest.raises(ArgumentError, match="masked_fill: value is 300, expected int8"):
+        Tensor(np.ones(2, "int8")).masked_fill(np.array([True, False]), 300)
     with pytest.raises(ArgumentError, match=r"view: shape is 'int32', expected integers; for an"):
         x.view("int32")
     with pytest.raises(DeviceError):

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor
+from tensorgrad.compat import einops_backend
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -52,6 +54,59 @@ def test_einops_of_several_tensors() -> None:
     y = einops.einsum(a, b, "m c, n c -> m n")
     assert np.array_equal(y.numpy(), (a @ b.T).numpy())
     assert y.requires_grad
+
+
+def test_the_backend_of_einops_computes_with_our_ops() -> None:
+    module: Any = ModuleType("einops._backends")
+    module.AbstractBackend = type("AbstractBackend", (), {})
+    einops_backend._define(module)
+    (kind,) = module.AbstractBackend.__subclasses__()
+    assert kind is module.TensorgradBackend
+    assert kind.framework_name == "tensorgrad"
+    own, x = kind(), normal(2, 3)
+    assert own.is_appropriate_type(x)
+    assert not own.is_appropriate_type(x.data)
+    assert own.from_numpy(x.data).data is x.data
+    assert own.to_numpy(x) is x.data
+    assert own.arange(1, 4).tolist() == [1, 2, 3]
+    assert own.is_float_type(x)
+    assert not own.is_float_type(own.arange(0, 1))
+    a = x.data
+    for y, expected in (
+        (own.stack_on_zeroth_dimension([x, x]), np.stack([a, a])),
+        (own.add_axis(x, 1), a[:, None]),
+        (own.tile(x, [2, 1]), np.tile(a, (2, 1))),
+        (own.concat([x, x], 1), np.concatenate([a, a], 1)),
+        (own.einsum("ij,ij->i", x, x), np.einsum("ij,ij->i", a, a)),
+    ):
+        assert y.requires_grad
+        np.testing.assert_allclose(y.numpy(), expected, 1e-6)
+
+
+def test_the_backend_waits_for_einops(monkeypatch: pytest.MonkeyPatch) -> None:
+    defined: list[Any] = []
+    monkeypatch.setattr(einops_backend, "_define", defined.append)
+    monkeypatch.setattr(sys, "meta_path", [])
+    monkeypatch.setitem(sys.modules, "einops._backends", module := ModuleType("einops._backends"))
+    einops_backend.register()
+    assert defined == [module]
+    assert sys.meta_path == []
+    monkeypatch.delitem(sys.modules, "einops._backends")
+    for _ in range(2):
+        einops_backend.register()
+    finders: list[Any] = sys.meta_path
+    (finder,) = finders
+    assert finder.find_spec("einops") is None
+    executed: list[Any] = []
+    loader = SimpleNamespace(exec_module=executed.append)
+    for spec in (None, SimpleNamespace(loader=None), SimpleNamespace(loader=loader)):
+        monkeypatch.setattr(sys, "meta_path", [finder])
+        monkeypatch.setattr(einops_backend, "find_spec", lambda name, spec=spec: spec)
+        assert finder.find_spec("einops._backends") is spec
+        assert sys.meta_path == []
+    loader.exec_module(module)
+    assert executed == [module]
+    assert defined == [module, module]
 
 
 @pytest.mark.parametrize("first", ["einops, tensorgrad", "tensorgrad, einops"])

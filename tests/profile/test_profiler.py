@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -304,3 +305,19 @@ def test_without_a_profiler_an_op_costs_a_load_and_a_branch_at_each_place() -> N
     assert (forward[1] - forward[0]) / 10 == 2 * 3  # entry and record: load, attribute, branch
     assert (backward[1] - backward[0]) / 10 == 2  # load, branch
     assert executed(lambda: layer(x), marked) <= 3 * (1 + 1 + 4)  # call, record, four operands
+
+
+def test_an_observer_that_notes_nothing_runs_what_it_is_given() -> None:
+    class Silent(instrument.Observer):
+        pass
+
+    silent = Silent()
+    with silent.phase("backward"):
+        silent.enter("exp")
+    layer = nn.Linear(2, 3)
+    x = tg.ones((4, 2))
+    np.testing.assert_array_equal(silent.layer(layer, (x,), {}).numpy(), layer(x).numpy())
+    silent.op("exp", x.data, (x,), None, ())
+    node: Any = SimpleNamespace(backward=lambda *given: given)
+    assert silent.backward(node, 1, (2,), (True,)) == (1, (2,), (True,))
+    silent.transfer("all_reduce", 8)()
