@@ -71,12 +71,12 @@ def test_seconds_of_calls_and_of_phases(rounds: list[int]) -> None:
     assert timing.seconds_of(lambda: rounds.append(0), "cpu", 3) == pytest.approx(6e-3)
     assert timing.seconds_of(lambda: rounds.append(0), "cpu") == pytest.approx(2e-3)
     assert timing.host_seconds(lambda: rounds.append(0), "cpu") == pytest.approx(2e-3)
-    seconds = timing.phases(
-        "cpu",
-        lambda: rounds.append(0) or [0, 0],
-        rounds.extend,  # two calls
-        lambda: rounds.extend([0] * 3),
-    )
+
+    def forward() -> list[int]:
+        rounds.append(0)
+        return [0, 0]  # of two calls in backward
+
+    seconds = timing.phases("cpu", forward, rounds.extend, lambda: rounds.extend([0] * 3))
     assert seconds == pytest.approx([2e-3, 4e-3, 6e-3])
 
 

@@ -335,7 +335,7 @@ def test_sizes_in_bytes() -> None:
     assert bytes_of("1.GiB") == 2**30
 
 
-INTERLEAVED = {"schedule": "interleaved", "chunks": 2, "mesh": Mesh(1, 2)}
+INTERLEAVED: dict[str, Any] = {"schedule": "interleaved", "chunks": 2, "mesh": Mesh(1, 2)}
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_speeds_are_positive_numbers(name: str) -> None:
     assert vars(Speeds(**{name: 1}))[name] == 1
     for value in (0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ArgumentError, match=f"plan: {name} is {value}, expected a positive"):
-            Speeds(**{name: value})
+            replace(Speeds(), **{name: value})
 
 
 def test_a_plan_says_why_its_mesh_cannot_train_the_model() -> None:
