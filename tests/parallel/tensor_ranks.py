@@ -415,7 +415,8 @@ def compare_with_whole(make: Callable[..., Any], comm: Comm, sequence: bool) -> 
 def check_training(comm: Comm) -> None:
     """Clipped steps of the strategy are those of one process."""
     batch = np.random.default_rng(4).integers(0, 37, (2, B, T))
-    for make, sequence in product((small_gpt2, Squares), (False, True)):
+    makers: tuple[Callable[[], Any], ...] = small_gpt2, Squares
+    for make, sequence in product(makers, (False, True)):
         whole, part = make(), make()
         strategies = OneProcess(), TensorParallel(comm, sequence=sequence)
         for model, strategy in zip((whole, part), strategies, strict=True):
@@ -442,7 +443,8 @@ class Squares(GPT2):
     def __init__(self) -> None:
         random.seed(11)
         super().__init__(GPT2Config(40, T, 2, 4, C))
-        for block in self.blocks:
+        blocks: Any = self.blocks
+        for block in blocks:
             block.feed_forward = Squared()
 
 

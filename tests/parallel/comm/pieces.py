@@ -280,8 +280,12 @@ def check_arrays_that_are_only_read(comm: Comm, device: str) -> None:
     elif comm.rank == 0 and last:
         comm.recv(out, last)
         same(out, np.full_like(out, comm.size))
-    for call in (lambda: comm.reduce_scatter(out, x[:1]), lambda: comm.all_gather(out[:1], x),
-                 lambda: comm.all_to_all(out, x)):  # fmt: skip
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: comm.reduce_scatter(out, x[:1]),
+        lambda: comm.all_gather(out[:1], x),
+        lambda: comm.all_to_all(out, x),
+    )
+    for call in calls:
         with pytest.raises(ArgumentError, match="out is read-only"):
             call()
     if last:

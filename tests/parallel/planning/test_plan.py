@@ -375,7 +375,7 @@ def test_speeds_are_positive_numbers(name: str) -> None:
     assert vars(Speeds(**{name: 1}))[name] == 1
     for value in (0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ArgumentError, match=f"plan: {name} is {value}, expected a positive"):
-            replace(Speeds(), **{name: value})
+            Speeds(**{**vars(Speeds()), name: value})
 
 
 def test_a_plan_says_why_its_mesh_cannot_train_the_model() -> None:
