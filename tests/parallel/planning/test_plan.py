@@ -150,8 +150,11 @@ def test_what_an_optimizer_sends_and_computes() -> None:
     assert times["lion"] == times["sgd"] == times["adamw"] * 24 / 32
     flops = 48 * 5 * 1600**3 * (4 * 3 + 2 + 6 + 2 * (4 * 4 + 2))
     job = TrainingJob(LARGE, optimizer="muon")
-    moved = job.costs.moved_bytes("muon", job.numbers(0), True, True) / Speeds().memory_bandwidth
-    assert times["muon"] == pytest.approx(moved + flops / 400e12 * 989.4 / 66.9, rel=1e-6)
+    moved = 100 * matrices + 32 * (COUNT - matrices)
+    assert job.costs.moved_bytes("muon", job.numbers(0), True, True) == moved
+    seconds = moved / Speeds().memory_bandwidth + flops / 400e12 * 989.4 / 66.9
+    assert times["muon"] == pytest.approx(seconds, rel=1e-6)
+    assert times["adafactor"] == 120 * COUNT / Speeds().memory_bandwidth
     with pytest.raises(ArgumentError, match="plan: optimizer is 'adam', expected one of adamw, m"):
         TrainingJob(LARGE, optimizer="adam")
 
