@@ -94,21 +94,22 @@ def test_pictures_of_sweeps_with_missing_cases() -> None:
     }  # fmt: skip
     assert set(draw_attention([row])) == {"", "-memory"}
     other = {**row, "kernel": "unfused", "both_ms": 6.0}
-    more = [row, other, {**other, "length": 256}, {**row, "causal": False}]
+    equal = {**other, "length": 512, "both_ms": 3.0}
+    more = [row, other, {**other, "length": 256}, equal, {**equal, "kernel": "flash"}]
     figures = draw_attention(more)
     assert set(figures) == {"", "-memory", "-ratio"}
     forward, backward = figures[""].axes
     assert (forward.get_ylabel(), backward.get_ylabel()) == ("forward (ms)", "backward (ms)")
     assert forward.get_xlabel() == "sequence length (tokens)"
     [line, _] = backward.lines
-    assert (list(line.get_xdata()), list(line.get_ydata())) == ([128, 128], [2.0, 2.0])
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([128, 512], [2.0, 2.0])
     assert line.get_label() == "flash, 64"
     heat, _ = figures["-ratio"].axes
-    assert heat.images[0].get_array().filled(-1).tolist() == [[2.0, -1.0]]
+    assert heat.images[0].get_array().filled(-1).tolist() == [[2.0, -1.0, 1.0]]
     assert [(text.get_text(), text.get_color()) for text in heat.texts] == [
-        *(("2.0", "black"), ("nan", "white"))
+        *(("2.0", "black"), ("nan", "white"), ("1.0", "white"))
     ]
-    assert [tick.get_text() for tick in heat.get_xticklabels()] == ["128", "256"]
+    assert [tick.get_text() for tick in heat.get_xticklabels()] == ["128", "256", "512"]
     assert [tick.get_text() for tick in heat.get_yticklabels()] == ["64"]
     assert figures["-ratio"].get_suptitle() == (
         "Attention: time of unfused / time of flash\n(causal True, batch 1, 2 heads, float32, cpu)"

@@ -179,6 +179,9 @@ def test_scaling_and_overhead_are_against_one_gpu() -> None:
     assert "scaling" not in with_scaling(alone, [alone])
     for mode, other, result in (
         ("overlap", "naive", "speed_up"),
+        ("flat", "naive", "speed_up"),
+        ("gpipe", "model-parallel", "speed_up"),
+        ("tensor-sequence", "none", "speed_up"),
         ("1f1b", "model-parallel", "speed_up"),
         ("tensor", "none", "speed_up"),
         ("pytorch-ddp", "overlap", "ratio"),

@@ -152,9 +152,9 @@ def test_running_means_are_compared(
     assert row["mean_difference"] == pytest.approx(apart.mean(), rel=1e-4)
     [sweep] = loss_curve.loss_sweep(data="tokens.npy", most=0.5)
     assert sweep.problem({"largest_difference": 0.5}) == ""
-    for apart in (0.51, math.nan, ""):
-        assert sweep.problem({"largest_difference": apart}) == (
-            f"running means differ by {apart} nats, expected 0.5 or less"
+    for far in (0.51, math.nan, ""):
+        assert sweep.problem({"largest_difference": far}) == (
+            f"running means differ by {far} nats, expected 0.5 or less"
         )
     figure = loss_curve.draw_loss([{}, {**row, "device": "cpu"}])[""]
     assert figure.get_suptitle() == "gpt2-124M, float32, batch 4 x 16, cpu"

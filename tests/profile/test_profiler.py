@@ -47,6 +47,10 @@ def test_a_step_has_phases_layers_and_ops_inside_each_other() -> None:
     assert attention[0].shapes == ((2, 8, 48),)
     assert attention[0].dtype == "float32"
     assert {each.phase for each in attention} == {"forward"}
+    assert not any(
+        r.flops or r.nbytes or r.dtype for r in (*of(found, "phase"), *of(found, "layer"))
+    )
+    assert {each.thread for each in found.recording.ranges} == {0}
     layer = by_number[attention[0].parent]
     assert (layer.kind, layer.name) == ("layer", "blocks.0.attention")
     assert found.recording.steps == 2

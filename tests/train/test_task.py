@@ -102,7 +102,7 @@ def test_several_ranks_are_asked_of_mpirun() -> None:
         ({"parallel": "zero1"}, "--parallel zero1: .*: mpirun -n 2 train --parallel zero1"),
     ):
         with pytest.raises(ArgumentError, match=f"^{message}$"):
-            check_one_process(TrainSettings(**options), "train")  # type: ignore[arg-type]
+            check_one_process(TrainSettings(**options), "train")
 
 
 def test_models_that_ranks_cannot_share_are_errors_at_once() -> None:

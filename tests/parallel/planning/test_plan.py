@@ -47,6 +47,13 @@ def test_one_gpu_holds_sixteen_bytes_a_parameter_and_activations() -> None:
     tokens, width = 8 * 1024, 1600
     each = 12 * width * 2 + 4 * width + 16 + 4 * 25
     assert found.memory["activations"] == 48 * tokens * each
+    assert found.memory["tokens, loss and head"] == tokens * (16 + 6 * width + 8) + (
+        4 * LARGE.rows * width
+    )
+    assert found.memory["16-bit copies of weights"] == 0
+    assert found.memory["messages between stages"] == 0
+    assert found.memory["work"] == found.job.costs.block_work(tokens) == 2 * 7 * width * tokens
+    assert found.bytes == sum(found.memory.values())
     assert found.sent == []
     assert found.seconds == found.time["compute"] + found.time["optimizer"]
     full = estimate(TrainingJob(LARGE, Mesh(), 8, dtype="float32"))
@@ -367,6 +374,10 @@ def test_options_that_do_not_fit_are_errors(changed: dict[str, Any], message: st
 
 
 def test_options_that_just_fit_are_planned() -> None:
+    assert TrainingJob(SMALL) == TrainingJob(
+        SMALL, Mesh(1, 1, 1, 0), 8, 1, 0, "1f1b", 1, False, "bfloat16-parameters", "float32",
+        "adamw", None,
+    )  # fmt: skip
     assert TrainingJob(SMALL, Mesh(8)).tokens == 64
     assert TrainingJob(SMALL, **INTERLEAVED, micro_batches=4).numbers(1) == [2, 3, 6, 7]
     assert TrainingJob(SMALL, Mesh(1, 2), schedule="interleaved").chunks == 1  # any micro-batches
