@@ -109,8 +109,8 @@ def test_pictures_of_sweeps_with_missing_cases() -> None:
     assert [(text.get_text(), text.get_color()) for text in heat.texts] == [
         *(("2.0", "black"), ("nan", "white"), ("1.0", "white"))
     ]
-    assert [tick.get_text() for tick in heat.get_xticklabels()] == ["128", "256", "512"]
-    assert [tick.get_text() for tick in heat.get_yticklabels()] == ["64"]
+    assert [label.get_text() for label in heat.get_xticklabels()] == ["128", "256", "512"]
+    assert [label.get_text() for label in heat.get_yticklabels()] == ["64"]
     assert figures["-ratio"].get_suptitle() == (
         "Attention: time of unfused / time of flash\n(causal True, batch 1, 2 heads, float32, cpu)"
     )

@@ -211,7 +211,7 @@ def test_pictures_of_a_matrix() -> None:
         assert axes.get_ylabel() == label
         assert [bar.get_height() for bar in axes.patches] == [height, height]
         assert [text.get_text() for text in axes.texts] == notes
-        ticks = [tick.get_text() for tick in axes.get_xticklabels()]
+        ticks = [label.get_text() for label in axes.get_xticklabels()]
         assert ticks == ["none\nflash", "overlap\nflash"]
         assert figures[name].get_suptitle() == (
             "2 layers, C 16, T 8, batch 2 a GPU, float32, 2 ranks, cpu"

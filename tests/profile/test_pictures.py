@@ -63,7 +63,7 @@ def test_products_are_points_under_the_roof_and_other_ops_are_bars(drawn: list[A
     assert points == [(200, 1, 320), (1, 0.005, 170)]
     assert [text.get_text() for text in roof.texts] == ["matmul", "linear backward"]
     assert [bar.get_width() for bar in bars.patches] == pytest.approx([20, 15])
-    assert [tick.get_text() for tick in bars.get_yticklabels()] == ["exp", "gelu backward"]
+    assert [label.get_text() for label in bars.get_yticklabels()] == ["exp", "gelu backward"]
     assert bars.lines[0].get_xdata()[0] == 20
     assert drawn[0].get_suptitle() == "title"
     many = [replace(row, name=f"{row.name} {n}") for n in range(20) for row in (rows[0], rows[3])]
@@ -115,7 +115,7 @@ def test_ranks_are_drawn_by_one_clock(drawn: list[Any]) -> None:
         "a.png", "title",
     )  # fmt: skip
     [axes] = drawn[0].axes
-    assert [tick.get_text() for tick in axes.get_yticklabels()] == [
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
         "rank 0: computation", "communication", "rank 1: computation", "communication"
     ]  # fmt: skip
     boxes = [
