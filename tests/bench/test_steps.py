@@ -143,6 +143,16 @@ def test_a_step_takes_a_batch_and_can_be_called_in_phases() -> None:
     assert all(np.array_equal(first, other) for other in others)
 
 
+def test_an_optimizer_is_made_at_once_unless_it_may_wait() -> None:
+    given: tuple[dict[str, Any], ...] = ({}, {"lazy": True})
+    for options in given:
+        step = made()
+        again = TrainingStep(step.settings, step.model, step.loss, step.parts, **options)
+        assert ("optimizer" in vars(again)) is (not options)
+        again()
+        assert again.optimizer.numbers()["step"] == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
