@@ -250,6 +250,18 @@ def test_samples_have_what_is_followed_and_what_the_allocator_says() -> None:
     del z
 
 
+def test_gradients_that_are_new_after_backward_are_followed() -> None:
+    tracker = MemoryTracker(Scripted(*[(0, 0)] * 3))
+    x, other = (Tensor(np.ones(3, "float32"), requires_grad=True) for _ in range(2))
+    tracker.op(("add", "forward", ""), "f.py:1", np.ones(3), [x, other], ())
+    x.grad = np.ones(3, "float32")
+    for phase in ("forward", "backward"):
+        tracker.phase(phase, "")
+    allocations = tracker.stop("cpu").allocations
+    found = [(each.op, each.born) for each in allocations if each.kind == "gradients"]
+    assert found == [("backward", 2)]
+
+
 def test_the_allocator_of_numpy_counts_from_its_start() -> None:
     tracemalloc.start()
     try:
