@@ -125,7 +125,7 @@ def mesh_of(settings: TrainSettings, ranks: int, rank: int = 0) -> Mesh:
         options = " ".join(f"{name} {size}" for name, size in sizes.items() if (size or 1) > 1)
         count = f"{product} ranks" if settings.dp else f"a multiple of {product} ranks"
         raise ArgumentError(f"{options or '--dp 1'}: got {ranks} ranks, expected {count}")
-    return make_mesh(ranks, rank, dp=settings.dp, pp=settings.pp or ranks, tp=settings.tp)
+    return make_mesh(ranks, rank, dp=settings.dp, pp=settings.pp, tp=settings.tp)
 
 
 def check_one_process(settings: TrainSettings, program: str) -> None:

@@ -4,8 +4,7 @@ They are counted from a model of the rank's shapes, without values, whose layers
 the bytes that they save for backward (`Module.saved_bytes`): flash attention, which keeps no score
 matrix, and a cross entropy that computes gradients in chunks and keeps no logits. The rank is the
 fullest of the tp ranks that share a layer, as their tables (`shards`) say. The formulas are in
-docs/chapters/planning.md; tests/parallel/planning/test_costs.py compares them with models and
-graphs.
+docs/chapters/planning.md; the tests compare them with models and graphs.
 
 Under autocast the inputs of norms are float32, as the parameters are. The graph of each micro-batch
 keeps 16-bit copies of the weights that matrix products take.
@@ -19,7 +18,8 @@ What an optimizer costs on one rank is bytes of state, bytes that a step moves, 
         adafactor                  rows and columns of each matrix, and 4 of each vector element
 
 Rows and columns are whole on every rank, all else is divided by ZeRO. 16-bit parameters add the low
-bits of master weights. Tests: tests/parallel/planning/test_plan.py.
+bits of master weights. Tests: tests/parallel/planning/test_costs.py, and of optimizers
+tests/parallel/planning/test_plan.py.
 """
 
 from __future__ import annotations

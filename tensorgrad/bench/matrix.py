@@ -8,7 +8,7 @@ parallelism share one. "ratio", of a peer, is its time over that of ours: of "no
 kernel, or of "overlap". "idle" is the time that the rank with most to do waits for others,
 "most_idle" that of the one with least, and "bubble" the formula for stages of equal time.
 "peak_mb" is the memory of arrays; "device_mb" all memory used on a GPU, with NCCL's buffers and the
-memory pool's free blocks. Tests: tests/bench/test_matrix.py.
+memory pool's free blocks. Tests: tests/bench/test_matrix.py, tests/bench/test_parallel.py.
 """
 
 from __future__ import annotations

@@ -18,6 +18,26 @@ def cases_of(comm: Comm, sizes: tuple[float, ...], steps: int) -> list[Case]:
     )
 
 
+def test_the_default_case() -> None:
+    comm = Comm()
+    comm.size = 2
+    cases = next(buckets_sweep(comm=comm, device="cpu")).cases
+    assert cases[0] == {
+        "bucket_mb": 1.0, "layers": 12, "width": 768, "heads": 12, "context": 1024,
+        "vocab": 50304, "batch": 8, "dtype": "float32", "ranks": 2, "steps": 10,
+    }  # fmt: skip
+    assert [case["bucket_mb"] for case in cases] == [1, 2, 5, 10, 25, 50, 100, 200, 400]
+
+
+def test_embeddings_have_a_bucket_of_their_own() -> None:
+    comm = Comm()
+    comm.size = 2
+    small, large = cases_of(comm, (1e-6, 1.0), 1)
+    bench = BucketBench(comm, "cpu")
+    assert bench._count(large) == 2
+    assert bench._count(small) == 2 * 6 + 1 + 1  # modules of two blocks, the last norm
+
+
 def test_bad_arguments_are_errors() -> None:
     comm = Comm()
     with pytest.raises(ArgumentError, match="got one rank, expected several"):
@@ -38,6 +58,8 @@ def test_the_picture_has_the_formula_and_its_optimum() -> None:
     [axes] = draw_buckets(rows)[""].axes
     labels = [line.get_label() for line in axes.lines]
     assert labels == ["measured", "formula", "optimum of the formula: 3 MB", "default: 4 MB"]
+    assert [list(line.get_ydata()) for line in axes.lines[:2]] == [[1, 1], [2, 2]]
+    assert [list(line.get_xdata()) for line in axes.lines] == [[1, 5], [1, 5], [3, 3], [4, 4]]
 
 
 def test_a_row_has_the_overhead_of_a_step_and_of_the_formula(
@@ -54,7 +76,10 @@ def test_a_row_has_the_overhead_of_a_step_and_of_the_formula(
     model = Overlap(4e6, 0.1, 1e9, 1e-3)
     monkeypatch.setattr(BucketBench, "_measured_model", lambda *_: model)
     sizes: list[int] = []
+    monkeypatch.setattr(Overlap, "best", 5e5)
     row = bench(case)
+    assert row["buckets"] == 3
+    assert row["best_mb"] == 0.5
     assert sizes == [2, 4]  # alone, and of two ranks
     assert (row["alone_ms"], row["step_ms"]) == pytest.approx((5, 7))
     assert row["overhead_ms"] == pytest.approx(2)

@@ -31,8 +31,17 @@ def test_cases_by_backend_ranks_and_size() -> None:
         *((2, 1.0), (2, 4.0), (4, 1.0), (4, 4.0))
     ]
     assert {case["ranks"] for case in cases_of(device="cpu")} == {4}
+    assert cases_of(device="cpu") == [
+        {"backend": "mpi", "ranks": 4, "size_mb": size, "dtype": "float32"}
+        for size in (1, 4, 16, 64, 256, 1024)
+    ]
+    assert {case["backend"] for case in cases_of(device="cuda:0")} == {"mpi", "nccl"}
     rows = [{**case, "ms": 1.0, "bus_gbps": 2.0, "device": "cpu"} for case in cases]
-    assert set(draw_comm(rows)) == {""}
+    [time, bandwidth] = draw_comm(rows)[""].axes
+    assert (time.get_ylabel(), bandwidth.get_ylabel()) == ("time (ms)", "bus bandwidth (GB/s)")
+    assert [line.get_label() for line in time.lines] == ["mpi, 2", "mpi, 4", "nccl, 2", "nccl, 4"]
+    line = bandwidth.lines[0]
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([1, 4], [2, 2])
 
 
 @pytest.mark.parametrize(
@@ -40,6 +49,7 @@ def test_cases_by_backend_ranks_and_size() -> None:
     [
         ({"ranks": (1,)}, "ranks is 1, expected 2 to 4"),
         ({"ranks": (5,)}, "ranks is 5, expected 2 to 4"),
+        ({"backends": ("nccl",)}, "--backends: got nccl without a GPU, expected mpi"),
     ],
 )
 def test_bad_arguments_are_errors(arguments: dict[str, object], message: str) -> None:

@@ -3,27 +3,40 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tensorgrad.bench import options, torch_ddp
 from tensorgrad.bench.matrix import (
+    PUBLISHED,
     MatrixBench,
+    draw_matrix,
     matrix_cases,
     matrix_sweep,
     parallel_cases,
+    parallel_sweep,
     table,
     with_scaling,
 )
+from tensorgrad.bench.steps import RankTimer, sized
 from tensorgrad.bench.sweep import Row, run_sweep
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.models.transformer_lm import TransformerLMConfig
 from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.mesh import Mesh
+from tensorgrad.parallel.planning.estimate import TrainingJob, estimate
 from tests.source_tree import ROOT
 
 TINY = TransformerLMConfig(64, 8, 2, 2, 2, 16, 24)
+SHARED: dict[str, Any] = {
+    "dtype": "float32", "epoch_tokens": 100_000_000, "windows": 3, "bucket_mb": None,
+    "compiled": False, "captured": False,
+}  # fmt: skip
 CASE: dict[str, Any] = {
     "batch": 2, "dtype": "float32", "steps": 1, "epoch_tokens": 1000, "windows": 1,
     "micro_batches": 1, "bucket_mb": None, "compiled": False, "captured": False,
@@ -41,10 +54,48 @@ print(*(bench(case)["peak_mb"] for _ in range(2)))
 
 def test_the_defaults_are_the_published_setting() -> None:
     sweep = next(matrix_sweep(comm=Comm(), peer=False, device="cpu"))
-    found = {name: sweep.cases[0][name] for name in ("layers", "width", "heads", "context")}
-    assert found == {"layers": 24, "width": 512, "heads": 16, "context": 256}
-    found = {name: sweep.cases[0][name] for name in ("vocab", "hidden", "batch")}
-    assert found == {"vocab": 10_000, "hidden": 4096, "batch": 8}
+    assert sweep.cases[0] == {
+        "attention": "unfused", "parallel": "none", "ranks": 1, "world": 1,
+        "model": "transformer-lm", "layers": 24, "width": 512, "heads": 16, "context": 256,
+        "vocab": 10_000, "hidden": 4096, **SHARED, "batch": 8, "steps": 20, "micro_batches": 1,
+    }  # fmt: skip
+    assert isinstance(sweep.measure, MatrixBench)
+    assert sweep.measure._config == PUBLISHED
+    assert not PUBLISHED.tied
+
+
+def test_a_gpu_has_captured_steps_and_compiled_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "find_spec", lambda name: object())
+    cases = next(matrix_sweep(comm=Comm(), kernels=("flash",), device="cuda")).cases
+    assert [(case["parallel"], case["compiled"], case["captured"]) for case in cases] == [
+        *(("none", False, True), ("pytorch", True, True))
+    ]
+    assert {case["dtype"] for case in cases} == {"bfloat16-parameters"}
+    eager = next(matrix_sweep(comm=Comm(), kernels=("flash",), compiled=False, device="cuda"))
+    assert [case["captured"] for case in eager.cases] == [True, False]
+
+
+def test_every_part_has_its_modes() -> None:
+    comm = Comm()
+    comm.size = 2
+    sweep = next(parallel_sweep(comm=comm, peer=False, device="cpu"))
+    assert [(case["parallel"], case["micro_batches"]) for case in sweep.cases] == [
+        *(("none", 1), ("naive", 1), ("flat", 1), ("overlap", 1), ("none", 8)),
+        *(("model-parallel", 8), ("gpipe", 8), ("1f1b", 8), ("interleaved", 8)),
+        *(("tensor", 1), ("tensor-sequence", 1), ("zero1", 1), ("zero2", 1), ("zero3", 1)),
+    ]
+    assert sweep.cases[1] == {
+        "attention": "flash", "parallel": "naive", "ranks": 2, "world": 2, "model": "gpt2",
+        "layers": 12, "width": 768, "heads": 12, "context": 1024, "vocab": 50257, "hidden": 3072,
+        **SHARED, "batch": 32, "steps": 10, "micro_batches": 1,
+    }  # fmt: skip
+    peers = [
+        (part, case["parallel"])
+        for part in ("data", "zero", "tensor")
+        for case in parallel_cases(sized("gpt2-124M"), CASE, 2, [part, part], peer=True)
+        if case["attention"] == "sdpa"
+    ]
+    assert peers == [("data", "pytorch"), ("data", "pytorch-ddp")]
 
 
 def test_one_rank_measures_kernels_alone(tmp_path: Path) -> None:
@@ -102,8 +153,9 @@ def test_memory_is_planned_where_there_are_formulas() -> None:
         (case,) = matrix_cases(config, CASE, 1, [attention], ["none"])
         return bench._planned_mb({**case, "parallel": parallel, "model": model})
 
-    assert planned("flash", "none") is not None
-    assert planned("flash", "overlap") is not None
+    for name in ("none", "overlap"):
+        job = TrainingJob(config, Mesh(), 2, dtype="float32")
+        assert planned("flash", name) == estimate(job).bytes / 1e6
     for case in (("flash", "naive"), ("flash", "flat"), ("unfused", "none")):
         assert planned(*case) is None
     assert planned("flash", "none", "transformer-lm") is None
@@ -119,11 +171,17 @@ def test_scaling_and_overhead_are_against_one_gpu() -> None:
     found = with_scaling(row, [{**alone, "attention": "unfused"}, alone])
     assert found["scaling"] == pytest.approx(95)
     assert found["memory_overhead"] == pytest.approx(10)
+    for peaks in (({**row, "peak_mb": ""}, alone), (row, {**alone, "peak_mb": ""})):
+        found = with_scaling(peaks[0], [peaks[1]])
+        assert ("scaling" in found, "memory_overhead" in found) == (True, False)
     assert "scaling" not in with_scaling(row, [{**alone, "attention": "unfused"}])
     assert "scaling" not in with_scaling({**row, "status": "error"}, [alone])
     assert "scaling" not in with_scaling(alone, [alone])
     for mode, other, result in (
         ("overlap", "naive", "speed_up"),
+        ("flat", "naive", "speed_up"),
+        ("gpipe", "model-parallel", "speed_up"),
+        ("tensor-sequence", "none", "speed_up"),
         ("1f1b", "model-parallel", "speed_up"),
         ("tensor", "none", "speed_up"),
         ("pytorch-ddp", "overlap", "ratio"),
@@ -131,6 +189,66 @@ def test_scaling_and_overhead_are_against_one_gpu() -> None:
         before = [{**row, "parallel": other, "ms": 9.0}, {**row, "parallel": "zero", "ms": 1.0}]
         found = with_scaling({**row, "parallel": mode, "ms": 6.0}, before)
         assert found[result] == (6 / 9 if result == "ratio" else 9 / 6)
+    assert "ratio" not in with_scaling({**row, "parallel": "pytorch", "ms": 6.0}, before)
+
+
+def test_pictures_of_a_matrix() -> None:
+    case = matrix_cases(TINY, CASE, 2, ["flash"], ["none", "overlap"])
+    values = {"tokens_per_second": 8.0, "epoch_s": 4.0, "peak_mb": 2.0, "device": "cpu"}
+    rows = [
+        {**case[0], **values, "scaling": "", "memory_overhead": ""},
+        {**case[1], **values, "scaling": 95.0, "memory_overhead": 10.0},
+    ]
+    figures = draw_matrix(rows)
+    labels = {
+        "": ("tokens/s of all ranks", 8, ["", "95.0 %"]),
+        "-time": ("time of an epoch (s)", 4, []),
+        "-memory": ("memory of the fullest rank (MB)", 2, ["", "10.0 %"]),
+    }
+    assert set(figures) == set(labels)
+    for name, (label, height, notes) in labels.items():
+        [axes] = figures[name].axes
+        assert axes.get_ylabel() == label
+        assert [bar.get_height() for bar in axes.patches] == [height, height]
+        assert [text.get_text() for text in axes.texts] == notes
+        ticks = [label.get_text() for label in axes.get_xticklabels()]
+        assert ticks == ["none\nflash", "overlap\nflash"]
+        assert figures[name].get_suptitle() == (
+            "2 layers, C 16, T 8, batch 2 a GPU, float32, 2 ranks, cpu"
+        )
+
+
+def test_the_peer_is_connected_once_and_at_the_end_not_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[Any] = []
+    group = SimpleNamespace(destroy_process_group=lambda: calls.append("left"))
+    cuda = SimpleNamespace(is_available=lambda: False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(distributed=group, cuda=cuda))
+    monkeypatch.setattr(torch_ddp, "join", lambda torch, comm, device: calls.append(device))
+
+    def training_step(settings: Any, config: Any, device: str, **given: Any) -> Any:
+        calls.append((settings.batch, config, given))
+        return lambda: None
+
+    monkeypatch.setattr(torch_ddp, "training_step", training_step)
+    monkeypatch.setattr(RankTimer, "seconds", lambda timer, step, steps: 0.5)
+    cases = matrix_cases(TINY, {**CASE, "compiled": True}, 2, [], peer=True)
+    with closing(MatrixBench(TINY, Comm(), "cpu")) as bench:
+        rows = [
+            bench({**case, "captured": captured})
+            for case, captured in zip(cases, (False, True), strict=True)
+        ]
+    assert [row["ms"] for row in rows] == [500, 500]
+    given = {"compiled": True, "mode": "default", "several": False}
+    assert calls == [
+        "cpu",
+        (2, TINY, given),
+        (2, TINY, given | {"mode": "reduce-overhead", "several": True}),
+        "left",
+    ]
+    bench.close()
+    assert len(calls) == 4
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tensorgrad.bench import memory, model
-from tensorgrad.bench.model import measure_model, model_sweep, planned_bytes
+from tensorgrad.bench.model import draw_model, measure_model, model_sweep, planned_bytes
 from tensorgrad.bench.steps import settings_of
-from tensorgrad.bench.sweep import Case, Sweep, SweepResult, run_sweep
+from tensorgrad.bench.sweep import Case, Row, Sweep, SweepResult, run_sweep
 from tensorgrad.errors import ArgumentError
 from tensorgrad.train.settings import DTYPES
 
@@ -28,6 +28,62 @@ def test_the_five_sizes() -> None:
     counts = [settings_of(case)[1].parameters / 1e9 for case in cases]
     # nearly those of the published GPT-2s, and 2.7B with 32 layers of C 2560, with 10,000 tokens
     assert counts == pytest.approx([0.093, 0.313, 0.722, 1.493, 2.544], abs=0.005)
+
+
+def test_the_default_case() -> None:
+    assert cases_of()[0] == {
+        "size": "small", "width": 768, "layers": 12, "heads": 12, "context": 512, "batch": 4,
+        "vocab": 10000, "attention": "flash", "dtype": "float32", "recompute": False,
+        "captured": False, "warmup": 5, "steps": 10,
+    }  # fmt: skip
+    dtypes = [case["dtype"] for case in cases_of(sizes=("xl", "small", "xl"))]
+    assert dtypes == ["float32", "bfloat16", "bfloat16-parameters"] * 2
+
+
+def test_a_row_has_means_and_deviations_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(((9.0, 9.0, 9.0), (1.0, 2.0, 3.0), (3.0, 2.0, 3.0)))
+    monkeypatch.setattr(model, "phases", lambda device, *calls: next(seconds))
+    [case] = cases_of(sizes=("small",), precision=("float32",), warmup=(1,), steps=2, **TINY)
+    assert model.times(case, "cpu") == {
+        "forward_ms": 2e3, "forward_std": 1e3, "backward_ms": 2e3, "backward_std": 0.0,
+        "optimizer_ms": 3e3, "optimizer_std": 0.0, "step_ms": 7e3, "step_std": 1e3,
+    }  # fmt: skip
+
+
+def test_attention_that_keeps_scores_is_not_planned() -> None:
+    [case] = cases_of(sizes=("small",), precision=("float32",), attention="unfused", **TINY)
+    assert planned_bytes(case) is None
+    row = measure_model({**case, "warmup": 0, "steps": 1}, "cpu")
+    assert row["parameters"] == settings_of(case)[1].parameters
+    assert row["tokens_per_second"] == pytest.approx(16e3 / row["step_ms"])
+    assert "step_planned_mb" not in row
+
+
+def test_pictures_of_warm_up_are_drawn_where_it_differs() -> None:
+    [case] = cases_of(sizes=("small",), precision=("float32",), warmup=(2,), **TINY)
+    parts = ("forward", "backward", "optimizer", "step")
+    row: Row = {**case, "device": "cpu", **{f"{part}_std": 0.5 for part in parts}}
+    row |= {f"{part}_ms": float(number) for number, part in enumerate(parts, 1)}
+    row |= {name: 5.0 for name in ("forward_mb", "step_mb", "forward_planned_mb")}
+    row["step_planned_mb"] = 8.0
+    figures = draw_model([row])
+    assert {name: axes.get_ylabel() for name, [axes] in axes_of(figures)} == {
+        "": "ms", "-memory": "MB"
+    }  # fmt: skip
+    [axes] = figures[""].axes
+    assert [bar.get_height() for bar in axes.patches] == [1, 2, 3, 4]
+    [axes] = figures["-memory"].axes
+    assert [bar.get_height() for bar in axes.patches] == [5, 5, 5, 8]
+    assert figures["-memory"].get_suptitle() == "GPT-2: peak memory (batch 2, context 8), cpu"
+    figures = draw_model([{**row, "warmup": 0, "step_ms": 9.0}, row])
+    [line] = figures["-warmup"].axes[0].lines
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([0, 2], [9, 4])
+    assert figures["-warmup"].axes[0].get_xscale() == "linear"
+    assert len(figures[""].axes[0].patches) == 4  # of the largest warm-up alone
+
+
+def axes_of(figures: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, figure.axes) for name, figure in figures.items()]
 
 
 def test_phases_precisions_and_warmup(device: str, tmp_path: Path) -> None:

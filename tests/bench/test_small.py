@@ -7,8 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tensorgrad import Tensor
 from tensorgrad.bench import cpu, decode, errors, first_use, options, overhead, profiler
 from tensorgrad.bench.decode import KERNELS, decode_sweep
 from tensorgrad.bench.errors import OPS
@@ -42,6 +44,31 @@ def test_parts_of_a_cpu_step_sum_up() -> None:
     assert all(row["ms"] > 0 and row["peer_ms"] is None for row in found.values())
     parts = sum(found[part]["ms"] for part in cpu.PARTS[:3])
     assert found["step"]["ms"] == pytest.approx(parts, rel=1e-4)
+
+
+def test_the_default_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    gpt2 = {"preset": "gpt2-124M", "layers": 12, "width": 768, "heads": 12, "context": 1024,
+            "vocab": 50257, "dtype": "float32"}  # fmt: skip
+    assert next(cpu.cpu_sweep()).cases[0] == {
+        "part": "forward", "layers": 6, "width": 384, "heads": 6, "context": 256, "batch": 8,
+        "vocab": 4096, "steps": 6, "turns": 3, "peer": False, "dtype": "float32",
+    }  # fmt: skip
+    assert next(overhead.overhead_sweep()).cases[0] == {
+        "op": "add", "length": 1000, "repeats": 60, "dtype": "float32"
+    }  # fmt: skip
+    assert next(first_use.first_use_sweep(device="cpu")).cases == [
+        {"caches": caches, **gpt2, "batch": 4} for caches in ("empty", "warm")
+    ]
+    assert next(profiler.profiler_sweep(device="cpu")).cases == [
+        {"source": "host", **gpt2, "batch": 8, "steps": 20, "rounds": 5}
+    ]
+    monkeypatch.setattr(options, "check_gpu", lambda name: None)
+    assert next(decode_sweep()).cases == [
+        {"model": model, "batch": batch, "dtype": "bfloat16", "prompt": 16, "new": 256, "peers": ""}
+        for model in ("gpt2-124M", "gpt2-1558M")
+        for batch in (1, 32)
+    ]
 
 
 def test_both_libraries_take_turns_and_medians_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +112,26 @@ def test_overhead_is_what_an_op_takes_beyond_numpy() -> None:
             total, numpy = row[f"{part}_total_us"], row[f"{part}_numpy_us"]
             assert row[f"{part}_us"] == pytest.approx(total - numpy, abs=1e-5 * (total + numpy))
             assert min(numpy, total) > 0  # a busy machine may interrupt either
+
+
+def test_numpys_work_is_that_of_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, leaf = Tensor(np.full(1, 0.5, "float32")), Tensor(np.ones(1, "float32"))
+    for op, (ours, forward, _) in overhead.OPS.items():
+        np.testing.assert_allclose(ours(x, leaf).data, forward(x.data), 1e-6, err_msg=op)
+    three = np.full(1, 3, "float32")
+    gradients = {op: float(backward(three)[0]) for op, (*_, backward) in overhead.OPS.items()}
+    # Those of an op of two are summed up for the leaf; tanh's input is 1 there.
+    assert gradients == {"add": 4, "multiply": 4, "negative": -3, "tanh": 0}
+    leaves: list[Tensor] = []
+
+    def recorded(x: Tensor, leaf: Tensor) -> Tensor:
+        leaves.append(leaf)
+        return x + leaf
+
+    monkeypatch.setitem(overhead.OPS, "add", (recorded, *overhead.OPS["add"][1:]))
+    overhead.measure_overhead({"op": "add", "length": 2, "repeats": 1})
+    assert len(leaves) == 2 * 2  # chains of forward and of backward
+    assert [leaf.grad is not None and leaf.grad[0] for leaf in leaves] == [False, False, 2, 2]
 
 
 def test_the_fastest_chain_counts_and_its_time_is_shared_by_its_ops(
@@ -142,6 +189,28 @@ def test_rounding_errors_are_beside_those_of_pytorch(monkeypatch: pytest.MonkeyP
             assert row["value_ratio"] == pytest.approx(ratio, rel=1e-3)
 
 
+def test_errors_are_relative_and_ratios_are_to_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "find_spec", lambda name: object())
+    cases = next(errors.errors_sweep(device="cpu")).cases
+    assert cases[0] == {"op": "softmax", "dtype": "float32", "rows": 4096, "columns": 1000}
+    assert len(cases) == 3 * len(OPS)
+    assert errors._targets((5, 3)).tolist() == [0, 1, 2, 0, 1]
+    assert errors._error(np.array([[3.0, 8.0]]), np.array([[3.0, 4.0]])) == 0.8
+
+    def theirs(torch: Any, function: Any, x: Any, dy: Any) -> list[Any]:
+        value, gradient = x.sum(0), np.broadcast_to(dy.reshape(-1)[: x.shape[1]], x.shape)
+        scale = 1.0 if x.dtype == np.float64 else 1.5
+        return [scale * value, gradient]
+
+    monkeypatch.setattr(errors, "importlib", SimpleNamespace(import_module=lambda name: None))
+    monkeypatch.setattr(errors, "_theirs", theirs)
+    row = errors.measure_errors({**cases[0], "op": "sum columns", "rows": 8, "columns": 4}, "cpu")
+    assert 0 < row["value_error"] < 1e-6
+    assert row["value_peer_error"] == pytest.approx(0.5)
+    assert row["value_ratio"] == row["value_error"] / row["value_peer_error"]
+    assert (row["gradient_error"], row["gradient_peer_error"], row["gradient_ratio"]) == (0, 0, 0)
+
+
 def test_the_profiler_is_measured_by_source() -> None:
     command = ["bench", "profiler", "--preset", "char", *SIZES, "--batch", "2", "--steps", "1"]
     assert main([*command, "--rounds", "1", "--device", "cpu"]) == 0
@@ -165,6 +234,8 @@ def test_cases_of_generation(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gpt2-355M", 1), ("gpt2-355M", 8), ("gpt2-124M", 1), ("gpt2-124M", 8),
     ]  # fmt: skip
     assert {case["peers"] for case in cases} == {"eager static"}
+    assert {case["peers"] for case in next(decode_sweep()).cases} == {"eager"}
+    assert {case["peers"] for case in next(decode_sweep(peer=False)).cases} == {""}
     [run] = decode_sweep(models=("gpt2-124M",), batches=(1,), kernels=True)
     assert [case["kernel"] for case in run.cases] == list(KERNELS)
 

@@ -73,12 +73,54 @@ def test_the_default_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gpt2-1558M", 4), ("char", 64),
     ]  # fmt: skip
     assert {row["dtype"] for row in found} == {"bfloat16-parameters"}
+    assert {(row["seconds"], row["windows"]) for row in found} == {(1.0, 5)}
+    settings = [(row["micro_batches"], row["grad_dtype"]) for row in found]
+    assert settings == [(1, "float32")] * 6
+    assert not any(row["recompute"] or row["recompute_norms"] for row in found)
+    assert len(list(train_step.step_sweep(device="cpu"))) == 1
     assert {row["peer"] for row in found} == {"default reduce-overhead"}
     sizes = [settings_of(row)[1] for row in found]
     assert [each.context for each in sizes] == [1024] * 5 + [256]
     assert [each.rows for each in sizes] == [50304] * 5 + [10112]
     for row in next(train_step.step_sweep(micro_batches=2, device="cpu")).cases:
         assert row["peer"] == "default"
+
+
+def test_a_model_that_cannot_fit_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(train_step, "check_fits", lambda size, device: asked.append(size))
+    case = {"batch": 1, **SIZES}
+    count = settings_of(case)[1].parameters
+    for dtype, grad_dtype in (
+        ("float32", "float32"),
+        ("bfloat16-parameters", "float32"),
+        ("bfloat16-parameters", "bfloat16"),
+    ):
+        train_step.eager_step({**case, "dtype": dtype, "grad_dtype": grad_dtype}, "cpu")
+    assert asked == [16 * count, 18 * count, 16 * count]
+
+
+def test_windows_are_as_long_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = iter((9.0, 0.3, 0.25, 9.0, 2.0, 3.0))  # the first step of each warms up
+    monkeypatch.setattr(train_step, "seconds_of", lambda step, device: next(lengths))
+    monkeypatch.setattr(train_step, "windows_in_turns", lambda *given: given[1:])
+    turns: Any = train_step._turns(
+        {"seconds": 1.0, "windows": 3}, dict.fromkeys(("fast", "slow"), int), "cpu"
+    )
+    assert turns == ("cpu", 3, {"fast": 4, "slow": 1})
+
+
+def test_kinds_are_fractions_of_the_step_and_of_their_floor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(train_step, "eager_step", lambda case, device: None)
+    kinds = {"norms": (3.0, 1.5), "gaps": (1.0, None), "copies": (0.0, 2.0)}
+    monkeypatch.setattr(train_step, "by_kind", lambda step, device: kinds)
+    assert train_step.measure_kinds({}, "cpu") == {
+        "norms": {"ms": 3.0, "of_step": 75.0, "floor_ms": 1.5, "of_floor": 50.0},
+        "gaps": {"ms": 1.0, "of_step": 25.0},
+        "copies": {"ms": 0.0, "of_step": 0.0},
+    }
 
 
 def test_a_row_of_a_gpu_has_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,9 +323,12 @@ def test_bytes_of_the_optimizer() -> None:
     assert known == {"optimizer": 32 * config.parameters, "zeroing": 4 * config.parameters}
 
 
-def test_a_llama_is_measured_as_a_gpt2() -> None:
+def test_a_llama_is_measured_as_a_gpt2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_step, "peak_of", lambda device, dtype, ranks: 1e9)
     sizes = ["--layers", "1", "--heads", "4", "--width", "16", "--context", "8", "--vocab", "64"]
     options = ["--dtype", "float32", "--seconds", "0.005", "--windows", "1", "--device", "cpu"]
     assert run("--preset", "llama-124M", "--batch", "2", "--no-peer", *sizes, *options) == 0
     [row] = rows()
     assert (row["preset"], row["heads"], row["status"]) == ("llama-124M", 4, "ok")
+    flops = settings_of({**row, "recompute_norms": False})[1].training_flops()
+    assert row["mfu"] == pytest.approx(flops * row["tokens_per_second"] / 1e9, rel=1e-3)

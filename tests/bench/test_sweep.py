@@ -9,7 +9,16 @@ import pytest
 
 from tensorgrad.bench import sweep as sweep_module
 from tensorgrad.bench.pictures import new_figure, plot_lines
-from tensorgrad.bench.sweep import Case, Row, Sweep, SweepResult, run_sweep, to_markdown, together
+from tensorgrad.bench.sweep import (
+    Case,
+    Row,
+    Sweep,
+    SweepResult,
+    like,
+    run_sweep,
+    to_markdown,
+    together,
+)
 from tensorgrad.bench.timing import random_array, under_load
 from tensorgrad.errors import ArgumentError, CommError, DataError
 from tensorgrad.io.files import locked
@@ -62,6 +71,7 @@ def test_a_sweep_writes_rows_a_table_and_a_picture(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "out"
     names = [f"squares.{kind}" for kind in ("csv", "md", "json", "png")]
     assert [path.name for path in found.paths] == names
+    assert found == SweepResult(found.rows, 0, 0, found.paths, pictures=True)
     assert [row["sum"] for row in lines(folder)] == ["1", "5", "14", "30"]
     assert lines(folder)[0] == {
         "n": "1", "dtype": "int64", "square": "1", "sum": "1", "clock_mhz": "", "watts": "",
@@ -104,6 +114,16 @@ def test_cases_that_differ_in_one_parameter_are_measured_together() -> None:
     assert asked == [{"dtype": "int64"}]
     assert by_n({"n": 2, "dtype": "int8"}) == {"square": 4}
     assert asked[1:] == [{"dtype": "int8"}]
+
+
+def test_rows_beside_a_row_have_its_values_device_and_commit() -> None:
+    row: Row = {"n": 2, "kind": "a", "device": "cpu", "commit": "c", "status": "ok"}
+    other = {**row, "kind": "b"}
+    changed = ({"n": 3}, {"device": "gpu"}, {"commit": "d"}, {"status": "error"})
+    rows = [row, *({**row, **each} for each in changed), other]
+    assert like(row, rows, ("n", "kind")) == [row]
+    assert like(row, rows, ("n",)) == [row, other]
+    assert like({**row, "n": 2.0}, [row], ("n",)) == [row]  # as the CSV has it
 
 
 class Monitor(GpuMonitor):

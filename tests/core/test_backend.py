@@ -76,16 +76,22 @@ def test_threads_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -
 def blas(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a BLAS in the place of NumPy's, whose numbers of threads are noted."""
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    stand_in: Any = backend._BlasThreads()
-    stand_in.counts = [5]
-    stand_in.get, stand_in.set = lambda: stand_in.counts[-1], stand_in.counts.append
-    monkeypatch.setattr(backend, "_blas", stand_in)
-    return stand_in
+    library = types.SimpleNamespace(num_threads=5, counts=[5])
+
+    def set_num_threads(count: int) -> None:
+        library.num_threads = count
+        library.counts.append(count)
+
+    library.set_num_threads = set_num_threads
+    threads = backend._BlasThreads()
+    threads.libraries = [library]
+    monkeypatch.setattr(backend, "_blas", threads)
+    return library
 
 
 def test_blas_has_one_thread_where_blocks_multiply(blas: Any) -> None:
     def run(piece: slice) -> None:
-        backend.parallel_blocks(lambda inner: seen.append((inner, blas.get())), 1, 1, True)
+        backend.parallel_blocks(lambda inner: seen.append((inner, blas.num_threads)), 1, 1, True)
 
     def fail(piece: slice) -> None:
         raise ZeroDivisionError
@@ -106,32 +112,30 @@ def test_a_limit_of_threads_holds_for_blas(blas: Any) -> None:
     backend.parallel_blocks(lambda _: held.append(backend.limit_threads(2)), 1, 1, multiplies=True)
     assert held == [True]
     assert (backend.threads(), blas.counts) == (2, [5, 3, 1, 2])
-    blas.set = None
+    backend._blas.libraries = []
     assert not backend.limit_threads(7)
     assert backend.threads() == 7
 
 
 def test_where_blas_cannot_be_limited_one_thread_runs_all_blocks(blas: Any) -> None:
     seen: list[Any] = []
-    for name in ("get", "set"):
-        setattr(blas, name, None)
-        seen.clear()
-        backend.parallel_blocks(
-            lambda piece: seen.append((piece, threading.current_thread())), 5, 2, multiplies=True
-        )
-        here = threading.current_thread()
-        assert seen == [(slice(0, 2), here), (slice(2, 4), here), (slice(4, 5), here)]
+    backend._blas.libraries = []
+    backend.parallel_blocks(
+        lambda piece: seen.append((piece, threading.current_thread())), 5, 2, multiplies=True
+    )
+    here = threading.current_thread()
+    assert seen == [(slice(0, 2), here), (slice(2, 4), here), (slice(4, 5), here)]
 
 
-def test_openblas_is_found_in_numpy() -> None:
-    get, put = backend._openblas_functions()
-    if get is None:
-        pytest.skip("NumPy has another BLAS")
-    before = get()
-    put(1)
-    assert get() == 1
-    put(before)
-    assert get() == before
+def test_the_blas_of_numpy_is_found() -> None:
+    threads = backend._BlasThreads()
+    if not threads.libraries:
+        pytest.skip("NumPy has a BLAS that threadpoolctl does not know")
+    before = threads.get()
+    threads.set([1] * len(before))
+    assert threads.get() == [1] * len(before)
+    threads.set(before)
+    assert threads.get() == before
 
 
 class OnGPU:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import tensorgrad as tg
-from tensorgrad import Tensor, nn, no_grad, parallel, random
+from tensorgrad import Tensor, nn, no_grad, optim, parallel, random
 from tensorgrad.amp import autocast
 from tensorgrad.errors import ArgumentError, CommError, OutOfRangeError, ShapeError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
@@ -22,7 +23,7 @@ from tensorgrad.models.language_model import LanguageModel, initialize
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.models.translation import TranslationConfig, TranslationModel
 from tensorgrad.nn import Module
-from tensorgrad.parallel import Comm
+from tensorgrad.parallel import Comm, TensorParallel
 from tensorgrad.parallel.region import ParallelRegion
 from tensorgrad.parallel.tensor import ShardRow, rows_of, shard, tensor_parallel
 from tensorgrad.parallel.tensor_ops import (
@@ -34,6 +35,7 @@ from tensorgrad.parallel.tensor_ops import (
 )
 from tensorgrad.parallel.vocabulary import vocabulary_parallel_cross_entropy
 from tensorgrad.train.placement import Placement, cut_box
+from tensorgrad.train.strategy import OneProcess
 
 Values = np.ndarray[Any, Any]
 B, T, C = 2, 8, 16
@@ -106,6 +108,10 @@ def check_operations(comm: Comm) -> None:
     empty = Tensor(np.zeros((B, 0, 3)), True)
     all_gather_rows(reduce_scatter_rows(empty, comm), comm).sum().backward()
     assert grad(empty).shape == (B, 0, 3)
+    with pytest.raises(
+        ShapeError, match=r"all_gather_columns: x has shape \(\), expected \(\.\.\., n"
+    ):
+        all_gather_columns(np.ones(()), comm)
     with pytest.raises(ShapeError, match=rf"\(2, 9, 3\), .* a multiple of the {comm.size} ranks"):
         reduce_scatter_rows(np.zeros((2, 9, 3)), comm)
 
@@ -404,6 +410,42 @@ def compare_with_whole(make: Callable[..., Any], comm: Comm, sequence: bool) -> 
             comm.all_reduce(parameter.grad)
         close(parameter.grad, cut_box(others[name].grad, placement), 1e-11)
     return part
+
+
+def check_training(comm: Comm) -> None:
+    """Clipped steps of the strategy are those of one process."""
+    batch = np.random.default_rng(4).integers(0, 37, (2, B, T))
+    makers: tuple[Callable[[], Any], ...] = small_gpt2, Squares
+    for make, sequence in product(makers, (False, True)):
+        whole, part = make(), make()
+        strategies = OneProcess(), TensorParallel(comm, sequence=sequence)
+        for model, strategy in zip((whole, part), strategies, strict=True):
+            optimizer = strategy.prepare(model.to("float64"), partial(optim.SGD, lr=0.1))
+            for _ in range(2):
+                optimizer.zero_grad()
+                strategy.compute_gradients(model, [tuple(batch)])
+                optimizer.step(0.01, None, strategy.reduce_norm)
+                strategy.after_step()
+        others = dict(whole.named_parameters())
+        for name, parameter in part.named_parameters():
+            expected = cut_box(others[name].data, strategies[1].parts.placements[name])
+            close(parameter.data, expected, 1e-9)
+        losses = [
+            s.add_losses(m, [tuple(batch)]) for s, m in zip(strategies, (whole, part), strict=True)
+        ]
+        close(losses[1], losses[0])
+        assert strategies[1].sum([comm.rank, 0.5]) == [(comm.size - 1) / 2, 0.5]
+
+
+class Squares(GPT2):
+    """A GPT-2 whose feed-forward layers have a norm that each rank applies to its own shard."""
+
+    def __init__(self) -> None:
+        random.seed(11)
+        super().__init__(GPT2Config(40, T, 2, 4, C))
+        blocks: Any = self.blocks
+        for block in blocks:
+            block.feed_forward = Squared()
 
 
 class NamedLinear(nn.Linear):

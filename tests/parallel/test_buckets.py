@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from tensorgrad import Tensor, dtypes, nn
-from tensorgrad.errors import ArgumentError
+from tensorgrad.errors import ArgumentError, GradError
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.optim import FlatParameters
+from tensorgrad.parallel.bucket_size import default_bucket_bytes
 from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_embeddings
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.units import find_units
@@ -63,6 +64,43 @@ def test_sizes_are_those_of_the_gradients() -> None:
 def test_a_size_that_is_not_positive_is_refused(size: float) -> None:
     with pytest.raises(ArgumentError, match=r"megabytes is .*, expected a number above 0"):
         assign_buckets(tensors(3), size)
+
+
+def test_the_default_size_is_that_of_all_gradients() -> None:
+    parameters = tensors(*[100_000] * 12, dtype=dtypes.bfloat16)
+    size = default_bucket_bytes(12 * 400_000) / 1e6
+    found = assign_buckets(parameters, None)
+    assert found == assign_buckets(parameters, size)
+    assert len(set(found.values())) > 1
+    assert assign_buckets(tensors(3, 3, 3), 1.0, ["p0"]) == {"p0": 1, "p1": 0, "p2": 0}
+
+
+def test_a_gradient_that_is_on_its_way_gets_no_more_until_all_begin_again() -> None:
+    parameters = tensors(3, 3)
+    flat = FlatParameters(parameters.items(), groups=lambda name: name)
+    sent: list[int] = []
+    abandoned: list[int] = []
+
+    class Sent(Handle):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number = number
+            sent.append(number)
+
+        def abandon(self) -> None:
+            abandoned.append(self.number)
+
+    buckets = Buckets(flat.segments, parameters, Sent)
+    last = parameters["p1"]
+    last.sum().backward()
+    with pytest.raises(GradError, match=r"gradient of p1 is already on its way .* no_sync\(\)"):
+        last.sum().backward()
+    buckets.reset()
+    assert abandoned == [1]
+    buckets.reset()
+    assert abandoned == [1]
+    last.sum().backward()
+    assert sent == [1, 1]
 
 
 def test_buckets_go_in_one_order_whatever_order_gradients_come_in() -> None:

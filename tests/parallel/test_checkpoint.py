@@ -23,9 +23,9 @@ from tensorgrad.errors import ArgumentError, CheckpointError, CommError
 from tensorgrad.io.weights import ArrayFile, load_arrays, save_arrays
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.nn import Linear, Parameter
-from tensorgrad.optim import AdamW
+from tensorgrad.optim import Adafactor, AdamW
 from tensorgrad.optim.master import low_bits_of
-from tensorgrad.parallel import Comm, Mesh
+from tensorgrad.parallel import Comm, DataParallel, Mesh
 from tensorgrad.parallel.checkpoint import Shards, load_latest, load_pieces, pieces_of, save_pieces
 from tensorgrad.parallel.merge import merge
 from tensorgrad.train.checkpoint import (
@@ -361,6 +361,66 @@ def test_what_ranks_hold_must_fit_together(tmp_path: Path) -> None:
 
     os.makedirs(tmp_path / "step-00000001")
     on_ranks(2, program)
+
+
+def test_a_checkpoint_without_a_part_of_an_array_is_not_whole(tmp_path: Path) -> None:
+    whole = Placement("model/w", (8,))
+    half = ArrayPiece(whole, 0, 4)
+    path = Shards(Comm(), [(half, np.ones(4))]).save(tmp_path, 1, STATE)
+    found = load_latest(tmp_path, Comm())
+    assert found is not None
+    array = np.zeros(8)
+    with pytest.raises(CheckpointError, match=rf"load: {path} is not whole: .*model/w"):
+        Shards(Comm(), [(whole.piece, array)]).load(found)
+    Shards(Comm(), [(half, array[:4])]).load(found)
+    assert array.tolist() == [1] * 4 + [0] * 4
+
+
+def test_a_strategy_saves_and_loads_what_its_rank_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy, model = DataParallel(Comm()), Linear(3, 2)
+    optimizer = strategy.prepare(model, AdamW)
+    assert strategy.load_latest(tmp_path) is None
+    before = model.weight.numpy().copy()
+    pending = PendingCheckpoint(tmp_path, 1, strategy.contents(model, optimizer), STATE, 1)
+    pending.write()
+    pending.finish()
+    optimizer.flat.grad[...] = 1
+    optimizer.step()
+    assert (model.weight.numpy() != before).all()
+    found = strategy.load_latest(tmp_path)
+    assert found is not None
+    gathered: list[bool] = []
+    monkeypatch.setattr(strategy, "after_step", lambda: gathered.append(True))
+    strategy.load(found, model, optimizer)
+    np.testing.assert_array_equal(model.weight.numpy(), before)
+    assert (gathered, optimizer.numbers()["step"]) == ([True], 0)
+
+
+@pytest.mark.parametrize("kind", [AdamW, Adafactor])
+def test_state_that_every_rank_has_is_whole_and_the_rest_in_boxes(kind: Any) -> None:
+    model: Any = Linear(3, 2)
+    model.empty = Parameter(np.ones((0, 3), "float32"))
+    optimizer = kind(model.named_parameters())
+    box = divide("weight", (4, 3), 0, 1, 2)
+    held = {
+        piece.placement.name: (piece.placement.shape, piece.placement.ranges)
+        for piece, _ in pieces_of(model, optimizer, {"weight": box})
+    }
+    in_box, empty = ((4, 3), box.ranges), ((0, 3), None)
+    expected: dict[str, Any] = {"model/weight": in_box, "model/bias": ((2,), None)}
+    expected["model/empty"] = empty
+    if kind is AdamW:
+        for moment in ("m", "v"):
+            for name in ("weight", "bias", "empty"):
+                expected[f"optimizer/{moment}/{name}"] = expected[f"model/{name}"]
+        assert held == expected
+    else:
+        assert held.items() >= expected.items()
+        state = {name: ranges for name, (_, ranges) in held.items() if name not in expected}
+        assert len(state) >= 3
+        assert set(state.values()) == {None}
 
 
 def test_a_box_of_a_whole_array_is_cut(tmp_path: Path) -> None:

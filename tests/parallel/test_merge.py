@@ -13,7 +13,7 @@ from tensorgrad.io.weights import load_arrays, load_metadata
 from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.parallel import Mesh
-from tensorgrad.parallel.merge import main
+from tensorgrad.parallel.merge import main, merge, open_checkpoint
 from tensorgrad.train.checkpoint import save_checkpoint
 from tests.parallel.test_checkpoint import save_on
 
@@ -47,13 +47,19 @@ def test_a_checkpoint_of_ranks_becomes_a_plain_model_file(
 
 def test_a_checkpoint_of_one_process_is_merged_too(tmp_path: Path) -> None:
     arrays: dict[str, Any] = {"w": np.arange(6.0).reshape(2, 3), "count": np.asarray(3)}
-    state = {"metrics": {}, "model": asdict(CONFIG)}
+    settings = {"model": "gpt2", "lr": 0.1}
+    state = {"metrics": {}, "model": asdict(CONFIG), "tokenizer": "abc", "settings": settings}
     path = save_checkpoint(tmp_path, 1, {"model": arrays, "optimizer": {}}, state)
     out = tmp_path / "model.safetensors"
     assert main([str(path), str(out)]) == 0
     for name, array in load_arrays(out).items():
         np.testing.assert_array_equal(array, arrays[name], strict=True)
-    assert json.loads(load_metadata(out)["model"]) == asdict(CONFIG)
+    found = {name: json.loads(text) for name, text in load_metadata(out).items()}
+    assert found == {
+        "step": 1, "model": asdict(CONFIG), "tokenizer": "abc", "settings": {"model": "gpt2"}
+    }  # fmt: skip
+    assert merge(open_checkpoint(tmp_path), out) == 2
+    assert open_checkpoint(path).path == path
 
 
 def test_errors_are_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

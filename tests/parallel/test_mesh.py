@@ -51,6 +51,9 @@ def test_data_parallel_ranks_are_by_default_what_is_left() -> None:
     [
         ({"pp": 4}, r"pp \* tp is 4 \* 1, expected a divisor of the 6 ranks"),
         ({"pp": 0}, r"pp \* tp is 0 \* 1"),
+        ({"tp": 0}, r"pp \* tp is 1 \* 0"),
+        ({"pp": 0, "dp": 0}, r"dp \* pp \* tp is 0 \* 0 \* 1 = 0, expected the number of ranks, 6"),
+        ({"rank": -1}, "rank is -1, expected 0 to 5"),
         ({"dp": 4, "tp": 2}, r"4 \* 1 \* 2 = 8, expected the number of ranks, 6"),
         ({"rank": 6}, "rank is 6, expected 0 to 5"),
         ({"dp": -2, "pp": -3}, "dp is -2, expected 1 or more"),
@@ -66,5 +69,10 @@ def test_sizes_that_do_not_fit_are_errors_with_the_numbers(
 def test_places_outside_the_mesh_are_errors() -> None:
     with pytest.raises(ArgumentError, match="pp_rank is 3, expected 0 to 2"):
         Mesh(2, 3, 4).rank_at(0, 3, 0)
+    with pytest.raises(ArgumentError, match="tp_rank is -1, expected 0 to 3"):
+        Mesh(2, 3, 4).rank_at(0, 0, -1)
+    with pytest.raises(ArgumentError, match="Mesh: tp is 0, expected 1 or more"):
+        Mesh(tp=0)
+    assert Mesh() == Mesh(1, 1, 1, 0)
     with pytest.raises(ArgumentError, match="axis is 'x', expected one of dp, pp, tp"):
         Mesh().line("x")

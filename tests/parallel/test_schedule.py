@@ -12,6 +12,7 @@ from tensorgrad.parallel.schedule import (
     SCHEDULES,
     Action,
     bubble_fraction,
+    check_schedule,
     draw,
     gpipe,
     interleaved,
@@ -76,6 +77,29 @@ def run_blocking(plans: Plans) -> None:
                     places[stage] += 1
                     places[peer] += 1
         assert places != before, [head(stage) for stage in range(stages)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "message"),
+    [
+        ("x", 1, "op: schedule is 'x', expected one of model-parallel, gpipe, 1f1b, interleaved"),
+        ("interleaved", 0, "op: chunks is 0, expected 1 or more"),
+        ("1f1b", 2, "op: chunks is 2 with schedule '1f1b', expected 1; more are for 'interleaved'"),
+    ],
+)
+def test_schedules_that_are_not_there(schedule: str, chunks: int, message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{message}$"):
+        check_schedule("op", schedule, chunks)
+    for name in SCHEDULES:
+        check_schedule("op", name, 1)
+    check_schedule("op", "interleaved", 2)
+
+
+def test_fractions_and_flights_of_one_part_are_the_default() -> None:
+    assert [bubble_fraction(name, 4, 8) for name in SCHEDULES] == [3 / 4, 3 / 11, 3 / 11, 3 / 11]
+    assert bubble_fraction("interleaved", 4, 8, 2) == 3 / 19
+    assert [max_in_flight(name, 4, 8, 1) for name in SCHEDULES] == [1, 8, 3, 3]
+    assert max_in_flight("interleaved", 4, 8, 1, 2) == 2 * 2 + 4 + 1
 
 
 @settings(max_examples=150, deadline=None)

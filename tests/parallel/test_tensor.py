@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tensorgrad.parallel import Comm
+from tensorgrad.parallel.region import ParallelRegion
 from tensorgrad.parallel.tensor import TensorParts, _LayerBoxes, tensor_parallel
 from tensorgrad.train.placement import Placement
 from tests.parallel import tensor_ranks
@@ -30,6 +31,19 @@ def test_one_rank_has_the_whole_model() -> None:
         assert set(parts.placements) == {name for name, _ in other.named_parameters()}
         assert all(part.ranges is None for part in parts.placements.values())
         assert (parts.replicated, parts.summed) == (frozenset(), frozenset())
+
+
+def test_positions_of_the_rows_of_a_rank() -> None:
+    comm = Comm()
+    comm.size, comm.rank = 2, 1
+    ids = np.zeros((2, 4), int)
+    for sequence, start, expected in (
+        (False, 3, [3, 4, 5, 6]),
+        (False, np.array([5, 1]), [[5, 6, 7, 8], [1, 2, 3, 4]]),
+        (True, 3, [[3, 4], [5, 6]]),  # of the second sequence
+    ):
+        positions = ParallelRegion(comm, sequence)._positions(ids, start)
+        assert positions.tolist() == expected
 
 
 def test_boxes_that_ranks_share_are_joined_and_whole_ones_stay() -> None:

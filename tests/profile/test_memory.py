@@ -9,7 +9,15 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor, nn, no_grad
 from tensorgrad.profile import Profiler
-from tensorgrad.profile.memory import KINDS, GpuAllocator, MemoryRecording
+from tensorgrad.profile.memory import (
+    KINDS,
+    Allocation,
+    Allocator,
+    GpuAllocator,
+    MemoryRecording,
+    MemoryTracker,
+    Sample,
+)
 from tests.profile.steps import Step
 
 MB = 1 << 20
@@ -167,6 +175,108 @@ def test_forward_without_gradients_keeps_no_activations() -> None:
             tg.tanh(tg.tanh(tg.tanh(tg.tanh(x))))
 
     assert max(sample.used for sample in recorded(work).samples) < 13 * MB
+
+
+def by_hand(*allocations: Allocation) -> MemoryRecording:
+    facts = "exp", "forward", "net"
+    samples = [
+        Sample(0, *facts, "a.py:1", 300, 400, (100, 0, 0, 200, 0, 0, 100)),
+        Sample(1, *facts, "a.py:2", 600, 900, (100, 0, 0, 450, 0, 50, 300)),
+        Sample(2, *facts, "", 100, 500, (100, 0, 0, 0, 0, 0, 400)),
+    ]
+    return MemoryRecording(samples, allocations)
+
+
+def allocation(nbytes: int, line: str, born: int, died: int | None, kind: str) -> Allocation:
+    return Allocation(nbytes, kind, "exp", "forward", "net", line, (nbytes,), "int8", born, died)
+
+
+def test_arrays_at_the_peak_by_line() -> None:
+    weight = allocation(100, "", -1, None, "parameters")
+    first, second, late = (
+        allocation(size, f"a.py:{line}", born, died, "activations")
+        for line, (size, born, died) in enumerate(((200, 0, 2), (250, 1, 3), (600, 2, None)), 1)
+    )
+    freed = allocation(150, "a.py:1", 0, 1, "activations")
+    recording = by_hand(weight, first, second, late, freed)
+    before, peak, after = recording.samples
+    assert recording.peak is peak
+    assert recording.alive_at(before) == [first, freed, weight]
+    assert recording.alive_at(peak) == [second, first, weight]
+    assert recording.alive_at(after) == [late, second, weight]
+    assert recording.peak_by_line() == [
+        ("a.py:2", 250 + 300), ("a.py:1", 200), ("parameters", 100), ("other", 50)
+    ]  # fmt: skip
+    assert recording.largest(2) == [late, second]
+    assert len(recording.largest()) == 5
+
+
+class Scripted(Allocator):
+    """What an allocator reads, in order."""
+
+    def __init__(self, *reads: tuple[int, int]) -> None:
+        self.reads = iter(reads)
+
+    def start(self) -> None:
+        """Do nothing."""
+
+    stop = start
+
+    def read(self) -> tuple[int, int]:
+        return next(self.reads)
+
+
+def test_samples_have_what_is_followed_and_what_the_allocator_says() -> None:
+    tracker = MemoryTracker(Scripted((400, 900), (1100, 1100), (600, 1100)))
+    x = Tensor(np.ones(250, "float32"), requires_grad=True)
+    tracker.start(None, None)
+    y, z = np.ones(400, "int8"), np.ones(600, "int8")
+    tracker.op(("exp", "forward", "a"), "f.py:1", y, [x], ())
+    tracker.op(("tanh", "forward", "a"), "f.py:2", z, [Tensor(y)], (y,))
+    del y
+    tracker.phase("forward", "b")
+    recording = tracker.stop("cpu")
+    assert [(sample.used, sample.peak, sample.kinds) for sample in recording.samples] == [
+        (1400, 1900, (1000, 0, 0, 400, 0, 0, 500)),  # 1000 are from before
+        (2100, 2100, (1000, 0, 0, 1000, 0, 100, 0)),
+        (1600, 2100, (1000, 0, 0, 600, 0, 0, 500)),
+    ]
+    assert [(sample.op, sample.phase, sample.layer) for sample in recording.samples] == [
+        ("exp", "forward", "a"), ("tanh", "forward", "a"), ("forward", "forward", "b")
+    ]  # fmt: skip
+    lives = [(each.nbytes, each.born, each.died) for each in recording.allocations]
+    assert lives == [(1000, -1, None), (400, 0, 2), (600, 1, None)]
+    assert recording.device == "cpu"
+    del z
+
+
+def test_gradients_that_are_new_after_backward_are_followed() -> None:
+    tracker = MemoryTracker(Scripted(*[(0, 0)] * 3))
+    x, other = (Tensor(np.ones(3, "float32"), requires_grad=True) for _ in range(2))
+    tracker.op(("add", "forward", ""), "f.py:1", np.ones(3), [x, other], ())
+    x.grad = np.ones(3, "float32")
+    for phase in ("forward", "backward"):
+        tracker.phase(phase, "")
+    allocations = tracker.stop("cpu").allocations
+    found = [(each.op, each.born) for each in allocations if each.kind == "gradients"]
+    assert found == [("backward", 2)]
+
+
+def test_the_allocator_of_numpy_counts_from_its_start() -> None:
+    tracemalloc.start()
+    try:
+        before = np.ones(3 * MB, "int8")
+        allocator = Allocator()
+        allocator.start()
+        first = np.ones(MB, "int8")
+        del first
+        second = np.ones(MB // 2, "int8")
+        for used, peak in ((0.5, 1), (0.5, 0.5)):
+            assert np.divide(allocator.read(), MB) == pytest.approx((used, peak), abs=0.1)
+        del before, second
+        assert allocator.read()[0] == pytest.approx(-3 * MB, rel=0.1)
+    finally:
+        tracemalloc.stop()
 
 
 def test_nothing_recorded() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensorgrad.profile.overlap import overlap, overlaps_to_markdown, timeline
+from tensorgrad.profile.overlap import CommunicationOverlap, overlap, overlaps_to_markdown, timeline
 from tensorgrad.profile.recording import Kernel, Range, Recording, Transfer
 
 
@@ -53,6 +53,33 @@ def test_the_timeline_of_the_last_step() -> None:
     assert (found.rank, found.start, found.length) == (2, 5600, 350)  # 100 after the host
     assert found.computed == {"backward": [(0, 200)]}
     assert found.sent == [(100, 350)]
+
+
+def test_figures_are_of_one_step() -> None:
+    ranges = (
+        step(0, 1000),
+        op(0, 300),
+        Range(9, -1, "phase", "step", 1000, 2_000_000),
+        Range(10, 9, "phase", "optimizer", 1_500_000, 1_600_000),
+    )
+    transfers = (
+        Transfer("a", 100, 600, 4_000_000),
+        Transfer("b", 1_000_000, 2_000_000, 2_000_000),
+        Transfer("c", 2_000_000, 2_000_001, 1),  # after the steps
+    )
+    recording = Recording(ranges, (0, 3_000_000), (), transfers, rank=3)
+    found = overlap(recording)
+    assert found == CommunicationOverlap(3, 500.25e-6, 0.1e-6, 1, 3_000_000, 1e-3)
+    assert overlaps_to_markdown([found]).splitlines()[-1] == (
+        "| 3 | 1 | 3.0 | 0.500 | 0.000 | 0.500 | 50.0 |"
+    )
+    last = timeline(recording)
+    assert (last.start, last.length) == (1000, 1_999_000)
+    assert last.computed == {"": []}
+    assert last.sent == [(999_000, 1_999_000)]
+    whole = timeline(Recording((op(100, 200),), (50, 400), (), (Transfer("a", 0, 500, 1),), 7))
+    assert (whole.start, whole.length) == (7, 350)
+    assert (whole.computed, whole.sent) == ({"": [(50, 150)]}, [(0, 350)])
 
 
 def test_without_communication() -> None:

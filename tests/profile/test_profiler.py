@@ -48,9 +48,70 @@ def test_a_step_has_phases_layers_and_ops_inside_each_other() -> None:
     assert attention[0].shapes == ((2, 8, 48),)
     assert attention[0].dtype == "float32"
     assert {each.phase for each in attention} == {"forward"}
+    assert not any(
+        r.flops or r.nbytes or r.dtype for r in (*of(found, "phase"), *of(found, "layer"))
+    )
+    assert {each.thread for each in found.recording.ranges} == {0}
     layer = by_number[attention[0].parent]
     assert (layer.kind, layer.name) == ("layer", "blocks.0.attention")
     assert found.recording.steps == 2
+
+
+def test_memory_has_a_sample_of_each_op_and_phase() -> None:
+    found = Step().recorded(memory=True)
+    assert found.memory is not None
+    ranges = [r for r in found.recording.ranges if r.is_op or r.kind == "phase"]
+    expected = [
+        (f"{r.name} backward" if r.kind == "backward" else r.name, r.phase, r.layer)
+        if r.is_op
+        else (r.name, r.name, r.layer)
+        for r in ranges
+        if r.name != "step"
+    ]
+    samples = [(sample.op, sample.phase, sample.layer) for sample in found.memory.samples]
+    assert samples == expected
+    assert found.memory.device == "cpu"
+    lines = {sample.op: sample.line for sample in found.memory.samples}
+    assert lines["embedding backward"] == lines["embedding"]
+    assert "models/gpt2.py:" in lines["embedding"]
+
+
+def test_all_outputs_of_an_op_count() -> None:
+    x = Tensor(np.ones((4, 6), "float32"), requires_grad=True)
+    norm: Any = nn.LayerNorm(6)
+    for memory in (False, True):
+        with Profiler(memory=memory) as found:
+            total, normed = norm.add(x, x)
+        [op] = of(found, "op")
+        arrays = (x, norm.weight, norm.bias, total, normed)  # x once
+        assert op.nbytes == sum(each.data.nbytes for each in arrays)
+    assert found.memory is not None
+    followed = [each.nbytes for each in found.memory.allocations if each.kind == "activations"]
+    assert followed.count(96) >= 2
+
+
+def test_a_collective_lasts_until_it_is_done() -> None:
+    with Profiler(rank=2) as found:
+        done = found.transfer("all_reduce", 8)
+        found.transfer("never done", 8)
+        done()
+    [transfer] = found.recording.transfers
+    assert (transfer.call, transfer.nbytes) == ("all_reduce", 8)
+    window = found.recording.window
+    assert window[0] <= transfer.start < transfer.end <= window[1]
+    assert (found.recording.rank, found.recording.device) == (2, "cpu")
+    assert found.recording.source == "host"
+
+
+def test_a_layer_that_is_made_in_forward_is_named_by_the_layer_around_it() -> None:
+    class Net(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return nn.Linear(2, 2)(x)
+
+    net = Net()
+    with Profiler(net) as found:
+        net(Tensor(np.ones((1, 2), "float32")))
+    assert [each.layer for each in of(found, "op", "linear")] == ["Net.Linear"]
 
 
 def test_backward_has_the_layer_in_which_the_op_was_recorded() -> None:

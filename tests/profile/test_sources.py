@@ -146,6 +146,53 @@ def test_events_around_ops_come_from_a_pool() -> None:
     assert Event.made <= 5
 
 
+def test_events_are_read_once_the_gpu_has_passed_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Event):
+        """An event at 1 ms after the one before."""
+
+        def record(self, stream: Any = None) -> None:
+            Event.made += 1
+            self.time, self.done = float(Event.made), is_idle
+
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 5)
+    fake, is_idle = cuda(), False
+    fake.Event = Late
+    Event.made = 0
+    source = EventSource(fake)
+    source.start()
+    source.begin(1, True)
+    source.begin(2, False)
+    source.end(2, True)
+    source.end(1, True)
+    assert len(source._waiting) == 1
+    for _, before, after, _ in source._waiting:
+        before.done = after.done = True
+    [kernel] = source.stop()
+    first = 1_000_000 * (source._pool[0].time - source._first.time)
+    assert kernel == Kernel("", 5 + first, 5 + first + 2_000_000, 5, 0, 2)
+    assert source._waiting == []
+
+
+def test_the_offset_of_a_clock_is_that_of_the_fastest_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments = iter([*(0, 100), *(200, 240), *(300, 310), *(50 * n for n in range(8, 22))])
+    readings = iter([9, 9, 1308, *[9] * 7])
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(moments))
+    assert sources._clock_offset(lambda: next(readings)) == 1308 - 300 - 5
+    assert next(moments, None) is None  # ten readings
+
+
+def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "gpu_count", lambda: 0)
+    for kind in (None, "host"):
+        source = choose(kind)
+        assert (source.name, source.stop()) == ("host", [])
+    for kind in ("events", "cupti"):
+        with pytest.raises(DeviceError, match=f"source is '{kind}', but no GPU was found"):
+            choose(kind)
+
+
 def test_no_events_while_a_graph_captures() -> None:
     source = EventSource(cuda(capturing=True))
     source.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,9 @@ from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.profile.recording import Kernel, Range, clipped, intersection, length, union
 from tensorgrad.profile.tables import (
     Table,
+    TableRow,
     attention_split,
+    busy_times,
     kernel_table,
     layer_kind,
     layer_table,
@@ -48,7 +51,10 @@ def test_on_the_cpu_ops_and_gaps_are_the_step() -> None:
         *(op(2, 0, "matmul", 100, 500, flops=2e3), op(3, 0, "matmul", 500, 700, flops=2e3)),
         op(4, 1, "exp", 1200, 1400, nbytes=800),
         Range(5, 1, "phase", "optimizer", 1500, 1900),
+        op(6, -1, "exp", 0, 2000, thread=1),  # of another thread
+        op(7, 1, "exp", 1900, 2100),  # which ends after the steps
     )
+    recording = replace(recording, window=(0, 2000))
     table = op_table(recording)
     assert table.step == pytest.approx(1e-6)
     rows = {row.name: row for row in table.rows}
@@ -58,8 +64,11 @@ def test_on_the_cpu_ops_and_gaps_are_the_step() -> None:
     assert rows["matmul"].flops_per_second == pytest.approx(4e3 / 600e-9)
     assert rows["exp"].bytes_per_second == pytest.approx(800 / 200e-9)
     assert rows["optimizer"].fraction == pytest.approx(0.2)
-    assert table.gaps == pytest.approx(400e-9)
-    assert total(table) + table.gaps == pytest.approx(table.step)
+    assert rows["optimizer"].phase == "optimizer"
+    assert {row.dtype for row in table.rows} == {"float32", ""}
+    assert busy_times(recording) == [(100, 700), (1200, 1400), (1500, 2000)]
+    assert table.gaps == pytest.approx(350e-9)
+    assert (table.steps, table.title) == (2, "op")
     assert [row.name for row in table.rows] == ["matmul", "optimizer", "exp"]
 
 
@@ -179,10 +188,49 @@ def test_text_of_a_table() -> None:
     assert {len(row) for row in rows} == {11}
 
 
+def test_the_csv_has_every_figure() -> None:
+    rows = [
+        TableRow("linear", "backward", 1.5, 3e-3, 0.25, 6e9, 9e6, "bfloat16"),
+        TableRow("step", "", 0, 0, 0, 5, 5, ""),
+    ]
+    assert (rows[1].mean, rows[1].bytes_per_second, rows[1].flops_per_second) == (0, 0, 0)
+    table = Table("op", rows, 2, 12e-3, 9e-3, 1e-3)
+    assert to_csv(table).splitlines() == [
+        "op,phase,calls,ms,fraction,mean_us,gb_per_s,tflop_per_s,flops,bytes,dtype",
+        "linear,backward,1.5,3.0000,0.2500,2000.00,3.0,2.000,6000000000,9000000,bfloat16",
+        "step,,0,0.0000,0.0000,0.00,0.0,0.000,5,5,",
+        "(overlap),,,-1.0000,-0.0833,,,,,,",
+        "(gaps),,,3.0000,0.2500,,,,,,",
+    ]
+    assert to_markdown(table).splitlines()[2:] == [
+        "| linear | backward | 1.5 | 3.000 | 25.0 | 2000.0 | 3 | 2 |",
+        "| step |  | 0 | 0.000 | 0.0 | 0.0 |  |  |",
+        "| *overlap of streams* |  |  | -1.000 | -8.3 |  |  |  |",
+        "| *gaps* |  |  | 3.000 | 25.0 |  |  |  |",
+        "| *step* |  |  | 12.000 | 100.0 |  |  |  |",
+    ]
+    many = Table("op", [rows[0]] * 31, 1, 1, 1, 0)
+    assert to_markdown(many).splitlines()[-3].startswith("| *1 more* |  |  | 3.000 | 0.3 |")
+
+
+def test_ranges_that_are_work() -> None:
+    kinds = {
+        (kind, name): Range(0, -1, kind, name, 0, 1)
+        for kind in ("phase", "layer", "op", "backward")
+        for name in ("step", "optimizer")
+    }
+    work = {key for key, each in kinds.items() if each.is_work}
+    assert {key for key, each in kinds.items() if each.is_op} == work - {("phase", "optimizer")}
+    assert work == {("phase", "optimizer"), *(k for k in kinds if k[0] in ("op", "backward"))}
+    assert made(*kinds.values()) == made(*kinds.values())
+    assert "_by_number" not in repr(made(*kinds.values()))
+
+
 def test_names() -> None:
     assert layer_kind("blocks.11.attention.qkv") == "blocks.*.attention.qkv"
     assert layer_kind("layers.3") == "layers.*"
     assert layer_kind("") == "(no layer)"
     assert short_name("void softmax_forward<float>(float*, int)") == "softmax_forward<float>"
     assert short_name("gemm<(Mode)1>(Args<(int)2>)") == "gemm<(Mode)1>"
-    assert len(short_name("x" * 200)) == 80
+    assert short_name("x" * 80) == "x" * 80
+    assert short_name("x" * 81) == "x" * 77 + "..."

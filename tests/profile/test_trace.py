@@ -66,6 +66,42 @@ def test_kernels_collectives_and_arrows(tmp_path: Path) -> None:
     assert [(event["ph"], event["ts"]) for event in arrows] == [("s", 1.0), ("f", 3.0)]
     sent = [event for event in events if event["name"] == "all_reduce"]
     assert [(event["ph"], event["ts"]) for event in sent] == [("b", 1.5), ("e", 6.0)]
+    assert sent[0]["args"] == {"bytes": 64}
+    assert {(event["pid"], event["tid"], event["cat"]) for event in sent} == {(0, 900, "transfer")}
+    assert tracks == {
+        0: "phases", 1: "layers", 2: "ops", 900: "collectives", 1000: "stream 0",
+        1001: f"stream {1 << 46}",
+    }  # fmt: skip
+    order = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"}
+    assert order == {track: track for track in tracks}
+    assert [(event["tid"], event.get("bp")) for event in arrows] == [(2, None), (1001, "e")]
+    assert events[0]["args"] == {"name": "rank 0 (cpu)"}
+    memset = next(event for event in events if event["name"] == "memset")
+    assert (memset["tid"], memset["args"]) == (1000, {"stream": 0})
+    back = next(event for event in events if event["name"] == "linear backward")
+    assert (back["cat"], back["tid"], back["ts"], back["dur"]) == ("backward", 2, 1.0, 1.0)
+    assert back["args"] == {
+        "number": 1, "shapes": [[2, 3]], "dtype": "f4", "layer": "net.0", "phase": "backward",
+        "bytes": 0,
+    }  # fmt: skip
+
+
+def test_threads_have_tracks_and_products_their_flops(tmp_path: Path) -> None:
+    ranges = [Range(3, -1, "op", "matmul", 10, 30, 2, flops=8.0), Range(4, -1, "layer", "a", 0, 9)]
+    recording = Recording(ranges, (0, 40), epoch=7, rank=5, device="a GPU", source="cupti")
+    trace = written(recording, tmp_path / "trace.json")
+    assert trace["otherData"] == {
+        "rank": 5, "device": "a GPU", "source": "cupti", "steps": 1, "epoch_ns": 7
+    }  # fmt: skip
+    events = trace["traceEvents"]
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert tracks == {
+        0: "phases", 1: "layers", 2: "ops",
+        20: "phases of thread 2", 21: "layers of thread 2", 22: "ops of thread 2",
+    }  # fmt: skip
+    op, layer = (event for event in events if event["ph"] == "X")
+    assert (op["tid"], op["args"]["flops"]) == (22, 8)
+    assert (layer["tid"], layer["args"]) == (1, {"number": 4})
 
 
 def test_traces_of_ranks_are_merged_by_their_clocks(tmp_path: Path) -> None:
@@ -74,7 +110,9 @@ def test_traces_of_ranks_are_merged_by_their_clocks(tmp_path: Path) -> None:
     write_trace(small(1, epoch=5_002_000), paths[1])
     merge_traces(paths, tmp_path / "both.json")
     trace = json.loads((tmp_path / "both.json").read_text())
-    assert trace["otherData"]["ranks"] == [0, 1]
+    assert trace["otherData"] == {"ranks": [0, 1], "epoch_ns": 5_000_000}
+    sent = {e["id"]: e["ts"] for e in trace["traceEvents"] if e["ph"] == "b"}
+    assert sent == {"0.0": 1.5, "1.0": 3.5}
     kernels = {e["pid"]: e["ts"] for e in trace["traceEvents"] if e["name"] == "gemm"}
     assert kernels == {0: 3.0, 1: 5.0}
     ids = Counter(e["id"] for e in trace["traceEvents"] if e["name"] == "launch")

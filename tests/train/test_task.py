@@ -16,6 +16,8 @@ from tensorgrad.data import Tokenizer
 from tensorgrad.errors import ArgumentError, TensorgradError, TrainingError
 from tensorgrad.models.presets import PRESETS
 from tensorgrad.nn import Linear
+from tensorgrad.parallel import Mesh
+from tensorgrad.parallel.program import check_model, check_one_process, mesh_of, strategy_name
 from tensorgrad.parallel.schedule import SCHEDULES
 from tensorgrad.train import Task
 from tensorgrad.train.language import LanguageModeling, LanguageSettings, _summary, prepare_corpus
@@ -59,6 +61,69 @@ def write_files(folder: Path) -> None:
         (folder / name).write_text(code)
     lines = [f"def add_{i}(a, b):\n    return a + b + {i}\n\n" for i in range(300)]
     (folder / "text.txt").write_text("".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "name"),
+    [
+        ({}, 2, "data parallel (overlap)"),
+        ({"parallel": "zero2"}, 4, "data parallel (zero2)"),
+        ({"tp": 2}, 2, "tensor parallel"),
+        (
+            {"pp": 2, "tp": 2},
+            8,
+            "2 data parallel (overlap) x 2 pipeline (1f1b) x 2 tensor parallel",
+        ),
+        ({"pp": 4}, 4, "pipeline (1f1b)"),
+        ({}, 1, ""),
+    ],
+    ids=str,
+)
+def test_a_strategy_has_a_name(options: dict[str, Any], ranks: int, name: str) -> None:
+    assert strategy_name(TrainSettings(**options), ranks) == name
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "message"),
+    [
+        ({"tp": 2}, 3, "--tp 2: got 3 ranks, expected a multiple of 2 ranks"),
+        ({"tp": 2, "pp": 2}, 2, "--pp 2 --tp 2: got 2 ranks, expected a multiple of 4 ranks"),
+        ({"dp": 1}, 2, "--dp 1: got 2 ranks, expected 1 ranks"),
+        ({"dp": 2, "tp": 2}, 8, "--dp 2 --tp 2: got 8 ranks, expected 4 ranks"),
+    ],
+    ids=str,
+)
+def test_a_mesh_has_all_ranks(options: dict[str, Any], ranks: int, message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{message}$"):
+        mesh_of(TrainSettings(**options), ranks)
+
+
+def test_several_ranks_are_asked_of_mpirun() -> None:
+    check_one_process(TrainSettings(dp=1), "train")
+    for options, message in (
+        ({"tp": 2}, "--tp 2: got one process, expected several ranks: mpirun -n 2 train --tp 2"),
+        ({"dp": 2, "pp": 3}, "--pp 3: .*: mpirun -n 6 train --pp 3 --dp 2"),
+        ({"parallel": "zero1"}, "--parallel zero1: .*: mpirun -n 2 train --parallel zero1"),
+    ):
+        with pytest.raises(ArgumentError, match=f"^{message}$"):
+            check_one_process(TrainSettings(**options), "train")
+
+
+def test_models_that_ranks_cannot_share_are_errors_at_once() -> None:
+    sizes = {"layers": 4, "heads": 2, "width": 16}
+    for options, mesh, message in (
+        ({}, Mesh(pp=5), "--layers: the model has 4 layers, expected 5 or more: 5 stages with 1 "),
+        ({"chunks": 2, "pipeline_schedule": "interleaved"}, Mesh(pp=4),
+         "--layers: the model has 4 layers, expected 8 or more: 4 stages with 2 parts each"),
+        ({}, Mesh(tp=3), "--heads: the model has 2, expected one or more for each of the 3 tens"),
+        ({"hidden": 27}, Mesh(tp=2), "--tp: got 2 where blocks.0.feed_forward.up has 27 outputs"),
+    ):  # fmt: skip
+        settings = LanguageSettings(**sizes, **options)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match=message):
+            check_model(settings, mesh)
+    for mesh in (Mesh(pp=4), Mesh(tp=2), Mesh(2, 4, 2)):
+        check_model(LanguageSettings(**sizes), mesh)  # type: ignore[arg-type]
+    check_model(LanguageSettings(**sizes, hidden=27), Mesh(2))  # type: ignore[arg-type]
 
 
 def losses(folder: Path) -> list[float]:

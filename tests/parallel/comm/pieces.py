@@ -258,6 +258,44 @@ def fails(call: Callable[[], object], message: str) -> None:
         call()
 
 
+def check_arrays_that_are_only_read(comm: Comm, device: str) -> None:
+    """They may be read-only; GPUs have no such arrays."""
+    if device != "cpu":
+        return
+    x = np.broadcast_to(np.float32(comm.rank + 1), (comm.size, 3))
+    total, out = sum(range(1, comm.size + 1)), np.empty((comm.size, 3), "float32")
+    comm.reduce_scatter(x, out[:1])
+    same(out[:1], np.full((1, 3), total, "float32"))
+    comm.all_gather(x[:1], out)
+    every = np.repeat(np.arange(1, comm.size + 1, dtype="float32")[:, None], 3, 1)
+    same(out, every)
+    out[...] = 0
+    comm.all_to_all(x, out)
+    same(out, every)
+    last = comm.size - 1
+    comm.broadcast(x if comm.rank == last else out, last)
+    same(out, every if comm.rank == last else np.full_like(out, comm.size))
+    if comm.rank == last and last:
+        comm.send(x, 0)
+    elif comm.rank == 0 and last:
+        comm.recv(out, last)
+        same(out, np.full_like(out, comm.size))
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: comm.reduce_scatter(out, x[:1]),
+        lambda: comm.all_gather(out[:1], x),
+        lambda: comm.all_to_all(out, x),
+    )
+    for call in calls:
+        with pytest.raises(ArgumentError, match="out is read-only"):
+            call()
+    if last:
+        with pytest.raises(ArgumentError, match="recv: array is read-only"):
+            comm.recv(x, (comm.rank + 1) % comm.size)
+        if comm.rank != 0:
+            with pytest.raises(ArgumentError, match="broadcast: array is read-only"):
+                comm.broadcast(x, 0)
+
+
 def check_arguments_of_pieces(comm: Comm, device: str) -> None:
     n = comm.size
     x = on(device, np.ones((4 * n, 2), "float32"))

@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tensorgrad import parallel
@@ -13,6 +14,7 @@ from tensorgrad.core import backend
 from tensorgrad.errors import CommError, DeviceError
 from tensorgrad.parallel import Comm
 from tensorgrad.parallel.comm import launch, messages, mpi_nccl
+from tensorgrad.parallel.comm.peer_memory import _pieces
 from tests.parallel.comm import collectives
 from tests.ranks import run_ranks
 
@@ -159,6 +161,19 @@ def test_a_blas_that_cannot_be_told_is_a_warning(
     one.select_device("cpu")
     assert backend.threads() == 4
     assert "start them with OMP_NUM_THREADS=4" in caplog.text
+
+
+def test_pieces_of_shared_memory_are_aligned() -> None:
+    def lengths(size: int, ranks: int, dtype: str = "float32") -> list[int]:
+        array = np.arange(size).astype(dtype)
+        pieces = list(_pieces(array, ranks))
+        assert np.concatenate(pieces).tolist() == array.tolist()
+        return list(map(len, pieces))
+
+    assert lengths(100, 3) == [36, 36, 28]
+    assert lengths(96, 2) == [48, 48]
+    assert lengths(100, 3, "float16") == [40, 40, 20]
+    assert lengths(9, 4) == [4, 4, 1, 0]
 
 
 def test_devices_by_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,23 @@ def test_an_aborting_rank_has_said_why(start: Start, capfd: pytest.CaptureFixtur
     assert capfd.readouterr().err == ""
 
 
+def test_ranks_that_do_not_end_are_killed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[list[int]] = []
+    monkeypatch.setattr(Watchdog, "_kill", lambda self: killed.append(sorted(self._ranks)))
+    for seconds in (LONG, 0.1):
+        monkeypatch.setattr(watchdog, "_END", seconds)
+        with in_this_process(2) as here:
+            ranks = [here.join(number) for number in range(2)]
+            began = time.monotonic()
+            ranks[1].say(Message.ABORT)
+            if seconds == LONG:
+                assert killed == []
+            else:
+                assert ranks[0].hear() is None  # until the watchdog has closed
+                assert time.monotonic() - began > seconds
+    assert killed == [[0, 1]]
+
+
 def test_ranks_that_come_further_do_not_wait_for_each_other(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:

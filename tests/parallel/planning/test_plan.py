@@ -2,22 +2,34 @@ from __future__ import annotations
 
 import gc
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2, PRESETS, GPT2Config
+from tensorgrad.models.transformer_lm import TransformerLMConfig
 from tensorgrad.optim import AdamW
 from tensorgrad.parallel import Mesh
+from tensorgrad.parallel.planning.costs import Costs
 from tensorgrad.parallel.planning.estimate import (
     Estimate,
     Speeds,
+    Traffic,
     TrainingJob,
     estimate,
     stage_memory,
 )
-from tensorgrad.parallel.planning.plan import bytes_of, describe, fit, usual_micro_batches
+from tensorgrad.parallel.planning.plan import (
+    bytes_of,
+    describe,
+    divisors,
+    fit,
+    table,
+    to_json,
+    usual_micro_batches,
+)
 from tensorgrad.parallel.shards import ShardedParameters
 from tensorgrad.parallel.units import find_units
 from tensorgrad.train.settings import OPTIMIZERS, TrainSettings
@@ -35,6 +47,15 @@ def test_one_gpu_holds_sixteen_bytes_a_parameter_and_activations() -> None:
     tokens, width = 8 * 1024, 1600
     each = 12 * width * 2 + 4 * width + 16 + 4 * 25
     assert found.memory["activations"] == 48 * tokens * each
+    assert found.memory["tokens, loss and head"] == tokens * (16 + 6 * width + 8) + (
+        4 * LARGE.rows * width
+    )
+    assert found.memory["16-bit copies of weights"] == 0
+    assert found.memory["messages between stages"] == 0
+    assert found.memory["work"] == tokens * LARGE.rows * 2  # logits
+    first = stage_memory(TrainingJob(LARGE, Mesh(pp=2), 8), 0)  # without them
+    assert first["work"] == 2 * 7 * width * tokens
+    assert found.bytes == sum(found.memory.values())
     assert found.sent == []
     assert found.seconds == found.time["compute"] + found.time["optimizer"]
     full = estimate(TrainingJob(LARGE, Mesh(), 8, dtype="float32"))
@@ -138,8 +159,11 @@ def test_what_an_optimizer_sends_and_computes() -> None:
     assert times["lion"] == times["sgd"] == times["adamw"] * 24 / 32
     flops = 48 * 5 * 1600**3 * (4 * 3 + 2 + 6 + 2 * (4 * 4 + 2))
     job = TrainingJob(LARGE, optimizer="muon")
-    moved = job.costs.moved_bytes("muon", job.numbers(0), True, True) / Speeds().memory_bandwidth
-    assert times["muon"] == pytest.approx(moved + flops / 400e12 * 989.4 / 66.9, rel=1e-6)
+    moved = 100 * matrices + 32 * (COUNT - matrices)
+    assert job.costs.moved_bytes("muon", job.numbers(0), True, True) == moved
+    seconds = moved / Speeds().memory_bandwidth + flops / 400e12 * 989.4 / 66.9
+    assert times["muon"] == pytest.approx(seconds, rel=1e-6)
+    assert times["adafactor"] == 120 * COUNT / Speeds().memory_bandwidth
     with pytest.raises(ArgumentError, match="plan: optimizer is 'adam', expected one of adamw, m"):
         TrainingJob(LARGE, optimizer="adam")
 
@@ -321,3 +345,186 @@ def test_sizes_in_bytes() -> None:
     assert bytes_of("80 GB") == 80e9
     assert bytes_of("1.5e9B") == 1.5e9
     assert bytes_of("1.GiB") == 2**30
+
+
+INTERLEAVED: dict[str, Any] = {"schedule": "interleaved", "chunks": 2, "mesh": Mesh(1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"zero": 4}, "zero is 4, expected 0 to 3"),
+        ({"zero": -1}, "zero is -1, expected 0 to 3"),
+        ({"batch": 0}, "batch is 0, expected 1 or more"),
+        ({"micro_batches": 0}, "micro_batches is 0, expected 1 or more"),
+        ({"dtype": "float8"}, "dtype is 'float8', expected one of float32, tf32, bfloat16, bf"),
+        ({"schedule": "none"}, "schedule is 'none', expected one of model-parallel, gpipe, 1f1b"),
+        ({"chunks": 0}, "chunks is 0, expected 1 or more"),
+        ({"chunks": 2}, "chunks is 2 with schedule '1f1b', expected 1; more are for 'interleaved'"),
+        ({"mesh": Mesh(3)}, r"batch is 8 sequences, .* multiple of dp \* micro_batches, 3 \* 1$"),
+        ({"mesh": Mesh(2), "micro_batches": 8}, r"batch is 8 .* dp \* micro_batches, 2 \* 8$"),
+        (INTERLEAVED, "micro_batches is 1, expected a multiple of the 2 stages for interleaved"),
+        ({"sequence": True, "mesh": Mesh(tp=5)}, "context is 64, expected a multiple of tp, 5"),
+        ({"mesh": Mesh(pp=9)}, r"pp \* chunks is 9, expected 1 to the 8 layers"),
+        ({"config": 3}, "config is a int, expected the Config of a LanguageModel"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_are_errors(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"plan: .*{message}"):
+        TrainingJob(**{"config": SMALL} | changed)
+
+
+def test_options_that_just_fit_are_planned() -> None:
+    assert TrainingJob(SMALL) == TrainingJob(
+        SMALL, Mesh(1, 1, 1, 0), 8, 1, 0, "1f1b", 1, False, "bfloat16-parameters", "float32",
+        "adamw", None,
+    )  # fmt: skip
+    assert TrainingJob(SMALL, Mesh(8)).tokens == 64
+    assert TrainingJob(SMALL, **INTERLEAVED, micro_batches=4).numbers(1) == [2, 3, 6, 7]
+    assert TrainingJob(SMALL, Mesh(1, 2), schedule="interleaved").chunks == 1  # any micro-batches
+    assert TrainingJob(SMALL, Mesh(tp=4), sequence=True).costs == Costs(SMALL, 4, sequence=True)
+
+
+@pytest.mark.parametrize("name", vars(Speeds()))
+def test_speeds_are_positive_numbers(name: str) -> None:
+    assert vars(Speeds(**{name: 1}))[name] == 1
+    for value in (0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ArgumentError, match=f"plan: {name} is {value}, expected a positive"):
+            Speeds(**{**vars(Speeds()), name: value})
+
+
+def test_a_plan_says_why_its_mesh_cannot_train_the_model() -> None:
+    fullest = "the estimate is of the fullest rank"
+    llama = TransformerLMConfig(64, heads=8, kv_heads=2, width=64)
+    for job, problems in (
+        (TrainingJob(SMALL, Mesh(2, 2), zero=1), []),
+        (TrainingJob(SMALL, Mesh(2), zero=3), []),
+        (TrainingJob(SMALL, Mesh(2, 2), zero=2),
+         ["ZeRO 2 is not for pipelines, where several blocks are in use"]),
+        (TrainingJob(SMALL, Mesh(tp=8)), []),
+        (TrainingJob(SMALL, Mesh(tp=16)),
+         ["the heads are 8, expected one or more for each of tp, 16"]),
+        (TrainingJob(llama, Mesh(tp=4)),
+         ["the key and value heads are 2, expected one or more for each of tp, 4"]),
+        (TrainingJob(SMALL, Mesh(tp=3)), [
+            f"the token embedding is 512, not a multiple of tp, 3: {fullest}",
+            f"the hidden width is 256, not a multiple of tp, 3: {fullest}",
+        ]),
+    ):  # fmt: skip
+        assert job.problems == problems
+
+
+def test_the_traffic_and_the_time_of_a_step() -> None:
+    """On two hosts, with every axis of the mesh and an optimizer that sends."""
+    job = TrainingJob(SMALL, Mesh(2, 2, 2), 32, 4, 1, optimizer="muon")
+    found, costs = estimate(job, Speeds(gpus_per_host=4)), job.costs
+    assert found.stage == 0  # the last computes longest
+    sizes = {(each.axis, each.what): (each.calls, each.bytes) for each in found.sent}
+    held = costs.root_parameters(False, True) + 4 * costs.blocks[0].parameters
+    activation, matrices = 4 * 64 * 64 * 2, 4 * 12 * 64**2
+    assert sizes == {
+        ("tp", "activations, all-reduce"): (4 * (2 * 8 + 1), 4 * (2 * 8 + 1) * activation),
+        ("pp", "activations and gradients"): (4, 4 * activation),
+        ("pp", "gradient of the token embedding"): (1, 4 * 512 * 64 / 2),
+        ("dp", "gradients, reduce-scatter"): (1, 4 * held / 2),
+        ("dp", "parameters, all-gather"): (1, 2 * held / 2),
+        ("dp", "momentum, all-gather"): (4, 4 * matrices / 2 / 2),
+        ("tp", "matrices of updates, all-reduce"): (4 * 4, 4 * matrices),
+    }
+    for each in found.sent:
+        link = 45e9 if each.axis == "pp" else 280e9
+        assert each.seconds == pytest.approx(each.calls * 20e-6 + each.bytes / link)
+        waits = 1 / 2 if each.what == "activations and gradients" else 1
+        assert each.exposed == pytest.approx(waits * each.seconds)
+    exposed = [each.exposed for each in found.sent]
+    assert found.time["send within layers"] == exposed[0]
+    assert found.time["send between stages"] == sum(exposed[1:3])
+    assert found.time["send gradients and parameters"] == sum(exposed[3:5])
+    assert found.time["send for the optimizer"] == sum(exposed[5:])
+    flops = sum(costs.flops(job.blocks(1), head=True)) * job.tokens
+    assert found.time["compute"] == pytest.approx(4 * flops / 400e12)
+    waits = (found.time["compute"] + exposed[0]) * 1 / 4
+    assert found.time["pipeline bubble"] == pytest.approx(waits)
+    assert found.seconds == sum(found.time.values())
+    assert found.tokens_per_second == 32 * 64 / found.seconds
+    rate = SMALL.training_flops() * 32 * 64 / found.seconds / 8
+    assert found.flops_per_second == pytest.approx(rate)
+
+
+def small_estimate(**options: Any) -> Estimate:
+    job = TrainingJob(SMALL, Mesh(2, 2), 32, 4, **options)
+    memory = {"parameters": 2.5 * 2**30, "work": 0.0}
+    sent = [Traffic("gradients", "dp", 1200, 3.4e9, 0.25, 0.125)]
+    return Estimate(job, Speeds(), 1, memory, sent, {"compute": 0.75, "bubble": 0.0, "send": 0.25})
+
+
+def test_a_table_has_a_line_for_each_cost() -> None:
+    title = (
+        "small, 0M parameters, on 4 GPUs: dp 2 x pp 2 x tp 1, 1f1b, "
+        "batch 32 = 2 dp x 4 micro-batches x 4 sequences, bfloat16-parameters"
+    )
+    assert table("small", small_estimate(), 3 * 2**30, 2**29).splitlines() == [
+        title,
+        "",
+        "memory of a GPU of stage 1                  GiB",
+        "  parameters                               2.50",
+        "  reserved                                 0.50",
+        "  total                                    3.00 of 3",
+        "",
+        "sent by a GPU in a step                   calls       MB       ms  waited for",
+        "  dp gradients                            1,200    3,400   250.00      125.00",
+        "",
+        "time of a step                               ms  fraction",
+        "  compute                                750.00    75.0 %",
+        "  send                                   250.00    25.0 %",
+        "  total                                 1000.00   100.0 %",
+        "",
+        "2,048 tokens/s, 0 TFLOP/s of the model a GPU",
+    ]
+    other = small_estimate(zero=2, optimizer="lion")
+    lines = table("small", other, 2**30).splitlines()
+    assert lines[:2] == [
+        title.replace("1f1b", "ZeRO 2, 1f1b") + ", lion",
+        "note: ZeRO 2 is not for pipelines, where several blocks are in use",
+    ]
+    assert lines[5] == "  total                                    2.50 of 1: too much"
+    one = TrainingJob(LARGE, grad_dtype="bfloat16")
+    lines = table("large", replace(other, job=one, sent=[])).splitlines()
+    assert lines[:3] == [
+        "large, 1,558M parameters, on 1 GPU: dp 1 x pp 1 x tp 1, batch 8 = 1 dp x 1 micro-batches "
+        "x 8 sequences, bfloat16-parameters, gradients in bfloat16",
+        "",
+        "memory of a GPU                             GiB",
+    ]
+    assert lines[4:7] == ["  total                                    2.50", "", lines[6]]
+    assert lines[6].startswith("time of a step")
+    assert lines[-1] == "8,192 tokens/s, 80 TFLOP/s of the model a GPU"
+
+
+def test_an_estimate_for_json_has_every_number() -> None:
+    found = small_estimate(zero=2)
+    values = to_json(found, 512.0)
+    job = values.pop("job")
+    assert job == {
+        "batch": 32, "micro_batches": 4, "zero": 2, "schedule": "1f1b", "chunks": 1,
+        "sequence": False, "dtype": "bfloat16-parameters", "grad_dtype": "float32",
+        "optimizer": "adamw",
+    }  # fmt: skip
+    assert values == {
+        "model": asdict(SMALL), "parameters": SMALL.parameters,
+        "mesh": {"dp": 2, "pp": 2, "tp": 1}, "gpus": 4, "speeds": asdict(Speeds()),
+        "fullest_stage": 1,
+        "memory": {**found.memory, "reserved": 512.0, "total": 2.5 * 2**30 + 512},
+        "sent": [{"what": "gradients", "axis": "dp", "calls": 1200, "bytes": 3.4e9,
+                  "seconds": 0.25, "exposed": 0.125}],
+        "time": {"compute": 0.75, "bubble": 0.0, "send": 0.25, "total": 1.0},
+        "bubble_fraction": 1 / 5, "tokens_per_second": 2048.0,
+        "model_flops_per_second_and_gpu": SMALL.training_flops() * 512,
+        "problems": found.job.problems,
+    }  # fmt: skip
+
+
+def test_divisors_come_from_the_smallest() -> None:
+    assert divisors(1) == (1,)
+    assert divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
