@@ -1,4 +1,4 @@
-"""What every test may use: devices, and the reasons for which tests are skipped."""
+"""Fixtures of every test: devices, and the reasons for which tests are skipped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests import ranks
 
 # A busy machine makes any example slow once; that says nothing about the code.
 hypothesis.settings.register_profile("tensorgrad", deadline=None)
-hypothesis.settings.register_profile(  # of `make fuzz`; tests/fuzz/cases.py
+hypothesis.settings.register_profile(  # the profile of `make fuzz`; tests/fuzz/cases.py
     "fuzz", deadline=None, max_examples=100_000, derandomize=False, print_blob=True
 )
 hypothesis.settings.load_profile("tensorgrad")
@@ -48,7 +48,7 @@ def pytest_configure() -> None:
     if "TMPDIR" in os.environ or not (_MEMORY.is_dir() and os.access(_MEMORY, os.W_OK)):
         return
     if shutil.disk_usage(_MEMORY).free >= 4 * 2**30:
-        os.environ["TMPDIR"] = str(_MEMORY)  # of the programs that tests start, too
+        os.environ["TMPDIR"] = str(_MEMORY)  # programs that tests start have it too
         tempfile.tempdir = None
 
 

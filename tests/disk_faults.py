@@ -1,4 +1,4 @@
-"""What writes files and what reads them, with a fault at each of their calls in turn.
+"""Writers of files and their readers, with a fault at each of their calls in turn.
 
 LD_PRELOAD=failing_calls.so python -m tests.disk_faults HOW EVERY FOLDER SCENARIO...
 
@@ -51,7 +51,7 @@ from tests.train.tiny_run import make_trainer
 Armed = Callable[[], AbstractContextManager[None]]
 Act = Callable[[Armed], object]
 MOST = 2000  # points, or else it never ends
-# What differs from one try to the next: a part of the names of temporary files, here and there.
+# Differences from one try to the next: a part of the names of temporary files, here and there.
 DRAWN = re.compile(r"-[0-9a-f]{8}(?=\.tmp)|(?<=\.tmp)\w{6}$")
 HOW = {"once": ONCE, "from-then-on": FROM_THEN_ON, "kill": KILL}
 
@@ -101,7 +101,7 @@ def steps_of(folder: Path) -> list[int]:
 
 
 def check_kept(found: list[int], best: int, older: int, newest: int, new: int) -> None:
-    """Of the checkpoints best, older and newest the second may go once there is a new one."""
+    """The second of the checkpoints best, older and newest may go once there is a new one."""
     assert {best, newest} <= set(found), f"of {[newest, older, best]} there are {found}"
     assert older in found or new in found, f"of {[newest, older, best]} there are {found}"
 

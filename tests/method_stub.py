@@ -14,7 +14,7 @@ from tensorgrad.ops.methods import METHODS, OPERATORS, PROPERTIES
 from tests.source_tree import ROOT
 
 STUB = ROOT / "tensorgrad" / "core" / "tensor_methods.pyi"
-WIDTH = 96  # of a line in the class
+WIDTH = 96  # columns of a line in the class
 HEADER = '''"""The methods of Tensor for type checkers, written by `python -m tests.method_stub`.
 
 The functions are in ops/methods.py.

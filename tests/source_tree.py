@@ -18,7 +18,7 @@ FOLDERS = {
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module, where, whether importing the file runs it, or only type checkers do."""
+    """An imported module, where, whether importing the file runs it, or only type checkers do."""
 
     name: str
     line: int
@@ -28,7 +28,7 @@ class Import:
 
 @dataclass(frozen=True)
 class Source:
-    """One Python file of the library or of the examples."""
+    """A Python file of the library or of the examples."""
 
     module: str
     path: Path

@@ -1,4 +1,4 @@
-"""What a block of `autocast` casts, and when it does so again."""
+"""The casts of a block of `autocast`, and when it casts again."""
 
 from __future__ import annotations
 

@@ -434,7 +434,7 @@ def test_guards_are_compared_after_changes_alone(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(graph, "_are_kept", are_kept)
     assert guards.hold()
-    assert compared == [0]  # of other tensors than parameters
+    assert compared == [0]  # other tensors than parameters
     with evaluating(block):
         pass
     assert guards.hold()

@@ -210,7 +210,7 @@ def test_each_optional_dependency_stays_where_it_belongs() -> None:
     assert wrong == []
 
 
-# What makes something of a file that anyone may have written, and the one module that calls it.
+# Calls that make something of a file that anyone may have written, and the module of each.
 READERS = {
     "json.load": "tensorgrad.io.readers",
     "json.loads": "tensorgrad.io.readers",

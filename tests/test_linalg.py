@@ -89,7 +89,7 @@ def test_gradients(row: Any, device: str) -> None:
 
     def f(x: Tensor) -> Any:
         if x.shape == POSITIVE.shape and name.startswith(("cholesky", "eig")):
-            x = (x + x.mT) / 2  # one triangle is read
+            x = (x + x.mT) / 2  # a single triangle is read
         return outputs(ours(x))[name == "slogdet" :]  # without the sign
 
     assert gradcheck(f, [backend.to_device(x, device)])

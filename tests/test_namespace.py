@@ -1,4 +1,4 @@
-"""What the package exports: the documented names and nothing else."""
+"""The package's exports: the documented names and nothing else."""
 
 from __future__ import annotations
 

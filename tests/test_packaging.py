@@ -204,7 +204,7 @@ def test_a_wheel_says_what_it_needs(wheel: Path) -> None:
     assert [path for path in paths if not (ROOT / path).is_file()] == []
 
 
-# What an index does not have: the other project's name as a requirement with extras, or either name
+# Names that no index has: the other project's as a requirement with extras, or either name
 # after `install`.
 WRONG_NAME = re.compile(r"""\btensorgrad\\?\[[^\]\s]|\binstall(\s+-\S+)*\s+["'`]?tensorgrad\b""")
 
@@ -241,7 +241,7 @@ def test_an_sdist_holds_everything_and_builds_the_same_wheel(
     sdist: Path, wheel: Path, tmp_path: Path
 ) -> None:
     with tarfile.open(sdist) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # of Python 3.11.4 on
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
         archive.extractall(tmp_path)
     (unpacked,) = tmp_path.iterdir()
     files = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}

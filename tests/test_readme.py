@@ -1,4 +1,4 @@
-"""What the documents say is true: Python blocks run; commands, links and source paths exist.
+"""The documents' promises: Python blocks run; commands, links and source paths exist.
 
 A block opened with ```python runs as it stands. ```python gpu is skipped without a GPU, ```python
 torch without PyTorch, and ```python mpi runs on two ranks. One that names a file is a change: see

@@ -1,4 +1,4 @@
-"""What several threads may do at once, with the result that one after the other would have."""
+"""Several threads at once, with the result that one after the other would have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a type checker tells a user: `mypy tests` checks every line here."""
+"""A type checker's answers to a user: `mypy tests` checks every line here."""
 
 from __future__ import annotations
 

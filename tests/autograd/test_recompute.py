@@ -232,7 +232,7 @@ def test_it_runs_twice_and_keeps_nothing_in_between() -> None:
 
     assert run(plain) == 100
     assert most == 100
-    assert run(checkpoint) == 10  # what passes from one to the next
+    assert run(checkpoint) == 10  # arrays that pass from one to the next
     assert most <= 20  # and what is inside one of them
 
 

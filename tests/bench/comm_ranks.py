@@ -28,6 +28,6 @@ assert 0 <= row["std"] < 100 * row["ms"]
 [narrow] = comm_sweep(comm=comm, sizes=(0.01,), dtype="bfloat16", device="cpu")
 assert "ratio" not in narrow.measure(narrow.cases[0])  # MPI has no such dtype
 if comm.rank == 0:
-    assert found.rows[0]["ratio"] == "", found.rows  # of a part of the ranks
+    assert found.rows[0]["ratio"] == "", found.rows  # a part of the ranks
     assert [row["status"] for row in found.rows] == ["ok", "out of memory"], found.rows
     assert "0.0 GB are free" in found.rows[1]["message"], found.rows

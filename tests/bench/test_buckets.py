@@ -99,7 +99,7 @@ def test_the_formula_has_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(RankTimer, "seconds", lambda timer, call, count: 1e-3 + call().size / 1e6)
     monkeypatch.setattr(Comm, "all_reduce", lambda comm, array, mean: array)
     model = BucketBench(comm, "cpu")._measured_model(case)
-    rows, width = 64 + 8, 16  # of both embeddings
+    rows, width = 64 + 8, 16  # rows and columns of both embeddings
     assert model.gradients == 4 * (rows * width + 2 * (12 * width**2 + 13 * width) + 2 * width)
     assert model.last == 4 * rows * width
     assert model.backward == 0.2

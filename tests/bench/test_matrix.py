@@ -135,7 +135,7 @@ def test_cases_of_ranks_and_of_the_peer() -> None:
 def test_schedules_that_do_not_fit_are_left_out() -> None:
     wide = {**CASE, "micro_batches": 2}
     modes = ["gpipe", "interleaved"]
-    shallow = matrix_cases(TINY, wide, 2, ["flash"], modes)  # of 2 layers
+    shallow = matrix_cases(TINY, wide, 2, ["flash"], modes)  # a model of 2 layers
     assert [case["parallel"] for case in shallow] == ["gpipe"]
     deep = TransformerLMConfig(64, 8, 4, 2, 2, 16)
     assert len(matrix_cases(deep, wide, 2, ["flash"], modes)) == 2

@@ -34,7 +34,7 @@ def test_the_peak_counts_what_was_freed_and_what_is_kept(device: str) -> None:
 
 def test_the_peak_is_the_most_of_all_reads_since_a_reset() -> None:
     class Scripted(Allocator):
-        """What an allocator reads, in order: bytes in use, and the most since the last read."""
+        """Readings of an allocator, in order: bytes in use, and the most since the last read."""
 
         reads = iter(((0, 0), (3, 7), (2, 5), (2, 4), (1, 3), (1, 2)))
 

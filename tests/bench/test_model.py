@@ -79,7 +79,7 @@ def test_pictures_of_warm_up_are_drawn_where_it_differs() -> None:
     [line] = figures["-warmup"].axes[0].lines
     assert (list(line.get_xdata()), list(line.get_ydata())) == ([0, 2], [9, 4])
     assert figures["-warmup"].axes[0].get_xscale() == "linear"
-    assert len(figures[""].axes[0].patches) == 4  # of the largest warm-up alone
+    assert len(figures[""].axes[0].patches) == 4  # the largest warm-up alone
 
 
 def axes_of(figures: dict[str, Any]) -> list[tuple[str, Any]]:

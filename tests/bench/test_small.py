@@ -120,7 +120,7 @@ def test_numpys_work_is_that_of_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(ours(x, leaf).data, forward(x.data), 1e-6, err_msg=op)
     three = np.full(1, 3, "float32")
     gradients = {op: float(backward(three)[0]) for op, (*_, backward) in overhead.OPS.items()}
-    # Those of an op of two are summed up for the leaf; tanh's input is 1 there.
+    # Gradients of an op of two are summed for the leaf; tanh's input is 1 there.
     assert gradients == {"add": 4, "multiply": 4, "negative": -3, "tanh": 0}
     leaves: list[Tensor] = []
 

@@ -162,7 +162,7 @@ def test_finished_rows_are_kept_and_the_command_resumes(
 
 
 class FakeTorch:
-    """What the benchmark calls of PyTorch, with steps that take a time by their mode."""
+    """PyTorch's functions that the benchmark calls, with steps that take a time by their mode."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: str = "") -> None:
         self.asked: list[dict[str, Any]] = []

@@ -71,7 +71,7 @@ class Ranks(Comm):
 
 
 def test_the_median_window_of_the_slowest_rank_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments = iter((0, 6, 10, 12, 20, 24))  # of windows of 6, 2 and 4 seconds
+    moments = iter((0, 6, 10, 12, 20, 24))  # windows of 6, 2 and 4 seconds
     monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: next(moments)))
     calls: list[None] = []
     timer = RankTimer(Ranks(), "cpu", 3)

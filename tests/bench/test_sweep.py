@@ -123,7 +123,7 @@ def test_rows_beside_a_row_have_its_values_device_and_commit() -> None:
     rows = [row, *({**row, **each} for each in changed), other]
     assert like(row, rows, ("n", "kind")) == [row]
     assert like(row, rows, ("n",)) == [row, other]
-    assert like({**row, "n": 2.0}, [row], ("n",)) == [row]  # as the CSV has it
+    assert like({**row, "n": 2.0}, [row], ("n",)) == [row]  # the CSV's text
 
 
 class Monitor(GpuMonitor):
@@ -142,7 +142,7 @@ class Monitor(GpuMonitor):
 def test_rows_have_clock_and_power_of_what_was_measured(tmp_path: Path) -> None:
     def measure(case: Case) -> Row:
         if case["n"] == 2:
-            return {"square": 4, "clock_mhz": 1600, "watts": 650}  # of a part of it
+            return {"square": 4, "clock_mhz": 1600, "watts": 650}  # readings of a part of it
         if case["n"] == 3:
             raise ValueError("not measured")
         return square(case)
@@ -205,7 +205,7 @@ def test_an_unfinished_line_is_measured_again(tmp_path: Path) -> None:
 def test_out_of_memory_is_a_row_and_memory_is_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class OutOfMemoryError(RuntimeError):  # as PyTorch's, which is no MemoryError
+    class OutOfMemoryError(RuntimeError):  # PyTorch's is no MemoryError either
         pass
 
     freed: list[None] = []

@@ -41,7 +41,7 @@ def test_a_call_is_repeated_for_the_seconds_given(
     waits: list[int] = []
     monkeypatch.setattr(timing, "synchronize", lambda device: waits.append(len(rounds)))
     assert under_load(rounds.append, 0.099) == pytest.approx(2)
-    assert rounds == [0, 1, *range(50)]  # one to warm up, one to see how long a call takes
+    assert rounds == [0, 1, *range(50)]  # a call to warm up, another to see how long it takes
     assert waits == [1, 2, *range(7, 53, 5)]  # then every 10 ms
 
 
@@ -63,7 +63,7 @@ def test_a_cpu_is_timed_for_a_third_of_a_second(length: int, turns: int, rounds:
 
     short, long = timing.compare_on("cpu", rounds.append, slow)
     assert (short, long) == pytest.approx((2, 2 * length))
-    assert numbers == [0] + [1] * (1 + turns)  # one to warm up, one to see how long it takes
+    assert numbers == [0] + [1] * (1 + turns)  # a call to warm up, another to time
     assert timing.milliseconds_on("cpu", rounds.append) == pytest.approx(2)
 
 
@@ -74,7 +74,7 @@ def test_seconds_of_calls_and_of_phases(rounds: list[int]) -> None:
 
     def forward() -> list[int]:
         rounds.append(0)
-        return [0, 0]  # of two calls in backward
+        return [0, 0]  # two calls in backward
 
     seconds = timing.phases("cpu", forward, rounds.extend, lambda: rounds.extend([0] * 3))
     assert seconds == pytest.approx([2e-3, 4e-3, 6e-3])

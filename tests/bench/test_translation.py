@@ -16,7 +16,7 @@ from tensorgrad.models.translation import TranslationConfig, TranslationModel
 
 def test_the_speed_of_both_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run = tmp_path / "workdir_vocab280_lr0.001_embd16"  # of these settings
+    run = tmp_path / "workdir_vocab280_lr0.001_embd16"  # the name of these settings
     run.mkdir()
     (run / "config.json").write_text("{}")
     for part in ("train", "valid", "test"):
@@ -33,7 +33,7 @@ def test_the_speed_of_both_is_measured(tmp_path: Path, monkeypatch: pytest.Monke
     assert row["ms"] > 0
     assert row["tokens_per_second"] == pytest.approx(
         row["tokens"] / (2e-3 * row["ms"]), rel=1e-3
-    )  # of two batches
+    )  # times of two batches
     if row["peer"]:
         assert row["ratio"] == pytest.approx(row["peer_ms"] / row["ms"], rel=1e-3)
 

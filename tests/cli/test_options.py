@@ -12,7 +12,7 @@ from tensorgrad.errors import ArgumentError, DataError, TrainingError
 from tensorgrad.train.options import in_options, suggest
 from tensorgrad.train.sentiment import SentimentSettings
 
-# One message for each kind of value: missing, empty, of the wrong type, a folder, zero, huge.
+# A message for each kind of value: missing, empty, of the wrong type, a folder, zero, huge.
 LINES = [
     ("train sentimnt", "sentimnt: unknown command; did you mean sentiment?"),
     ("train text.txt", "text.txt: unknown command; did you mean --data text.txt?"),

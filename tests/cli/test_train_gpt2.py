@@ -103,7 +103,7 @@ def test_a_last_validation_that_is_not_finite_is_said(
 ) -> None:
     broken = [*options, "--steps", "1", "--warmup", "0", "--lr", "1e20"]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of overflow
+        warnings.simplefilter("ignore")  # warnings of overflow
         message = fails(broken, caplog)
     assert "the validation loss after the last step, 1, is not finite; the lowest was " in message
     run = read_run(tmp_path / "run")

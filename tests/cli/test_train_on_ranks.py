@@ -168,7 +168,7 @@ def test_an_interrupt_stops_all_ranks_at_one_step(
 
 
 def test_wrong_options_are_reported_once(options: list[str], tmp_path: Path) -> None:
-    """Those that rank 0 reads, and those that all ranks find wrong."""
+    """Settings that rank 0 reads, and those that all ranks find wrong."""
     wrong: tuple[tuple[list[object], str], ...] = (
         (["--steps", 9, "--warmup", 9], "--warmup: got 9, expected less than --steps, 9\n"),
         (["--width", 33], "--width: got 33, expected a multiple of --heads, 2\n"),

@@ -129,7 +129,7 @@ def test_every_name_of_the_tables_was_compared() -> None:
     assert set(numpy_functions._SYNONYMS) <= compared
 
 
-OTHER_NAMES = {"clip", "einsum", "searchsorted", "where"}  # of arguments that mean the same
+OTHER_NAMES = {"clip", "einsum", "searchsorted", "where"}  # arguments that mean the same
 
 
 def test_arguments_by_position_mean_the_same() -> None:
@@ -194,7 +194,7 @@ def test_operators_with_arrays_and_numpys_scalars_in_front() -> None:
         (lambda t: np.interp(t, t, t), r"numpy\.interp is not defined for tensors"),
         (lambda t: np.copyto(np.ones(3), t), r"numpy\.copyto is not defined for tensors"),
         (lambda t: np.spacing(t), r"numpy\.spacing is not defined for tensors"),
-        (lambda t: np.reciprocal(t), r"numpy\.reciprocal is not defined"),  # of integers: others
+        (lambda t: np.reciprocal(t), r"numpy\.reciprocal is not defined"),  # not integers
         (lambda t: np.add.reduce(t), r"numpy\.add\.reduce is not defined for tensors"),
         (lambda t: np.add.outer(t, t), r"numpy\.add\.outer is not defined for tensors"),
         (lambda t: np.add.at(np.ones(3), [0], t), r"numpy\.add\.at is not defined for tensors"),
@@ -320,7 +320,7 @@ def test_the_operations_are_the_librarys() -> None:
 
 
 def test_keepdim_is_refused_by_name() -> None:
-    word = "keepdim"  # of dim the error names axis: see tests/ops/test_arguments.py
+    word = "keepdim"  # the error of dim names axis: see tests/ops/test_arguments.py
     x = tensorgrad.zeros((2, 3))
     reductions: list[Callable[..., Any]] = [tensorgrad.sum, x.sum, x.mean, tensorgrad.max]
     for function in reductions:

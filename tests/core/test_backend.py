@@ -139,7 +139,7 @@ def test_the_blas_of_numpy_is_found() -> None:
 
 
 class OnGPU:
-    """What the functions read of an array on a GPU."""
+    """Otherwise what is sent next would be overwritten on its way."""
 
     data = types.SimpleNamespace(ptr=100)
     shape, strides, itemsize = (2, 3), (-24, 8), 8
@@ -188,7 +188,7 @@ def test_names_of_devices(devices: tuple[Any, ...], cpu: bool) -> None:
 
 @pytest.mark.gpu
 def test_a_copy_that_nobody_waits_for_keeps_its_memory() -> None:
-    """Else what is sent next would be overwritten on its way."""
+    """Otherwise what is sent next would be overwritten on its way."""
     array, size = backend.cupy.ones(64), 1 << 12
     busy = backend.cupy.ones((size, size))
     for _ in range(20):

@@ -20,7 +20,7 @@ from tensorgrad.ops import linear as linear_ops
 from tests.kernels.hopper import hopper
 from tests.poisoned import poison_memory
 
-Found = list[Any]  # what the linear layers were given
+Found = list[Any]  # the arguments of the linear layers
 
 
 @pytest.fixture

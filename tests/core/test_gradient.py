@@ -126,7 +126,7 @@ def test_kernels_get_no_array_of_the_cpu() -> None:
 
 
 class OnGPU:
-    """What a gradient reads of an array on a GPU."""
+    """An array on a GPU, as a gradient reads it."""
 
     def __init__(self, dtype: str, c_contiguous: bool = True) -> None:
         self.dtype = np.dtype(dtype)

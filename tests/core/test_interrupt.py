@@ -16,7 +16,7 @@ from tests.source_tree import ROOT
 
 
 class Stopped(Exception):
-    """What a handler of a program may raise."""
+    """An exception that a handler of a program may raise."""
 
 
 def stop(number: int, frame: FrameType | None) -> None:

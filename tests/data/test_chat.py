@@ -131,4 +131,4 @@ def test_output_and_environment_are_limited(monkeypatch: pytest.MonkeyPatch) -> 
     assert found == (0, b"123456\n", False)
     found = run_limited(["sh", "-c", "yes"], seconds=5, memory=1 << 30, output=100)
     assert (len(found.output), found.is_cut) == (100, True)
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 101  # those of this process stay
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 101  # limits of this process stay

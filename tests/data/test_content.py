@@ -27,7 +27,7 @@ ROW = json.dumps({"id": 1, "text": "a café"})
 def zipped() -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(zipfile.ZipInfo("a.txt"), "text")  # of a fixed date
+        archive.writestr(zipfile.ZipInfo("a.txt"), "text")  # a fixed date
     return file.getvalue()
 
 

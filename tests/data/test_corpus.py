@@ -79,7 +79,7 @@ def test_a_source_becomes_two_token_files(text: Path, tmp_path: Path) -> None:
     calls: list[tuple[str, int, int]] = []
     corpus = prepare(text, tmp_path, 300, validation=0.1, progress=lambda *a: calls.append(a))
     assert corpus.tokenizer.vocab_size == 300
-    assert corpus.source_files == ""  # of a file
+    assert corpus.source_files == ""  # a single file
     train, validation = texts(corpus, "train"), texts(corpus, "validation")
     assert sorted(train + validation) == sorted(documents(text))
     size = len("".join(documents(text)))

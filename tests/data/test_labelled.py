@@ -93,7 +93,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 
 class FakeData(dict[str, list[Any]]):
-    """What is needed of a data set."""
+    """The part of a data set that is needed."""
 
     features = property(lambda self: self)
 
@@ -186,7 +186,7 @@ def test_nothing_can_be_held_out_of_one_sentence() -> None:
         with pytest.raises(DataError, match="data has 1 sentences, of which"):
             hold_out(data, share)
     with pytest.raises(ArgumentError, match="share is 'x', expected a number"):
-        hold_out(data, "x")  # type: ignore[arg-type]  # what a user may do
+        hold_out(data, "x")  # type: ignore[arg-type]  # a user may do it
     for share in (0, 1, -0.5):
         with pytest.raises(ArgumentError, match=f"share is {share}, expected between 0 and 1"):
             hold_out(data, share)

@@ -25,7 +25,7 @@ MESSAGES = [{"role": "system", "content": "sit "}, {"role": "user", "content": "
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """As Llama 3 and Qwen: a split by a regular expression of their own, and a BOS."""
+    """Llama 3 and Qwen: a split by a regular expression of their own, and a BOS."""
     inner = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
     split = pre_tokenizers.Split(tokenizers.Regex(r"\p{N}{1,3}|\s?\p{L}+|\s+"), "isolated")
     inner.pre_tokenizer = pre_tokenizers.Sequence(
@@ -37,7 +37,7 @@ def byte_level() -> tokenizers.Tokenizer:
 
 
 def gpt2_words(prefix: bool) -> tokenizers.Tokenizer:
-    """As GPT-2, perhaps with a space before a text."""
+    """GPT-2, perhaps with a space before a text."""
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     inner.decoder = decoders.ByteLevel()
@@ -46,7 +46,7 @@ def gpt2_words(prefix: bool) -> tokenizers.Tokenizer:
 
 
 def metaspace(scheme: str) -> tokenizers.Tokenizer:
-    """As SentencePiece in newer files."""
+    """SentencePiece in newer files."""
     inner = sentence_piece()
     inner.normalizer = normalizers.Sequence([])
     inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
@@ -55,7 +55,7 @@ def metaspace(scheme: str) -> tokenizers.Tokenizer:
 
 
 def sentence_piece() -> tokenizers.Tokenizer:
-    """As Llama 2 and Mistral: spaces are characters, unknown ones are bytes."""
+    """Llama 2 and Mistral: spaces are characters, unknown ones are bytes."""
     inner = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     inner.normalizer = normalizers.Sequence(
         [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]

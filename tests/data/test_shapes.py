@@ -35,7 +35,7 @@ def test_each_row_fits_its_shape_which_is_the_cheapest(longest: int, most: int) 
     columns, counted = np.array(shapes)[index].T
     assert (lengths <= columns).all()
     assert (columns - counted <= firsts).all()
-    if longest == 40:  # else a row may be rounded to a length that is none of the shapes'
+    if longest == 40:  # otherwise a row may be rounded to a length that is none of the shapes'
         assert (4 * columns + counted).sum() == cost(shapes, lengths, firsts)
 
 

@@ -260,7 +260,7 @@ def test_rows_of_a_folder_have_the_column_of_its_name(tmp_path: Path) -> None:
 
 
 class FakeData:
-    """What documents needs of a data set."""
+    """The part of a data set that documents need."""
 
     def __init__(self, **columns: list[Any]) -> None:
         self.columns = columns

@@ -24,7 +24,7 @@ from tests.disk import full_disk
 from tests.source_tree import ROOT
 
 TEXT = "".join(text for text, _ in zip(documents("stdlib"), range(12), strict=False))
-# What the rule for words treats in different ways, and whitespace on which systems disagree.
+# Characters that the rule for words treats differently, and whitespace on which systems disagree.
 SPACES = "\t\n\x0b\x0c\r\x1c\x85\xa0\u180e\u2003\u200b\u3000\ufeff"
 CHARACTERS = [*SPACES, *"ab1 !'_é²Ⅷ中\u0301😀", "'s", "'ll"]
 TANGLED = st.lists(st.sampled_from(CHARACTERS), max_size=40).map("".join)

@@ -40,7 +40,7 @@ def test_a_vocabulary_has_the_frequent_words() -> None:
     with pytest.raises(ArgumentError, match="vocab_size is 1"):
         WordVocabulary.train(texts, 1)
     with pytest.raises(ArgumentError, match="vocab_size is 'x', expected an integer"):
-        WordVocabulary.train(["a"], "x")  # type: ignore[arg-type]  # what a user may do
+        WordVocabulary.train(["a"], "x")  # type: ignore[arg-type]  # a user may do it
     with pytest.raises(ArgumentError, match="at_least is 0"):
         WordVocabulary.train(texts, 9, at_least=0)
     with pytest.raises(DataError, match="has 2 words, 1 of them different"):

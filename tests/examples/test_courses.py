@@ -252,7 +252,7 @@ def test_attention_masks_and_broadcasts() -> None:
     q, k, v = (tg.tensor(rng.normal(size=(2, 3, n, 4)).astype(np.float32)) for n in (2, 5, 5))
     mask = np.array([[True, False, True, False, False], [False, True, False, False, False]])
     y = layers.attention(q, k, v, mask).numpy()
-    np.testing.assert_allclose(y[:, :, 1], v.numpy()[:, :, 1], rtol=1e-6)  # one key alone
+    np.testing.assert_allclose(y[:, :, 1], v.numpy()[:, :, 1], rtol=1e-6)  # a single key
     scores = (q.numpy()[:, :, :1] * k.numpy()[:, :, [0, 2]]).sum(-1) / 2
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     expected = (weights[..., None] * v.numpy()[:, :, [0, 2]]).sum(-2)

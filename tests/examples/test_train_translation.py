@@ -411,7 +411,7 @@ def test_a_run_with_other_batches_is_refused(
     (path,) = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")
     state = json.loads((path / "state.json").read_text())
     assert len(state["data"]["shapes"]) > 1
-    del state["data"]["shapes"], state["crc32"]  # as runs with batches of any shape were saved
+    del state["data"]["shapes"], state["crc32"]  # runs with batches of any shape were saved so
     (path / "state.json").write_text(json.dumps(state))
     assert train_translation.main(["--resume", str(tmp_path / "run")]) == 1
     assert "is of another data: shapes is None there" in caplog.records[-1].getMessage()

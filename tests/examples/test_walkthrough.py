@@ -20,7 +20,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     nbformat: Any = pytest.importorskip("nbformat", reason="nbformat is not installed")
     pytest.importorskip("ipykernel", reason="ipykernel is not installed")
     for name in ("HOME", "IPYTHONDIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(tmp_path / "home"))  # as nobody has one
+        monkeypatch.setenv(name, str(tmp_path / "home"))  # nobody has no home
     monkeypatch.setenv("STEPS", "4")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("DATA", str(ROOT / "docs" / "performance.md"))

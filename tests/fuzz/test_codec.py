@@ -1,4 +1,4 @@
-"""What a run writes it reads back as it was, or it refuses to write it."""
+"""A run reads back what it wrote as it was, or it refuses to write it."""
 
 from __future__ import annotations
 

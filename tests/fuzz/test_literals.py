@@ -158,5 +158,5 @@ OPERATORS = [
 
 def test_every_function_of_several_operands_is_called_or_says_why_not() -> None:
     listed = {name.split(",")[0] for name in CALLS} | set(itertools.chain(*OTHERWISE.values()))
-    methods = {f"Tensor.{name}" for name in listed}  # of the same op, see ops/methods.py
+    methods = {f"Tensor.{name}" for name in listed}  # methods of the same op, see ops/methods.py
     assert set(several_operands()) - listed - methods == set()

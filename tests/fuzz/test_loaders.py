@@ -84,7 +84,7 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True)
 class Loader:
-    """What makes valid files in a folder, and what reads them and checks the result."""
+    """Makers of valid files in a folder, and what reads them and checks the result."""
 
     make: Callable[[Path], None]
     load: Callable[[Path], None]
@@ -420,7 +420,7 @@ LOADERS = {
     "tuned": Loader(make_tuned, load_tuned),
 }
 
-# What may stand in the place of a value of JSON, or of a header of NumPy.
+# Things in the place of a value of JSON, or of a header of NumPy.
 VALUES = (
     *("null", "true", "false", "0", "1", "2", "-1", "3", "7", "1e999", "-0.0", "0.5", "NaN"),
     *("65536", "2147483647", "2147483648", "4294967296", "1000000000000", "9223372036854775807"),
@@ -442,7 +442,7 @@ EDITS = (
 
 @dataclass(frozen=True)
 class Edit:
-    """One change: what it is, and where in which file."""
+    """A change: what it is, and where in which file."""
 
     kind: str
     file: int
@@ -562,7 +562,7 @@ def limits() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     before = [signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)]
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, hard))
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of this process: others may keep it waiting
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its own time: others may keep it waiting
     signal.setitimer(signal.ITIMER_REAL, 30 * SECONDS)  # for what waits and computes nothing
     try:
         yield

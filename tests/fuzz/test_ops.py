@@ -129,7 +129,7 @@ def softmax_case(draw: Draw) -> Case:
 
 
 def norm_case(draw: Draw) -> Case:
-    last = (draw(st.integers(2, 9)),)  # of one number a norm is a step, nearly
+    last = (draw(st.integers(2, 9)),)  # a norm of one number is a step, nearly
     x = (*shape(draw, most=3), *last)
     case: Case = draw(st.sampled_from([
         test_norm.bounded(tg.layer_norm, [x, last, last], test_norm.layer_norm),
@@ -301,7 +301,7 @@ SPECIAL = [
 ]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the reference
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # warnings of the reference
 @cases(1000)
 @given(
     op=st.sampled_from([(f, g, 1) for f, g, *_ in test_elementwise.MAPS]

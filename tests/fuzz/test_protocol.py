@@ -71,7 +71,7 @@ class Program:
         rank = self.connect()
         rank.sendall(hello(number))
         rank.setblocking(False)
-        for _ in range(100):  # what comes over the loopback comes at once, or nearly so
+        for _ in range(100):  # bytes over the loopback come at once, or nearly so
             self.watched.step(0.1)
             if heard(rank) == [Command.WELCOME]:
                 return rank
@@ -87,7 +87,7 @@ class Program:
 
     def close(self) -> None:
         for connection in self.connections:
-            reset(connection)  # else the system remembers each for a minute
+            reset(connection)  # otherwise the system remembers each for a minute
         self.watched.close()
         assert system.killed == []
 
@@ -109,7 +109,7 @@ def heard(rank: socket.socket) -> list[Command]:
         return []
 
 
-# What a stranger sends: anything, or what ranks send but for the secret.
+# Messages of a stranger: anything, or what ranks send but for the secret.
 wrong_secrets = st.one_of(
     st.binary(min_size=SECRET_BYTES, max_size=SECRET_BYTES),
     st.integers(0, SECRET_BYTES - 1).map(lambda n: SECRET[:n] + b"\0" + SECRET[n + 1 :]),
@@ -156,7 +156,7 @@ def act(program: Program, strangers: list[socket.socket], how: str, who: int, da
 
 
 def say(connection: socket.socket, data: bytes) -> None:
-    with suppress(OSError):  # one of both sides has closed it, or it is full
+    with suppress(OSError):  # a side has closed it, or it is full
         connection.setblocking(False)
         connection.send(data)
 
@@ -204,7 +204,7 @@ def test_no_rank_breaks_the_watchdog(script: list[tuple[int, bytes]]) -> None:
 
 
 def test_who_shows_the_secret_changes_something() -> None:
-    """What the other tests look for can be seen."""
+    """The faults that the other tests look for can be seen."""
     program = Program()
     try:
         stranger = program.join(1)

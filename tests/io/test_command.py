@@ -31,7 +31,7 @@ from tests.source_tree import ROOT
 
 
 class PanicException(BaseException):
-    """As Rust's, which tokenizers raises."""
+    """Rust's panic, which tokenizers raises."""
 
 
 def noted(error: BaseException, note: str) -> BaseException:

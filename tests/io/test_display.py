@@ -1,4 +1,4 @@
-"""What `repr` says about objects with settings: their class, sizes and settings, in a line."""
+"""The `repr` of objects with settings: their class, sizes and settings, in a line."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_a_byte_order_mark_is_no_text_and_other_encodings_are_refused(tmp_path: 
 def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     with path.open("wb") as file:
-        file.truncate(1 << 27)  # of which nothing is on the disk
+        file.truncate(1 << 27)  # a hole, nothing of which is on the disk
     tracemalloc.start()
     try:
         with pytest.raises(

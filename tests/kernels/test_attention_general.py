@@ -202,7 +202,7 @@ def test_tf32_rounds_once_and_only_where_it_is_asked_for(length: int, width: int
             for got, exact in zip(passes("cuda", arrays, function), expected, strict=True)
         ]
 
-    # What the formulas lose where every operand is rounded to 10 bits; cut off, it is 2e-4 or more.
+    # Errors of the formulas with all operands rounded to 10 bits; cut off, they are 2e-4 or more.
     bound = 6e-4 if length == 1 else 2e-4
     found = errors(rounded)
     assert max(found) < bound

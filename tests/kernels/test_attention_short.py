@@ -192,7 +192,7 @@ def test_any_positive_scale(chosen: list[str]) -> None:
 
 
 def test_gradients_from_views_that_are_not_aligned(chosen: list[str]) -> None:
-    """What comes back may lie anywhere; q, k and v that do are for other kernels."""
+    """The result may lie anywhere; q, k and v that do are for other kernels."""
     *inputs, _ = dense(32, 20, 20, bfloat16)
     (dy,) = draw((5, 3, 20, 33))
 

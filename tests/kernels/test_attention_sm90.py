@@ -257,7 +257,7 @@ def test_captured_passes_give_the_bits_of_eager_ones(width: int, options: dict[s
     pool = cupy.cuda.MemoryPool()
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream, cupy.cuda.using_allocator(pool.malloc):
-        step()  # what is done once only
+        step()  # work that is done once only
         stream.begin_capture()
         captured = step()
         graph = stream.end_capture()

@@ -1,4 +1,4 @@
-"""What launches share while a CUDA graph is captured: the same bits as without a graph."""
+"""Launches that share while a CUDA graph is captured: the same bits as without a graph."""
 
 from __future__ import annotations
 

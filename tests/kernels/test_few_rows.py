@@ -111,7 +111,7 @@ def test_ops_take_them_where_no_gradient_is_recorded(
 @pytest.mark.parametrize("dtype", ["float16", bfloat16], ids=str)
 def test_clusters_with_any_split_and_number_of_stages(split: int, rows: int, dtype: Any) -> None:
     rng = np.random.default_rng(split)
-    for width, columns in ((1096, 200), (520, 63), (2048, 64)):  # of 18, 9 and 32 steps
+    for width, columns in ((1096, 200), (520, 63), (2048, 64)):  # 18, 9 and 32 steps
         x, x_gpu = draw(rng, (rows, width), dtype)
         weight, weight_gpu = draw(rng, (columns, width), dtype)
         expected = x @ weight.T
@@ -138,7 +138,7 @@ def test_clusters_with_any_split_and_number_of_stages(split: int, rows: int, dty
         (8, 1600, 6400, "matmul_few_rows_staged<__half, 8>", False),
         (8, 6400, 1600, "matmul_few_rows_staged<__half, 16>", True),
         (1, 2048, 2112, "matmul_few_rows_staged<__half, 16>", True),
-        # Of 133 blocks of 16 warps only 132 run at once.
+        # 132 of 133 blocks of 16 warps run at once.
         (1, 2048, 2128, "matmul_few_rows<__half, 8, 2, 16>", False),
         (1, 1600, 50304, "matmul_few_rows<__half, 8, 2, 8>", False),
         (9, 6400, 1600, "matmul_few_rows_cluster<__half, 16, 8>", True),

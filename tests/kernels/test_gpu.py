@@ -22,7 +22,7 @@ class NVMLError(Exception):
 
 
 class FakeNvml:
-    """What nvidia-ml-py has, for one GPU that does not report its clock."""
+    """The functions of nvidia-ml-py, for one GPU that does not report its clock."""
 
     NVMLError = NVMLError
     NVML_CLOCK_SM = 1

@@ -1,4 +1,4 @@
-"""What the code that launches kernels does, seen without a GPU: NumPy's arrays stand for CuPy's."""
+"""The code that launches kernels, seen without a GPU: NumPy's arrays stand for CuPy's."""
 
 from __future__ import annotations
 

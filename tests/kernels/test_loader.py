@@ -283,7 +283,7 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeNvrtc:
-    """What the loader calls of NVRTC."""
+    """NVRTC's functions that the loader calls."""
 
     class NVRTCError(Exception):
         pass

@@ -68,7 +68,7 @@ def assert_close(got: Any, a: Any, b: Any, kernel: str, dtype: str) -> None:
     expected, magnitude = exact(a, b)
     y = backend.to_numpy(got).astype(np.float64)
     stored = EPSILON[str(got.dtype)]
-    # Of the sum of the magnitudes of the terms: what their sum rounds off, and what TF32 does.
+    # Fractions of the sum of the terms' magnitudes: what their sum rounds off, and what TF32 does.
     inside = EPSILON["float64" if dtype == "float64" else "float32"] * (4 + 2 * a.shape[-1] ** 0.5)
     inside += 2 * EPSILON["tf32"] * (kernel in TF32)
     bound = 1.01 * stored * np.abs(expected) + inside * magnitude + 1e-30
@@ -397,7 +397,7 @@ def kind(dtype: str) -> Iterator[Any]:
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("dtype", [*FLOATS, "tf32"])
 def test_linear_layers_of_every_small_size(dtype: str, offset: int, kind: Any) -> None:
-    """What follows a product, and its gradients, where no kernel is at home: 1, odd, misaligned."""
+    """Epilogues of a product, and gradients, where no kernel is at home: 1, odd, misaligned."""
     rng, eps = np.random.default_rng(offset), EPSILON[dtype]
     wide = tensorgrad.dtypes.compute_dtype(kind)
     for sizes in itertools.product(SMALL, SMALL, SMALL):
@@ -412,7 +412,7 @@ def test_linear_layers_of_every_small_size(dtype: str, offset: int, kind: Any) -
         tensors = [Tensor(array, requires_grad=True) for array in (x, w, b, residual)]
         y = tg.linear(tensors[0], tensors[1], tensors[2], residual=tensors[3])
         assert near(y.data, pre + residual64, size + np.abs(residual64), eps), sizes
-        for tensor in tensors:  # what weight gradients are added to, by the product itself
+        for tensor in tensors:  # gradients that products add to themselves
             tensor.grad = backend.cupy.ones(tensor.shape, wide)
         y.backward(dy)
         dx, dw, db, dresidual = (tensor.grad for tensor in tensors)
@@ -436,7 +436,7 @@ def test_linear_layers_of_every_small_size(dtype: str, offset: int, kind: Any) -
             assert near(tensors[0].grad, slope @ w64, steep @ np.abs(w64), eps), sizes
             assert near(tensors[1].grad, slope.T @ x64, steep.T @ np.abs(x64), eps), sizes
         fused = kind.itemsize == 2 or dtype == "tf32"
-        if rows and columns and width and fused:  # as feed_forward's backward
+        if rows and columns and width and fused:  # the product of feed_forward's backward
             total = placed(np.full((rows, columns), np.nan, kind), offset)
             kernel = "tf32" if dtype == "tf32" else None
             matmul_cuda.run(problem(x, w.T, total, gelu_of=residual), kernel)
@@ -512,7 +512,7 @@ def test_what_cublas_refuses_when_called_the_tiled_kernel_takes(
     assert used == ["cublas", "tiled", "tiled"]
     p = SimpleNamespace(y=np.zeros(1), signature=lambda: ("two",))
     monkeypatch.setattr(matmul_cuda, "_fastest", lambda p: kernels["wgmma"])
-    with pytest.raises(KernelError, match="error 7"):  # of our own kernels that is a fault
+    with pytest.raises(KernelError, match="error 7"):  # from our own kernels that is a fault
         matmul_cuda.run(p)
 
 

@@ -21,7 +21,7 @@ from tensorgrad.testing import Ulps, assert_within
 from tests.kernels.compiled import compile_all
 from tests.kernels.hopper import IS_HOPPER, hopper
 
-LAYOUTS = ["nt", "nn", "tn"]  # of a (M, K) and b (K, N): in C ("n") or Fortran ("t") order
+LAYOUTS = ["nt", "nn", "tn"]  # a (M, K) and b (K, N): in C ("n") or Fortran ("t") order
 LARGE, SMALL = Tiling(256, 2, 0), Tiling(128, 1, 0)
 SIZES = [(1, 8, 8), (8, 16, 8), (127, 64, 264), (129, 72, 128), (300, 200, 520), (513, 1000, 776)]
 
@@ -190,7 +190,7 @@ def test_what_follows(dtype: str, tiling: Tiling) -> None:
 @pytest.mark.parametrize("kernel", ["wgmma", "cublas", "tiled"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_slope_of_gelu_far_from_zero(dtype: str, kernel: str) -> None:
-    """Of the tiled kernels and cuBLASLt in the gradient, of wgmma where GELU is computed."""
+    """The gradient's launches by the tiled kernels and cuBLASLt; wgmma's where GELU is computed."""
     far = np.geomspace(12, 6e4, 60)
     near = np.linspace(-5, 5, 264 - 2 * len(far))
     values = np.random.default_rng(0).permutation(np.concatenate([far, -far, near]))

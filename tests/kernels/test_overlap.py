@@ -77,7 +77,7 @@ def test_kernels_that_start_the_next_at_once_pass_on_what_was_written(launches: 
     assert launch(weight, other) == "plain"  # the first may still write it
     assert launch(weight, other) == "overlapped"
     assert launch(weight, weight, starts_next_at_once=True) == "overlapped"
-    assert launch(other, y) == "plain"  # what came before that one
+    assert launch(other, y) == "plain"  # the launch before that one
     assert launch(weight, other) == "overlapped"
 
 

@@ -147,7 +147,7 @@ def test_gradients_agree_with_numeric_differences(model: LanguageModel) -> None:
             parameter.data[...] = start + step * direction
             losses.append(model(x, y).item())
         parameter.data[...] = start
-        # of fourth order: the third derivative does not count
+        # an error of fourth order: the third derivative does not count
         numeric = (8 * (losses[2] - losses[1]) - (losses[3] - losses[0])) / 12e-4
         np.testing.assert_allclose(
             (parameter.grad * direction).sum(), numeric, rtol=1e-6, atol=5e-10, err_msg=name

@@ -33,7 +33,7 @@ from tests.disk import full_disk
 
 CONFIG = GPT2Config(vocab_size=23, context=9, layers=2, heads=2, width=8)
 LLAMA = TransformerLMConfig(23, 16, 2, 4, 2, 16, 24, tied=False)
-# What makes a model another architecture than Llama, and what each of them may have.
+# Settings that make a model another architecture than Llama, and what each of them may have.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {
         "rope_base": 5e5,

@@ -42,7 +42,7 @@ def test_a_config_counts_parameters_and_products(model: Classifier) -> None:
     config: Any = model.config
     assert config.parameters == sum(p.size for p in model.parameters())
     if isinstance(config, TransformerConfig):
-        blocks = 2 * (12 * 8**2 * 2 + 2 * 2 * 11 * 8)  # of a token, which attends to 11
+        blocks = 2 * (12 * 8**2 * 2 + 2 * 2 * 11 * 8)  # FLOPs of a token, which attends to 11
         assert config.training_flops(9, 11) == 3 * (9 * blocks + 2 * 8 * 3)
     else:
         products = 2 * (8 * 6 + 6 * 6 + 6 * 3)

@@ -98,7 +98,7 @@ def test_hooks_see_and_replace_inputs_and_results() -> None:
         remove()  # a second time does nothing
     np.testing.assert_array_equal(layer(X).numpy(), plain.numpy())
     assert "forward" not in vars(layer)
-    assert len(seen) == 2  # of the copy too: it shares the hook
+    assert len(seen) == 2  # the copy too: it shares the hook
 
 
 @pytest.mark.parametrize("name", ["norm1", "norm2", "attention", "feed_forward", "feed_forward.up"])

@@ -121,7 +121,7 @@ def test_a_gate_of_ones_own_is_called() -> None:
 
 
 class OwnDropout(nn.Dropout):
-    """What a user may make of dropout."""
+    """A user's own dropout."""
 
     def forward(self, x: Any) -> Tensor:
         return super().forward(x) * 1
@@ -145,7 +145,7 @@ def test_dropout_is_part_of_swiglu_unless_it_is_a_layer_of_ones_own() -> None:
 
 
 class Doubled(nn.LayerNorm):
-    """What a user may make of a norm."""
+    """A user's own norm."""
 
     def forward(self, x: Any) -> Tensor:
         return super().forward(x) * 2

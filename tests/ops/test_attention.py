@@ -651,7 +651,7 @@ def test_sequences_that_do_not_fit() -> None:
     random.seed(4)
     longer = run(q, q, q, [0, 2, 5], max_length=9, dropout=0.5).numpy()
     random.seed(4)
-    kept = keep_mask((2, 4, 9, 9), 0.5, like=q.data)  # as of sequences of the given length
+    kept = keep_mask((2, 4, 9, 9), 0.5, like=q.data)  # sequences of the given length
     rows = [kept[0, :, :2, :2], kept[1, :, :3, :3]]
     weights = [2 * row.mean(-1).T for row in rows]  # all scores are equal
     np.testing.assert_allclose(longer, np.concatenate(weights)[..., None] * np.ones(8), 1e-6)

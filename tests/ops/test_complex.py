@@ -205,7 +205,7 @@ def test_what_complex_numbers_are_refused_for(device: str) -> None:
         with pytest.raises(DtypeError, match=f"{name}: x has dtype complex64, expected real num"):
             getattr(tg.fft, name)(z)
     with pytest.raises(ArgumentError, match="fft: norm is 'both', expected 'backward', 'ortho'"):
-        tg.fft.fft(z, norm="both")  # type: ignore[arg-type]  # what a user may do
+        tg.fft.fft(z, norm="both")  # type: ignore[arg-type]  # a user may do it
     with pytest.raises(ArgumentError, match=r"fftn: s is \(2,\), expected 2 lengths"):
         tg.fft.fftn(z, (2,), (0, 1))
     with pytest.raises(DtypeError, match="fftfreq: dtype is int64, expected a float"):

@@ -27,7 +27,7 @@ OPS: list[str] = [
     for family in FAMILIES
     if family is not aliases
     for name in getattr(family, "__all__", ())
-    if name not in {"broadcast_shapes"}  # of shapes alone
+    if name not in {"broadcast_shapes"}  # a function of shapes alone
 ]
 
 
@@ -47,14 +47,14 @@ def begins_with(name: str, op: str) -> bool:
 
 
 ALL_CASES = list(cases())
-# What lays out an array anew without a look at its elements, or fills one.
+# Ops that lay out an array anew without a look at its elements, or fill one.
 ANY_LENGTH = {
     "arange", "asarray", "broadcast_to", "copy", "cumulative_prod", "cumulative_sum", "empty",
     "empty_like", "expand_dims", "eye", "full", "full_like", "geomspace", "identity", "imag",
     "indices", "linspace", "logspace", "moveaxis", "ones", "ones_like", "ravel", "reshape", "split",
     "squeeze", "swapaxes", "tensor", "to", "transpose", "zeros", "zeros_like",
 }  # fmt: skip
-# What is made of ops that have cases of all lengths, or hands its values on to NumPy and CuPy.
+# Functions made of ops that have cases of all lengths, or of NumPy's and CuPy's own.
 COMPOSED = {name for family in (diagonals, stacking, statistics)
             for name in family.__all__}  # fmt: skip
 COMPOSED |= {
@@ -62,7 +62,7 @@ COMPOSED |= {
     "setxor1d", "union1d", "unique", "unique_all", "unique_counts", "unique_inverse",
     "unique_values",
 }  # fmt: skip
-# Those that have no result, or none with a gradient, for nothing at all.
+# Functions that have no result, or none with a gradient, for nothing at all.
 NEEDS_ELEMENTS = {
     "argmax", "argmin", "cross_entropy", "nll_loss", "one_hot", "put_along_axis", "searchsorted",
     "take", "topk",

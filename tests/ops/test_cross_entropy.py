@@ -172,7 +172,7 @@ def gradient_reference(logits: Any, targets: Any, smoothing: float, z_loss: floa
     return powers / total * (1 + 2 * z_loss * z) - wanted
 
 
-@pytest.mark.parametrize("width", [5, 40, 256, 300, 1025, 65000])  # one for each kernel
+@pytest.mark.parametrize("width", [5, 40, 256, 300, 1025, 65000])  # a width for each kernel
 @pytest.mark.parametrize("offset", [0, 2**14, -(2**16)])
 def test_what_logits_share_costs_no_digits(offset: int, width: int, device: str) -> None:
     rng = np.random.default_rng(width)

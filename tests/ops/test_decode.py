@@ -1,4 +1,4 @@
-"""One step of attention against a cache, beside attention over all steps."""
+"""A step of attention against a cache, beside attention over all steps."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_dropout_of_swiglu_has_the_bits_of_both(
         if layout == "transposed":
             return backend.to_device(np.ascontiguousarray(array.T), device).T
         if layout == "not aligned":
-            flat = np.concatenate([array.ravel()[:1], array.ravel()])  # of an element more
+            flat = np.concatenate([array.ravel()[:1], array.ravel()])  # an element more
             return backend.to_device(flat, device)[len(flat) - array.size :].reshape(shape)
         return backend.to_device(array, device)
 
@@ -231,7 +231,7 @@ def test_dropout_add_names_what_does_not_fit() -> None:
 
 def test_arguments_that_do_not_fit() -> None:
     with pytest.raises(ArgumentError, match="dropout: p is 'a', expected a number"):
-        tg.dropout(np.ones(3), "a")  # type: ignore[arg-type]  # what a user may do
+        tg.dropout(np.ones(3), "a")  # type: ignore[arg-type]  # a user may do it
     with pytest.raises(ArgumentError, match=r"dropout: p is -0\.1, expected 0 <= p < 1"):
         tg.dropout(Tensor(np.ones(3)), -0.1)
     with pytest.raises(DtypeError, match="dropout: x has dtype int64, expected a float"):

@@ -21,7 +21,7 @@ def einsum(subscripts: str, *shapes: tuple[int, ...]) -> Case:
         lambda *x: tg.einsum(subscripts, *x),
         shapes,
         lambda *x: np.einsum(subscripts, *x),
-        values=Ulps(2, "row"),  # of three factors the product of two is kept in the dtype
+        values=Ulps(2, "row"),  # the product of two of three factors is kept in the dtype
         terms=64,
         name=f"einsum({subscripts})",
     )

@@ -66,7 +66,7 @@ ZIPS: list[tuple[Any, Any, tuple[float, float], bool]] = [
     (tg.logical_xor, np.logical_xor, ANY, False),
 ]
 UNIT = (-0.9, 0.9)
-LENGTHS: list[tuple[int, ...]] = [(33, 31), (1, 1025), (1023,), (0,), ()]  # those of SIZES
+LENGTHS: list[tuple[int, ...]] = [(33, 31), (1, 1025), (1023,), (0,), ()]  # the lengths of SIZES
 FURTHER_MAPS: list[tuple[Any, Any, tuple[float, float], bool]] = [
     (tg.tan, np.tan, UNIT, True),
     (tg.arcsin, np.arcsin, UNIT, True),

@@ -58,7 +58,7 @@ CASES += [
         tg.embedding, [(70000, 8), RNG.integers(0, 70000, 3000, dtype="int32")],
         lambda w, i: w[i], terms=9,
     ),
-    Case(  # one id in nearly all places: a run over many windows
+    Case(  # the same id in nearly all places: a run over many windows
         tg.embedding, [(9, 24), np.where(RNG.random(4001) < 0.9, 4, RNG.integers(0, 9, 4001))],
         lambda w, i: w[i], terms=4001,
     ),

@@ -260,7 +260,7 @@ def test_every_kind_of_key_follows_numpy() -> None:
 
 
 def test_subclasses_of_arrays_are_arrays() -> None:
-    rows: Any = np.array([0, 0, 2]).view(type("Mapped", (np.ndarray,), {}))  # as np.memmap is
+    rows: Any = np.array([0, 0, 2]).view(type("Mapped", (np.ndarray,), {}))  # like np.memmap
     x = Tensor(np.arange(12.0).reshape(4, 3), requires_grad=True)
     total = x[rows].sum() + x[rows, 1].sum() + tg.take(x, rows, 0).sum()
     (total + (x * rows + rows + x).sum()).backward()

@@ -192,7 +192,7 @@ for rows, n in zip(ROWS, (5, 65, 5, 136, 264), strict=True):
         fused(tg.gated_linear, [rows, (n, k), (n, k), (n,), (n,)], gated_linear, n),
         fused(seeded_gated_linear, [rows, (n, k), (n, k), (n,), (n,)], dropped_gated_linear, n),
     ]  # fmt: skip
-for m, n, k in ((31, 5, 1), (1, 33, 2)):  # of few terms, whose bounds are close
+for m, n, k in ((31, 5, 1), (1, 33, 2)):  # few terms, whose bounds are close
     CASES.append(
         fused(seeded_gated_linear, [(m, k), (n, k), (n, k), (n,), (n,)], dropped_gated_linear, n)
     )
@@ -365,7 +365,7 @@ def test_weights_side_by_side_give_one_product(
         errors.append(np.square(dx.astype("float64") - expected).sum())
         assert not dx.size or errors[-1] <= 1e-3 * np.square(expected).sum()
     assert found[0] == found[1]
-    assert dx.size < 900 or errors[0] <= 1.1 * errors[1]  # of few elements errors are chance
+    assert dx.size < 900 or errors[0] <= 1.1 * errors[1]  # errors of few elements are chance
 
 
 def test_recomputed_dropout_of_a_gated_pair_is_the_same(device: str) -> None:

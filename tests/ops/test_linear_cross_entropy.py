@@ -245,7 +245,7 @@ def test_chunks_are_equal_and_two_are_one(rows: int, expected: int) -> None:
     ("batch", "expected", "chunks"), [(2, 2048, 1), (8, 8192, 1), (16, 3328, 5), (32, 3328, 10)]
 )
 def test_chunks_on_a_gpu(batch: int, expected: int, chunks: int) -> None:
-    """Of GPT-2 124M in 16 bits: up to 340 MiB are 3,456 rows."""
+    """GPT-2 124M in 16 bits: up to 340 MiB are 3,456 rows."""
     rows = batch * 1024
     assert rows_at_a_time("op", None, rows, 50304 * 2, on_host=False) == expected
     assert -(-rows // expected) == chunks

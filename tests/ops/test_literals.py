@@ -221,7 +221,7 @@ def test_a_number_is_compared_in_the_dtype_of_16_bits(dtype: str) -> None:
         assert tg.fuse(lambda x, number=number: x == number)(x).tolist() == same
         compared = [bool(values[index]) for values in (x <= number, x >= number, x < number)]
         assert compared == [True, True, False]
-    assert (tg.tensor([2048.0], "float16") == 2049).all()  # as float16 has no 2049
+    assert (tg.tensor([2048.0], "float16") == 2049).all()  # float16 has no 2049
     assert (x < 1e30).all()
     assert not (x == float("nan")).any()
 

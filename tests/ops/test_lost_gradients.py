@@ -44,7 +44,7 @@ STEPS = {
     ("floor_divide", "b"), ("full_like", "x"), ("imag", "x"), ("ones_like", "x"), ("round", "x"),
     ("sign", "x"), ("trunc", "x"), ("where", "condition"), ("zeros_like", "x"),
 }  # fmt: skip
-# What a parameter of this name gets where it is needed.
+# Arguments for a parameter of this name where it is needed.
 ARGUMENTS: dict[str, Any] = {
     "x": MATRIX, "a": MATRIX, "b": MATRIX + 0.1, "y": MATRIX / 2, "q": HEADS, "k": HEADS,
     "v": HEADS, "weight": MATRIX, "bias": VECTOR, "residual": MATRIX, "gate": MATRIX, "up": MATRIX,
@@ -63,7 +63,7 @@ ARGUMENTS: dict[str, Any] = {
     "positions": MATRIX, "max_length": 5, "starts": [0, 5], "scale": 2.0, "groups": 3,
     "negative_slope": 0.1, "min": 0.1, "eps": 0.01,
 }  # fmt: skip
-# What one function gets instead, or besides what it needs.
+# Arguments for one function instead, or besides what it needs.
 IN_FUNCTION: dict[str, dict[str, Any]] = {
     "attention_varlen": {"q": TOKENS, "k": TOKENS, "v": TOKENS},
     "arccosh": {"x": MATRIX + 1}, "bincount": {"x": [0, 1, 1], "weights": VECTOR},
@@ -170,7 +170,7 @@ def kept(f: Callable[..., Any], name: str, leaf: Tensor, given: dict[str, Any]) 
     except GradError as error:
         return name in str(error)
     except TensorgradError:
-        return True  # of another kind than the function takes
+        return True  # another kind than the function takes
     recorded = [y for y in results if y.requires_grad]
     if recorded:
         tg.concatenate([tg.astype(y, "float64") for y in recorded], None).sum().backward()

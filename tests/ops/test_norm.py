@@ -126,7 +126,7 @@ def bounded(op: Any, inputs: list[Any], reference: Any, name: str = "") -> Case:
 
 
 ROW = Ulps(2, "row")
-SUMS = Ulps(3, "row")  # of results that were rounded before
+SUMS = Ulps(3, "row")  # results that were rounded before
 CASES = [
     *(bounded(tg.layer_norm, [s, s[-1:], s[-1:]], layer_norm) for s in SHAPES),
     *(bounded(rms_norm_of_1e6, [s, s[-1:]], rms_norm) for s in SHAPES),
@@ -267,7 +267,7 @@ def test_arguments_that_do_not_fit() -> None:
                 getattr(tg, name)(*given, eps=eps)
         for layer in (nn.LayerNorm, nn.RMSNorm):
             with pytest.raises(ArgumentError, match=f"{layer.__name__}: eps is .*, expected a"):
-                layer(4, eps=eps)  # type: ignore[arg-type]  # what a user may do
+                layer(4, eps=eps)  # type: ignore[arg-type]  # a user may do it
     with pytest.raises(DtypeError, match="rms_norm: weight has dtype int64, expected a float"):
         tg.rms_norm(x, Tensor(np.arange(4)))
     with pytest.raises(DtypeError, match="layer_norm: x is a str, expected a tensor"):

@@ -371,7 +371,7 @@ def test_bad_arguments() -> None:
 
 # Shapes that reach every kernel: (shape, axis).
 GPU_SHAPES: list[tuple[tuple[int, ...], Any]] = [
-    ((70001,), 0),  # one row, split
+    ((70001,), 0),  # a single row, split
     ((3_000_017,), 0),
     ((5, 70001), 1),  # rows that begin at any alignment, split
     ((2000, 1023), 1),  # a warp a row

@@ -99,7 +99,7 @@ def step(values: np.ndarray[Any, Any], change: float, device: str) -> tuple[Any,
 
 
 def test_a_step_updates_the_joined_float32(device: str) -> None:
-    """Of finite ones and NaN: on a GPU 0 * inf, of no weight decay, is NaN."""
+    """Gradients that are finite, and NaN: on a GPU 0 * inf, of no weight decay, is NaN."""
     for values in (SPECIAL, NANS.view("float32"), *every_half()):
         values = values[~np.isinf(values)]
         for change in (0.0, 1e-3, 2.0, np.inf, np.nan):

@@ -401,7 +401,7 @@ def test_a_graph_from_before_the_step_is_not_used_after_it() -> None:
 
 
 def test_a_step_replaces_what_was_noted_of_each_parameter() -> None:
-    """Else each later step would search what loading a model has noted."""
+    """Otherwise each later step would search what loading a model has noted."""
     model = Sequential(*(Linear(2, 2) for _ in range(20)))
     optimizer = SGD(model.named_parameters())
     model.load_state_dict({name: tensor.data.copy() for name, tensor in model.state_dict().items()})
@@ -654,7 +654,7 @@ def test_ctrl_c_in_a_step_waits_until_all_of_it_is_done(
 
     def interrupted(*arrays: Any, **options: Any) -> None:
         calls.append(len(calls))
-        if len(calls) in (2, 5):  # of some forty blocks
+        if len(calls) in (2, 5):  # 2 of some forty blocks
             signal.raise_signal(signal.SIGINT)
         update(*arrays, **options)
 

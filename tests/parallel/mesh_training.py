@@ -100,7 +100,7 @@ PIPELINES: dict[int, list[Case]] = {
     ],
 }
 
-# What does not fit, and what is said of it.
+# Settings that do not fit, and what is said of them.
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     (
         {"schedule": "2f2b"},

@@ -171,7 +171,7 @@ def check_schedules(comm: Comm, folder: Path) -> None:
     """A tied head, dropout and clipping: as one process, except for the order of a few sums."""
     configs = [gpt2(layers, dropout=0.1) for layers in (comm.size, 2 * comm.size)]
     for rank, config in enumerate(configs):
-        if comm.rank == rank:  # one each, at the same time
+        if comm.rank == rank:  # a message each, at the same time
             make_trainer(folder / f"alone-{config.layers}", config).run()
     for config, schedules in zip(configs, (SCHEDULES[1:], SCHEDULES[:1]), strict=True):
         for name, chunks in schedules:
@@ -366,7 +366,7 @@ def check_memory(comm: Comm, folder: Path) -> None:
             peaks[name, micro] = min(found[1:])
     assert peaks["gpipe", 16] > 3 * peaks["gpipe", 4], peaks
     assert peaks["1f1b", 16] < 1.1 * peaks["1f1b", 4], peaks
-    in_flight = max_in_flight("1f1b", comm.size, 16, comm.rank) + 1  # one in transit
+    in_flight = max_in_flight("1f1b", comm.size, 16, comm.rank) + 1  # a message in transit
     assert peaks["1f1b", 16] < 1.2 * in_flight / 16 * peaks["gpipe", 16], peaks
 
 

@@ -123,7 +123,7 @@ def train(
     """Train from the same start on the same data, whatever the ranks."""
     random.seed(3)
     model = kind(config).to(Here.device, dtype)
-    if strategy.rank > 0:  # what rank 0 has counts
+    if strategy.rank > 0:  # the values of rank 0 count
         for parameter in model.parameters():
             parameter.data[...] = 0
     optimizer = strategy.prepare(model, make)

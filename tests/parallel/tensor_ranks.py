@@ -556,7 +556,7 @@ def check_dropout_inside(comm: Comm) -> None:
         layer = kind(C, hidden, bias=False, dropout=0.5)
         for parameter in layer.parameters():
             parameter.data[...] = 0.1
-        each = layer.eval()(x).data.flat[0] / hidden  # what a feature adds
+        each = layer.eval()(x).data.flat[0] / hidden  # the share of a feature
         cut(layer.train(), ParallelRegion(comm))
         kept = layer(x).data / (2 * each)
         close(kept, kept.round(), 1e-3)

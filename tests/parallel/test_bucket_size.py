@@ -51,7 +51,7 @@ def test_where_sending_keeps_up_the_best_is_the_root() -> None:
     model = Overlap(498e6, 0.044, 280e9)
     assert model.best == pytest.approx(math.sqrt(498e6 * 10e-6 * 280e9), rel=0.05)
     assert model.overhead(25e6) < 1.1 * model.overhead(model.best)
-    assert model.overhead(1e12) == model.overhead(498e6)  # one bucket: everything at the end
+    assert model.overhead(1e12) == model.overhead(498e6)  # a single bucket: everything at the end
     table = Overlap(498e6, 0.044, 280e9, last=154e6)  # nothing leaves before it is there
     assert table.best == pytest.approx((498e6 - 154e6) / 3)
     assert table.overhead(25e6) < 1.3 * table.overhead(table.best)

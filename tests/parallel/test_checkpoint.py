@@ -75,7 +75,7 @@ def held_on(mesh: Mesh, zero: bool, full: Full) -> Iterator[tuple[ArrayPiece, Ar
             else divide(name, array.shape, axis, mesh.tp_rank, mesh.tp)
         )
     share = -(-sum(box.size for box in boxes) // mesh.dp)
-    start = -share * mesh.dp_rank  # of the box, in the shard of this rank
+    start = -share * mesh.dp_rank  # start of the box, in the shard of this rank
     for box in boxes:
         piece = box.piece
         if zero:
@@ -149,7 +149,7 @@ def test_any_mesh_loads_what_any_other_has_saved(
             pieces = found.pieces(stack)
             for key, array in full.items():  # once, and nothing twice
                 assert sum(each.piece.size for each in pieces.get(key, [])) == array.size
-        for group in ("model", "optimizer"):  # one process, without a Comm, reads whole arrays
+        for group in ("model", "optimizer"):  # a process without a Comm reads whole arrays
             for name, whole in found.arrays(group).items():
                 array = full[f"{group}/{name}"]
                 assert (whole.shape, whole.tobytes()) == (array.shape, array.tobytes())

@@ -149,7 +149,7 @@ def test_parts_of_a_joint_weight_have_some_of_each_section() -> None:
     uneven = divide("qkv", (8, 2), 0, 1, 2, (4, 2, 2))  # fewer heads of keys and values
     assert uneven.ranges == ((2, 4), (5, 6), (7, 8))
     shares = [divide("qkv", (20, 2), 0, i, 3, (10, 5, 5), units=5).ranges for i in range(3)]
-    assert shares == [  # of 5 heads of keys and values, 2 of queries each: 1, 2 and 2
+    assert shares == [  # 5 heads of keys and values, 2 queries each: 1, 2 and 2
         ((0, 2), (10, 11), (15, 16)),
         ((2, 6), (11, 13), (16, 18)),
         ((6, 10), (13, 15), (18, 20)),

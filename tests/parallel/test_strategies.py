@@ -51,7 +51,7 @@ def test_nothing_holds_the_parameters_from_before(name: str) -> None:
 
 
 class Recording(Comm):
-    """One rank that records which memory its collectives use."""
+    """A rank that records which memory its collectives use."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -40,7 +40,7 @@ def test_positions_of_the_rows_of_a_rank() -> None:
     for sequence, start, expected in (
         (False, 3, [3, 4, 5, 6]),
         (False, np.array([5, 1]), [[5, 6, 7, 8], [1, 2, 3, 4]]),
-        (True, 3, [[3, 4], [5, 6]]),  # of the second sequence
+        (True, 3, [[3, 4], [5, 6]]),  # the second sequence
     ):
         positions = ParallelRegion(comm, sequence)._positions(ids, start)
         assert positions.tolist() == expected

@@ -40,7 +40,7 @@ PLACES: list[tuple[str, Any, Any]] = [
     ("", tg, torch),
     ("Tensor.", Tensor, torch.Tensor),
 ]
-# Of Python's own objects, or of any arguments.
+# Parameters of Python's own objects, or any arguments.
 WITHOUT_SIGNATURE = {"Tensor", "finfo", "iinfo"}
 # Deprecated, or of PyTorch's own memory: these do not count as places.
 IGNORED = {"size_average", "reduce", "inplace", "out", "_stacklevel"}

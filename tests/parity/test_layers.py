@@ -14,7 +14,7 @@ from tensorgrad import Tensor, nn
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 RNG = np.random.default_rng(4)
-TOLERANCE = 1e-5  # of the largest element
+TOLERANCE = 1e-5  # fraction of the largest element
 
 
 def compare(ours: Callable[..., Tensor], theirs: Callable[..., Any], *arrays: Any) -> None:

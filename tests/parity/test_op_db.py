@@ -32,7 +32,7 @@ with warnings.catch_warnings():
     from torch.testing._internal.common_methods_invocations import op_db
 
 F, linalg = nn.functional, tg.linalg
-SAMPLES = 4  # of an entry
+SAMPLES = 4  # samples of an entry
 SERVED = 305  # entries at least
 Function = Callable[..., Any]
 

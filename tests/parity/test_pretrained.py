@@ -157,7 +157,7 @@ OTHER: dict[str, list[Any]] = {
     "unknown": [1],
 }
 NOT_CHANGED = {"model_type", "dtype", "transformers_version", "id2label", "label2id"}
-# What changes no logit, and must be read.
+# Settings that change no logit, and must be read.
 READ = {
     *("use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range"),
     *("output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward"),

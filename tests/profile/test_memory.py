@@ -212,7 +212,7 @@ def test_arrays_at_the_peak_by_line() -> None:
 
 
 class Scripted(Allocator):
-    """What an allocator reads, in order."""
+    """Readings of an allocator, in order."""
 
     def __init__(self, *reads: tuple[int, int]) -> None:
         self.reads = iter(reads)

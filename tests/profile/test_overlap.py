@@ -19,7 +19,7 @@ def test_transfers_of_the_cpu_against_its_ops() -> None:
     transfers = (Transfer("a", 200, 500, 8), Transfer("b", 450, 700, 4), Transfer("c", -9, -1, 1))
     found = overlap(Recording(ranges, (0, 1000), (), transfers, rank=3))
     assert found.rank == 3
-    assert found.calls == 2  # one was before the step
+    assert found.calls == 2  # another one was before the step
     assert found.nbytes == 12
     assert found.communication == pytest.approx(500e-9)
     assert found.overlapped == pytest.approx((100 + 200) * 1e-9)

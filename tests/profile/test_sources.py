@@ -124,7 +124,7 @@ def test_kernels_of_cupti_have_the_number_of_the_innermost_range() -> None:
         ("gemm(float*, int)", 5), ("memset", 4), ("alone", -1),
     ]  # fmt: skip
     assert all((each.stream, each.device) == (7, 1) for each in found)
-    slack = 10**6  # of the clocks' comparison
+    slack = 10**6  # slack of the clocks' comparison
     assert all(before - slack <= each.start < after + slack for each in found)
     assert cupti.enabled == []
 

@@ -72,7 +72,7 @@ def test_a_profile_and_its_files(tmp_path: Path) -> None:
     assert recording is not None
     assert facts["attention"] == pytest.approx(attention_split(recording))
     forwards = [r for r in recording.ranges if r.kind == "phase" and r.name == "forward"]
-    assert len(forwards) == 2 * 2  # one for each micro-batch
+    assert len(forwards) == 2 * 2  # a forward pass for each micro-batch
 
 
 def test_the_default_steps() -> None:

@@ -51,7 +51,7 @@ def test_on_the_cpu_ops_and_gaps_are_the_step() -> None:
         *(op(2, 0, "matmul", 100, 500, flops=2e3), op(3, 0, "matmul", 500, 700, flops=2e3)),
         op(4, 1, "exp", 1200, 1400, nbytes=800),
         Range(5, 1, "phase", "optimizer", 1500, 1900),
-        op(6, -1, "exp", 0, 2000, thread=1),  # of another thread
+        op(6, -1, "exp", 0, 2000, thread=1),  # another thread
         op(7, 1, "exp", 1900, 2100),  # which ends after the steps
     )
     recording = replace(recording, window=(0, 2000))

@@ -31,7 +31,7 @@ _SECONDS = 120  # until a silent browser counts as hanging
 
 
 class Browser:
-    """One page in a browser, and what it complained of and asked for."""
+    """A page in a browser, and what it complained of and asked for."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = commands, answers

@@ -59,7 +59,7 @@ def test_the_best_value_is_marked_where_values_differ(tmp_path: Path) -> None:
         write_lines(tmp_path / name / "metrics.jsonl", [{"step": 1, "validation_loss": loss}])
         folders.append(tmp_path / name)
     best = {row.name: set(row.best) for row in compare(folders).sections["Result"]}
-    assert best["Final validation loss"] == {1, 2}  # as they are shown
+    assert best["Final validation loss"] == {1, 2}  # the best as they are shown
     assert best["Steps"] == set()
     for folder, peak, mfu in zip(folders, (9, 8, 7), (0.5, 0.4, 0.3), strict=True):
         write_lines(folder / "times.jsonl", [{"step": 1, "peak_memory_mb": peak, "mfu": mfu}])

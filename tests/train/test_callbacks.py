@@ -61,7 +61,7 @@ class Recorder(Callback):
 
     @property
     def end(self) -> Any:
-        """What `on_end` was called with, once."""
+        """The arguments that `on_end` was called with, once."""
         (result,) = (value for called, _, value in self.calls if called == "on_end")
         return result
 

@@ -140,7 +140,7 @@ def test_a_checkpoint_that_is_abandoned_leaves_nothing(tmp_path: Path) -> None:
         if is_written:
             pending.write(lambda: rests.append(1))
             assert pending.is_written
-            assert len(rests) >= 2 * len(ARRAYS)  # of writing and of reading back
+            assert len(rests) >= 2 * len(ARRAYS)  # writing and reading back
         assert len(list(tmp_path.iterdir())) == 1
         for _ in range(2):  # the second time there is nothing to delete
             pending.abandon()
@@ -250,7 +250,7 @@ def fail_to_read(monkeypatch: pytest.MonkeyPatch, file: Path, number: int) -> No
             raise OSError(number, os.strerror(number), str(path))
         return opened(path, *arguments, **options)
 
-    monkeypatch.setattr(io, "open", fail)  # of pathlib
+    monkeypatch.setattr(io, "open", fail)  # pathlib's open
     monkeypatch.setattr(builtins, "open", fail)
 
 
@@ -298,7 +298,7 @@ def test_one_failed_read_deletes_nothing(
         save(tmp_path, 4, 3.0)
     assert "it is not deleted" in caplog.text
     assert load_best(tmp_path).path == best
-    save(tmp_path, 5, 3.0)  # what was kept for want of better knowledge goes with the next
+    save(tmp_path, 5, 3.0)  # files kept for want of better knowledge go with the next
     assert names(tmp_path) == ["step-00000005", "step-00000004", "step-00000001"]
 
 

@@ -214,7 +214,7 @@ def test_missing_objects_are_not_fetched(tmp_path: Path, checkout: Path) -> None
 def test_the_diff_is_that_of_the_folder_with_git_in_it(
     tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "model.py").write_text("password\n")  # of the user, outside of the checkout
+    (tmp_path / "model.py").write_text("password\n")  # the user's file, outside of the checkout
     git("config", "core.worktree", str(tmp_path))
     monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path))
     assert saved(tmp_path)["git"]["dirty"] is False

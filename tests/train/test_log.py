@@ -121,7 +121,7 @@ def test_an_endless_line_takes_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n')
     with path.open("ab") as file:
-        file.truncate(1 << 25)  # of zeros, which are not on the disk
+        file.truncate(1 << 25)  # zeros, which are not on the disk
     tracemalloc.start()
     try:
         assert read_metrics(path) == [{"step": 1}]

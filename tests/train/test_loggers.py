@@ -28,7 +28,7 @@ INSTALL = "(pip install -e '.[log]')"
 OPTIONS: dict[str, Any] = {"steps": 9, "checkpoint_every": 3, "evaluate_every": 4}
 STEPS, EVALUATIONS = list(range(1, 10)), [0, 4, 8, 9]
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of the packages
 
 
 def logged(folder: Path, logger: str, **options: Any) -> Trainer:

@@ -255,7 +255,7 @@ def test_parts_of_a_batch_add_up_to_it(tmp_path: Path) -> None:
         trainer.run()
         ends.append(np.concatenate([p.numpy().ravel() for p in trainer.model.parameters()]))
     one, four = ends
-    assert not np.array_equal(one, four)  # else nothing was cut
+    assert not np.array_equal(one, four)  # otherwise nothing was cut
     np.testing.assert_allclose(one, four, rtol=0, atol=2e-4)
 
 

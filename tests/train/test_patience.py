@@ -15,7 +15,7 @@ from tensorgrad.train.patience import Patience
 from tensorgrad.train.strategy import Strategy
 from tests.train.tiny_run import make_trainer
 
-# of the evaluations at steps 0, 2, 4, ...; the third of three in a row that are not lower is at 14
+# evaluations at steps 0, 2, 4, ...; the third of three in a row that are not lower is at 14
 LOSSES = [5.0, 4.0, 4.5, 4.0, 3.0, 3.0, math.nan, 3.5, 2.0, 1.0]
 OPTIONS: dict[str, Any] = {
     "steps": 18, "evaluate_every": 2, "checkpoint_every": 6, "patience": 3, "log_every": 5,

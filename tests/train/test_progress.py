@@ -127,7 +127,7 @@ def test_stages_are_lines_now_and_then(
     caplog.clear()
     with caplog.at_level(logging.INFO), StageProgress("reading") as shown:
         for done in (0, 5):
-            shown("one", done, 0)  # of an unknown number
+            shown("one", done, 0)  # an unknown number
             clock[0] += 10
     assert caplog.messages == ["reading: one", "reading: one"]
 

@@ -157,7 +157,7 @@ def test_bfloat16_gradients_are_of_bfloat16_parameters_in_one_process() -> None:
     settings = LanguageSettings(dtype="bfloat16-parameters", grad_dtype="bfloat16")
     parameters = toy.parameters(bfloat16).items()
     assert settings.optimizer(parameters).flat.grad_dtype == bfloat16
-    flat = FlatParameters(parameters)  # as data parallel ranks lay them out
+    flat = FlatParameters(parameters)  # the layout of data parallel ranks
     with pytest.raises(ArgumentError, match="got bfloat16 with data parallel ranks, expected"):
         settings.optimizer(flat)
 

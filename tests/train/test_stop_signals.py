@@ -68,7 +68,7 @@ def test_ranks_end_together() -> None:
     first, second = ranks = StopSignals(alone=False), StopSignals(alone=False)
     exchange(*ranks)
     assert [rank.ends for rank in ranks] == [False, False]
-    first.asked = True  # what the other one does not know yet
+    first.asked = True  # the other one does not know it yet
     assert [rank.ends or rank.at_once for rank in ranks] == [False, False]
     exchange(*ranks)
     assert [rank.ends for rank in ranks] == [True, True]

@@ -321,7 +321,7 @@ def test_options_that_are_paths_or_fractions_or_free_in_a_resumed_run(
 
 
 def test_names_and_files() -> None:
-    assert tuple(SCHEDULES) == PIPELINE_SCHEDULES  # of parallel/, which train/ does not import
+    assert tuple(SCHEDULES) == PIPELINE_SCHEDULES  # parallel/'s tuple, which train/ does not import
     assert task_class("sentiment").__name__ == "Sentiment"
     assert model_class("gpt2").__name__ == "GPT2"
 
@@ -577,7 +577,7 @@ def test_a_file_that_changes_is_executed_again(folder: Path) -> None:
     path = folder / "model.py"
     text = "from tensorgrad.train import Task\n\n\nclass One(Task):\n    number = 1\n"
     found = []
-    for written in (text, text.replace("1", "2"), text):  # of one size, perhaps in one second
+    for written in (text, text.replace("1", "2"), text):  # texts of one size, perhaps in one second
         path.write_text(written)
         found.append(class_in("model.py", Task, "TASK"))
     assert [each.number for each in found] == [1, 2, 1]

@@ -103,7 +103,7 @@ def test_what_is_gone_is_not_taken_for_none(name: str) -> None:
     model = make()
     owner, _, attribute = name.rpartition(".")
     module = dict(model.named_modules())[owner]
-    module.scale_by = lambda: 3  # what a weak reference can refer to
+    module.scale_by = lambda: 3  # a function, which a weak reference can refer to
     first = take(model, state_of(), 16, GREEDY)
     give_back(model, first)
     setattr(module, attribute, None)
@@ -239,7 +239,7 @@ def test_calls_share_a_graph(kind: str) -> None:
         prompts = [[1 + number, 2], [3] * (1 + number)]
         options: dict[str, Any] = {"temperature": 0.9, "seed": number}
         if number == 3:
-            random.seed(7)  # of another generator
+            random.seed(7)  # a seed of another generator
         found = generate_batch(model, prompts, 50, **options)  # beyond the context
         assert found == generate_batch(expected, prompts, 50, **options)
     (own,) = buffers_module._kept[id(model)]
@@ -274,7 +274,7 @@ def test_streams_that_stop_and_other_cuda_streams() -> None:
     for stop in (0, 1, 3, 7):
         steps = stream(model, PROMPTS, 30, temperature=0)
         found = [next(steps) for _ in range(stop)]
-        steps.close()  # type: ignore[attr-defined]  # of a generator
+        steps.close()  # type: ignore[attr-defined]  # a generator
         assert [[int(one[row]) for one in found] for row in (0, 1)] == [
             row[:stop] for row in expected
         ]
@@ -284,7 +284,7 @@ def test_streams_that_stop_and_other_cuda_streams() -> None:
 
 @pytest.mark.gpu
 def test_memory_of_graphs_is_free_once_the_model_is_gone() -> None:
-    generate_batch(make(device="cuda"), PROMPTS, 9)  # what lives as long as the process
+    generate_batch(make(device="cuda"), PROMPTS, 9)  # objects that live as long as the process
     gc.collect()
     used, _ = backend.memory_bytes()
     model = make(device="cuda")

@@ -111,7 +111,7 @@ def test_long_prompts_are_read_some_rows_at_a_time(monkeypatch: pytest.MonkeyPat
         assert tokens(one, 3) == expected
     read.clear()
     decoder(model, 3, HOWS[0], prompts=[[1], [2]])
-    assert read == []  # one token each is that of the first step
+    assert read == []  # a token each is that of the first step
 
 
 def test_memory_is_for_a_power_of_two_of_tokens() -> None:

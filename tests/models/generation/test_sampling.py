@@ -204,7 +204,7 @@ def test_bad_input_is_named(
 def test_no_prompts_are_refused(model: LanguageModel) -> None:
     for prompts in ("text", 1, None):
         with pytest.raises(DtypeError, match=r"prompts has type .*, expected a list of prompts"):
-            generate_batch(model, prompts, 3)  # type: ignore[arg-type]  # what a user may do
+            generate_batch(model, prompts, 3)  # type: ignore[arg-type]  # a user may do it
     with pytest.raises(ArgumentError, match="prompts is empty"):
         generate_batch(model, [], 3)
     with pytest.raises(ArgumentError, match="prompt 1 has 0 tokens"):

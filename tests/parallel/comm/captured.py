@@ -91,7 +91,7 @@ def main() -> None:
     assert (x.get() == total * comm.size).all()
     kept = assert_shared_parts_are_reduced(comm)
     kept.append(graph)
-    sys.modules["kept"] = kept  # as a program keeps it: alive when the communicator ends
+    sys.modules["kept"] = kept  # alive when the communicator ends, like a program's own
     if comm.rank == 0:
         print("captured")
 

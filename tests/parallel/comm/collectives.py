@@ -22,7 +22,7 @@ from tests.parallel.comm import pieces
 from tests.parallel.comm.arrays import DTYPES, Array, same, values
 
 SHAPES = ((), (1,), (31,), (33,), (1025,), (0,), (3, 0, 2), (5, 7))
-LAYOUTS_OF = (dtypes.float32, dtypes.bfloat16, dtypes.bool_)  # what differs in how it is sent
+LAYOUTS_OF = (dtypes.float32, dtypes.bfloat16, dtypes.bool_)  # they differ in how they are sent
 
 
 def layouts(array: Array) -> Iterator[Array]:

@@ -18,7 +18,7 @@ from tests import ranks
 
 NAMES = ("node-a", "node-b")
 _ADDRESSES = ("10.99.0.1", "10.99.0.2")
-_number = itertools.count()  # of the hosts of this process
+_number = itertools.count()  # numbers of the hosts of this process
 
 
 @cache
@@ -64,7 +64,7 @@ class Hosts:
             _ip(f"-n {space} addr add {address}/24 dev cable")
             _ip(f"-n {space} link set cable up")
             _ip(f"-n {space} link set lo up")
-        for name in NAMES:  # as many systems do, to itself a host is its loopback
+        for name in NAMES:  # a host is its own loopback to itself, on many systems
             lines = ["127.0.0.1 localhost"]
             for each, address in zip(NAMES, _ADDRESSES, strict=True):
                 lines.append(f"{'127.0.1.1' if each == name else address} {each}")

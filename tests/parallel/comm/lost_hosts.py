@@ -13,7 +13,7 @@ from tests.parallel.comm.hosts import Hosts
 PROMISE = 30  # seconds in which all ranks end
 
 Fault = Callable[[Hosts], None]
-# What happens, and where the ranks wait meanwhile: in the library, or in MPI.
+# Events, and where the ranks wait meanwhile: in the library, or in MPI.
 FAULTS: dict[str, tuple[Fault, str]] = {
     "link down": (Hosts.link_down, "library"),
     "packets dropped": (Hosts.drop_packets, "mpi"),

@@ -64,7 +64,7 @@ def endless_line(stranger: Stranger) -> None:
 
 def idle_connections(stranger: Stranger) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # of the stranger alone
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # files of the stranger alone
     for _ in range(IDLE):
         stranger.connect()
 

@@ -27,7 +27,7 @@ def run(fault: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
 
 
 class Begun(NamedTuple):
-    """What is begun at once, as ranks wait for seconds until they are ended."""
+    """Programs that begin at once, as ranks wait for seconds until they are ended."""
 
     pairs: dict[str, Future[subprocess.CompletedProcess[str]]]
     waiting: dict[str, Future[subprocess.CompletedProcess[str]]]

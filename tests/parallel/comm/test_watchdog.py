@@ -351,7 +351,7 @@ def test_a_gpu_is_asked_only_after_a_while() -> None:
     assert last.waits() == last.since
     last.event.done = True
     assert last.waits() is None
-    del last.event.done  # as of an event that was captured into a graph: an error
+    del last.event.done  # events that were captured into a graph raise an error
     assert last.waits() is None
     last.waits_since = 5.0
     assert last.waits() == 5.0

@@ -149,7 +149,7 @@ def test_a_graph_keeps_what_the_formulas_say(config: Any, batch: int, dtype: str
     expected += costs.kept_by_head(count) + costs.kept_by_embedding(count)
     expected += (4 - costs.item) * 16 * count  # a gradient of the head's input, on a CPU in float32
     rotary = whole.attention_layers()[0].rotary
-    angles = 0 if rotary is None else 2 * 4 * 16 * rotary.width // 2  # of all blocks together
+    angles = 0 if rotary is None else 2 * 4 * 16 * rotary.width // 2  # all blocks together
     with settings.precision()():
         found = kept(whole(tokens.copy(), targets.copy()), whole)
     # Besides, which targets count: a byte each.

@@ -221,7 +221,7 @@ def test_a_pipeline_keeps_micro_batches_in_flight_and_has_a_bubble() -> None:
     def of(schedule: str, micro_batches: int, chunks: int = 1) -> Estimate:
         return estimate(TrainingJob(SMALL, Mesh(1, 4), 32, micro_batches, 0, schedule, chunks))
 
-    whole = stage_memory(TrainingJob(SMALL, Mesh(), 32, 8), 0)["activations"] / 8  # of a block
+    whole = stage_memory(TrainingJob(SMALL, Mesh(), 32, 8), 0)["activations"] / 8  # a block's
     one = of("1f1b", 8)
     assert one.bubble_fraction == 3 / 11
     assert one.stage == 0
