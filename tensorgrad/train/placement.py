@@ -241,8 +241,8 @@ def copies(target: ArrayPiece, sources: Sequence[ArrayPiece]) -> Runs:
 
     Args:
         target: the piece to assemble.
-        sources: pieces of the same parameter, divided in any way; where they overlap, the first
-            ones are preferred.
+        sources: pieces of the same parameter, divided in any way; where they overlap, the run
+            that begins earlier counts, and of two that begin together the first source's.
     Returns:
         (N, 4), ascending in the third column: number of the source, start in it, start in the
         target, and length of each run.
