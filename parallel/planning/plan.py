@@ -69,8 +69,8 @@ def fit(
                 continue  # several blocks are in use at a time
             for micro_batches in _micros(job, mesh):
                 tried = replace(job, mesh=mesh, zero=stage, micro_batches=micro_batches)
-                ends = {0, mesh.pp - 1} if mesh.pp > 1 else {0}
-                need = reserved + max(sum(stage_memory(tried, stage).values()) for stage in ends)
+                ends = {0, mesh.pp - 1}  # the fullest stages
+                need = reserved + max(sum(stage_memory(tried, end).values()) for end in ends)
                 if nearest is None or need < nearest[0]:
                     nearest = (need, tried)
                 if need > memory:

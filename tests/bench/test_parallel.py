@@ -39,6 +39,7 @@ def test_it_measures_every_part_and_the_plan_is_near(tmp_path: Path, dtype: str)
             assert row["planned_ratio"] == pytest.approx(1, rel=0.1), mode
             assert 0 <= row["idle"] <= row["most_idle"] <= 100
     assert found["model-parallel", 4]["bubble"] == 50
+    assert found["gpipe", 4]["bubble"] == pytest.approx(100 / 5)
     assert found["gpipe", 4]["peak_mb"] > found["1f1b", 4]["peak_mb"]
     assert found["overlap", 1]["memory_overhead"] < 2
     slow, fast = found["naive", 1]["ms"], found["overlap", 1]["ms"]

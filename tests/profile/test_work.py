@@ -31,6 +31,11 @@ def recorded(f: Any) -> dict[tuple[str, str], Range]:
         (lambda: leaf(5) @ leaf(5), "matmul", 2 * 5),
         (lambda: tg.linear(leaf(3, 4), leaf(5, 4), leaf(5)), "linear", 2 * 3 * 4 * 5),
         (lambda: tg.einsum("ij,kj->ik", leaf(2, 3), leaf(4, 3)), "einsum", 2 * 2 * 3 * 4),
+        (
+            lambda: tg.gated_linear(leaf(2, 3, 4), leaf(5, 4), leaf(5, 4)),
+            "gated_linear",
+            2 * 2 * 6 * 4 * 5,
+        ),
     ],
 )
 def test_products_and_their_gradients(f: Any, name: str, flops: int) -> None:

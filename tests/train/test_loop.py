@@ -366,11 +366,15 @@ def test_a_checkpoint_that_could_not_be_read_is_refused_before_the_first_step(
 
 def test_a_measure_that_could_not_be_read_is_refused_before_the_first_step(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
-    measures: Any = {"accuracy": [0.5]}
-    trainer._evaluate = lambda: measures
-    with pytest.raises(ArgumentError, match=r"evaluate returned .*accuracy.*numbers by name"):
-        trainer.run()
-    assert trainer.step == 0
+    cases: list[tuple[Any, str]] = [
+        ({"accuracy": [0.5]}, r"evaluate returned .*accuracy.*numbers by name"),
+        ({"step": 0.5}, "evaluate returned 'step', expected any other name"),
+    ]
+    for measures, message in cases:
+        trainer._evaluate = lambda measures=measures: measures
+        with pytest.raises(ArgumentError, match=message):
+            trainer.run()
+        assert trainer.step == 0
 
 
 def test_a_warmup_that_too_few_steps_limited_grows_with_them(tmp_path: Path) -> None:
