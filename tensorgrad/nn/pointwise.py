@@ -381,7 +381,7 @@ def _both(op: str, x: Any, other: Any, name: str = "target") -> tuple[Tensor, Te
 _FINITE_LOG = Row(
     "binary_cross_entropy",
     "x",
-    "maximum(log(where(x > 0, x, 1.0)) - where(x > 0, 0.0, 100.0), -100.0)",
+    "maximum(log(where(x == 0, 1.0, x)) - where(x == 0, 100.0, 0.0), -100.0)",
     "dy / maximum(x, 1e-12)",
 )
 

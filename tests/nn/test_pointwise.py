@@ -171,6 +171,9 @@ def test_points_where_the_slope_changes() -> None:
     assert losses.tolist() == [0, 0, 100, 100]
     assert sure.grad is not None
     assert sure.grad.tolist() == [1, -1, -1e12, 1e12]
+    unknown = F.binary_cross_entropy(np.array([np.nan, 0.5]), zero, reduction="none").tolist()
+    assert np.isnan(unknown[0])  # a NaN stays visible
+    assert unknown[1] == pytest.approx(np.log(2))
     assert F.poisson_nll_loss(zero, zero + 1, False).item() == pytest.approx(-np.log(1e-8))
     assert F.softmin(X.astype("float32"), dtype="float64").dtype == np.float64
     row = F.cosine_embedding_loss(X[0], Y[0], 1).item()
