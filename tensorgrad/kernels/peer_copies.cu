@@ -1,4 +1,4 @@
-// Multiprocessors' part of an all-reduce by copy engines. The GPUs of one host reach each
+// Kernels beside the copy engines of an all-reduce. The GPUs of one host reach each
 // other's memory, and copy engines move the parts; parallel/comm/peer_memory.py has the order.
 //
 //   meet_ranks           one thread a rank: wait until all ranks have come here

@@ -31,8 +31,8 @@ def defaults(config: Mapping[str, Any]) -> dict[str, Any]:
         {f.name: _as_saved(default_of(f, config)) for f in fields(kind) if f.default is not MISSING}
         for kind in (task_class(name).Settings for name in TASKS)
     ]
-    fitting = [fact for fact in known if config.get("task", fact.get("task")) == fact.get("task")]
-    shared = [{n: value for n, value in settings.items() if n in config} for settings in fitting]
+    tasks = [task for task in known if config.get("task", task.get("task")) == task.get("task")]
+    shared = [{n: value for n, value in task.items() if n in config} for task in tasks]
     best = max(shared, key=len, default={})
     return best if len(best) >= _COVERED * max(1, len(config)) else {}
 
