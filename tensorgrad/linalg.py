@@ -561,7 +561,7 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Order = "fro") -> Tensor:
 
 def _largest(x: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) -> Tensor:
     """Return the largest of the norms along the axes, 0 where there are none."""
-    return (max if x.size else sum)(x, axis, keepdims)
+    return max(x, axis, keepdims) if x.size else sum(x, axis, keepdims)
 
 
 def norm(x: Any, ord: Order = None, axis: Axis = None, keepdims: bool = False) -> Tensor:

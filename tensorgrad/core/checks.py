@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -228,6 +228,17 @@ def probability(op: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def renamed_dim(op: str, dim: Any) -> ArgumentError:
-    """Return the error for the argument `dim`, which PyTorch has where NumPy has `axis`."""
-    return ArgumentError(f"{op}: got dim={dim!r:.80}, expected axis={dim!r:.80}")
+def unexpected(op: str, keywords: Mapping[str, Any]) -> Exception:
+    """Return the error for keyword arguments that an op lacks; PyTorch's names get NumPy's.
+
+    An op takes them as `**unknown: Never`, so that type checkers refuse them.
+    """
+    name, value = next(iter(keywords.items()))
+    if name not in _PYTORCH_NAMES:
+        return TypeError(f"{op}() got an unexpected keyword argument {name!r}")
+    return ArgumentError(
+        f"{op}: got {name}={value!r:.80}, expected {_PYTORCH_NAMES[name]}={value!r:.80}"
+    )
+
+
+_PYTORCH_NAMES = {"dim": "axis", "dims": "axis", "keepdim": "keepdims"}

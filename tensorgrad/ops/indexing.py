@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from tensorgrad.core.checks import (
     check_holds,
     check_indices,
     check_keepdims,
-    renamed_dim,
+    unexpected,
 )
 from tensorgrad.core.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.core.errors import (
@@ -196,7 +196,7 @@ def _check_writeable(op: str, x: Tensor) -> None:
         raise ArgumentError(f"{op}: the tensor's memory is read-only; assign to a copy")
 
 
-def take(x: Any, indices: Any, axis: int | None = None, *, dim: None = None) -> Tensor:
+def take(x: Any, indices: Any, axis: int | None = None, **unknown: Never) -> Tensor:
     """Return the slices of x at `indices` along an axis; axis None takes from the flattened x.
 
     Args:
@@ -208,8 +208,8 @@ def take(x: Any, indices: Any, axis: int | None = None, *, dim: None = None) -> 
         OutOfRangeError: an index lies outside the axis (not checked on the GPU).
         DtypeError: the indices are not integers.
     """
-    if dim is not None:
-        raise renamed_dim("take", dim)
+    if unknown:
+        raise unexpected("take", unknown)
     x = tensor_of("take", "x", x)
     data = x.data
     rows = index_array("take", indices, data)
@@ -230,7 +230,7 @@ def _take_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dx.swapaxes(0, 1).reshape(own),)
 
 
-def take_along_axis(x: Any, indices: Any, axis: int | None = -1, *, dim: None = None) -> Tensor:
+def take_along_axis(x: Any, indices: Any, axis: int | None = -1, **unknown: Never) -> Tensor:
     """Return x[..., indices[..., j, ...], ...]: each line along the axis has its own indices.
 
     Args:
@@ -243,8 +243,8 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1, *, dim: None = 
         ShapeError: the indices do not fit the shape of x.
         DtypeError: the indices are not integers.
     """
-    if dim is not None:
-        raise renamed_dim("take_along_axis", dim)
+    if unknown:
+        raise unexpected("take_along_axis", unknown)
     x = tensor_of("take_along_axis", "x", x)
     data = x.data
     rows = index_array("take_along_axis", indices, data)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, Never
 
 from tensorgrad.compat import aliases, dlpack, numpy_functions
 from tensorgrad.compat.omitted import missing_method
-from tensorgrad.core.checks import renamed_dim
+from tensorgrad.core.checks import unexpected
 from tensorgrad.core.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
@@ -43,9 +43,9 @@ def _transpose(x: Tensor, *axes: Any) -> Tensor:
     return shape.transpose(x, axes[0] if len(axes) == 1 else axes or None)
 
 
-def _sort(x: Tensor, axis: int = -1, *, dim: None = None) -> None:
+def _sort(x: Tensor, axis: int = -1, **unknown: Never) -> None:
     """Sort the memory of the tensor along an axis, as in NumPy; see `tensorgrad.sort`."""
-    indexing.assign(x, ..., sorting.sort(x.detach(), axis, dim=dim))
+    indexing.assign(x, ..., sorting.sort(x.detach(), axis, **unknown))
 
 
 def _flatten(x: Tensor) -> Tensor:
@@ -78,17 +78,17 @@ def _numel(x: Tensor) -> int:
     return x.size
 
 
-def _gather(x: Tensor, axis: int, index: Any, *, dim: None = None) -> Tensor:
+def _gather(x: Tensor, axis: int, index: Any, **unknown: Never) -> Tensor:
     """Return the elements at `index` along an axis; see `tensorgrad.take_along_axis`."""
-    if dim is not None:
-        raise renamed_dim("gather", dim)
+    if unknown:
+        raise unexpected("gather", unknown)
     return aliases.gather(x, axis, index)
 
 
-def _unsqueeze(x: Tensor, axis: int, *, dim: None = None) -> Tensor:
+def _unsqueeze(x: Tensor, axis: int, **unknown: Never) -> Tensor:
     """Return the tensor with a new axis of length 1, `tensorgrad.expand_dims`."""
-    if dim is not None:
-        raise renamed_dim("unsqueeze", dim)
+    if unknown:
+        raise unexpected("unsqueeze", unknown)
     return shape.expand_dims(x, axis)
 
 

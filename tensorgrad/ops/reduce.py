@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from tensorgrad.core.checks import (
     check_holds,
     check_keepdims,
     check_number,
-    renamed_dim,
+    unexpected,
 )
 from tensorgrad.core.dtypes import (
     Dtype,
@@ -78,12 +78,11 @@ def sum(
     keepdims: bool = False,
     dtype: DtypeLike | None = None,
     where: Any = None,
-    *,
-    dim: None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return the sum; 0 for no elements."""
-    if dim is not None:
-        raise renamed_dim("sum", dim)
+    if unknown:
+        raise unexpected("sum", unknown)
     if where is not None:
         return sum(_counted("sum", x, where, 0), axis, keepdims, dtype)
     if dtype is not None:
@@ -103,12 +102,11 @@ def mean(
     keepdims: bool = False,
     dtype: DtypeLike | None = None,
     where: Any = None,
-    *,
-    dim: None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return the mean, sum(x) / n; NaN for no elements."""
-    if dim is not None:
-        raise renamed_dim("mean", dim)
+    if unknown:
+        raise unexpected("mean", unknown)
     if dtype is not None:
         x = astype(x, dtype, copy=False)
         return astype(mean(x, axis, keepdims, where=where), dtype, copy=False)
@@ -134,8 +132,7 @@ def var(
     dtype: DtypeLike | None = None,
     correction: float | None = None,
     where: Any = None,
-    *,
-    dim: None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return the variance, sum((x - mean(x))^2) / (n - ddof).
 
@@ -151,8 +148,8 @@ def var(
     Raises:
         ArgumentError: both ddof and correction are given.
     """
-    if dim is not None:
-        raise renamed_dim("var", dim)
+    if unknown:
+        raise unexpected("var", unknown)
     return _deviation("var", x, axis, ddof, keepdims, dtype, correction, where)
 
 
@@ -164,12 +161,11 @@ def std(
     dtype: DtypeLike | None = None,
     correction: float | None = None,
     where: Any = None,
-    *,
-    dim: None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return the standard deviation, the square root of `var`; its gradient is 0 where it is 0."""
-    if dim is not None:
-        raise renamed_dim("std", dim)
+    if unknown:
+        raise unexpected("std", unknown)
     return _deviation("std", x, axis, ddof, keepdims, dtype, correction, where)
 
 
@@ -220,8 +216,7 @@ def max(
     keepdims: bool = False,
     initial: float | None = None,
     where: Any = None,
-    *,
-    dim: None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return the maximum; NaN if there is one. The gradient is split equally among equal maxima.
 
@@ -236,8 +231,8 @@ def max(
         ShapeError: there are no elements to reduce, and no `initial`.
         ArgumentError: `where` without `initial`.
     """
-    if dim is not None:
-        raise renamed_dim("max", dim)
+    if unknown:
+        raise unexpected("max", unknown)
     return _extremum("max", "Max", x, axis, keepdims, initial, where)
 
 
@@ -247,8 +242,7 @@ def min(
     keepdims: bool = False,
     initial: float | None = None,
     where: Any = None,
-    *,
-    dim: None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return the minimum; NaN if there is one. The gradient is split equally among equal minima.
 
@@ -263,8 +257,8 @@ def min(
         ShapeError: there are no elements to reduce, and no `initial`.
         ArgumentError: `where` without `initial`.
     """
-    if dim is not None:
-        raise renamed_dim("min", dim)
+    if unknown:
+        raise unexpected("min", unknown)
     return _extremum("min", "Min", x, axis, keepdims, initial, where)
 
 
@@ -295,12 +289,11 @@ def prod(
     keepdims: bool = False,
     dtype: DtypeLike | None = None,
     where: Any = None,
-    *,
-    dim: None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return the product; 1 for no elements. The gradient is exact where factors are 0."""
-    if dim is not None:
-        raise renamed_dim("prod", dim)
+    if unknown:
+        raise unexpected("prod", unknown)
     if where is not None:
         return prod(_counted("prod", x, where, 1), axis, keepdims, dtype)
     if dtype is not None:
@@ -329,25 +322,25 @@ def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (PROD_GRADIENT(keep_axes(dy, x.shape, axes), x, product, zeros).data,)
 
 
-def argmax(x: Any, axis: int | None = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
+def argmax(x: Any, axis: int | None = None, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the index of the first maximum or NaN, int64; into the flattened x without an axis.
 
     Raises:
         ShapeError: there are no elements to reduce.
     """
-    if dim is not None:
-        raise renamed_dim("argmax", dim)
+    if unknown:
+        raise unexpected("argmax", unknown)
     return _arg("argmax", "ArgMax", x, axis, keepdims)
 
 
-def argmin(x: Any, axis: int | None = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
+def argmin(x: Any, axis: int | None = None, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the index of the first minimum or NaN, int64; into the flattened x without an axis.
 
     Raises:
         ShapeError: there are no elements to reduce.
     """
-    if dim is not None:
-        raise renamed_dim("argmin", dim)
+    if unknown:
+        raise unexpected("argmin", unknown)
     return _arg("argmin", "ArgMin", x, axis, keepdims)
 
 
@@ -364,32 +357,32 @@ def _constant(name: str, op: str, x: Any, axis: Axis, keepdims: bool, dtype: Dty
 
 
 def any(
-    x: Any, axis: Axis = None, keepdims: bool = False, where: Any = None, *, dim: None = None
+    x: Any, axis: Axis = None, keepdims: bool = False, where: Any = None, **unknown: Never
 ) -> Tensor:
     """Return whether any element is true (not 0), bool; False for no elements."""
-    if dim is not None:
-        raise renamed_dim("any", dim)
+    if unknown:
+        raise unexpected("any", unknown)
     x = x if where is None else _counted("any", x, where, 0)
     return _constant("any", "Any", x, axis, keepdims, bool_)
 
 
 def all(
-    x: Any, axis: Axis = None, keepdims: bool = False, where: Any = None, *, dim: None = None
+    x: Any, axis: Axis = None, keepdims: bool = False, where: Any = None, **unknown: Never
 ) -> Tensor:
     """Return whether all elements are true (not 0), bool; True for no elements."""
-    if dim is not None:
-        raise renamed_dim("all", dim)
+    if unknown:
+        raise unexpected("all", unknown)
     x = x if where is None else _counted("all", x, where, 1)
     return _constant("all", "All", x, axis, keepdims, bool_)
 
 
-def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
+def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return log(sum(exp(x))) without overflow; -inf for no elements.
 
     The gradient is softmax(x), NaN at what makes the result infinite: an inf, or all that is -inf.
     """
-    if dim is not None:
-        raise renamed_dim("logsumexp", dim)
+    if unknown:
+        raise unexpected("logsumexp", unknown)
     return _real("logsumexp", "LogSumExp", x, axis, keepdims, _logsumexp_backward)
 
 
@@ -413,7 +406,7 @@ def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def norm(
-    x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False, *, dim: None = None
+    x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the norm of x as a vector; 0 for no elements.
 
@@ -422,8 +415,8 @@ def norm(
     Raises:
         ArgumentError: ord is none of these.
     """
-    if dim is not None:
-        raise renamed_dim("norm", dim)
+    if unknown:
+        raise unexpected("norm", unknown)
     if not isinstance(ord, (int, float, np.number)) or ord not in _NORMS:
         raise ArgumentError(f"norm: ord is {ord!r}, expected 1, 2 or inf")
     return _real("norm", _NORMS[ord], x, axis, keepdims, _norm_backward, ord)
@@ -451,7 +444,7 @@ def _norm_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def cumsum(
-    x: Any, axis: int | None = None, dtype: DtypeLike | None = None, *, dim: None = None
+    x: Any, axis: int | None = None, dtype: DtypeLike | None = None, **unknown: Never
 ) -> Tensor:
     """Return the running sums along an axis, y[i] = x[0] + ... + x[i].
 
@@ -463,8 +456,8 @@ def cumsum(
     Returns:
         The shape of x (one axis without `axis`); sums of integers in 64 bits.
     """
-    if dim is not None:
-        raise renamed_dim("cumsum", dim)
+    if unknown:
+        raise unexpected("cumsum", unknown)
     if dtype is not None:
         return astype(cumsum(astype(x, dtype, copy=False), axis), dtype, copy=False)
     x = tensor_of("cumsum", "x", x)
@@ -484,14 +477,14 @@ def _cumsum_from_end(x: Array, axis: int) -> Array:
 
 
 def cumprod(
-    x: Any, axis: int | None = None, dtype: DtypeLike | None = None, *, dim: None = None
+    x: Any, axis: int | None = None, dtype: DtypeLike | None = None, **unknown: Never
 ) -> Tensor:
     """Return the running products along an axis; arguments and result are those of `cumsum`.
 
     The gradient is exact where factors are 0.
     """
-    if dim is not None:
-        raise renamed_dim("cumprod", dim)
+    if unknown:
+        raise unexpected("cumprod", unknown)
     if dtype is not None:
         return astype(cumprod(astype(x, dtype, copy=False), axis), dtype, copy=False)
     x = tensor_of("cumprod", "x", x)

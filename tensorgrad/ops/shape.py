@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Never, get_args
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from tensorgrad.core.checks import (
     broadcast,
     check_holds,
     promoted,
-    renamed_dim,
     shape_of,
+    unexpected,
 )
 from tensorgrad.core.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.core.errors import ArgumentError, ShapeError
@@ -214,14 +214,14 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     return record("moveaxis", x.data.transpose(order), (x,), _transpose_backward, (order,))
 
 
-def expand_dims(x: Any, axis: int | Sequence[int], *, dim: None = None) -> Tensor:
+def expand_dims(x: Any, axis: int | Sequence[int], **unknown: Never) -> Tensor:
     """Return a view with axes of length 1 inserted, so that they stand at `axis` in the result.
 
     Raises:
         ArgumentError: the result has no such axis, or one is named twice.
     """
-    if dim is not None:
-        raise renamed_dim("expand_dims", dim)
+    if unknown:
+        raise unexpected("expand_dims", unknown)
     x = tensor_of("expand_dims", "x", x)
     inserted = axis if isinstance(axis, (tuple, list)) else (axis,)
     count = len(inserted)
@@ -231,14 +231,14 @@ def expand_dims(x: Any, axis: int | Sequence[int], *, dim: None = None) -> Tenso
     return record("expand_dims", x.data.reshape(shape), (x,), _reshape_backward, (x.data.shape,))
 
 
-def squeeze(x: Any, axis: int | Sequence[int] | None = None, *, dim: None = None) -> Tensor:
+def squeeze(x: Any, axis: int | Sequence[int] | None = None, **unknown: Never) -> Tensor:
     """Return a view without the axes of length 1, all of them or those named.
 
     Raises:
         ShapeError: a named axis is longer.
     """
-    if dim is not None:
-        raise renamed_dim("squeeze", dim)
+    if unknown:
+        raise unexpected("squeeze", unknown)
     x = tensor_of("squeeze", "x", x)
     shape = x.data.shape
     if axis is None:
@@ -268,15 +268,15 @@ def _broadcast_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy,)
 
 
-def concatenate(tensors: Sequence[Any], axis: int | None = 0, *, dim: None = None) -> Tensor:
+def concatenate(tensors: Sequence[Any], axis: int | None = 0, **unknown: Never) -> Tensor:
     """Join tensors along an existing axis; with axis None they are flattened first.
 
     Raises:
         ShapeError: shapes differ in another axis than this one.
         DtypeError: NumPy has no common dtype for them.
     """
-    if dim is not None:
-        raise renamed_dim("concatenate", dim)
+    if unknown:
+        raise unexpected("concatenate", unknown)
     parts = tensors_of("concatenate", tensors)
     if axis is None:
         parts, axis = [ravel(part) for part in parts], 0
@@ -311,15 +311,15 @@ def _concatenate_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     ]
 
 
-def stack(tensors: Sequence[Any], axis: int = 0, *, dim: None = None) -> Tensor:
+def stack(tensors: Sequence[Any], axis: int = 0, **unknown: Never) -> Tensor:
     """Join tensors of one shape along a new axis, which stands at `axis` in the result.
 
     Raises:
         ShapeError: the shapes differ.
         DtypeError: NumPy has no common dtype for them.
     """
-    if dim is not None:
-        raise renamed_dim("stack", dim)
+    if unknown:
+        raise unexpected("stack", unknown)
     parts = tensors_of("stack", tensors)
     shape = parts[0].data.shape
     for i, part in enumerate(parts):
@@ -330,7 +330,7 @@ def stack(tensors: Sequence[Any], axis: int = 0, *, dim: None = None) -> Tensor:
 
 
 def split(
-    x: Any, indices_or_sections: int | Sequence[int], axis: int = 0, *, dim: None = None
+    x: Any, indices_or_sections: int | Sequence[int], axis: int = 0, **unknown: Never
 ) -> list[Tensor]:
     """Cut x along an axis; returns views.
 
@@ -342,8 +342,8 @@ def split(
     Raises:
         ArgumentError: the axis does not divide into that many equal parts.
     """
-    if dim is not None:
-        raise renamed_dim("split", dim)
+    if unknown:
+        raise unexpected("split", unknown)
     x = tensor_of("split", "x", x)
     axis = axis_index("split", axis, x.data.ndim)
     length = x.data.shape[axis]
@@ -367,7 +367,7 @@ def split(
     return [x[(*before, piece)] for piece in pieces]
 
 
-def repeat(x: Any, repeats: Any, axis: int | None = None, *, dim: None = None) -> Tensor:
+def repeat(x: Any, repeats: Any, axis: int | None = None, **unknown: Never) -> Tensor:
     """Repeat each element (axis None: of the flattened x) or each slice along an axis.
 
     Args:
@@ -379,8 +379,8 @@ def repeat(x: Any, repeats: Any, axis: int | None = None, *, dim: None = None) -
         ArgumentError: a number is negative.
         ShapeError: the sequence has another length than the axis.
     """
-    if dim is not None:
-        raise renamed_dim("repeat", dim)
+    if unknown:
+        raise unexpected("repeat", unknown)
     x = tensor_of("repeat", "x", x)
     if axis is None:
         x, axis = ravel(x), 0
@@ -428,10 +428,10 @@ def _tile_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (copies.sum(every_other, dtype=compute_dtype(dy.dtype)).reshape(own),)
 
 
-def flip(x: Any, axis: int | Sequence[int] | None = None, *, dim: None = None) -> Tensor:
+def flip(x: Any, axis: int | Sequence[int] | None = None, **unknown: Never) -> Tensor:
     """Return a view with the order of elements reversed along an axis, several or all."""
-    if dim is not None:
-        raise renamed_dim("flip", dim)
+    if unknown:
+        raise unexpected("flip", unknown)
     x = tensor_of("flip", "x", x)
     axes = axis_tuple("flip", axis, x.data.ndim)
     key = (*[slice(None, None, -1 if i in axes else 1) for i in range(x.data.ndim)], ...)
@@ -443,7 +443,7 @@ def _slice_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def roll(
-    x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None, *, dim: None = None
+    x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None, **unknown: Never
 ) -> Tensor:
     """Move elements along an axis; those that leave at one end come back at the other.
 
@@ -456,8 +456,8 @@ def roll(
     Raises:
         ArgumentError: shift and axis are sequences of different length.
     """
-    if dim is not None:
-        raise renamed_dim("roll", dim)
+    if unknown:
+        raise unexpected("roll", unknown)
     x = tensor_of("roll", "x", x)
     several = isinstance(shift, (tuple, list)) or (isinstance(shift, np.ndarray) and shift.ndim)
     given: Any = shift if several else (shift,)

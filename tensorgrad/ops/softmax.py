@@ -7,13 +7,13 @@ mask. Tests: tests/ops/test_softmax.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, widened
-from tensorgrad.core.checks import axis_index, broadcast, check_number, renamed_dim
+from tensorgrad.core.checks import axis_index, broadcast, check_number, unexpected
 from tensorgrad.core.dtypes import DtypeLike
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
@@ -34,8 +34,7 @@ def softmax(
     mask: Any = None,
     causal: bool = False,
     dtype: DtypeLike | None = None,
-    *,
-    dim: None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return numbers that are positive and sum to 1 along an axis; 0 where a mask excludes.
 
@@ -60,8 +59,8 @@ def softmax(
         DeviceError: the arguments are on different devices.
         GradError: mask requires a gradient.
     """
-    if dim is not None:
-        raise renamed_dim("softmax", dim)
+    if unknown:
+        raise unexpected("softmax", unknown)
     op = "softmax"
     x = float_tensor(op, "x", x if dtype is None else astype(x, dtype, copy=False), mask)
     axis = axis_index(op, axis, x.ndim)
@@ -76,9 +75,7 @@ def softmax(
     return _run(op, x, axis, 1.0 if scale is None else float(scale), mask, causal)
 
 
-def log_softmax(
-    x: Any, axis: int = -1, dtype: DtypeLike | None = None, *, dim: None = None
-) -> Tensor:
+def log_softmax(x: Any, axis: int = -1, dtype: DtypeLike | None = None, **unknown: Never) -> Tensor:
     """Return the logarithm of `softmax`, accurate where that is close to 0.
 
     y_i = x_i - log(sum_j exp(x_j))
@@ -95,8 +92,8 @@ def log_softmax(
         DtypeError: x is not a float.
         ArgumentError: x has no such axis.
     """
-    if dim is not None:
-        raise renamed_dim("log_softmax", dim)
+    if unknown:
+        raise unexpected("log_softmax", unknown)
     x = float_tensor("log_softmax", "x", x if dtype is None else astype(x, dtype, copy=False))
     axis = axis_index("log_softmax", axis, x.ndim)
     return _run("log_softmax", x, axis, logarithm=True)

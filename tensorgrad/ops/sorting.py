@@ -10,10 +10,10 @@ tests/ops/test_close.py.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Never
 
 from tensorgrad.core.backend import Array, namespace, same_device, widened
-from tensorgrad.core.checks import along, axis_index, check_integer, promoted, renamed_dim
+from tensorgrad.core.checks import along, axis_index, check_integer, promoted, unexpected
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.operands import constant_of, operands, tensor_of
 from tensorgrad.core.tensor import Tensor
@@ -28,12 +28,7 @@ __all__ = [
 
 
 def sort(
-    x: Any,
-    axis: int | None = -1,
-    descending: bool = False,
-    stable: bool = True,
-    *,
-    dim: None = None,
+    x: Any, axis: int | None = -1, descending: bool = False, stable: bool = True, **unknown: Never
 ) -> Tensor:
     """Return the elements in ascending (or descending) order along an axis.
 
@@ -46,29 +41,24 @@ def sort(
     Raises:
         ArgumentError: x has no such axis.
     """
-    if dim is not None:
-        raise renamed_dim("sort", dim)
+    if unknown:
+        raise unexpected("sort", unknown)
     x = tensor_of("sort", "x", x)
     order = _order("sort", x.data, axis, descending)
     return take_along_axis(x, order, axis)
 
 
 def argsort(
-    x: Any,
-    axis: int | None = -1,
-    descending: bool = False,
-    stable: bool = True,
-    *,
-    dim: None = None,
+    x: Any, axis: int | None = -1, descending: bool = False, stable: bool = True, **unknown: Never
 ) -> Tensor:
     """Return the indices that sort x along an axis; arguments and errors are those of `sort`."""
-    if dim is not None:
-        raise renamed_dim("argsort", dim)
+    if unknown:
+        raise unexpected("argsort", unknown)
     return Tensor(_order("argsort", tensor_of("argsort", "x", x).data, axis, descending))
 
 
 def topk(
-    x: Any, k: int, axis: int = -1, largest: bool = True, *, dim: None = None
+    x: Any, k: int, axis: int = -1, largest: bool = True, **unknown: Never
 ) -> tuple[Tensor, Tensor]:
     """Return the k largest (or smallest) elements along an axis, the extreme first.
 
@@ -84,8 +74,8 @@ def topk(
     Raises:
         ArgumentError: k is out of its range or x has no such axis.
     """
-    if dim is not None:
-        raise renamed_dim("topk", dim)
+    if unknown:
+        raise unexpected("topk", unknown)
     x = tensor_of("topk", "x", x)
     axis = axis_index("topk", axis, x.ndim)
     check_integer("topk", "k", k)
@@ -173,8 +163,7 @@ def unique(
     return_counts: bool = False,
     axis: int | None = None,
     equal_nan: bool = True,
-    *,
-    dim: None = None,
+    **unknown: Never,
 ) -> Any:
     """Return the different elements of x, or its different slices along an axis, in order.
 
@@ -192,8 +181,8 @@ def unique(
     Raises:
         GradError: x requires a gradient.
     """
-    if dim is not None:
-        raise renamed_dim("unique", dim)
+    if unknown:
+        raise unexpected("unique", unknown)
     x = tensor_of("unique", "x", x)
     if axis is not None:
         axis = axis_index("unique", axis, x.ndim)

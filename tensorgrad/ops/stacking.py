@@ -7,11 +7,11 @@ Tests: tests/ops/test_stacking.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import numpy as np
 
-from tensorgrad.core.checks import axis_index, check_integer, renamed_dim, shape_of
+from tensorgrad.core.checks import axis_index, check_integer, shape_of, unexpected
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.operands import operands, tensor_of, tensors_of
 from tensorgrad.core.tensor import Tensor
@@ -96,10 +96,10 @@ def dsplit(x: Any, indices_or_sections: Cuts) -> list[Tensor]:
     return split(x, indices_or_sections, 2)
 
 
-def unstack(x: Any, axis: int = 0, *, dim: None = None) -> tuple[Tensor, ...]:
+def unstack(x: Any, axis: int = 0, **unknown: Never) -> tuple[Tensor, ...]:
     """Return the slices of x along an axis, which they lack."""
-    if dim is not None:
-        raise renamed_dim("unstack", dim)
+    if unknown:
+        raise unexpected("unstack", unknown)
     x = tensor_of("unstack", "x", x)
     axis = axis_index("unstack", axis, x.ndim)
     before = (slice(None),) * axis

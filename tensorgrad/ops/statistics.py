@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Never, get_args
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from tensorgrad.core.checks import (
     check_integer,
     check_keepdims,
     check_number,
-    renamed_dim,
+    unexpected,
 )
 from tensorgrad.core.dtypes import (
     Dtype,
@@ -75,8 +75,7 @@ def quantile(
     axis: Axis = None,
     method: QuantileMethod = "linear",
     keepdims: bool = False,
-    *,
-    dim: None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return the numbers below which the fractions q of the elements lie; NaN if there is one.
 
@@ -99,8 +98,8 @@ def quantile(
         ShapeError: there are no elements to reduce, or q has more than two axes (one beside NaN).
     Source: Hyndman & Fan 1996, doi:10.2307/2684934.
     """
-    if dim is not None:
-        raise renamed_dim("quantile", dim)
+    if unknown:
+        raise unexpected("quantile", unknown)
     return _quantile("quantile", x, q, axis, method, keepdims, skip_nan=False)
 
 
@@ -111,10 +110,10 @@ def percentile(
     return _quantile("percentile", x, q, axis, method, keepdims, skip_nan=False)
 
 
-def median(x: Any, axis: Axis = None, keepdims: bool = False, *, dim: None = None) -> Tensor:
+def median(x: Any, axis: Axis = None, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the element in the middle, or the mean of the two there; NaN for no elements."""
-    if dim is not None:
-        raise renamed_dim("median", dim)
+    if unknown:
+        raise unexpected("median", unknown)
     return _quantile("median", x, 0.5, axis, "median", keepdims, skip_nan=False)
 
 
@@ -519,7 +518,7 @@ def _variables(name: str, x: Tensor, rowvar: bool, dtype: Dtype) -> Tensor:
 
 
 def diff(
-    x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None, *, dim: None = None
+    x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None, **unknown: Never
 ) -> Tensor:
     """Return the differences of neighbours along an axis, n times; of bool, whether they differ.
 
@@ -532,8 +531,8 @@ def diff(
     Raises:
         ArgumentError: n is negative, or x has no such axis.
     """
-    if dim is not None:
-        raise renamed_dim("diff", dim)
+    if unknown:
+        raise unexpected("diff", unknown)
     given: Tensor
     given, *edges = operands("diff", ("x", "prepend", "append"), (x, prepend, append), 2)
     check_integer("diff", "n", n, 0)
