@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Never
 
 import numpy as np
 
 from tensorgrad.compat.omitted import missing as _missing
 from tensorgrad.core.backend import Array, Axis, namespace, same_device
-from tensorgrad.core.checks import axis_tuple, check_integer
+from tensorgrad.core.checks import axis_tuple, check_integer, unexpected
 from tensorgrad.core.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
@@ -74,12 +74,12 @@ class SVDResult(NamedTuple):
     Vh: Tensor
 
 
-def diagonal(x: Any, offset: int = 0) -> Tensor:
+def diagonal(x: Any, *, offset: int = 0) -> Tensor:
     """Return the diagonals of the matrices; see `tensorgrad.diagonal`."""
     return _diagonal(x, offset, -2, -1)
 
 
-def trace(x: Any, offset: int = 0, dtype: DtypeLike | None = None) -> Tensor:
+def trace(x: Any, *, offset: int = 0, dtype: DtypeLike | None = None) -> Tensor:
     """Return the sums of the diagonals of the matrices; see `tensorgrad.trace`."""
     return _trace(x, offset, -2, -1, dtype)
 
@@ -226,7 +226,7 @@ def _slogdet_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy[..., None, None] * _transposed(inverse),)
 
 
-def cholesky(x: Any, upper: bool = False) -> Tensor:
+def cholesky(x: Any, *, upper: bool = False) -> Tensor:
     """Return the lower triangle L with L L^T = x, or the upper one with U^T U = x.
 
     Args:
@@ -372,7 +372,7 @@ def svdvals(x: Any) -> Tensor:
     return svd(x, full_matrices=False).S
 
 
-def pinv(x: Any, rtol: Any = None) -> Tensor:
+def pinv(x: Any, *, rtol: Any = None) -> Tensor:
     """Return the Moore-Penrose pseudo-inverses of matrices.
 
     Args:
@@ -399,7 +399,7 @@ def _pinv_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (left @ dyt @ y @ yt + yt @ y @ dyt @ right - yt @ dy @ yt,)
 
 
-def matrix_rank(x: Any, rtol: Any = None) -> Tensor:
+def matrix_rank(x: Any, *, rtol: Any = None) -> Tensor:
     """Return how many singular values count as more than 0, int64, (...,); see `pinv`."""
     x, _ = _matrices("matrix_rank", x)
     values = svdvals(x.detach())
@@ -484,7 +484,9 @@ def multi_dot(matrices: Any) -> Tensor:
     return y
 
 
-def vector_norm(x: Any, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:
+def vector_norm(
+    x: Any, *, axis: Axis = None, keepdims: bool = False, ord: float = 2, **unknown: Never
+) -> Tensor:
     """Return sum(|x|^ord)^(1/ord), max(|x|) for inf, min(|x|) for -inf, the nonzeros for 0.
 
     The gradient at 0 is 0.
@@ -498,6 +500,8 @@ def vector_norm(x: Any, axis: Axis = None, keepdims: bool = False, ord: float = 
     Raises:
         ArgumentError: the order is not a number.
     """
+    if unknown:
+        raise unexpected("vector_norm", unknown)
     if not isinstance(ord, (int, float, np.number)):
         raise ArgumentError(f"norm: ord is {ord!r}, expected a number for vectors")
     x = _magnitudes("norm", x)
@@ -526,7 +530,7 @@ def _root(x: Tensor, order: float) -> Tensor:
     return where(zero | infinite, ends, where(zero | infinite, 1.0, x) ** (1 / order))
 
 
-def matrix_norm(x: Any, keepdims: bool = False, ord: Order = "fro") -> Tensor:
+def matrix_norm(x: Any, *, keepdims: bool = False, ord: Order = "fro", **unknown: Never) -> Tensor:
     """Return the norms of matrices, (...,).
 
     Args:
@@ -539,6 +543,8 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Order = "fro") -> Tensor:
     Raises:
         ArgumentError: another order.
     """
+    if unknown:
+        raise unexpected("matrix_norm", unknown)
     x, dtype = _matrices("norm", x)
     y: Tensor
     if ord in ("fro", None):
@@ -564,7 +570,9 @@ def _largest(x: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) -> 
     return max(x, axis, keepdims) if x.size else sum(x, axis, keepdims)
 
 
-def norm(x: Any, ord: Order = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def norm(
+    x: Any, ord: Order = None, axis: Axis = None, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return the norm of vectors, or of matrices where `axis` names two axes, as in NumPy.
 
     Args:
@@ -576,15 +584,17 @@ def norm(x: Any, ord: Order = None, axis: Axis = None, keepdims: bool = False) -
     Raises:
         ArgumentError: there is no such order, or more than two axes.
     """
+    if unknown:
+        raise unexpected("norm", unknown)
     x = tensor_of("norm", "x", x)
     if ord is None:
-        return vector_norm(x, axis, keepdims)
+        return vector_norm(x, axis=axis, keepdims=keepdims)
     axes = axis_tuple("norm", tuple(axis) if isinstance(axis, list) else axis, x.ndim)
     if len(axes) == 1:
-        return vector_norm(x, axes, keepdims, ord)  # type: ignore[arg-type]  # it checks
+        return vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)  # type: ignore[arg-type]
     if len(axes) != 2:
         raise ArgumentError(f"norm: axis is {axis} for x of {x.ndim} axes, expected one or two")
-    y = matrix_norm(moveaxis(x, axes, (-2, -1)), False, ord)
+    y = matrix_norm(moveaxis(x, axes, (-2, -1)), ord=ord)
     return reshape(y, [1 if i in axes else n for i, n in enumerate(x.shape)]) if keepdims else y
 
 

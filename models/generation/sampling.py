@@ -91,7 +91,7 @@ def generate_batch(
         ShapeError: a prompt has more than one axis.
         DtypeError: the prompts are not integers.
     """
-    how = Sampling(temperature, top_k, top_p, repetition_penalty)
+    how = Sampling(temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
     stops = _checked_stops(stop_tokens, model.vocab_size)
     with evaluating(model):
         decoder, lengths = _begin(model, prompts, max_new_tokens, how, seed, stops, use_cache)
@@ -132,7 +132,7 @@ def stream(
 
     Arguments and errors are those of `generate_batch`; the caller decides when to stop.
     """
-    how = Sampling(temperature, top_k, top_p, repetition_penalty)
+    how = Sampling(temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
     with evaluating(model):
         decoder, _ = _begin(model, prompts, max_new_tokens, how, seed, (), use_cache)
     return _steps(decoder, max_new_tokens)

@@ -143,7 +143,7 @@ def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
     return normal_(tensor, 0, _xavier_std("xavier_normal_", tensor, gain))
 
 
-def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in") -> Tensor:
+def kaiming_uniform_(tensor: Tensor, a: float = 0.0, *, mode: str = "fan_in") -> Tensor:
     """Fill uniformly with standard deviation sqrt(2 / ((1 + a^2) * fan)), for (leaky) ReLU.
 
     Args:
@@ -156,7 +156,7 @@ def kaiming_uniform_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in") -> Te
     return uniform_(tensor, -bound, bound)
 
 
-def kaiming_normal_(tensor: Tensor, a: float = 0.0, mode: str = "fan_in") -> Tensor:
+def kaiming_normal_(tensor: Tensor, a: float = 0.0, *, mode: str = "fan_in") -> Tensor:
     """Fill normally with standard deviation sqrt(2 / ((1 + a^2) * fan)), for (leaky) ReLU."""
     return normal_(tensor, 0, _kaiming_std("kaiming_normal_", tensor, a, mode))
 

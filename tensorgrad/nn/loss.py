@@ -8,7 +8,7 @@ Tests: tests/nn/test_loss.py, tests/parity/test_losses.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tensorgrad.core.backend import same_device
 from tensorgrad.core.checks import check_between, check_number, check_shape
@@ -193,10 +193,12 @@ def _operands(op: str, x: Any, target: Any, name: str = "x") -> tuple[Tensor, Te
 class _Loss(Module):
     """Base of the losses as modules: holds the reduction."""
 
-    def __init__(self, reduction: str = "mean", known: tuple[str, ...] = REDUCTIONS) -> None:
-        if reduction not in known:
+    known: ClassVar[tuple[str, ...]] = REDUCTIONS
+
+    def __init__(self, *, reduction: str = "mean") -> None:
+        if reduction not in self.known:
             name = type(self).__name__
-            raise ArgumentError(f"{name}: reduction is {reduction!r}, expected one of {known}")
+            raise ArgumentError(f"{name}: reduction is {reduction!r}, expected one of {self.known}")
         self.reduction = reduction
 
     def extra_repr(self) -> str:
@@ -236,8 +238,8 @@ class HuberLoss(_Loss):
         delta: above 0.
     """
 
-    def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
-        super().__init__(reduction)
+    def __init__(self, *, reduction: str = "mean", delta: float = 1.0) -> None:
+        super().__init__(reduction=reduction)
         self.delta = delta
 
     def forward(self, x: Any, target: Any) -> Tensor:
@@ -254,8 +256,10 @@ class BCEWithLogitsLoss(_Loss):
         pos_weight: of the positive class, likewise.
     """
 
-    def __init__(self, weight: Any = None, reduction: str = "mean", pos_weight: Any = None) -> None:
-        super().__init__(reduction)
+    def __init__(
+        self, weight: Any = None, *, reduction: str = "mean", pos_weight: Any = None
+    ) -> None:
+        super().__init__(reduction=reduction)
         self.weight: Tensor | None = None
         self.pos_weight: Tensor | None = None
         _set_weight(self, "weight", weight)
@@ -276,8 +280,10 @@ class KLDivLoss(_Loss):
         log_target: whether targets are logarithms.
     """
 
-    def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
-        super().__init__(reduction, (*REDUCTIONS, "batchmean"))
+    known = (*REDUCTIONS, "batchmean")
+
+    def __init__(self, *, reduction: str = "mean", log_target: bool = False) -> None:
+        super().__init__(reduction=reduction)
         self.log_target = log_target
 
     def forward(self, x: Any, target: Any) -> Tensor:
@@ -298,18 +304,19 @@ class NLLLoss(_Loss):
     def __init__(
         self,
         weight: Any = None,
+        *,
         ignore_index: int | None = -100,
         reduction: str = "mean",
         axis: int = -1,
     ) -> None:
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.ignore_index, self.axis = ignore_index, axis
         self.weight: Tensor | None = None
         _set_weight(self, "weight", weight)
 
     def forward(self, x: Any, targets: Any) -> Tensor:
         """Return the loss of log-probabilities x (..., V) and targets (...)."""
-        return nll_loss(x, targets, self.weight, self.ignore_index, self.reduction, self.axis)
+        return nll_loss(x, targets, self.weight, self.ignore_index, self.reduction, axis=self.axis)
 
 
 class CrossEntropyLoss(_Loss):
@@ -326,12 +333,13 @@ class CrossEntropyLoss(_Loss):
     def __init__(
         self,
         weight: Any = None,
+        *,
         ignore_index: int | None = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
         axis: int = -1,
     ) -> None:
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         check_between("CrossEntropyLoss", "label_smoothing", label_smoothing, 0, 1)
         self.ignore_index, self.label_smoothing, self.axis = ignore_index, label_smoothing, axis
         self.weight: Tensor | None = None
@@ -340,8 +348,8 @@ class CrossEntropyLoss(_Loss):
     def forward(self, logits: Any, targets: Any) -> Tensor:
         """Return the loss of logits (..., V) and targets (...), or probabilities (..., V)."""
         return cross_entropy(
-            logits, targets, self.ignore_index, self.label_smoothing, self.reduction,
-            weight=self.weight, axis=self.axis,
+            logits, targets, self.weight, self.ignore_index, self.reduction, self.label_smoothing,
+            axis=self.axis,
         )  # fmt: skip
 
 

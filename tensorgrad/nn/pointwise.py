@@ -7,9 +7,9 @@ samples in tests/parity/test_op_db.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
-from tensorgrad.core.checks import axis_index, check_number
+from tensorgrad.core.checks import axis_index, check_number, unexpected
 from tensorgrad.core.dtypes import DtypeLike
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.operands import (
@@ -148,13 +148,15 @@ def prelu(x: Any, weight: Any) -> Tensor:
     return leaky_relu(x, reshape(weight, (channels,) + (1,) * (x.ndim - 2)))
 
 
-def glu(x: Any, axis: int = -1) -> Tensor:
+def glu(x: Any, axis: int = -1, **unknown: Never) -> Tensor:
     """Return the first half of x along an axis, times the sigmoid of the second.
 
     Raises:
         ShapeError: the axis has an odd length.
     Source: Dauphin et al. 2016, arXiv:1612.08083.
     """
+    if unknown:
+        raise unexpected("glu", unknown)
     x = float_tensor("glu", "x", x)
     axis = axis_index("glu", axis, x.ndim)
     half = x.shape[axis] // 2
@@ -165,20 +167,28 @@ def glu(x: Any, axis: int = -1) -> Tensor:
     return y
 
 
-def softmin(x: Any, axis: int = -1, dtype: DtypeLike | None = None) -> Tensor:
+def softmin(x: Any, axis: int = -1, *, dtype: DtypeLike | None = None, **unknown: Never) -> Tensor:
     """Return `softmax(-x, axis)`, of x in a dtype if one is given."""
+    if unknown:
+        raise unexpected("softmin", unknown)
     x = x if dtype is None else astype(x, dtype, copy=False)
     return softmax(-float_tensor("softmin", "x", x), axis)
 
 
-def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tensor:
+def normalize(
+    x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12, **unknown: Never
+) -> Tensor:
     """Return x / max(norm, eps), with norms of order 1, 2 or inf along an axis."""
+    if unknown:
+        raise unexpected("normalize", unknown)
     given = float_tensor("normalize", "x", x)
     return given / maximum(norm(given, axis, p, keepdims=True), eps)
 
 
-def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8) -> Tensor:
+def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **unknown: Never) -> Tensor:
     """Return the cosine of the angle of x and y, which broadcast, along an axis."""
+    if unknown:
+        raise unexpected("cosine_similarity", unknown)
     x, y = float_operands("cosine_similarity", ("x", "y"), (x, y))
     x, y = broadcast_arrays(x, y)
     lengths = [maximum(norm(vector, axis, keepdims=True), eps) for vector in (x, y)]
@@ -186,14 +196,16 @@ def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8) -> Tenso
 
 
 def pairwise_distance(
-    x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False
+    x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the norms of order 1, 2 or inf of x - y + eps along the last axis."""
+    if unknown:
+        raise unexpected("pairwise_distance", unknown)
     x, y = float_operands("pairwise_distance", ("x", "y"), (x, y))
     return norm(x - y + eps, -1, p, keepdims)
 
 
-def cdist(x: Any, y: Any, p: float = 2.0) -> Tensor:
+def cdist(x: Any, y: Any, *, p: float = 2.0) -> Tensor:
     """Return the distances of all rows of x from all rows of y, (..., M, N); 0 has gradient 0.
 
     Args:
@@ -208,7 +220,7 @@ def cdist(x: Any, y: Any, p: float = 2.0) -> Tensor:
     if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-1]:
         raise ShapeError(f"cdist: y has shape {y.shape}, expected rows as long as those of x, "
                          f"{x.shape}")  # fmt: skip
-    return vector_norm(expand_dims(x, -2) - expand_dims(y, -3), -1, ord=p)
+    return vector_norm(expand_dims(x, -2) - expand_dims(y, -3), axis=-1, ord=p)
 
 
 def smooth_l1_loss(x: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:

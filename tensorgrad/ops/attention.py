@@ -54,15 +54,15 @@ _SAVED = 7  # values that `_forward` keeps for backward
 
 @overload
 def attention(
-    q: Any, k: Any, v: Any, mask: Any = ..., causal: bool = ..., scale: float | None = ...,
+    q: Any, k: Any, v: Any, mask: Any = ..., *, causal: bool = ..., scale: float | None = ...,
     dropout: float = ..., window: int | None = ..., return_logsumexp: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def attention(
-    q: Any, k: Any, v: Any, mask: Any = ..., causal: bool = ..., scale: float | None = ...,
-    dropout: float = ..., window: int | None = ..., *, return_logsumexp: Literal[True],
+    q: Any, k: Any, v: Any, mask: Any = ..., *, causal: bool = ..., scale: float | None = ...,
+    dropout: float = ..., window: int | None = ..., return_logsumexp: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -71,6 +71,7 @@ def attention(
     k: Any,
     v: Any,
     mask: Any = None,
+    *,
     causal: bool = False,
     scale: float | None = None,
     dropout: float = 0.0,
@@ -134,7 +135,17 @@ def attention(
                 "gradient, Dv other than D, or a batch that broadcasts"
             )
         _check_options(op, q.data, scale, dropout, window)
-        return attention_unfused(q, k, v, mask, causal, scale, dropout, window, fused_softmax=True)
+        return attention_unfused(
+            q,
+            k,
+            v,
+            mask,
+            causal=causal,
+            scale=scale,
+            dropout=dropout,
+            window=window,
+            fused_softmax=True,
+        )
     arrays = q.data, k.data, v.data
     options = _options(op, arrays, mask, causal, scale, dropout, window)
     y, saved = _forward(arrays, options)
@@ -150,6 +161,7 @@ def attention(
 def attention_packed(
     qkv: Any,
     heads: int,
+    *,
     kv_heads: int | None = None,
     mask: Any = None,
     causal: bool = False,
@@ -206,12 +218,24 @@ def attention_packed(
     if angles is not None:
         rotation = _rotation(op, given, angles, heads + kv_heads, parts, interleaved)
         if qkv is not given or _needs_gradient(mask):  # in the dtype of qkv, or as an op of its own
-            encoded = rotary(_separated(given, parts), *angles, heads + kv_heads, interleaved)
+            encoded = rotary(
+                _separated(given, parts), *angles, heads=heads + kv_heads, interleaved=interleaved
+            )
             (qkv,), rotation = cast_operands(encoded.reshape(given.shape)), None
     if _needs_gradient(mask):
         q, k, v = _unpack(qkv, heads, kv_heads)
         _check_options(op, q.data, scale, dropout, window)
-        y = attention_unfused(q, k, v, mask, causal, scale, dropout, window, fused_softmax=True)
+        y = attention_unfused(
+            q,
+            k,
+            v,
+            mask,
+            causal=causal,
+            scale=scale,
+            dropout=dropout,
+            window=window,
+            fused_softmax=True,
+        )
         return y.swapaxes(1, 2).reshape(*qkv.shape[:2], heads * y.shape[3])
     arrays = _unpack(qkv.data, heads, kv_heads)
     options = _options(op, arrays, mask, causal, scale, dropout, window)
@@ -234,6 +258,7 @@ def attention_varlen(
     v: Any,
     starts: Any,
     k_starts: Any = None,
+    *,
     max_length: int | None = None,
     max_k_length: int | None = None,
     causal: bool = False,

@@ -32,6 +32,7 @@ def attention_unfused(
     k: Any,
     v: Any,
     mask: Any = None,
+    *,
     causal: bool = False,
     scale: float | None = None,
     dropout: float = 0.0,

@@ -31,6 +31,7 @@ def attend(
     keys: Array,
     values: Array,
     lengths: Array,
+    *,
     window: int | None = None,
     angles: Angles | None = None,
     interleaved: bool = False,
@@ -95,7 +96,7 @@ def attend(
     each = qkv.reshape(batch, -1, width)
     if angles is not None:
         cos, sin = (Tensor(table[lengths][:, None]) for table in angles)
-        each = rotary(Tensor(each), cos, sin, heads + kv_heads, interleaved).data
+        each = rotary(Tensor(each), cos, sin, heads=heads + kv_heads, interleaved=interleaved).data
     q, new_keys, new_values = (
         each[:, :heads], each[:, heads : heads + kv_heads], each[:, heads + kv_heads :]
     )  # fmt: skip

@@ -59,7 +59,7 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
 
 
 def dropout_add(
-    x: Any, residual: Any, p: float = 0.5, bias: Any = None, training: bool = True
+    x: Any, residual: Any, *, p: float = 0.5, bias: Any = None, training: bool = True
 ) -> Tensor:
     """Return residual + dropout(x + bias), with the random numbers of `dropout`.
 

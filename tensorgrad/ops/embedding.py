@@ -26,7 +26,7 @@ from tensorgrad.ops.indexing import add_rows
 __all__ = ["embedding"]
 
 
-def embedding(weight: Any, ids: Any, positions: Any = None, start: Any = 0) -> Tensor:
+def embedding(weight: Any, ids: Any, positions: Any = None, *, start: Any = 0) -> Tensor:
     """Return the row of `weight` that each id names, and with positions their sum.
 
         y[..., t, :] = weight[ids[..., t], :] + positions[start[...] + t, :]

@@ -49,9 +49,10 @@ def linear(
     x: Any,
     weight: Any,
     bias: Any = None,
-    kernel: str | None = None,
+    *,
     residual: Any = None,
     dtype: DtypeLike | None = None,
+    kernel: str | None = None,
 ) -> Tensor:
     """Return y = x W^T + b + residual as one matrix product over all rows of x.
 
@@ -107,7 +108,7 @@ def _gradients(
     return dx, dweight, _bias_gradient(dy, needs[2], sums)
 
 
-def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh") -> Tensor:
+def linear_gelu(x: Any, weight: Any, bias: Any = None, *, approximate: str = "tanh") -> Tensor:
     """Return y = gelu(x W^T + b).
 
     Args:
@@ -132,7 +133,7 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
     kept = None
     if y is None:
         if approximate != "tanh" or not _is_fused((a, w), (added,), kernel):
-            return gelu(linear(x, weight, bias), approximate)
+            return gelu(linear(x, weight, bias), approximate=approximate)
         y, kept, _ = _activated(flat(a), w, added, inputs, kernel, False)
     y = y.reshape(*a.shape[:-1], len(w))
     x_kept, of_norm = operand_to_save(inputs[0])
@@ -153,6 +154,7 @@ def feed_forward(
     down: Any,
     down_bias: Any,
     residual: Any = None,
+    *,
     approximate: str = "tanh",
 ) -> Tensor:
     """Return y = gelu(x U^T + b) D^T + c + residual: the feed-forward block of a transformer.
@@ -184,7 +186,7 @@ def feed_forward(
     fused = _is_fused(matrices_given, (b, c), kernel)
     shapes = [getattr(array, "shape", None) for array in arrays]
     if approximate != "tanh" or not fused or not _fit(*shapes) or not mode.grad_enabled:
-        hidden = linear_gelu(x, up, up_bias, approximate)
+        hidden = linear_gelu(x, up, up_bias, approximate=approximate)
         return linear(hidden, down, down_bias, residual=residual)
     h, kept, is_derivative = _activated(flat(a), u, b, inputs, kernel, True)
     y = _affine(h, d, c, r, a.dtype, kernel).reshape(*a.shape[:-1], len(d))

@@ -45,6 +45,7 @@ def linear_cross_entropy(
     weight: Any,
     targets: Any,
     bias: Any = None,
+    *,
     ignore_index: int | None = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",

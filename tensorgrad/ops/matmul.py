@@ -27,7 +27,7 @@ from tensorgrad.kernels.matmul.problem import problem
 __all__ = ["matmul"]
 
 
-def matmul(a: Any, b: Any, kernel: str | None = None) -> Tensor:
+def matmul(a: Any, b: Any, *, kernel: str | None = None) -> Tensor:
     """Return the matrix product over the last axis of a and the second-to-last of b.
 
     y[..., i, j] = sum_k a[..., i, k] b[..., k, j]

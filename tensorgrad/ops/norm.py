@@ -40,7 +40,7 @@ from tensorgrad.ops.shape import astype, reshape
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
 
 
-def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+def layer_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
     """Normalise the last axis to mean 0 and variance 1, then scale and shift.
 
     y = (x - E[x]) / sqrt(Var[x] + eps) * weight + bias
@@ -64,7 +64,7 @@ def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) 
     return _run("layer_norm", x, weight, bias, eps, centre=True)
 
 
-def rms_norm(x: Any, weight: Any = None, eps: float | None = None) -> Tensor:
+def rms_norm(x: Any, weight: Any = None, *, eps: float | None = None) -> Tensor:
     """Divide the last axis by its root mean square, then scale.
 
     y = x / sqrt(E[x^2] + eps) * weight
@@ -144,7 +144,7 @@ def _scaled_and_shifted(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
 
 
 def add_layer_norm(
-    x: Any, residual: Any = None, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    x: Any, residual: Any = None, weight: Any = None, bias: Any = None, *, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """Add, then normalise: the end of one residual branch and the beginning of the next.
 
@@ -171,7 +171,7 @@ def add_layer_norm(
 
 
 def add_rms_norm(
-    x: Any, residual: Any = None, weight: Any = None, eps: float | None = None
+    x: Any, residual: Any = None, weight: Any = None, *, eps: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Add, then divide by the root mean square, as `add_layer_norm` does with `layer_norm`.
 

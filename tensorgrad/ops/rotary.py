@@ -25,7 +25,7 @@ __all__ = ["rotary"]
 
 
 def rotary(
-    x: Any, cos: Any, sin: Any, heads: int | None = None, interleaved: bool = False
+    x: Any, cos: Any, sin: Any, *, heads: int | None = None, interleaved: bool = False
 ) -> Tensor:
     """Rotate each pair (a, b) of the last axis: (a cos - b sin, b cos + a sin).
 

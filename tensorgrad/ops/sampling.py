@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ class Sampling:
     """
 
     temperature: float = 1.0
+    _: KW_ONLY
     top_k: int | None = None
     top_p: float | None = None
     repetition_penalty: float = 1.0

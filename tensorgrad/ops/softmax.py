@@ -30,6 +30,7 @@ __all__ = ["log_softmax", "softmax"]
 def softmax(
     x: Any,
     axis: int = -1,
+    *,
     scale: float | None = None,
     mask: Any = None,
     causal: bool = False,
@@ -75,7 +76,9 @@ def softmax(
     return _run(op, x, axis, 1.0 if scale is None else float(scale), mask, causal)
 
 
-def log_softmax(x: Any, axis: int = -1, dtype: DtypeLike | None = None, **unknown: Never) -> Tensor:
+def log_softmax(
+    x: Any, axis: int = -1, *, dtype: DtypeLike | None = None, **unknown: Never
+) -> Tensor:
     """Return the logarithm of `softmax`, accurate where that is close to 0.
 
     y_i = x_i - log(sum_j exp(x_j))

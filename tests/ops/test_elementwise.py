@@ -528,7 +528,7 @@ def test_numbers_in_the_place_of_what_is_not_finite() -> None:
     x = np.array([NAN, INF, -INF], "float32")
     largest = np.finfo("float32").max
     assert tg.nan_to_num(x).tolist() == [0, largest, -largest]
-    assert tg.nan_to_num(x, 1.0, neginf=3.0).tolist() == [1, largest, 3]
+    assert tg.nan_to_num(x, nan=1.0, neginf=3.0).tolist() == [1, largest, 3]
     assert tg.nan_to_num(x, posinf=2.0).tolist() == [0, 2, -largest]
     whole = np.array([1, 2])
     assert tg.nan_to_num(whole).tolist() == [1, 2]
@@ -537,7 +537,7 @@ def test_numbers_in_the_place_of_what_is_not_finite() -> None:
         wrong: Any = {name: Tensor(np.ones(()), requires_grad=True)}
         with pytest.raises(GradError, match=f"nan_to_num: {name} requires a gradient"):
             tg.nan_to_num(x, **wrong)
-    assert tg.nan_to_num(x, Tensor(np.array(5.0, "float32"))).tolist()[0] == 5  # type: ignore[arg-type]
+    assert tg.nan_to_num(x, nan=Tensor(np.array(5.0, "float32"))).tolist()[0] == 5  # type: ignore[arg-type]
 
 
 def test_bounds_that_are_none_do_not_limit() -> None:

@@ -119,7 +119,8 @@ def arguments(f: Callable[..., Any]) -> dict[str, Any]:
     taken = {
         name: own.get(name, ARGUMENTS.get(name))
         for name, parameter in inspect.signature(f).parameters.items()
-        if parameter.default is parameter.empty or name in own
+        if name in own
+        or (parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD)
     }
     return {name: tensors(value) for name, value in taken.items()}
 
@@ -148,7 +149,7 @@ def leaves(f: Callable[..., Any], given: dict[str, Any]) -> Iterator[tuple[str, 
     """Yield parameters, leaves, and what the parameter gets so that the leaf is in it."""
     for name, parameter in inspect.signature(f).parameters.items():
         annotation = parameter.annotation
-        if name == "dim" or annotation.startswith(NOT_TENSORS):
+        if annotation == "Never" or annotation.startswith(NOT_TENSORS):
             continue
         default = None if parameter.default is parameter.empty else parameter.default
         value = given.get(name, tensors(ARGUMENTS.get(name, default)))

@@ -417,7 +417,7 @@ NAN_TO_NUM = Row(
 
 
 def nan_to_num(
-    x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+    x: Any, *, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
     """Return x with numbers in place of NaN and infinities; integers are returned as they are.
 
@@ -533,7 +533,7 @@ sinc = unary(
 LOGIT = Row("logit", "x", "log(x) - log1p(-x)", "dy / (x * (1 - x))")
 
 
-def logit(x: Any, eps: float | None = None) -> Tensor:
+def logit(x: Any, *, eps: float | None = None) -> Tensor:
     """Return log(x / (1 - x)), the inverse of `sigmoid`; infinite at 0 and 1, NaN beyond.
 
     Args:

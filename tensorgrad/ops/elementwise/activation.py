@@ -112,7 +112,7 @@ GELU_ERF = Row(
 )
 
 
-def gelu(x: Any, approximate: str = "none") -> Tensor:
+def gelu(x: Any, *, approximate: str = "none") -> Tensor:
     """Return x times the normal distribution's probability of being below x.
 
     "none": x/2 * (1 + erf(x / sqrt(2))), exact.
@@ -131,10 +131,10 @@ def gelu(x: Any, approximate: str = "none") -> Tensor:
 
 @fuse
 def _bias_gelu(x: Tensor, bias: Tensor, *, approximate: str) -> Tensor:
-    return gelu(x + bias, approximate)
+    return gelu(x + bias, approximate=approximate)
 
 
-def bias_gelu(x: Any, bias: Any, approximate: str = "tanh") -> Tensor:
+def bias_gelu(x: Any, bias: Any, *, approximate: str = "tanh") -> Tensor:
     """Return gelu(x + bias, approximate), in one kernel that does not save the sum.
 
     Args:
