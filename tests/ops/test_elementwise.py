@@ -681,3 +681,17 @@ def test_nextafter_takes_what_it_computes_with() -> None:
             tg.nextafter(x, 1.0)
     with pytest.raises(DtypeError, match="nextafter: b has dtype float16"):
         tg.nextafter(1.0, Tensor(np.ones(2, "float16")))
+
+
+def test_the_docstring_of_a_row_has_its_formula_and_gradients() -> None:
+    expected = {
+        "exp": "Formula: y = exp(x)\nGradient: dx = dy * y\n",
+        "subtract": "Formula: y = a - b\nGradient: da = dy, db = -dy\n",
+        "copysign": "db = 0 * dy\n",
+        "floor": "Gradient: none\n",
+        "less": "Returns:\n    The shape that a and b broadcast to, in bool.\n",
+        "invert": "Raises:\n    DtypeError: an operand holds floats.\n",
+        "add": "Example:\n    >>> tg.add([1, 2], 3).tolist()\n    [4, 5]\n",
+    }
+    for name, text in expected.items():
+        assert text in getattr(tg, name).__doc__, name
