@@ -69,16 +69,16 @@ def cross_entropy(
         targets: (...), integers in [0, V). On the GPU the values are not inspected before the
             launch, which would wait for the device: a target outside makes its loss NaN. Or the
             shape of logits, floats: the probability of each class, in place of one_hot.
+        weight: (V,), of each class; None: 1 each. "mean" then divides by the sum of the targets'
+            weights; of probabilities, by the number of examples.
         ignore_index: examples with this target are ignored; None: no example is.
-        label_smoothing: in [0, 1].
         reduction: "mean" over the examples that count, "sum", or "none": one loss an example.
             The mean of examples that are all ignored is 0 with gradient 0 (PyTorch: NaN), so that
             a batch of padding does no harm; that of no examples is NaN.
+        label_smoothing: in [0, 1].
         z_loss: from 0; keeps the logarithm of the sum of exponentials near 0, and with it logits
             from drifting to where 16 bits are coarse. 1e-4 is usual. Not with a weight or with
             probabilities.
-        weight: (V,), of each class. "mean" then divides by the sum of the targets' weights; of
-            probabilities, by the number of examples.
         axis: of the classes.
 
     Returns:
@@ -94,6 +94,11 @@ def cross_entropy(
         DeviceError: targets are on another device than logits.
     Source: label smoothing: Szegedy et al. 2015, arXiv:1512.00567, section 7; z_loss: Chowdhery
         et al. 2022, arXiv:2204.02311, section 5.
+
+    Example:
+        >>> logits = tg.zeros((2, 4))
+        >>> tg.cross_entropy(logits, [1, -100]).item(), np.log(4).item()
+        (1.386..., 1.386...)
     """
     if unknown:
         raise unexpected("cross_entropy", unknown)
@@ -170,6 +175,10 @@ def nll_loss(
 
     Raises:
         As `cross_entropy`.
+
+    Example:
+        >>> tg.nn.functional.nll_loss(tg.log([[0.25, 0.75]]), [0]).item()
+        1.386...
     """
     if unknown:
         raise unexpected("nll_loss", unknown)

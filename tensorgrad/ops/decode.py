@@ -60,6 +60,12 @@ def attend(
         ShapeError: the shapes do not fit as above.
         DtypeError: keys or values have another dtype, or lengths are not int32.
         DeviceError: the arguments are on different devices.
+
+    Example:
+        >>> from tensorgrad.ops.decode import attend
+        >>> keys, values = np.zeros((1, 1, 4, 2), "f4"), np.zeros((1, 1, 4, 2), "f4")
+        >>> attend(np.array([[0, 0, 0, 0, 7, 8]], "f4"), keys, values, np.array([0], "i4")).tolist()
+        [[7.0, 8.0]]
     """
     op = "attend"
     arrays = (qkv, keys, values, lengths)

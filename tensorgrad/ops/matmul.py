@@ -46,6 +46,10 @@ def matmul(a: Any, b: Any, *, kernel: str | None = None) -> Tensor:
         ShapeError: an operand has no axes, K differs, or the leading axes do not broadcast.
         DtypeError: NumPy has no common dtype for them.
         ArgumentError: there is no such kernel here, or it does not support this product.
+
+    Example:
+        >>> tg.matmul([[1, 2], [3, 4]], [[1], [10]]).tolist()
+        [[21], [43]]
     """
     a, b = tensor_of("matmul", "a", a, b), tensor_of("matmul", "b", b, a)
     if mode.autocast is not None:

@@ -42,6 +42,11 @@ class Sampling:
         ArgumentError: a number is out of its range.
     Source: top-p: Holtzman et al. 2019, arXiv:1904.09751, section 3.1; penalty: Keskar et al.
         2019, arXiv:1909.05858, section 4.1.
+
+    Example:
+        >>> from tensorgrad.ops.sampling import Sampling
+        >>> Sampling(0.8, top_k=40).top_k
+        40
     """
 
     temperature: float = 1.0

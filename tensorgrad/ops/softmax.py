@@ -59,6 +59,12 @@ def softmax(
         ShapeError: mask does not broadcast to x, or causal without two axes.
         DeviceError: the arguments are on different devices.
         GradError: mask requires a gradient.
+
+    Example:
+        >>> tg.softmax([[0.0, 0.0]]).tolist()
+        [[0.5, 0.5]]
+        >>> tg.softmax([[1.0, 2.0, 3.0]], mask=[[True, False, False]]).tolist()
+        [[1.0, 0.0, 0.0]]
     """
     if unknown:
         raise unexpected("softmax", unknown)
@@ -94,6 +100,10 @@ def log_softmax(
     Raises:
         DtypeError: x is not a float.
         ArgumentError: x has no such axis.
+
+    Example:
+        >>> tg.log_softmax([0.0, 0.0]).tolist()
+        [-0.693..., -0.693...]
     """
     if unknown:
         raise unexpected("log_softmax", unknown)
