@@ -161,7 +161,7 @@ def test_which_kernel_takes_a_product_and_whether_it_starts_the_next_at_once(
         overlap,
         "launch",
         lambda kernel, grid, block, arguments, shared, **options: launched.append(
-            (kernel, options["starts_next_at_once"], "plain" in kernel or arguments[-1])
+            (kernel, options["trigger_early"], "plain" in kernel or arguments[-1])
         ),
     )
     x, w, y = (

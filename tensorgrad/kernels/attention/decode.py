@@ -72,8 +72,8 @@ def forward(
         arguments = (*arguments, np.int32(split.lanes), np.int32(aligned))
     overlap.launch(
         load(_FILE, kernel), (split.splits, split.across, batch), (32 * split.warps,), arguments,
-        early=(*(angles or ()), lengths, keys, values), writes=(y, keys, values),
-        starts_next_at_once=True,
+        prefetch=(*(angles or ()), lengths, keys, values), writes=(y, keys, values),
+        trigger_early=True,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.dtypes import Dtype, compute_dtype, float32, is_float
 from tensorgrad.core.errors import ArgumentError, KernelError
 from tensorgrad.kernels.device import has_tf32
@@ -67,7 +67,7 @@ def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Arra
         ArgumentError: there is no such kernel, or it does not do this product.
     """
     if a.dtype != b.dtype:
-        a, b = widened(a), widened(b)
+        a, b = upcast(a), upcast(b)
         common = np.result_type(a.dtype, b.dtype)
         a, b = a.astype(common, copy=False), b.astype(common, copy=False)
     if b.ndim == 1:
@@ -170,9 +170,9 @@ def times_derivative(a: Array, b: Array, kept: Array) -> tuple[Array, Array | No
         y = product(a, b, a.dtype)
         y *= matmul_sm90.derivative_values(kept, *y.shape).astype(y.dtype)
         return y, None
-    row_sums = matmul_sm90.row_sums_for(p)
-    run(p._replace(row_sums=row_sums))
-    return y, row_sums
+    column_sums = matmul_sm90.column_sums_for(p)
+    run(p._replace(column_sums=column_sums))
+    return y, column_sums
 
 
 def _choose(signature: tuple[Any, ...], p: MatmulProblem) -> None:

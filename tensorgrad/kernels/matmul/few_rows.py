@@ -41,7 +41,8 @@ def refusal(p: MatmulProblem) -> str | None:
     if any(array is not None and array.dtype != dtype for array in (p.bias, p.gate, p.residual)):
         return "a bias, gate and residual of the dtype of the operands"
     if p.add or any(
-        array is not None for array in (p.before_gelu, p.gelu_of, p.derivative, p.scale, p.row_sums)
+        array is not None
+        for array in (p.before_gelu, p.gelu_of, p.derivative, p.scale, p.column_sums)
     ):
         return "no epilogue but bias, GELU without its input, gate and residual"
     return None
@@ -95,7 +96,7 @@ def run(p: MatmulProblem, launch: Launch) -> None:
     """Launch a kernel."""
     overlap.launch(
         load(launch.file, launch.kernel), launch.grid, (launch.threads,), launch.arguments,
-        launch.shared, early=(p.b.array, p.bias), writes=(p.y,), starts_next_at_once=launch.at_once,
+        launch.shared, prefetch=(p.b.array, p.bias), writes=(p.y,), trigger_early=launch.at_once,
     )  # fmt: skip
 
 

@@ -53,7 +53,7 @@ class Tiling(NamedTuple):
 def refusal(p: MatmulProblem) -> str | None:
     """Return what the kernels would need to do this product, or None."""
     addresses = p.y.data.ptr | p.a.array.data.ptr | p.b.array.data.ptr
-    for array in (p.residual, p.derivative, p.scale, p.row_sums):
+    for array in (p.residual, p.derivative, p.scale, p.column_sums):
         if array is not None:
             addresses |= array.data.ptr
     if p.before_gelu is not None or p.gelu_of is not None or p.gate is not None:
@@ -121,8 +121,8 @@ def fills(rows: int, terms: int, columns: int, item: int, processors: int = 132)
     return width == 256 and busy / (-(-tiles // clusters) * clusters) >= 0.85
 
 
-def row_sums_for(p: MatmulProblem) -> Array:
-    """Return an array (parts, columns) for `row_sums`, whose rows add up to the sums over rows."""
+def column_sums_for(p: MatmulProblem) -> Array:
+    """Return an array (parts, columns) for `column_sums`, whose rows add up to the sums over rows."""
     parts = -(-p.rows // _ROWS) * _EPILOGUE_WARPS
     return backend.empty((parts, p.columns), float32, like=p.y)
 
@@ -172,11 +172,11 @@ def multiply(p: MatmulProblem, tiling: Tiling | None = None) -> None:
         kernel, grid, arguments = _launch(
             *_sizes(p), *operands, y.data.ptr, "WIDE" if wide else epilogue, address(bias),
             bias is not None and bias.dtype == float32, address(p.residual), address(derivative),
-            address(p.row_sums), p.add, tiling, device, is_capturing(),
+            address(p.column_sums), p.add, tiling, device, is_capturing(),
         )  # fmt: skip
         overlap.launch_in_graph(
             kernel, grid, (_THREADS,), (*arguments, counter(y)), _SHARED,
-            writes=(y, p.derivative, p.row_sums),
+            writes=(y, p.derivative, p.column_sums),
         )  # fmt: skip
         return
     parts = backend.empty((_parts(p.width, tiling), p.rows, p.columns), float32, like=y)
@@ -199,7 +199,7 @@ def multiply(p: MatmulProblem, tiling: Tiling | None = None) -> None:
 def _launch(
     batch: int, rows: int, terms: int, columns: int, a: Steps, b: Steps, a_pointer: int,
     b_pointer: int, dtype: Dtype, y: int, epilogue: str, bias: int, wide_bias: bool, residual: int,
-    derivative: int, row_sums: int, add: bool, tiling: Tiling, device: int, overlaps: bool,
+    derivative: int, column_sums: int, add: bool, tiling: Tiling, device: int, overlaps: bool,
 ) -> tuple[Kernel, tuple[int], tuple[Any, ...]]:  # fmt: skip
     """Return the kernel, its grid and its arguments, which recur from step to step."""
     layout = _layout(rows, terms, columns, a, b)
@@ -223,7 +223,7 @@ def _launch(
         _operand_map(b_pointer, _transposed(b), batch, columns, terms, layout[1]),
     )
     sizes = MatmulSm90Arguments(
-        bias, residual, derivative, row_sums, rows, columns, terms, batch, a[0] > 0, b[0] > 0,
+        bias, residual, derivative, column_sums, rows, columns, terms, batch, a[0] > 0, b[0] > 0,
         tile_rows if split_steps else _BAND, split_steps, wide_bias, add, overlaps,
     )  # fmt: skip
     return kernel, (grid,), (*maps, by_value(sizes))
