@@ -11,10 +11,10 @@ setting up of their barriers in this way, but only in graphs. The rules, for whi
 the functions:
 
 - A kernel waits before it reads or writes memory that other kernels write, except for the arrays
-  `prefetch`, which it may read at once, such as weights. They are compared with what the kernels that
-  may still run write, and where these are the same memory, the launch is an ordinary one.
+  `prefetch`, which it may read at once, such as weights. They are compared with what the kernels
+  that may still run write, and where these are the same memory, the launch is an ordinary one.
 - A kernel lets the next one start after it has waited itself. So when a kernel starts, all but the
-  one before it have ended. Kernels that leave multiprocessors or shared memory free let it start at
+  one before it have ended. Kernels that leave SMs or shared memory free let it start at
   once: the next one copies its weights while the one before that kernel still runs. They say so by
   `trigger_early`; what was written before them counts as still being written.
 - Only arrays in `prefetch` are declared `const __restrict__`: the compiler takes them for constant,

@@ -124,7 +124,7 @@ def _launch_staged(kernel: Any, reads: int, arrays: Arguments, options: Argument
     vectors = width * y.itemsize // 16
     staged = min(vectors, limit // (16 * reads))
     shared = staged * 16 * reads
-    # Two blocks a multiprocessor if they fit.
+    # Two blocks per SM if they fit.
     most = 768 if 2 * shared > limit and y.itemsize < 8 else 384
     threads = min(most, -(-vectors // 128) * 32)
     blocks = min(y.size // width, resident_blocks(kernel, threads, shared, y.device.id))

@@ -12,7 +12,7 @@ from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels import loader
 from tensorgrad.kernels import matmul as matmul_cuda
-from tensorgrad.kernels.device import multiprocessors
+from tensorgrad.kernels.device import sm_count
 from tensorgrad.kernels.matmul import sm90 as matmul_sm90
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
 from tensorgrad.kernels.matmul.sm90 import Tiling
@@ -102,7 +102,7 @@ def test_stream_k_of_long_sums(
     a, a_gpu = draw(rng, (rows, width), "bfloat16", "t")
     b, b_gpu = draw(rng, (width, columns), "bfloat16")
     expected = a @ b
-    clusters = multiprocessors(0) // tiles[1]
+    clusters = sm_count(0) // tiles[1]
     count = -(-rows // (128 * tiles[1])) * -(-columns // tiles[0])
     least = -(-count * -(-width // 64) // clusters)
     for split_steps in (least, least + 3):

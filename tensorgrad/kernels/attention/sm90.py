@@ -31,7 +31,7 @@ from tensorgrad.kernels.attention.options import (
 )
 from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.counter import counter
-from tensorgrad.kernels.device import capability, multiprocessors
+from tensorgrad.kernels.device import capability, sm_count
 from tensorgrad.kernels.loader import Kernel, load
 from tensorgrad.kernels.structs import (
     AttentionSm90Arguments,
@@ -238,7 +238,7 @@ class _Geometry:
             self.batch, self.queries, self.keys = lengths
         self.before, self.after = before, after
         self.even = before == after == ALL and lengths is None
-        self.processors = multiprocessors(device)
+        self.processors = sm_count(device)
         columns = self._tiles(_KEYS_TILES)[2]
         self.padded = self.pitch = -(-self.queries // columns) * columns
         if lengths is not None:  # each sequence starts at a multiple of `columns`
@@ -317,7 +317,7 @@ class _Geometry:
         self, file: str, name: str, width: int, groups: int, columns: int, *part: str,
         of_keys: bool = False,
     ) -> _TileLaunch:  # fmt: skip
-        """Return a kernel with a persistent grid: a block for each multiprocessor or tile."""
+        """Return a kernel with a persistent grid: a block for each SM or tile."""
         rows, heads = (self.keys, self.kv_heads) if of_keys else (self.queries, self.heads)
         count = -(-rows // (64 * groups)) * heads * self.batch
         sizes = ", ".join([c_name(self.dtype), *map(str, (width, groups, columns))])

@@ -19,7 +19,7 @@
 // Floor: 2 M N K operations at the 795e12 a second that this chip reaches on random numbers. With
 // N = 256 a step of 64 terms moves 48 kB into shared memory, a third less from the L2 cache, and
 // occupies the tensor cores for 1,024 clocks. N = 128 is for few tiles; where there are fewer still
-// than multiprocessors and K is long, the work is split along K (stream-K): each cluster does the
+// than SMs and K is long, the work is split along K (stream-K): each cluster does the
 // same number of steps, and matmul_sum adds up the parts. Which cluster computes a tile depends on
 // time, the result does not.
 //

@@ -47,7 +47,7 @@ struct ClusterTileQueue {
 };
 
 // The tile scheduler of a cluster. Whole tiles are scheduled dynamically: where other kernels, such
-// as NCCL's, keep some multiprocessors, the clusters that run take more. With stream-K each cluster
+// as NCCL's, keep some SMs, the clusters that run take more. With stream-K each cluster
 // has the same number of steps: K is cut into slabs of as many, so that clusters that read the same
 // rows do so at one time, and the tiles of the last, shorter slab are laid end to end and cut every
 // split_steps.

@@ -1,7 +1,7 @@
 """Matrix products of 16 bits on Hopper, by wgmma and TMA: launches matmul/sm90.cu.
 
 Operands are read in place, with the terms of the sums along rows or along columns. Tiles are
-computed whole or, where they would leave multiprocessors idle, by stream-K: each cluster takes an
+computed whole or, where they would leave SMs idle, by stream-K: each cluster takes an
 equal number of steps over K, and a second kernel adds the partial sums of a tile.
 """
 
@@ -18,7 +18,7 @@ from tensorgrad.core.dtypes import Dtype, bfloat16, c_name, float16, float32
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.counter import counter
-from tensorgrad.kernels.device import capability, multiprocessors
+from tensorgrad.kernels.device import capability, sm_count
 from tensorgrad.kernels.loader import Kernel, load
 from tensorgrad.kernels.matmul.problem import MatmulProblem
 from tensorgrad.kernels.structs import NULL, MatmulSm90Arguments, address, by_value, number
@@ -100,7 +100,7 @@ def is_fast(p: MatmulProblem) -> bool:
     if p.batch > 1 or (p.gelu and p.derivative is None):
         return False
     sizes = p.rows, p.width, p.columns, p.y.itemsize
-    return refusal(p) is None and fills(*sizes, multiprocessors(p.y.device.id))
+    return refusal(p) is None and fills(*sizes, sm_count(p.y.device.id))
 
 
 @lru_cache(maxsize=4096)
@@ -122,7 +122,7 @@ def fills(rows: int, terms: int, columns: int, item: int, processors: int = 132)
 
 
 def column_sums_for(p: MatmulProblem) -> Array:
-    """Return an array (parts, columns) for `column_sums`, whose rows add up to the sums over rows."""
+    """Return an array (parts, columns) for `column_sums`, whose sum over parts is the sums."""
     parts = -(-p.rows // _ROWS) * _EPILOGUE_WARPS
     return backend.empty((parts, p.columns), float32, like=p.y)
 
@@ -163,7 +163,7 @@ def multiply(p: MatmulProblem, tiling: Tiling | None = None) -> None:
     wide = y.dtype == float32
     if tiling is None:
         bare = p.bias is None and p.residual is None and epilogue == "NARROW" and p.batch == 1
-        tiling = tiling_of(*_sizes(p), multiprocessors(device), bare)
+        tiling = tiling_of(*_sizes(p), sm_count(device), bare)
     a, b = p.a, p.b
     derivative = p.scale if p.derivative is None else p.derivative
     operands = (a[1:], b[1:], a.array.data.ptr, b.array.data.ptr, a.array.dtype)
@@ -207,7 +207,7 @@ def _launch(
     width, cluster, split_steps = tiling
     tile_rows = -(-rows // (_ROWS * cluster))
     tiles = tile_rows * -(-columns // width) * batch
-    clusters = multiprocessors(device) // cluster
+    clusters = sm_count(device) // cluster
     grid = (clusters if split_steps else min(tiles, clusters)) * cluster
     flags = ", ".join("true" if across else "false" for across in layout)
     name = epilogue
