@@ -448,7 +448,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                 const int first = row + warp * 16, column = tile.head * D;
                 if constexpr (HAS_1)
                     column_sums1.store(sum1, p.scale, of.batch, band.rows, first, column);
-                if constexpr (HAS_2) column_sums2.store(sum2, 1, of.batch, band.rows, first, column);
+                if constexpr (HAS_2)
+                    column_sums2.store(sum2, 1, of.batch, band.rows, first, column);
             }
         }
     }

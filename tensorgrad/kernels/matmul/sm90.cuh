@@ -17,7 +17,7 @@ enum Epilogue {
 
 struct MatmulSm90Arguments {
     // `derivative`, also as the scale: (rows / 16, columns / 64, DERIVATIVE_BOX), rounded up
-    unsigned long long bias, residual, derivative, column_sums;   // addresses; 0 where there is none
+    unsigned long long bias, residual, derivative, column_sums;  // addresses; 0: none
     int rows, columns, terms;
     // in the batch; 0 where one matrix is the operand of all, else 1
     int matrices, a_step, b_step;
