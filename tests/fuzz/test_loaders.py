@@ -160,7 +160,7 @@ def load_corpus(folder: Path) -> None:
     found = prepare(folder / "text.txt", folder / "cache", 260)
     check_tokenizer(found.tokenizer)
     text = found.tokenizer.decode([*found.train.tokens, *found.validation.tokens])
-    # A stranger who writes down other sums is believed; one who does not is noticed.
+    # Changed files with changed sums are believed; with the old sums they are noticed.
     facts = _made["corpus"].get(str(found.folder.relative_to(folder) / "corpus.json"))
     if facts == (found.folder / "corpus.json").read_bytes():
         assert text.replace("<|endoftext|>", "") == TEXT
@@ -688,7 +688,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def repair(files: Files) -> None:
-    """Write sums down again where a stranger would have: so that checks behind them are reached."""
+    """Write sums down again as an attacker would, so that checks behind them are reached."""
     for path in files:
         if path.endswith(".safetensors"):
             files[path] = without_sum(files[path])

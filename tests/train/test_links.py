@@ -1,4 +1,4 @@
-"""The folder of a run that a stranger made, with links that lead out of it."""
+"""The folder of an untrusted run, with links that lead out of it."""
 
 from __future__ import annotations
 
