@@ -48,7 +48,7 @@ system = System()
 def harmless() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watchdog, "os", system)
-        patch.setattr(watchdog, "_STRANGERS", MOST)
+        patch.setattr(watchdog, "_UNAUTHENTICATED", MOST)
         yield
 
 
