@@ -121,7 +121,7 @@ def save_pretrained(
         folder: created if missing.
         max_file_bytes: largest size of the arrays in a file; a larger array has its own file.
     Raises:
-        ArgumentError: the model is of another class, or none of the architectures has its settings.
+        ArgumentError: the model has another class, or none of the architectures has its settings.
         CheckpointError: a file cannot be written, or the folder has the files of other weights. An
             existing model is unchanged, unless the last step failed, which renames the new
             config.json.

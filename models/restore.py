@@ -53,7 +53,7 @@ def restore(
         arrays: the parameters and buffers by name.
         name: of their file, for errors.
     Raises:
-        CheckpointError: the sizes are of another kind of model, or do not fit the arrays.
+        CheckpointError: the sizes are those of a different kind of model, or do not fit the arrays.
     """
     config = config_of(kind, sizes, name)
     found = sum(array.size for array in arrays.values())
@@ -108,7 +108,7 @@ def config_of(kind: type[_AnyConfig], sizes: object, name: str) -> _AnyConfig:
     missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in sizes]
     if unknown or missing:
         raise CheckpointError(
-            f"load: {name} is of another kind of model, expected a "
+            f"load: {name} is a different kind of model, expected a "
             f"{kind.__name__.removesuffix('Config')}: its sizes lack {missing} and have "
             f"{unknown!r:.200}"
         )

@@ -421,7 +421,7 @@ class Exports(Scenario):
         except CheckpointError:
             assert len(heads) == 2
         else:
-            assert heads == {model.config.heads}, "config.json is of other weights"
+            assert heads == {model.config.heads}, "config.json belongs to other weights"
         self.write(folder, 4)
         new = contents(folder)
         assert {name: new[name] for name in self.whole[4]} == self.whole[4]

@@ -224,7 +224,7 @@ def _open(folder: Path, settings: Mapping[str, Any], progress: ProgressCallback 
             raise DataError(f"prepare: {folder / name} is missing, expected a file")
     facts = read_json(folder / _FACTS, links=True)
     if any(facts.get(name) != value for name, value in settings.items()):
-        raise DataError(f"prepare: {folder / _FACTS} is damaged: it is of other settings")
+        raise DataError(f"prepare: {folder / _FACTS} was prepared with different settings")
     found, written = _sums(folder, progress), facts.get("files")
     for name, digest in found.items():
         if not isinstance(written, dict) or written.get(name) != digest:

@@ -75,7 +75,7 @@ def documents(
     Raises:
         ArgumentError: the source has a wrong form.
         DataError: the source does not exist, cannot be read, holds no text, is not UTF-8 (at which
-            byte), lacks the column, or is of another kind (JSON, CSV, HTML, a picture, ...).
+            byte), lacks the column, or has another format (JSON, CSV, HTML, a picture, ...).
     """
     name = os.fspath(source)
     whole: Iterator[str]

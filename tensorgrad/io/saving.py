@@ -33,7 +33,7 @@ def save(values: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     Raises:
         ArgumentError: values is not a dictionary (the path comes second), a name is not text, two
             names lead to the same path, or a number is not finite or does not fit 64 bits.
-        DtypeError: a value is of another kind.
+        DtypeError: a value has another type.
         CheckpointError: the file cannot be written; an existing one is unchanged.
     """
     from tensorgrad.io.weights import save_arrays

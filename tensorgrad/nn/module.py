@@ -118,7 +118,7 @@ class Module:
             """Set an attribute; replace a parameter, module or buffer only by its kind or None.
 
             Raises:
-                DtypeError: the value is of another kind, and training would no longer see it.
+                DtypeError: the value has another type, and training would no longer see it.
             """
             kind = self._kind_of(name)
             if kind is not None and value is not None and not isinstance(value, kind):
@@ -522,7 +522,7 @@ def check_input(layer: Module, weight: Tensor, **inputs: Any) -> None:
 def can_fuse(layer: Module, name: str) -> bool:
     """Whether a layer has a method, or a class attribute, that fused ops use beside its `forward`.
 
-    False for a subclass that overrides `forward` alone: what it inherits is of another function.
+    False for a subclass that overrides `forward` alone: the inherited one fits another function.
     """
     return "forward" not in vars(layer) and _has_own(type(layer), name)  # type: ignore[arg-type]
 

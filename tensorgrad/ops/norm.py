@@ -379,7 +379,7 @@ def _backward_numpy(
 def column_sums(parts: Sequence[Array], needs: Sequence[Any]) -> list[Array | None]:
     """Return the sums of the columns of matrices, which are gradients of biases and norm weights.
 
-    Where leaves wait for them they are added by one launch with those of other layers, else by one.
+    One launch adds them with those of other layers where leaves wait for them, otherwise one each.
 
     Args:
         parts: (N, C) each, on the GPU, float32 or float64, rows contiguous.

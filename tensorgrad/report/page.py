@@ -1,4 +1,4 @@
-"""The page of one run: what it came to, its curves, samples, settings and environment."""
+"""The page of one run: its outcome, curves, samples, settings and environment."""
 
 from __future__ import annotations
 

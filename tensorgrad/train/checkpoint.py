@@ -83,7 +83,7 @@ class Checkpoint:
             CheckpointError: the state has no such entry.
         """
         if name not in self.state:
-            raise CheckpointError(f"load: {self.path} has no {name!r}, expected that of a run")
+            raise CheckpointError(f"load: {self.path} has no {name!r}, expected an entry of a run")
         return self.state[name]
 
     def mapping(self, name: str) -> Mapping[str, Any]:
@@ -548,7 +548,8 @@ def check_same(checkpoint: Checkpoint, name: str, expected: Mapping[str, Any]) -
     ]
     if wrong:
         raise CheckpointError(
-            f"load: {checkpoint.path} is of another {name}: {'; '.join(wrong):.1000}"
+            f"load: {checkpoint.path} does not match the {name} of this run: "
+            f"{'; '.join(wrong):.1000}"
         )
 
 
@@ -566,7 +567,8 @@ def check_arrays(
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise CheckpointError(
-            f"load: {checkpoint.path} is of another model: {'; '.join(wrong[:3])}{more}"
+            f"load: {checkpoint.path} was saved from a different model: "
+            f"{'; '.join(wrong[:3])}{more}"
         )
 
 

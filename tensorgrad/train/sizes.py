@@ -46,7 +46,7 @@ def check_sizes(config: Config, folder: Path) -> None:
             continue
         if whole != config.parameters or held < whole:
             raise CheckpointError(
-                f"resume: {checkpoint.path} is of another model: its arrays have "
+                f"resume: {checkpoint.path} was saved from a different model: its arrays have "
                 f"{min(whole, held):,} elements in all, expected {config.parameters:,}, as "
                 "config.json and the tokenizer say"
             )

@@ -64,7 +64,7 @@ def test_a_checkpoint_round_trips(tmp_path: Path) -> None:
     assert found.state.keys() == {"format", "step", "metrics", "data", "files"}
     assert (found.mapping("data"), found.settings("none")) == ({"batch": 7}, {})
     with pytest.raises(
-        CheckpointError, match="step-00000007 has no 'none', expected that of a run"
+        CheckpointError, match="step-00000007 has no 'none', expected an entry of a run"
     ):
         found.entry("none")
     for get, expected in ((found.mapping, "a mapping"), (found.settings, "settings")):
@@ -400,7 +400,9 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
 def test_what_differs_is_named(tmp_path: Path) -> None:
     found = Checkpoint(tmp_path, {"model": {"layers": 2, "shape": [1, 2]}})
     check_same(found, "model", {"layers": 2, "shape": (1, 2)})
-    with pytest.raises(CheckpointError, match="another model: layers is 2 there, expected 3"):
+    with pytest.raises(
+        CheckpointError, match="the model of this run: layers is 2 there, expected 3"
+    ):
         check_same(found, "model", {"layers": 3, "shape": (1, 2)})
     with pytest.raises(CheckpointError, match="vocabulary is None there, expected 5"):
         check_same(found, "tokenizer", {"vocabulary": 5})
@@ -416,7 +418,7 @@ def test_arrays_that_differ_are_named(tmp_path: Path) -> None:
         check_arrays(found, two, one)
     for count, end in ((3, "c is missing"), (4, "c is missing and 1 more")):
         arrays = {name: np.ones(1) for name in "abcd"[:count]}
-        with pytest.raises(CheckpointError, match=f"another model: a is missing; .*; {end}$"):
+        with pytest.raises(CheckpointError, match=f"a different model: a is missing; .*; {end}$"):
             check_arrays(found, {}, arrays)
 
 

@@ -537,7 +537,9 @@ def test_a_checkpoint_of_another_run_is_refused_and_changes_nothing(tmp_path: Pa
     make_trainer(tmp_path, stop_after=1).run()
     other = make_trainer(tmp_path, None, replace(MODEL, layers=2))
     before = bits(other)
-    with pytest.raises(CheckpointError, match="another model: layers is 1 there, expected 2"):
+    with pytest.raises(
+        CheckpointError, match="the model of this run: layers is 1 there, expected 2"
+    ):
         other.resume()
     unnamed = make_trainer(tmp_path, None, replace(MODEL, vocab_size=33), fingerprint={})
     with pytest.raises(CheckpointError, match=r"tokens\.weight is float32\[32, 16\] there"):
