@@ -575,10 +575,10 @@ def seed(seed: int) -> None:
     Example:
         >>> tg.manual_seed(0)  # the same function as tg.random.seed
         >>> tg.random.integers(100, size=3)
-        tensor([1, 24, 11], dtype=int64)
+        tensor([ 1, 24, 11], dtype=int64)
         >>> tg.random.seed(0)
         >>> tg.random.integers(100, size=3)
-        tensor([1, 24, 11], dtype=int64)
+        tensor([ 1, 24, 11], dtype=int64)
     """
     if mode.capture is not None:
         raise GraphError("random.seed: called in a captured step, expected it before the step")
