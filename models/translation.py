@@ -71,7 +71,7 @@ class TranslationModel(TransformerLM):
         >>> from tensorgrad.models import TranslationConfig, TranslationModel
         >>> config = TranslationConfig(10, context=8, layers=1, heads=2, kv_heads=1, width=8)
         >>> model = TranslationModel(config)
-        >>> loss = model([[5, 6, 2, 7]], targets=[[7, 0]])  # of the last two columns
+        >>> loss = model([[5, 6, 2, 7]], targets=[[7, 0]])  # the last two columns count
         >>> loss.shape, float(loss) > 0
         ((), True)
     """
