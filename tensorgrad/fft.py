@@ -1,9 +1,7 @@
 """Discrete Fourier transforms under NumPy's and the array API standard's names.
 
 NumPy and CuPy compute them: float32 becomes complex64, float64 and integers complex128, 16-bit
-floats are converted to float32. Transforms of one axis take `n`, the length to cut it or to pad it
-with zeros to, and those of several take `s`, a length for each of `axes` (default: all, or the last
-ones where s is given). `norm` says which direction divides by the length, "ortho" both by its root.
+floats are converted to float32.
 
 There are no gradients, as complex numbers carry none. Every transform raises GradError where x
 requires a gradient, ArgumentError where x lacks an axis or an option is none of these, and those of

@@ -297,10 +297,10 @@ class Generator:
         *,
         device: str = "cpu",
     ) -> Tensor:
-        """Return integers from [low, high), or [0, low) without high, equally likely.
+        """Return equally likely integers.
 
         Args:
-            low: the least integer, or the limit above where `high` is None.
+            low: the least integer; without `high` the limit above, and the least is 0.
             high: the limit above, which is not returned.
             size: the shape; default (), one integer.
             dtype: an integer dtype.

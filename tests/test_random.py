@@ -348,7 +348,7 @@ def test_bad_arguments() -> None:
             method(*given, 3)
     for method in (draws.normal, draws.uniform):  # NumPy's have no dtype
         with pytest.raises(TypeError, match="positional arguments"):
-            method(0, 1, 2, "float32")
+            method(0, 1, 2, "float32")  # type: ignore[call-arg]
     for probability in (-0.1, 1.1, math.nan):
         with pytest.raises(ArgumentError, match=r"bernoulli: probability is .*, expected 0 to 1"):
             draws.bernoulli(probability)

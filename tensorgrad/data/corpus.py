@@ -58,10 +58,9 @@ class Corpus:
 
     Example:
         >>> from pathlib import Path
-        >>> from tensorgrad.data import Corpus, open_prepared, prepare
+        >>> from tensorgrad.data import Corpus, prepare
         >>> _ = Path("story.txt").write_text("Once upon a time there was a cat.")
-        >>> prepare("story.txt", "cache", vocab_size=257, validation=0.25).save("story")
-        >>> corpus: Corpus = open_prepared("story")
+        >>> corpus: Corpus = prepare("story.txt", "cache", vocab_size=257, validation=0.25)
         >>> len(corpus.train), len(corpus.validation)
         (26, 9)
     """
