@@ -90,7 +90,7 @@ class Generator:
         (2, 3)
     """
 
-    def __init__(self, seed: int = 0, stream: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, stream: int = 0) -> None:
         self.offset: Array | None = None
         self.set_state({"seed": seed, "draw": 0, "stream": stream})
 
