@@ -66,6 +66,18 @@ PRESETS: dict[str, Any] = {
 
 
 def model_name(config: Any) -> str:
-    """Return the name in MODELS of the model whose sizes a config is, "" for others."""
+    """Return the name in MODELS of the model whose sizes a config is.
+
+    Args:
+        config: the sizes of a model.
+
+    Returns:
+        The name; "" for other models.
+
+    Example:
+        >>> from tensorgrad.models.presets import model_name
+        >>> model_name(tg.models.GPT2Config())
+        'gpt2'
+    """
     kind = model_of(config)
     return next((name for name, model in MODELS.items() if model is kind), "")

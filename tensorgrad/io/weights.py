@@ -58,13 +58,21 @@ def save_arrays(
         with_sum: whether the header gets a CRC-32 of the file, which `load_arrays` verifies; not
             needed where another file has one.
         rest: called after each chunk of 32 MB, to leave the processor to others.
+
     Returns:
         "bytes" and "crc32" of the file.
+
     Raises:
         ArgumentError: a name or metadata is not text that the format can store.
         DtypeError: `load_arrays` does not support a dtype.
         CheckpointError: the file cannot be written (a full disk); an existing one is unchanged,
             unless only the name of the new one may be lost with the power.
+
+    Example:
+        >>> from tensorgrad.io import load_arrays, save_arrays
+        >>> _ = save_arrays("weights.safetensors", {"scale": np.array([1.5, 2.5])})
+        >>> load_arrays("weights.safetensors")["scale"]
+        array([1.5, 2.5])
     """
     header = dict(metadata or {})
     check_savable(arrays, header)
@@ -91,9 +99,21 @@ def save_arrays(
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
     """Return all arrays of a safetensors file, and verify its CRC-32 where the header has one.
 
+    Args:
+        path: the file.
+
+    Returns:
+        NumPy arrays by name.
+
     Raises:
         DamagedError: the file is truncated, not a safetensors file, or has another CRC-32.
         CheckpointError: it is missing or cannot be read.
+
+    Example:
+        >>> from tensorgrad.io import load_arrays, save_arrays
+        >>> _ = save_arrays("weights.safetensors", {"scale": np.array([1.5, 2.5])})
+        >>> load_arrays("weights.safetensors")
+        {'scale': array([1.5, 2.5])}
     """
     with ArrayFile(path) as file:
         arrays = {name: file.read(name) for name in file.names}
@@ -104,10 +124,23 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
 
 
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the metadata in the header of a safetensors file.
+    """Return the metadata in the header of a safetensors file; the CRC-32 is not verified.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Text by name.
 
     Raises:
-        CheckpointError: as for `load_arrays`; the CRC-32 is not verified.
+        DamagedError: the file is truncated or not a safetensors file.
+        CheckpointError: it is missing or cannot be read.
+
+    Example:
+        >>> from tensorgrad.io import load_metadata, save_arrays
+        >>> _ = save_arrays("weights.safetensors", {"scale": np.ones(2)}, {"step": "100"})
+        >>> load_metadata("weights.safetensors")
+        {'step': '100'}
     """
     with ArrayFile(path) as file:
         return file.metadata
@@ -118,12 +151,22 @@ class ArrayFile:
 
     Args:
         path: the file.
+
     Attributes:
-        names: of its arrays.
+        names: the names of its arrays.
         metadata: the text in its header.
         sum: the CRC-32 in its header, or None.
+
     Raises:
-        CheckpointError: the file is missing, truncated or not a safetensors file.
+        DamagedError: the file is truncated or not a safetensors file.
+        CheckpointError: it is missing or cannot be read.
+
+    Example:
+        >>> from tensorgrad.io import ArrayFile, save_arrays
+        >>> _ = save_arrays("weights.safetensors", {"scale": np.arange(1000.0)})
+        >>> with ArrayFile("weights.safetensors") as file:
+        ...     file.shape("scale"), file.read("scale", 3, 5)
+        ((1000,), array([3., 4.]))
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

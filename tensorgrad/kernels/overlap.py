@@ -85,13 +85,22 @@ def launch(
     """Launch a kernel on the current stream, so that it may start before the one before it ends.
 
     Args:
-        kernel: from `loader.load`.
+        kernel: a kernel of `loader.load`.
         grid, block: 1 to 3 sizes.
-        arguments: arrays on the GPU, NumPy scalars, or those of `structs.by_value`.
-        shared: bytes of dynamic shared memory.
-        prefetch: what it reads before it waits.
-        writes: what it writes, if it lets the next kernel start early.
+        arguments: arrays on the GPU, NumPy scalars, or results of `structs.by_value`.
+        shared: the number of bytes of dynamic shared memory.
+        prefetch: the arrays that it reads before it waits.
+        writes: the arrays that it writes, if it lets the next kernel start early.
         trigger_early: whether it lets the next kernel start before it has waited itself.
+
+    Example:
+        >>> from tensorgrad.kernels.loader import load
+        >>> from tensorgrad.kernels.overlap import launch
+        >>> offset = tg.zeros(1, "uint64", device="cuda").data  # doctest: +SKIP
+        >>> kernel = load("random.cu", "advance_draw")  # doctest: +SKIP
+        >>> launch(kernel, (1,), (1,), (offset, np.uint64(3)))  # doctest: +SKIP
+        >>> offset  # doctest: +SKIP
+        array([3], dtype=uint64)
     """
     cuda = backend.cupy.cuda
     device, stream = cuda.runtime.getDevice(), cuda.get_current_stream().ptr
@@ -128,6 +137,19 @@ def launch_in_graph(
 
     For kernels of a training step, which read nothing early: `launch` costs Python more, and a
     graph pays that once. They call `start_next_kernel` only where `capturing.is_capturing()`.
+
+    Args:
+        kernel, grid, block, arguments, shared, writes: as for `launch`.
+
+    Example:
+        >>> from tensorgrad.kernels.loader import load
+        >>> from tensorgrad.kernels.overlap import launch_in_graph
+        >>> offset = tg.zeros(1, "uint64", device="cuda").data  # doctest: +SKIP
+        >>> kernel = load("random.cu", "advance_draw")  # doctest: +SKIP
+        >>> arguments = offset, np.uint64(3)  # doctest: +SKIP
+        >>> launch_in_graph(kernel, (1,), (1,), arguments, writes=[offset])  # doctest: +SKIP
+        >>> offset  # doctest: +SKIP
+        array([3], dtype=uint64)
     """
     if is_capturing():
         launch(kernel, grid, block, arguments, shared, writes=writes)

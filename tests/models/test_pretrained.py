@@ -149,7 +149,7 @@ def test_what_cannot_be_read_or_written_is_named(folder: Path, tmp_path: Path) -
 
 
 def test_a_folder_is_pretrained_by_its_files(folder: Path, tmp_path: Path) -> None:
-    assert is_pretrained(folder)
+    assert is_pretrained(str(folder))
     (folder / "model.safetensors").rename(folder / "model.safetensors.index.json")
     assert is_pretrained(folder)
     (folder / "model.safetensors.index.json").rename(folder / "x.safetensors")

@@ -109,7 +109,7 @@ def test_transforms(device: str) -> None:
 
 def test_frequencies() -> None:
     for n in (1, 6, 7):
-        assert_close(tg.fft.fftfreq(n, 0.5, "float64"), np.fft.fftfreq(n, 0.5))
+        assert_close(tg.fft.fftfreq(n, 0.5, dtype="float64"), np.fft.fftfreq(n, 0.5))
         assert_close(tg.fft.rfftfreq(n), np.fft.rfftfreq(n).astype("float32"))
         x = tg.arange(2.0 * n, requires_grad=True).reshape(2, n)
         assert_close(tg.fft.fftshift(x), np.fft.fftshift(x.numpy()))
