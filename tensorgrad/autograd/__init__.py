@@ -41,7 +41,7 @@ def value_and_grad(
 ) -> Callable[..., tuple[Tensor, tuple[Tensor, ...]]]: ...
 def value_and_grad(
     f: Callable[..., Tensor], argnums: _Index | tuple[_Index, ...] = 0
-) -> Callable[..., tuple[Tensor, Any]]:
+) -> Callable[..., tuple[Tensor, Tensor | tuple[Tensor, ...]]]:
     """Return a function that computes f and its gradient for the arguments in `argnums`.
 
     Gradients come back as tensors and no `.grad` is touched: `f` is treated as a function of
@@ -59,7 +59,7 @@ def value_and_grad(
     wanted: Any = (argnums,) if single else argnums
 
     @wraps(f)
-    def with_grad(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+    def with_grad(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
         if mode.inside_grad:
             raise GradError("grad: got a nested call, expected one level: second derivatives "
                             "are not supported")  # fmt: skip
@@ -106,7 +106,9 @@ def grad(f: Callable[..., Tensor], argnums: _Index = 0) -> Callable[..., Tensor]
 def grad(
     f: Callable[..., Tensor], argnums: tuple[_Index, ...]
 ) -> Callable[..., tuple[Tensor, ...]]: ...
-def grad(f: Callable[..., Tensor], argnums: _Index | tuple[_Index, ...] = 0) -> Callable[..., Any]:
+def grad(
+    f: Callable[..., Tensor], argnums: _Index | tuple[_Index, ...] = 0
+) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Return the function that computes the gradient of f; see `value_and_grad`.
 
         dx = tensorgrad.grad(lambda x: (x * x).sum())(x)
@@ -115,10 +117,12 @@ def grad(f: Callable[..., Tensor], argnums: _Index | tuple[_Index, ...] = 0) -> 
         ArgumentError: f is not a function; call `loss.backward()` for the gradients of a tensor.
     """
     _check_differentiable("grad", f)
-    with_value: Callable[..., tuple[Tensor, Any]] = value_and_grad(f, argnums)
+    with_value: Callable[..., tuple[Tensor, Tensor | tuple[Tensor, ...]]] = value_and_grad(
+        f, argnums
+    )
 
     @wraps(f)
-    def only_grad(*args: Any, **kwargs: Any) -> Any:
+    def only_grad(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
         return with_value(*args, **kwargs)[1]
 
     return only_grad

@@ -75,14 +75,17 @@ class Tensor(Methods):
         self.hooks: list[Callable[[Tensor], None]] | None = None
 
     @property
-    def grad(self) -> Array | None:
-        """The gradient of a leaf, an array in its shape; None before the first backward."""
+    def grad(self) -> np.ndarray[Any, Any] | None:
+        """The gradient of a leaf, an array in its shape; None before the first backward.
+
+        On a GPU it is a cupy.ndarray, which type checkers take for the numpy.ndarray of a CPU.
+        """
         gradient = self.gradient
         if gradient is None:
             return None
         if gradient.waiting is not None or not gradient.beta:
             gradient.settle()
-        return gradient.array
+        return gradient.array  # type: ignore[no-any-return]
 
     @grad.setter
     def grad(self, array: Array | None) -> None:

@@ -30,7 +30,7 @@ ReduceNorm = Callable[[Array], None]
 
 def grad_norm(
     parameters: FlatParameters | Iterable[Tensor], reduce_norm: ReduceNorm | None = None
-) -> Array:
+) -> np.ndarray[Any, Any]:
     """Return the global gradient norm.
 
     norm = sqrt(sum of g^2 over all elements g of all gradients)
@@ -51,7 +51,7 @@ def clip_grad_norm(
     max_norm: float,
     *,
     reduce_norm: ReduceNorm | None = None,
-) -> Array:
+) -> np.ndarray[Any, Any]:
     """Scale all gradients in place so that their norm is at most `max_norm`.
 
     grad = grad * min(1, max_norm / (norm + 1e-6))
@@ -115,7 +115,9 @@ def sum_of_squares(array: Array) -> Array:
     return reduce_cuda("SumOfSquares", array, (0,), float64)
 
 
-def clip_factor(squares: Array, max_norm: float, scale: Array | None) -> tuple[Array, Array]:
+def clip_factor(
+    squares: Array, max_norm: float, scale: Array | None
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return the gradient norm, and the factor by which an optimizer multiplies the gradients.
 
     norm = sqrt(squares) / scale

@@ -199,7 +199,7 @@ class Optimizer:
         max_norm: float | None = None,
         scaler: LossScaler | None = None,
         reduce_norm: ReduceNorm | None = None,
-    ) -> Array | None:
+    ) -> np.ndarray[Any, Any] | None:
         """Update the parameters by their gradients.
 
         A parameter without a gradient does not move, and its state stays: one that backward has not
