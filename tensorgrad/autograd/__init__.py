@@ -48,11 +48,26 @@ def value_and_grad(
     those arguments alone. A gradient is zero where f does not depend on the argument. Negative
     indices are counted from the last positional argument.
 
+    Args:
+        f: takes any arguments and returns a tensor with one element.
+        argnums: index of the positional argument to differentiate by, or a tuple of several.
+            Negative indices count from the last positional argument.
+
+    Returns:
+        A function with the arguments of f, which returns two results: the value of f, a tensor
+        without a graph, and the gradient, a tensor of the argument's shape and dtype; a tuple of
+        gradients where `argnums` is a tuple.
+
     Raises:
         ArgumentError: f is not a function (the gradients of a tensor are those of `backward`).
         GradError: when called, f returns no scalar, or gradients are nested (second derivatives).
         ArgumentError: when called, there is no such positional argument.
         DtypeError: when called, such an argument is not a tensor, array or number of a float dtype.
+
+    Example:
+        >>> f = tg.value_and_grad(lambda w, x: ((w * x) ** 2).sum())
+        >>> f(tg.tensor([1.0, 2.0]), 3.0)
+        (tensor(45., dtype=float32), tensor([18., 36.], dtype=float32))
     """
     _check_differentiable("value_and_grad", f)
     single = isinstance(argnums, int | np.integer)
@@ -111,10 +126,20 @@ def grad(
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Return the function that computes the gradient of f; see `value_and_grad`.
 
-        dx = tensorgrad.grad(lambda x: (x * x).sum())(x)
+    Args:
+        f: takes any arguments and returns a tensor with one element.
+        argnums: index of the positional argument to differentiate by, or a tuple of several.
+
+    Returns:
+        A function with the arguments of f, which returns a tensor of the argument's shape and
+        dtype; a tuple of them where `argnums` is a tuple.
 
     Raises:
         ArgumentError: f is not a function; call `loss.backward()` for the gradients of a tensor.
+
+    Example:
+        >>> tg.grad(lambda x: (x * x).sum())(tg.tensor([1.0, 2.0]))
+        tensor([2., 4.], dtype=float32)
     """
     _check_differentiable("grad", f)
     with_value: Callable[..., tuple[Tensor, Tensor | tuple[Tensor, ...]]] = value_and_grad(
