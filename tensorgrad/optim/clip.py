@@ -42,6 +42,12 @@ def grad_norm(
 
     Returns:
         A 0-d float64 array on the device of the gradients.
+
+    Example:
+        >>> w = tg.tensor([1.5, 2.0], requires_grad=True)
+        >>> (w * w).sum().backward()
+        >>> float(tg.optim.grad_norm([w]))  # of [3, 4]
+        5.0
     """
     return clip_factor(_total(_grads(parameters), reduce_norm), math.inf, None)[0]
 
@@ -60,15 +66,23 @@ def clip_grad_norm(
     an extra pass over the gradients.
 
     Args:
-        parameters: as of `grad_norm`.
+        parameters: as for `grad_norm`.
         max_norm: above 0.
-        reduce_norm: as of `grad_norm`.
+        reduce_norm: as for `grad_norm`.
 
     Returns:
         The norm before clipping, a 0-d float64 array on the device of the gradients.
 
     Raises:
         ArgumentError: `max_norm` is not positive.
+
+    Example:
+        >>> w = tg.tensor([1.5, 2.0], requires_grad=True)
+        >>> (w * w).sum().backward()
+        >>> float(tg.optim.clip_grad_norm([w], 1.0))
+        5.0
+        >>> w.grad.round(3)
+        array([0.6, 0.8], dtype=float32)
     """
     check_max_norm("clip_grad_norm", max_norm)
     grads = _grads(parameters)

@@ -163,9 +163,9 @@ def layers() -> Iterator[tuple[Callable[[], Module], str | None]]:
     yield Squared, None
     yield lambda: nn.MultiHeadAttention(C, 8, causal=True), None
     rotary = nn.RotaryEmbedding(2)
-    yield lambda: nn.MultiHeadAttention(C, 8, 4, rotary=rotary), None
+    yield lambda: nn.MultiHeadAttention(C, 8, kv_heads=4, rotary=rotary), None
     # 5 heads of keys and values, 2 of queries each, on 2 or 4 ranks
-    yield lambda: nn.MultiHeadAttention(20, 10, 5, causal=True, qk_norm=nn.RMSNorm), None
+    yield lambda: nn.MultiHeadAttention(20, 10, kv_heads=5, causal=True, qk_norm=nn.RMSNorm), None
 
 
 def check_layers(comm: Comm) -> None:
