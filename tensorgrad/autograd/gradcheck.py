@@ -19,6 +19,7 @@ from tensorgrad.core.tensor import Tensor
 def gradcheck(
     f: Callable[..., Any],
     inputs: Sequence[Any],
+    *,
     eps: float = 1e-6,
     tolerance: float = 2e-6,
     directions: int = 3,

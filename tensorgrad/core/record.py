@@ -31,6 +31,7 @@ def record(
     inputs: Sequence[Tensor | None],
     backward: Backward,
     saved: tuple[Any, ...],
+    *,
     takes_gradient: bool = False,
 ) -> Tensor:
     """Wrap the outputs of an op; remember how to differentiate it when an input needs a gradient.

@@ -89,8 +89,8 @@ def test_values_by_hand(name: str, module: Any, expected: list[float], reduction
     if reduction != "none":
         wanted = getattr(wanted, reduction)()
     np.testing.assert_allclose(getattr(F, name)(x, target, reduction).numpy(), wanted)
-    np.testing.assert_allclose(module(reduction)(x, target).numpy(), wanted)
-    assert repr(module(reduction)) == f"{module.__name__}(reduction={reduction!r})"
+    np.testing.assert_allclose(module(reduction=reduction)(x, target).numpy(), wanted)
+    assert repr(module(reduction=reduction)) == f"{module.__name__}(reduction={reduction!r})"
     for loss in (getattr(F, name), module()):  # the default
         np.testing.assert_allclose(loss(x, target).numpy(), np.mean(expected))
 
