@@ -48,7 +48,7 @@ def broadcast_parameters(arrays: Iterable[Array], comm: Comm, root: int = 0) -> 
     Example:
         >>> x = np.array([1.0, 2.0])
         >>> tg.parallel.broadcast_parameters([x], tg.parallel.world())
-        >>> x  # as on rank 0
+        >>> x  # that of rank 0
         array([1., 2.])
     """
     arrays = list(arrays)

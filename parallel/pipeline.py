@@ -97,7 +97,7 @@ class Pipeline(NestedStrategy):
         >>> model = GPT2(GPT2Config(vocab_size=64, context=8, layers=2, heads=1, width=8))
         >>> strategy = tg.parallel.Pipeline(tg.parallel.world(), "1f1b")
         >>> optimizer = strategy.prepare(model, tg.optim.AdamW)
-        >>> strategy.parts  # one stage has both blocks
+        >>> strategy.parts  # the only stage has both blocks
         [range(0, 2)]
     """
 

@@ -41,7 +41,7 @@ class Comm:
         local_rank, local_size: rank and size among all ranks of this host.
 
     Example:
-        >>> comm = tg.parallel.Comm()  # one process; world() has all that mpirun started
+        >>> comm = tg.parallel.Comm()  # a single process; world() has all that mpirun started
         >>> x = np.array([1.0, 2.0])
         >>> handle = comm.all_reduce(x, "mean")
         >>> comm.rank, comm.size, x

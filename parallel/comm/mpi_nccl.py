@@ -98,7 +98,7 @@ def world(timeout: float | None = None) -> Comm:
 
     Example:
         >>> comm = tg.parallel.world()
-        >>> comm.rank, comm.size  # of a program without mpirun
+        >>> comm.rank, comm.size  # a program without mpirun
         (0, 1)
     """
     if timeout is not None and not timeout > 0:

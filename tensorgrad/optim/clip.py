@@ -46,7 +46,7 @@ def grad_norm(
     Example:
         >>> w = tg.tensor([1.5, 2.0], requires_grad=True)
         >>> (w * w).sum().backward()
-        >>> float(tg.optim.grad_norm([w]))  # of [3, 4]
+        >>> float(tg.optim.grad_norm([w]))  # the gradient is [3, 4]
         5.0
     """
     return clip_factor(_total(_grads(parameters), reduce_norm), math.inf, None)[0]

@@ -73,7 +73,7 @@ class Muon(AdamW):
         ... )
         >>> model(tg.ones((4, 3))).mean().backward()
         >>> optimizer.step()
-        >>> sorted(optimizer.entries("v"))  # what AdamW updates
+        >>> sorted(optimizer.entries("v"))  # AdamW updates these
         ['0.bias', '1.bias']
     """
 

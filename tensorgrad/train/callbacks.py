@@ -24,7 +24,7 @@ class Callback:
         >>> class Progress(tg.train.Callback):
         ...     def on_evaluation(self, step, metrics):
         ...         print(f"step {step}: {metrics['validation_loss']:.3f}")
-        >>> Progress().on_evaluation(100, {"validation_loss": 2.5})  # as the loop calls it
+        >>> Progress().on_evaluation(100, {"validation_loss": 2.5})  # the loop calls it like this
         step 100: 2.500
     """
 
