@@ -73,6 +73,7 @@ def train(folder: str) -> Outcome:
     assert_type(tg.models.generate(assert_type(model, GPT2), [1, 2], 4), list[int])
     assert_type(tg.data.Tokenizer.train(["a b"] * 9, 260), Tokenizer)
     assert_type((tg.backend.gpu_count(), tg.dtypes.is_float(tg.float32)), tuple[int, bool])
+    assert_type(tg.isdtype(tg.int8, "integral") or tg.can_cast("int8", "int16"), bool)
     assert_type(str(tg.errors.DataError("no text")), str)
     strategy, rate = DataParallel(world()), settings.learning_rate
     optimizer = strategy.prepare(model, lambda parameters: AdamW(parameters, lr=settings.lr))

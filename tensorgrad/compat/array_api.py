@@ -5,6 +5,7 @@ Source: https://data-apis.org/array-api/2024.12. Tests: tests/compat/test_array_
 
 from __future__ import annotations
 
+import builtins
 import math
 from typing import Any, NamedTuple
 
@@ -142,7 +143,7 @@ def iinfo(dtype: DtypeLike | Tensor) -> IntegerLimits:
     return IntegerLimits(limits.bits, int(limits.max), int(limits.min), kind)
 
 
-def isdtype(dtype: DtypeLike, kind: Any) -> Any:
+def isdtype(dtype: DtypeLike, kind: Any) -> builtins.bool:
     """Return whether a dtype is of a kind.
 
     Args:
@@ -214,7 +215,7 @@ def promote_types(a: DtypeLike, b: DtypeLike) -> Dtype:
     return result_type(as_dtype(a), as_dtype(b))
 
 
-def can_cast(source: Any, to: DtypeLike) -> Any:
+def can_cast(source: Any, to: DtypeLike) -> builtins.bool:
     """Return whether all values of a dtype (or of that of a tensor) keep their meaning in another.
 
     Args:
