@@ -218,7 +218,7 @@ def check_shares(
     Args:
         model: whole; values do not count.
         ranks: the number of ranks.
-        sequence: as of `tensor_parallel`.
+        sequence: as for `tensor_parallel`.
         vocabulary: whether the sizes of embeddings count.
     Raises:
         ArgumentError: it cannot.

@@ -209,7 +209,7 @@ class TransformerBlock(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
-        """Return y, (B, T, C), for x of that shape; `mask` and `cache` as of the attention."""
+        """Return y, (B, T, C), for x of that shape; `mask` and `cache` as for attention."""
         x, normed = add_norm(x, None, self.norm1)
         x, normed = add_norm(x, self.attention(normed, mask, cache), self.norm2, self.dropout)
         return add_branch(self.feed_forward, normed, x, self.dropout)

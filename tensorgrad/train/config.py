@@ -9,6 +9,7 @@ The options are read by command_line.py.
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import textwrap
@@ -164,9 +165,9 @@ def documented(settings: type[_Settings]) -> type[_Settings]:
         for f in fields(settings):
             default = f.metadata["shown"]
             text = f"{f.name}: {f.metadata['help']}{f'; default: {default}' if default else ''}"
-            lines += textwrap.wrap(text, 92, initial_indent=" " * 8, subsequent_indent=" " * 12)
-        first, _, rest = settings.__doc__.partition("\n\n")
-        settings.__doc__ = "\n".join([first, "", "    Args:", *lines, "", rest])
+            lines += textwrap.wrap(text, 92, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        first, _, rest = inspect.cleandoc(settings.__doc__).partition("\n\n")
+        settings.__doc__ = "\n".join([first, "", "Args:", *lines, "", rest])
     return settings
 
 
