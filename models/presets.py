@@ -46,7 +46,9 @@ PRESETS: dict[str, Any] = {
         width=2048,
         hidden=8192,
         rope_base=500000.0,
-        rope_scaling=RopeScaling("llama3", 32.0, 1.0, 4.0, 8192),
+        rope_scaling=RopeScaling(
+            "llama3", 32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192
+        ),
         norm_eps=1e-5,
     ),
     # Yang et al. 2025, arXiv:2505.09388.

@@ -181,14 +181,14 @@ class TransformerLM(LanguageModel):
         self.tokens = nn.Embedding(config.vocab_size, config.width)
         self.dropout = nn.Dropout(config.dropout)
         head = config.width_of_head
-        rotary = nn.RotaryEmbedding(head, config.rope_base, scaling=config.rope_scaling)
+        rotary = nn.RotaryEmbedding(head, base=config.rope_base, scaling=config.rope_scaling)
         norm = partial(nn.RMSNorm, eps=config.norm_eps)
         self.blocks = nn.ModuleList(
             nn.TransformerBlock(
                 config.width,
                 config.heads,
-                config.kv_heads,
-                config.dropout,
+                kv_heads=config.kv_heads,
+                dropout=config.dropout,
                 bias=config.qkv_bias,
                 rotary=rotary,
                 norm=norm,

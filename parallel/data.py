@@ -41,8 +41,15 @@ def broadcast_parameters(arrays: Iterable[Array], comm: Comm, root: int = 0) -> 
             need the fewest calls.
         comm: the ranks.
         root: the rank that sends.
+
     Raises:
         CommError: the ranks have different arrays.
+
+    Example:
+        >>> x = np.array([1.0, 2.0])
+        >>> tg.parallel.broadcast_parameters([x], tg.parallel.world())
+        >>> x  # that of rank 0
+        array([1., 2.])
     """
     arrays = list(arrays)
     comm.agree(
@@ -60,8 +67,15 @@ def all_reduce_gradients(grad: Array, comm: Comm) -> None:
     Args:
         grad: flat gradient buffer, (parameters,), float32; written in place.
         comm: the ranks.
+
     Raises:
         CommError: the ranks have different buffers.
+
+    Example:
+        >>> grad = np.array([1.0, 2.0], "float32")
+        >>> tg.parallel.all_reduce_gradients(grad, tg.parallel.world())
+        >>> grad  # the mean over the ranks, here one
+        array([1., 2.], dtype=float32)
     """
     comm.all_reduce(grad, "mean")
 
@@ -77,16 +91,25 @@ class DataParallel(Strategy):
 
     Args:
         comm: the ranks.
-        reduction: one of these.
+        reduction: "naive", "flat" or "overlap".
         bucket_mb: size of a bucket in MB (10^6 bytes) of gradients. Small buckets cost the latency
             of many calls, large ones leave more to send after backward. None: a size that suits the
             number of parameters (bucket_size.py).
+
     Raises:
         ArgumentError: the reduction is unknown, or `bucket_mb` is not positive.
+
+    Example:
+        >>> model, strategy = tg.nn.Linear(2, 1), tg.parallel.DataParallel(tg.parallel.world())
+        >>> optimizer = strategy.prepare(model, tg.optim.SGD)
+        >>> parts = [(np.ones((4, 2), "float32"),)]  # this rank's rows of the batch
+        >>> total = strategy.compute_gradients(lambda x: model(x).mean(), parts)
+        >>> model.weight.grad
+        array([[1., 1.]], dtype=float32)
     """
 
     def __init__(
-        self, comm: Comm, reduction: str = "overlap", bucket_mb: float | None = None
+        self, comm: Comm, reduction: str = "overlap", *, bucket_mb: float | None = None
     ) -> None:
         """Train on the ranks of `comm`."""
         if reduction not in REDUCTIONS:

@@ -34,10 +34,18 @@ class Comm:
 
     Args:
         network: the transport of host arrays; None for a single process, which needs no MPI.
+
     Attributes:
         rank, size: this rank, 0 to size - 1, and the number of ranks.
         ranks: the numbers of this group's ranks in `world()`, which errors name.
         local_rank, local_size: rank and size among all ranks of this host.
+
+    Example:
+        >>> comm = tg.parallel.Comm()  # a single process; world() has all that mpirun started
+        >>> x = np.array([1.0, 2.0])
+        >>> handle = comm.all_reduce(x, "mean")
+        >>> comm.rank, comm.size, x
+        (0, 1, array([1., 2.]))
     """
 
     def __init__(self, network: Network | None = None) -> None:

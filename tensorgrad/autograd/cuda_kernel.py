@@ -46,15 +46,6 @@ def cuda_kernel(
 ) -> CudaKernel:
     """Return a function of tensors that a CUDA kernel computes on a GPU, and NumPy on the CPU.
 
-        SOURCE = '''
-        __global__ void scale(T* y, const T* x, float factor, long long n) {
-            long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-            if (i < n) y[i] = Compute(x[i]) * factor;
-        }
-        '''
-        scale = tg.cuda_kernel(SOURCE, "scale", lambda x, factor: x * factor)
-        y = scale(x, 2.0)
-
     The parameters of the kernel say what it takes. Pointers are results, in memory that is not
     initialized; pointers to const are the arguments, in C order; then come numbers. In the source,
     `T` is the type of the first argument that is declared with it, and `Compute` the type to
@@ -77,9 +68,23 @@ def cuda_kernel(
             The others are given in the call, after the arrays; but `n` is the number of elements
             of the first result.
 
+    Returns:
+        A function of the arrays and the numbers, which returns a tensor, or a tuple of several.
+
     Raises:
         KernelError: the source has no such kernel, or a parameter of a type that is not known.
         ArgumentError: `shapes` or `sizes` has a name that is not a parameter.
+
+    Example:
+        >>> source = '''
+        ... __global__ void scale(T* y, const T* x, float factor, long long n) {
+        ...     long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+        ...     if (i < n) y[i] = Compute(x[i]) * factor;
+        ... }
+        ... '''
+        >>> scale = tg.cuda_kernel(source, "scale", reference=lambda x, factor: x * factor)
+        >>> scale(tg.tensor([1.0, 2.0]), 3.0)
+        tensor([3., 6.], dtype=float32)
     """
     check_function("cuda_kernel", reference)
     check_integer("cuda_kernel", "threads", threads, 1)

@@ -97,7 +97,20 @@ _PLACES = ("", ".nn", ".nn.functional", ".linalg", ".fft", ".random", ".optim")
 
 
 def missing(module: str, name: str) -> AttributeError:
-    """Return the error for a name that a module does not have."""
+    """Return the error for a name that a module does not have.
+
+    Args:
+        module: full name of the module.
+        name: that it lacks.
+
+    Returns:
+        The error, whose message names what to use instead or says why there is nothing.
+
+    Example:
+        >>> from tensorgrad.compat.omitted import missing
+        >>> missing("tensorgrad", "bmm").args[0]
+        "module 'tensorgrad' has no attribute 'bmm': it is named as in NumPy, matmul"
+    """
     said = f"module {module!r} has no attribute {name!r}"
     if not name.startswith("_"):
         dtype = module == "tensorgrad" and _DTYPES.get(name)
@@ -106,7 +119,19 @@ def missing(module: str, name: str) -> AttributeError:
 
 
 def missing_method(name: str) -> AttributeError:
-    """Return the error for an attribute that a tensor does not have."""
+    """Return the error for an attribute that a tensor does not have.
+
+    Args:
+        name: that a tensor lacks.
+
+    Returns:
+        The error, whose message names what to use instead or says why there is nothing.
+
+    Example:
+        >>> from tensorgrad.compat.omitted import missing_method
+        >>> missing_method("numel").args[0]
+        "'Tensor' object has no attribute 'numel': write x.size"
+    """
     said = f"'Tensor' object has no attribute {name!r}"
     if not name.startswith("_"):
         said += _instead(name, "")

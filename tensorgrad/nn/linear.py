@@ -29,6 +29,13 @@ class Linear(Module):
             not need it; see `can_fuse`.
         before, after: the region that x enters before the product, where ranks share the columns
             of y, and the one that y leaves after it, where they share those of x; or None.
+
+    Example:
+        >>> layer = tg.nn.Linear(3, 2)
+        >>> layer
+        Linear(3, 2)
+        >>> layer(tg.ones((5, 3))).shape
+        (5, 2)
     """
 
     may_be_overwritten = True

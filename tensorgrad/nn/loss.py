@@ -193,10 +193,14 @@ def _operands(op: str, x: Any, target: Any, name: str = "x") -> tuple[Tensor, Te
 class _Loss(Module):
     """Base of the losses as modules: holds the reduction."""
 
-    def __init__(self, reduction: str = "mean", known: tuple[str, ...] = REDUCTIONS) -> None:
-        if reduction not in known:
+    _reductions: tuple[str, ...] = REDUCTIONS
+
+    def __init__(self, *, reduction: str = "mean") -> None:
+        if reduction not in self._reductions:
             name = type(self).__name__
-            raise ArgumentError(f"{name}: reduction is {reduction!r}, expected one of {known}")
+            raise ArgumentError(
+                f"{name}: reduction is {reduction!r}, expected one of {self._reductions}"
+            )
         self.reduction = reduction
 
     def extra_repr(self) -> str:
@@ -208,54 +212,76 @@ class MSELoss(_Loss):
     """The squared error; see `nn.functional.mse_loss`.
 
     Args:
-        reduction: "mean", "sum" or "none".
+        reduction: "mean" over all elements, "sum", or "none": one loss an element.
+
+    Example:
+        >>> loss = tg.nn.MSELoss()
+        >>> loss(tg.tensor([1.0, 2.0]), tg.tensor([1.0, 4.0]))  # (0 + 4) / 2
+        tensor(2., dtype=float32)
     """
 
     def forward(self, x: Any, target: Any) -> Tensor:
         """Return the loss of x, any shape, and target, the same shape."""
-        return mse_loss(x, target, self.reduction)
+        return mse_loss(x, target, reduction=self.reduction)
 
 
 class L1Loss(_Loss):
     """The absolute error; see `nn.functional.l1_loss`.
 
     Args:
-        reduction: "mean", "sum" or "none".
+        reduction: "mean" over all elements, "sum", or "none": one loss an element.
+
+    Example:
+        >>> loss = tg.nn.L1Loss(reduction="none")
+        >>> loss(tg.tensor([1.0, 2.0]), tg.tensor([1.0, 4.0]))
+        tensor([0., 2.], dtype=float32)
     """
 
     def forward(self, x: Any, target: Any) -> Tensor:
         """Return the loss of x, any shape, and target, the same shape."""
-        return l1_loss(x, target, self.reduction)
+        return l1_loss(x, target, reduction=self.reduction)
 
 
 class HuberLoss(_Loss):
     """Squared error below delta and absolute error above; see `nn.functional.huber_loss`.
 
     Args:
-        reduction: "mean", "sum" or "none".
-        delta: above 0.
+        reduction: "mean" over all elements, "sum", or "none": one loss an element.
+        delta: the error, above 0, from which the loss is linear.
+
+    Example:
+        >>> loss = tg.nn.HuberLoss("none")
+        >>> loss(tg.tensor([0.5, 3.0]), tg.zeros(2))  # 0.5^2 / 2 and 3 - 1 / 2
+        tensor([0.125, 2.5  ], dtype=float32)
     """
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.delta = delta
 
     def forward(self, x: Any, target: Any) -> Tensor:
         """Return the loss of x, any shape, and target, the same shape."""
-        return huber_loss(x, target, self.reduction, self.delta)
+        return huber_loss(x, target, reduction=self.reduction, delta=self.delta)
 
 
 class BCEWithLogitsLoss(_Loss):
     """Binary cross entropy; see `nn.functional.binary_cross_entropy_with_logits`.
 
     Args:
-        weight: of each loss, broadcasts to the logits; moves with the module.
-        reduction: "mean", "sum" or "none".
+        weight: of each loss, broadcasts to the logits; moves with the module. None: 1.
+        reduction: "mean" over all elements, "sum", or "none": one loss an element.
         pos_weight: of the positive class, likewise.
+
+    Example:
+        >>> loss = tg.nn.BCEWithLogitsLoss()
+        >>> loss(tg.tensor([0.0, 0.0]), tg.tensor([0.0, 1.0])).round(4)  # log(2)
+        tensor(0.6931, dtype=float32)
     """
 
-    def __init__(self, weight: Any = None, reduction: str = "mean", pos_weight: Any = None) -> None:
-        super().__init__(reduction)
+    def __init__(
+        self, weight: Any = None, *, reduction: str = "mean", pos_weight: Any = None
+    ) -> None:
+        super().__init__(reduction=reduction)
         self.weight: Tensor | None = None
         self.pos_weight: Tensor | None = None
         _set_weight(self, "weight", weight)
@@ -264,7 +290,7 @@ class BCEWithLogitsLoss(_Loss):
     def forward(self, logits: Any, target: Any) -> Tensor:
         """Return the loss of logits, any shape, and target, the same shape."""
         return binary_cross_entropy_with_logits(
-            logits, target, self.weight, self.reduction, self.pos_weight
+            logits, target, self.weight, reduction=self.reduction, pos_weight=self.pos_weight
         )
 
 
@@ -272,66 +298,91 @@ class KLDivLoss(_Loss):
     """The Kullback-Leibler divergence; see `nn.functional.kl_div`.
 
     Args:
-        reduction: "mean", "batchmean", "sum" or "none".
+        reduction: "mean" over all elements, "batchmean": the sum over axis 0's length, "sum" or
+            "none".
         log_target: whether targets are logarithms.
+
+    Example:
+        >>> loss = tg.nn.KLDivLoss(reduction="batchmean")
+        >>> p, q = tg.tensor([[0.5, 0.5]]), tg.tensor([[0.25, 0.75]])
+        >>> loss(tg.log(q), p).round(4)  # 0.5 log(0.5 / 0.25) + 0.5 log(0.5 / 0.75)
+        tensor(0.1438, dtype=float32)
     """
 
-    def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
-        super().__init__(reduction, (*REDUCTIONS, "batchmean"))
+    _reductions = (*REDUCTIONS, "batchmean")
+
+    def __init__(self, *, reduction: str = "mean", log_target: bool = False) -> None:
+        super().__init__(reduction=reduction)
         self.log_target = log_target
 
     def forward(self, x: Any, target: Any) -> Tensor:
         """Return the loss of log-probabilities x and target, the same shape."""
-        return kl_div(x, target, self.reduction, self.log_target)
+        return kl_div(x, target, reduction=self.reduction, log_target=self.log_target)
 
 
 class NLLLoss(_Loss):
     """The negative log-likelihood; see `nn.functional.nll_loss`.
 
     Args:
-        weight: (V,), of each class; moves with the module.
+        weight: (V,), of each class; moves with the module. None: 1.
         ignore_index: examples with this target are ignored; None: no example is.
-        reduction: "mean", "sum" or "none".
-        axis: of the classes.
+        reduction: "mean" over the examples that count, by their weights; "sum" or "none".
+        axis: of the classes; default: the last.
+
+    Example:
+        >>> loss = tg.nn.NLLLoss()
+        >>> loss(tg.tensor([[-1.0, -0.5], [-2.0, -0.25]]), np.array([0, 1]))  # (1 + 0.25) / 2
+        tensor(0.625, dtype=float32)
     """
 
     def __init__(
         self,
         weight: Any = None,
+        *,
         ignore_index: int | None = -100,
         reduction: str = "mean",
         axis: int = -1,
     ) -> None:
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         self.ignore_index, self.axis = ignore_index, axis
         self.weight: Tensor | None = None
         _set_weight(self, "weight", weight)
 
     def forward(self, x: Any, targets: Any) -> Tensor:
         """Return the loss of log-probabilities x (..., V) and targets (...)."""
-        return nll_loss(x, targets, self.weight, self.ignore_index, self.reduction, self.axis)
+        return nll_loss(
+            x, targets, self.weight, ignore_index=self.ignore_index, reduction=self.reduction,
+            axis=self.axis,
+        )  # fmt: skip
 
 
 class CrossEntropyLoss(_Loss):
     """Cross entropy of logits; see `nn.functional.cross_entropy`.
 
     Args:
-        weight: (V,), of each class; moves with the module.
+        weight: (V,), of each class; moves with the module. None: 1.
         ignore_index: examples with this target are ignored; None: no example is.
-        reduction: "mean", "sum" or "none".
-        label_smoothing: in [0, 1].
-        axis: of the classes.
+        reduction: "mean" over the examples that count, by their weights; "sum" or "none".
+        label_smoothing: in [0, 1]: the fraction of each target that all classes get, in equal
+            parts.
+        axis: of the classes; default: the last.
+
+    Example:
+        >>> loss = tg.nn.CrossEntropyLoss()
+        >>> loss(tg.zeros((3, 10)), np.array([1, 2, 3])).round(4)  # log(10)
+        tensor(2.3026, dtype=float32)
     """
 
     def __init__(
         self,
         weight: Any = None,
+        *,
         ignore_index: int | None = -100,
         reduction: str = "mean",
         label_smoothing: float = 0.0,
         axis: int = -1,
     ) -> None:
-        super().__init__(reduction)
+        super().__init__(reduction=reduction)
         check_between("CrossEntropyLoss", "label_smoothing", label_smoothing, 0, 1)
         self.ignore_index, self.label_smoothing, self.axis = ignore_index, label_smoothing, axis
         self.weight: Tensor | None = None
@@ -340,8 +391,8 @@ class CrossEntropyLoss(_Loss):
     def forward(self, logits: Any, targets: Any) -> Tensor:
         """Return the loss of logits (..., V) and targets (...), or probabilities (..., V)."""
         return cross_entropy(
-            logits, targets, self.ignore_index, self.label_smoothing, self.reduction,
-            weight=self.weight, axis=self.axis,
+            logits, targets, weight=self.weight, ignore_index=self.ignore_index,
+            reduction=self.reduction, label_smoothing=self.label_smoothing, axis=self.axis,
         )  # fmt: skip
 
 

@@ -64,10 +64,15 @@ class Parameter(Tensor):
     """A tensor that an optimizer updates: a leaf of the graph that requires a gradient.
 
     Args:
-        data: an array or a tensor of floats, which is not copied.
+        data: an array or a tensor of floats, of any shape, which is not copied.
         requires_grad: False freezes the parameter.
+
     Raises:
         DtypeError: data is not an array, or not of floats.
+
+    Example:
+        >>> tg.nn.Parameter(np.ones(2, "float32"))
+        tensor([1., 1.], dtype=float32, requires_grad=True)
     """
 
     __slots__ = ()
@@ -96,16 +101,19 @@ class _Forward(Protocol[_Arguments, _Result]):
 class Module:
     """Base of layers and models: define `forward` and assign parameters and modules.
 
-        class Scale(Module):
-            def __init__(self, width: int) -> None:
-                self.factor = Parameter(np.ones(width, "float32"))
-
-            def forward(self, x: Tensor) -> Tensor:
-                return x * self.factor
-
-    Attributes:
+    Attributes of every module:
         training: whether layers such as Dropout are in training mode; see `train` and `eval`.
         captures: whether generation may capture its calls into a CUDA graph.
+
+    Example:
+        >>> class Scale(tg.nn.Module):
+        ...     def __init__(self, width: int) -> None:
+        ...         self.factor = tg.nn.Parameter(2 * np.ones(width, "float32"))
+        ...
+        ...     def forward(self, x: tg.Tensor) -> tg.Tensor:
+        ...         return x * self.factor
+        >>> Scale(3)(tg.ones((1, 3)))
+        tensor([[2., 2., 2.]], dtype=float32, requires_grad=True)
     """
 
     training = True
@@ -479,7 +487,18 @@ class _HookedForward:
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Disable dropout and gradients in the `with` block; restore each module's mode after it."""
+    """Disable dropout and gradients in the `with` block; restore each module's mode after it.
+
+    Args:
+        model: the modules in it change their mode.
+
+    Example:
+        >>> model = tg.nn.Sequential(tg.nn.Linear(3, 2), tg.nn.Dropout(0.1))
+        >>> with tg.nn.evaluating(model):
+        ...     y = model(tg.ones((1, 3)))
+        >>> y.requires_grad, model.training
+        (False, True)
+    """
     before = [(module, module.training) for module in _all_modules(model)]
     for module, _ in before:
         vars(module)["training"] = False

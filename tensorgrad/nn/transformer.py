@@ -27,12 +27,18 @@ class FeedForward(Module):
         bias: whether the linear layers have one.
         approximate: the form of GELU: "tanh" (as in GPT-2) or "none" (exact).
         dropout: probability of dropping an input of `down`.
+
+    Example:
+        >>> layer = tg.nn.FeedForward(8)
+        >>> layer.up, layer(tg.ones((2, 5, 8))).shape
+        (Linear(8, 32), (2, 5, 8))
     """
 
     def __init__(
         self,
         width: int,
         hidden: int | None = None,
+        *,
         bias: bool = True,
         approximate: str = "tanh",
         dropout: float = 0.0,
@@ -82,11 +88,17 @@ class SwiGLU(Module):
             parameters as `FeedForward` has.
         bias: whether the linear layers have one.
         dropout: probability of dropping an input of `down`.
+
     Source: Shazeer 2020, arXiv:2002.05202, eq. 6.
+
+    Example:
+        >>> layer = tg.nn.SwiGLU(48)
+        >>> layer.down, layer(tg.ones((2, 5, 48))).shape
+        (Linear(128, 48, bias=False), (2, 5, 48))
     """
 
     def __init__(
-        self, width: int, hidden: int | None = None, bias: bool = False, dropout: float = 0.0
+        self, width: int, hidden: int | None = None, *, bias: bool = False, dropout: float = 0.0
     ) -> None:
         hidden = self.default_hidden(width) if hidden is None else hidden
         self.gate = Linear(width, hidden, bias)
@@ -148,14 +160,26 @@ class TransformerBlock(Module):
         norm: makes a normalization layer from the width.
         feed_forward: makes a feed-forward layer from the width; default: `FeedForward`.
         attention_dropout: probability of dropping an attention weight; default: `dropout`.
-        attention: makes the attention from the first seven arguments of `MultiHeadAttention`.
+        attention: makes the attention from `width` and `heads`, and `kv_heads`, `bias`, `dropout`,
+            `causal` and `rotary` by name; see `MultiHeadAttention`.
+
     Source: Xiong et al. 2020, arXiv:2002.04745, figure 1 (b).
+
+    Example:
+        >>> from tensorgrad import nn
+        >>> block = nn.TransformerBlock(
+        ...     32, 4, kv_heads=2, bias=False, rotary=nn.RotaryEmbedding(8), norm=nn.RMSNorm,
+        ...     feed_forward=nn.SwiGLU,
+        ... )
+        >>> block(tg.ones((2, 5, 32))).shape
+        (2, 5, 32)
     """
 
     def __init__(
         self,
         width: int,
         heads: int,
+        *,
         kv_heads: int | None = None,
         dropout: float = 0.0,
         causal: bool = True,
@@ -169,7 +193,15 @@ class TransformerBlock(Module):
         if attention_dropout is None:
             attention_dropout = dropout
         self.norm1 = norm(width)
-        self.attention = attention(width, heads, kv_heads, bias, attention_dropout, causal, rotary)
+        self.attention = attention(
+            width,
+            heads,
+            kv_heads=kv_heads,
+            bias=bias,
+            dropout=attention_dropout,
+            causal=causal,
+            rotary=rotary,
+        )
         self.norm2 = norm(width)
         self.feed_forward = (
             FeedForward(width, bias=bias) if feed_forward is None else feed_forward(width)
@@ -177,7 +209,7 @@ class TransformerBlock(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
-        """Return y, (B, T, C), for x of that shape; `mask` and `cache` as of the attention."""
+        """Return y, (B, T, C), for x of that shape; `mask` and `cache` as for attention."""
         x, normed = add_norm(x, None, self.norm1)
         x, normed = add_norm(x, self.attention(normed, mask, cache), self.norm2, self.dropout)
         return add_branch(self.feed_forward, normed, x, self.dropout)

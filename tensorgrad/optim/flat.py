@@ -129,6 +129,18 @@ def in_blocks(name: str, parameter: Tensor) -> bool:
 
     Blocks are the members of a `ModuleList`: "blocks.3.attention.qkv.weight" is in one; the
     embeddings and the head are in none. It is a rule for the argument `matrices` of Muon.
+
+    Args:
+        name: of the parameter, as `Module.named_parameters()` gives it.
+        parameter: of any shape.
+
+    Returns:
+        True where it has two axes, and a part of its name but the first and the last is a number.
+
+    Example:
+        >>> matrix = tg.zeros((2, 2))
+        >>> [tg.optim.in_blocks(name, matrix) for name in ("blocks.3.fc.weight", "tokens.weight")]
+        [True, False]
     """
     return parameter.ndim == 2 and any(part.isdecimal() for part in name.split(".")[1:-1])
 
@@ -137,6 +149,18 @@ def decays_matrices(name: str, parameter: Tensor) -> bool:
     """Whether weight decay applies as in GPT-2: to matrices, not to biases and norm weights.
 
     It is a rule for the argument `decay` of optimizers.
+
+    Args:
+        name: of the parameter; it does not count.
+        parameter: of any shape.
+
+    Returns:
+        True where it has two axes or more.
+
+    Example:
+        >>> model = tg.nn.Linear(2, 3)
+        >>> {name: tg.optim.decays_matrices(name, x) for name, x in model.named_parameters()}
+        {'weight': True, 'bias': False}
     """
     return parameter.ndim >= 2
 
@@ -180,6 +204,13 @@ class FlatParameters:
         ArgumentError: there is no parameter, two have one name, or two share memory.
         DtypeError, DeviceError: parameters have several dtypes or devices.
         DtypeError: `grad_dtype` is neither the default nor bfloat16 for bfloat16 parameters.
+
+    Example:
+        >>> model = tg.nn.Linear(2, 3)
+        >>> flat = tg.optim.FlatParameters(model.named_parameters())
+        >>> flat.data.fill(0.5)
+        >>> model.bias.tolist()
+        [0.5, 0.5, 0.5]
     """
 
     def __init__(

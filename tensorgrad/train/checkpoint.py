@@ -66,7 +66,23 @@ def no_rest() -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are complete and match their recorded sums."""
+    """A checkpoint whose files are complete and match their recorded sums.
+
+    Args:
+        path: its folder.
+        state: the content of state.json: step, settings, metrics and what else the run needs.
+
+    Example:
+        >>> from tensorgrad.train import Trainer, TrainSettings, load_latest
+        >>> model, settings = tg.nn.Linear(3, 1), TrainSettings(steps=2, device="cpu", plot=False)
+        >>> optimizer = settings.optimizer(model.named_parameters())
+        >>> loss, rate = lambda x: model(x).mean(), settings.learning_rate
+        >>> batches = lambda step: iter([(np.ones((8, 3), "float32"),)] * 2)
+        >>> outcome = Trainer(model, optimizer, loss, batches, rate, settings, "runs/1").run()
+        >>> checkpoint: tg.train.Checkpoint = load_latest("runs/1/checkpoints")
+        >>> checkpoint.step, checkpoint.arrays("model")["weight"].shape
+        (2, (1, 3))
+    """
 
     path: Path
     state: dict[str, Any]
@@ -361,9 +377,23 @@ def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1)
     Args:
         path: its folder.
         part, parts: compare files part, part + parts, ...: ranks divide the files among them.
+
+    Returns:
+        The checkpoint, whose arrays are not read yet.
+
     Raises:
         DamagedError: the checkpoint is missing or damaged; the message names the file.
         CheckpointError: the system cannot read it, or it has another format.
+
+    Example:
+        >>> from tensorgrad.train import Trainer, TrainSettings, load_checkpoint
+        >>> model, settings = tg.nn.Linear(3, 1), TrainSettings(steps=2, device="cpu", plot=False)
+        >>> optimizer = settings.optimizer(model.named_parameters())
+        >>> loss, rate = lambda x: model(x).mean(), settings.learning_rate
+        >>> batches = lambda step: iter([(np.ones((8, 3), "float32"),)] * 2)
+        >>> outcome = Trainer(model, optimizer, loss, batches, rate, settings, "runs/2").run()
+        >>> load_checkpoint(outcome.checkpoint).arrays("model")["weight"].shape
+        (1, 3)
     """
     path = Path(path)
     state = _read_state(path)
@@ -452,12 +482,24 @@ def load_latest(
     Args:
         folder: of the checkpoints of a run.
         load: opens one, or raises DamagedError to skip it.
+
     Returns:
         The checkpoint; None if the folder has none.
+
     Raises:
         CheckpointError: all checkpoints are damaged, or the system cannot read one that may be
             intact.
         OSError: the system cannot list the folder.
+
+    Example:
+        >>> from tensorgrad.train import Trainer, TrainSettings, load_latest
+        >>> model, settings = tg.nn.Linear(3, 1), TrainSettings(steps=2, device="cpu", plot=False)
+        >>> optimizer = settings.optimizer(model.named_parameters())
+        >>> loss, rate = lambda x: model(x).mean(), settings.learning_rate
+        >>> batches = lambda step: iter([(np.ones((8, 3), "float32"),)] * 2)
+        >>> outcome = Trainer(model, optimizer, loss, batches, rate, settings, "runs/3").run()
+        >>> load_latest("runs/3/checkpoints").step
+        2
     """
     folder, reasons = Path(folder), []
     for path in list_checkpoints(folder):
@@ -493,9 +535,25 @@ def run_checkpoint(folder: Path, checkpoint: str) -> Checkpoint:
 def load_best(folder: str | os.PathLike[str]) -> Checkpoint:
     """Open the checkpoint with the lowest validation loss, or the newest where none was measured.
 
+    Args:
+        folder: of the checkpoints of a run.
+
+    Returns:
+        The checkpoint, whose arrays are not read yet.
+
     Raises:
         CheckpointError: the folder has no checkpoint, the best is damaged, or the system cannot
             read one.
+
+    Example:
+        >>> from tensorgrad.train import Trainer, TrainSettings, load_best
+        >>> model, settings = tg.nn.Linear(3, 1), TrainSettings(steps=2, device="cpu", plot=False)
+        >>> optimizer = settings.optimizer(model.named_parameters())
+        >>> loss, rate = lambda x: model(x).mean(), settings.learning_rate
+        >>> batches = lambda step: iter([(np.ones((8, 3), "float32"),)] * 2)
+        >>> outcome = Trainer(model, optimizer, loss, batches, rate, settings, "runs/4").run()
+        >>> load_best("runs/4/checkpoints").path.name
+        'step-00000002'
     """
     path = best_checkpoint(Path(folder))
     if path is None:

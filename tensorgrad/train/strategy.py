@@ -67,7 +67,7 @@ class Strategy:
 
     A strategy overrides methods. Every rank calls the same methods in the same order.
 
-    Attributes:
+    Attributes of every strategy:
         rank, ranks: the index of this process's part of each batch, from 0, and the number of
             parts. Processes that share a part (stages of a pipeline, say) have the same index.
         is_main: whether this process shows progress and saves: one does.
@@ -78,6 +78,14 @@ class Strategy:
         by_block: whether gradients or parameters are those of one block at a time, each of which
             runs once before another does.
         writers: the ranks that write a checkpoint together.
+
+    Example:
+        >>> model, strategy = tg.nn.Linear(2, 1), tg.train.Strategy()
+        >>> optimizer = strategy.prepare(model, tg.optim.SGD)
+        >>> parts = [(np.ones((4, 2), "float32"),)]
+        >>> total = strategy.compute_gradients(lambda x: model(x).mean(), parts)
+        >>> model.weight.grad
+        array([[1., 1.]], dtype=float32)
     """
 
     captures = False
@@ -281,7 +289,13 @@ def weighted(value: Tensor, shares: Array | None, number: int) -> Tensor:
 
 
 class OneProcess(Strategy):
-    """Training without other ranks."""
+    """Train without other ranks.
+
+    Example:
+        >>> strategy = tg.train.OneProcess()
+        >>> strategy.rank, strategy.ranks, strategy.alone
+        (0, 1, True)
+    """
 
     captures = True
     alone = True

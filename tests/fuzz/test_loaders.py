@@ -228,7 +228,9 @@ def load_huggingface(folder: Path) -> None:
 
 
 def make_llama(folder: Path) -> None:
-    scaling = RopeScaling("llama3", 8.0, 1.0, 4.0, 16)
+    scaling = RopeScaling(
+        "llama3", 8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=16
+    )
     sizes = TransformerLMConfig(300, 32, 1, 2, 1, 8, hidden=12, tied=False, rope_scaling=scaling)
     save_pretrained(TransformerLM(sizes), folder, max_file_bytes=10_000)
     PublishedTokenizer.of(Tokenizer.train([TEXT], 270), "{{ messages }}").save(folder)

@@ -68,7 +68,7 @@ def test_weights_of_losses_move_with_the_module_and_are_not_saved() -> None:
     with pytest.raises(GradError, match="BCEWithLogitsLoss: pos_weight requires a gradient"):
         nn.BCEWithLogitsLoss(pos_weight=tg.ones(3, requires_grad=True))
     with pytest.raises(ArgumentError, match="MSELoss: reduction is 'most', expected one of"):
-        nn.MSELoss("most")
+        nn.MSELoss(reduction="most")
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -89,8 +89,8 @@ def test_values_by_hand(name: str, module: Any, expected: list[float], reduction
     if reduction != "none":
         wanted = getattr(wanted, reduction)()
     np.testing.assert_allclose(getattr(F, name)(x, target, reduction).numpy(), wanted)
-    np.testing.assert_allclose(module(reduction)(x, target).numpy(), wanted)
-    assert repr(module(reduction)) == f"{module.__name__}(reduction={reduction!r})"
+    np.testing.assert_allclose(module(reduction=reduction)(x, target).numpy(), wanted)
+    assert repr(module(reduction=reduction)) == f"{module.__name__}(reduction={reduction!r})"
     for loss in (getattr(F, name), module()):  # the default
         np.testing.assert_allclose(loss(x, target).numpy(), np.mean(expected))
 
@@ -113,9 +113,9 @@ def test_the_divergence_of_a_batch() -> None:
     x, target = np.log(np.array([[0.25, 0.75], [0.5, 0.5]])), np.array([[0.5, 0.5], [1, 0]])
     each = np.array([np.log(2) / 2 + np.log(2 / 3) / 2, np.log(2)])
     np.testing.assert_allclose(F.kl_div(x, target, "batchmean").numpy(), each.mean())
-    np.testing.assert_allclose(nn.KLDivLoss("batchmean")(x, target).numpy(), each.mean())
+    np.testing.assert_allclose(nn.KLDivLoss(reduction="batchmean")(x, target).numpy(), each.mean())
     logs = np.log(target[:1])
-    found = nn.KLDivLoss("sum", log_target=True)(x[:1], logs).numpy()
+    found = nn.KLDivLoss(reduction="sum", log_target=True)(x[:1], logs).numpy()
     np.testing.assert_allclose(found, each[0])
     np.testing.assert_allclose(F.kl_div(x[:1], logs, "sum", True).numpy(), each[0])
     with pytest.raises(ArgumentError, match=r"'batchmean' for x of shape \(\), expected an axis"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import numpy as np
@@ -463,3 +464,37 @@ def test_to_moves_everything() -> None:
     model.load_state_dict(state)
     assert model.bias.item() == 1
     assert model.to("cpu").bias.device == "cpu"
+
+
+# Options that PyTorch's class has at the same place; others are given by keyword.
+BY_POSITION = {
+    "ELU": ["alpha"],
+    "GELU": ["approximate"],
+    "BCEWithLogitsLoss": ["weight"],
+    "CrossEntropyLoss": ["weight"],
+    "Dropout": ["p"],
+    "FeedForward": ["hidden"],
+    "Flatten": ["start_axis", "end_axis"],
+    "GroupNorm": ["eps", "affine"],
+    "HuberLoss": ["reduction", "delta"],
+    "LayerNorm": ["eps", "elementwise_affine", "bias"],
+    "LeakyReLU": ["negative_slope"],
+    "Linear": ["bias"],
+    "ModuleDict": ["modules"],
+    "ModuleList": ["modules"],
+    "NLLLoss": ["weight"],
+    "RMSNorm": ["eps", "elementwise_affine"],
+    "Softmax": ["axis"],
+    "SwiGLU": ["hidden"],
+}
+
+
+def test_options_by_position_are_those_of_pytorch() -> None:
+    found = {}
+    for name in nn.__all__:
+        kind = getattr(nn, name)
+        if isinstance(kind, type) and issubclass(kind, nn.Module):
+            parameters = inspect.signature(kind).parameters.values()
+            options = [p for p in parameters if p.default is not p.empty]
+            found[name] = [p.name for p in options if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert {name: names for name, names in found.items() if names} == BY_POSITION

@@ -295,7 +295,7 @@ def check_layers_of_others(comm: Comm) -> None:
             for shared in (False, True):
                 random.seed(1)
                 put(changed := small_llama())
-                parts = tensor_parallel(changed, comm if shared else Comm(), sequence)
+                parts = tensor_parallel(changed, comm if shared else Comm(), sequence=sequence)
                 loss = changed(x[0], y[0])
                 loss.backward()
                 grad: Any = dict(changed.named_parameters())["blocks.1.norm1.weight"].grad
