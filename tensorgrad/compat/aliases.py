@@ -7,10 +7,10 @@ names, `axis` and not `dim`. Tests: tests/ops/test_torch_aliases.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 from tensorgrad.core import backend
-from tensorgrad.core.checks import axis_index, check_holds
+from tensorgrad.core.checks import axis_index, check_holds, unexpected
 from tensorgrad.core.dtypes import DtypeLike, is_float
 from tensorgrad.core.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.core.operands import operands, tensor_of
@@ -25,7 +25,7 @@ __all__ = [
     "absolute", "acos", "acosh", "amax", "amin", "around", "array", "asin", "asinh", "atan",
     "atan2", "atanh", "bitwise_invert", "bitwise_left_shift", "bitwise_not",
     "bitwise_right_shift", "concat", "conjugate", "degrees", "fix", "mod", "permute_dims", "pow",
-    "radians", "rint", "true_divide",
+    "radians", "true_divide",
 ]  # fmt: skip
 
 absolute = elementwise.abs
@@ -33,7 +33,7 @@ acos, acosh = elementwise.arccos, elementwise.arccosh
 asin, asinh = elementwise.arcsin, elementwise.arcsinh
 atan, atan2, atanh = elementwise.arctan, elementwise.arctan2, elementwise.arctanh
 amax, amin = max, min
-around = rint = elementwise.round
+around = elementwise.round
 array = tensor
 bitwise_invert = bitwise_not = elementwise.invert
 bitwise_left_shift, bitwise_right_shift = elementwise.left_shift, elementwise.right_shift
@@ -100,7 +100,7 @@ def masked_fill(x: Tensor, mask: Any, value: Any) -> Tensor:
     return y
 
 
-def gather(x: Tensor, axis: int, index: Any) -> Tensor:
+def gather(x: Tensor, axis: int, index: Any, **unknown: Never) -> Tensor:
     """Return y[i][j][k] = x[index[i][j][k]][j][k] for axis 0, and so for the others.
 
     Args:
@@ -111,6 +111,8 @@ def gather(x: Tensor, axis: int, index: Any) -> Tensor:
     Raises:
         As `tensorgrad.take_along_axis`, which also broadcasts.
     """
+    if unknown:
+        raise unexpected("gather", unknown)
     index = tensor_of("gather", "index", index)
     axis = axis_index("gather", axis, x.ndim)
     lengths = [n for place, n in enumerate(index.shape) if place != axis]
@@ -124,7 +126,7 @@ def gather(x: Tensor, axis: int, index: Any) -> Tensor:
     return take_along_axis(x, index, axis)
 
 
-def unfold(x: Tensor, axis: int, size: int, step: int = 1) -> Tensor:
+def unfold(x: Tensor, axis: int, size: int, step: int = 1, **unknown: Never) -> Tensor:
     """Return the windows of an axis: x[i * step : i * step + size] for each i, on a new last axis.
 
     Args:
@@ -136,6 +138,8 @@ def unfold(x: Tensor, axis: int, size: int, step: int = 1) -> Tensor:
     Raises:
         ArgumentError: the axis is shorter than a window, or step is less than 1.
     """
+    if unknown:
+        raise unexpected("unfold", unknown)
     axis = axis_index("unfold", axis, x.ndim) if x.ndim else 0
     length = x.shape[axis] if x.ndim else 1
     if not 0 <= size <= length:

@@ -73,6 +73,7 @@ _MOST = 2**60  # elements: more is a mistake, whatever the memory
 def tensor(
     value: Any,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
@@ -103,7 +104,11 @@ def tensor(
 
 
 def asarray(
-    value: Any, dtype: DtypeLike | None = None, device: str | None = None, copy: bool | None = None
+    value: Any,
+    dtype: DtypeLike | None = None,
+    *,
+    device: str | None = None,
+    copy: bool | None = None,
 ) -> Tensor:
     """Return the value as a tensor that shares its memory where dtype and device allow.
 
@@ -140,6 +145,7 @@ def _float_dtype(dtype: DtypeLike | None) -> Dtype:
 def zeros(
     shape: Shapes,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
@@ -152,17 +158,21 @@ def zeros(
 def ones(
     shape: Shapes,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor of ones."""
     check_no_length("ones", "shape", dtype)
-    return full(shape_of("ones", shape), 1, _float_dtype(dtype), device, requires_grad)
+    return full(
+        shape_of("ones", shape), 1, _float_dtype(dtype), device=device, requires_grad=requires_grad
+    )
 
 
 def empty(
     shape: Shapes,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
@@ -176,6 +186,7 @@ def full(
     shape: Shapes,
     fill_value: Any,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
@@ -206,45 +217,61 @@ def full(
 
 
 def zeros_like(
-    x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False, device: str | None = None
+    x: Any,
+    dtype: DtypeLike | None = None,
+    *,
+    device: str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Return zeros with the shape, dtype and device of x."""
-    return full_like(x, 0, dtype, requires_grad, device)
+    return full_like(x, 0, dtype, device=device, requires_grad=requires_grad)
 
 
 def ones_like(
-    x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False, device: str | None = None
+    x: Any,
+    dtype: DtypeLike | None = None,
+    *,
+    device: str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Return ones with the shape, dtype and device of x."""
-    return full_like(x, 1, dtype, requires_grad, device)
+    return full_like(x, 1, dtype, device=device, requires_grad=requires_grad)
 
 
 def empty_like(
-    x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False, device: str | None = None
+    x: Any,
+    dtype: DtypeLike | None = None,
+    *,
+    device: str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor with the shape, dtype and device of x and whatever the memory held."""
     x = tensor_of("empty_like", "x", x)
     device = device or x.device
-    return empty(x.shape, x.dtype if dtype is None else dtype, device, requires_grad)
+    dtype = x.dtype if dtype is None else dtype
+    return empty(x.shape, dtype, device=device, requires_grad=requires_grad)
 
 
 def full_like(
     x: Any,
     fill_value: Any,
     dtype: DtypeLike | None = None,
-    requires_grad: bool = False,
+    *,
     device: str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor filled with one number, with the shape, dtype and device of x."""
     x = tensor_of("full_like", "x", x)
     device = device or x.device
-    return full(x.shape, fill_value, x.dtype if dtype is None else dtype, device, requires_grad)
+    dtype = x.dtype if dtype is None else dtype
+    return full(x.shape, fill_value, dtype, device=device, requires_grad=requires_grad)
 
 
 def arange(
     start: float,
     stop: float | None = None,
     step: float = 1,
+    *,
     dtype: DtypeLike | None = None,
     device: str | None = None,
     requires_grad: bool = False,
@@ -290,6 +317,7 @@ def linspace(
     stop: float,
     num: int = 50,
     endpoint: bool = True,
+    *,
     dtype: DtypeLike | None = None,
     device: str | None = None,
     requires_grad: bool = False,
@@ -319,6 +347,7 @@ def logspace(
     endpoint: bool = True,
     base: float = 10.0,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
 ) -> Tensor:
     """Return base to the powers `linspace(start, stop, num, endpoint)`.
@@ -327,7 +356,7 @@ def logspace(
         ArgumentError: num is negative.
     """
     check_number("logspace", "base", base)
-    powers = linspace(start, stop, num, endpoint, float64, device)
+    powers = linspace(start, stop, num, endpoint, dtype=float64, device=device)
     return astype(float(base) ** powers, _float_dtype(dtype))
 
 
@@ -337,6 +366,7 @@ def geomspace(
     num: int = 50,
     endpoint: bool = True,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
 ) -> Tensor:
     """Return `num` numbers from start to stop with one ratio between neighbours.
@@ -349,16 +379,16 @@ def geomspace(
     if not start * stop > 0:
         raise ArgumentError(f"geomspace: stop is {stop}, expected the sign of start, {start}")
     ends = math.log10(abs(start)), math.log10(abs(stop))
-    y = math.copysign(1, start) * logspace(*ends, num, endpoint, 10, float64, device)
+    y = math.copysign(1, start) * logspace(*ends, num, endpoint, dtype=float64, device=device)
     return astype(y, _float_dtype(dtype))
 
 
-def identity(n: int, dtype: DtypeLike | None = None, device: str | None = None) -> Tensor:
+def identity(n: int, dtype: DtypeLike | None = None, *, device: str | None = None) -> Tensor:
     """Return the (n, n) matrix with ones on its diagonal."""
     return eye(n, dtype=dtype, device=device)
 
 
-def indices(shape: Shapes, dtype: DtypeLike = int64, device: str | None = None) -> Tensor:
+def indices(shape: Shapes, dtype: DtypeLike = int64, *, device: str | None = None) -> Tensor:
     """Return the index of each element of an array: (axes, *shape), along axis 0 one per axis."""
     lengths = shape_of("indices", shape)
     data = namespace_on(device or "cpu").indices(lengths, dtype=as_dtype(dtype))
@@ -390,6 +420,7 @@ def eye(
     columns: int | None = None,
     k: int = 0,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
@@ -440,7 +471,7 @@ def _below(xp: Any, shape: tuple[int, ...], k: int) -> Array:
     return xp.arange(shape[1]) <= xp.arange(shape[0])[:, None] + k
 
 
-def one_hot(indices: Any, num_classes: int = -1, dtype: DtypeLike = int64) -> Tensor:
+def one_hot(indices: Any, num_classes: int = -1, *, dtype: DtypeLike = int64) -> Tensor:
     """Return for each index i a row of zeros with a one at position i.
 
     Args:

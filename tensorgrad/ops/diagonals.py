@@ -6,12 +6,12 @@ Tests: tests/ops/test_diagonals.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
 from tensorgrad.core.backend import namespace, namespace_on
-from tensorgrad.core.checks import axis_index, check_integer
+from tensorgrad.core.checks import axis_index, check_integer, unexpected
 from tensorgrad.core.dtypes import (
     DtypeLike,
     as_dtype,
@@ -157,6 +157,7 @@ def tri(
     columns: int | None = None,
     k: int = 0,
     dtype: DtypeLike = float32,
+    *,
     device: str = "cpu",
 ) -> Tensor:
     """Return a matrix with ones on and below the k-th diagonal and zeros above."""
@@ -198,12 +199,14 @@ def vdot(a: Any, b: Any) -> Tensor:
     return dot(ravel(_conjugated(a)), ravel(b))
 
 
-def vecdot(a: Any, b: Any, axis: int = -1) -> Tensor:
+def vecdot(a: Any, b: Any, *, axis: int = -1, **unknown: Never) -> Tensor:
     """Return the sums of products along an axis; the others broadcast. Complex a is conjugated.
 
     Raises:
         ShapeError: the axes differ in length, or the others do not broadcast.
     """
+    if unknown:
+        raise unexpected("vecdot", unknown)
     a, b = operands("vecdot", ("a", "b"), (a, b))
     a = moveaxis(_conjugated(a), axis_index("vecdot", axis, a.ndim), -1)
     b = moveaxis(b, axis_index("vecdot", axis, b.ndim), -1)
@@ -241,12 +244,14 @@ def kron(a: Any, b: Any) -> Tensor:
     return reshape(first * second, [m * n for m, n in zip(of_a, of_b, strict=True)])
 
 
-def cross(a: Any, b: Any, axis: int = -1) -> Tensor:
+def cross(a: Any, b: Any, *, axis: int = -1, **unknown: Never) -> Tensor:
     """Return the vector product of vectors of three elements along an axis.
 
     Raises:
         ShapeError: the axis has another length, or the other axes do not broadcast.
     """
+    if unknown:
+        raise unexpected("cross", unknown)
     a, b = operands("cross", ("a", "b"), (a, b))
     for name, x in (("a", a), ("b", b)):
         length = x.shape[axis_index("cross", axis, x.ndim)]

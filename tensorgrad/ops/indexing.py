@@ -283,7 +283,9 @@ def lines(shape: Shape, rows: Array, axis: int) -> tuple[Array, ...]:
     return tuple(key)
 
 
-def put_along_axis(x: Tensor, indices: Any, values: Any, axis: int | None = -1) -> None:
+def put_along_axis(
+    x: Tensor, indices: Any, values: Any, axis: int | None = -1, **unknown: Never
+) -> None:
     """Assign x[..., indices[..., j, ...], ...] = values in place; no gradient flows through.
 
     Args:
@@ -296,6 +298,8 @@ def put_along_axis(x: Tensor, indices: Any, values: Any, axis: int | None = -1) 
         GradError: x is part of a graph, or the gradient of the values would be lost.
         ShapeError, OutOfRangeError, DtypeError: as in `take_along_axis`.
     """
+    if unknown:
+        raise unexpected("put_along_axis", unknown)
     if not isinstance(x, Tensor):
         raise DtypeError(f"put_along_axis: x is a {type(x).__name__}, expected a tensor to change")
     rows = index_array("put_along_axis", indices, x.data)
@@ -335,8 +339,10 @@ def argwhere(x: Any) -> Tensor:
     return Tensor(namespace(x.data).argwhere(x.data))
 
 
-def count_nonzero(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def count_nonzero(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the number of elements that are not 0, int64."""
+    if unknown:
+        raise unexpected("count_nonzero", unknown)
     x = tensor_of("count_nonzero", "x", x)
     check_keepdims("count_nonzero", keepdims)
     axes = tuple(sorted(axis_tuple("count_nonzero", axis, x.ndim)))

@@ -78,13 +78,6 @@ def _numel(x: Tensor) -> int:
     return x.size
 
 
-def _gather(x: Tensor, axis: int, index: Any, **unknown: Never) -> Tensor:
-    """Return the elements at `index` along an axis; see `tensorgrad.take_along_axis`."""
-    if unknown:
-        raise unexpected("gather", unknown)
-    return aliases.gather(x, axis, index)
-
-
 def _unsqueeze(x: Tensor, axis: int, **unknown: Never) -> Tensor:
     """Return the tensor with a new axis of length 1, `tensorgrad.expand_dims`."""
     if unknown:
@@ -139,7 +132,7 @@ def _array_function(
     return numpy_functions.call_function(function, arguments, options)
 
 
-def _array_namespace(x: Tensor, api_version: str | None = None) -> Any:
+def _array_namespace(x: Tensor, *, api_version: str | None = None) -> Any:
     """Return the package, whose functions are those of the array API standard."""
     if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
         raise ArgumentError(
@@ -207,7 +200,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "numel": _numel,
     "requires_grad_": aliases.requires_grad_,
     "masked_fill": aliases.masked_fill,
-    "gather": _gather,
+    "gather": aliases.gather,
     "scatter": scatter.scatter,
     "scatter_add": scatter.scatter_add,
     "index_add": scatter.index_add,

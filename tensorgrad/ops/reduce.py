@@ -25,6 +25,7 @@ from tensorgrad.core.checks import (
     axis_tuple,
     check_holds,
     check_keepdims,
+    check_no_number,
     check_number,
     unexpected,
 )
@@ -75,8 +76,9 @@ Axes = tuple[int, ...]
 def sum(
     x: Any,
     axis: Axis = None,
-    keepdims: bool = False,
     dtype: DtypeLike | None = None,
+    *,
+    keepdims: bool = False,
     where: Any = None,
     **unknown: Never,
 ) -> Tensor:
@@ -84,9 +86,10 @@ def sum(
     if unknown:
         raise unexpected("sum", unknown)
     if where is not None:
-        return sum(_counted("sum", x, where, 0), axis, keepdims, dtype)
+        return sum(_counted("sum", x, where, 0), axis, dtype, keepdims=keepdims)
     if dtype is not None:
-        return astype(sum(astype(x, dtype, copy=False), axis, keepdims), dtype, copy=False)
+        total = sum(_converted("sum", x, dtype), axis, keepdims=keepdims)
+        return astype(total, dtype, copy=False)
     x, axes = _operand("sum", x, axis, keepdims)
     y = sum_array(x.data, axes, keepdims)
     return record("sum", y, (x,), _sum_backward, (x.data.shape, axes))
@@ -99,8 +102,9 @@ def _sum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def mean(
     x: Any,
     axis: Axis = None,
-    keepdims: bool = False,
     dtype: DtypeLike | None = None,
+    *,
+    keepdims: bool = False,
     where: Any = None,
     **unknown: Never,
 ) -> Tensor:
@@ -108,8 +112,8 @@ def mean(
     if unknown:
         raise unexpected("mean", unknown)
     if dtype is not None:
-        x = astype(x, dtype, copy=False)
-        return astype(mean(x, axis, keepdims, where=where), dtype, copy=False)
+        y = mean(_converted("mean", x, dtype), axis, keepdims=keepdims, where=where)
+        return astype(y, dtype, copy=False)
     if where is not None:
         return _mean_where(x, where, axis, keepdims)
     x, axes = _operand("mean", x, axis, keepdims)
@@ -127,11 +131,12 @@ def _mean_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def var(
     x: Any,
     axis: Axis = None,
+    dtype: DtypeLike | None = None,
+    *,
     ddof: float = 0,
     keepdims: bool = False,
-    dtype: DtypeLike | None = None,
-    correction: float | None = None,
     where: Any = None,
+    correction: float | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the variance, sum((x - mean(x))^2) / (n - ddof).
@@ -156,11 +161,12 @@ def var(
 def std(
     x: Any,
     axis: Axis = None,
+    dtype: DtypeLike | None = None,
+    *,
     ddof: float = 0,
     keepdims: bool = False,
-    dtype: DtypeLike | None = None,
-    correction: float | None = None,
     where: Any = None,
+    correction: float | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the standard deviation, the square root of `var`; its gradient is 0 where it is 0."""
@@ -179,7 +185,7 @@ def _deviation(
             raise ArgumentError(f"{op}: got ddof={ddof} and correction={correction}, expected one")
         ddof = correction
     if dtype is not None:
-        x = astype(x, dtype, copy=False)
+        x = _converted(op, x, dtype)
     if where is not None:
         return _deviation_where(op, x, where, axis, ddof, keepdims)
     x, axes = _operand(op, x, axis, keepdims)
@@ -213,6 +219,7 @@ def _deviation_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def max(
     x: Any,
     axis: Axis = None,
+    *,
     keepdims: bool = False,
     initial: float | None = None,
     where: Any = None,
@@ -239,6 +246,7 @@ def max(
 def min(
     x: Any,
     axis: Axis = None,
+    *,
     keepdims: bool = False,
     initial: float | None = None,
     where: Any = None,
@@ -286,8 +294,9 @@ def _extremum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def prod(
     x: Any,
     axis: Axis = None,
-    keepdims: bool = False,
     dtype: DtypeLike | None = None,
+    *,
+    keepdims: bool = False,
     where: Any = None,
     **unknown: Never,
 ) -> Tensor:
@@ -295,9 +304,10 @@ def prod(
     if unknown:
         raise unexpected("prod", unknown)
     if where is not None:
-        return prod(_counted("prod", x, where, 1), axis, keepdims, dtype)
+        return prod(_counted("prod", x, where, 1), axis, dtype, keepdims=keepdims)
     if dtype is not None:
-        return astype(prod(astype(x, dtype, copy=False), axis, keepdims), dtype, copy=False)
+        product = prod(_converted("prod", x, dtype), axis, keepdims=keepdims)
+        return astype(product, dtype, copy=False)
     x, axes = _operand("prod", x, axis, keepdims)
     y = _reduce("Prod", x.data, axes, keepdims, sum_dtype(x.data.dtype))
     return record("prod", y, (x,), _prod_backward, (x.data, axes))
@@ -322,7 +332,7 @@ def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (PROD_GRADIENT(keep_axes(dy, x.shape, axes), x, product, zeros).data,)
 
 
-def argmax(x: Any, axis: int | None = None, keepdims: bool = False, **unknown: Never) -> Tensor:
+def argmax(x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the index of the first maximum or NaN, int64; into the flattened x without an axis.
 
     Raises:
@@ -333,7 +343,7 @@ def argmax(x: Any, axis: int | None = None, keepdims: bool = False, **unknown: N
     return _arg("argmax", "ArgMax", x, axis, keepdims)
 
 
-def argmin(x: Any, axis: int | None = None, keepdims: bool = False, **unknown: Never) -> Tensor:
+def argmin(x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the index of the first minimum or NaN, int64; into the flattened x without an axis.
 
     Raises:
@@ -357,7 +367,7 @@ def _constant(name: str, op: str, x: Any, axis: Axis, keepdims: bool, dtype: Dty
 
 
 def any(
-    x: Any, axis: Axis = None, keepdims: bool = False, where: Any = None, **unknown: Never
+    x: Any, axis: Axis = None, *, keepdims: bool = False, where: Any = None, **unknown: Never
 ) -> Tensor:
     """Return whether any element is true (not 0), bool; False for no elements."""
     if unknown:
@@ -367,7 +377,7 @@ def any(
 
 
 def all(
-    x: Any, axis: Axis = None, keepdims: bool = False, where: Any = None, **unknown: Never
+    x: Any, axis: Axis = None, *, keepdims: bool = False, where: Any = None, **unknown: Never
 ) -> Tensor:
     """Return whether all elements are true (not 0), bool; True for no elements."""
     if unknown:
@@ -376,7 +386,7 @@ def all(
     return _constant("all", "All", x, axis, keepdims, bool_)
 
 
-def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False, **unknown: Never) -> Tensor:
+def logsumexp(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return log(sum(exp(x))) without overflow; -inf for no elements.
 
     The gradient is softmax(x), NaN at what makes the result infinite: an inf, or all that is -inf.
@@ -406,7 +416,7 @@ def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def norm(
-    x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False, **unknown: Never
+    x: Any, axis: Axis = None, *, ord: float = 2, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the norm of x as a vector; 0 for no elements.
 
@@ -459,7 +469,7 @@ def cumsum(
     if unknown:
         raise unexpected("cumsum", unknown)
     if dtype is not None:
-        return astype(cumsum(astype(x, dtype, copy=False), axis), dtype, copy=False)
+        return astype(cumsum(_converted("cumsum", x, dtype), axis), dtype, copy=False)
     x = tensor_of("cumsum", "x", x)
     array, axis = along("cumsum", x.data, axis)
     y = _cumsum_array(array, axis)
@@ -486,7 +496,7 @@ def cumprod(
     if unknown:
         raise unexpected("cumprod", unknown)
     if dtype is not None:
-        return astype(cumprod(astype(x, dtype, copy=False), axis), dtype, copy=False)
+        return astype(cumprod(_converted("cumprod", x, dtype), axis), dtype, copy=False)
     x = tensor_of("cumprod", "x", x)
     array, axis = along("cumprod", x.data, axis)
     y = _cumprod_array(array, axis)
@@ -514,7 +524,12 @@ def _cumprod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def cumulative_sum(
-    x: Any, axis: int | None = None, dtype: DtypeLike | None = None, include_initial: bool = False
+    x: Any,
+    *,
+    axis: int | None = None,
+    dtype: DtypeLike | None = None,
+    include_initial: bool = False,
+    **unknown: Never,
 ) -> Tensor:
     """Return `cumsum` along an axis, which x of several axes needs.
 
@@ -527,13 +542,22 @@ def cumulative_sum(
     Raises:
         ArgumentError: axis is None for x of several axes.
     """
+    if unknown:
+        raise unexpected("cumulative_sum", unknown)
     return _cumulative("cumulative_sum", x, axis, dtype, include_initial)
 
 
 def cumulative_prod(
-    x: Any, axis: int | None = None, dtype: DtypeLike | None = None, include_initial: bool = False
+    x: Any,
+    *,
+    axis: int | None = None,
+    dtype: DtypeLike | None = None,
+    include_initial: bool = False,
+    **unknown: Never,
 ) -> Tensor:
     """Return `cumprod` along an axis; arguments and errors are those of `cumulative_sum`."""
+    if unknown:
+        raise unexpected("cumulative_prod", unknown)
     return _cumulative("cumulative_prod", x, axis, dtype, include_initial)
 
 
@@ -549,6 +573,12 @@ def _cumulative(op: str, x: Any, axis: int | None, dtype: Any, include_initial: 
     if include_initial:
         y = pad(y, [(int(i == axis), 0) for i in range(y.ndim)], constant_values=initial)
     return y
+
+
+def _converted(op: str, x: Any, dtype: DtypeLike) -> Tensor:
+    """Return x as a dtype; raise ArgumentError where PyTorch's `keepdim` stands in its place."""
+    check_no_number(op, dtype, "keepdims and ddof are given by name")
+    return astype(x, dtype, copy=False)
 
 
 def _counted(op: str, x: Any, where: Any, otherwise: float) -> Tensor:
@@ -581,8 +611,8 @@ def _widened(op: str, x: Any, or_complex: bool = False) -> tuple[Tensor, Dtype]:
 def _mean_of(op: str, x: Tensor, where: Any, axis: Axis) -> tuple[Tensor, Tensor]:
     """Return the mean of what counts and how many elements count; reduced axes are kept."""
     ones = Tensor(backend.namespace(x.data).ones(x.shape, x.dtype))
-    count = sum(_counted(op, ones, where, 0), axis, True)
-    return sum(_counted(op, x, where, 0), axis, True) / count, count
+    count = sum(_counted(op, ones, where, 0), axis, keepdims=True)
+    return sum(_counted(op, x, where, 0), axis, keepdims=True) / count, count
 
 
 def _finished(op: str, y: Tensor, axis: Axis, keepdims: bool, dtype: Dtype) -> Tensor:
@@ -607,7 +637,7 @@ def _deviation_where(
     check_number(op, "ddof", ddof)
     mean, count = _mean_of(op, wide, where, axis)
     centered = wide - mean
-    total = sum(_counted(op, centered * centered, where, 0), axis, True)
+    total = sum(_counted(op, centered * centered, where, 0), axis, keepdims=True)
     y = total / choose(count > ddof, count - ddof, 0.0)
     if op == "std":
         zero = y.data == 0
@@ -630,7 +660,7 @@ def _with_initial(
     if not axes:  # each element alone
         x, axes, axis, keepdims = x[None], (0,), 0, False
     lengths = [(0, int(place == axes[0])) for place in range(x.ndim)]
-    return pad(x, lengths, "constant", initial), axis, keepdims
+    return pad(x, lengths, constant_values=initial), axis, keepdims
 
 
 def _operand(op: str, x: Any, axis: Axis, keepdims: bool = False) -> tuple[Tensor, Axes]:

@@ -7,13 +7,13 @@ and to the values. Keys are checked as in indexing. Tests: tests/ops/test_scatte
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
 from tensorgrad.core.arrays import cast, sum_to_shape
 from tensorgrad.core.backend import Array, Shape, is_array, is_numpy, namespace, same_device
-from tensorgrad.core.checks import axis_index, check_holds
+from tensorgrad.core.checks import axis_index, check_holds, unexpected
 from tensorgrad.core.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
@@ -29,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Tensor:
+def index_put(x: Any, indices: Any, values: Any, *, accumulate: bool = False) -> Tensor:
     """Return a copy of x with y[indices] = values, or y[indices] += values for each index.
 
     Args:
@@ -51,7 +51,7 @@ def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Te
     return _put("index_put", x, indices, values, accumulate)
 
 
-def scatter(x: Any, axis: int, index: Any, src: Any) -> Tensor:
+def scatter(x: Any, axis: int, index: Any, src: Any, **unknown: Never) -> Tensor:
     """Return a copy of x with y[index[i][j]][j] = src[i][j] for axis 0, and so for the others.
 
     Args:
@@ -63,15 +63,21 @@ def scatter(x: Any, axis: int, index: Any, src: Any) -> Tensor:
     Raises:
         As `index_put`; ShapeError where index or src does not fit.
     """
+    if unknown:
+        raise unexpected("scatter", unknown)
     return _scatter("scatter", x, axis, index, src, False)
 
 
-def scatter_add(x: Any, axis: int, index: Any, src: Any) -> Tensor:
+def scatter_add(x: Any, axis: int, index: Any, src: Any, **unknown: Never) -> Tensor:
     """Return a copy of x with src added at `index`; arguments and errors are those of `scatter`."""
+    if unknown:
+        raise unexpected("scatter_add", unknown)
     return _scatter("scatter_add", x, axis, index, src, True)
 
 
-def index_add(x: Any, axis: int, index: Any, source: Any, alpha: float = 1) -> Tensor:
+def index_add(
+    x: Any, axis: int, index: Any, source: Any, *, alpha: float = 1, **unknown: Never
+) -> Tensor:
     """Return a copy of x with alpha * source[i] added to slice index[i] along an axis.
 
     Args:
@@ -84,33 +90,49 @@ def index_add(x: Any, axis: int, index: Any, source: Any, alpha: float = 1) -> T
     Raises:
         As `index_put`.
     """
+    if unknown:
+        raise unexpected("index_add", unknown)
     x, source = operands("index_add", ("x", "source"), (x, source))
     source = source if isinstance(alpha, int) and alpha == 1 else source * alpha
     return _put("index_add", x, _slices("index_add", x, axis, index), source, True)
 
 
-def index_copy(x: Any, axis: int, index: Any, source: Any) -> Tensor:
+def index_copy(x: Any, axis: int, index: Any, source: Any, **unknown: Never) -> Tensor:
     """Return a copy of x with slice index[i] replaced by source[i]; see `index_add`."""
+    if unknown:
+        raise unexpected("index_copy", unknown)
     return _put("index_copy", x, _slices("index_copy", x, axis, index), source, False)
 
 
-def index_fill(x: Any, axis: int, index: Any, value: Any) -> Tensor:
+def index_fill(x: Any, axis: int, index: Any, value: Any, **unknown: Never) -> Tensor:
     """Return a copy of x with a number in the slices `index` along an axis; see `index_add`."""
+    if unknown:
+        raise unexpected("index_fill", unknown)
     x, value = operands("index_fill", ("x", "value"), (x, value))
     if value.ndim:
         raise ShapeError(f"index_fill: value has shape {value.shape}, expected ()")
     return _put("index_fill", x, _slices("index_fill", x, axis, index), value, False)
 
 
-def select_scatter(x: Any, src: Any, axis: int, index: int) -> Tensor:
+def select_scatter(x: Any, src: Any, axis: int, index: int, **unknown: Never) -> Tensor:
     """Return a copy of x with the slice at one index along an axis replaced by src."""
+    if unknown:
+        raise unexpected("select_scatter", unknown)
     return _put("select_scatter", x, _slices("select_scatter", x, axis, index), src, False)
 
 
 def slice_scatter(
-    x: Any, src: Any, axis: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    x: Any,
+    src: Any,
+    axis: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+    **unknown: Never,
 ) -> Tensor:
     """Return a copy of x with slices `start:end:step` along an axis replaced by src."""
+    if unknown:
+        raise unexpected("slice_scatter", unknown)
     key = _slices("slice_scatter", x, axis, slice(start, end, step))
     return _put("slice_scatter", x, key, src, False)
 

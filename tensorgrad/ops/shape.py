@@ -58,7 +58,7 @@ __all__ = [
 PadMode = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 
 
-def astype(x: Any, dtype: DtypeLike, copy: bool = True, device: str | None = None) -> Tensor:
+def astype(x: Any, dtype: DtypeLike, *, copy: bool = True, device: str | None = None) -> Tensor:
     """Return the values as `dtype`; between float types the gradient flows back.
 
     Args:
@@ -482,7 +482,9 @@ def _roll_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (namespace(dy).roll(dy, *saved),)
 
 
-def pad(x: Any, pad_width: Any, mode: PadMode = "constant", constant_values: float = 0) -> Tensor:
+def pad(
+    x: Any, pad_width: Any, mode: PadMode = "constant", *, constant_values: float = 0
+) -> Tensor:
     """Add elements before and after each axis.
 
     Args:

@@ -28,7 +28,12 @@ __all__ = [
 
 
 def sort(
-    x: Any, axis: int | None = -1, descending: bool = False, stable: bool = True, **unknown: Never
+    x: Any,
+    axis: int | None = -1,
+    *,
+    descending: bool = False,
+    stable: bool = True,
+    **unknown: Never,
 ) -> Tensor:
     """Return the elements in ascending (or descending) order along an axis.
 
@@ -49,7 +54,12 @@ def sort(
 
 
 def argsort(
-    x: Any, axis: int | None = -1, descending: bool = False, stable: bool = True, **unknown: Never
+    x: Any,
+    axis: int | None = -1,
+    *,
+    descending: bool = False,
+    stable: bool = True,
+    **unknown: Never,
 ) -> Tensor:
     """Return the indices that sort x along an axis; arguments and errors are those of `sort`."""
     if unknown:
@@ -58,7 +68,7 @@ def argsort(
 
 
 def topk(
-    x: Any, k: int, axis: int = -1, largest: bool = True, **unknown: Never
+    x: Any, k: int, axis: int = -1, *, largest: bool = True, **unknown: Never
 ) -> tuple[Tensor, Tensor]:
     """Return the k largest (or smallest) elements along an axis, the extreme first.
 
@@ -162,6 +172,7 @@ def unique(
     return_inverse: bool = False,
     return_counts: bool = False,
     axis: int | None = None,
+    *,
     equal_nan: bool = True,
     **unknown: Never,
 ) -> Any:
@@ -221,7 +232,7 @@ def unique_values(x: Any) -> Tensor:
     return found
 
 
-def isin(x: Any, values: Any, invert: bool = False) -> Tensor:
+def isin(x: Any, values: Any, *, invert: bool = False) -> Tensor:
     """Return for each element of x whether it is among the values (or, inverted, is not), bool."""
     a, b = map(widened, _pair("isin", "x", "values", x, values))
     return Tensor(namespace(a).isin(a, b, invert=invert))

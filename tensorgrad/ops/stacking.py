@@ -58,17 +58,21 @@ def column_stack(tensors: Sequence[Any]) -> Tensor:
     return concatenate([reshape(p, (-1, 1)) if p.ndim < 2 else p for p in parts], 1)
 
 
-def append(x: Any, values: Any, axis: int | None = None) -> Tensor:
+def append(x: Any, values: Any, axis: int | None = None, **unknown: Never) -> Tensor:
     """Return x with values behind it along an axis; without one both are flattened."""
+    if unknown:
+        raise unexpected("append", unknown)
     return concatenate(operands("append", ("x", "values"), (x, values)), axis)
 
 
-def array_split(x: Any, indices_or_sections: Cuts, axis: int = 0) -> list[Tensor]:
+def array_split(x: Any, indices_or_sections: Cuts, axis: int = 0, **unknown: Never) -> list[Tensor]:
     """Cut x as `split` does, but into parts that may differ by one in length, longer ones first.
 
     Raises:
         ArgumentError: fewer than one part.
     """
+    if unknown:
+        raise unexpected("array_split", unknown)
     x = tensor_of("array_split", "x", x)
     axis = axis_index("array_split", axis, x.ndim)
     if not isinstance(indices_or_sections, (int, np.integer)):
@@ -96,7 +100,7 @@ def dsplit(x: Any, indices_or_sections: Cuts) -> list[Tensor]:
     return split(x, indices_or_sections, 2)
 
 
-def unstack(x: Any, axis: int = 0, **unknown: Never) -> tuple[Tensor, ...]:
+def unstack(x: Any, *, axis: int = 0, **unknown: Never) -> tuple[Tensor, ...]:
     """Return the slices of x along an axis, which they lack."""
     if unknown:
         raise unexpected("unstack", unknown)
@@ -211,12 +215,14 @@ def rot90(x: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
     return flip(swapaxes(x, first, second), second) if k % 4 else flip(x, ())
 
 
-def rollaxis(x: Any, axis: int, start: int = 0) -> Tensor:
+def rollaxis(x: Any, axis: int, start: int = 0, **unknown: Never) -> Tensor:
     """Return a view with an axis moved to stand before the axis `start`; x.ndim is the end.
 
     Raises:
         OutOfRangeError: x has no such axis, or start is outside -x.ndim to x.ndim.
     """
+    if unknown:
+        raise unexpected("rollaxis", unknown)
     x = tensor_of("rollaxis", "x", x)
     axis = axis_index("rollaxis", axis, x.ndim)
     if start != x.ndim:

@@ -73,6 +73,7 @@ def quantile(
     x: Any,
     q: Any,
     axis: Axis = None,
+    *,
     method: QuantileMethod = "linear",
     keepdims: bool = False,
     **unknown: Never,
@@ -104,13 +105,21 @@ def quantile(
 
 
 def percentile(
-    x: Any, q: Any, axis: Axis = None, method: QuantileMethod = "linear", keepdims: bool = False
+    x: Any,
+    q: Any,
+    axis: Axis = None,
+    *,
+    method: QuantileMethod = "linear",
+    keepdims: bool = False,
+    **unknown: Never,
 ) -> Tensor:
     """Return `quantile` of q / 100."""
+    if unknown:
+        raise unexpected("percentile", unknown)
     return _quantile("percentile", x, q, axis, method, keepdims, skip_nan=False)
 
 
-def median(x: Any, axis: Axis = None, keepdims: bool = False, **unknown: Never) -> Tensor:
+def median(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the element in the middle, or the mean of the two there; NaN for no elements."""
     if unknown:
         raise unexpected("median", unknown)
@@ -118,21 +127,39 @@ def median(x: Any, axis: Axis = None, keepdims: bool = False, **unknown: Never) 
 
 
 def nanquantile(
-    x: Any, q: Any, axis: Axis = None, method: QuantileMethod = "linear", keepdims: bool = False
+    x: Any,
+    q: Any,
+    axis: Axis = None,
+    *,
+    method: QuantileMethod = "linear",
+    keepdims: bool = False,
+    **unknown: Never,
 ) -> Tensor:
     """Return `quantile` of the elements that are not NaN; NaN where all are."""
+    if unknown:
+        raise unexpected("nanquantile", unknown)
     return _quantile("nanquantile", x, q, axis, method, keepdims, skip_nan=True)
 
 
 def nanpercentile(
-    x: Any, q: Any, axis: Axis = None, method: QuantileMethod = "linear", keepdims: bool = False
+    x: Any,
+    q: Any,
+    axis: Axis = None,
+    *,
+    method: QuantileMethod = "linear",
+    keepdims: bool = False,
+    **unknown: Never,
 ) -> Tensor:
     """Return `nanquantile` of q / 100."""
+    if unknown:
+        raise unexpected("nanpercentile", unknown)
     return _quantile("nanpercentile", x, q, axis, method, keepdims, skip_nan=True)
 
 
-def nanmedian(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def nanmedian(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return `median` of the elements that are not NaN; NaN where all are."""
+    if unknown:
+        raise unexpected("nanmedian", unknown)
     return _quantile("nanmedian", x, 0.5, axis, "median", keepdims, skip_nan=True)
 
 
@@ -254,7 +281,9 @@ def _weight(xp: Any, place: Array, low: Array, method: str) -> Array:
     return part
 
 
-def average(x: Any, axis: Axis = None, weights: Any = None, keepdims: bool = False) -> Tensor:
+def average(
+    x: Any, axis: Axis = None, weights: Any = None, *, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return sum(x * weights) / sum(weights); the mean without weights.
 
     Args:
@@ -267,8 +296,10 @@ def average(x: Any, axis: Axis = None, weights: Any = None, keepdims: bool = Fal
         ShapeError: the weights have another shape.
         ArgumentError: weights sum to 0 (on the GPU the result is not finite instead).
     """
+    if unknown:
+        raise unexpected("average", unknown)
     if weights is None:
-        return reduce.mean(x, axis, keepdims)
+        return reduce.mean(x, axis, keepdims=keepdims)
     x, weights = operands("average", ("x", "weights"), (x, weights))
     if weights.shape != x.shape:
         weights = _along_axes(x, axis, weights)
@@ -277,10 +308,10 @@ def average(x: Any, axis: Axis = None, weights: Any = None, keepdims: bool = Fal
         dtype = float64
     wide = dtype if is_complex(dtype) else compute_dtype(dtype)
     x, weights = (astype(t, wide, copy=False) for t in (x, weights))
-    scale = reduce.sum(broadcast_to(weights, x.shape), axis, keepdims)
+    scale = reduce.sum(broadcast_to(weights, x.shape), axis, keepdims=keepdims)
     if backend.is_numpy(scale.data) and (scale.data == 0).any():
         raise ArgumentError("average: weights sum to 0, expected another sum")
-    return astype(reduce.sum(x * weights, axis, keepdims) / scale, dtype, copy=False)
+    return astype(reduce.sum(x * weights, axis, keepdims=keepdims) / scale, dtype, copy=False)
 
 
 def _along_axes(x: Tensor, axis: Axis, weights: Tensor) -> Tensor:
@@ -293,51 +324,73 @@ def _along_axes(x: Tensor, axis: Axis, weights: Tensor) -> Tensor:
     return reshape(weights, [n if i in axes else 1 for i, n in enumerate(x.shape)])
 
 
-def ptp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def ptp(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the maximum minus the minimum ("peak to peak").
 
     Raises:
         ShapeError: there are no elements to reduce.
     """
-    return reduce.max(x, axis, keepdims) - reduce.min(x, axis, keepdims)
+    if unknown:
+        raise unexpected("ptp", unknown)
+    return reduce.max(x, axis, keepdims=keepdims) - reduce.min(x, axis, keepdims=keepdims)
 
 
-def nansum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def nansum(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the sum of the elements that are not NaN."""
-    return reduce.sum(_filled("nansum", x, 0), axis, keepdims)
+    if unknown:
+        raise unexpected("nansum", unknown)
+    return reduce.sum(_filled("nansum", x, 0), axis, keepdims=keepdims)
 
 
-def nanprod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def nanprod(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the product of the elements that are not NaN."""
-    return reduce.prod(_filled("nanprod", x, 1), axis, keepdims)
+    if unknown:
+        raise unexpected("nanprod", unknown)
+    return reduce.prod(_filled("nanprod", x, 1), axis, keepdims=keepdims)
 
 
-def nancumsum(x: Any, axis: int | None = None) -> Tensor:
+def nancumsum(x: Any, axis: int | None = None, **unknown: Never) -> Tensor:
     """Return `cumsum` with 0 in place of NaN."""
+    if unknown:
+        raise unexpected("nancumsum", unknown)
     return reduce.cumsum(_filled("nancumsum", x, 0), axis)
 
 
-def nancumprod(x: Any, axis: int | None = None) -> Tensor:
+def nancumprod(x: Any, axis: int | None = None, **unknown: Never) -> Tensor:
     """Return `cumprod` with 1 in place of NaN."""
+    if unknown:
+        raise unexpected("nancumprod", unknown)
     return reduce.cumprod(_filled("nancumprod", x, 1), axis)
 
 
-def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def nanmean(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the mean of the elements that are not NaN; NaN where all are."""
+    if unknown:
+        raise unexpected("nanmean", unknown)
     x = tensor_of("nanmean", "x", x)
     if not (is_float(x.dtype) or is_complex(x.dtype)):
-        return reduce.mean(x, axis, keepdims)
+        return reduce.mean(x, axis, keepdims=keepdims)
     wide = astype(x, compute_dtype(x.dtype), copy=False) if is_float(x.dtype) else x
-    return astype(nansum(wide, axis, keepdims) / _count(x, axis, keepdims), x.dtype, copy=False)
+    return astype(
+        nansum(wide, axis, keepdims=keepdims) / _count(x, axis, keepdims), x.dtype, copy=False
+    )
 
 
-def nanvar(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
+def nanvar(
+    x: Any, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return the variance of the elements that are not NaN; NaN for `ddof` of them or fewer."""
+    if unknown:
+        raise unexpected("nanvar", unknown)
     return _nan_variance("nanvar", x, axis, ddof, keepdims, 1.0)
 
 
-def nanstd(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
+def nanstd(
+    x: Any, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return the standard deviation of what is not NaN, the square root of `nanvar`."""
+    if unknown:
+        raise unexpected("nanstd", unknown)
     return _nan_variance("nanstd", x, axis, ddof, keepdims, 0.5)
 
 
@@ -345,55 +398,71 @@ def _nan_variance(op: str, x: Any, axis: Axis, ddof: float, keepdims: bool, powe
     x = tensor_of(op, "x", x)
     check_number(op, "ddof", ddof)
     if not is_float(x.dtype):
-        return (reduce.var if power == 1 else reduce.std)(x, axis, ddof, keepdims)
+        return (reduce.var if power == 1 else reduce.std)(x, axis, ddof=ddof, keepdims=keepdims)
     wide = astype(x, compute_dtype(x.dtype), copy=False)
-    centered = where(isnan(wide), 0, wide - nanmean(wide, axis, True))
-    variance = reduce.sum(centered * centered, axis, keepdims) / _count(x, axis, keepdims, ddof)
+    centered = where(isnan(wide), 0, wide - nanmean(wide, axis, keepdims=True))
+    variance = reduce.sum(centered * centered, axis, keepdims=keepdims) / _count(
+        x, axis, keepdims, ddof
+    )
     return astype(variance**power if power != 1 else variance, x.dtype, copy=False)
 
 
-def nanmax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def nanmax(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the maximum of the elements that are not NaN; NaN where all are.
 
     Raises:
         ShapeError: there are no elements to reduce.
     """
+    if unknown:
+        raise unexpected("nanmax", unknown)
     return _nan_extremum("nanmax", reduce.max, x, axis, keepdims)
 
 
-def nanmin(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def nanmin(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the minimum of the elements that are not NaN; NaN where all are.
 
     Raises:
         ShapeError: there are no elements to reduce.
     """
+    if unknown:
+        raise unexpected("nanmin", unknown)
     return _nan_extremum("nanmin", reduce.min, x, axis, keepdims)
 
 
 def _nan_extremum(op: str, function: Any, x: Any, axis: Axis, keepdims: bool) -> Tensor:
     x = tensor_of(op, "x", x)
     worst = float("-inf") if function is reduce.max else float("inf")
-    y: Tensor = function(_filled(op, x, worst), axis, keepdims)
-    empty = reduce.all(isnan(x), axis, keepdims)
+    y: Tensor = function(_filled(op, x, worst), axis, keepdims=keepdims)
+    empty = reduce.all(isnan(x), axis, keepdims=keepdims)
     return where(empty, float("nan"), y) if is_float(x.dtype) or is_complex(x.dtype) else y
 
 
-def nanargmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def nanargmax(
+    x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return the index of the first maximum beside NaN, int64.
 
     Raises:
         ArgumentError: all are NaN (on the GPU the result is 0 instead).
     """
-    return reduce.argmax(_filled_but_some("nanargmax", x, float("-inf"), axis), axis, keepdims)
+    if unknown:
+        raise unexpected("nanargmax", unknown)
+    filled = _filled_but_some("nanargmax", x, float("-inf"), axis)
+    return reduce.argmax(filled, axis, keepdims=keepdims)
 
 
-def nanargmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def nanargmin(
+    x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return the index of the first minimum beside NaN, int64.
 
     Raises:
         ArgumentError: all are NaN (on the GPU the result is 0 instead).
     """
-    return reduce.argmin(_filled_but_some("nanargmin", x, float("inf"), axis), axis, keepdims)
+    if unknown:
+        raise unexpected("nanargmin", unknown)
+    filled = _filled_but_some("nanargmin", x, float("inf"), axis)
+    return reduce.argmin(filled, axis, keepdims=keepdims)
 
 
 def _filled_but_some(op: str, x: Any, value: float, axis: Axis) -> Tensor:
@@ -413,7 +482,7 @@ def _filled(op: str, x: Any, value: float) -> Tensor:
 def _count(x: Tensor, axis: Axis, keepdims: bool, ddof: float = 0) -> Tensor:
     """Return how many numbers are not NaN, in the compute dtype, of complex ones float32."""
     dtype = compute_dtype(x.dtype) if is_float(x.dtype) else float32
-    count = astype(reduce.sum(equal(x.detach(), x.detach()), axis, keepdims), dtype)
+    count = astype(reduce.sum(equal(x.detach(), x.detach()), axis, keepdims=keepdims), dtype)
     count = count - ddof if ddof else count
     return where(count > 0, count, float("nan"))
 
@@ -426,6 +495,7 @@ def cov(
     ddof: int | None = None,
     fweights: Any = None,
     aweights: Any = None,
+    *,
     dtype: DtypeLike | None = None,
 ) -> Tensor:
     """Return the covariance matrix of variables.
@@ -459,7 +529,7 @@ def cov(
     delta = (0 if bias else 1) if ddof is None else ddof
     weights, total, divisor = _observation_weights(joined, fweights, aweights, delta)
     weighted = joined if weights is None else joined * weights
-    centered = joined - reduce.sum(weighted, 1, True) / total
+    centered = joined - reduce.sum(weighted, 1, keepdims=True) / total
     products = (centered if weights is None else centered * weights) @ centered.T
     result = products / where(divisor > 0, divisor, 0.0)
     return result if result.size != 1 else reshape(result, ())
@@ -497,7 +567,9 @@ def _weights_of_cov(name: str, given: Any, x: Tensor) -> Tensor | None:
     return astype(weights, x.dtype, copy=False)
 
 
-def corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: DtypeLike | None = None) -> Tensor:
+def corrcoef(
+    x: Any, y: Any = None, rowvar: bool = True, *, dtype: DtypeLike | None = None
+) -> Tensor:
     """Return the matrix of correlation coefficients, -1 to 1; see `cov`."""
     matrix = cov(x, y, rowvar, dtype=dtype)
     if not matrix.ndim:
@@ -555,7 +627,7 @@ def _edge(value: Tensor, x: Tensor, axis: int) -> Tensor:
     return value + astype(Tensor(namespace(x.data).zeros(shape)), x.dtype)
 
 
-def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
+def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1, **unknown: Never) -> Tensor:
     """Return the integral of y by the trapezoidal rule.
 
     Args:
@@ -564,6 +636,8 @@ def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
         dx: their distance, without x.
         axis: the axis to integrate along.
     """
+    if unknown:
+        raise unexpected("trapezoid", unknown)
     y, x = operands("trapezoid", ("y", "x"), (y, x), 1)
     y = moveaxis(y, axis, -1)
     widths: Any = dx

@@ -57,7 +57,7 @@ def _matrix_norm(x: Any, ord: Any = "fro", axis: Any = (-2, -1), keepdims: bool 
 def _norm(x: Any, p: Any = "fro", axis: Any = None, keepdims: bool = False) -> Any:
     if p in ("fro", "nuc"):
         return linalg.norm(x, p, axis, keepdims)
-    return tg.norm(x, axis, p, keepdims)
+    return tg.norm(x, axis, ord=p, keepdims=keepdims)
 
 
 def _solve(a: Any, b: Any) -> Any:
@@ -88,7 +88,7 @@ def _attention(q: Any, k: Any, v: Any, attn_mask: Any = None, is_causal: bool = 
 
 
 def _pad(x: Any, widths: Any, value: float = 0.0) -> Any:
-    return tg.pad(x, _widths(x, widths), "constant", value)
+    return tg.pad(x, _widths(x, widths), "constant", constant_values=value)
 
 
 def _widths(x: Any, widths: Any) -> Any:
@@ -196,7 +196,7 @@ CALLS: dict[str, Function] = {
     "mul": tg.multiply,
     "mv": tg.matmul,
     "nanquantile": lambda x, q, axis=None, keepdims=False, interpolation="linear": tg.nanquantile(
-        x, q, axis, interpolation, keepdims),
+        x, q, axis, method=interpolation, keepdims=keepdims),
     "narrow": lambda x, axis, start, length: x[_place(x, axis, slice(start, start + length))],
     "narrow_copy": lambda x, axis, start, length: x[_place(x, axis, slice(start, start + length))],
     "neg": tg.negative,
@@ -216,7 +216,7 @@ CALLS: dict[str, Function] = {
     "pow": tg.power,
     "qr": linalg.qr,
     "quantile": lambda x, q, axis=None, keepdims=False, interpolation="linear": tg.quantile(
-        x, q, axis, interpolation, keepdims),
+        x, q, axis, method=interpolation, keepdims=keepdims),
     "repeat_interleave": lambda x, repeats, axis=None: tg.repeat(x, repeats, axis),
     "repeat": tg.tile,
     "reshape_as": lambda x, other: tg.reshape(x, other.shape),
