@@ -82,7 +82,23 @@ def sum(
     where: Any = None,
     **unknown: Never,
 ) -> Tensor:
-    """Return the sum; 0 for no elements."""
+    """Return the sum; 0 for no elements.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        dtype: to convert x to first, and of the result; default: that of x, 64 bits for integers
+            and bool.
+        keepdims: whether the reduced axes stay with length 1.
+        where: bools that broadcast to x: which elements count; all by default.
+
+    Returns:
+        The remaining axes of x.
+
+    Example:
+        >>> tg.sum([[1, 2], [3, 4]], 0)
+        tensor([4, 6], dtype=int64)
+    """
     if unknown:
         raise unexpected("sum", unknown)
     if where is not None:
@@ -108,7 +124,23 @@ def mean(
     where: Any = None,
     **unknown: Never,
 ) -> Tensor:
-    """Return the mean, sum(x) / n; NaN for no elements."""
+    """Return the mean, sum(x) / n; NaN for no elements.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        dtype: to convert x to first, and of the result; default: that of x, float64 for integers
+            and bool.
+        keepdims: whether the reduced axes stay with length 1.
+        where: bools that broadcast to x: which elements count; all by default.
+
+    Returns:
+        The remaining axes of x.
+
+    Example:
+        >>> tg.mean([[1.0, 2.0], [3.0, 6.0]], 1)
+        tensor([1.5, 4.5], dtype=float32)
+    """
     if unknown:
         raise unexpected("mean", unknown)
     if dtype is not None:
@@ -143,15 +175,23 @@ def var(
 
     Args:
         x: any shape.
-        axis: the axes to reduce.
+        axis: axes to reduce; all by default.
+        dtype: to convert x to first.
         ddof: 1 gives the unbiased estimate. Where n <= ddof the result is inf or NaN.
         keepdims: whether the reduced axes stay with length 1.
-        dtype: to convert x to first.
+        where: bools that broadcast to x: which elements count; all by default.
         correction: another name for ddof, as in the array API standard.
-        where: the elements that count.
+
+    Returns:
+        The remaining axes of x, in its dtype; float64 for integers and bool.
 
     Raises:
         ArgumentError: both ddof and correction are given.
+        DtypeError: x holds complex numbers.
+
+    Example:
+        >>> tg.var([1.0, 2.0, 6.0], ddof=1)
+        tensor(7., dtype=float32)
     """
     if unknown:
         raise unexpected("var", unknown)
@@ -169,7 +209,28 @@ def std(
     correction: float | None = None,
     **unknown: Never,
 ) -> Tensor:
-    """Return the standard deviation, the square root of `var`; its gradient is 0 where it is 0."""
+    """Return the standard deviation, the square root of `var`; its gradient is 0 where it is 0.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        dtype: to convert x to first.
+        ddof: 1 gives the root of the unbiased variance. Where n <= ddof the result is inf or NaN.
+        keepdims: whether the reduced axes stay with length 1.
+        where: bools that broadcast to x: which elements count; all by default.
+        correction: another name for ddof, as in the array API standard.
+
+    Returns:
+        The remaining axes of x, in its dtype; float64 for integers and bool.
+
+    Raises:
+        ArgumentError: both ddof and correction are given.
+        DtypeError: x holds complex numbers.
+
+    Example:
+        >>> tg.std([[1.0, 3.0], [2.0, 8.0]], axis=1)
+        tensor([1., 3.], dtype=float32)
+    """
     if unknown:
         raise unexpected("std", unknown)
     return _deviation("std", x, axis, ddof, keepdims, dtype, correction, where)
@@ -229,14 +290,24 @@ def max(
 
     Args:
         x: any shape.
-        axis: the axes to reduce.
+        axis: axes to reduce; all by default.
         keepdims: whether the reduced axes stay with length 1.
         initial: a number that counts as another element. `where` needs it.
-        where: the elements that count.
+        where: bools that broadcast to x: which elements count; all by default.
+
+    Returns:
+        The remaining axes of x, in its dtype.
 
     Raises:
         ShapeError: there are no elements to reduce, and no `initial`.
         ArgumentError: `where` without `initial`.
+
+    Example:
+        >>> tg.max([[1, 5], [7, 2]], axis=1, keepdims=True)
+        tensor([[5],
+                [7]], dtype=int64)
+        >>> tg.amax([1, 5], initial=6)
+        tensor(6, dtype=int64)
     """
     if unknown:
         raise unexpected("max", unknown)
@@ -256,14 +327,23 @@ def min(
 
     Args:
         x: any shape.
-        axis: the axes to reduce.
+        axis: axes to reduce; all by default.
         keepdims: whether the reduced axes stay with length 1.
         initial: a number that counts as another element. `where` needs it.
-        where: the elements that count.
+        where: bools that broadcast to x: which elements count; all by default.
+
+    Returns:
+        The remaining axes of x, in its dtype.
 
     Raises:
         ShapeError: there are no elements to reduce, and no `initial`.
         ArgumentError: `where` without `initial`.
+
+    Example:
+        >>> tg.min([[1, 5], [7, 2]], axis=1)
+        tensor([1, 2], dtype=int64)
+        >>> tg.amin([1, 5], initial=0)
+        tensor(0, dtype=int64)
     """
     if unknown:
         raise unexpected("min", unknown)
@@ -300,7 +380,23 @@ def prod(
     where: Any = None,
     **unknown: Never,
 ) -> Tensor:
-    """Return the product; 1 for no elements. The gradient is exact where factors are 0."""
+    """Return the product; 1 for no elements. The gradient is exact where factors are 0.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        dtype: to convert x to first, and of the result; default: that of x, 64 bits for integers
+            and bool.
+        keepdims: whether the reduced axes stay with length 1.
+        where: bools that broadcast to x: which elements count; all by default.
+
+    Returns:
+        The remaining axes of x.
+
+    Example:
+        >>> tg.prod([[1, 2], [3, 4]], axis=1)
+        tensor([ 2, 12], dtype=int64)
+    """
     if unknown:
         raise unexpected("prod", unknown)
     if where is not None:
@@ -335,8 +431,20 @@ def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def argmax(x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the index of the first maximum or NaN, int64; into the flattened x without an axis.
 
+    Args:
+        x: any shape.
+        axis: the axis to search; None searches the flattened x.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, int64; without a gradient.
+
     Raises:
         ShapeError: there are no elements to reduce.
+
+    Example:
+        >>> tg.argmax([[1, 5, 5], [7, 2, 0]], axis=1)
+        tensor([1, 0], dtype=int64)
     """
     if unknown:
         raise unexpected("argmax", unknown)
@@ -346,8 +454,20 @@ def argmax(x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown
 def argmin(x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the index of the first minimum or NaN, int64; into the flattened x without an axis.
 
+    Args:
+        x: any shape.
+        axis: the axis to search; None searches the flattened x.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, int64; without a gradient.
+
     Raises:
         ShapeError: there are no elements to reduce.
+
+    Example:
+        >>> tg.argmin([[1, 5, 5], [7, 2, 0]])
+        tensor(5, dtype=int64)
     """
     if unknown:
         raise unexpected("argmin", unknown)
@@ -369,7 +489,21 @@ def _constant(name: str, op: str, x: Any, axis: Axis, keepdims: bool, dtype: Dty
 def any(
     x: Any, axis: Axis = None, *, keepdims: bool = False, where: Any = None, **unknown: Never
 ) -> Tensor:
-    """Return whether any element is true (not 0), bool; False for no elements."""
+    """Return whether any element is true (not 0); False for no elements.
+
+    Args:
+        x: any shape and dtype.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+        where: bools that broadcast to x: which elements count; all by default.
+
+    Returns:
+        The remaining axes of x, bool.
+
+    Example:
+        >>> tg.any([[0, 1], [0, 0]], axis=1)
+        tensor([ True, False], dtype=bool)
+    """
     if unknown:
         raise unexpected("any", unknown)
     x = x if where is None else _counted("any", x, where, 0)
@@ -379,7 +513,21 @@ def any(
 def all(
     x: Any, axis: Axis = None, *, keepdims: bool = False, where: Any = None, **unknown: Never
 ) -> Tensor:
-    """Return whether all elements are true (not 0), bool; True for no elements."""
+    """Return whether all elements are true (not 0); True for no elements.
+
+    Args:
+        x: any shape and dtype.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+        where: bools that broadcast to x: which elements count; all by default.
+
+    Returns:
+        The remaining axes of x, bool.
+
+    Example:
+        >>> tg.all([[0, 1], [2, 3]], axis=1)
+        tensor([False,  True], dtype=bool)
+    """
     if unknown:
         raise unexpected("all", unknown)
     x = x if where is None else _counted("all", x, where, 1)
@@ -390,6 +538,21 @@ def logsumexp(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: N
     """Return log(sum(exp(x))) without overflow; -inf for no elements.
 
     The gradient is softmax(x), NaN at what makes the result infinite: an inf, or all that is -inf.
+
+    Args:
+        x: any shape, real numbers.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in its dtype; float64 for integers and bool.
+
+    Raises:
+        DtypeError: x holds complex numbers.
+
+    Example:
+        >>> tg.logsumexp([1000.0, 1000.0]).round(3)
+        tensor(1000.693, dtype=float32)
     """
     if unknown:
         raise unexpected("logsumexp", unknown)
@@ -418,12 +581,24 @@ def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def norm(
     x: Any, axis: Axis = None, *, ord: float = 2, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
-    """Return the norm of x as a vector; 0 for no elements.
+    """Return the norm of x as a vector; 0 for no elements. The gradient at 0 is 0.
 
-    ord 1: sum(|x|); ord 2: sqrt(sum(x^2)); ord inf: max(|x|). The gradient at 0 is 0.
+    Args:
+        x: any shape, real numbers.
+        axis: axes to reduce; all by default.
+        ord: 1 for sum(|x|), 2 for sqrt(sum(x^2)), inf for max(|x|).
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in its dtype; float64 for integers and bool.
 
     Raises:
         ArgumentError: ord is none of these.
+        DtypeError: x holds complex numbers.
+
+    Example:
+        >>> tg.norm([[3.0, 4.0], [0.0, -2.0]], axis=1)
+        tensor([5., 2.], dtype=float32)
     """
     if unknown:
         raise unexpected("norm", unknown)
@@ -460,11 +635,16 @@ def cumsum(
 
     Args:
         x: any shape.
-        axis: without one, the sums run over the flattened x.
-        dtype: to convert x to first, and of the result.
+        axis: the axis to sum along; None sums over the flattened x.
+        dtype: to convert x to first, and of the result; default: that of x, 64 bits for integers
+            and bool.
 
     Returns:
-        The shape of x (one axis without `axis`); sums of integers in 64 bits.
+        The shape of x (one axis without `axis`).
+
+    Example:
+        >>> tg.cumsum([1, 2, 3])
+        tensor([1, 3, 6], dtype=int64)
     """
     if unknown:
         raise unexpected("cumsum", unknown)
@@ -489,9 +669,23 @@ def _cumsum_from_end(x: Array, axis: int) -> Array:
 def cumprod(
     x: Any, axis: int | None = None, dtype: DtypeLike | None = None, **unknown: Never
 ) -> Tensor:
-    """Return the running products along an axis; arguments and result are those of `cumsum`.
+    """Return the running products along an axis, y[i] = x[0] * ... * x[i].
 
     The gradient is exact where factors are 0.
+
+    Args:
+        x: any shape.
+        axis: the axis to multiply along; None multiplies over the flattened x.
+        dtype: to convert x to first, and of the result; default: that of x, 64 bits for integers
+            and bool.
+
+    Returns:
+        The shape of x (one axis without `axis`).
+
+    Example:
+        >>> tg.cumprod([[1, 2, 3], [4, 5, 6]], axis=1)
+        tensor([[  1,   2,   6],
+                [  4,  20, 120]], dtype=int64)
     """
     if unknown:
         raise unexpected("cumprod", unknown)
@@ -536,11 +730,19 @@ def cumulative_sum(
     Args:
         x: any shape; a number counts as one axis.
         axis: the axis to sum along.
-        dtype: as in `cumsum`.
+        dtype: to convert x to first, and of the result; default: that of x, 64 bits for integers
+            and bool.
         include_initial: whether a 0 comes first.
+
+    Returns:
+        The shape of x, one element longer along the axis with `include_initial`.
 
     Raises:
         ArgumentError: axis is None for x of several axes.
+
+    Example:
+        >>> tg.cumulative_sum([1, 2, 3], include_initial=True)
+        tensor([0, 1, 3, 6], dtype=int64)
     """
     if unknown:
         raise unexpected("cumulative_sum", unknown)
@@ -555,7 +757,25 @@ def cumulative_prod(
     include_initial: bool = False,
     **unknown: Never,
 ) -> Tensor:
-    """Return `cumprod` along an axis; arguments and errors are those of `cumulative_sum`."""
+    """Return `cumprod` along an axis, which x of several axes needs.
+
+    Args:
+        x: any shape; a number counts as one axis.
+        axis: the axis to multiply along.
+        dtype: to convert x to first, and of the result; default: that of x, 64 bits for integers
+            and bool.
+        include_initial: whether a 1 comes first.
+
+    Returns:
+        The shape of x, one element longer along the axis with `include_initial`.
+
+    Raises:
+        ArgumentError: axis is None for x of several axes.
+
+    Example:
+        >>> tg.cumulative_prod([2, 3, 4], include_initial=True)
+        tensor([ 1,  2,  6, 24], dtype=int64)
+    """
     if unknown:
         raise unexpected("cumulative_prod", unknown)
     return _cumulative("cumulative_prod", x, axis, dtype, include_initial)
