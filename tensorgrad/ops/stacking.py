@@ -407,8 +407,7 @@ def flipud(x: Any) -> Tensor:
 
 
 def rot90(x: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
-    """Return a view rotated by k quarter turns in the plane of two axes, from the first to the
-    second.
+    """Return a view rotated by k quarter turns, from the first of two axes to the second.
 
     Args:
         x: two axes or more.
