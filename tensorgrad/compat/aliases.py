@@ -49,9 +49,21 @@ def to(x: Tensor, device: Any = None, dtype: DtypeLike | None = None) -> Tensor:
 
     x itself is returned where nothing changes. The gradient flows back.
 
+    Args:
+        x: any shape and dtype.
+        device: "cpu", "cuda" or "cuda:N"; default: where x is. A dtype here counts as one.
+        dtype: default: that of x.
+
+    Returns:
+        In the shape of x.
+
     Raises:
         DeviceError: there is no such device here.
         DtypeError: the library has no such dtype.
+
+    Example:
+        >>> tg.tensor([1.5, 2.5]).to("int64")
+        tensor([1, 2], dtype=int64)
     """
     if dtype is None and not backend.is_device(device):
         device, dtype = None, device
@@ -61,14 +73,40 @@ def to(x: Tensor, device: Any = None, dtype: DtypeLike | None = None) -> Tensor:
 
 
 def cuda(x: Tensor, device: int | None = None) -> Tensor:
-    """Return x on the current GPU, or on that of a number."""
+    """Return x on the current GPU, or on that of a number.
+
+    Args:
+        x: any shape and dtype.
+        device: the number of a GPU; default: where x is, the current GPU for x on the CPU.
+
+    Returns:
+        In the shape and dtype of x.
+
+    Raises:
+        DeviceError: there is no such device here.
+
+    Example:
+        >>> tg.tensor([1.5, 2.5]).cuda().device  # doctest: +SKIP
+        'cuda:0'
+    """
     if device is None and x.device != "cpu":
         return x
     return shape.to(x, "cuda" if device is None else f"cuda:{device}")
 
 
 def clone(x: Tensor) -> Tensor:
-    """Return a copy, through which the gradient flows back."""
+    """Return a copy, through which the gradient flows back.
+
+    Args:
+        x: any shape and dtype.
+
+    Returns:
+        In the shape and dtype of x.
+
+    Example:
+        >>> tg.tensor([1.5, 2.5]).clone()
+        tensor([1.5, 2.5], dtype=float32)
+    """
     return shape.astype(x, x.dtype)
 
 
@@ -80,9 +118,17 @@ def masked_fill(x: Tensor, mask: Any, value: Any) -> Tensor:
         mask: bools that broadcast to x.
         value: a number or a tensor without axes.
 
+    Returns:
+        In the shape and dtype of x.
+
     Raises:
         DtypeError: mask does not hold bools.
         ShapeError: mask or value does not fit.
+
+    Example:
+        >>> x = tg.tensor([1.0, -2.0])
+        >>> x.masked_fill(x < 0, 0.0)
+        tensor([1., 0.], dtype=float32)
     """
     mask = tensor_of("masked_fill", "mask", mask)
     x, value = operands("masked_fill", ("x", "value"), (x, value))
@@ -108,8 +154,16 @@ def gather(x: Tensor, axis: int, index: Any, **unknown: Never) -> Tensor:
         axis: the axis to index.
         index: integers; as many axes as x, none longer than that of x, but for `axis`.
 
+    Returns:
+        In the shape of the index and the dtype of x.
+
     Raises:
         As `tensorgrad.take_along_axis`, which also broadcasts.
+
+    Example:
+        >>> tg.tensor([[1, 2, 3], [4, 5, 6]]).gather(1, [[2], [0]])
+        tensor([[3],
+                [4]], dtype=int64)
     """
     if unknown:
         raise unexpected("gather", unknown)
@@ -135,8 +189,17 @@ def unfold(x: Tensor, axis: int, size: int, step: int = 1, **unknown: Never) -> 
         size: elements of a window.
         step: from the first of a window to that of the next.
 
+    Returns:
+        One axis more than x has, of length `size`.
+
     Raises:
         ArgumentError: the axis is shorter than a window, or step is less than 1.
+
+    Example:
+        >>> tg.arange(5).unfold(0, 3)
+        tensor([[0, 1, 2],
+                [1, 2, 3],
+                [2, 3, 4]], dtype=int64)
     """
     if unknown:
         raise unexpected("unfold", unknown)
@@ -156,8 +219,19 @@ def unfold(x: Tensor, axis: int, size: int, step: int = 1, **unknown: Never) -> 
 def view(x: Tensor, *lengths: Any) -> Tensor:
     """Return the elements in another shape, a view where strides allow: see `reshape`.
 
+    Args:
+        x: any shape and dtype.
+        *lengths: the lengths, or one tuple of them; one may be -1.
+
+    Returns:
+        The elements in C order, in the dtype of x.
+
     Raises:
         ArgumentError: given a dtype, as NumPy's method has.
+
+    Example:
+        >>> tg.arange(6).view(2, -1).shape
+        (2, 3)
     """
     given = lengths[0] if len(lengths) == 1 else lengths
     if not isinstance(given, int | tuple | list):
@@ -170,9 +244,20 @@ def view(x: Tensor, *lengths: Any) -> Tensor:
 def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
     """Set whether backward computes the gradient of a leaf; return x.
 
+    Args:
+        x: a leaf.
+        requires_grad: whether.
+
+    Returns:
+        x itself.
+
     Raises:
         GradError: x is the result of an op, whose gradient would be lost.
         DtypeError: x does not hold floats.
+
+    Example:
+        >>> tg.zeros(2).requires_grad_()
+        tensor([0., 0.], dtype=float32, requires_grad=True)
     """
     if not is_leaf(x):
         raise GradError(
@@ -185,5 +270,17 @@ def requires_grad_(x: Tensor, requires_grad: bool = True) -> Tensor:
 
 
 def is_leaf(x: Tensor) -> bool:
-    """Return whether x is not the result of an op that gradients flow through."""
+    """Return whether x is not the result of an op that gradients flow through.
+
+    Args:
+        x: any tensor.
+
+    Returns:
+        A bool of Python.
+
+    Example:
+        >>> x = tg.ones(2, requires_grad=True)
+        >>> x.is_leaf, (x * 2).is_leaf
+        (True, False)
+    """
     return x.node is None
