@@ -25,11 +25,11 @@ from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, Optimizer
 from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_embeddings
-from tensorgrad.parallel.checkpoint import ShardedStrategy
+from tensorgrad.parallel.checkpoint import RankWriters
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.comm.peer_memory import SharedArray
-from tensorgrad.train.strategy import MakeOptimizer
+from tensorgrad.train.strategy import MakeOptimizer, Strategy
 from tensorgrad.train.strategy_settings import REDUCTIONS
 
 
@@ -66,7 +66,7 @@ def all_reduce_gradients(grad: Array, comm: Comm) -> None:
     comm.all_reduce(grad, "mean")
 
 
-class DataParallel(ShardedStrategy):
+class DataParallel(Strategy):
     """Every rank computes the gradient of its part of the batch; all use the mean of these.
 
     Three ways to reduce the gradients, with the same result:
@@ -95,7 +95,7 @@ class DataParallel(ShardedStrategy):
             )
         if bucket_mb is not None and not bucket_mb > 0:
             raise ArgumentError(f"DataParallel: bucket_mb is {bucket_mb}, expected more than 0")
-        self._comm = self._world = comm
+        self._comm, self.writers = comm, RankWriters(comm)
         self._reduction, self._bucket_mb = reduction, bucket_mb
         self._flat: Any = None  # the FlatParameters of `prepare`
         self._buckets: Buckets | None = None

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tensorgrad.compat.omitted import missing as _missing
-from tensorgrad.core.backend import Axis, namespace, namespace_on, widened
+from tensorgrad.core.backend import Axis, namespace, namespace_on, upcast
 from tensorgrad.core.checks import axis_index, axis_tuple, check_integer, check_number
 from tensorgrad.core.dtypes import DtypeLike, as_dtype, float32, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, DtypeError
@@ -138,7 +138,7 @@ def _lines(op: str, x: Any, s: Lengths, axes: Axis, norm: str) -> Tensor:
 def _computed(op: str, x: Tensor, lengths: Any, axes: Any, norm: str) -> Tensor:
     if norm not in ("backward", "ortho", "forward"):
         raise ArgumentError(f"{op}: norm is {norm!r}, expected 'backward', 'ortho' or 'forward'")
-    array = widened(constant_of(op, "x", x))
+    array = upcast(constant_of(op, "x", x))
     return Tensor(getattr(namespace(array).fft, op)(array, lengths, axes, norm))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.checks import check_between, check_integer
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
@@ -235,7 +235,7 @@ def _best(logits: Array, scores: Any, count: int) -> tuple[Any, Any, Any]:
     """Return the best continuations: scores, beams and tokens, each (prompts, count)."""
     prompts, beams = scores.shape
     xp = backend.namespace(logits)
-    logp = log_softmax(Tensor(widened(logits))).data  # (prompts * beams, V)
+    logp = log_softmax(Tensor(upcast(logits))).data  # (prompts * beams, V)
     logp = logp.reshape(prompts, -1)  # (prompts, beams * V)
     vocab = logp.shape[1] // beams
     total = logp + xp.asarray(scores, np.float32).repeat(vocab, axis=1)

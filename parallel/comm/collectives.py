@@ -126,7 +126,7 @@ class Comm:
         """Let the GPUs of all ranks reach an array in each other's memory.
 
         As long as the result lives, copy engines move what an `all_reduce` with "sum" or "mean" and
-        `wait=False` reduces of it, in 1 MB or more. They leave the multiprocessors to the kernels
+        `wait=False` reduces of it, in 1 MB or more. They leave the SMs to the kernels
         that run beside. The sum is taken in the order of the ranks, 16 bits in float32. All ranks
         share an array of the same size, and reduce the same parts of it.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import cast
-from tensorgrad.core.backend import Array, Shape, contiguous, is_numpy, same_device, widened
+from tensorgrad.core.backend import Array, Shape, contiguous, is_numpy, same_device, upcast
 from tensorgrad.core.checks import check_function, check_integer, check_number, shape_of
 from tensorgrad.core.dtypes import ALL, Dtype, c_name, compute_dtype
 from tensorgrad.core.errors import ArgumentError, DtypeError, GradError, KernelError, ShapeError
@@ -222,7 +222,7 @@ class CudaKernel:
         self, arrays: list[Array], numbers: Any, results: Any, kind: Dtype | None
     ) -> tuple[Array, ...]:
         """Return what NumPy computes, checked and cast."""
-        found = self.reference(*map(widened, arrays), *numbers)
+        found = self.reference(*map(upcast, arrays), *numbers)
         found = found if isinstance(found, tuple) else (found,)
         if len(found) != len(results):
             raise ShapeError(

@@ -1,6 +1,6 @@
 """Errors of names that the library lacks: what is there instead, or why nothing is.
 
-docs/guides/omitted.md lists what is omitted on purpose.
+docs/guides/not-supported.md lists what is omitted on purpose.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 __all__ = ["missing", "missing_method"]
 
-_PAGE = "docs/guides/omitted.md says why"
+_PAGE = "docs/guides/not-supported.md says why"
 _ON_PURPOSE = {
     "convolutions, pooling and recurrent layers": (
         "conv", "pool", "lstm", "gru", "rnn", "batchnorm", "batch_norm", "instancenorm",
@@ -134,7 +134,7 @@ def _instead(name: str, module: str) -> str:
         return f": this function of NumPy is omitted on purpose; {_PAGE}"
     if not module and hasattr(np.ndarray, name):
         return f": write x.numpy().{name}"
-    return "; docs/guides/omitted.md lists what is omitted"
+    return "; docs/guides/not-supported.md lists what is omitted"
 
 
 def _place_of(name: str) -> str:

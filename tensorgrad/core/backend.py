@@ -254,7 +254,7 @@ def byte_bounds(array: Array) -> tuple[int, int]:
     return first, last + int(array.itemsize)
 
 
-def widened(array: Array) -> Array:
+def upcast(array: Array) -> Array:
     """Return 16-bit floats as float32, anything else as it is."""
     dtype = compute_dtype(array.dtype)
     return array if dtype is array.dtype else array.astype(dtype, copy=False)

@@ -110,14 +110,14 @@ def promoted(op: str, names: Sequence[str], arrays: Sequence[Array]) -> Dtype:
     return common
 
 
-_widened: set[str] = set()  # the ops that have warned
+_warned: set[str] = set()  # the ops that have warned
 
 
 def note_widening(op: str, dtypes: Sequence[Dtype]) -> None:
     """Warn, once for an op, where integers beside narrower floats make its result float64."""
     floats = [dtype for dtype in dtypes if is_float(dtype)]
     integers = [dtype for dtype in dtypes if dtype.kind in "iu"]
-    if op in _widened or not floats or not integers or float64 in floats:
+    if op in _warned or not floats or not integers or float64 in floats:
         return
     warnings.warn(
         f"{op}: {integers[0]} beside {floats[0]} gives float64, as in NumPy; on a GPU that is far "
@@ -125,7 +125,7 @@ def note_widening(op: str, dtypes: Sequence[Dtype]) -> None:
         WideningWarning,
         stacklevel=user_level(),
     )
-    _widened.add(op)
+    _warned.add(op)
 
 
 def check_holds(op: str, name: str, array: Array, dtype: Dtype) -> None:

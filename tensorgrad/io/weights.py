@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable, Mapping
@@ -156,16 +157,20 @@ class ArrayFile:
     ) -> np.ndarray[Any, Any]:
         """Return an array, or 1-D its elements `start` to `stop`.
 
-        Of 1-D arrays only these are read.
+        Only the rows that have these are read.
 
         Raises:
             CheckpointError: the array cannot be read.
         """
         if start is None or stop is None:
             return self._tensor(name)
-        if len(self.shape(name)) == 1 and start < stop:
-            return self._tensor(name, slice(start, stop))
-        return self._tensor(name).reshape(-1)[start:stop]
+        shape = self.shape(name)
+        if not shape or start >= stop:
+            return self._tensor(name).reshape(-1)[start:stop]
+        row = math.prod(shape[1:])
+        first, last = start // row, -(-stop // row)
+        rows = self._tensor(name, slice(first, last))
+        return rows.reshape(-1)[start - first * row : stop - first * row]
 
     def _tensor(self, name: str, part: slice | None = None) -> np.ndarray[Any, Any]:
         """Return an array, or a part along its first axis; errors name both."""

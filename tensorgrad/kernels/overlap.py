@@ -1,6 +1,6 @@
 """Programmatic dependent launch: a kernel starts while the one before it still runs.
 
-    overlap.launch(kernel, grid, block, arguments, shared, early=[weight, bias], writes=[y])
+    overlap.launch(kernel, grid, block, arguments, shared, prefetch=[weight, bias], writes=[y])
     overlap.launch_in_graph(kernel, grid, block, arguments, shared, writes=[y])
 
 A kernel of a decode step runs for 2 us, of which its launch and its first loads are half. Launched
@@ -11,13 +11,13 @@ setting up of their barriers in this way, but only in graphs. The rules, for whi
 the functions:
 
 - A kernel waits before it reads or writes memory that other kernels write, except for the arrays
-  `early`, which it may read at once, such as weights. They are compared with what the kernels that
-  may still run write, and where these are the same memory, the launch is an ordinary one.
+  `prefetch`, which it may read at once, such as weights. They are compared with what the kernels
+  that may still run write, and where these are the same memory, the launch is an ordinary one.
 - A kernel lets the next one start after it has waited itself. So when a kernel starts, all but the
-  one before it have ended. Kernels that leave multiprocessors or shared memory free let it start at
+  one before it have ended. Kernels that leave SMs or shared memory free let it start at
   once: the next one copies its weights while the one before that kernel still runs. They say so by
-  `starts_next_at_once`; what was written before them counts as still being written.
-- Only arrays in `early` are declared `const __restrict__`: the compiler takes them for constant,
+  `trigger_early`; what was written before them counts as still being written.
+- Only arrays in `prefetch` are declared `const __restrict__`: the compiler takes them for constant,
   and may load them before the wait.
 - Memory that a kernel reads early is written by kernels that are launched here, or by those that
   never call `start_next_kernel`.
@@ -78,9 +78,9 @@ def launch(
     arguments: Sequence[Any],
     shared: int = 0,
     *,
-    early: Sequence[Array | None] = (),
+    prefetch: Sequence[Array | None] = (),
     writes: Sequence[Array | None] = (),
-    starts_next_at_once: bool = False,
+    trigger_early: bool = False,
 ) -> None:
     """Launch a kernel on the current stream, so that it may start before the one before it ends.
 
@@ -89,9 +89,9 @@ def launch(
         grid, block: 1 to 3 sizes.
         arguments: arrays on the GPU, NumPy scalars, or those of `structs.by_value`.
         shared: bytes of dynamic shared memory.
-        early: what it reads before it waits.
+        prefetch: what it reads before it waits.
         writes: what it writes, if it lets the next kernel start early.
-        starts_next_at_once: whether it lets the next kernel start before it has waited itself.
+        trigger_early: whether it lets the next kernel start before it has waited itself.
     """
     cuda = backend.cupy.cuda
     device, stream = cuda.runtime.getDevice(), cuda.get_current_stream().ptr
@@ -100,7 +100,9 @@ def launch(
         before = _written.get((device, stream), [])
         safe = len(before) < _MOST_WRITTEN and not any(
             begin < end_written and begin_written < end
-            for begin, end in (backend.byte_bounds(array) for array in early if array is not None)
+            for begin, end in (
+                backend.byte_bounds(array) for array in prefetch if array is not None
+            )
             for begin_written, end_written in before
         )
         overlaps = safe and _is_supported(device)
@@ -109,7 +111,7 @@ def launch(
         else:
             kernel(grid, block, tuple(arguments), shared)
         if ranges:
-            kept = before if overlaps and starts_next_at_once else []
+            kept = before if overlaps and trigger_early else []
             _written[device, stream] = kept + ranges
 
 

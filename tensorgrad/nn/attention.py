@@ -17,7 +17,7 @@ from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.modes import mode
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.linear import Linear
-from tensorgrad.nn.module import Module, offers
+from tensorgrad.nn.module import Module, can_fuse
 from tensorgrad.nn.rows import Rows
 from tensorgrad.nn.shard import Shard
 from tensorgrad.ops.attention import attention, attention_packed
@@ -348,9 +348,9 @@ class MultiHeadAttention(Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = split(qkv.reshape(heads), [self.heads, self.heads + self.kv_heads], axis=2)
             qkv = concatenate([self.q_norm(q), self.k_norm(k), v], axis=2).reshape(qkv.shape)
-        overwrite = offers(self.qkv, "may_be_overwritten")
+        overwrite = can_fuse(self.qkv, "may_be_overwritten")
         fused, angles, interleaved = cache is None and self.kernel == "flash", None, False
-        if fused and self.rotary is not None and offers(self.rotary, "table"):
+        if fused and self.rotary is not None and can_fuse(self.rotary, "table"):
             cos, sin = self.rotary.table(length, qkv.data)
             angles, interleaved = (cos[:, None], sin[:, None]), self.rotary.interleaved
         elif self.rotary is not None and not self._attend_rotates(cache):
@@ -411,7 +411,7 @@ class MultiHeadAttention(Module):
         """Whether `attend` rotates the queries and keys of this call itself."""
         if cache is None or cache.lengths is None:
             return False
-        return self.rotary is not None and offers(self.rotary, "table")
+        return self.rotary is not None and can_fuse(self.rotary, "table")
 
     def _attend(self, qkv: Tensor, cache: KeyValueCache) -> Tensor:
         """Return (B, 1, H D) for the newest step of each sequence."""
@@ -433,7 +433,7 @@ class MultiHeadAttention(Module):
         width = weight.shape[0] // (self.heads + 2 * self.kv_heads)
         cache = KeyValueCache(batch, self.kv_heads, steps, width, weight.dtype, weight.device)
         cache.counters = zeros((batch * self.heads,), np.uint32, device=weight.device).data
-        if self.rotary is not None and offers(self.rotary, "table"):
+        if self.rotary is not None and can_fuse(self.rotary, "table"):
             self.rotary.table(steps, weight.data)  # so that no step makes another one
         return cache
 

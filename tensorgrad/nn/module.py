@@ -10,7 +10,7 @@ and those that autocast narrows, but raise for wider ones: float64 from NumPy wo
 activations float64. The functions of `tensorgrad.ops` promote as NumPy does.
 
 Fused ops: a layer of your own is called through `forward`, like any other. It can run as one kernel
-with the ops around it, as the layers of this package do, if it also offers
+with the ops around it, as the layers of this package do, if it also can_fuse
 
     a norm     add(x, residual=None) -> (x + residual, forward(x + residual)), or (x, forward(x));
                used by `add_norm` in norm.py
@@ -442,7 +442,7 @@ class Module:
 
 
 class _HookedForward:
-    """The `forward` of one module with hooks; `offers` sees it and does not fuse the module."""
+    """The `forward` of one module with hooks; `can_fuse` sees it and does not fuse the module."""
 
     def __init__(self, module: Module, own: Callable[..., Any] | None) -> None:
         self._module, self._own = module, own  # own: a forward that the instance already had
@@ -519,16 +519,16 @@ def check_input(layer: Module, weight: Tensor, **inputs: Any) -> None:
             )
 
 
-def offers(layer: Module, name: str) -> bool:
+def can_fuse(layer: Module, name: str) -> bool:
     """Whether a layer has a method, or a class attribute, that fused ops use beside its `forward`.
 
     False for a subclass that overrides `forward` alone: what it inherits is of another function.
     """
-    return "forward" not in vars(layer) and _offers(type(layer), name)  # type: ignore[arg-type]
+    return "forward" not in vars(layer) and _has_own(type(layer), name)  # type: ignore[arg-type]
 
 
 @cache
-def _offers(kind: Any, name: str) -> bool:
+def _has_own(kind: Any, name: str) -> bool:
     defining = (base for base in kind.__mro__ if vars(base).keys() & {name, "forward"})
     return name in vars(next(defining, object))
 

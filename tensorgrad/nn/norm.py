@@ -11,7 +11,7 @@ from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.dropout import Dropout
-from tensorgrad.nn.module import Module, Parameter, check_input, offers
+from tensorgrad.nn.module import Module, Parameter, can_fuse, check_input
 from tensorgrad.nn.rows import Rows
 from tensorgrad.ops.norm import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm
 
@@ -178,7 +178,7 @@ def add_norm(x: Any, branch: Any, norm: Any, dropout: Dropout | None = None) -> 
     """
     if dropout is not None and dropout.drops:
         x, branch = dropout.add(branch, x), None
-    if offers(norm, "add"):
+    if can_fuse(norm, "add"):
         total, normed = norm.add(x, branch)
         return total, normed
     total = x if branch is None else x + branch

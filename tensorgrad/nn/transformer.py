@@ -10,7 +10,7 @@ from tensorgrad.kernels.matmul.sm90 import fills
 from tensorgrad.nn.attention import KeyValueCache, MultiHeadAttention, RotaryEmbedding
 from tensorgrad.nn.dropout import Dropout
 from tensorgrad.nn.linear import Linear
-from tensorgrad.nn.module import Module, add_branch, check_input, offers
+from tensorgrad.nn.module import Module, add_branch, can_fuse, check_input
 from tensorgrad.nn.norm import LayerNorm, add_norm
 from tensorgrad.nn.rows import Rows
 from tensorgrad.nn.shard import Shard
@@ -46,7 +46,7 @@ class FeedForward(Module):
     def forward(self, x: Any, residual: Any = None) -> Tensor:
         """Return the result + residual, (..., width), for x and residual of that shape."""
         up, down = self.up, self.down
-        if offers(up, "affine") and offers(down, "affine") and not self.dropout.drops:
+        if can_fuse(up, "affine") and can_fuse(down, "affine") and not self.dropout.drops:
             check_input(self, up.weight, x=x)
             check_input(self, down.weight, residual=residual)
             x, (weight, bias) = up.enter(x), down.affine()
@@ -97,10 +97,10 @@ class SwiGLU(Module):
     def forward(self, x: Any, residual: Any = None) -> Tensor:
         """Return the result + residual, (..., width), for x and residual of that shape."""
         gate, up = self.gate, self.up
-        if offers(gate, "affine") and offers(up, "affine"):
+        if can_fuse(gate, "affine") and can_fuse(up, "affine"):
             check_input(self, gate.weight, x=x)
             weights, biases = zip(gate.affine(), up.affine(), strict=True)
-            fused = offers(self.dropout, "drops")
+            fused = can_fuse(self.dropout, "drops")
             p = self.dropout.p if fused and self.dropout.drops else 0.0
             x = gate.enter(x)
             with self.dropout.stream():

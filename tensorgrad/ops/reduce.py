@@ -18,7 +18,7 @@ import numpy as np
 
 from tensorgrad.core import backend, instrument
 from tensorgrad.core.arrays import cast, keep_axes, sum_array, sum_dtype
-from tensorgrad.core.backend import Array, Axis, Shape, widened
+from tensorgrad.core.backend import Array, Axis, Shape, upcast
 from tensorgrad.core.checks import (
     along,
     axis_index,
@@ -156,7 +156,7 @@ def mean(
 
 def _mean_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape, axes, count = saved
-    each = backend.namespace(dy).asarray(widened(dy) / (count or 1))  # 0-d results come as scalars
+    each = backend.namespace(dy).asarray(upcast(dy) / (count or 1))  # 0-d results come as scalars
     return (_spread(each, shape, axes),)
 
 
@@ -422,7 +422,7 @@ PROD_GRADIENT = Row(
 def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     """Return the product of all other factors, from that of the nonzero ones and the zero count."""
     x, axes = saved
-    x = widened(x)
+    x = upcast(x)
     product = _reduce("Prod", WITHOUT_ZEROS(x).data, axes, True, x.dtype)
     zeros = sum_array(IS_ZERO(x).data, axes, keepdims=True).astype(x.dtype)
     return (PROD_GRADIENT(keep_axes(dy, x.shape, axes), x, product, zeros).data,)
@@ -658,7 +658,7 @@ def cumsum(
 
 def _cumsum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape, axis = saved
-    return (_cumsum_from_end(widened(dy), axis).reshape(shape),)
+    return (_cumsum_from_end(upcast(dy), axis).reshape(shape),)
 
 
 def _cumsum_from_end(x: Array, axis: int) -> Array:
@@ -709,7 +709,7 @@ CUMPROD_GRADIENT = Row(
 def _cumprod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     """Return sum_{j >= i} dy[j] y[j] / x[i]; for the first 0, with 1 in its place in y."""
     shape, x, axis = saved
-    x, dy = widened(x), widened(dy)
+    x, dy = upcast(x), upcast(dy)
     count = _cumsum_array(x == 0, axis)
     first = FIRST_ZERO(x, count).data
     total = _cumsum_from_end(dy * _cumprod_array(x, axis), axis)
@@ -904,7 +904,7 @@ def _reduce(
 ) -> Array:
     """Run an operation of reduce.cu, or its NumPy reference."""
     if type(x) is np.ndarray and x.size:
-        y = _NUMPY[op](widened(x), axes, keepdims, parameter)
+        y = _NUMPY[op](upcast(x), axes, keepdims, parameter)
         return cast(y if type(y) is np.ndarray else np.asarray(y), dtype)
     if op in _COMPLEX and is_complex(x.dtype):
         return getattr(backend.namespace(x), _COMPLEX[op])(x, axes, keepdims=keepdims)
@@ -944,13 +944,13 @@ def _mean_array(x: Array, axes: Axes) -> Array:
 def _cumsum_array(x: Array, axis: int) -> Array:
     dtype = sum_dtype(x.dtype)
     if type(x) is np.ndarray:
-        y = np.cumsum(widened(x), axis)
+        y = np.cumsum(upcast(x), axis)
         return cast(y, dtype)
     return x.cumsum(axis) if is_complex(dtype) else cumsum_cuda(x, axis, dtype)
 
 
 def _cumprod_array(x: Array, axis: int) -> Array:
-    return cast(backend.namespace(x).cumprod(widened(x), axis), sum_dtype(x.dtype))
+    return cast(backend.namespace(x).cumprod(upcast(x), axis), sum_dtype(x.dtype))
 
 
 def _as_float(op: str, x: Array, or_complex: bool = False) -> Array:

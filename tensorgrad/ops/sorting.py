@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, Never
 
-from tensorgrad.core.backend import Array, namespace, same_device, widened
+from tensorgrad.core.backend import Array, namespace, same_device, upcast
 from tensorgrad.core.checks import along, axis_index, check_integer, promoted, unexpected
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.operands import constant_of, operands, tensor_of
@@ -165,7 +165,7 @@ def searchsorted(
     if side not in ("left", "right"):
         raise ArgumentError(f"searchsorted: side is {side!r}, expected 'left' or 'right'")
     common = promoted("searchsorted", names, arrays)
-    sequence, wanted = [widened(array.astype(common, copy=False)) for array in arrays]
+    sequence, wanted = [upcast(array.astype(common, copy=False)) for array in arrays]
     indices = namespace(sequence).searchsorted(sequence, wanted.reshape(-1), side)
     return Tensor(indices.reshape(wanted.shape))
 
@@ -173,7 +173,7 @@ def searchsorted(
 def _order(op: str, array: Array, axis: int | None, descending: bool) -> Array:
     """Return the indices that sort stably along an axis."""
     array, axis = along(op, array, axis)
-    array = widened(array)  # 16-bit NaNs of ml_dtypes do not sort
+    array = upcast(array)  # 16-bit NaNs of ml_dtypes do not sort
     if not descending:
         return array.argsort(axis, kind="stable")
     backwards = (*[slice(None)] * axis, slice(None, None, -1))
@@ -245,7 +245,7 @@ def unique(
     xp = namespace(x.data)
     array = constant_of("unique", "x", x, _ONCE)
     found = xp.unique(
-        widened(array), return_index, return_inverse, return_counts, axis, equal_nan=equal_nan
+        upcast(array), return_index, return_inverse, return_counts, axis, equal_nan=equal_nan
     )
     parts = list(found) if isinstance(found, tuple) else [found]
     parts[0] = parts[0].astype(x.dtype, copy=False)
@@ -351,7 +351,7 @@ def isin(x: Any, values: Any, *, invert: bool = False) -> Tensor:
         >>> tg.isin([1, 2, 3], [2, 5])
         tensor([False,  True, False], dtype=bool)
     """
-    a, b = map(widened, _pair("isin", "x", "values", x, values))
+    a, b = map(upcast, _pair("isin", "x", "values", x, values))
     return Tensor(namespace(a).isin(a, b, invert=invert))
 
 
@@ -440,7 +440,7 @@ def _of_sets(op: str, a: Any, b: Any) -> Tensor:
             constant_of(op, name, x, _ONCE)
     arrays = _pair(op, "a", "b", a, b)
     dtype = promoted(op, ("a", "b"), arrays)
-    found = getattr(namespace(arrays[0]), op)(*map(widened, arrays))
+    found = getattr(namespace(arrays[0]), op)(*map(upcast, arrays))
     return Tensor(found.astype(dtype, copy=False))
 
 
@@ -474,7 +474,7 @@ def isclose(
     first, second = _pair("isclose", "a", "b", a, b)
     broadcast_shapes(first.shape, second.shape)
     xp = namespace(first)
-    return Tensor(xp.asarray(xp.isclose(widened(first), widened(second), rtol, atol, equal_nan)))
+    return Tensor(xp.asarray(xp.isclose(upcast(first), upcast(second), rtol, atol, equal_nan)))
 
 
 def allclose(

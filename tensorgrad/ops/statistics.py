@@ -14,7 +14,7 @@ import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import array_of
-from tensorgrad.core.backend import Array, Axis, namespace, same_device, widened
+from tensorgrad.core.backend import Array, Axis, namespace, same_device, upcast
 from tensorgrad.core.checks import (
     axis_index,
     axis_tuple,
@@ -970,7 +970,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
         raise ShapeError(f"bincount: weights has shape {weights.shape}, expected {x.shape}")
     if is_complex(weights.dtype):
         raise DtypeError(f"bincount: weights has dtype {weights.dtype}, expected real numbers")
-    y = xp.bincount(places, widened(weights.data), minlength)
+    y = xp.bincount(places, upcast(weights.data), minlength)
     return record("bincount", y.astype(float64), (weights,), _bincount_backward, (places,))
 
 
@@ -1021,7 +1021,7 @@ def histogram(
             edges_or_count = xp.asarray(
                 np.histogram_bin_edges(backend.to_numpy(x.data), bins, range)
             )
-        counts, edges = xp.histogram(widened(x.data), edges_or_count, range)
+        counts, edges = xp.histogram(upcast(x.data), edges_or_count, range)
     except (ValueError, TypeError) as error:
         raise ArgumentError(f"histogram: bins is {bins!r:.60}, range {range}: {error}") from error
     if density:
@@ -1050,6 +1050,6 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Tensor:
     x, edges = operands("digitize", ("x", "bins"), (x, bins), compared=True)
     xp = namespace(x.data)
     try:
-        return Tensor(xp.asarray(xp.digitize(widened(x.data), xp.asarray(edges.data), right)))
+        return Tensor(xp.asarray(xp.digitize(upcast(x.data), xp.asarray(edges.data), right)))
     except (ValueError, TypeError) as error:
         raise ArgumentError(f"digitize: bins is {bins!r:.60}: {error}") from error

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, is_numpy, widened
+from tensorgrad.core.backend import Array, is_numpy, upcast
 from tensorgrad.core.checks import check_number
 from tensorgrad.core.dtypes import c_name, compute_dtype, float64
 from tensorgrad.core.errors import ArgumentError
@@ -167,10 +167,10 @@ def _squares_numpy(array: Array) -> Array:
     whole = array.size // _ROW
     sums = np.empty(whole + 1)
     rows = array[: whole * _ROW].reshape(whole, _ROW)
-    rest = widened(array[whole * _ROW :])
+    rest = upcast(array[whole * _ROW :])
 
     def run(piece: slice) -> None:
-        block = widened(rows[piece])
+        block = upcast(rows[piece])
         sums[piece] = np.einsum("ij,ij->i", block, block)
 
     with np.errstate(over="ignore", invalid="ignore"):

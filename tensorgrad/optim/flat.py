@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import NamedTuple
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, Shape, widened
+from tensorgrad.core.backend import Array, Shape, upcast
 from tensorgrad.core.checks import check_integer
 from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, bfloat16, compute_dtype, is_float
 from tensorgrad.core.errors import ArgumentError, DeviceError, DtypeError
@@ -82,7 +82,7 @@ class Piece(NamedTuple):
 
     def grad_of(self, part: Owned) -> Array:
         """Return the gradients of a part of it; float32 of 16 bits."""
-        return widened(self.grad[part.state.start - self.offset : part.state.stop - self.offset])
+        return upcast(self.grad[part.state.start - self.offset : part.state.stop - self.offset])
 
 
 class Owned(NamedTuple):

@@ -267,7 +267,7 @@ def _csv_cell(value: Any) -> str:
 
 
 def _no_formula(text: str) -> str:
-    """Return a text of a stranger that spreadsheets do not run as a formula, after an apostrophe.
+    """Return an untrusted text that spreadsheets do not run as a formula, after an apostrophe.
 
     Some drop white space before it, and take full-width signs.
     """

@@ -1,8 +1,8 @@
 """Checkpoints of a run: folders that appear whole or not at all, the newest few and the best.
 
     checkpoints/step-00000500/
-        model.safetensors       parameters and buffers under their names
-        optimizer.safetensors   the state of the optimizer
+        rank-00000.safetensors  the parameters, buffers and state of the optimizer that rank 0
+                                writes, all of them in a single process (see shards.py)
         state.json              step, settings, generator, what the checkpoint belongs to, metrics,
                                 size and CRC-32 of the other files, and its own CRC-32
 
@@ -26,7 +26,7 @@ import stat
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,7 @@ class OneWriter:
     """The process that writes a checkpoint alone; several ranks have parallel/checkpoint.py."""
 
     alone = True
+    rank = 0
 
     def on_all(self, act: Callable[[], Any]) -> list[Any]:
         """Return the results of a function on all ranks that write; an error is one of all."""
@@ -152,22 +153,28 @@ class OneWriter:
         """Return the result of a function on one rank, on all of them."""
         return act()
 
+    def load_latest(self, folder: Path) -> Checkpoint | None:
+        """Open the newest intact checkpoint, the same on all ranks; see the function."""
+        return load_latest(folder)
+
 
 @dataclass(frozen=True)
 class Contents:
-    """The files that this process writes of a checkpoint.
+    """The file that this process writes of a checkpoint.
 
     Attributes:
-        arrays: for each file (without ".safetensors") its arrays by name.
+        file: its name.
+        arrays: by their names in the file.
+        header: the metadata of the file.
         numbers: of the optimizer, for the state.
-        headers: the metadata of files that have some.
         writers: the ranks that write the checkpoint together.
     """
 
-    arrays: Mapping[str, Mapping[str, Array]]
-    numbers: Mapping[str, Any] | None = None
-    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    writers: OneWriter = field(default_factory=OneWriter)
+    file: str
+    arrays: Mapping[str, Array]
+    header: Mapping[str, str]
+    numbers: Mapping[str, Any] | None
+    writers: OneWriter
 
 
 class PendingCheckpoint:
@@ -200,7 +207,7 @@ class PendingCheckpoint:
         self._target = folder / f"step-{step:08d}"
         self._new = folder / f".{self._target.name}-{secrets.token_hex(4)}.tmp"
         self._new = folder / self._writers.on_main(self._begin)
-        self._paths = {name: self._new / f"{name}.safetensors" for name in contents.arrays}
+        self._path = self._new / contents.file
 
     def write(self, rest: Rest = no_rest) -> None:
         """Write the arrays and read them back, in any thread; `finish` raises an error of this.
@@ -208,21 +215,19 @@ class PendingCheckpoint:
         Args:
             rest: called after each chunk of 32 MB, to leave the processor to others.
         """
-        headers = self._contents.headers
+        path, contents = self._path, self._contents
         try:
-            for name, path in self._paths.items():
-                arrays = self._contents.arrays[name]
-                # The state has the sum.
-                sums = save_arrays(path, arrays, headers.get(name), with_sum=False, rest=rest)
-                _compare(path, sums, rest)
-                with ArrayFile(path):
-                    self._files[path.name] = sums
+            # The state has the sum.
+            sums = save_arrays(path, contents.arrays, contents.header, with_sum=False, rest=rest)
+            _compare(path, sums, rest)
+            with ArrayFile(path):
+                self._files[path.name] = sums
         except Exception as error:
             self._error = error
         except BaseException:
             self.abandon()
             raise
-        self._contents = Contents({})  # free the memory
+        del self._contents, contents  # free the memory
         self.is_written = self._error is None
 
     def finish(self) -> Path:
@@ -247,7 +252,7 @@ class PendingCheckpoint:
 
     def abandon(self) -> None:
         """Delete what this process has written; the next checkpoint deletes what is left."""
-        for path in (*self._paths.values(), self._new / _STATE):
+        for path in (self._path, self._new / _STATE):
             path.unlink(missing_ok=True)
         if self._writers.alone:  # others may still write into it
             shutil.rmtree(self._new, ignore_errors=True)
@@ -317,26 +322,21 @@ class PendingCheckpoint:
 
 
 def save_checkpoint(
-    folder: Path,
-    step: int,
-    arrays: Mapping[str, Mapping[str, Array]],
-    state: Mapping[str, Any],
-    keep: int = 2,
+    folder: Path, step: int, contents: Contents, state: Mapping[str, Any], keep: int = 2
 ) -> Path:
     """Write a checkpoint, then delete all but the newest `keep` and the best.
 
     The best is the one with the lowest `state["metrics"]["validation_loss"]`.
 
     Args:
-        folder, step, state, keep: as for `PendingCheckpoint`.
-        arrays: for each file (without ".safetensors") its arrays by name.
+        folder, step, contents, state, keep: as for `PendingCheckpoint`.
     Returns:
         The checkpoint's folder.
     Raises:
         ArgumentError, DtypeError: the state could not be read again.
         CheckpointError: it cannot be written (a full disk); earlier ones are unchanged.
     """
-    pending = PendingCheckpoint(folder, step, Contents(arrays), state, keep)
+    pending = PendingCheckpoint(folder, step, contents, state, keep)
     pending.write()
     return pending.finish()
 

@@ -129,7 +129,7 @@ def option(
         by: the name of another setting, and the default for each of its values that this option
             is for; with others it must not be given. `default` is then None.
         known_by: of a folder that is written to, the pattern of a file that it has. config.json may
-            be a stranger's: a folder of it without such a file is not used, the default is.
+            be untrusted: a folder of it without such a file is not used, the default is.
     """
     saved = saved and not refused
     if by is not None and not shown:

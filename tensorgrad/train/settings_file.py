@@ -1,6 +1,6 @@
 """Files of settings for `--config`: JSON, TOML or YAML, with plain values by name.
 
-Such a file may come from a stranger. It has texts, numbers, true or false, null, and lists of
+Such a file may be untrusted. It has texts, numbers, true or false, null, and lists of
 these; each name once; no tags, which make objects in YAML, and no aliases, by which a few lines
 become a billion values. Tests: tests/train/test_settings_file.py.
 """

@@ -1,6 +1,6 @@
 """The sizes of a model before it is built: those of its run's checkpoints, and of the machine.
 
-config.json of a stranger may ask for a model that no memory holds. Tests:
+config.json that is untrusted may ask for a model that no memory holds. Tests:
 tests/train/test_sizes.py.
 """
 

@@ -21,8 +21,8 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.pretrained import from_pretrained, save_pretrained
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.parallel.merge import merge, open_checkpoint
-from tensorgrad.train.checkpoint import save_checkpoint
 from tensorgrad.train.load import load_trained
+from tests.checkpoints import save_checkpoint
 from tests.disk import flip
 from tests.processes import closed_streams, unread_output
 

@@ -11,7 +11,7 @@ import pytest
 from tensorgrad import Tensor, autocast, nn, no_grad
 from tensorgrad.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.errors import ArgumentError, CheckpointError, DeviceError, DtypeError
-from tensorgrad.nn.module import add_branch, offers
+from tensorgrad.nn.module import add_branch, can_fuse
 from tensorgrad.nn.rows import Rows
 
 
@@ -424,13 +424,13 @@ def test_layers_offer_what_they_define_beside_their_forward() -> None:
         def forward(self, x: Any, residual: Any = None) -> Any:
             return x
 
-    assert offers(nn.Linear(1, 1), "affine")
-    assert offers(Same(1, 1), "affine")
-    assert not offers(Own(1, 1), "affine")
-    assert not offers(nn.ReLU(), "affine")
+    assert can_fuse(nn.Linear(1, 1), "affine")
+    assert can_fuse(Same(1, 1), "affine")
+    assert not can_fuse(Own(1, 1), "affine")
+    assert not can_fuse(nn.ReLU(), "affine")
     layer = nn.Linear(1, 1)
     layer.register_forward_hook(lambda module, args, y: None)
-    assert not offers(layer, "affine")
+    assert not can_fuse(layer, "affine")
 
 
 def test_a_model_saves_the_bytes_of_its_layers() -> None:

@@ -21,9 +21,9 @@ from tensorgrad.errors import ArgumentError, CommError
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import Adafactor, AdamW, Lion, Muon, in_blocks
 from tensorgrad.parallel import Comm, make_mesh, mesh_strategy
-from tensorgrad.parallel.checkpoint import pieces_of
 from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
 from tensorgrad.train.placement import ArrayPiece, Placement
+from tensorgrad.train.shards import pieces_of
 from tensorgrad.train.strategy import OneProcess, Strategy
 from tests.parallel.tensor_ranks import MODELS, T, small_gpt2, small_llama
 from tests.parallel.whole_arrays import assemble

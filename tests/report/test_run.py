@@ -222,7 +222,7 @@ def test_progress_is_shown_for_long_logs_alone(
     assert sorted(set(read)) == ["metrics.jsonl", "times.jsonl"]
 
 
-def test_a_stranger_may_have_written_any_number_of_keys(tmp_path: Path) -> None:
+def test_an_untrusted_run_may_have_any_number_of_keys(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     many = {f"k{n}": 1.5 for n in range(5000)}
     keys = {"x" * 200: 1, "x" * 201: 1, **many, "loss": 2.0}

@@ -1,4 +1,4 @@
-"""The sizes in a stranger's config.json, which are compared before a model is built."""
+"""The sizes in an untrusted config.json, which are compared before a model is built."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"width": 18}, "as config.json and the tokenizer say"),
     ],
 )
-def test_sizes_of_a_stranger_are_refused(run: Path, change: dict[str, Any], problem: str) -> None:
+def test_untrusted_sizes_are_refused(run: Path, change: dict[str, Any], problem: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises((ArgumentError, CheckpointError), match=problem):
