@@ -160,21 +160,20 @@ def check_holds(op: str, name: str, array: Array, dtype: Dtype) -> None:
 
 
 def check_keepdims(op: str, keepdims: Any) -> None:
-    """Raise ArgumentError unless `keepdims` is a bool, which NumPy has in another place."""
+    """Raise ArgumentError unless `keepdims` is a bool."""
     if not isinstance(keepdims, (bool, np.bool_)):
-        raise ArgumentError(
-            f"{op}: keepdims is {keepdims!r:.80}, expected True or False; give NumPy's other "
-            "arguments by name (dtype=...)"
-        )
+        raise ArgumentError(f"{op}: keepdims is {keepdims!r:.80}, expected True or False")
+
+
+def check_no_number(op: str, dtype: Any, instead: str) -> None:
+    """Raise ArgumentError where a number or bool stands in the place of the dtype."""
+    if isinstance(dtype, _NUMBERS):
+        raise ArgumentError(f"{op}: dtype is {dtype!r}, expected a dtype; {instead}")
 
 
 def check_no_length(op: str, name: str, dtype: Any) -> None:
     """Raise ArgumentError where a second length stands in the place of the dtype."""
-    if isinstance(dtype, (int, float, np.number)):
-        raise ArgumentError(
-            f"{op}: dtype is {dtype!r}, expected a dtype; several lengths are one tuple, such as "
-            f"{name}=(2, 3)"
-        )
+    check_no_number(op, dtype, f"several lengths are one tuple, such as {name}=(2, 3)")
 
 
 def check_function(op: str, f: Any, instead: str = "") -> None:

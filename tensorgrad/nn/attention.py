@@ -217,7 +217,7 @@ class KeyValueCache:
         device: str = "cpu",
     ) -> None:
         shape = (batch, heads, steps, width)
-        self._keys, self._values = (empty(shape, dtype, device).data for _ in range(2))
+        self._keys, self._values = (empty(shape, dtype, device=device).data for _ in range(2))
         self.length = 0
         self.lengths: Array | None = None
         self.counters: Array | None = None
@@ -467,7 +467,7 @@ class MultiHeadAttention(Module):
         weight = self.qkv.weight
         width = weight.shape[0] // (self.heads + 2 * self.kv_heads)
         cache = KeyValueCache(batch, self.kv_heads, steps, width, weight.dtype, weight.device)
-        cache.counters = zeros((batch * self.heads,), np.uint32, weight.device).data
+        cache.counters = zeros((batch * self.heads,), np.uint32, device=weight.device).data
         if self.rotary is not None and can_fuse(self.rotary, "table"):
             self.rotary.table(steps, weight.data)  # so that no step makes another one
         return cache

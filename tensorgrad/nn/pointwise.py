@@ -174,7 +174,7 @@ def softmin(x: Any, axis: int = -1, dtype: DtypeLike | None = None) -> Tensor:
 def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tensor:
     """Return x / max(norm, eps), with norms of order 1, 2 or inf along an axis."""
     given = float_tensor("normalize", "x", x)
-    return given / maximum(norm(given, axis, p, keepdims=True), eps)
+    return given / maximum(norm(given, axis, ord=p, keepdims=True), eps)
 
 
 def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8) -> Tensor:
@@ -190,7 +190,7 @@ def pairwise_distance(
 ) -> Tensor:
     """Return the norms of order 1, 2 or inf of x - y + eps along the last axis."""
     x, y = float_operands("pairwise_distance", ("x", "y"), (x, y))
-    return norm(x - y + eps, -1, p, keepdims)
+    return norm(x - y + eps, -1, ord=p, keepdims=keepdims)
 
 
 def cdist(x: Any, y: Any, p: float = 2.0) -> Tensor:

@@ -41,6 +41,7 @@ MAPS: list[tuple[Any, Any, tuple[float, float], bool]] = [
     (tg.erf, np.vectorize(math.erf, otypes=[float]), ANY, True),
     (tg.floor, np.floor, ANY, False),
     (tg.ceil, np.ceil, ANY, False),
+    (tg.rint, np.round, ANY, False),
     (tg.round, np.rint, ANY, False),
     (tg.isnan, np.isnan, ANY, False),
     (tg.isinf, np.isinf, ANY, False),

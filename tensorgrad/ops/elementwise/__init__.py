@@ -104,6 +104,7 @@ __all__ = [
     "reciprocal",
     "remainder",
     "right_shift",
+    "rint",
     "round",
     "rsqrt",
     "sign",
@@ -189,6 +190,11 @@ ceil = unary(
 )
 trunc = unary(
     "trunc", "the integer part, in the dtype of x; without a gradient", "round_toward_zero(x)"
+)
+rint = unary(
+    "rint",
+    "the nearest integer, a half to the even one, in the dtype of x; without a gradient",
+    "round_nearest(x)",
 )
 signbit = unary("signbit", "whether x is negative or -0.0", "sign_bit(x)")
 isnan = unary("isnan", "whether x is NaN", "is_nan(x)")
