@@ -210,7 +210,7 @@ def test_a_run_resumes_with_its_text_elsewhere_and_from_another_folder(
     )
     assert main(["prepare", "other.txt", "other", "--vocab", "290"]) == 0
     other = ["--data", "other.txt", "--tokenizer", "other/tokenizer.json"]
-    assert "of this run: " in fails([*resume, *other], caplog)
+    assert "was saved from a different model: " in fails([*resume, *other], caplog)
     assert (folder / "config.json").read_bytes() == before
 
 

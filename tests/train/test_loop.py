@@ -552,7 +552,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_changes_nothing(tmp_path: Pa
     with pytest.raises(CheckpointError, match="has no 'generator'"):
         trainer.load(found)
     words = {"tokenizer": {"sha256": "00"}}
-    with pytest.raises(CheckpointError, match="another tokenizer: sha256 is None there"):
+    with pytest.raises(CheckpointError, match="the tokenizer of this run: sha256 is None there"):
         make_trainer(tmp_path, fingerprint=words).resume()
     assert bits(other) == before
 
