@@ -57,11 +57,16 @@ class StoredArray(NamedTuple):
     """An array of a published model, and the rows of our parameter that it is.
 
     Attributes:
-        theirs: its name, without the prefix.
+        theirs: its name in the file, without the prefix.
         ours: the name of the parameter.
-        shape: of theirs.
+        shape: the shape in the file.
         start: the first of the rows.
-        transposed: whether theirs is (in, out).
+        transposed: whether the array in the file is (in, out).
+
+    Example:
+        >>> from tensorgrad.models.architecture import StoredArray
+        >>> StoredArray("k_proj.weight", "qkv.weight", shape=(16, 64), start=64).rows
+        slice(64, 80, None)
     """
 
     theirs: str
@@ -88,9 +93,16 @@ class Architecture:
         prefix: before the names of all arrays but the head's; some files lack it.
         tokens: the name of the token embedding, without the prefix.
         ignored: names, without the prefix, of arrays that files may have and we do not need.
-        read: makes our sizes from theirs.
-        write: makes the entries of a config.json from our sizes.
-        stored: yields the arrays.
+        read: the function from the published settings to our sizes.
+        write: the function from our sizes to the entries of a config.json.
+        stored: the function from our sizes to the arrays of a file.
+
+    Example:
+        >>> from tensorgrad.models.architecture import Architecture
+        >>> from tensorgrad.models.gpt2_weights import GPT2_ARCHITECTURE
+        >>> gpt2: Architecture = GPT2_ARCHITECTURE
+        >>> gpt2.name, gpt2.write(tg.models.PRESETS["gpt2-124M"])["n_embd"]
+        ('GPT2LMHeadModel', 768)
     """
 
     name: str
@@ -113,7 +125,13 @@ class PublishedSettings:
 
     Args:
         values: the entries.
-        name: of the file, for errors.
+        name: the path of the file, for errors.
+
+    Example:
+        >>> from tensorgrad.models.architecture import PublishedSettings
+        >>> settings = PublishedSettings({"n_layer": 12}, "config.json")
+        >>> settings.integer("n_layer"), settings.integer("n_inner", default=None)
+        (12, None)
     """
 
     def __init__(self, values: Mapping[str, Any], name: str) -> None:

@@ -28,15 +28,21 @@ class GPT2Config:
         vocab_size: V, the number of tokens.
         context: T, the context length in tokens.
         layers: L, the number of blocks.
-        heads: H, attention heads; they divide the width.
-        width: C.
-        dropout: probability in training, in [0, 1).
+        heads: H, the number of attention heads; they divide the width.
+        width: C, the width of the residual stream.
+        dropout: the probability in training, in [0, 1).
         vocab_multiple: the rows of the token embedding are padded to a multiple of this. Padding
             rows are not tokens and have no logits: 128 pads 50,257 rows to 50,304, which GPUs
             multiply faster.
-        hidden: width inside the feed-forward layers; default 4 C.
+        hidden: the width inside the feed-forward layers; default 4 C.
+
     Raises:
         ArgumentError: a size is out of its range.
+
+    Example:
+        >>> from tensorgrad.models import GPT2Config
+        >>> GPT2Config().parameters
+        124439808
     """
 
     vocab_size: int = 50257
@@ -86,8 +92,8 @@ class GPT2Config:
         3 (L (24 C^2 + 2 T C) + 2 V C), where the hidden width is 4 C
 
         Args:
-            keys: that a token attends to on average (default: half of the context).
-            targets: fraction of the tokens that predict a target, which the head multiplies.
+            keys: the mean number of keys that a token attends to (default: half of the context).
+            targets: the fraction of tokens that predict a target, which the head multiplies.
         """
         elements = self.layers * self._block_matrices + targets * self.rows * self.width
         keys = self.context / 2 if keys is None else keys
@@ -105,11 +111,7 @@ PRESETS = {
 
 
 class GPT2(LanguageModel):
-    """A GPT-2.
-
-        model = GPT2(PRESETS["gpt2-124M"])
-        logits = model(tokens)             # (B, T, V)
-        model(tokens, targets).backward()  # the mean loss
+    """A GPT-2: tokens (B, T) to logits (B, T, V) or, with targets (B, T), to the mean loss.
 
     Matrices are drawn from N(0, 0.02), those that end a residual branch from
     N(0, 0.02 / sqrt(2 L)); biases are 0. The seed is that of `tensorgrad.random.seed`.
@@ -121,7 +123,17 @@ class GPT2(LanguageModel):
         tokens: Embedding(V, C), the token embedding, also the head.
         positions: Embedding(T, C), the position embedding.
         norm: LayerNorm after the last block.
+
     Source: Radford et al. 2019, "Language models are unsupervised multitask learners".
+
+    Example:
+        >>> from tensorgrad.models import GPT2, GPT2Config
+        >>> model = GPT2(GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8))
+        >>> model([[1, 2, 3]]).shape
+        (1, 3, 10)
+        >>> model([[1, 2, 3]], targets=[[2, 3, 4]]).backward()
+        >>> model.tokens.weight.grad.shape
+        (10, 8)
     """
 
     Config = GPT2Config

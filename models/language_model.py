@@ -52,7 +52,7 @@ class LanguageModel(nn.Module):
 
     Between these there is one array (B, T, C), where a pipeline can cut the model.
 
-    Attributes:
+    A subclass sets:
         Config: the class of `config`, the sizes: a dataclass with vocab_size, context, layers,
             heads and width, `parameters` (how many) and `training_flops()` (of a token). The model
             takes one.
@@ -60,17 +60,26 @@ class LanguageModel(nn.Module):
         context: the context length in tokens.
         tokens: Embedding(V or more, C).
         blocks: the transformer blocks.
-        norm: after the last block.
+        norm: the norm after the last block.
+        output: Linear(C, V) without bias; None where the head is tied to the token embedding.
+        loss_of_any_rows: whether the loss is the mean over all targets, whatever their rows, as
+            sequence parallelism needs.
+
+    A training loop sets:
         recompute: whether a block saves only its input, and runs again in backward.
         recompute_norms: whether linear layers of blocks save no output of a norm, which backward
             computes again from the input of the norm. Results have the same bits. Under autocast,
             and with tensor parallelism, they save a copy or parts of it all the same.
-        output: Linear(C, V) without bias; None where the head is tied to the token embedding.
         region: the ranks that share the layers; or None.
         stages: the ranks that have the layers, each some; or None.
-        part: what this call runs of the model; None: all.
-        loss_of_any_rows: whether the loss is the mean over all targets, whatever their rows, as
-            sequence parallelism needs.
+        part: the part of the model that this call runs; None: all.
+
+    Example:
+        >>> from tensorgrad.models import GPT2, GPT2Config, LanguageModel
+        >>> config = GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8)
+        >>> model: LanguageModel = GPT2(config)
+        >>> model.causal, model.next_logits([[1, 2, 3]]).shape
+        (True, (1, 10))
     """
 
     Config: ClassVar[type[Any]]
@@ -98,7 +107,7 @@ class LanguageModel(nn.Module):
         Args:
             x: (..., C).
             targets: as for `forward`.
-            dtype: of the logits; default: of x.
+            dtype: the dtype of the logits; default: that of x.
         """
         x = self.norm(x)
         if targets is None:
@@ -261,13 +270,28 @@ class LanguageModel(nn.Module):
 
 
 def checked_prompts(op: str, prompts: Any, model: LanguageModel) -> list[np.ndarray[Any, Any]]:
-    """Return the tokens of each prompt, int64.
+    """Return the tokens of each prompt, after checks of their type, number and range.
+
+    Args:
+        op: the name of the caller, for errors.
+        prompts: lists or arrays of integers, or one array with two axes.
+        model: the model, whose vocabulary and context are the limits.
+
+    Returns:
+        Arrays of int64 with one axis.
 
     Raises:
         ArgumentError: a prompt is empty or longer than the context, or has a token outside the
             vocabulary.
         ShapeError: a prompt has more than one axis.
         DtypeError: the prompts are not lists of integers.
+
+    Example:
+        >>> from tensorgrad.models import GPT2, GPT2Config
+        >>> from tensorgrad.models.language_model import checked_prompts
+        >>> model = GPT2(GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8))
+        >>> checked_prompts("search", [[1, 2], [3]], model)
+        [array([1, 2]), array([3])]
     """
     if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
         kind = type(prompts).__name__
@@ -293,7 +317,19 @@ def checked_prompts(op: str, prompts: Any, model: LanguageModel) -> list[np.ndar
 
 
 def model_of(config: Any) -> type[LanguageModel] | None:
-    """Return the language model whose sizes a config is: the first class with this `Config`."""
+    """Return the language model whose sizes a config is: the first class with this `Config`.
+
+    Args:
+        config: the sizes of a model.
+
+    Returns:
+        A subclass of LanguageModel, or None where no imported one has this Config.
+
+    Example:
+        >>> from tensorgrad.models.language_model import model_of
+        >>> model_of(tg.models.GPT2Config())
+        <class 'tensorgrad.models.gpt2.GPT2'>
+    """
     classes: list[type[LanguageModel]] = [LanguageModel]
     for kind in classes:  # which grows by their subclasses
         if vars(kind).get("Config") is type(config):
@@ -303,7 +339,20 @@ def model_of(config: Any) -> type[LanguageModel] | None:
 
 
 def check_tokens(op: str, name: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Raise ArgumentError where one of the integers is outside the vocabulary."""
+    """Raise ArgumentError where one of the integers is outside the vocabulary.
+
+    Args:
+        op, name: the caller and its argument, for the message.
+        tokens: the token ids.
+        vocab_size: the number of tokens.
+
+    Example:
+        >>> from tensorgrad.models.language_model import check_tokens
+        >>> check_tokens("search", "end", [50257], 50257)
+        Traceback (most recent call last):
+            ...
+        tensorgrad.errors.ArgumentError: search: end has the token 50257, expected 0 to 50256 ...
+    """
     wrong = [token for token in tokens if not 0 <= token < vocab_size]
     if wrong:
         raise ArgumentError(
@@ -318,7 +367,19 @@ def initialize(model: LanguageModel, std: float = 0.02) -> None:
     The two branches of each of the L blocks add up in the residual stream; std / sqrt(2 L) keeps
     its variance from growing with L.
 
+    Args:
+        model: the model, whose parameters are overwritten.
+        std: the standard deviation.
+
     Source: Radford et al. 2019, "Language models are unsupervised multitask learners", 2.3.
+
+    Example:
+        >>> from tensorgrad.models import GPT2, GPT2Config
+        >>> from tensorgrad.models.language_model import initialize
+        >>> model = GPT2(GPT2Config(vocab_size=500, context=8, layers=1, heads=2, width=8))
+        >>> initialize(model, std=0.1)
+        >>> round(float(model.tokens.weight.std()), 1)
+        0.1
     """
     narrow = std / (2 * len(model.blocks)) ** 0.5
     for name, parameter in model.named_parameters():

@@ -127,9 +127,9 @@ def _rope(theirs: PublishedSettings, context: int) -> tuple[float, nn.RopeScalin
     return base, nn.RopeScaling(
         "llama3",
         found.number("factor"),
-        found.number("low_freq_factor"),
-        found.number("high_freq_factor"),
-        original,
+        low_freq_factor=found.number("low_freq_factor"),
+        high_freq_factor=found.number("high_freq_factor"),
+        original_context=original,
     )
 
 

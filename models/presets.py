@@ -46,7 +46,9 @@ PRESETS: dict[str, Any] = {
         width=2048,
         hidden=8192,
         rope_base=500000.0,
-        rope_scaling=RopeScaling("llama3", 32.0, 1.0, 4.0, 8192),
+        rope_scaling=RopeScaling(
+            "llama3", 32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192
+        ),
         norm_eps=1e-5,
     ),
     # Yang et al. 2025, arXiv:2505.09388.
@@ -66,6 +68,18 @@ PRESETS: dict[str, Any] = {
 
 
 def model_name(config: Any) -> str:
-    """Return the name in MODELS of the model whose sizes a config is, "" for others."""
+    """Return the name in MODELS of the model whose sizes a config is.
+
+    Args:
+        config: the sizes of a model.
+
+    Returns:
+        The name; "" for other models.
+
+    Example:
+        >>> from tensorgrad.models.presets import model_name
+        >>> model_name(tg.models.GPT2Config())
+        'gpt2'
+    """
     kind = model_of(config)
     return next((name for name, model in MODELS.items() if model is kind), "")

@@ -58,9 +58,6 @@ def from_pretrained(
 ) -> GPT2 | TransformerLM:
     """Load a model from a folder in the layout of Hugging Face transformers, on the CPU.
 
-        model = from_pretrained("folder")
-        model = from_pretrained("HuggingFaceTB/SmolLM2-135M", download=True)
-
     Names and shapes in the headers of the weights are compared with config.json before memory for
     the model is allocated. "module." and "_orig_mod." in names, which PyTorch's wrappers add, are
     dropped. An entry of config.json that may change the mathematics, and that is not known here, is
@@ -69,17 +66,27 @@ def from_pretrained(
     Args:
         name: a folder with config.json and model.safetensors, or model.safetensors.index.json and
             the files that it lists; or, with `download`, the name of a model on the Hub.
-        dtype: of the parameters.
-        vocab_multiple: of a GPT-2, see GPT2Config.
+        dtype: the float dtype of the parameters.
+        vocab_multiple: as for GPT2Config; other models have no padding rows.
         download: whether a name that is not a folder is downloaded, by huggingface_hub, into its
-            cache. Default: never.
-        revision: of a download: a branch, tag or commit.
+            cache, as "HuggingFaceTB/SmolLM2-135M". Default: never.
+        revision: the branch, tag or commit of a download; default: the main branch.
+
     Returns:
         A GPT2 or TransformerLM, in evaluation mode; `train()` turns its dropout on.
+
     Raises:
         CheckpointError: there is no such folder; a file is missing or damaged; or the model has
             an architecture, a setting or arrays that are not supported. The message names it.
         DtypeError: the dtype is not a float.
+
+    Example:
+        >>> from tensorgrad.models import GPT2, GPT2Config, from_pretrained, save_pretrained
+        >>> config = GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8)
+        >>> save_pretrained(GPT2(config), "gpt2-tiny")
+        >>> model = from_pretrained("gpt2-tiny", "bfloat16")
+        >>> model.config == config, model.tokens.weight.dtype
+        (True, dtype(bfloat16))
     """
     folder = pretrained_folder(name, download=download, revision=revision)
     dtype = as_dtype(dtype)
@@ -118,13 +125,23 @@ def save_pretrained(
     Args:
         model: a GPT2 or TransformerLM; the padding rows of a token embedding are omitted. Dropout
             that the architecture does not have is not written.
-        folder: created if missing.
-        max_file_bytes: largest size of the arrays in a file; a larger array has its own file.
+        folder: the folder to write; created if missing.
+        max_file_bytes: the largest number of bytes of the arrays in a file; a larger array has its
+            own file.
+
     Raises:
-        ArgumentError: the model is of another class, or none of the architectures has its settings.
+        ArgumentError: the model has another class, or none of the architectures has its settings.
         CheckpointError: a file cannot be written, or the folder has the files of other weights. An
             existing model is unchanged, unless the last step failed, which renames the new
             config.json.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.models import GPT2, GPT2Config, save_pretrained
+        >>> config = GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8)
+        >>> save_pretrained(GPT2(config), "gpt2-tiny")
+        >>> sorted(path.name for path in Path("gpt2-tiny").iterdir())
+        ['config.json', 'model.safetensors']
     """
     check_integer("save_pretrained", "max_file_bytes", max_file_bytes, 1)
     folder, config = Path(folder), getattr(model, "config", None)
@@ -149,8 +166,21 @@ def save_pretrained(
         raise CheckpointError(f"save_pretrained: cannot write {folder}: {error}") from error
 
 
-def is_pretrained(folder: Path) -> bool:
-    """Whether a folder has weights in the layout of Hugging Face transformers, of any format."""
+def is_pretrained(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a folder has weights in the layout of Hugging Face transformers.
+
+    Args:
+        folder: any path.
+
+    Returns:
+        True also for weights of other formats, such as PyTorch's, that `from_pretrained` refuses.
+
+    Example:
+        >>> from tensorgrad.models import is_pretrained
+        >>> is_pretrained("no such folder")
+        False
+    """
+    folder = Path(folder)
     if any((folder / name).is_file() for name in (_ONE_FILE, _INDEX)):
         return True
     return (folder / _CONFIG).is_file() and _other_weights(folder) is not None
@@ -162,10 +192,19 @@ def pretrained_folder(
     """Return the folder of a model, which is downloaded if that is asked for.
 
     Args:
-        name, download, revision: as of `from_pretrained`.
+        name, download, revision: as for `from_pretrained`.
+
+    Returns:
+        The folder itself, or the one in the cache of huggingface_hub.
+
     Raises:
         CheckpointError: it is not a folder and not to be downloaded, huggingface_hub is not
             installed, or the download fails.
+
+    Example:
+        >>> from tensorgrad.models import pretrained_folder
+        >>> pretrained_folder(".").exists()
+        True
     """
     if Path(name).is_dir():
         return Path(name)

@@ -51,9 +51,22 @@ def restore(
         kind: the class of its sizes.
         sizes: the fields of `kind`, as parsed from JSON.
         arrays: the parameters and buffers by name.
-        name: of their file, for errors.
+        name: the path of their file, for errors.
+
+    Returns:
+        The model, in training mode.
+
     Raises:
-        CheckpointError: the sizes are of another kind of model, or do not fit the arrays.
+        CheckpointError: the sizes are those of a different kind of model, or do not fit the arrays.
+
+    Example:
+        >>> from dataclasses import asdict
+        >>> from tensorgrad.models import GPT2, GPT2Config
+        >>> from tensorgrad.models.restore import restore
+        >>> saved = GPT2(GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8))
+        >>> sizes, arrays = asdict(saved.config), saved.state_dict()
+        >>> restore(GPT2, GPT2Config, sizes, arrays, "model.safetensors").config.width
+        8
     """
     config = config_of(kind, sizes, name)
     found = sum(array.size for array in arrays.values())
@@ -79,6 +92,16 @@ def check_building(config: Config) -> None:
     """Raise ArgumentError where a model could not be built on this machine.
 
     Its parameters alone must fit into the memory, and its layers be 1,000 at most.
+
+    Args:
+        config: the sizes of a model.
+
+    Example:
+        >>> from tensorgrad.models.restore import check_building
+        >>> check_building(tg.models.GPT2Config(layers=2000))
+        Traceback (most recent call last):
+            ...
+        tensorgrad.errors.ArgumentError: layers is 2,000, expected at most 1,000
     """
     layers = getattr(config, "layers", 0)
     if layers > _MOST_LAYERS:
@@ -98,8 +121,21 @@ def check_building(config: Config) -> None:
 def config_of(kind: type[_AnyConfig], sizes: object, name: str) -> _AnyConfig:
     """Return the dataclass of sizes that were parsed from JSON.
 
+    Args:
+        kind: the dataclass.
+        sizes: its fields by name; fields with a default may be missing.
+        name: the path of the file, for errors.
+
+    Returns:
+        The sizes.
+
     Raises:
         CheckpointError: a field is missing, unknown, of another type or out of its range.
+
+    Example:
+        >>> from tensorgrad.models import GPT2Config, config_of
+        >>> config_of(GPT2Config, {"layers": 2, "heads": 2, "width": 64}, "config.json").parameters
+        3382080
     """
     if not isinstance(sizes, Mapping):
         raise CheckpointError(f"load: {name} has the sizes {sizes!r:.80}, expected a mapping")
@@ -108,7 +144,7 @@ def config_of(kind: type[_AnyConfig], sizes: object, name: str) -> _AnyConfig:
     missing = [f.name for f in fields(kind) if f.default is MISSING and f.name not in sizes]
     if unknown or missing:
         raise CheckpointError(
-            f"load: {name} is of another kind of model, expected a "
+            f"load: {name} is a different kind of model, expected a "
             f"{kind.__name__.removesuffix('Config')}: its sizes lack {missing} and have "
             f"{unknown!r:.200}"
         )

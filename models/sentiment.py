@@ -48,11 +48,17 @@ class ClassifierConfig:
     Args:
         vocab_size: V, the number of tokens.
         classes: the number of classes.
-        width: C, of the word vectors.
-        dropout: probability of dropping an activation in training, in [0, 1).
-        word_dropout: probability of dropping a whole word in training, in [0, 1).
+        width: C, the length of the word vectors.
+        dropout: the probability of dropping an activation in training, in [0, 1).
+        word_dropout: the probability of dropping a whole word in training, in [0, 1).
+
     Raises:
         ArgumentError: a size is out of its range.
+
+    Example:
+        >>> from tensorgrad.models import ClassifierConfig
+        >>> ClassifierConfig(vocab_size=1000, classes=5).width
+        100
     """
 
     vocab_size: int
@@ -73,8 +79,8 @@ class ClassifierConfig:
         """Return the FLOPs of training on a text, see models/flops.py.
 
         Args:
-            length: tokens of the text.
-            keys: that a token attends to, on average over the tokens of all texts.
+            length: the number of tokens of the text.
+            keys: the number of keys that a token attends to, on average over all texts.
         """
         raise NotImplementedError
 
@@ -84,8 +90,14 @@ class MeanConfig(ClassifierConfig):
     """The sizes of a MeanClassifier.
 
     Args:
-        layers: hidden layers between the mean and the classes, 0 or more.
+        vocab_size, classes, width, dropout, word_dropout: as for `ClassifierConfig`.
+        layers: the number of hidden layers between the mean and the classes, 0 or more.
         hidden: their width.
+
+    Example:
+        >>> from tensorgrad.models import MeanConfig
+        >>> MeanConfig(vocab_size=1000, classes=2, width=8, layers=0).parameters
+        8018
     """
 
     layers: int = 1
@@ -111,11 +123,18 @@ class TransformerConfig(ClassifierConfig):
     """The sizes of a TransformerClassifier.
 
     Args:
+        vocab_size, classes, width, dropout, word_dropout: as for `ClassifierConfig`.
         context: T, the context length in tokens.
-        layers: blocks.
-        heads: of the attention; they divide the width.
+        layers: the number of blocks.
+        heads: the number of attention heads; they divide the width.
+
     Raises:
         ArgumentError: a size is out of its range, or heads do not divide the width.
+
+    Example:
+        >>> from tensorgrad.models import TransformerConfig
+        >>> TransformerConfig(vocab_size=1000, width=8, context=16, layers=0, heads=2).parameters
+        8162
     """
 
     width: int = 128
@@ -145,12 +164,18 @@ class TransformerConfig(ClassifierConfig):
 
 
 class Classifier(nn.Module):
-    """Base of models that classify a text; a subclass computes its features.
+    """Base of models that classify a text; a subclass computes its `features`.
 
-    Attributes:
+    A subclass sets:
         config: the sizes.
         words: Embedding(V, C), the word vectors.
         output: Linear(width of the features, classes).
+
+    Example:
+        >>> from tensorgrad.models import Classifier, MeanClassifier, MeanConfig
+        >>> model: Classifier = MeanClassifier(MeanConfig(vocab_size=10, classes=3))
+        >>> model(tokens=np.array([[1, 2, 3], [4, 0, 0]]), lengths=np.array([3, 1])).shape
+        (2, 3)
     """
 
     config: ClassifierConfig
@@ -162,7 +187,8 @@ class Classifier(nn.Module):
 
         Args:
             tokens: (B, T).
-            weights: (B, T), of each word in the mean of its text; 0 for padding and dropped words.
+            weights: (B, T), the weight of each word in the mean of its text; 0 for padding and
+                dropped words.
         """
         raise NotImplementedError
 
@@ -217,10 +243,24 @@ class MeanClassifier(Classifier):
 
     logits = W_n relu(... relu(W_1 mean + b_1) ...) + b_n
 
+    Args:
+        config: the sizes.
+
     Attributes:
         hidden: the layers before the last.
+
     Source: Iyyer et al. 2015, "Deep unordered composition rivals syntactic methods for text
         classification", sections 3 (deep averaging) and 3.1 (word dropout).
+
+    Example:
+        >>> from tensorgrad.models import MeanClassifier, MeanConfig
+        >>> model = MeanClassifier(MeanConfig(vocab_size=10))
+        >>> tokens, lengths = np.array([[1, 2, 3], [4, 0, 0]]), np.array([3, 1])
+        >>> model(tokens, lengths).shape
+        (2, 2)
+        >>> loss = model(tokens, lengths, labels=np.array([1, 0]))
+        >>> loss.shape, float(loss) > 0
+        ((), True)
     """
 
     config: MeanConfig
@@ -244,10 +284,19 @@ class MeanClassifier(Classifier):
 class TransformerClassifier(Classifier):
     """Pre-norm transformer blocks without a causal mask, then the mean over the words.
 
+    Args:
+        config: the sizes.
+
     Attributes:
         positions: (T, C), the position embedding.
         blocks: the transformer blocks.
         norm: LayerNorm after the last of them.
+
+    Example:
+        >>> from tensorgrad.models import TransformerClassifier, TransformerConfig
+        >>> model = TransformerClassifier(TransformerConfig(10, width=8, layers=1, heads=2))
+        >>> model(tokens=np.array([[1, 2, 3], [4, 0, 0]]), lengths=np.array([3, 1])).shape
+        (2, 2)
     """
 
     config: TransformerConfig
@@ -283,16 +332,27 @@ class TransformerClassifier(Classifier):
 def class_probabilities(
     model: Classifier, rows: Sequence[Sequence[int]], longest: int | None = None, batch: int = 64
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return (texts, classes): the probability of each class for the token ids of texts.
+    """Return the probability of each class for the token ids of texts.
 
     Args:
-        model: its mode (train or eval) is the same afterwards.
+        model: the classifier; its mode (train or eval) is the same afterwards.
         rows: the token ids of each text.
-        longest: cut texts to this number of tokens.
-        batch: texts at a time.
+        longest: cut texts to this number of tokens; None: texts stay whole.
+        batch: the number of texts at a time.
+
+    Returns:
+        (texts, classes) float32; the sum of each row is 1.
+
     Raises:
         ArgumentError: longest or batch is below 1.
         DtypeError: ids are not integers.
+
+    Example:
+        >>> from tensorgrad.models import MeanClassifier, MeanConfig, class_probabilities
+        >>> model = MeanClassifier(MeanConfig(vocab_size=10, classes=3))
+        >>> p = class_probabilities(model, [[1, 2, 3], [4]])
+        >>> p.shape, p.sum(1).round(3).tolist()
+        ((2, 3), [1.0, 1.0])
     """
     check_integer("class_probabilities", "batch", batch, 1)
     parts = [np.empty((0, model.config.classes), np.float32)]

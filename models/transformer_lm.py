@@ -33,25 +33,34 @@ class TransformerLMConfig:
         vocab_size: V, the number of tokens.
         context: T, the context length in tokens.
         layers: L, the number of blocks.
-        heads: H, query heads; they divide the width, unless head_width is given.
-        kv_heads: key and value heads; they divide the query heads.
-        width: C.
-        hidden: width inside the feed-forward layer; default 8/3 C, rounded up to a multiple of 64.
-        dropout: probability in training, in [0, 1).
-        attention_dropout: probability for attention weights; None: as `dropout`.
-        activation_dropout: probability inside the feed-forward layers.
+        heads: H, the number of query heads; they divide the width, unless head_width is given.
+        kv_heads: the number of key and value heads; they divide the query heads.
+        width: C, the width of the residual stream.
+        hidden: the width inside the feed-forward layer; default 8/3 C, rounded up to a multiple of
+            64.
+        dropout: the probability in training, in [0, 1).
+        attention_dropout: the probability for attention weights; None: as `dropout`.
+        activation_dropout: the probability inside the feed-forward layers.
         tied: whether the head is tied to the token embedding.
-        rope_base: base of the rotary angles; larger for longer contexts.
-        head_width: D of a head, even; default C / H.
-        rope_scaling: of the rotary angles, for contexts longer than those first trained on.
-        window: number of tokens that a token attends to, itself included; default: all.
+        rope_base: the base of the rotary angles; larger for longer contexts.
+        head_width: D, the even width of a head; default C / H.
+        rope_scaling: the scaling of the rotary angles for contexts longer than those first trained
+            on; default: none.
+        window: the number of tokens that a token attends to, itself included; default: all.
         window_from: the first block with that window; those before attend to all tokens.
-        norm_eps: added to the mean squares of the norms.
+        norm_eps: the number added to the mean squares of the norms.
         qkv_bias, proj_bias, feed_forward_bias: whether the linear layers of queries, keys and
             values, of the attention's result, and of the feed-forward layers have a bias.
         qk_norm: whether the queries and keys of a head have an RMSNorm each.
+
     Raises:
         ArgumentError: a size is out of its range.
+
+    Example:
+        >>> from tensorgrad.models import TransformerLMConfig
+        >>> config = TransformerLMConfig(128256, layers=16, heads=32, kv_heads=8, width=2048)
+        >>> config.hidden_width, config.width_of_head
+        (5504, 64)
     """
 
     vocab_size: int
@@ -108,8 +117,8 @@ class TransformerLMConfig:
         """Return the FLOPs of training on a token, see models/flops.py.
 
         Args:
-            keys: that a token attends to on average (default: half of the context).
-            targets: fraction of the tokens that predict a target, which the head multiplies.
+            keys: the mean number of keys that a token attends to (default: half of the context).
+            targets: the fraction of tokens that predict a target, which the head multiplies.
         """
         elements = self.layers * self._block_matrices + targets * self.vocab_size * self.width
         keys = self.context / 2 if keys is None else keys
@@ -150,9 +159,17 @@ class TransformerLM(LanguageModel):
         tokens: Embedding(V, C).
         norm: RMSNorm after the last block.
         output: Linear(C, V) without bias; None when the head is tied.
+
     Source: Touvron et al. 2023, arXiv:2302.13971, section 2.2; grouped queries: Ainslie et al.
         2023, arXiv:2305.13245; windows: Jiang et al. 2023, arXiv:2310.06825; biases and norms of
         queries and keys: Yang et al. 2025, arXiv:2505.09388.
+
+    Example:
+        >>> from tensorgrad.models import TransformerLM, TransformerLMConfig
+        >>> config = TransformerLMConfig(10, context=8, layers=1, heads=2, kv_heads=1, width=8)
+        >>> model = TransformerLM(config)
+        >>> model([[1, 2, 3]]).shape
+        (1, 3, 10)
     """
 
     Config = TransformerLMConfig
@@ -164,14 +181,14 @@ class TransformerLM(LanguageModel):
         self.tokens = nn.Embedding(config.vocab_size, config.width)
         self.dropout = nn.Dropout(config.dropout)
         head = config.width_of_head
-        rotary = nn.RotaryEmbedding(head, config.rope_base, scaling=config.rope_scaling)
+        rotary = nn.RotaryEmbedding(head, base=config.rope_base, scaling=config.rope_scaling)
         norm = partial(nn.RMSNorm, eps=config.norm_eps)
         self.blocks = nn.ModuleList(
             nn.TransformerBlock(
                 config.width,
                 config.heads,
-                config.kv_heads,
-                config.dropout,
+                kv_heads=config.kv_heads,
+                dropout=config.dropout,
                 bias=config.qkv_bias,
                 rotary=rotary,
                 norm=norm,

@@ -32,12 +32,22 @@ class TranslationConfig(TransformerLMConfig):
     """The sizes of a TranslationModel.
 
     Args:
-        label_smoothing: fraction of a target's probability spread over all tokens, in [0, 1].
+        vocab_size, context, layers, heads, kv_heads, width: as for `TransformerLMConfig`.
+        hidden, dropout, attention_dropout, activation_dropout: as for `TransformerLMConfig`.
+        tied, rope_base, head_width, rope_scaling, window: as for `TransformerLMConfig`.
+        window_from, norm_eps, qkv_bias, proj_bias: as for `TransformerLMConfig`.
+        feed_forward_bias, qk_norm: as for `TransformerLMConfig`.
+        label_smoothing: the fraction of a target's probability spread over all tokens, in [0, 1].
         prefix: whether the tokens of a source attend to each other in both directions (a prefix
             language model: Raffel et al. 2020, arXiv:1910.10683, section 3.2.1).
-        others: as for `TransformerLMConfig`.
+
     Raises:
         ArgumentError: a size is out of its range.
+
+    Example:
+        >>> from tensorgrad.models import TranslationConfig
+        >>> TranslationConfig(8000, context=256, layers=6, label_smoothing=0.1, prefix=True).prefix
+        True
     """
 
     label_smoothing: float = 0.0
@@ -56,6 +66,14 @@ class TranslationModel(TransformerLM):
 
     Args:
         config: the sizes.
+
+    Example:
+        >>> from tensorgrad.models import TranslationConfig, TranslationModel
+        >>> config = TranslationConfig(10, context=8, layers=1, heads=2, kv_heads=1, width=8)
+        >>> model = TranslationModel(config)
+        >>> loss = model([[5, 6, 2, 7]], targets=[[7, 0]])  # the last two columns count
+        >>> loss.shape, float(loss) > 0
+        ((), True)
     """
 
     config: TranslationConfig
@@ -79,7 +97,7 @@ class TranslationModel(TransformerLM):
         Args:
             x: (B, T, C), from the last block.
             targets: (B, n) for the last n <= T positions, -100 to ignore a position in the loss.
-            dtype: of the logits; default: of x.
+            dtype: the dtype of the logits; default: that of x.
         Raises:
             ShapeError: targets are not (B, n) with n from 1 to T.
         """
@@ -109,10 +127,18 @@ def prefix_mask(targets: Array, width: int) -> Tensor:
     Args:
         targets: (B, n) for the last n of `width` positions, -100 for ignored ones. The first other
             one is the target of the last token of the prefix.
-        width: T.
+        width: T, the number of columns of the tokens.
+
     Returns:
         (B, 1, T, T) float32, to add to the attention scores: 0 where a token attends (to the
         prefix, itself and earlier tokens), -inf elsewhere.
+
+    Example:
+        >>> from tensorgrad.models.translation import prefix_mask
+        >>> prefix_mask(np.array([[-100, 7, 0]]), 3)[0, 0]
+        tensor([[  0.,   0., -inf],
+                [  0.,   0., -inf],
+                [  0.,   0.,   0.]], dtype=float32)
     """
     xp = namespace(targets)
     last = (targets != IGNORED).argmax(1) + (width - targets.shape[1])  # (B,), of the prefix
@@ -141,22 +167,35 @@ def generate(
     Half of the positions are for the source, which is cut to fit, and half for the translation.
 
     Args:
-        model: trained on pairs of these languages.
-        examples: with the text to translate under src_key.
+        model: a model trained on pairs of these languages.
+        examples: dictionaries with the text to translate under src_key.
         src_key: the language of the source, as in "de".
         tgt_key: the language to translate into; the tokenizer has a token for it.
         tokenizer: the model's.
-        model_max_length: positions to use, 4 to the model's context.
+        model_max_length: the number of positions to use, 4 to the model's context.
         backend: no effect: the model computes where its parameters are. Courses pass one.
         desc: the label of the progress bar.
         beams: 1: greedy search; more: see `beam_search`.
-        length_penalty: of `beam_search`.
-        rows: sequences to generate at a time; each beam counts.
+        length_penalty: as for `beam_search`.
+        rows: the number of sequences to generate at a time; each beam counts.
+
     Returns:
         The translations as texts without special tokens, in the order of the examples.
+
     Raises:
         ArgumentError: an argument is out of its range, or an example has no text under src_key.
         DataError: the tokenizer has no token for the language.
+
+    Example:
+        >>> from tensorgrad.data import train_tokenizer
+        >>> from tensorgrad.models import TranslationConfig, TranslationModel
+        >>> from tensorgrad.models.translation import generate
+        >>> tokenizer = train_tokenizer([("ja", "yes"), ("nein", "no")], 259, ["de", "en"])
+        >>> config = TranslationConfig(259, context=8, layers=1, heads=2, kv_heads=1, width=8)
+        >>> examples = [{"de": "ja"}, {"de": "nein"}]
+        >>> texts = generate(TranslationModel(config), examples, "de", "en", tokenizer, 8)
+        >>> len(texts)
+        2
     """
     for name, value in (("model_max_length", model_max_length), ("beams", beams), ("rows", rows)):
         check_integer("generate", name, value)

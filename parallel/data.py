@@ -25,11 +25,11 @@ from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, Optimizer
 from tensorgrad.parallel.buckets import Buckets, assign_buckets, leading_embeddings
-from tensorgrad.parallel.checkpoint import ShardedStrategy
+from tensorgrad.parallel.checkpoint import RankWriters
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.comm.peer_memory import SharedArray
-from tensorgrad.train.strategy import MakeOptimizer
+from tensorgrad.train.strategy import MakeOptimizer, Strategy
 from tensorgrad.train.strategy_settings import REDUCTIONS
 
 
@@ -41,8 +41,15 @@ def broadcast_parameters(arrays: Iterable[Array], comm: Comm, root: int = 0) -> 
             need the fewest calls.
         comm: the ranks.
         root: the rank that sends.
+
     Raises:
         CommError: the ranks have different arrays.
+
+    Example:
+        >>> x = np.array([1.0, 2.0])
+        >>> tg.parallel.broadcast_parameters([x], tg.parallel.world())
+        >>> x  # that of rank 0
+        array([1., 2.])
     """
     arrays = list(arrays)
     comm.agree(
@@ -60,13 +67,20 @@ def all_reduce_gradients(grad: Array, comm: Comm) -> None:
     Args:
         grad: flat gradient buffer, (parameters,), float32; written in place.
         comm: the ranks.
+
     Raises:
         CommError: the ranks have different buffers.
+
+    Example:
+        >>> grad = np.array([1.0, 2.0], "float32")
+        >>> tg.parallel.all_reduce_gradients(grad, tg.parallel.world())
+        >>> grad  # the mean over the ranks, here one
+        array([1., 2.], dtype=float32)
     """
     comm.all_reduce(grad, "mean")
 
 
-class DataParallel(ShardedStrategy):
+class DataParallel(Strategy):
     """Every rank computes the gradient of its part of the batch; all use the mean of these.
 
     Three ways to reduce the gradients, with the same result:
@@ -77,16 +91,25 @@ class DataParallel(ShardedStrategy):
 
     Args:
         comm: the ranks.
-        reduction: one of these.
+        reduction: "naive", "flat" or "overlap".
         bucket_mb: size of a bucket in MB (10^6 bytes) of gradients. Small buckets cost the latency
             of many calls, large ones leave more to send after backward. None: a size that suits the
             number of parameters (bucket_size.py).
+
     Raises:
         ArgumentError: the reduction is unknown, or `bucket_mb` is not positive.
+
+    Example:
+        >>> model, strategy = tg.nn.Linear(2, 1), tg.parallel.DataParallel(tg.parallel.world())
+        >>> optimizer = strategy.prepare(model, tg.optim.SGD)
+        >>> parts = [(np.ones((4, 2), "float32"),)]  # this rank's rows of the batch
+        >>> total = strategy.compute_gradients(lambda x: model(x).mean(), parts)
+        >>> model.weight.grad
+        array([[1., 1.]], dtype=float32)
     """
 
     def __init__(
-        self, comm: Comm, reduction: str = "overlap", bucket_mb: float | None = None
+        self, comm: Comm, reduction: str = "overlap", *, bucket_mb: float | None = None
     ) -> None:
         """Train on the ranks of `comm`."""
         if reduction not in REDUCTIONS:
@@ -95,7 +118,7 @@ class DataParallel(ShardedStrategy):
             )
         if bucket_mb is not None and not bucket_mb > 0:
             raise ArgumentError(f"DataParallel: bucket_mb is {bucket_mb}, expected more than 0")
-        self._comm = self._world = comm
+        self._comm, self.writers = comm, RankWriters(comm)
         self._reduction, self._bucket_mb = reduction, bucket_mb
         self._flat: Any = None  # the FlatParameters of `prepare`
         self._buckets: Buckets | None = None

@@ -26,8 +26,16 @@ class Mesh:
         pp: pipeline stages: each has some of the layers.
         tp: tensor parallel ranks: each has a part of every layer.
         rank: this rank, 0 to dp * pp * tp - 1.
+
     Raises:
         ArgumentError: a size is below 1, or the rank is outside the mesh.
+
+    Example:
+        >>> mesh = tg.parallel.Mesh(dp=2, pp=2, tp=2, rank=5)
+        >>> mesh.dp_rank, mesh.pp_rank, mesh.tp_rank  # 5 = (1 * 2 + 0) * 2 + 1
+        (0, 1, 1)
+        >>> mesh.line("dp")
+        (5, 7)
     """
 
     dp: int = 1
@@ -99,10 +107,18 @@ def make_mesh(
 
     Args:
         ranks: number of ranks.
-        rank: this rank.
+        rank: this rank, 0 to ranks - 1.
         dp, pp, tp: sizes; dp defaults to ranks / (pp * tp).
+
+    Returns:
+        The mesh, with the coordinates of this rank.
+
     Raises:
         ArgumentError: the sizes do not multiply to the number of ranks.
+
+    Example:
+        >>> tg.parallel.make_mesh(8, rank=5, pp=2, tp=2)
+        Mesh(dp=2, pp=2, tp=2, rank=5)
     """
     if dp is None:
         if pp < 1 or tp < 1 or ranks % (pp * tp):

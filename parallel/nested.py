@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensorgrad.core.backend import Array
-from tensorgrad.parallel.checkpoint import ShardedStrategy
+from tensorgrad.parallel.checkpoint import RankWriters
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.train.strategy import OneProcess, Strategy
 
 
-class NestedStrategy(ShardedStrategy):
+class NestedStrategy(Strategy):
     """A strategy along one axis of the mesh, with an inner strategy for the other axes.
 
     Args:
@@ -28,7 +28,7 @@ class NestedStrategy(ShardedStrategy):
         self._comm, self._world = comm, world or comm
         self._inner = OneProcess() if inner is None else inner
         self.rank, self.ranks = self._inner.rank, self._inner.ranks
-        self.processes = self._world.size
+        self.processes, self.writers = self._world.size, RankWriters(self._world)
         self.is_main = comm.rank == 0 and self._inner.is_main
 
     def begin(

@@ -73,10 +73,7 @@ class _PartOutput(NamedTuple):
 
 
 class Pipeline(NestedStrategy):
-    """Trains a `LanguageModel` whose layers are divided among the ranks.
-
-        ranks = Pipeline(comm, "1f1b")
-        optimizer = strategy.prepare(model, make_optimizer)
+    """Train a `LanguageModel` whose layers are divided among the ranks.
 
     Micro-batches are the parts into which the training loop divides a batch (`micro_batches`).
 
@@ -87,11 +84,21 @@ class Pipeline(NestedStrategy):
         data: how ranks with the same stage of several pipelines train together, as
             `DataParallel`; None: there is one pipeline.
         world: all ranks, which write checkpoints together; None: those of `comm`.
+
     Attributes:
         parts: the numbers of the blocks of each part; part i belongs to stage i % stages. Set by
             `prepare`.
+
     Raises:
         ArgumentError: the schedule is unknown, or does not allow this number of chunks.
+
+    Example:
+        >>> from tensorgrad.models import GPT2, GPT2Config
+        >>> model = GPT2(GPT2Config(vocab_size=64, context=8, layers=2, heads=1, width=8))
+        >>> strategy = tg.parallel.Pipeline(tg.parallel.world(), "1f1b")
+        >>> optimizer = strategy.prepare(model, tg.optim.AdamW)
+        >>> strategy.parts  # the only stage has both blocks
+        [range(0, 2)]
     """
 
     def __init__(

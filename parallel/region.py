@@ -82,7 +82,7 @@ class ParallelRegion:
 
         Args:
             weight: (n, width), rows n r to n (r + 1) of the whole weight on rank r.
-            ids, positions, start: as of `nn.Embedding`, ids (B, T).
+            ids, positions, start: as for `nn.Embedding`, ids (B, T).
         """
         comm, rows = self.comm, len(weight.data)
         ids = integer_array("embedding", "ids", ids)

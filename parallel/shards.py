@@ -33,7 +33,7 @@ class ShardedParameters(FlatParameters):
     """Flat parameters of which this rank updates a shard of every segment.
 
     Args:
-        named_parameters: as of FlatParameters.
+        named_parameters: as for FlatParameters.
         rank, ranks: which shard, and the number of ranks.
         stage: what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters.
         groups: the segment of each parameter. For stages 2 and 3: its unit, a number from 0, or

@@ -39,11 +39,23 @@ def mesh_strategy(
         world: all ranks.
         mesh: their coordinates, from `make_mesh(world.size, world.rank, ...)`.
         zero: 0, or the stage of `Zero` along dp; in a pipeline 0 or 1.
-        reduction, bucket_mb: as of `DataParallel`.
-        schedule, chunks: as of `Pipeline`.
-        sequence: as of `TensorParallel`.
+        reduction, bucket_mb: as for `DataParallel`.
+        schedule, chunks: as for `Pipeline`.
+        sequence: as for `TensorParallel`.
+
+    Returns:
+        `DataParallel` or `Zero`, inside `Pipeline` where pp is above 1, inside `TensorParallel`
+        where tp is.
+
     Raises:
         ArgumentError: the mesh does not have these ranks, or an option is outside its range.
+
+    Example:
+        >>> world = tg.parallel.world()
+        >>> mesh = tg.parallel.make_mesh(world.size, world.rank)
+        >>> strategy = tg.parallel.mesh_strategy(world, mesh)
+        >>> type(strategy).__name__, strategy.rank, strategy.ranks
+        ('DataParallel', 0, 1)
     """
     if (mesh.size, mesh.rank) != (world.size, world.rank):
         raise ArgumentError(
@@ -63,12 +75,14 @@ def mesh_strategy(
         for axis in ("dp", "pp", "tp")
     )
     strategy: Strategy = (
-        Zero(dp, zero, bucket_mb) if zero else DataParallel(dp, reduction, bucket_mb)
+        Zero(dp, zero, bucket_mb=bucket_mb)
+        if zero
+        else DataParallel(dp, reduction, bucket_mb=bucket_mb)
     )
     if dp.size == 1 and world.size > 1:
         strategy = OneProcess()  # after the checks of the options above
     if pp.size > 1:
         strategy = Pipeline(pp, schedule, chunks, data=strategy, world=world)
     if tp.size > 1:
-        strategy = TensorParallel(tp, strategy, sequence, world)
+        strategy = TensorParallel(tp, strategy, sequence=sequence, world=world)
     return strategy

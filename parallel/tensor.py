@@ -91,7 +91,7 @@ class ShardRow(NamedTuple):
         return 1 if self.shard.kind == "row" else 0
 
 
-def tensor_parallel(model: nn.Module, comm: Comm, sequence: bool = False) -> TensorParts:
+def tensor_parallel(model: nn.Module, comm: Comm, *, sequence: bool = False) -> TensorParts:
     """Shard a whole model in place: afterwards this rank has its part, and all compute together.
 
     Which layers ranks share is in the tables that the model and its layers return from `shards`;
@@ -110,11 +110,22 @@ def tensor_parallel(model: nn.Module, comm: Comm, sequence: bool = False) -> Ten
             That needs less memory for as many bytes sent. The number of ranks must divide the
             length T of sequences. Sum gradients of `TensorParts.summed` over the ranks, as the
             strategy `TensorParallel` does.
+
+    Returns:
+        How the model was sharded: `placements`, which part of the whole model's parameter each
+        parameter is, and `summed`.
+
     Raises:
         ArgumentError: the model has no table, a size does not divide, a layer of a table is of
             another kind or has a forward of its own, layers share a parameter, or `sequence` is
             asked of a model whose loss needs all rows; nothing was changed then.
         CommError: the ranks have made different models, or differ in `sequence`.
+
+    Example:
+        >>> model = tg.nn.FeedForward(8)
+        >>> parts = tg.parallel.tensor_parallel(model, tg.parallel.world())
+        >>> parts.placements["up.weight"].shape
+        (32, 8)
     """
     rows = check_shares(model, comm.size, sequence)
     marks = {name: _fingerprint(parameter) for name, parameter in model.named_parameters()}
@@ -207,7 +218,7 @@ def check_shares(
     Args:
         model: whole; values do not count.
         ranks: the number of ranks.
-        sequence: as of `tensor_parallel`.
+        sequence: as for `tensor_parallel`.
         vocabulary: whether the sizes of embeddings count.
     Raises:
         ArgumentError: it cannot.
@@ -269,7 +280,7 @@ def _fingerprint(parameter: Tensor) -> str:
 
 
 class TensorParallel(NestedStrategy):
-    """Trains a model whose layers the ranks share; another strategy works within.
+    """Train a model whose layers the ranks share; another strategy works within.
 
     The ranks of a group get the same batches, compute the same loss, and take the same steps.
     Gradient norms count replicated parameters once.
@@ -277,11 +288,21 @@ class TensorParallel(NestedStrategy):
     Args:
         comm: the ranks that share layers.
         inner: how ranks with the same part of the layers train together: those that differ from
-            this one along the other axes of the mesh.
-        sequence: as of `tensor_parallel`.
+            this one along the other axes of the mesh; None: there are no others.
+        sequence: as for `tensor_parallel`.
         world: all ranks, which write checkpoints together; None: those of `comm`.
+
     Attributes:
         parts: how the model was sharded, set by `prepare`.
+
+    Example:
+        >>> model, strategy = tg.nn.FeedForward(8), tg.parallel.TensorParallel(tg.parallel.world())
+        >>> optimizer = strategy.prepare(model, tg.optim.AdamW)
+        >>> parts = [(np.ones((4, 8), "float32"),)]  # the same on all ranks that share layers
+        >>> total = strategy.compute_gradients(lambda x: model(x).mean(), parts)
+        >>> model.down.bias.grad  # 1 / 8
+        array([0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125, 0.125],
+              dtype=float32)
     """
 
     parts: TensorParts
@@ -290,6 +311,7 @@ class TensorParallel(NestedStrategy):
         self,
         comm: Comm,
         inner: Strategy | None = None,
+        *,
         sequence: bool = False,
         world: Comm | None = None,
     ) -> None:
@@ -305,7 +327,7 @@ class TensorParallel(NestedStrategy):
         Raises:
             ArgumentError, CommError: see `tensor_parallel`.
         """
-        self.parts = tensor_parallel(model, self._comm, self._sequence)
+        self.parts = tensor_parallel(model, self._comm, sequence=self._sequence)
         self._placements = self.parts.placements
 
         def make(parameters: FlatParameters | NamedParameters) -> Optimizer:

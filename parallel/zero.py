@@ -43,14 +43,25 @@ class Zero(DataParallel):
         comm: the ranks.
         stage: 1, 2 or 3. Stages 2 and 3 need a model whose blocks are in a ModuleList, each used
             once in a forward pass.
-        bucket_mb: for stage 1, as of DataParallel; the other stages reduce block by block.
+        bucket_mb: for stage 1, as for DataParallel; the other stages reduce block by block.
+
     Raises:
         ArgumentError: the stage does not exist, or `bucket_mb` is not positive.
+
+    Example:
+        >>> model, strategy = tg.nn.Linear(2, 1), tg.parallel.Zero(tg.parallel.world(), 1)
+        >>> optimizer = strategy.prepare(model, tg.optim.AdamW)
+        >>> parts = [(np.ones((4, 2), "float32"),)]  # this rank's rows of the batch
+        >>> total = strategy.compute_gradients(lambda x: model(x).mean(), parts)
+        >>> optimizer.step()
+        >>> strategy.after_step()  # all ranks get the updated parameters
+        >>> strategy.stage, strategy.ranks
+        (1, 1)
     """
 
-    def __init__(self, comm: Comm, stage: int, bucket_mb: float | None = None) -> None:
+    def __init__(self, comm: Comm, stage: int, *, bucket_mb: float | None = None) -> None:
         """Train on the ranks of `comm`."""
-        super().__init__(comm, "overlap", bucket_mb)
+        super().__init__(comm, "overlap", bucket_mb=bucket_mb)
         if stage not in STAGES:
             raise ArgumentError(f"Zero: stage is {stage}, expected 1, 2 or 3")
         self.stage, self.by_block = stage, stage > 1

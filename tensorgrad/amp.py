@@ -49,6 +49,13 @@ def autocast(dtype: DtypeLike = "bfloat16", enabled: bool = True) -> Iterator[No
 
     Raises:
         DtypeError: another dtype.
+
+    Example:
+        >>> x, w = tg.ones((2, 3)), tg.ones((3, 4))
+        >>> with tg.autocast("bfloat16"):
+        ...     y = x @ w
+        >>> y.dtype, (x @ w).dtype
+        (dtype(bfloat16), dtype('float32'))
     """
     name = TF32 if isinstance(dtype, str) and dtype == TF32 else as_dtype(dtype).name
     if name not in AUTOCAST:

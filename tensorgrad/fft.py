@@ -1,9 +1,7 @@
 """Discrete Fourier transforms under NumPy's and the array API standard's names.
 
 NumPy and CuPy compute them: float32 becomes complex64, float64 and integers complex128, 16-bit
-floats are converted to float32. Transforms of one axis take `n`, the length to cut it or to pad it
-with zeros to, and those of several take `s`, a length for each of `axes` (default: all, or the last
-ones where s is given). `norm` says which direction divides by the length, "ortho" both by its root.
+floats are converted to float32.
 
 There are no gradients, as complex numbers carry none. Every transform raises GradError where x
 requires a gradient, ArgumentError where x lacks an axis or an option is none of these, and those of
@@ -16,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tensorgrad.compat.omitted import missing as _missing
-from tensorgrad.core.backend import Axis, namespace, namespace_on, widened
+from tensorgrad.core.backend import Axis, namespace, namespace_on, upcast
 from tensorgrad.core.checks import axis_index, axis_tuple, check_integer, check_number
 from tensorgrad.core.dtypes import DtypeLike, as_dtype, float32, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, DtypeError
@@ -34,78 +32,285 @@ Lengths = Sequence[int] | None
 
 
 def fft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """Return y[k] = sum_j x[j] exp(-2 pi i j k / n) along an axis."""
+    """Return y[k] = sum_j x[j] exp(-2 pi i j k / n) along an axis.
+
+    Args:
+        x: real or complex numbers, any shape with at least one axis.
+        n: the length to which the axis is cut or padded with zeros; default: its own length.
+        axis: the axis to transform.
+        norm: "backward" divides the inverse transform by the length, "forward" the forward one,
+            "ortho" both by the square root of the length.
+
+    Returns:
+        Complex numbers in the shape of x, with n elements along the axis.
+
+    Example:
+        >>> tg.fft.fft([1, 2, 3, 4])
+        tensor([10.+0.j, -2.+2.j, -2.+0.j, -2.-2.j], dtype=complex128)
+    """
     return _line("fft", x, n, axis, norm)
 
 
 def ifft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """Return the inverse of `fft`."""
+    """Return the inverse of `fft`.
+
+    Args:
+        x: real or complex numbers, any shape with at least one axis.
+        n: the length to which the axis is cut or padded with zeros; default: its own length.
+        axis: the axis to transform.
+        norm: "backward" divides the inverse transform by the length, "forward" the forward one,
+            "ortho" both by the square root of the length.
+
+    Returns:
+        Complex numbers in the shape of x, with n elements along the axis.
+
+    Example:
+        >>> tg.fft.ifft([10, -2 + 2j, -2, -2 - 2j])
+        tensor([1.+0.j, 2.+0.j, 3.+0.j, 4.+0.j], dtype=complex64)
+    """
     return _line("ifft", x, n, axis, norm)
 
 
 def rfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """Return the first n // 2 + 1 elements of `fft` of real numbers; they determine the others."""
+    """Return the first n // 2 + 1 elements of `fft` of real numbers; they determine the others.
+
+    Args:
+        x: real numbers, any shape with at least one axis.
+        n: the length to which the axis is cut or padded with zeros; default: its own length.
+        axis: the axis to transform.
+        norm: "backward" divides the inverse transform by the length, "forward" the forward one,
+            "ortho" both by the square root of the length.
+
+    Returns:
+        Complex numbers in the shape of x, with n // 2 + 1 elements along the axis.
+
+    Example:
+        >>> tg.fft.rfft([1, 2, 3, 4])
+        tensor([10.+0.j, -2.+2.j, -2.+0.j], dtype=complex128)
+    """
     return _line("rfft", _real("rfft", x), n, axis, norm)
 
 
 def irfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """Return the inverse of `rfft`, real; n is the length of the result, default 2 (len - 1)."""
+    """Return the inverse of `rfft`, real; n is the length of the result, default 2 (len - 1).
+
+    Args:
+        x: the first n // 2 + 1 elements of a transform, real or complex.
+        n: the number of elements of the result; default: 2 (length - 1), which is even.
+        axis: the axis to transform.
+        norm: "backward" divides the inverse transform by the length, "forward" the forward one,
+            "ortho" both by the square root of the length.
+
+    Returns:
+        Real numbers in the shape of x, with n elements along the axis.
+
+    Example:
+        >>> tg.fft.irfft([10, -2 + 2j, -2])
+        tensor([1., 2., 3., 4.], dtype=float32)
+    """
     return _line("irfft", x, n, axis, norm)
 
 
 def hfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """Return the real `fft` of what x, its first n // 2 + 1 elements, determines by symmetry."""
+    """Return the `fft` of a Hermitian signal, which is real, from the first half of the signal.
+
+    Args:
+        x: the first n // 2 + 1 elements of a signal a with a[-j] = conj(a[j]), real or complex.
+        n: the number of elements of the result; default: 2 (length - 1), which is even.
+        axis: the axis to transform.
+        norm: "backward" divides the inverse transform by the length, "forward" the forward one,
+            "ortho" both by the square root of the length.
+
+    Returns:
+        Real numbers in the shape of x, with n elements along the axis.
+
+    Example:
+        >>> tg.fft.hfft([10, -2 + 2j, -2])
+        tensor([ 4., 16., 12.,  8.], dtype=float32)
+    """
     return _line("hfft", x, n, axis, norm)
 
 
 def ihfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
-    """Return the inverse of `hfft`, complex."""
+    """Return the inverse of `hfft`, complex.
+
+    Args:
+        x: real numbers, any shape with at least one axis.
+        n: the length to which the axis is cut or padded with zeros; default: its own length.
+        axis: the axis to transform.
+        norm: "backward" divides the inverse transform by the length, "forward" the forward one,
+            "ortho" both by the square root of the length.
+
+    Returns:
+        Complex numbers in the shape of x, with n // 2 + 1 elements along the axis.
+
+    Example:
+        >>> tg.fft.hfft(tg.fft.ihfft([1, 2, 3, 4]))
+        tensor([1., 2., 3., 4.], dtype=float64)
+    """
     return _line("ihfft", _real("ihfft", x), n, axis, norm)
 
 
 def fftn(x: Any, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
-    """Return `fft` along several axes."""
+    """Return `fft` along several axes.
+
+    Args:
+        x: real or complex numbers, any shape with at least one axis.
+        s: the length of each of the axes, cut or padded with zeros; default: their own lengths.
+        axes: the axes to transform; default: the last len(s), or all where s is None.
+        norm: "backward" divides the inverse transform by the length, "forward" the forward one,
+            "ortho" both by the square root of the length.
+
+    Returns:
+        Complex numbers in the shape of x, with the lengths s along the axes.
+
+    Example:
+        >>> tg.fft.fftn([[1, 2], [3, 4]])
+        tensor([[10.+0.j, -2.+0.j],
+                [-4.+0.j,  0.+0.j]], dtype=complex128)
+    """
     return _lines("fftn", x, s, axes, norm)
 
 
 def ifftn(x: Any, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
-    """Return the inverse of `fftn`."""
+    """Return the inverse of `fftn`.
+
+    Args:
+        x: real or complex numbers, any shape with at least one axis.
+        s: the length of each of the axes, cut or padded with zeros; default: their own lengths.
+        axes: the axes to transform; default: the last len(s), or all where s is None.
+        norm: "backward" divides the inverse transform by the length, "forward" the forward one,
+            "ortho" both by the square root of the length.
+
+    Returns:
+        Complex numbers in the shape of x, with the lengths s along the axes.
+
+    Example:
+        >>> tg.fft.ifftn([[10, -2], [-4, 0]])
+        tensor([[1.+0.j, 2.+0.j],
+                [3.+0.j, 4.+0.j]], dtype=complex128)
+    """
     return _lines("ifftn", x, s, axes, norm)
 
 
 def rfftn(x: Any, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
-    """Return `rfft` along the last of several axes and `fft` along the others."""
+    """Return `rfft` along the last of several axes and `fft` along the others.
+
+    Args:
+        x: real numbers, any shape with at least one axis.
+        s: the length of each of the axes, cut or padded with zeros; default: their own lengths.
+        axes: the axes to transform; default: the last len(s), or all where s is None.
+        norm: "backward" divides the inverse transform by the length, "forward" the forward one,
+            "ortho" both by the square root of the length.
+
+    Returns:
+        Complex numbers in the shape of x, with the lengths s along the axes, but s[-1] // 2 + 1
+        along the last of them.
+
+    Example:
+        >>> tg.fft.rfftn(tg.ones((4, 4))).shape
+        (4, 3)
+    """
     return _lines("rfftn", _real("rfftn", x), s, axes, norm)
 
 
 def irfftn(x: Any, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
-    """Return the inverse of `rfftn`, real; s has the lengths of the result."""
+    """Return the inverse of `rfftn`, real.
+
+    Args:
+        x: a transform as `rfftn` returns it, real or complex.
+        s: the lengths of the result along the axes; default: those of x, but
+            2 (length - 1) along the last axis.
+        axes: the axes to transform; default: the last len(s), or all where s is None.
+        norm: "backward" divides the inverse transform by the length, "forward" the forward one,
+            "ortho" both by the square root of the length.
+
+    Returns:
+        Real numbers in the shape of x, with the lengths s along the axes.
+
+    Example:
+        >>> tg.fft.irfftn([[10, -2], [-4, 0]])
+        tensor([[1., 2.],
+                [3., 4.]], dtype=float64)
+    """
     return _lines("irfftn", x, s, axes, norm)
 
 
 def fftfreq(
-    n: int, d: float = 1.0, dtype: DtypeLike | None = None, device: str | None = None
+    n: int, d: float = 1.0, *, dtype: DtypeLike | None = None, device: str | None = None
 ) -> Tensor:
-    """Return the frequencies of the elements of `fft`, (n,), for samples at a distance d."""
+    """Return the frequencies of the elements of `fft`.
+
+    Args:
+        n: the length of the signal, 1 or more.
+        d: the distance between two samples, in the unit of time or length.
+        dtype: a float dtype; default float32.
+        device: "cpu", "cuda" or "cuda:N"; default "cpu".
+
+    Returns:
+        (n,): 0, 1, ..., then the negative ones, divided by n d: cycles per unit of d.
+
+    Example:
+        >>> tg.fft.fftfreq(4)
+        tensor([ 0.  ,  0.25, -0.5 , -0.25], dtype=float32)
+    """
     return _frequencies("fftfreq", n, d, dtype, device)
 
 
 def rfftfreq(
-    n: int, d: float = 1.0, dtype: DtypeLike | None = None, device: str | None = None
+    n: int, d: float = 1.0, *, dtype: DtypeLike | None = None, device: str | None = None
 ) -> Tensor:
-    """Return the frequencies of the elements of `rfft`, (n // 2 + 1,)."""
+    """Return the frequencies of the elements of `rfft`.
+
+    Args:
+        n: the length of the signal, 1 or more.
+        d: the distance between two samples, in the unit of time or length.
+        dtype: a float dtype; default float32.
+        device: "cpu", "cuda" or "cuda:N"; default "cpu".
+
+    Returns:
+        (n // 2 + 1,): 0, 1, ..., n // 2, divided by n d: cycles per unit of d.
+
+    Example:
+        >>> tg.fft.rfftfreq(4)
+        tensor([0.  , 0.25, 0.5 ], dtype=float32)
+    """
     return _frequencies("rfftfreq", n, d, dtype, device)
 
 
 def fftshift(x: Any, axes: Axis = None) -> Tensor:
-    """Return x with frequency 0 in the middle of the axes; the gradient flows back."""
+    """Return x with frequency 0 in the middle of the axes; the gradient flows back.
+
+    Args:
+        x: any dtype and shape.
+        axes: the axes to shift; default: all.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.fft.fftshift([0, 1, 2, -2, -1])
+        tensor([-2, -1,  0,  1,  2], dtype=int64)
+    """
     x = tensor_of("fftshift", "x", x)
     places = axis_tuple("fftshift", axes, x.ndim, "axes")
     return roll(x, [x.shape[axis] // 2 for axis in places], places)
 
 
 def ifftshift(x: Any, axes: Axis = None) -> Tensor:
-    """Return the inverse of `fftshift`."""
+    """Return the inverse of `fftshift`; the gradient flows back.
+
+    Args:
+        x: any dtype and shape.
+        axes: the axes to shift; default: all.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.fft.ifftshift([-2, -1, 0, 1, 2])
+        tensor([ 0,  1,  2, -2, -1], dtype=int64)
+    """
     x = tensor_of("ifftshift", "x", x)
     places = axis_tuple("ifftshift", axes, x.ndim, "axes")
     return roll(x, [-(x.shape[axis] // 2) for axis in places], places)
@@ -138,7 +343,7 @@ def _lines(op: str, x: Any, s: Lengths, axes: Axis, norm: str) -> Tensor:
 def _computed(op: str, x: Tensor, lengths: Any, axes: Any, norm: str) -> Tensor:
     if norm not in ("backward", "ortho", "forward"):
         raise ArgumentError(f"{op}: norm is {norm!r}, expected 'backward', 'ortho' or 'forward'")
-    array = widened(constant_of(op, "x", x))
+    array = upcast(constant_of(op, "x", x))
     return Tensor(getattr(namespace(array).fft, op)(array, lengths, axes, norm))
 
 

@@ -550,7 +550,7 @@ def matrix_rank(x: Any, *, rtol: Any = None) -> Tensor:
     """
     x, _ = _matrices("matrix_rank", x)
     values = svdvals(x.detach())
-    largest = max(values, -1, True) if values.shape[-1] else 0.0
+    largest = max(values, -1, keepdims=True) if values.shape[-1] else 0.0
     cut = _cutoff(x, rtol)
     if not isinstance(cut, float):  # an array has a number for each matrix
         cut = expand_dims(operands("matrix_rank", ("x", "rtol"), (x, cut))[1], -1)
@@ -690,14 +690,14 @@ def vector_norm(
         raise ArgumentError(f"norm: ord is {ord!r}, expected a number for vectors")
     x = _magnitudes("norm", x)
     if ord in (1, 2, math.inf):
-        return _norm(x, axis, ord, keepdims)
+        return _norm(x, axis, ord=ord, keepdims=keepdims)
     x, dtype = _floats("norm", "x", x)
     if ord == -math.inf:
-        y = min(abs(x), axis, keepdims)
+        y = min(abs(x), axis, keepdims=keepdims)
     elif ord == 0:
-        y = sum(not_equal(x, 0), axis, keepdims)
+        y = sum(not_equal(x, 0), axis, keepdims=keepdims)
     else:
-        y = _root(sum(_powers(abs(x), float(ord)), axis, keepdims), float(ord))
+        y = _root(sum(_powers(abs(x), float(ord)), axis, keepdims=keepdims), float(ord))
     return _rounded(y, dtype)
 
 
@@ -739,7 +739,7 @@ def matrix_norm(x: Any, *, keepdims: bool = False, ord: Order = "fro", **unknown
     x, dtype = _matrices("norm", x)
     y: Tensor
     if ord in ("fro", None):
-        y = _norm(_magnitudes("norm", x), (-2, -1), 2, keepdims)
+        y = _norm(_magnitudes("norm", x), (-2, -1), keepdims=keepdims)
     elif ord in ("nuc", 2, -2):
         function: Any = {"nuc": sum, 2: _largest, -2: min}[ord]
         y = function(svdvals(x), -1)
@@ -747,8 +747,8 @@ def matrix_norm(x: Any, *, keepdims: bool = False, ord: Order = "fro", **unknown
     elif ord in (1, -1, math.inf, -math.inf):
         axis = -2 if ord in (1, -1) else -1
         choose: Any = _largest if float(ord) > 0 else min
-        totals = sum(abs(x), axis, True)
-        y = choose(totals, (-2, -1), keepdims)
+        totals = sum(abs(x), axis, keepdims=True)
+        y = choose(totals, (-2, -1), keepdims=keepdims)
     else:
         raise ArgumentError(
             f"norm: ord is {ord!r}, expected 'fro', 'nuc', 1, -1, 2, -2, inf or -inf for matrices"
@@ -758,7 +758,7 @@ def matrix_norm(x: Any, *, keepdims: bool = False, ord: Order = "fro", **unknown
 
 def _largest(x: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) -> Tensor:
     """Return the largest of the norms along the axes, 0 where there are none."""
-    return max(x, axis, keepdims) if x.size else sum(x, axis, keepdims)
+    return max(x, axis, keepdims=keepdims) if x.size else sum(x, axis, keepdims=keepdims)
 
 
 def norm(

@@ -83,22 +83,44 @@ class Generator:
 
     Raises:
         ArgumentError: seed or stream is outside its range.
+
+    Example:
+        >>> rng = tg.random.Generator(seed=0, stream=1)
+        >>> rng.normal(size=(2, 3)).shape
+        (2, 3)
     """
 
-    def __init__(self, seed: int = 0, stream: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, stream: int = 0) -> None:
         self.offset: Array | None = None
         self.set_state({"seed": seed, "draw": 0, "stream": stream})
 
     def get_state(self) -> dict[str, int]:
-        """Return the state that determines all further numbers, as plain integers."""
+        """Return the state that determines all further numbers.
+
+        Returns:
+            The integers "seed", "draw" (how many draws were made) and "stream".
+
+        Example:
+            >>> tg.manual_seed(7)
+            >>> tg.random.get_state()
+            {'seed': 7, 'draw': 0, 'stream': 0}
+        """
         with _lock:
             return {"seed": self._seed, "draw": self._draw, "stream": self._stream}
 
     def set_state(self, state: Mapping[str, int]) -> None:
         """Continue from a state that `get_state` returned.
 
+        Args:
+            state: integers from 0 to 2^64 - 1 under "seed", "draw" and "stream" (default 0).
+
         Raises:
-            ArgumentError: the state is incomplete or has numbers outside 0 to 2^64 - 1.
+            ArgumentError: the state is incomplete or has other numbers.
+
+        Example:
+            >>> tg.random.set_state({"seed": 0, "draw": 1})
+            >>> tg.random.integers(100, size=3)
+            tensor([21, 21, 75], dtype=int64)
         """
         found = []
         for name in ("seed", "draw", "stream"):
@@ -120,8 +142,17 @@ class Generator:
 
         Each call gets another one, in whichever thread.
 
+        Returns:
+            The seed, draw number, stream and offset from which kernels compute their numbers.
+
         Raises:
             GraphError: a step is being captured whose replays would draw the same numbers again.
+
+        Example:
+            >>> tg.manual_seed(7)
+            >>> key = tg.random.next_key()
+            >>> key.seed, key.draw, tg.random.get_state()["draw"]
+            (7, 0, 1)
         """
         if mode.capture is not None and self.offset is None:
             raise GraphError(
@@ -138,6 +169,7 @@ class Generator:
         loc: float = 0.0,
         scale: float = 1.0,
         size: Shapes | None = None,
+        *,
         dtype: DtypeLike = float32,
         device: str = "cpu",
     ) -> Tensor:
@@ -150,9 +182,17 @@ class Generator:
             dtype: a float dtype.
             device: "cpu", "cuda" or "cuda:N".
 
+        Returns:
+            A tensor of the shape `size`.
+
         Raises:
             ArgumentError: scale is negative, or loc or scale is not a finite number.
             DtypeError: dtype is not a float.
+
+        Example:
+            >>> x = tg.random.normal(10.0, 0.1, size=1000)
+            >>> round(float(x.mean()), 1), round(float(x.std()), 1)
+            (10.0, 0.1)
         """
         _check_parameters("normal", loc=loc, scale=scale)
         if not (math.isfinite(loc) and 0 <= scale < math.inf):
@@ -167,6 +207,7 @@ class Generator:
         low: float = 0.0,
         high: float = 1.0,
         size: Shapes | None = None,
+        *,
         dtype: DtypeLike = float32,
         device: str = "cpu",
     ) -> Tensor:
@@ -179,9 +220,17 @@ class Generator:
             dtype: a float dtype.
             device: "cpu", "cuda" or "cuda:N".
 
+        Returns:
+            A tensor of the shape `size`.
+
         Raises:
             ArgumentError: low is not less than high, or high - low is not a finite number.
             DtypeError: dtype is not a float.
+
+        Example:
+            >>> x = tg.random.uniform(-1.0, 1.0, size=(2, 500))
+            >>> x.shape, bool((x >= -1).all()), bool((x < 1).all())
+            ((2, 500), True, True)
         """
         _check_parameters("uniform", low=low, high=high)
         if not 0 < high - low < math.inf:
@@ -192,18 +241,52 @@ class Generator:
         return self._filled(philox.fill_uniform, y, low, high)
 
     def random(
-        self, size: Shapes | None = None, dtype: DtypeLike = float32, device: str = "cpu"
+        self, size: Shapes | None = None, dtype: DtypeLike = float32, *, device: str = "cpu"
     ) -> Tensor:
-        """Return numbers from the uniform distribution over [0, 1); see `uniform`."""
+        """Return numbers from the uniform distribution over [0, 1).
+
+        Args:
+            size: the shape; default (), one number.
+            dtype: a float dtype.
+            device: "cpu", "cuda" or "cuda:N".
+
+        Returns:
+            A tensor of the shape `size`.
+
+        Raises:
+            DtypeError: dtype is not a float.
+
+        Example:
+            >>> x = tg.random.random((2, 3))
+            >>> x.shape, 0 <= float(x.min()) <= float(x.max()) < 1
+            ((2, 3), True)
+        """
         check_no_length("random", "size", dtype)
-        return self.uniform(0.0, 1.0, size, dtype, device)
+        return self.uniform(0.0, 1.0, size, dtype=dtype, device=device)
 
     def standard_normal(
-        self, size: Shapes | None = None, dtype: DtypeLike = float32, device: str = "cpu"
+        self, size: Shapes | None = None, dtype: DtypeLike = float32, *, device: str = "cpu"
     ) -> Tensor:
-        """Return numbers from the normal distribution of mean 0 and variance 1; see `normal`."""
+        """Return numbers from the normal distribution of mean 0 and variance 1.
+
+        Args:
+            size: the shape; default (), one number.
+            dtype: a float dtype.
+            device: "cpu", "cuda" or "cuda:N".
+
+        Returns:
+            A tensor of the shape `size`.
+
+        Raises:
+            DtypeError: dtype is not a float.
+
+        Example:
+            >>> x = tg.random.standard_normal((2, 3), "float64")
+            >>> x.shape, x.dtype
+            ((2, 3), dtype('float64'))
+        """
         check_no_length("standard_normal", "size", dtype)
-        return self.normal(0.0, 1.0, size, dtype, device)
+        return self.normal(0.0, 1.0, size, dtype=dtype, device=device)
 
     def integers(
         self,
@@ -211,21 +294,30 @@ class Generator:
         high: int | None = None,
         size: Shapes | None = None,
         dtype: DtypeLike = int64,
+        *,
         device: str = "cpu",
     ) -> Tensor:
-        """Return integers from [low, high), or [0, low) without high, equally likely.
+        """Return equally likely integers.
 
         Args:
-            low: the least integer, or the limit above where `high` is None.
+            low: the least integer; without `high` the limit above, and the least is 0.
             high: the limit above, which is not returned.
             size: the shape; default (), one integer.
             dtype: an integer dtype.
             device: "cpu", "cuda" or "cuda:N".
 
+        Returns:
+            A tensor of the shape `size`.
+
         Raises:
             ArgumentError: low is not less than high, one of them is not an integer, or dtype does
                 not hold them.
             DtypeError: dtype is not an integer dtype.
+
+        Example:
+            >>> dice = tg.random.integers(1, 7, size=1000)
+            >>> int(dice.min()), int(dice.max()), dice.dtype
+            (1, 6, dtype('int64'))
         """
         check_no_length("integers", "size", dtype)
         target = as_dtype(dtype)
@@ -246,7 +338,7 @@ class Generator:
         return self._filled(philox.fill_integers, y, low, high)
 
     def bernoulli(
-        self, probability: float, size: Shapes | None = None, device: str = "cpu"
+        self, probability: float, size: Shapes | None = None, *, device: str = "cpu"
     ) -> Tensor:
         """Return bools that are True with this probability (rounded to 1 / 2^32).
 
@@ -255,8 +347,16 @@ class Generator:
             size: the shape; default (), one bool.
             device: "cpu", "cuda" or "cuda:N".
 
+        Returns:
+            Bools of the shape `size`.
+
         Raises:
             ArgumentError: probability is not a number in [0, 1].
+
+        Example:
+            >>> heads = tg.random.bernoulli(0.5, size=1000)
+            >>> heads.dtype, 400 < int(heads.sum()) < 600
+            (dtype('bool'), True)
         """
         _check_parameters("bernoulli", probability=probability)
         if not 0 <= probability <= 1:
@@ -264,17 +364,25 @@ class Generator:
         y = _empty("bernoulli", size, bool_, device)
         return self._filled(philox.fill_bernoulli, y, probability)
 
-    def permutation(self, x: Any, axis: int = 0, device: str = "cpu") -> Tensor:
-        """Return 0, ..., x - 1 in random order (int64), or the slices of an array in random order.
+    def permutation(self, x: Any, axis: int = 0, *, device: str = "cpu") -> Tensor:
+        """Return 0, ..., x - 1 in random order, or the slices of an array in random order.
 
         Args:
             x: how many numbers, or a tensor or array, which stays on its device.
             axis: the axis of x that is shuffled as a whole.
             device: where the numbers are placed: "cpu", "cuda" or "cuda:N".
 
+        Returns:
+            int64 of the shape (x,), or the shape and dtype of the array.
+
         Raises:
             ArgumentError: x is negative, or has no such axis.
             DtypeError: x is neither an integer, a tensor nor an array.
+
+        Example:
+            >>> order = tg.random.permutation(5)
+            >>> sorted(order.tolist())
+            [0, 1, 2, 3, 4]
         """
         if isinstance(x, Tensor) or backend.is_array(x):
             tensor = _with_axes("permutation", "x", x)
@@ -289,7 +397,7 @@ class Generator:
             raise ArgumentError(f"permutation: x is {x}, expected 0 or more")
         return self._order(_empty("permutation", int(x), uint64, device))
 
-    def permuted(self, x: Any, axis: int | None = None) -> Tensor:
+    def permuted(self, x: Any, *, axis: int | None = None) -> Tensor:
         """Return the elements along an axis in random order, each row in one of its own.
 
         Args:
@@ -301,6 +409,11 @@ class Generator:
 
         Raises:
             ArgumentError: x has no axes, or not this one.
+
+        Example:
+            >>> rows = tg.random.permuted(np.array([[1, 2, 3], [4, 5, 6]]), axis=1)
+            >>> [sorted(row) for row in rows.tolist()]
+            [[1, 2, 3], [4, 5, 6]]
         """
         tensor = _with_axes("permuted", "x", x)
         if axis is None:
@@ -316,6 +429,7 @@ class Generator:
         replace: bool = True,
         p: Any = None,
         axis: int = 0,
+        *,
         device: str = "cpu",
     ) -> Tensor:
         """Return random slices of an array, or integers from [0, a).
@@ -324,8 +438,8 @@ class Generator:
             a: how many integers, or a tensor or array, which stays on its device.
             size: the shape of the choices; default (), one.
             replace: whether a slice may be chosen again.
-            p: (N,), the probability of each of the N slices; default: all are equally likely.
-                Divided by their sum.
+            p: (N,), the probability of each of the N slices, which are divided by their sum;
+                default: all are equally likely.
             axis: the axis of a whose slices are chosen.
             device: where integers are placed: "cpu", "cuda" or "cuda:N".
 
@@ -337,6 +451,10 @@ class Generator:
                 CPU also where p holds a negative number or NaN.
             ShapeError: p does not have N elements.
             DtypeError: a is neither an integer, a tensor nor an array.
+
+        Example:
+            >>> tg.random.choice(np.array([10, 20, 30]), size=4, p=[0, 1, 0])
+            tensor([20, 20, 20, 20], dtype=int64)
         """
         shape = () if size is None else shape_of("choice", size, "size")
         wanted = math.prod(shape)
@@ -391,12 +509,12 @@ class Generator:
                 noisy = philox.add_gumbel(xp.log(weights), self.next_key())
             return Tensor(xp.argsort(-noisy, kind="stable")[:wanted].reshape(shape))
         sums = xp.cumsum(weights)
-        places = self.uniform(0.0, 1.0, shape, "float64", device).data * sums[-1]
+        places = self.random(shape, "float64", device=device).data * sums[-1]
         index = xp.searchsorted(sums, places.reshape(-1), side="right").reshape(shape)
         return Tensor(xp.minimum(index, count - 1).astype(int64, copy=False))
 
-    def categorical(self, logits: Any, axis: int = -1) -> Tensor:
-        """Return indices along an axis, each with probability softmax(logits) (int64).
+    def categorical(self, logits: Any, *, axis: int = -1) -> Tensor:
+        """Return indices along an axis, each with probability softmax(logits).
 
         The index of the largest logit after Gumbel noise was added to all of them, in float64.
         An index with logit -inf is never returned, unless all are.
@@ -405,10 +523,17 @@ class Generator:
             logits: any float dtype.
             axis: the axis of the choices; it disappears.
 
+        Returns:
+            int64 of the shape of logits without the axis.
+
         Raises:
             ArgumentError: logits has no such axis.
             DtypeError: logits are not floats.
             ShapeError: there are no choices.
+
+        Example:
+            >>> tg.random.categorical(np.array([[0.0, 99.0, 0.0], [99.0, 0.0, 0.0]]))
+            tensor([1, 0], dtype=int64)
         """
         tensor = float_tensor("categorical", "logits", logits)
         axis = axis_index("categorical", axis, tensor.ndim)
@@ -419,13 +544,20 @@ class Generator:
 def default_rng(seed: int = 0) -> Generator:
     """Return a generator of its own state, which draws nothing from the default one.
 
-        rng = tensorgrad.random.default_rng(0)
-        x = rng.standard_normal((2, 3))
+    Args:
+        seed: 0 to 2^64 - 1. Unlike NumPy, no seed is seed 0: programs give equal numbers unless
+            they ask for others.
 
-    Unlike NumPy, no seed is seed 0: programs give equal numbers unless they ask for others.
+    Returns:
+        A generator of stream 0.
 
     Raises:
-        ArgumentError: seed is outside 0 to 2^64 - 1.
+        ArgumentError: seed is outside its range.
+
+    Example:
+        >>> rng = tg.random.default_rng(0)
+        >>> rng.standard_normal((2, 3)).shape
+        (2, 3)
     """
     return Generator(seed)
 
@@ -433,9 +565,20 @@ def default_rng(seed: int = 0) -> Generator:
 def seed(seed: int) -> None:
     """Start the default generator again: equal seeds give equal numbers.
 
+    Args:
+        seed: 0 to 2^64 - 1.
+
     Raises:
-        ArgumentError: seed is outside 0 to 2^64 - 1.
+        ArgumentError: seed is outside its range.
         GraphError: in a captured step, whose replays would not seed.
+
+    Example:
+        >>> tg.manual_seed(0)  # the same function as tg.random.seed
+        >>> tg.random.integers(100, size=3)
+        tensor([ 1, 24, 11], dtype=int64)
+        >>> tg.random.seed(0)
+        >>> tg.random.integers(100, size=3)
+        tensor([ 1, 24, 11], dtype=int64)
     """
     if mode.capture is not None:
         raise GraphError("random.seed: called in a captured step, expected it before the step")

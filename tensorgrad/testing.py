@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -64,16 +64,23 @@ class Ulps:
 
     Args:
         count: units in the last place.
-        of: "element": of each element. "row": of the largest element of its row, for what is
-            computed from a whole row or cancels. "terms": of the sum of the absolute values of
+        of: the unit's number. "element": each element. "row": the largest element of its row, for
+            what is computed from a whole row or cancels. "terms": the sum of the absolute values of
             what the element is a sum of; see `Case.magnitudes`.
         stored: the units are those of the inputs' dtype, in which the op keeps what it computes a
             wider result from.
         why: the reason for a count above 4.
+
+    Example:
+        >>> bound = tg.testing.Ulps(2)
+        >>> exact = np.array([1.0, 1000.0])
+        >>> bound.tolerance(exact, tg.float16, terms=1, axis=-1, size=None).round(4)
+        array([0.0022, 1.0002])
     """
 
     count: float = 2
     of: Literal["element", "row", "terms"] = "element"
+    _: KW_ONLY
     stored: bool = False
     why: str = ""
 
@@ -117,11 +124,18 @@ class Case:
         dtypes: the float dtypes to try.
         captured: False where the op reads values on the host, which a CUDA graph cannot.
         name: for the test's id; default: the function's name.
+
+    Example:
+        >>> case = tg.testing.Case(tg.add, [(2, 3), (3,)], np.add)
+        >>> str(case)
+        'add-2x3-3'
+        >>> tg.testing.check(case)
     """
 
     function: Callable[..., Any]
     inputs: Sequence[Any]
     reference: Callable[..., Any]
+    _: KW_ONLY
     domain: tuple[float, float] | None = None
     values: Ulps = Ulps()
     gradients: Ulps | None = None
@@ -149,15 +163,41 @@ def sized(
     sizes: Sequence[int] = SIZES,
     **options: Any,
 ) -> list[Case]:
-    """Return a case for each length: none, one, odd ones, and one beside a power of two."""
+    """Return a case for each length: none, one, odd ones, and one beside a power of two.
+
+    Args:
+        function: takes one Tensor per input, returns a Tensor (or a sequence of Tensors).
+        shapes: takes a length, and returns the inputs of a `Case`.
+        reference: the same in NumPy, of float64 arrays.
+        sizes: the lengths; default: `SIZES`, no element, one, odd numbers, and one beside a power
+            of two.
+        options: further arguments of `Case`.
+
+    Returns:
+        A case for each length.
+
+    Example:
+        >>> cases = tg.testing.sized(tg.exp, lambda n: [(3, n)], np.exp)
+        >>> [str(case) for case in cases]
+        ['exp-3x0', 'exp-3x1', 'exp-3x31', 'exp-3x33', 'exp-3x1023', 'exp-3x1025']
+    """
     return [Case(function, shapes(size), reference, **options) for size in sizes]
 
 
 @dataclass
 class CaseResult:
-    """The results of one run of a case: values, and gradients for a fixed dy, on the CPU.
+    """Hold the results of one run of a case: values, and gradients for a fixed dy, on the CPU.
 
-    `magnitudes` stand beside expected ones: one for each value and gradient, or None.
+    Args:
+        values: the results of the function, NumPy arrays.
+        gradients: one for each input, NumPy arrays; None for an input without a gradient.
+        magnitudes: of expected results: for each value and then each gradient the sums of the
+            absolute values of its terms, or None.
+
+    Example:
+        >>> result = tg.testing.CaseResult([np.exp([0.0])], [np.array([1.0])])
+        >>> result.values, result.gradients
+        ([array([1.])], [array([1.])])
     """
 
     values: list[Values]
@@ -169,12 +209,22 @@ def check(case: Case, seed: int = 0) -> None:
     """Try the case in every way; raise AssertionError at the first that fails.
 
     Args:
-        case: what to try. On the GPU too, where there is one.
-        seed: of the inputs and of `gradcheck`.
+        case: what to try; on the GPU too, where there is one.
+        seed: seed of the inputs and of `gradcheck`.
 
     Raises:
         AssertionError: values or gradients are outside of their bounds; runs differ.
         GradError: as `gradcheck`.
+
+    Example:
+        >>> def cube(x):
+        ...     return x * x * x
+        >>> tg.testing.check(tg.testing.Case(cube, [(3,)], lambda x: x**3))
+        >>> try:
+        ...     tg.testing.check(tg.testing.Case(cube, [(3,)], lambda x: x**2))
+        ... except AssertionError as error:
+        ...     print(error)
+        cube-3 value 0 in float64: 3 of 3 elements are wrong; at [...] got ..., expected ... +- ...
     """
     rng = np.random.default_rng(seed)
     exact = [_draw(case, spec, rng) for spec in case.inputs]
@@ -212,9 +262,29 @@ def assert_within(
     got: Any, exact: Any, bound: Ulps, what: str = "", terms: int = 1, axis: Any = -1,
     size: Any = None, dtype: Any = None,
 ) -> None:  # fmt: skip
-    """Raise unless an array is within the bound of the exact one, which is in float64.
+    """Raise AssertionError unless an array is within a bound of the exact one.
 
-    dtype: whose units count; default: that of the array.
+    Args:
+        got: the array; integers and bool must be equal to the exact ones.
+        exact: the same shape, float64.
+        bound: how far an element may be off.
+        what: begins the message.
+        terms: how many numbers are summed for one element.
+        axis: what a row is, for bounds of rows.
+        size: the sums of the absolute values of the terms, for bounds of terms; the shape of exact.
+        dtype: whose units count; default: that of the array.
+
+    Raises:
+        AssertionError: shapes differ, or an element is outside of the bound; names the worst.
+
+    Example:
+        >>> exact = np.array([1.0, 2.0]) / 3
+        >>> tg.testing.assert_within(exact.astype("float32"), exact, tg.testing.Ulps(1))
+        >>> try:
+        ...     tg.testing.assert_within(exact.round(3), exact, tg.testing.Ulps(1), "thirds")
+        ... except AssertionError as error:
+        ...     print(error)
+        thirds: 2 of 2 elements are wrong; at [...] got ..., expected ... +- ...
     """
     got, exact = np.asarray(got), np.asarray(exact)
     assert got.shape == exact.shape, f"{what}: shape {got.shape}, expected {exact.shape}"
@@ -240,7 +310,19 @@ def assert_within(
 
 
 def spacing(values: Values, dtype: Any) -> Values:
-    """Return the unit in the last place of numbers in a dtype."""
+    """Return the unit in the last place of numbers in a dtype.
+
+    Args:
+        values: numbers, of any shape.
+        dtype: one of FLOATS: float64, float32, float16 or bfloat16.
+
+    Returns:
+        float64, the shape of values.
+
+    Example:
+        >>> tg.testing.spacing(np.array([1.0, 1000.0]), tg.float16).tolist()  # 2^-10 and 2^-1
+        [0.0009765625, 0.5]
+    """
     exponent = np.where(values == 0, SMALLEST[dtype], np.frexp(np.abs(values))[1] - 1)
     least = np.maximum(exponent, SMALLEST[dtype]) - PRECISION[dtype] + 1
     unit: Values = np.ldexp(1.0, least.astype(int))
@@ -418,8 +500,18 @@ def _captured(case: Case, arrays: Sequence[Any]) -> CaseResult:
 class Capture:
     """A step as a CUDA graph: runs `step` once, captures it once, and launches it when called.
 
+    Args:
+        step: takes nothing, launches kernels on the current stream, and returns arrays.
+
     Attributes:
         result: what `step` returned while it was captured; a launch writes into its arrays.
+
+    Example:
+        >>> x = tg.ones(3, device="cuda")  # doctest: +SKIP
+        >>> launch = tg.testing.Capture(lambda: (x * 2).data)  # doctest: +SKIP
+        >>> launch()  # doctest: +SKIP
+        >>> launch.result  # doctest: +SKIP
+        array([2., 2., 2.], dtype=float32)
     """
 
     def __init__(self, step: Callable[[], Any]) -> None:

@@ -30,19 +30,15 @@ from tensorgrad.io.weights import load_arrays, load_metadata
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.pretrained import from_pretrained, save_pretrained
 from tensorgrad.parallel import Comm, Mesh
-from tensorgrad.parallel.checkpoint import Shards, load_latest
+from tensorgrad.parallel.checkpoint import RankWriters
 from tensorgrad.parallel.merge import merge
 from tensorgrad.train import config, environment
-from tensorgrad.train.checkpoint import (
-    list_checkpoints,
-    load_best,
-    load_checkpoint,
-    save_checkpoint,
-    step_of,
-)
+from tensorgrad.train.checkpoint import list_checkpoints, load_best, load_checkpoint, step_of
 from tensorgrad.train.log import StepLog, read_metrics
 from tensorgrad.train.loop import Trainer
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.shards import Shards
+from tests.checkpoints import save_checkpoint, save_shards
 from tests.failing_calls import FROM_THEN_ON, KILL, ONCE, Fault
 from tests.parallel.test_checkpoint import FULL, held_on
 from tests.parallel.threads import on_ranks
@@ -199,12 +195,12 @@ class Ranks(Scenario):
         state = {"metrics": {"validation_loss": 1.0 if step == 2 else 2.0}}
 
         def program(comm: Comm) -> None:
-            shards = Shards(comm, self.held(comm, step))
+            shards = Shards(RankWriters(comm), self.held(comm, step))
             if armed is not None and comm.rank == self.rank:
                 with armed():
-                    shards.save(folder, step, state)
+                    save_shards(shards, folder, step, state)
             else:
-                shards.save(folder, step, state)
+                save_shards(shards, folder, step, state)
 
         on_ranks(2, program)
 
@@ -220,9 +216,9 @@ class Ranks(Scenario):
             held = self.held(comm, 0)
 
             def load() -> int:
-                found = load_latest(folder, comm)
+                found = RankWriters(comm).load_latest(folder)
                 assert found is not None
-                Shards(comm, held).load(found)
+                Shards(RankWriters(comm), held).load(found)
                 return found.step
 
             if armed is not None and comm.rank == self.rank:
@@ -425,7 +421,7 @@ class Exports(Scenario):
         except CheckpointError:
             assert len(heads) == 2
         else:
-            assert heads == {model.config.heads}, "config.json is of other weights"
+            assert heads == {model.config.heads}, "config.json belongs to other weights"
         self.write(folder, 4)
         new = contents(folder)
         assert {name: new[name] for name in self.whole[4]} == self.whole[4]

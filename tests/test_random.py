@@ -205,7 +205,7 @@ def test_categorical(axis: int) -> None:
     probabilities = np.array([0.5, 0.3, 0.0, 0.2])
     with np.errstate(divide="ignore"):
         logits = np.broadcast_to(np.log(probabilities) + 5, (MANY, 4)).astype(float32)
-    found = Generator(8).categorical(Tensor(logits if axis else logits.T), axis)
+    found = Generator(8).categorical(Tensor(logits if axis else logits.T), axis=axis)
     assert found.shape == (MANY,)
     counts = np.bincount(found.numpy(), minlength=4)
     assert counts[2] == 0
@@ -340,13 +340,15 @@ def test_bad_arguments() -> None:
     with pytest.raises(ArgumentError, match=r"integers: high is 1\.5, expected an integer"):
         draws.integers(0, 1.5)  # type: ignore[arg-type]
     shapes: list[tuple[Callable[..., Any], tuple[int, ...]]] = [
-        (draws.normal, (0, 1, 2)), (draws.uniform, (0, 1, 2)), (draws.random, (2,)),
-        (draws.standard_normal, (2,)), (draws.integers, (0, 9, 2)),
+        (draws.random, (2,)), (draws.standard_normal, (2,)), (draws.integers, (0, 9, 2)),
     ]  # fmt: skip
     for method, given in shapes:
         message = f"{method.__name__}: dtype is 3, .* such as size="
         with pytest.raises(ArgumentError, match=message):
             method(*given, 3)
+    for method in (draws.normal, draws.uniform):  # NumPy's have no dtype
+        with pytest.raises(TypeError, match="positional arguments"):
+            method(0, 1, 2, "float32")  # type: ignore[call-arg]
     for probability in (-0.1, 1.1, math.nan):
         with pytest.raises(ArgumentError, match=r"bernoulli: probability is .*, expected 0 to 1"):
             draws.bernoulli(probability)
@@ -357,7 +359,7 @@ def test_bad_arguments() -> None:
     with pytest.raises(DtypeError, match="categorical: logits has dtype int64, expected a float"):
         draws.categorical(Tensor(np.arange(3)))
     with pytest.raises(ArgumentError, match="categorical: axis is 1, expected -1 to 0"):
-        draws.categorical(Tensor(np.ones(3)), 1)
+        draws.categorical(Tensor(np.ones(3)), axis=1)
     with pytest.raises(ArgumentError, match="permutation: axis is 1, expected -1 to 0"):
         draws.permutation(np.arange(3), 1)
     with pytest.raises(DtypeError, match="permutation: x is a float, expected an integer, tensor"):
@@ -382,13 +384,13 @@ def test_bad_arguments() -> None:
 def test_devices_agree_in_every_bit(shape: Any) -> None:
     def results(device: str) -> list[Tensor]:
         draws = Generator(2**63 + 5, stream=2)
-        found = [draws.normal(0.3, 1.7, shape, dtype, device) for dtype in FLOATS]
-        found += [draws.uniform(-0.3, 1.1, shape, dtype, device) for dtype in FLOATS]
+        found = [draws.normal(0.3, 1.7, shape, dtype=dtype, device=device) for dtype in FLOATS]
+        found += [draws.uniform(-0.3, 1.1, shape, dtype=dtype, device=device) for dtype in FLOATS]
         for dtype in INTEGERS:
             limits = np.iinfo(dtype)
-            found += [draws.integers(limits.min, int(limits.max) + 1, shape, dtype, device),
-                      draws.integers(3, 77, shape, dtype, device)]  # fmt: skip
-        found += [draws.bernoulli(p, shape, device) for p in (0.0, 0.3, 1.0)]
+            found += [draws.integers(limits.min, int(limits.max) + 1, shape, dtype, device=device),
+                      draws.integers(3, 77, shape, dtype, device=device)]  # fmt: skip
+        found += [draws.bernoulli(p, shape, device=device) for p in (0.0, 0.3, 1.0)]
         found += [draws.permutation(math.prod(shape), device=device)]
         if shape:
             logits = np.random.default_rng(0).standard_normal(shape)
@@ -476,20 +478,20 @@ def test_probabilities_at_the_ends() -> None:
 
 def test_permuted_moves_the_elements_of_each_row_on_their_own() -> None:
     x = np.arange(3000.0).reshape(3, 1000)
-    y = Generator(3).permuted(x.T, 0).numpy().T
+    y = Generator(3).permuted(x.T, axis=0).numpy().T
     np.testing.assert_array_equal(np.sort(y, 1), x)
     assert (np.argsort(y[0]) != np.argsort(y[1])).any()
     anywhere = Generator(3).permuted(x).numpy()
     np.testing.assert_array_equal(np.sort(anywhere, None), x.ravel())
     assert (np.sort(anywhere, 1) != x).any()
-    assert Generator(3).permuted(np.empty((0, 3)), 1).shape == (0, 3)
+    assert Generator(3).permuted(np.empty((0, 3)), axis=1).shape == (0, 3)
     leaf = Tensor(x, requires_grad=True)
-    Generator(3).permuted(leaf, 1).sum().backward()
+    Generator(3).permuted(leaf, axis=1).sum().backward()
     np.testing.assert_array_equal(leaf.grad, np.ones_like(x))
     with pytest.raises(ArgumentError, match="permuted: x has no axes"):
         Generator(3).permuted(np.array(1.0))
     with pytest.raises(ArgumentError, match="permuted: axis is 2, expected -2 to 1"):
-        Generator(3).permuted(x, 2)
+        Generator(3).permuted(x, axis=2)
 
 
 def test_choices(device: str) -> None:

@@ -200,7 +200,8 @@ def test_ranks_of_a_command_can_share_the_batch() -> None:
 def made_by_changes() -> set[str]:
     """Return the files that readers of CONTRIBUTING.md and of a guide make."""
     changes = {words[1] for _, words, _ in blocks(ROOT / "CONTRIBUTING.md") if len(words) == 2}
-    found = (text.partition("\n")[0] for _, _, text in blocks(ROOT / "docs/guides/own-models.md"))
+    guide = ROOT / "docs/guides/custom-models.md"
+    found = (text.partition("\n")[0] for _, _, text in blocks(guide))
     return changes | {line.removeprefix("# ") for line in found if line.endswith(".py")}
 
 

@@ -15,6 +15,7 @@ from tensorgrad.parallel import DataParallel, world
 from tensorgrad.train import Outcome, Trainer, TrainSettings
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
+FloatArray = np.ndarray[Any, Any]
 
 
 class Net(nn.Module):
@@ -36,18 +37,27 @@ def fit(steps: int) -> float:
         optimizer.zero_grad()
         loss = assert_type(nn.functional.mse_loss(model(x, scale=2.0), y), Tensor)
         loss.backward()
-        clip_grad_norm(optimizer.flat, 1.0)
-        optimizer.step()
+        assert_type(clip_grad_norm(optimizer.flat, 1.0), FloatArray)
+        assert_type(optimizer.step(), FloatArray | None)
         scheduler.step()
     assert_type(model(tg.ones((1, 3))), Tensor)
     assert_type(model.state_dict(), dict[str, Tensor])
     return assert_type(optimizer.lr, float) + float(loss)
 
 
+def weighted(x: Tensor, weight: Tensor | float) -> Tensor:
+    return (x * weight).sum()
+
+
 def differentiate() -> Tensor:
     slope = assert_type(tg.grad(lambda t: (t * t).sum())(tg.ones((3,))), Tensor)
     value, slopes = tg.value_and_grad(lambda t: tg.sin(t).mean())(tg.linspace(0, 1, 5))
     both = assert_type(tg.concatenate([slope, assert_type(slopes, Tensor)[:2]]), Tensor)
+    pair = tg.value_and_grad(weighted, argnums=(0, 1))(both, both)
+    assert_type(pair, tuple[Tensor, tuple[Tensor, ...]])
+    assert_type(tg.grad(weighted, argnums=1)(both, 2.0), Tensor)
+    assert_type(tg.grad(weighted, (0, 1))(both, both), tuple[Tensor, ...])
+    assert_type(both.grad, FloatArray | None)
     with tg.no_grad(), tg.autocast("bfloat16"):
         assert_type(tg.where(both > 0, both, 0).reshape(-1, 1) @ tg.zeros((1, 4)), Tensor)
     both += 1 - both / 2
@@ -63,6 +73,7 @@ def train(folder: str) -> Outcome:
     assert_type(tg.models.generate(assert_type(model, GPT2), [1, 2], 4), list[int])
     assert_type(tg.data.Tokenizer.train(["a b"] * 9, 260), Tokenizer)
     assert_type((tg.backend.gpu_count(), tg.dtypes.is_float(tg.float32)), tuple[int, bool])
+    assert_type(tg.isdtype(tg.int8, "integral") or tg.can_cast("int8", "int16"), bool)
     assert_type(str(tg.errors.DataError("no text")), str)
     strategy, rate = DataParallel(world()), settings.learning_rate
     optimizer = strategy.prepare(model, lambda parameters: AdamW(parameters, lr=settings.lr))

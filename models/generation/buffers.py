@@ -37,7 +37,7 @@ class _Replayed:
     Args:
         what: the function does, for the log.
         function: see `graph.capture`; returns nothing.
-        device: of its arrays.
+        device: the device of its arrays.
         captures: whether to try.
     """
 
@@ -103,17 +103,29 @@ class _Parts:
 
 
 class BatchBuffers:
-    """The cache and the sequences of a batch, and what works on them.
+    """The cache and the sequences of a batch, and the functions that work on them.
 
-    Both functions run under `evaluating` and `no_grad`: `step()` appends a token to each sequence,
+    Both functions run under `evaluating`: `step()` appends a token to each sequence,
     `read(count)` fills the cache with the keys and values of the first `count` tokens of each.
 
     Args:
-        model: it is not kept alive.
-        state: of the first batch, on the model's device; taken over.
-        steps: capacity of the cache.
+        model: the language model, which the buffers do not keep alive.
+        state: the sequences of the first batch, on the model's device; taken over.
+        steps: the capacity of the cache in tokens.
         how: the sampling options.
-        parts: of the model, from other buffers, to share where it still holds.
+        parts: the parts of the model from other buffers, shared if the model still has them.
+
+    Example:
+        >>> from tensorgrad.models import GPT2, GPT2Config
+        >>> from tensorgrad.models.generation.buffers import BatchBuffers
+        >>> from tensorgrad.ops.sampling import Sampling, new_state
+        >>> model = GPT2(GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8))
+        >>> state = new_state([[1]], 7, seeds=[0], stops=[], vocabulary=None, device="cpu")
+        >>> buffers = BatchBuffers(model, state, 8, Sampling(), None)
+        >>> with tg.nn.evaluating(model):
+        ...     buffers.step()
+        >>> state.counts.tolist()
+        [2]
     """
 
     def __init__(
@@ -153,11 +165,25 @@ class BatchBuffers:
 def take(model: LanguageModel, state: State, steps: int, how: Sampling) -> BatchBuffers:
     """Return buffers that nobody else uses, in which the sequences of `state` begin.
 
-    Those of a model that has changed are dropped.
+    Buffers of a model that has changed are dropped.
 
     Args:
-        model, steps, how: as of BatchBuffers.
-        state: on any device.
+        model: as for `BatchBuffers`.
+        state: the sequences, on any device.
+        steps, how: as for `BatchBuffers`.
+
+    Returns:
+        Buffers given back before, where their shapes and options are the same, or new ones.
+
+    Example:
+        >>> from tensorgrad.models import GPT2, GPT2Config
+        >>> from tensorgrad.models.generation.buffers import take
+        >>> from tensorgrad.ops.sampling import Sampling, new_state
+        >>> model = GPT2(GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8))
+        >>> state = new_state([[1, 2]], 6, seeds=[0], stops=[], vocabulary=None, device="cpu")
+        >>> buffers = take(model, state, 8, Sampling())
+        >>> len(buffers.cache), buffers.is_captured
+        (1, False)
     """
     key = _key(state, steps, how)
     with _lock:
@@ -181,7 +207,23 @@ def take(model: LanguageModel, state: State, steps: int, how: Sampling) -> Batch
 
 
 def give_back(model: LanguageModel, buffers: BatchBuffers) -> None:
-    """Keep buffers that have a graph for the next batch of the model, as long as it lives."""
+    """Keep buffers that have a graph for the next batch of the model, as long as it lives.
+
+    Args:
+        model: the model of the buffers.
+        buffers: the buffers, which the caller no longer uses.
+
+    Example:
+        >>> from tensorgrad.models import GPT2, GPT2Config
+        >>> from tensorgrad.models.generation.buffers import give_back, take
+        >>> from tensorgrad.ops.sampling import Sampling, new_state
+        >>> model = GPT2(GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8))
+        >>> state = new_state([[1]], 7, seeds=[0], stops=[], vocabulary=None, device="cpu")
+        >>> buffers = take(model, state, 8, Sampling())
+        >>> give_back(model, buffers)
+        >>> take(model, state, 8, Sampling()) is buffers  # without a GPU there is no graph
+        False
+    """
     if not buffers.is_captured:
         return
     buffers.release()

@@ -28,7 +28,19 @@ _LEAST = 128  # tokens of a sequence that there is memory for
 
 
 def capacity(tokens: int) -> int:
-    """Return a number of tokens to have memory for: a power of two, so that few shapes occur."""
+    """Return a number of tokens to have memory for: a power of two, so that few shapes occur.
+
+    Args:
+        tokens: the number of tokens of the longest sequence.
+
+    Returns:
+        The next power of two, 128 or more.
+
+    Example:
+        >>> from tensorgrad.models.generation.decoding_loop import capacity
+        >>> capacity(5), capacity(300)
+        (128, 512)
+    """
     return max(_LEAST, power_of_two(tokens))
 
 
@@ -45,10 +57,24 @@ class Decoder:
         model: a language model, in evaluation mode and under `no_grad` here and in each step; see
             `evaluating`.
         prompts: token ids, one or more each, none longer than the model's context.
-        state: of these prompts, on any device.
+        state: the state of these prompts, on any device.
         how: the sampling options.
+
     Attributes:
-        state: on the model's device.
+        state: the state on the model's device.
+
+    Example:
+        >>> from tensorgrad.models import GPT2, GPT2Config
+        >>> from tensorgrad.models.generation.decoding_loop import Decoder
+        >>> from tensorgrad.ops.sampling import Sampling, new_state
+        >>> model = GPT2(GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8))
+        >>> prompts = [[1, 2], [3]]
+        >>> state = new_state(prompts, 6, seeds=[0, 1], stops=[], vocabulary=None, device="cpu")
+        >>> with tg.nn.evaluating(model):
+        ...     decoder = Decoder(model, prompts, state, Sampling())
+        ...     decoder.step()
+        >>> decoder.state.counts.tolist()
+        [3, 2]
     """
 
     def __init__(
@@ -114,6 +140,17 @@ class Recomputer:
 
     Args:
         model, prompts, state, how: as for Decoder.
+
+    Example:
+        >>> from tensorgrad.models import GPT2, GPT2Config
+        >>> from tensorgrad.models.generation.decoding_loop import Recomputer
+        >>> from tensorgrad.ops.sampling import Sampling, new_state
+        >>> model = GPT2(GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8))
+        >>> state = new_state([[1, 2]], 6, seeds=[0], stops=[], vocabulary=None, device="cpu")
+        >>> with tg.nn.evaluating(model):
+        ...     Recomputer(model, [[1, 2]], state, Sampling()).step()
+        >>> state.counts.tolist()
+        [3]
     """
 
     def __init__(

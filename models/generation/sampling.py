@@ -37,7 +37,32 @@ def generate(
     stop_tokens: Collection[int] = (),
     use_cache: bool = True,
 ) -> list[int]:
-    """Return the tokens after one prompt; see `generate_batch`."""
+    """Return the tokens after one prompt, up to the first stop token.
+
+    Args:
+        model: a language model; dropout is off while this runs.
+        prompt: the tokens of the sequence, from 1 up to the model's context.
+        max_new_tokens: the largest number of tokens to append.
+        temperature: divides the logits; 0: greedy, the most likely token.
+        top_k: sample from the k most likely tokens only; default: from all.
+        top_p: sample from the fewest tokens that together have this probability (nucleus).
+        repetition_penalty: above 1 makes earlier tokens less likely; see `Sampling`.
+        seed: equal seeds and logits give equal tokens, 0 to 2^64 - 1.
+        stop_tokens: end the sequence; not part of the result.
+        use_cache: use a key-value cache; False recomputes all tokens in each step.
+
+    Returns:
+        At most `max_new_tokens` tokens.
+
+    Raises:
+        ArgumentError, ShapeError, DtypeError: as for `generate_batch`.
+
+    Example:
+        >>> from tensorgrad.models import GPT2, GPT2Config, generate
+        >>> model = GPT2(GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8))
+        >>> len(generate(model, [1, 2], 3, temperature=0.8))
+        3
+    """
     return generate_batch(
         model,
         [prompt],
@@ -83,13 +108,22 @@ def generate_batch(
         stop_tokens: end a sequence; not part of the result.
         use_cache: use a key-value cache; False recomputes all tokens in each step, with the same
             result up to rounding.
+
     Returns:
         B lists of at most `max_new_tokens` tokens.
+
     Raises:
         ArgumentError: an option or a token is out of its range, a prompt is empty or longer than
             the context, or the logits are not finite.
         ShapeError: a prompt has more than one axis.
         DtypeError: the prompts are not integers.
+
+    Example:
+        >>> from tensorgrad.models import GPT2, GPT2Config, generate_batch
+        >>> model = GPT2(GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8))
+        >>> rows = generate_batch(model, [[1, 2], [3]], 3, temperature=0)
+        >>> [len(row) for row in rows]
+        [3, 3]
     """
     how = Sampling(temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
     stops = _checked_stops(stop_tokens, model.vocab_size)
@@ -128,9 +162,25 @@ def stream(
     seed: int | Sequence[int] = 0,
     use_cache: bool = True,
 ) -> Iterator[Tokens]:
-    """Yield the next token of every sequence, (B,), step by step.
+    """Yield the next token of every sequence, step by step; the caller decides when to stop.
 
-    Arguments and errors are those of `generate_batch`; the caller decides when to stop.
+    Args:
+        model, prompts, max_new_tokens: as for `generate_batch`.
+        temperature, top_k, top_p, repetition_penalty, seed, use_cache: as for `generate_batch`.
+
+    Yields:
+        (B,) int64.
+
+    Raises:
+        ArgumentError, ShapeError, DtypeError: as for `generate_batch`.
+
+    Example:
+        >>> from tensorgrad.models import GPT2, GPT2Config, stream
+        >>> model = GPT2(GPT2Config(vocab_size=10, context=8, layers=1, heads=2, width=8))
+        >>> for tokens in stream(model, [[1, 2], [3]], 2):
+        ...     print(tokens.shape)
+        (2,)
+        (2,)
     """
     how = Sampling(temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
     with evaluating(model):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.checks import check_between, check_integer
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
@@ -44,12 +44,21 @@ def greedy_search(
         max_new_tokens: the largest number of tokens to append; with the longest prompt they must
             fit into the model's context.
         use_cache: use a key-value cache; False recomputes all tokens in each step.
+
     Returns:
         A list of at most `max_new_tokens` tokens for each prompt.
+
     Raises:
         ArgumentError: max_new_tokens or a token is out of its range, or a prompt is empty or too
             long.
         ShapeError, DtypeError: a prompt is not a list of integers.
+
+    Example:
+        >>> from tensorgrad.models import TransformerLM, TransformerLMConfig, greedy_search
+        >>> config = TransformerLMConfig(10, context=8, layers=1, heads=2, kv_heads=1, width=8)
+        >>> rows = greedy_search(TransformerLM(config), [[1, 2], [3]], end=0, max_new_tokens=4)
+        >>> len(rows), max(map(len, rows)) <= 4
+        (2, True)
     """
     prompts = _checked(model, prompts, end, max_new_tokens)
     if not prompts:
@@ -89,15 +98,26 @@ def beam_search(
     `max_new_tokens` count as they are.
 
     Args:
-        model, prompts, end, max_new_tokens, use_cache: as for `greedy_search`.
-        beams: 1 or more.
+        model, prompts, end, max_new_tokens: as for `greedy_search`.
+        beams: the number of hypotheses of a prompt, 1 or more.
         length_penalty: 0 to LARGEST_PENALTY; larger values favour longer results.
+        use_cache: as for `greedy_search`.
+
     Returns:
         A list of at most `max_new_tokens` tokens for each prompt.
+
     Raises:
         ArgumentError: an option or a token is out of its range, or a prompt is empty or too long.
         ShapeError, DtypeError: a prompt is not a list of integers.
+
     Source: Wu et al. 2016, arXiv:1609.08144, section 7, eq. 14.
+
+    Example:
+        >>> from tensorgrad.models import TransformerLM, TransformerLMConfig, beam_search
+        >>> config = TransformerLMConfig(10, context=8, layers=1, heads=2, kv_heads=1, width=8)
+        >>> rows = beam_search(TransformerLM(config), [[1, 2], [3]], 0, 4, beams=2)
+        >>> len(rows), max(map(len, rows)) <= 4
+        (2, True)
     """
     check_integer("beam_search", "beams", beams, 1)
     check_between("beam_search", "length_penalty", length_penalty, 0, LARGEST_PENALTY)
@@ -235,7 +255,7 @@ def _best(logits: Array, scores: Any, count: int) -> tuple[Any, Any, Any]:
     """Return the best continuations: scores, beams and tokens, each (prompts, count)."""
     prompts, beams = scores.shape
     xp = backend.namespace(logits)
-    logp = log_softmax(Tensor(widened(logits))).data  # (prompts * beams, V)
+    logp = log_softmax(Tensor(upcast(logits))).data  # (prompts * beams, V)
     logp = logp.reshape(prompts, -1)  # (prompts, beams * V)
     vocab = logp.shape[1] // beams
     total = logp + xp.asarray(scores, np.float32).repeat(vocab, axis=1)

@@ -34,10 +34,18 @@ class Comm:
 
     Args:
         network: the transport of host arrays; None for a single process, which needs no MPI.
+
     Attributes:
         rank, size: this rank, 0 to size - 1, and the number of ranks.
         ranks: the numbers of this group's ranks in `world()`, which errors name.
         local_rank, local_size: rank and size among all ranks of this host.
+
+    Example:
+        >>> comm = tg.parallel.Comm()  # a single process; world() has all that mpirun started
+        >>> x = np.array([1.0, 2.0])
+        >>> handle = comm.all_reduce(x, "mean")
+        >>> comm.rank, comm.size, x
+        (0, 1, array([1., 2.]))
     """
 
     def __init__(self, network: Network | None = None) -> None:
@@ -126,7 +134,7 @@ class Comm:
         """Let the GPUs of all ranks reach an array in each other's memory.
 
         As long as the result lives, copy engines move what an `all_reduce` with "sum" or "mean" and
-        `wait=False` reduces of it, in 1 MB or more. They leave the multiprocessors to the kernels
+        `wait=False` reduces of it, in 1 MB or more. They leave the SMs to the kernels
         that run beside. The sum is taken in the order of the ranks, 16 bits in float32. All ranks
         share an array of the same size, and reduce the same parts of it.
 

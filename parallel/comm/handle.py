@@ -6,7 +6,20 @@ from tensorgrad.parallel.comm.transport import Finish
 
 
 class Handle:
-    """A pending call: `wait` before reading its results or writing its arrays."""
+    """A pending call: `wait` before reading its results or writing its arrays.
+
+    Args:
+        finish: finishes the call; called once. None: the call is done already.
+        open_handles: holds this handle, and so the arrays, until `wait` is called.
+
+    Example:
+        >>> x = np.array([1.0, 2.0])
+        >>> handle: tg.parallel.Handle = tg.parallel.world().all_reduce(x, wait=False)
+        >>> y = np.exp(x.size)  # meanwhile
+        >>> handle.wait()
+        >>> x
+        array([1., 2.])
+    """
 
     __slots__ = ("__weakref__", "_finish", "_open")
 

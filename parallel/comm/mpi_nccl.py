@@ -87,10 +87,19 @@ def world(timeout: float | None = None) -> Comm:
         timeout: seconds. When a rank has waited for longer in one call, all ranks end with a report
             of what each does. The default is 600; None keeps the value. The first call also waits
             for at most this time until all ranks have started.
+
+    Returns:
+        The communicator, the same object in each call.
+
     Raises:
         ArgumentError: timeout is not above 0.
         CommError: mpi4py is missing or belongs to another MPI than mpirun; or the ranks run
             different versions of Python, NumPy or tensorgrad.
+
+    Example:
+        >>> comm = tg.parallel.world()
+        >>> comm.rank, comm.size  # a program without mpirun
+        (0, 1)
     """
     if timeout is not None and not timeout > 0:
         raise ArgumentError(f"world: timeout is {timeout}, expected seconds above 0")

@@ -1,6 +1,6 @@
 """Arrays that the GPUs of one host share: all-reduce by copy engines, beside a backward pass.
 
-NCCL's kernels take some 24 multiprocessors from the kernels that they run beside. Products whose
+NCCL's kernels take some 24 SMs from the kernels that they run beside. Products whose
 tiles just fill the GPU then take twice as long. Copy engines take none. The ranks exchange handles
 of their memory once (CUDA's interprocess communication), and each opens the memory of the others.
 Then each rank owns one part of what is reduced:

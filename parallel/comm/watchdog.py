@@ -30,7 +30,7 @@ from enum import IntEnum
 
 _START = 120.0  # seconds in which all ranks must connect
 _GREETING = 10.0  # seconds in which a connection must show the secret
-_STRANGERS = 64  # connections without the secret; beyond that the oldest is closed
+_UNAUTHENTICATED = 64  # connections without the secret; beyond that the oldest is closed
 _ANSWER = 5.0  # seconds in which a responsive rank must answer, also on a busy host
 _QUESTION = 1.0  # seconds between the answers to a question and the next one
 _LOOK = 0.2  # seconds after which deadlines are looked at
@@ -135,7 +135,7 @@ class Watchdog:
         self._listener: socket.socket | None = listener
         self._size, self._secret = size, secret
         self._listens_until = time.monotonic() + _START
-        self._strangers: list[_Rank] = []  # oldest first
+        self._unauthenticated: list[_Rank] = []  # oldest first
         self._ranks: dict[int, _Rank] = {}
         self._joined: set[int] = set()
         self._asked, self._due = False, math.inf  # when to ask, then when answers are due
@@ -181,7 +181,7 @@ class Watchdog:
         lost = [rank for rank in ended if self._close(rank)]
         if lost:
             self._end(_lost(lost, self._size))
-        self._close_strangers()
+        self._close_unauthenticated()
         if self._ending is None:
             self._ask()
             self._choose()
@@ -192,8 +192,8 @@ class Watchdog:
             connection, _ = self._listener.accept()
         except OSError as error:
             if error.errno in _FULL:
-                if self._strangers:
-                    self._close(self._strangers[0])
+                if self._unauthenticated:
+                    self._close(self._unauthenticated[0])
                 else:
                     time.sleep(_PAUSE)
             return  # otherwise it was closed before it was accepted
@@ -202,21 +202,21 @@ class Watchdog:
         except OSError:  # it was closed meanwhile
             connection.close()
             return
-        stranger = _Rank(connection)
-        self._strangers.append(stranger)
-        self._selector.register(connection, selectors.EVENT_READ, stranger)
-        if len(self._strangers) > _STRANGERS:
-            self._close(self._strangers[0])
+        peer = _Rank(connection)
+        self._unauthenticated.append(peer)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
+        if len(self._unauthenticated) > _UNAUTHENTICATED:
+            self._close(self._unauthenticated[0])
 
-    def _close_strangers(self) -> None:
+    def _close_unauthenticated(self) -> None:
         """Close connections without the secret that are too old, or all once no rank is missing."""
         now = time.monotonic()
         if len(self._joined) == self._size or now >= self._listens_until:
             self._stop_listening()
-        while self._strangers and (
-            self._listener is None or now >= self._strangers[0].since + _GREETING
+        while self._unauthenticated and (
+            self._listener is None or now >= self._unauthenticated[0].since + _GREETING
         ):
-            self._close(self._strangers[0])
+            self._close(self._unauthenticated[0])
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -229,7 +229,7 @@ class Watchdog:
         self._selector.unregister(rank.connection)
         rank.connection.close()
         if rank.number is None:
-            self._strangers.remove(rank)
+            self._unauthenticated.remove(rank)
         return rank.number is not None and self._ranks.pop(rank.number, None) is not None
 
     def _read(self, rank: _Rank) -> bool:
@@ -250,22 +250,22 @@ class Watchdog:
             rank.error = error
         return False
 
-    def _greet(self, stranger: _Rank) -> bool:
+    def _greet(self, peer: _Rank) -> bool:
         """Accept an unknown connection as the rank it claims to be, if it shows the secret."""
-        greeting, rest = stranger.data[: HELLO.size], stranger.data[HELLO.size :]
+        greeting, rest = peer.data[: HELLO.size], peer.data[HELLO.size :]
         if not hmac.compare_digest(greeting[:SECRET_BYTES], self._secret):
             return False
         _, number, process, host = HELLO.unpack(greeting)
         if number >= self._size or number in self._joined:
             return False
-        self._strangers.remove(stranger)
-        stranger.number, stranger.process, stranger.host = number, process, _text(host)
-        stranger.data = rest
-        self._ranks[number] = stranger
+        self._unauthenticated.remove(peer)
+        peer.number, peer.process, peer.host = number, process, _text(host)
+        peer.data = rest
+        self._ranks[number] = peer
         self._joined.add(number)
         if len(self._joined) == self._size:
             self._due = time.monotonic() + _QUESTION
-        stranger.tell(Command.WELCOME)
+        peer.tell(Command.WELCOME)
         return True
 
     def _handle_messages(self, rank: _Rank) -> bool:

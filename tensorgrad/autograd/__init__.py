@@ -41,25 +41,40 @@ def value_and_grad(
 ) -> Callable[..., tuple[Tensor, tuple[Tensor, ...]]]: ...
 def value_and_grad(
     f: Callable[..., Tensor], argnums: _Index | tuple[_Index, ...] = 0
-) -> Callable[..., tuple[Tensor, Any]]:
+) -> Callable[..., tuple[Tensor, Tensor | tuple[Tensor, ...]]]:
     """Return a function that computes f and its gradient for the arguments in `argnums`.
 
     Gradients come back as tensors and no `.grad` is touched: `f` is treated as a function of
     those arguments alone. A gradient is zero where f does not depend on the argument. Negative
     indices are counted from the last positional argument.
 
+    Args:
+        f: takes any arguments and returns a tensor with one element.
+        argnums: index of the positional argument to differentiate by, or a tuple of several.
+            Negative indices count from the last positional argument.
+
+    Returns:
+        A function with the arguments of f, which returns two results: the value of f, a tensor
+        without a graph, and the gradient, a tensor of the argument's shape and dtype; a tuple of
+        gradients where `argnums` is a tuple.
+
     Raises:
         ArgumentError: f is not a function (the gradients of a tensor are those of `backward`).
         GradError: when called, f returns no scalar, or gradients are nested (second derivatives).
         ArgumentError: when called, there is no such positional argument.
         DtypeError: when called, such an argument is not a tensor, array or number of a float dtype.
+
+    Example:
+        >>> f = tg.value_and_grad(lambda w, x: ((w * x) ** 2).sum())
+        >>> f(tg.tensor([1.0, 2.0]), 3.0)
+        (tensor(45., dtype=float32), tensor([18., 36.], dtype=float32))
     """
     _check_differentiable("value_and_grad", f)
     single = isinstance(argnums, int | np.integer)
     wanted: Any = (argnums,) if single else argnums
 
     @wraps(f)
-    def with_grad(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+    def with_grad(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
         if mode.inside_grad:
             raise GradError("grad: got a nested call, expected one level: second derivatives "
                             "are not supported")  # fmt: skip
@@ -106,19 +121,33 @@ def grad(f: Callable[..., Tensor], argnums: _Index = 0) -> Callable[..., Tensor]
 def grad(
     f: Callable[..., Tensor], argnums: tuple[_Index, ...]
 ) -> Callable[..., tuple[Tensor, ...]]: ...
-def grad(f: Callable[..., Tensor], argnums: _Index | tuple[_Index, ...] = 0) -> Callable[..., Any]:
+def grad(
+    f: Callable[..., Tensor], argnums: _Index | tuple[_Index, ...] = 0
+) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Return the function that computes the gradient of f; see `value_and_grad`.
 
-        dx = tensorgrad.grad(lambda x: (x * x).sum())(x)
+    Args:
+        f: takes any arguments and returns a tensor with one element.
+        argnums: index of the positional argument to differentiate by, or a tuple of several.
+
+    Returns:
+        A function with the arguments of f, which returns a tensor of the argument's shape and
+        dtype; a tuple of them where `argnums` is a tuple.
 
     Raises:
         ArgumentError: f is not a function; call `loss.backward()` for the gradients of a tensor.
+
+    Example:
+        >>> tg.grad(lambda x: (x * x).sum())(tg.tensor([1.0, 2.0]))
+        tensor([2., 4.], dtype=float32)
     """
     _check_differentiable("grad", f)
-    with_value: Callable[..., tuple[Tensor, Any]] = value_and_grad(f, argnums)
+    with_value: Callable[..., tuple[Tensor, Tensor | tuple[Tensor, ...]]] = value_and_grad(
+        f, argnums
+    )
 
     @wraps(f)
-    def only_grad(*args: Any, **kwargs: Any) -> Any:
+    def only_grad(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
         return with_value(*args, **kwargs)[1]
 
     return only_grad

@@ -16,7 +16,7 @@ import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import cast
-from tensorgrad.core.backend import Array, Shape, contiguous, is_numpy, same_device, widened
+from tensorgrad.core.backend import Array, Shape, contiguous, is_numpy, same_device, upcast
 from tensorgrad.core.checks import check_function, check_integer, check_number, shape_of
 from tensorgrad.core.dtypes import ALL, Dtype, c_name, compute_dtype
 from tensorgrad.core.errors import ArgumentError, DtypeError, GradError, KernelError, ShapeError
@@ -46,15 +46,6 @@ def cuda_kernel(
 ) -> CudaKernel:
     """Return a function of tensors that a CUDA kernel computes on a GPU, and NumPy on the CPU.
 
-        SOURCE = '''
-        __global__ void scale(T* y, const T* x, float factor, long long n) {
-            long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-            if (i < n) y[i] = Compute(x[i]) * factor;
-        }
-        '''
-        scale = tg.cuda_kernel(SOURCE, "scale", lambda x, factor: x * factor)
-        y = scale(x, 2.0)
-
     The parameters of the kernel say what it takes. Pointers are results, in memory that is not
     initialized; pointers to const are the arguments, in C order; then come numbers. In the source,
     `T` is the type of the first argument that is declared with it, and `Compute` the type to
@@ -77,9 +68,23 @@ def cuda_kernel(
             The others are given in the call, after the arrays; but `n` is the number of elements
             of the first result.
 
+    Returns:
+        A function of the arrays and the numbers, which returns a tensor, or a tuple of several.
+
     Raises:
         KernelError: the source has no such kernel, or a parameter of a type that is not known.
         ArgumentError: `shapes` or `sizes` has a name that is not a parameter.
+
+    Example:
+        >>> source = '''
+        ... __global__ void scale(T* y, const T* x, float factor, long long n) {
+        ...     long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+        ...     if (i < n) y[i] = Compute(x[i]) * factor;
+        ... }
+        ... '''
+        >>> scale = tg.cuda_kernel(source, "scale", reference=lambda x, factor: x * factor)
+        >>> scale(tg.tensor([1.0, 2.0]), 3.0)
+        tensor([3., 6.], dtype=float32)
     """
     check_function("cuda_kernel", reference)
     check_integer("cuda_kernel", "threads", threads, 1)
@@ -222,7 +227,7 @@ class CudaKernel:
         self, arrays: list[Array], numbers: Any, results: Any, kind: Dtype | None
     ) -> tuple[Array, ...]:
         """Return what NumPy computes, checked and cast."""
-        found = self.reference(*map(widened, arrays), *numbers)
+        found = self.reference(*map(upcast, arrays), *numbers)
         found = found if isinstance(found, tuple) else (found,)
         if len(found) != len(results):
             raise ShapeError(

@@ -21,23 +21,26 @@ from tensorgrad.core.tensor import Tensor
 
 
 class Function:
-    """An op of one's own, as `torch.autograd.Function`: subclass it and call `apply`.
+    """Define an op by its forward and its backward, as with `torch.autograd.Function`.
 
-        class Cube(tg.Function):
-            @staticmethod
-            def forward(ctx, x):
-                ctx.save_for_backward(x)
-                return x * x * x
+    Subclass it and call `apply`. Neither method is recorded, whatever ops it calls. Backward has
+    the autocast of forward. An op cannot be differentiated twice.
 
-            @staticmethod
-            def backward(ctx, dy):
-                (x,) = ctx.saved_tensors
-                return 3 * x * x * dy
-
-        y = Cube.apply(x)
-
-    Neither method is recorded, whatever ops it calls. Backward has the autocast of forward. An op
-    cannot be differentiated twice.
+    Example:
+        >>> class Cube(tg.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x):
+        ...         ctx.save_for_backward(x)
+        ...         return x * x * x
+        ...
+        ...     @staticmethod
+        ...     def backward(ctx, dy):
+        ...         (x,) = ctx.saved_tensors
+        ...         return 3 * x * x * dy
+        >>> x = tg.tensor([1.0, 2.0], requires_grad=True)
+        >>> Cube.apply(x).sum().backward()
+        >>> x.grad
+        array([ 3., 12.], dtype=float32)
     """
 
     def __init__(self) -> None:

@@ -19,6 +19,7 @@ from tensorgrad.core.tensor import Tensor
 def gradcheck(
     f: Callable[..., Any],
     inputs: Sequence[Any],
+    *,
     eps: float = 1e-6,
     tolerance: float = 2e-6,
     directions: int = 3,
@@ -47,6 +48,10 @@ def gradcheck(
     Raises:
         GradError: the gradient of an input is missing or wrong; names it and both numbers.
         ArgumentError: f is not a function, or no input holds floats.
+
+    Example:
+        >>> tg.gradcheck(lambda x, y: x * tg.exp(y), [np.array([1.0, 2.0]), np.array([0.5, 0.0])])
+        True
     """
     check_function("gradcheck", f)
     arrays = [x.data if isinstance(x, Tensor) else x for x in inputs]

@@ -85,7 +85,9 @@ class BucketBench:
         if self._shared is None:  # by all sizes
             self._shared = self._milliseconds(case, None), self._measured_model(case)
         (alone, model), size = self._shared, case["bucket_mb"] * 1e6
-        step = self._milliseconds(case, DataParallel(self._comm, "overlap", case["bucket_mb"]))
+        step = self._milliseconds(
+            case, DataParallel(self._comm, "overlap", bucket_mb=case["bucket_mb"])
+        )
         return {
             "buckets": self._count(case),
             "step_ms": step,

@@ -373,7 +373,7 @@ def fused_functions() -> Iterator[TimedFunction]:
 
     @cache
     def seen(size: int, device: str) -> Tensor:
-        return creation.tril(creation.ones((size, size), "bool", device))
+        return creation.tril(creation.ones((size, size), "bool", device=device))
 
     def unfused_scores(x: Tensor) -> Tensor:
         mask = seen(x.shape[-1], x.device)

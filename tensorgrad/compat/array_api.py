@@ -5,6 +5,7 @@ Source: https://data-apis.org/array-api/2024.12. Tests: tests/compat/test_array_
 
 from __future__ import annotations
 
+import builtins
 import math
 from typing import Any, NamedTuple
 
@@ -94,10 +95,21 @@ class IntegerLimits(NamedTuple):
 
 
 def finfo(dtype: DtypeLike | Tensor) -> FloatLimits:
-    """Return the limits of a float dtype, or that of a tensor; of complex ones that of a part.
+    """Return the limits of a float dtype; for a complex one those of its real part.
+
+    Args:
+        dtype: a dtype, its name, or a tensor or array, whose dtype counts.
+
+    Returns:
+        Python numbers: `bits`; `eps`, the distance from 1 to the next number; `max`, `min`,
+        `smallest_normal`; and `dtype`.
 
     Raises:
         DtypeError: it is not a float.
+
+    Example:
+        >>> tg.finfo("bfloat16").eps
+        0.0078125
     """
     kind = _dtype_of("finfo", dtype)
     kind = np.empty(0, kind).real.dtype if is_complex(kind) else kind
@@ -109,10 +121,20 @@ def finfo(dtype: DtypeLike | Tensor) -> FloatLimits:
 
 
 def iinfo(dtype: DtypeLike | Tensor) -> IntegerLimits:
-    """Return the limits of an integer dtype, or that of a tensor.
+    """Return the limits of an integer dtype.
+
+    Args:
+        dtype: a dtype, its name, or a tensor or array, whose dtype counts.
+
+    Returns:
+        Python numbers: `bits`, `max`, `min`; and `dtype`.
 
     Raises:
         DtypeError: it is not an integer.
+
+    Example:
+        >>> tg.iinfo("int8").max
+        127
     """
     kind = _dtype_of("iinfo", dtype)
     if kind.kind not in "iu":
@@ -121,16 +143,23 @@ def iinfo(dtype: DtypeLike | Tensor) -> IntegerLimits:
     return IntegerLimits(limits.bits, int(limits.max), int(limits.min), kind)
 
 
-def isdtype(dtype: DtypeLike, kind: Any) -> Any:
-    """Return whether a dtype is of a kind, True or False.
+def isdtype(dtype: DtypeLike, kind: Any) -> builtins.bool:
+    """Return whether a dtype is of a kind.
 
     Args:
         dtype: the dtype.
         kind: a dtype; "bool", "signed integer", "unsigned integer", "integral", "real floating",
             "complex floating" or "numeric"; or a tuple of these, of which one must fit.
 
+    Returns:
+        True or False.
+
     Raises:
         ArgumentError: there is no such kind.
+
+    Example:
+        >>> tg.isdtype(tg.bfloat16, "real floating"), tg.isdtype(tg.bool, ("integral", tg.uint8))
+        (True, False)
     """
     found = as_dtype(dtype)
     if isinstance(kind, tuple):
@@ -145,9 +174,20 @@ def isdtype(dtype: DtypeLike, kind: Any) -> Any:
 def result_type(*operands: Any) -> Dtype:
     """Return the dtype that tensors, arrays, dtypes and Python numbers promote to, as in NumPy.
 
+    Args:
+        operands: tensors, arrays, dtypes, their names, or Python numbers, which take the dtype of
+            the others.
+
+    Returns:
+        A NumPy dtype.
+
     Raises:
         ArgumentError: there are none.
         DtypeError: they have no common dtype.
+
+    Example:
+        >>> tg.result_type(tg.float32, 2.0), tg.result_type("float32", "int32")
+        (dtype('float32'), dtype('float64'))
     """
     if not operands:
         raise ArgumentError("result_type: got no operands, expected at least one")
@@ -160,15 +200,37 @@ def result_type(*operands: Any) -> Dtype:
 
 
 def promote_types(a: DtypeLike, b: DtypeLike) -> Dtype:
-    """Return the dtype that two dtypes promote to; see `result_type`."""
+    """Return the dtype that two dtypes promote to; see `result_type`.
+
+    Args:
+        a, b: dtypes or their names.
+
+    Returns:
+        A NumPy dtype.
+
+    Example:
+        >>> tg.promote_types("int8", "uint8")
+        dtype('int16')
+    """
     return result_type(as_dtype(a), as_dtype(b))
 
 
-def can_cast(source: Any, to: DtypeLike) -> Any:
+def can_cast(source: Any, to: DtypeLike) -> builtins.bool:
     """Return whether all values of a dtype (or of that of a tensor) keep their meaning in another.
+
+    Args:
+        source: a dtype, its name, or a tensor or array, whose dtype counts.
+        to: a dtype or its name.
+
+    Returns:
+        True or False.
 
     Raises:
         DtypeError: the library has no such dtype.
+
+    Example:
+        >>> tg.can_cast("int32", "int64"), tg.can_cast("float64", "float32")
+        (True, False)
     """
     return np.can_cast(_dtype_of("can_cast", source), as_dtype(to))
 

@@ -46,10 +46,20 @@ def from_dlpack(x: Any, *, device: str | None = None, copy: bool | None = None) 
         device: where to move the tensor; default: where x is.
         copy: True copies, False raises an error where moving it needs a copy.
 
+    Returns:
+        A tensor of the same shape and dtype, without a gradient.
+
     Raises:
         ArgumentError: a copy is needed.
         DtypeError: x does not speak DLPack, or its dtype is none of the library's.
         DeviceError: x is neither on the CPU nor on a CUDA GPU, or CuPy is missing.
+
+    Example:
+        >>> x = np.arange(3.0)
+        >>> y = tg.from_dlpack(x)
+        >>> x[0] = 7
+        >>> y
+        tensor([7., 1., 2.], dtype=float64)
     """
     array = dlpack.from_dlpack(x)
     moved = array if device is None else backend.to_device(array, device)

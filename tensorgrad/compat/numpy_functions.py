@@ -3,7 +3,7 @@
 `np.exp(t)`, `np.concatenate([t, u])` and `array + t` call our ops, so gradients flow through them.
 Any other function of NumPy would convert the tensor to an array and drop its gradient: it raises an
 error, whether or not the tensor requires a gradient, and so does an argument that our op lacks
-(`out`, `where`). Functions that only read values (`np.shape`, `np.allclose`, printing,
+(`out`). Functions that only read values (`np.shape`, `np.allclose`, printing,
 saving, `np.testing`) get them. `np.asarray(t)` and `t.numpy()` leave the graph explicitly.
 Tests: tests/compat/test_numpy_functions.py.
 """
@@ -45,25 +45,10 @@ _UFUNCS = {
     "remainder", "fmod", "divmod", "tan", "arcsin", "arccos", "arctan", "arctan2", "sinh", "cosh",
     "arcsinh", "arccosh", "arctanh", "log2", "log10", "exp2", "cbrt", "logaddexp", "hypot", "fmax",
     "fmin", "copysign", "nextafter", "signbit", "trunc", "heaviside", "deg2rad", "rad2deg",
-    "positive",
+    "positive", "rint",
 }  # fmt: skip
 
-# Other functions, and how many of the arguments by position mean the same here.
-_POSITIONAL = {
-    "all": 2, "any": 2, "argmax": 2, "argmin": 2, "argsort": 2, "astype": 2, "broadcast_to": 2,
-    "clip": 3, "concatenate": 2, "cumsum": 2, "dot": 2, "einsum": 99, "empty_like": 2,
-    "expand_dims": 2, "flip": 2, "full_like": 3, "max": 2, "mean": 2, "min": 2, "moveaxis": 3,
-    "ones_like": 2, "outer": 2, "pad": 3, "prod": 2, "ravel": 1, "repeat": 3, "reshape": 2,
-    "roll": 3, "round": 1, "searchsorted": 3, "sort": 2, "split": 3, "squeeze": 2, "stack": 2,
-    "std": 2, "sum": 2, "swapaxes": 3, "take": 3, "take_along_axis": 3, "tensordot": 3, "tile": 2,
-    "append": 3, "argwhere": 1, "array_split": 3, "average": 3, "column_stack": 1, "copy": 1,
-    "count_nonzero": 2, "cov": 2, "cross": 2, "cumprod": 2, "diag": 2, "diagonal": 4, "diff": 3,
-    "dstack": 1, "flatnonzero": 1, "fliplr": 1, "flipud": 1, "hstack": 1, "inner": 2, "kron": 2,
-    "median": 2, "nan_to_num": 1, "nanmax": 2, "nanmean": 2, "nanmedian": 2, "nanmin": 2,
-    "nanprod": 2, "nanstd": 2, "nansum": 2, "nanvar": 2, "percentile": 3, "ptp": 2, "quantile": 3,
-    "rot90": 3, "sinc": 1, "trace": 4, "trapezoid": 4, "unique": 1, "vdot": 2, "vstack": 1,
-    "transpose": 2, "tril": 2, "triu": 2, "var": 2, "where": 3, "zeros_like": 2,
-}  # fmt: skip
+# Names of other functions and arguments where ours differ.
 _SYNONYMS = {"amax": "max", "amin": "min", "around": "round"}
 _KEYWORDS = {"clip": {"a_min": "min", "a_max": "max"}}
 
@@ -114,26 +99,23 @@ def call_function(
         plain = {key: _plain(value, to_array) for key, value in options.items()}
         return function(*[_plain(value, to_array) for value in arguments], **plain)
     name = _SYNONYMS.get(name, name)
-    if name not in _POSITIONAL:
+    if name not in _OPS:
         raise _refused(full_name)
-    if len(arguments) > _POSITIONAL[name]:
-        raise _refused_argument(full_name, f"more than {_POSITIONAL[name]} arguments by position")
-    ours = _OPS[name]
-    taken = inspect.signature(ours).parameters
+    signature = inspect.signature(_OPS[name])
     keywords = {}
     for key, value in options.items():
         own = _KEYWORDS.get(name, {}).get(key, key)
         if value is np._NoValue:  # NumPy's own functions hand it on for an argument not given
             continue
-        if own in taken:
+        if own in signature.parameters:
             keywords[own] = value
         elif value is not None:
             raise _refused_argument(full_name, key)
     try:
-        inspect.signature(ours).bind(*arguments, **keywords)
+        signature.bind(*arguments, **keywords)
     except TypeError as error:
         raise DtypeError(f"{full_name}: for tensors it is tensorgrad.{name}: {error}") from error
-    return ours(*arguments, **keywords)
+    return _OPS[name](*arguments, **keywords)
 
 
 @cache
@@ -141,8 +123,7 @@ def _ufuncs() -> dict[str, Callable[..., Any]]:
     """Return the operation for the name of each universal function."""
     found: dict[str, Callable[..., Any]] = {name: _OPS[name] for name in _UFUNCS}
     return found | {
-        "absolute": _OPS["abs"], "rint": _OPS["round"], "degrees": _OPS["rad2deg"],
-        "radians": _OPS["deg2rad"],
+        "absolute": _OPS["abs"], "degrees": _OPS["rad2deg"], "radians": _OPS["deg2rad"],
     }  # fmt: skip
 
 

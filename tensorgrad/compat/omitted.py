@@ -1,6 +1,6 @@
 """Errors of names that the library lacks: what is there instead, or why nothing is.
 
-docs/guides/omitted.md lists what is omitted on purpose.
+docs/guides/not-supported.md lists what is omitted on purpose.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 __all__ = ["missing", "missing_method"]
 
-_PAGE = "docs/guides/omitted.md says why"
+_PAGE = "docs/guides/not-supported.md says why"
 _ON_PURPOSE = {
     "convolutions, pooling and recurrent layers": (
         "conv", "pool", "lstm", "gru", "rnn", "batchnorm", "batch_norm", "instancenorm",
@@ -97,7 +97,20 @@ _PLACES = ("", ".nn", ".nn.functional", ".linalg", ".fft", ".random", ".optim")
 
 
 def missing(module: str, name: str) -> AttributeError:
-    """Return the error for a name that a module does not have."""
+    """Return the error for a name that a module does not have.
+
+    Args:
+        module: full name of the module.
+        name: that it lacks.
+
+    Returns:
+        The error, whose message names what to use instead or says why there is nothing.
+
+    Example:
+        >>> from tensorgrad.compat.omitted import missing
+        >>> missing("tensorgrad", "bmm").args[0]
+        "module 'tensorgrad' has no attribute 'bmm': it is named as in NumPy, matmul"
+    """
     said = f"module {module!r} has no attribute {name!r}"
     if not name.startswith("_"):
         dtype = module == "tensorgrad" and _DTYPES.get(name)
@@ -106,7 +119,19 @@ def missing(module: str, name: str) -> AttributeError:
 
 
 def missing_method(name: str) -> AttributeError:
-    """Return the error for an attribute that a tensor does not have."""
+    """Return the error for an attribute that a tensor does not have.
+
+    Args:
+        name: that a tensor lacks.
+
+    Returns:
+        The error, whose message names what to use instead or says why there is nothing.
+
+    Example:
+        >>> from tensorgrad.compat.omitted import missing_method
+        >>> missing_method("numel").args[0]
+        "'Tensor' object has no attribute 'numel': write x.size"
+    """
     said = f"'Tensor' object has no attribute {name!r}"
     if not name.startswith("_"):
         said += _instead(name, "")
@@ -134,7 +159,7 @@ def _instead(name: str, module: str) -> str:
         return f": this function of NumPy is omitted on purpose; {_PAGE}"
     if not module and hasattr(np.ndarray, name):
         return f": write x.numpy().{name}"
-    return "; docs/guides/omitted.md lists what is omitted"
+    return "; docs/guides/not-supported.md lists what is omitted"
 
 
 def _place_of(name: str) -> str:

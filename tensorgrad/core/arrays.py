@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, Shape, widened
+from tensorgrad.core.backend import Array, Shape, upcast
 from tensorgrad.core.dtypes import Dtype, compute_dtype, int64, is_complex, is_float, uint64
 from tensorgrad.core.errors import DtypeError, ShapeError
 
@@ -86,7 +86,7 @@ def sum_array(
     """
     dtype = dtype or sum_dtype(x.dtype)
     if type(x) is np.ndarray:
-        y = np.add.reduce(widened(x), axes, None, None, keepdims)  # type: ignore[call-overload]
+        y = np.add.reduce(upcast(x), axes, None, None, keepdims)  # type: ignore[call-overload]
         return np.asarray(y) if y.dtype is dtype else np.asarray(y, dtype)
     if is_complex(x.dtype):
         return x.sum(axes, dtype, keepdims=keepdims)

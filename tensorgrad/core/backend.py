@@ -54,17 +54,51 @@ BLOCK = 131072
 
 
 def is_numpy(array: Array) -> bool:
-    """Whether the array lives on the CPU."""
+    """Whether the array lives on the CPU.
+
+    Args:
+        array: a NumPy or CuPy array.
+
+    Returns:
+        True for a numpy.ndarray itself, False for any other type.
+
+    Example:
+        >>> tg.backend.is_numpy(np.zeros(3))
+        True
+    """
     return type(array) is np.ndarray
 
 
 def is_array(value: object) -> bool:
-    """Whether the value is a NumPy or CuPy array."""
+    """Whether the value is a NumPy or CuPy array.
+
+    Args:
+        value: anything; a Tensor is no array.
+
+    Returns:
+        True or False.
+
+    Example:
+        >>> tg.backend.is_array(np.zeros(3)), tg.backend.is_array(tg.zeros(3))
+        (True, False)
+    """
     return isinstance(value, np.ndarray) or (cupy is not None and isinstance(value, cupy.ndarray))
 
 
 def namespace(array: Array) -> Any:
-    """Return the module, numpy or cupy, whose functions take this array."""
+    """Return the module, numpy or cupy, whose functions take this array.
+
+    Args:
+        array: a NumPy or CuPy array.
+
+    Returns:
+        numpy or cupy.
+
+    Example:
+        >>> x = np.array([1.0, 4.0])
+        >>> tg.backend.namespace(x).sqrt(x)
+        array([1., 2.])
+    """
     return np if type(array) is np.ndarray else cupy
 
 
@@ -75,7 +109,16 @@ def namespace_on(device: str) -> Any:
 
 @cache
 def gpu_count() -> int:
-    """Return the number of usable GPUs; 0 without CuPy or without a driver."""
+    """Return how many GPUs are usable: 0 without CuPy or without a driver.
+
+    Returns:
+        The number, which does not change while the process runs.
+
+    Example:
+        >>> device = "cuda" if tg.backend.gpu_count() else "cpu"
+        >>> tg.zeros((2, 3), device=device).shape
+        (2, 3)
+    """
     if cupy is None:
         return 0
     try:
@@ -85,7 +128,18 @@ def gpu_count() -> int:
 
 
 def device_of(array: Array) -> str:
-    """Return "cpu" or "cuda:N"."""
+    """Return the device that holds an array.
+
+    Args:
+        array: a NumPy or CuPy array.
+
+    Returns:
+        "cpu", or "cuda:N" with the number of the GPU.
+
+    Example:
+        >>> tg.backend.device_of(np.zeros(3))
+        'cpu'
+    """
     return "cpu" if type(array) is np.ndarray else f"cuda:{array.device.id}"
 
 
@@ -125,6 +179,10 @@ def use_device(device: str) -> str:
 
     Raises:
         DeviceError: the name is none of these, or there is no such GPU here.
+
+    Example:
+        >>> tg.backend.use_device("cpu")
+        'cpu'
     """
     if device == "auto":
         device = "cuda" if gpu_count() else "cpu"
@@ -171,7 +229,23 @@ def _number(device: str) -> int | None:
 
 
 def to_device(array: Array, device: str) -> Array:
-    """Return the array on `device`: itself when it is there already, else a copy."""
+    """Return the array on `device`: itself when it is there already, else a copy.
+
+    Args:
+        array: a NumPy or CuPy array.
+        device: "cpu"; "cuda", the current GPU, or "cuda:N", which must be the current one.
+
+    Returns:
+        A NumPy or CuPy array of the same shape, dtype and values.
+
+    Raises:
+        DeviceError: there is no such device here, or another GPU is the current one.
+
+    Example:
+        >>> x = np.arange(3)
+        >>> tg.backend.to_device(x, "cpu") is x
+        True
+    """
     index = gpu_index(device)
     if index is None:
         return array if is_numpy(array) else cupy.asnumpy(array)
@@ -183,7 +257,18 @@ def to_device(array: Array, device: str) -> Array:
 
 
 def to_numpy(array: Array) -> np.ndarray[Any, Any]:
-    """Return the array on the CPU."""
+    """Return the array on the CPU: itself when it is there already, else a copy.
+
+    Args:
+        array: a NumPy or CuPy array.
+
+    Returns:
+        A NumPy array of the same shape, dtype and values.
+
+    Example:
+        >>> tg.backend.to_numpy(tg.ones(2).data)
+        array([1., 1.], dtype=float32)
+    """
     return array if is_numpy(array) else cupy.asnumpy(array)
 
 
@@ -227,17 +312,53 @@ def to_numpy_later(array: Array) -> Callable[[], np.ndarray[Any, Any]]:
 
 
 def empty(shape: Shape, dtype: Dtype, like: Array) -> Array:
-    """Return an uninitialised array on the device of `like`."""
+    """Return an uninitialised array on the device of `like`.
+
+    Args:
+        shape: the length of each axis.
+        dtype: of the elements.
+        like: a NumPy or CuPy array, whose device is used.
+
+    Returns:
+        A NumPy or CuPy array in C order, whose values are arbitrary.
+
+    Example:
+        >>> tg.backend.empty((2, 3), tg.float16, like=np.zeros(1)).shape
+        (2, 3)
+    """
     return namespace(like).empty(shape, dtype)
 
 
 def empty_like(array: Array) -> Array:
-    """Return an uninitialised C-contiguous array of the same shape, dtype and device."""
+    """Return an uninitialised C-contiguous array of the same shape, dtype and device.
+
+    Args:
+        array: a NumPy or CuPy array, whose memory may have any strides.
+
+    Returns:
+        A NumPy or CuPy array in C order, whose values are arbitrary.
+
+    Example:
+        >>> tg.backend.empty_like(np.ones((2, 3)).T).flags.c_contiguous
+        True
+    """
     return namespace(array).empty(array.shape, array.dtype)
 
 
 def asarray_like(value: Any, like: Array) -> Array:
-    """Return the value as an array on the device of `like`, dtype kept."""
+    """Return the value as an array on the device of `like`, dtype kept.
+
+    Args:
+        value: an array, or what `numpy.asarray` takes: numbers, nested lists.
+        like: a NumPy or CuPy array, whose device is used; its dtype does not count.
+
+    Returns:
+        A NumPy or CuPy array; the value itself when it is one on that device.
+
+    Example:
+        >>> tg.backend.asarray_like([1, 2], like=np.zeros(3, "float32"))
+        array([1, 2])
+    """
     return namespace(like).asarray(value)
 
 
@@ -254,14 +375,25 @@ def byte_bounds(array: Array) -> tuple[int, int]:
     return first, last + int(array.itemsize)
 
 
-def widened(array: Array) -> Array:
+def upcast(array: Array) -> Array:
     """Return 16-bit floats as float32, anything else as it is."""
     dtype = compute_dtype(array.dtype)
     return array if dtype is array.dtype else array.astype(dtype, copy=False)
 
 
 def contiguous(array: Array) -> Array:
-    """Return the array in C order, itself when it is so already."""
+    """Return the array in C order, itself when it is so already.
+
+    Args:
+        array: a NumPy or CuPy array.
+
+    Returns:
+        An array of the same shape, dtype and values on the same device.
+
+    Example:
+        >>> tg.backend.contiguous(np.ones((2, 3)).T).strides
+        (16, 8)
+    """
     return array if array.flags.c_contiguous else namespace(array).ascontiguousarray(array)
 
 
@@ -286,8 +418,17 @@ def threads() -> int:
 def limit_threads(count: int) -> bool:
     """Use at most `count` threads on the CPU from now on, as OMP_NUM_THREADS does from the start.
 
+    Args:
+        count: 1 or more.
+
     Returns:
-        whether the limit holds for NumPy's BLAS too.
+        Whether the limit holds for NumPy's BLAS too.
+
+    Example:
+        >>> import os
+        >>> holds_for_blas = tg.backend.limit_threads(1)
+        >>> os.environ["OMP_NUM_THREADS"]
+        '1'
     """
     os.environ["OMP_NUM_THREADS"] = str(count)
     with _blas.lock:

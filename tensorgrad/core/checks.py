@@ -110,14 +110,14 @@ def promoted(op: str, names: Sequence[str], arrays: Sequence[Array]) -> Dtype:
     return common
 
 
-_widened: set[str] = set()  # the ops that have warned
+_warned: set[str] = set()  # the ops that have warned
 
 
 def note_widening(op: str, dtypes: Sequence[Dtype]) -> None:
     """Warn, once for an op, where integers beside narrower floats make its result float64."""
     floats = [dtype for dtype in dtypes if is_float(dtype)]
     integers = [dtype for dtype in dtypes if dtype.kind in "iu"]
-    if op in _widened or not floats or not integers or float64 in floats:
+    if op in _warned or not floats or not integers or float64 in floats:
         return
     warnings.warn(
         f"{op}: {integers[0]} beside {floats[0]} gives float64, as in NumPy; on a GPU that is far "
@@ -125,7 +125,7 @@ def note_widening(op: str, dtypes: Sequence[Dtype]) -> None:
         WideningWarning,
         stacklevel=user_level(),
     )
-    _widened.add(op)
+    _warned.add(op)
 
 
 def check_holds(op: str, name: str, array: Array, dtype: Dtype) -> None:
@@ -160,21 +160,20 @@ def check_holds(op: str, name: str, array: Array, dtype: Dtype) -> None:
 
 
 def check_keepdims(op: str, keepdims: Any) -> None:
-    """Raise ArgumentError unless `keepdims` is a bool, which NumPy has in another place."""
+    """Raise ArgumentError unless `keepdims` is a bool."""
     if not isinstance(keepdims, (bool, np.bool_)):
-        raise ArgumentError(
-            f"{op}: keepdims is {keepdims!r:.80}, expected True or False; give NumPy's other "
-            "arguments by name (dtype=...)"
-        )
+        raise ArgumentError(f"{op}: keepdims is {keepdims!r:.80}, expected True or False")
+
+
+def check_no_number(op: str, dtype: Any, instead: str) -> None:
+    """Raise ArgumentError where a number or bool stands in the place of the dtype."""
+    if isinstance(dtype, _NUMBERS):
+        raise ArgumentError(f"{op}: dtype is {dtype!r}, expected a dtype; {instead}")
 
 
 def check_no_length(op: str, name: str, dtype: Any) -> None:
     """Raise ArgumentError where a second length stands in the place of the dtype."""
-    if isinstance(dtype, (int, float, np.number)):
-        raise ArgumentError(
-            f"{op}: dtype is {dtype!r}, expected a dtype; several lengths are one tuple, such as "
-            f"{name}=(2, 3)"
-        )
+    check_no_number(op, dtype, f"several lengths are one tuple, such as {name}=(2, 3)")
 
 
 def check_function(op: str, f: Any, instead: str = "") -> None:

@@ -65,8 +65,19 @@ _C_NAMES = {
 def as_dtype(dtype: DtypeLike) -> Dtype:
     """Return the dtype that a name ("bfloat16"), a Python type or a NumPy dtype stands for.
 
+    Args:
+        dtype: a name, such as "bfloat16"; a Python or NumPy scalar type, such as float (float64) or
+            numpy.int8; or a NumPy dtype.
+
+    Returns:
+        A NumPy dtype.
+
     Raises:
         DtypeError: the library has no such dtype.
+
+    Example:
+        >>> tg.dtypes.as_dtype("bfloat16"), tg.dtypes.as_dtype(float)
+        (dtype(bfloat16), dtype('float64'))
     """
     if isinstance(dtype, str) and dtype in _BY_NAME:
         return _BY_NAME[dtype]
@@ -85,25 +96,68 @@ def is_known(dtype: Dtype) -> bool:
 
 
 def is_float(dtype: Dtype) -> bool:
-    """Whether values of this dtype can carry a gradient."""
+    """Whether values of this dtype can carry a gradient.
+
+    Args:
+        dtype: a NumPy dtype.
+
+    Returns:
+        True for floats of 16, 32 and 64 bits, bfloat16 too; False for integers, bool and complex.
+
+    Example:
+        >>> tg.dtypes.is_float(tg.bfloat16), tg.dtypes.is_float(tg.int32)
+        (True, False)
+    """
     return dtype.kind == "f" or dtype is bfloat16 or dtype == bfloat16
 
 
 def is_complex(dtype: Dtype) -> bool:
-    """Whether values of this dtype are complex numbers, which carry no gradient."""
+    """Whether values of this dtype are complex numbers, which carry no gradient.
+
+    Args:
+        dtype: a NumPy dtype.
+
+    Returns:
+        True or False.
+
+    Example:
+        >>> tg.dtypes.is_complex(tg.complex64), tg.dtypes.is_complex(tg.float32)
+        (True, False)
+    """
     return dtype.kind == "c"
 
 
 def compute_dtype(dtype: Dtype) -> Dtype:
-    """Return the dtype that arithmetic is done in: float32 for 16-bit floats, else `dtype`."""
+    """Return the dtype that arithmetic is done in: float32 for 16-bit floats, else `dtype`.
+
+    Args:
+        dtype: a NumPy dtype.
+
+    Returns:
+        A NumPy dtype.
+
+    Example:
+        >>> tg.dtypes.compute_dtype(tg.bfloat16), tg.dtypes.compute_dtype(tg.float64)
+        (dtype('float32'), dtype('float64'))
+    """
     return float32 if dtype.itemsize == 2 and is_float(dtype) else dtype
 
 
 def c_name(dtype: Dtype) -> str:
     """Return the CUDA C++ type of one element.
 
+    Args:
+        dtype: a NumPy dtype of the library, of real numbers or bool.
+
+    Returns:
+        The name of the type in the source of a kernel.
+
     Raises:
         DtypeError: kernels do not compute with complex numbers.
+
+    Example:
+        >>> tg.dtypes.c_name(tg.float16), tg.dtypes.c_name(tg.int64)
+        ('__half', 'long long')
     """
     if is_complex(dtype):
         raise DtypeError(f"kernel: got dtype {dtype}, expected real numbers")

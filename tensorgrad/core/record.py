@@ -31,6 +31,7 @@ def record(
     inputs: Sequence[Tensor | None],
     backward: Backward,
     saved: tuple[Any, ...],
+    *,
     takes_gradient: bool = False,
 ) -> Tensor:
     """Wrap the outputs of an op; remember how to differentiate it when an input needs a gradient.
@@ -53,6 +54,15 @@ def record(
 
     Returns:
         A tensor; for a tuple of outputs a tuple of tensors, to be unpacked at once.
+
+    Example:
+        >>> from tensorgrad.autograd import record
+        >>> x = tg.tensor([1.0, 2.0], requires_grad=True)
+        >>> backward = lambda dy, saved, needs: [2 * saved[0] * dy]
+        >>> y = record("square", x.data**2, [x], backward, (x.data,))
+        >>> y.sum().backward()
+        >>> x.grad
+        array([2., 4.], dtype=float32)
     """
     if type(outputs) is not _NDARRAY:
         if type(outputs) is tuple:
@@ -111,6 +121,13 @@ def no_grad() -> Iterator[None]:
     """Record nothing in the `with` block, or in a function decorated `@no_grad()`.
 
     Other threads still record.
+
+    Example:
+        >>> w = tg.ones((2,), requires_grad=True)
+        >>> with tg.no_grad():
+        ...     y = w * 2
+        >>> y.requires_grad
+        False
     """
     before = mode.grad_enabled
     mode.grad_enabled = False
@@ -125,11 +142,21 @@ def on_grad_ready(leaf: Tensor, hook: Callable[[Tensor], None]) -> Callable[[], 
 
     Where several threads run backward at once, each calls the hook once, after its own part.
 
+    Args:
+        leaf: a tensor that `requires_grad` and is not the result of an op.
+        hook: called with the leaf, whose `grad` is then complete.
+
     Returns:
         A function that removes the hook.
 
     Raises:
         GradError: `leaf` is the result of an op or wants no gradient.
+
+    Example:
+        >>> w = tg.tensor([1.0, 2.0], requires_grad=True)
+        >>> remove = tg.on_grad_ready(w, lambda leaf: print(leaf.grad))
+        >>> (3 * w).sum().backward()
+        [3. 3.]
     """
     if leaf.node is not None or not leaf.requires_grad:
         raise GradError("on_grad_ready: the tensor is not a leaf, expected one that holds grad")

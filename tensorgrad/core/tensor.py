@@ -39,9 +39,10 @@ class Tensor(Methods):
     """An array on the CPU (NumPy) or a GPU (CuPy) that gradients can flow through.
 
     Args:
-        data: a numpy.ndarray or cupy.ndarray; kept, not copied. To convert anything else, use
-            `tensorgrad.tensor(value)`.
-        requires_grad: whether backward computes its gradient.
+        data: a numpy.ndarray or cupy.ndarray of any shape; kept, not copied. To convert anything
+            else, use `tensorgrad.tensor(value)`.
+        requires_grad: whether backward computes its gradient; needs a float dtype.
+        node: what `record` and `cast_of` set; see the attribute.
 
     Attributes:
         data: the array.
@@ -54,6 +55,12 @@ class Tensor(Methods):
 
     Raises:
         DtypeError: `requires_grad` for integers or bool, or data is not an array.
+
+    Example:
+        >>> x = tg.Tensor(np.array([1.0, 2.0]), requires_grad=True)
+        >>> (x * x).sum().backward()
+        >>> x.grad
+        array([2., 4.])
     """
 
     __slots__ = ("__weakref__", "data", "gradient", "hooks", "node", "recompute", "requires_grad")
@@ -75,14 +82,17 @@ class Tensor(Methods):
         self.hooks: list[Callable[[Tensor], None]] | None = None
 
     @property
-    def grad(self) -> Array | None:
-        """The gradient of a leaf, an array in its shape; None before the first backward."""
+    def grad(self) -> np.ndarray[Any, Any] | None:
+        """The gradient of a leaf, an array in its shape; None before the first backward.
+
+        On a GPU it is a cupy.ndarray, which type checkers take for the numpy.ndarray of a CPU.
+        """
         gradient = self.gradient
         if gradient is None:
             return None
         if gradient.waiting is not None or not gradient.beta:
             gradient.settle()
-        return gradient.array
+        return gradient.array  # type: ignore[no-any-return]
 
     @grad.setter
     def grad(self, array: Array | None) -> None:

@@ -20,7 +20,9 @@ class Methods:
     def mT(self) -> Tensor: ...
     @property
     def is_leaf(self) -> bool: ...
-    def astype(self, dtype: DtypeLike, copy: bool = True, device: str | None = None) -> Tensor: ...
+    def astype(
+        self, dtype: DtypeLike, *, copy: bool = True, device: str | None = None
+    ) -> Tensor: ...
     def exp(self) -> Tensor: ...
     def log(self) -> Tensor: ...
     def sqrt(self) -> Tensor: ...
@@ -30,42 +32,47 @@ class Methods:
     def sum(
         self,
         axis: Axis = None,
-        keepdims: bool = False,
         dtype: DtypeLike | None = None,
+        *,
+        keepdims: bool = False,
         where: Any = None,
         **unknown: Never,
     ) -> Tensor: ...
     def mean(
         self,
         axis: Axis = None,
-        keepdims: bool = False,
         dtype: DtypeLike | None = None,
+        *,
+        keepdims: bool = False,
         where: Any = None,
         **unknown: Never,
     ) -> Tensor: ...
     def var(
         self,
         axis: Axis = None,
+        dtype: DtypeLike | None = None,
+        *,
         ddof: builtins.float = 0,
         keepdims: bool = False,
-        dtype: DtypeLike | None = None,
-        correction: builtins.float | None = None,
         where: Any = None,
+        correction: builtins.float | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def std(
         self,
         axis: Axis = None,
+        dtype: DtypeLike | None = None,
+        *,
         ddof: builtins.float = 0,
         keepdims: bool = False,
-        dtype: DtypeLike | None = None,
-        correction: builtins.float | None = None,
         where: Any = None,
+        correction: builtins.float | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def max(
         self,
         axis: Axis = None,
+        *,
         keepdims: bool = False,
         initial: builtins.float | None = None,
         where: Any = None,
@@ -74,6 +81,7 @@ class Methods:
     def min(
         self,
         axis: Axis = None,
+        *,
         keepdims: bool = False,
         initial: builtins.float | None = None,
         where: Any = None,
@@ -82,22 +90,23 @@ class Methods:
     def prod(
         self,
         axis: Axis = None,
-        keepdims: bool = False,
         dtype: DtypeLike | None = None,
+        *,
+        keepdims: bool = False,
         where: Any = None,
         **unknown: Never,
     ) -> Tensor: ...
     def argmax(
-        self, axis: int | None = None, keepdims: bool = False, **unknown: Never
+        self, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
     ) -> Tensor: ...
     def argmin(
-        self, axis: int | None = None, keepdims: bool = False, **unknown: Never
+        self, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
     ) -> Tensor: ...
     def any(
-        self, axis: Axis = None, keepdims: bool = False, where: Any = None, **unknown: Never
+        self, axis: Axis = None, *, keepdims: bool = False, where: Any = None, **unknown: Never
     ) -> Tensor: ...
     def all(
-        self, axis: Axis = None, keepdims: bool = False, where: Any = None, **unknown: Never
+        self, axis: Axis = None, *, keepdims: bool = False, where: Any = None, **unknown: Never
     ) -> Tensor: ...
     def cumsum(
         self, axis: int | None = None, dtype: DtypeLike | None = None, **unknown: Never
@@ -118,7 +127,12 @@ class Methods:
     def nonzero(self) -> tuple[Tensor, ...]: ...
     def sort(self, axis: int = -1, **unknown: Never) -> None: ...
     def argsort(
-        self, axis: int | None = -1, descending: bool = False, stable: bool = True, **unknown: Never
+        self,
+        axis: int | None = -1,
+        *,
+        descending: bool = False,
+        stable: bool = True,
+        **unknown: Never,
     ) -> Tensor: ...
     def searchsorted(
         self, values: Any, side: Literal["left", "right"] = "left", sorter: Any = None
@@ -136,12 +150,12 @@ class Methods:
     def requires_grad_(self, requires_grad: bool = True) -> Tensor: ...
     def masked_fill(self, mask: Any, value: Any) -> Tensor: ...
     def gather(self, axis: int, index: Any, **unknown: Never) -> Tensor: ...
-    def scatter(self, axis: int, index: Any, src: Any) -> Tensor: ...
-    def scatter_add(self, axis: int, index: Any, src: Any) -> Tensor: ...
+    def scatter(self, axis: int, index: Any, src: Any, **unknown: Never) -> Tensor: ...
+    def scatter_add(self, axis: int, index: Any, src: Any, **unknown: Never) -> Tensor: ...
     def index_add(
-        self, axis: int, index: Any, source: Any, alpha: builtins.float = 1
+        self, axis: int, index: Any, source: Any, *, alpha: builtins.float = 1, **unknown: Never
     ) -> Tensor: ...
-    def unfold(self, axis: int, size: int, step: int = 1) -> Tensor: ...
+    def unfold(self, axis: int, size: int, step: int = 1, **unknown: Never) -> Tensor: ...
     def permute(self, *axes: Any) -> Tensor: ...
     def view(self, *lengths: Any) -> Tensor: ...
     def unsqueeze(self, axis: int, **unknown: Never) -> Tensor: ...
@@ -161,7 +175,7 @@ class Methods:
     def __array_function__(
         self, function: Any, types: Any, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any: ...
-    def __array_namespace__(self, api_version: str | None = None) -> Any: ...
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any: ...
     def to_device(self, device: str, /, *, stream: Any = None) -> Tensor: ...
     def __dlpack__(
         self,

@@ -28,8 +28,8 @@ class StepLoader(Generic[_Batch]):
     So a run may resume at any step.
 
     Args:
-        seed: of the order, 0 to 2^64 - 1.
-        rank: of this process, 0 to ranks - 1.
+        seed: the seed of the order, 0 to 2^64 - 1.
+        rank: the number of this process, 0 to ranks - 1.
         ranks: the number of ranks.
     """
 
@@ -59,7 +59,7 @@ class EpochLoader(StepLoader[_Batch]):
 
     Args:
         seed, rank, ranks: as for `StepLoader`.
-        batches: in an epoch.
+        batches: the number of batches in an epoch.
         padding: the value of each array of a batch in rows of padding.
         parts: the number of equal parts into which the rows of a rank must divide.
     """

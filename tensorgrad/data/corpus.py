@@ -49,12 +49,25 @@ class Corpus:
     digest that it started with.
 
     Attributes:
+        folder: the folder of the files.
+        digest: a SHA-256 of the files, in hexadecimal.
+        tokenizer: a Tokenizer or PublishedTokenizer.
+        train: the tokens to train on.
+        validation: the tokens to validate on.
         source_files: how many files of a folder `prepare` read and skipped; "" for other sources.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.data import Corpus, prepare
+        >>> _ = Path("story.txt").write_text("Once upon a time there was a cat.")
+        >>> corpus: Corpus = prepare("story.txt", "cache", vocab_size=257, validation=0.25)
+        >>> len(corpus.train), len(corpus.validation)
+        (26, 9)
     """
 
     folder: Path
     digest: str
-    tokenizer: Any  # a Tokenizer or PublishedTokenizer
+    tokenizer: Any
     train: TokenFile
     validation: TokenFile
     source_files: str = ""
@@ -110,22 +123,33 @@ def prepare(
     `Corpus.source_files` says how many files of a folder were read and skipped, and why.
 
     Args:
-        source, suffixes, column: as for `documents`.
-        folder: of the cache; created if missing.
-        vocab_size: of the tokenizer to train. From a large source only every n-th document is used
-            for that, about CHARACTERS_PER_TOKEN characters for each token.
+        source: as for `documents`.
+        folder: the folder of the cache; created if missing.
+        vocab_size: the number of tokens of the tokenizer to train. From a large source only every
+            n-th document is used for that, about CHARACTERS_PER_TOKEN characters for each token.
         validation: the fraction of the text for validation, between 0 and 1.
         tokenizer: use this tokenizer and train none; vocab_size then has no effect.
         pattern: as for `Tokenizer.train`.
+        suffixes, column: as for `documents`.
         progress: called after each document with the stage ("reading", "tokenizer", "encoding"),
             the characters done and their total (0 while unknown); and, for files of more than a
             gigabyte, with "checking" and bytes.
+
     Returns:
         The opened corpus.
+
     Raises:
         ArgumentError: an argument is out of its range.
         DataError: the source is missing, empty, too short to split, not UTF-8, or changed
             while it was read; the disk is full; or the prepared files cannot be read.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.data import prepare
+        >>> _ = Path("story.txt").write_text("Once upon a time there was a cat.")
+        >>> corpus = prepare("story.txt", "cache", vocab_size=257, validation=0.25)
+        >>> corpus.tokenizer.decode(corpus.validation.tokens)
+        's a cat.<|endoftext|>'
     """
     check_number("prepare", "validation", validation)
     if not 0 < validation < 1:
@@ -179,7 +203,19 @@ def prepare(
 
 
 def is_prepared(folder: str | os.PathLike[str]) -> bool:
-    """Return whether a folder has the files of `open_prepared`."""
+    """Return whether a folder has the files of `open_prepared`.
+
+    Args:
+        folder: any path.
+
+    Returns:
+        True where tokenizer.json, train.npy and validation.npy are there.
+
+    Example:
+        >>> from tensorgrad.data import is_prepared
+        >>> is_prepared("no such folder")
+        False
+    """
     return all(Path(folder, name).is_file() for name in _FILES)
 
 
@@ -191,10 +227,23 @@ def open_prepared(
     `Corpus.save` and the cache of `prepare` make such folders; the files may be anyone's.
 
     Args:
-        folder: with the three files; the tokens are uint16 or uint32, with one axis.
+        folder: a folder with the three files; the tokens are uint16 or uint32, with one axis.
         progress: as for `prepare`, with the stage "checking".
+
+    Returns:
+        The opened corpus, whose `source_files` is "".
+
     Raises:
         DataError: a file is missing or damaged, or a token is outside the vocabulary.
+
+    Example:
+        >>> from tensorgrad.data import Tokenizer, open_prepared, write_tokens
+        >>> tokenizer = Tokenizer.train(["the cat sat on the mat"], 257)
+        >>> tokenizer.save("tokenizer.json")
+        >>> for name, text in ("train", "the cat"), ("validation", "the mat"):
+        ...     _ = write_tokens(f"{name}.npy", [text], tokenizer)
+        >>> open_prepared(".").train
+        TokenFile('train.npy', tokens=8, vocab_size=257)
     """
     folder = Path(folder)
     for name in _FILES:
@@ -224,7 +273,7 @@ def _open(folder: Path, settings: Mapping[str, Any], progress: ProgressCallback 
             raise DataError(f"prepare: {folder / name} is missing, expected a file")
     facts = read_json(folder / _FACTS, links=True)
     if any(facts.get(name) != value for name, value in settings.items()):
-        raise DataError(f"prepare: {folder / _FACTS} is damaged: it is of other settings")
+        raise DataError(f"prepare: {folder / _FACTS} was prepared with different settings")
     found, written = _sums(folder, progress), facts.get("files")
     for name, digest in found.items():
         if not isinstance(written, dict) or written.get(name) != digest:

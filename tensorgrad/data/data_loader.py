@@ -22,14 +22,17 @@ from tensorgrad.ops.shape import stack, to
 class Dataset:
     """Base of data sets for `DataLoader`: define `__len__` and `__getitem__`.
 
-        class Squares(Dataset):
-            def __len__(self):
-                return 100
-
-            def __getitem__(self, number):
-                return np.float32(number), np.float32(number**2)
-
     Any object with the two methods, such as a list, is a data set too.
+
+    Example:
+        >>> from tensorgrad.data import DataLoader, Dataset
+        >>> class Squares(Dataset):
+        ...     def __len__(self):
+        ...         return 100
+        ...     def __getitem__(self, number):
+        ...         return number, number**2
+        >>> DataLoader(Squares(), batch_size=3).batch(1)
+        (tensor([3, 4, 5], dtype=int64), tensor([ 9, 16, 25], dtype=int64))
     """
 
     def __len__(self) -> int:
@@ -51,6 +54,14 @@ class TensorDataset(Dataset):
         ArgumentError: there is none.
         DtypeError: one is neither a tensor nor an array.
         ShapeError: the lengths differ, or one has no axis.
+
+    Example:
+        >>> from tensorgrad.data import TensorDataset
+        >>> data = TensorDataset(np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([7, 8]))
+        >>> len(data)
+        2
+        >>> data[1]
+        (tensor([3., 4.], dtype=float64), tensor(8, dtype=int64))
     """
 
     def __init__(self, *tensors: Any) -> None:
@@ -83,10 +94,6 @@ class TensorDataset(Dataset):
 class DataLoader(EpochLoader[Any]):
     """Batches of a data set; each `for` loop is an epoch.
 
-        loader = DataLoader(dataset, batch_size=32, shuffle=True)
-        for x, y in loader:
-            ...
-
     The order of an epoch is a pure function of the seed and the number of the epoch. So a run
     resumes exactly, also inside of an epoch: save `loader.state_dict()` with the model, and the
     loop after `load_state_dict` begins with the next batch. A loop that was left early counts as
@@ -94,21 +101,30 @@ class DataLoader(EpochLoader[Any]):
 
     Args:
         dataset: an object with `__len__` and `__getitem__`.
-        batch_size: items of a batch.
+        batch_size: the number of items of a batch.
         shuffle: whether each epoch has another random order.
         drop_last: skip the last batch of an epoch where it has fewer items.
-        collate_fn: items of a batch -> batch; default: `collate`.
-        seed: of the order, 0 to 2^64 - 1.
-        device: of the tensors of the default `collate`: "cpu", "cuda" or "cuda:N".
+        collate_fn: the function from a list of items to a batch; default: `collate`.
+        seed: the seed of the order, 0 to 2^64 - 1.
+        device: the device of the tensors of the default `collate`: "cpu", "cuda" or "cuda:N".
         ahead: whether a thread reads batches ahead.
 
     Attributes:
         epoch: the number of the epoch of the current or the next loop, from 0.
-        batches: in an epoch.
+        batches: the number of batches in an epoch.
 
     Raises:
         ArgumentError: an option is outside its range, or the data set has no length.
         DataError: there is not one batch.
+
+    Example:
+        >>> from tensorgrad.data import DataLoader
+        >>> loader = DataLoader([1, 2, 3, 4, 5], batch_size=2)
+        >>> for x in loader:
+        ...     print(x.tolist())
+        [1, 2]
+        [3, 4]
+        [5]
     """
 
     def __init__(
@@ -218,11 +234,19 @@ def collate(items: list[Any], device: str = "cpu") -> Any:
     Args:
         items: numbers, arrays or tensors of one shape, or tuples, lists or dictionaries of these.
             Text and other values stay in a list.
-        device: of the tensors.
+        device: the device of the tensors: "cpu", "cuda" or "cuda:N".
+
+    Returns:
+        A tensor (B, ...) of B items, or a tuple or dictionary of these, as the items are.
 
     Raises:
         ShapeError: shapes differ; pass a `collate_fn` that pads.
         ArgumentError: dictionaries differ in their names, or tuples in their lengths.
+
+    Example:
+        >>> from tensorgrad.data import collate
+        >>> collate([{"x": 1.5, "name": "a"}, {"x": 2.5, "name": "b"}])
+        {'x': tensor([1.5, 2.5], dtype=float32), 'name': ['a', 'b']}
     """
     first = items[0]
     if isinstance(first, Mapping):

@@ -1,6 +1,6 @@
 """The program that encodes long texts, in a process of its own: see limited_encoding.py.
 
-A regular expression of a stranger may take time that grows with the square of the length. This file
+An untrusted regular expression may take time that grows with the square of the length. This file
 imports nothing of tensorgrad, so that it starts soon.
 """
 

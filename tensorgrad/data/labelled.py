@@ -30,7 +30,20 @@ _PARTS = {"train": ("train",), "validation": ("dev", "validation", "valid", "val
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts, and the number of the class of each."""
+    """Texts, and the number of the class of each.
+
+    Attributes:
+        texts: N texts.
+        labels: (N,) int32, the classes.
+
+    Example:
+        >>> from tensorgrad.data import LabelledTexts
+        >>> data = LabelledTexts(["a good film", "a bad film"], np.array([1, 0], np.int32))
+        >>> data
+        LabelledTexts(texts=2, classes=2)
+        >>> data[[1]].texts
+        ['a bad film']
+    """
 
     texts: list[str]
     labels: Labels
@@ -78,9 +91,21 @@ def read_labelled(
             beside the labels.
         label_column: the name of the column of labels, which are 0 to classes - 1.
         classes: the number of classes.
+
+    Returns:
+        The texts, without white space around them, and their labels, in the order of the source.
+
     Raises:
         ArgumentError: the source has a wrong form, or the part is unknown.
         DataError: a file, a column or a text is missing, or a label is not one of the classes.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.data import read_labelled
+        >>> _ = Path("train.tsv").write_text("sentence\\tlabel\\na good film\\t1\\na bad film\\t0")
+        >>> data = read_labelled(".", "train")
+        >>> data.texts, data.labels.tolist()
+        (['a good film', 'a bad film'], [1, 0])
     """
     source = os.fspath(source)
     if part not in _PARTS:
@@ -116,12 +141,21 @@ def hold_out(
     Args:
         data: the texts to split.
         share: the fraction of the whole sentences to hold out, between 0 and 1.
-        seed: of the choice, 0 to 2^64 - 1.
+        seed: the seed of the choice, 0 to 2^64 - 1.
+
     Returns:
         The training set and the held-out set.
+
     Raises:
         ArgumentError: share or seed is out of its range.
         DataError: one of the two would be empty.
+
+    Example:
+        >>> from tensorgrad.data import LabelledTexts, hold_out
+        >>> data = LabelledTexts(["a good film", "good", "bad", "fine"], np.array([1, 1, 0, 1]))
+        >>> train, held_out = hold_out(data, 0.34)
+        >>> train.texts, held_out.texts  # "good" is part of the first sentence
+        (['bad', 'fine'], ['a good film'])
     """
     check_number("hold_out", "share", share)
     if not 0 < share < 1:

@@ -1,4 +1,4 @@
-"""Programs that work on what a stranger made, with limits of time, memory and output."""
+"""Programs that work on untrusted input, with limits of time, memory and output."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class PairShape(NamedTuple):
     Attributes:
         columns: T of the tokens (rows, T).
         counted: n of the targets (rows, n) of the last n columns.
-        rows: of the batch.
+        rows: B of the batch.
     """
 
     columns: int
@@ -56,13 +56,38 @@ class PairLoader(EpochLoader[PairBatch]):
     The pairs of a shape make as few batches as batch_tokens allows, of equal rows. Each epoch
     shuffles the pairs of each shape, and the batches; their number and shapes stay.
 
+    Args:
+        pairs: the token ids of source and target of each pair.
+        separator: the token between them.
+        end: the token after the target and in the padding.
+        batch_tokens: the largest number of tokens of a batch, with padding; at least context.
+        context: the largest T, the context length of the model.
+        seed: the seed of the order, 0 to 2^64 - 1.
+        rank, ranks: this process's part of the rows, and the number of parts; see EpochLoader.
+        parts: the number of equal parts of the rows of this process, as for micro-batches.
+
     Attributes:
-        batches: in an epoch.
-        shapes: of the batches, by rising length.
-        tokens: in an epoch, without padding.
-        targets: in an epoch, those that count in the loss.
+        batches: the number of batches in an epoch.
+        shapes: the PairShape of the batches, by rising length.
+        tokens: the number of tokens in an epoch, without padding.
+        targets: the number of targets in an epoch that count in the loss.
         skipped: the number of pairs whose source alone fills the context.
         cut: the number of pairs longer than the context, of which the model sees the beginning.
+
+    Raises:
+        ArgumentError: an argument is out of its range, or a token too large.
+        DataError: no pair is left.
+        DtypeError: tokens are not integers.
+
+    Example:
+        >>> from tensorgrad.data import PairLoader
+        >>> pairs = [([5, 6], [7, 8]), ([5], [7])]
+        >>> loader = PairLoader(pairs, separator=2, end=0, batch_tokens=32, context=16)
+        >>> tokens, targets = next(loader.evaluation_batches())
+        >>> tokens.tolist()
+        [[5, 6, 2, 7, 8, 0, 0, 0], [5, 2, 7, 0, 0, 0, 0, 0]]
+        >>> targets[0].tolist()
+        [-100, -100, 7, 8, 0, -100, -100, -100]
     """
 
     def __init__(
@@ -77,22 +102,6 @@ class PairLoader(EpochLoader[PairBatch]):
         ranks: int = 1,
         parts: int = 1,
     ) -> None:
-        """Choose the shapes, and divide the pairs among them.
-
-        Args:
-            pairs: token ids of source and target.
-            separator: the token between them.
-            end: the token after the target and in the padding.
-            batch_tokens: tokens of a batch, with padding; at least context.
-            context: T, the context length of the model.
-            seed: of the order, 0 to 2^64 - 1.
-            rank, ranks: this process's part of the rows, and the number of parts; see EpochLoader.
-            parts: into which the rows of this process divide, as for micro-batches.
-        Raises:
-            ArgumentError: an argument is out of its range, or a token too large.
-            DataError: no pair is left.
-            DtypeError: tokens are not integers.
-        """
         check_integer("PairLoader", "context", context, 2)
         check_integer("PairLoader", "batch_tokens", batch_tokens)
         if batch_tokens < context:

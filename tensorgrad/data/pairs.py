@@ -31,7 +31,16 @@ _SPLITS = {
 
 @dataclass(frozen=True)
 class PairCorpus:
-    """The parts of a parallel corpus, each a list of (source text, target text)."""
+    """The parts of a parallel corpus, each a list of (source text, target text).
+
+    Attributes:
+        train, validation, test: the pairs of a part; empty where it was not read.
+
+    Example:
+        >>> from tensorgrad.data import PairCorpus
+        >>> PairCorpus(train=[("ja", "yes"), ("nein", "no")], validation=[], test=[])
+        PairCorpus(train=2, validation=0, test=0)
+    """
 
     train: list[Pair]
     validation: list[Pair]
@@ -76,11 +85,23 @@ def read_pairs(
         lowercase: make both sides lower case.
         parts: the parts to read; the others stay empty.
         progress: called at times with the stage "reading", the pairs of a part read and 0.
+
+    Returns:
+        The pairs of each part, in the order of the source.
+
     Raises:
         ArgumentError: the source has a wrong form, a language is not one of the phrases, or a part
             is unknown.
         DataError: files or columns are missing or differ in the number of lines, or a part has no
             pair.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.data import read_pairs
+        >>> for language, text in ("de", "Ja\\nNein"), ("en", "Yes\\nNo"):
+        ...     _ = Path(f"train.{language}").write_text(text)
+        >>> read_pairs(".", "de", "en", lowercase=True, parts=["train"]).train
+        [('ja', 'yes'), ('nein', 'no')]
     """
     if source_key == target_key:
         raise ArgumentError(f"read_pairs: target_key is {target_key!r}, expected another language")
@@ -111,9 +132,22 @@ def read_pairs(
 def train_tokenizer(pairs: Sequence[Pair], vocab_size: int, languages: Sequence[str]) -> Tokenizer:
     """Train one vocabulary for all languages, with a special token for each.
 
+    Args:
+        pairs: the texts to train on.
+        vocab_size: the largest number of tokens, with 256 bytes and all special tokens.
+        languages: the languages, such as ["de", "en"] for the tokens <|de|> and <|en|>.
+
+    Returns:
+        The tokenizer.
+
     Raises:
         ArgumentError: vocab_size is smaller than the bytes and special tokens.
         DataError: pairs is empty.
+
+    Example:
+        >>> from tensorgrad.data import train_tokenizer
+        >>> train_tokenizer([("ja", "yes"), ("nein", "no")], 300, ["de", "en"]).special_tokens
+        {'<|endoftext|>': 0, '<|de|>': 1, '<|en|>': 2}
     """
     texts = (text for pair in pairs for text in pair)
     return Tokenizer.train(texts, vocab_size, [_name(language) for language in languages])
@@ -122,8 +156,20 @@ def train_tokenizer(pairs: Sequence[Pair], vocab_size: int, languages: Sequence[
 def language_token(tokenizer: Tokenizer, language: str) -> int:
     """Return the id of the special token that starts a translation into a language.
 
+    Args:
+        tokenizer: a tokenizer of `train_tokenizer`.
+        language: the language, such as "en" for the token <|en|>.
+
+    Returns:
+        The token id.
+
     Raises:
-        DataError: the tokenizer has none.
+        DataError: the tokenizer has no such token.
+
+    Example:
+        >>> from tensorgrad.data import language_token, train_tokenizer
+        >>> language_token(train_tokenizer([("ja", "yes")], 300, ["de", "en"]), "en")
+        2
     """
     found = tokenizer.special_tokens
     if _name(language) not in found:
@@ -135,7 +181,22 @@ def language_token(tokenizer: Tokenizer, language: str) -> int:
 
 
 def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[tuple[list[int], list[int]]]:
-    """Return the token ids of both sides of each pair."""
+    """Return the token ids of both sides of each pair.
+
+    Args:
+        tokenizer: the tokenizer of both languages.
+        pairs: source and target text of each pair.
+
+    Returns:
+        Lists of ids, for `PairLoader`; there are no special tokens in them.
+
+    Example:
+        >>> from tensorgrad.data import encode_pairs, train_tokenizer
+        >>> tokenizer = train_tokenizer([("ja", "yes")], 259, ["de", "en"])
+        >>> [(source, target)] = encode_pairs(tokenizer, [("ja", "yes")])
+        >>> tokenizer.decode(source), len(target)
+        ('ja', 3)
+    """
     sources, targets = (tokenizer.encode_batch([pair[side] for pair in pairs]) for side in (0, 1))
     return list(zip(sources, targets, strict=True))
 

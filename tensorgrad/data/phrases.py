@@ -96,8 +96,18 @@ def phrases(count: int, seed: int = 0) -> Iterator[Pair]:
     Args:
         count: the number of phrases; more than 100,000 take long.
         seed: equal seeds give equal phrases in equal order.
+
+    Yields:
+        German and English text.
+
     Raises:
         ArgumentError: count is negative or not an integer.
+
+    Example:
+        >>> from tensorgrad.data import phrases
+        >>> next(phrases(1))
+        ('Das Zimmer kostet neun Euro und sechsundsechzig Cent.',
+         'The room costs nine euros and sixty-six cents.')
     """
     check_integer("phrases", "count", count, 0)
     rng = random.Random(seed)

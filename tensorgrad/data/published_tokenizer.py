@@ -43,23 +43,29 @@ class PublishedTokenizer(TokenBytes):
     Unlike `Tokenizer`, `encode` finds special tokens in a text and adds those that the model
     expects around one, as transformers does. Make one with `load` or `of`.
 
+    Args:
+        files: the content of tokenizer.json, and of the settings that there are, by name.
+        name: the name of the folder, for errors.
+        end_tokens: the ids to use where no generation_config.json has any.
+
     Attributes:
         end_tokens: the ids that end a text or an answer.
         special_tokens: what the settings name, such as {"eos_token": "</s>"}.
         adds_space: whether the settings ask for a space before each text.
-        chat_template: in Jinja's language; None: the model is not for conversations.
+        chat_template: the template in Jinja's language; None: the model is not for conversations.
+
+    Raises:
+        DataError: a file is damaged, or the vocabulary is not a BPE.
+
+    Example:
+        >>> from tensorgrad.data import PublishedTokenizer, Tokenizer
+        >>> PublishedTokenizer.of(Tokenizer.train(["Once upon a time."], 257)).save("model")
+        >>> tokenizer = PublishedTokenizer.load("model")
+        >>> tokenizer.decode(tokenizer.encode("a time<|endoftext|>"), skip_special_tokens=True)
+        'a time'
     """
 
     def __init__(self, files: Mapping[str, str], name: str, end_tokens: Sequence[int] = ()) -> None:
-        """Make a tokenizer of the content of its files by name.
-
-        Args:
-            files: tokenizer.json, and the settings that there are.
-            name: of the folder, for errors.
-            end_tokens: to use where no generation_config.json has any.
-        Raises:
-            DataError: a file is damaged, or the vocabulary is not a BPE.
-        """
         state = tokenizer_file.vocabulary_state(files[_VOCABULARY], f"{name}/{_VOCABULARY}")
         tokenizer_file.check_file(state, f"{name}/{_VOCABULARY}")
         settings = {
@@ -117,7 +123,7 @@ class PublishedTokenizer(TokenBytes):
         """Return a tokenizer of ours with the settings that others need.
 
         Args:
-            tokenizer: of a run.
+            tokenizer: the tokenizer of a run.
             chat_template: see `render_chat`; None: the model is not for conversations.
         """
         end = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
@@ -169,7 +175,7 @@ class PublishedTokenizer(TokenBytes):
         Those of another tokenizer there are replaced, or deleted where this one has none.
 
         Args:
-            path: of the folder, or of tokenizer.json in it.
+            path: the folder, or tokenizer.json in it.
         Raises:
             DataError: a file cannot be written; it is unchanged.
         """

@@ -31,8 +31,17 @@ def reviews(count: int, seed: int = 0) -> Iterator[tuple[str, int]]:
     Args:
         count: the number of sentences; more than 100,000 take long.
         seed: equal seeds give equal sentences in equal order.
+
+    Yields:
+        A sentence and its label.
+
     Raises:
         ArgumentError: count is negative or not an integer.
+
+    Example:
+        >>> from tensorgrad.data import reviews
+        >>> next(reviews(1))
+        ('i found the leading actor really warm , and so was the thriller .', 1)
     """
     check_integer("reviews", "count", count, 0)
     rng = random.Random(seed)

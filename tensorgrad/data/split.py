@@ -17,8 +17,18 @@ class Split:
     """A split by document: those with a hash below `threshold` are for validation.
 
     Where whole documents cannot make up the fraction (a single book, say), the last `tail`
-    characters of the document whose hash is `threshold` are for validation too. `documents` and
-    `characters` count the corpus.
+    characters of the document whose hash is `threshold` are for validation too.
+
+    Attributes:
+        threshold: a hash, 0 to 2^64 - 1.
+        tail: the number of characters cut off; 0: documents stay whole.
+        documents, characters: the size of the corpus.
+
+    Example:
+        >>> from tensorgrad.data import Split, plan_split
+        >>> split: Split = plan_split(["Once upon a time."], 0.25)
+        >>> split.train("Once upon a time."), split.validation("Once upon a time.")
+        ('Once upon a t', 'ime.')
     """
 
     threshold: int
@@ -51,12 +61,21 @@ def plan_split(documents: Iterable[str], fraction: float) -> Split:
 
     Args:
         documents: the corpus; 16 bytes are kept for each.
-        fraction: of the characters for validation, between 0 and 1.
+        fraction: the fraction of the characters for validation, between 0 and 1.
+
     Returns:
         The split.
+
     Raises:
         ArgumentError: the fraction is not between 0 and 1.
         DataError: documents is empty, or has only one character.
+
+    Example:
+        >>> from tensorgrad.data import plan_split
+        >>> documents = ["one", "two", "three", "four"]
+        >>> split = plan_split(documents, 0.3)
+        >>> [text for text in documents if split.validation(text)]
+        ['two']
     """
     if not 0 < fraction < 1:
         raise ArgumentError(f"plan_split: fraction has {fraction}, expected between 0 and 1")

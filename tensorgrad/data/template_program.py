@@ -1,6 +1,6 @@
 """The program that renders a chat template, in a process of its own: see chat.py.
 
-A template is a program of a stranger. jinja2's sandbox keeps it from Python's objects, but lets it
+A template is an untrusted program. jinja2's sandbox keeps it from Python's objects, but lets it
 loop, allocate and write without end; the limits of the process do not. It can open no file or
 socket and start no process. This file imports nothing of tensorgrad, so that it starts at once.
 """

@@ -66,16 +66,25 @@ def documents(
             up to STDLIB_BYTES bytes.
             Files are UTF-8, plain or compressed by gzip, xz, bzip2 or Zstandard. What a file is
             follows from its content and not from its name. CR LF and CR become LF.
-        suffixes: of the files in a folder to read, in any case, also with .gz, .xz, .bz2 or .zst
-            appended.
+        suffixes: the ends of the names of files in a folder to read, in any case, also with .gz,
+            .xz, .bz2 or .zst appended.
         column: the text column of rows; by default "text", or the only text column of a Hugging
             Face data set.
-    Returns:
-        An iterator over the documents.
+
+    Yields:
+        The text of a document.
+
     Raises:
         ArgumentError: the source has a wrong form.
         DataError: the source does not exist, cannot be read, holds no text, is not UTF-8 (at which
-            byte), lacks the column, or is of another kind (JSON, CSV, HTML, a picture, ...).
+            byte), lacks the column, or has another format (JSON, CSV, HTML, a picture, ...).
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.data import documents
+        >>> _ = Path("story.txt").write_text("Once upon a time.<|endoftext|>The end.")
+        >>> list(documents("story.txt"))
+        ['Once upon a time.', 'The end.']
     """
     name = os.fspath(source)
     whole: Iterator[str]
@@ -98,8 +107,23 @@ def folder_files(
 
     Args:
         folder, suffixes: as for `documents`.
+
+    Returns:
+        The files in the order of their documents, and the number of skipped ones by reason: a
+        suffix, "hidden", or the kind of their content.
+
     Raises:
         ArgumentError, DataError: as for `documents`.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.data import folder_files
+        >>> Path("texts").mkdir()
+        >>> for name in "a.txt", "b.csv":
+        ...     _ = Path("texts", name).write_text("1,2")
+        >>> files, skipped = folder_files("texts")
+        >>> [path.name for path in files], skipped
+        (['a.txt'], {'.csv': 1})
     """
     skipped: Counter[str] = Counter()
     files: list[Path] = []
@@ -119,8 +143,17 @@ def fingerprint(
 
     Args:
         source, suffixes, column: as for `documents`.
+
+    Returns:
+        The source, the column, and a SHA-256 of the paths, sizes and times of the files.
+
     Raises:
         DataError: the source does not exist or cannot be read.
+
+    Example:
+        >>> from tensorgrad.data import fingerprint
+        >>> fingerprint("hf:stanfordnlp/imdb", column="text")
+        'hf:stanfordnlp/imdb text'
     """
     name = os.fspath(source)
     if name.startswith("hf:"):

@@ -12,27 +12,30 @@ from tensorgrad.data.tokenizer_file import TokenBytes
 class TextStream:
     """Turn tokens into text as they come, whole characters only, up to a stop text.
 
-        stream = TextStream(tokenizer, stops=["\\n\\n"])
-        for token in tokens:
-            print(stream.add(token), end="", flush=True)
-            if stream.ended:
-                break
-        print(stream.rest())
-
     A token may end inside a character: its bytes are held back until the next token. So is text
     that may be the beginning of one of `stops`. Bytes that are not UTF-8 become U+FFFD. Special
     tokens are skipped, unless one is in `stops`.
 
     Args:
-        tokenizer: of the tokens: a Tokenizer or PublishedTokenizer.
+        tokenizer: the Tokenizer or PublishedTokenizer of the tokens.
         stops: the first of these texts ends the stream and is not part of it.
         begins: whether the tokens begin a text instead of continuing one: SentencePiece's blank
             before the first word is then dropped.
 
     Attributes:
         ended: whether one of `stops` was found.
+
     Raises:
         ArgumentError: one of `stops` is empty.
+
+    Example:
+        >>> from tensorgrad.data import TextStream, Tokenizer
+        >>> tokenizer = Tokenizer.train(["low lower lowest"], 257)
+        >>> stream = TextStream(tokenizer, stops=["st."])
+        >>> [stream.add(token) for token in tokenizer.encode("lowest. low")][:6]
+        ['l', 'o', 'w', 'e', '', '']
+        >>> stream.ended
+        True
     """
 
     def __init__(

@@ -25,7 +25,19 @@ _CHECKED_TOKENS = 1 << 24
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """Return the dtype of the ids 0 to vocab_size - 1: uint16 or uint32."""
+    """Return the dtype of the ids 0 to vocab_size - 1 in a token file.
+
+    Args:
+        vocab_size: the number of tokens, at most 2^32.
+
+    Returns:
+        uint16 up to 65,536 tokens, otherwise uint32.
+
+    Example:
+        >>> from tensorgrad.data import token_dtype
+        >>> token_dtype(50257), token_dtype(128256)
+        (dtype('uint16'), dtype('uint32'))
+    """
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
@@ -41,16 +53,26 @@ def write_tokens(
     its name only when it is complete.
 
     Args:
-        path: the .npy file to write or replace; uint16 up to 65,536 tokens, else uint32.
-        documents: the text.
-        tokenizer: encodes the text.
+        path: the .npy file to write or replace, of the dtype `token_dtype`.
+        documents: the texts.
+        tokenizer: the tokenizer that encodes them.
         progress: called now and then with the characters read and the tokens written so far.
+
     Returns:
         The number of tokens written.
+
     Raises:
         DataError: documents is empty, or the file cannot be written (a full disk); an existing
             file is then unchanged.
         DtypeError: the documents are one text instead of a list.
+
+    Example:
+        >>> from tensorgrad.data import Tokenizer, write_tokens
+        >>> tokenizer = Tokenizer.train(["the cat sat"], 257)
+        >>> write_tokens("train.npy", ["the", "cat"], tokenizer)
+        8
+        >>> tokenizer.decode(np.load("train.npy").tolist())
+        'the<|endoftext|>cat<|endoftext|>'
     """
     if isinstance(documents, str):
         raise DtypeError("write_tokens: documents is a str, expected a list of them")
@@ -83,7 +105,20 @@ def write_tokens(
 
 @dataclass(frozen=True)
 class TokenFile:
-    """An open token file; `tokens` is memory-mapped: indexing reads from the disk."""
+    """An open token file.
+
+    Attributes:
+        path: the .npy file.
+        tokens: (N,) uint16 or uint32, memory-mapped: indexing reads from the disk.
+        vocab_size: the number that all ids are below.
+
+    Example:
+        >>> from tensorgrad.data import TokenFile
+        >>> np.save("train.npy", np.array([2, 0, 1], np.uint16))
+        >>> file = TokenFile.open("train.npy", vocab_size=3)
+        >>> file, file.tokens.tolist()
+        (TokenFile('train.npy', tokens=3, vocab_size=3), [2, 0, 1])
+    """
 
     path: Path
     tokens: Tokens

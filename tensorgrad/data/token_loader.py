@@ -32,8 +32,28 @@ class TokenLoader(StepLoader[TokenBatch]):
     gets rows r * B/n to (r + 1) * B/n of the batch that one process would get, so a run may resume
     at any step and on another number of ranks.
 
+    Args:
+        tokens: (N,), integers; nothing is read until there is a batch.
+        batch: B, the rows of a batch on all ranks together; a multiple of `ranks`.
+        context: T, the length of a window in tokens.
+        seed: the seed of the order, 0 to 2^64 - 1.
+        rank: the number of this process, 0 to ranks - 1.
+        ranks: the number of ranks.
+
     Attributes:
-        windows: in an epoch.
+        windows: the number of windows in an epoch.
+
+    Raises:
+        ArgumentError: an argument is out of its range, or batch not a multiple of ranks.
+        DataError: there are fewer tokens than one window and the token after it.
+        DtypeError, ShapeError: tokens is not an array of integers with one axis.
+
+    Example:
+        >>> from tensorgrad.data import TokenLoader
+        >>> loader = TokenLoader(np.arange(100), batch=2, context=4)
+        >>> x, y = loader.batch(0)
+        >>> x.shape, (y - x).tolist()
+        ((2, 4), [[1, 1, 1, 1], [1, 1, 1, 1]])
     """
 
     def __init__(
@@ -45,20 +65,6 @@ class TokenLoader(StepLoader[TokenBatch]):
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        """Check the arguments; nothing is read yet.
-
-        Args:
-            tokens: (N,), integers.
-            batch: B, rows of a batch on all ranks together; a multiple of `ranks`.
-            context: T, the length of a window in tokens.
-            seed: of the order, 0 to 2^64 - 1.
-            rank: of this process, 0 to ranks - 1.
-            ranks: the number of ranks.
-        Raises:
-            ArgumentError: an argument is out of its range, or batch not a multiple of ranks.
-            DataError: there are fewer tokens than one window and the token after it.
-            DtypeError, ShapeError: tokens is not an array of integers with one axis.
-        """
         array = tokens.tokens if isinstance(tokens, TokenFile) else tokens
         if not isinstance(array, np.ndarray):
             kind = type(array).__name__

@@ -47,15 +47,24 @@ class Tokenizer(TokenBytes):
     The 256 bytes are tokens, so any text can be encoded. A special token such as `<|endoftext|>`
     has an id, but `encode` never returns it: in a text it is encoded as text.
     Make one with `Tokenizer.train`, `Tokenizer.load` or `Tokenizer.from_gpt2`.
+
+    Args:
+        inner: a tokenizer of the tokenizers library.
+        name: its description in errors, such as the path of its file.
+
+    Raises:
+        DataError: it is not a byte-level BPE of GPT-2's kind, lacks `<|endoftext|>` or one
+            of the 256 bytes, its ids have gaps, or text gives a special token too.
+
+    Example:
+        >>> from tensorgrad.data import Tokenizer
+        >>> tokenizer = Tokenizer.train(["low lower lowest"] * 9, vocab_size=260)
+        >>> ids = tokenizer.encode("lower low")
+        >>> [tokenizer.decode([id]) for id in ids]
+        ['low', 'e', 'r', ' low']
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, name: str) -> None:
-        """Wrap a tokenizer of the tokenizers library that `name` (for errors) describes.
-
-        Raises:
-            DataError: it is not a byte-level BPE of GPT-2's kind, lacks `<|endoftext|>` or one
-                of the 256 bytes, its ids have gaps, or text gives a special token too.
-        """
         state = tokenizer_file.vocabulary_state(inner.to_str(), name)
         _check_kind(state, name)
         ids = inner.get_vocab(with_added_tokens=True)

@@ -29,7 +29,19 @@ _FORMAT = 1
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words and punctuation marks of a text, in lower case."""
+    """Return the words and punctuation marks of a text, in lower case.
+
+    Args:
+        text: any text; "n't", "'s" and the like are words of their own, as in the Penn treebank.
+
+    Returns:
+        The words in their order.
+
+    Example:
+        >>> from tensorgrad.data import split_words
+        >>> split_words("It isn't a well-made film!")
+        ['it', 'is', "n't", 'a', 'well-made', 'film', '!']
+    """
     return _WORD.findall(text.lower())
 
 
@@ -37,9 +49,16 @@ class WordVocabulary:
     """A token for each word of a list, and token 0 for unknown words.
 
     Args:
-        words: all different; word i has the id i + 1.
+        words: one or more words, all different; word i has the id i + 1.
+
     Raises:
         DataError: words is empty or has a word twice.
+
+    Example:
+        >>> from tensorgrad.data import WordVocabulary
+        >>> vocabulary = WordVocabulary(["good", "film"])
+        >>> vocabulary.encode_batch(["A good film!"])
+        [[0, 1, 2, 0]]
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -131,12 +150,22 @@ def read_vectors(
             is skipped.
         words: the words to look up.
         width: C, the length of a vector.
+
     Returns:
         (words, C) float32, zeros where the file has no vector, and (words,) bool, true where it
         has one.
+
     Raises:
         DataError: the file is missing or damaged, its vectors have another width, or it has none
             of the words.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.data import read_vectors
+        >>> _ = Path("vectors.txt").write_text("good 1 0.5\\nfilm 0 2")
+        >>> vectors, is_known = read_vectors("vectors.txt", ["film", "bad"], width=2)
+        >>> vectors.tolist(), is_known.tolist()
+        ([[0.0, 2.0], [0.0, 0.0]], [True, False])
     """
     row_of = {word: row for row, word in enumerate(words)}
     vectors = np.zeros((len(words), width), np.float32)

@@ -1,4 +1,4 @@
-"""Files: named arrays, tensors and settings; tables, and how files of strangers are read."""
+"""Files: named arrays, tensors and settings; tables, and readers of untrusted files."""
 
 from typing import TYPE_CHECKING, Any
 

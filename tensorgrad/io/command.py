@@ -63,7 +63,7 @@ def command(program: Callable[_Arguments, int | None]) -> Callable[_Arguments, i
 
 
 class _Plain(logging.Formatter):
-    """Messages without control characters: names and texts in them may be a stranger's."""
+    """Messages without control characters: names and texts in them may be untrusted."""
 
     def format(self, record: logging.LogRecord) -> str:
         return without_controls(super().format(record))

@@ -62,7 +62,7 @@ def open_regular(
 ) -> BinaryIO:
     """Open a regular file, without blocking on a FIFO; every file of a run is opened here.
 
-    A run may come from a stranger: a link in its folder, symbolic or hard, could lead to any file
+    A run may be untrusted: a link in its folder, symbolic or hard, could lead to any file
     of the user, whose content would be shown or changed.
 
     Args:

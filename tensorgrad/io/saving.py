@@ -22,8 +22,6 @@ _TREE = "tensorgrad"  # the header entry with all that is not an array
 def save(values: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Write tensors and settings to a safetensors file, which is replaced atomically.
 
-        tg.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-
     Other programs read the tensors of nested dictionaries as "model/0.weight" and so on.
 
     Args:
@@ -33,8 +31,14 @@ def save(values: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     Raises:
         ArgumentError: values is not a dictionary (the path comes second), a name is not text, two
             names lead to the same path, or a number is not finite or does not fit 64 bits.
-        DtypeError: a value is of another kind.
+        DtypeError: a value has another type.
         CheckpointError: the file cannot be written; an existing one is unchanged.
+
+    Example:
+        >>> model = tg.nn.Linear(2, 3)
+        >>> tg.save({"model": model.state_dict(), "step": 100}, "run.safetensors")
+        >>> tg.load("run.safetensors")["step"]
+        100
     """
     from tensorgrad.io.weights import save_arrays
 
@@ -58,12 +62,20 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> dict[str, Any]:
 
     Args:
         path: the file. Nothing in it is run.
-        device: of the tensors: "cpu", "cuda" or "cuda:N".
+        device: the device of the tensors: "cpu", "cuda" or "cuda:N".
+
+    Returns:
+        The dictionary given to `save`, with tensors in place of arrays.
 
     Raises:
         DamagedError: the file is truncated, not a safetensors file, or has another CRC-32.
         CheckpointError: it is missing or cannot be read.
         DeviceError: there is no such device here.
+
+    Example:
+        >>> tg.save({"mean": tg.tensor([1.0, 2.0]), "count": 9}, "statistics.safetensors")
+        >>> tg.load("statistics.safetensors")
+        {'mean': tensor([1., 2.], dtype=float32), 'count': 9}
     """
     from tensorgrad.io.weights import load_arrays, load_metadata
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable, Mapping
@@ -57,13 +58,21 @@ def save_arrays(
         with_sum: whether the header gets a CRC-32 of the file, which `load_arrays` verifies; not
             needed where another file has one.
         rest: called after each chunk of 32 MB, to leave the processor to others.
+
     Returns:
         "bytes" and "crc32" of the file.
+
     Raises:
         ArgumentError: a name or metadata is not text that the format can store.
         DtypeError: `load_arrays` does not support a dtype.
         CheckpointError: the file cannot be written (a full disk); an existing one is unchanged,
             unless only the name of the new one may be lost with the power.
+
+    Example:
+        >>> from tensorgrad.io import load_arrays, save_arrays
+        >>> _ = save_arrays("weights.safetensors", {"scale": np.array([1.5, 2.5])})
+        >>> load_arrays("weights.safetensors")["scale"]
+        array([1.5, 2.5])
     """
     header = dict(metadata or {})
     check_savable(arrays, header)
@@ -90,9 +99,21 @@ def save_arrays(
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
     """Return all arrays of a safetensors file, and verify its CRC-32 where the header has one.
 
+    Args:
+        path: the file.
+
+    Returns:
+        NumPy arrays by name.
+
     Raises:
         DamagedError: the file is truncated, not a safetensors file, or has another CRC-32.
         CheckpointError: it is missing or cannot be read.
+
+    Example:
+        >>> from tensorgrad.io import load_arrays, save_arrays
+        >>> _ = save_arrays("weights.safetensors", {"scale": np.array([1.5, 2.5])})
+        >>> load_arrays("weights.safetensors")
+        {'scale': array([1.5, 2.5])}
     """
     with ArrayFile(path) as file:
         arrays = {name: file.read(name) for name in file.names}
@@ -103,10 +124,23 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
 
 
 def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the metadata in the header of a safetensors file.
+    """Return the metadata in the header of a safetensors file; the CRC-32 is not verified.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Text by name.
 
     Raises:
-        CheckpointError: as for `load_arrays`; the CRC-32 is not verified.
+        DamagedError: the file is truncated or not a safetensors file.
+        CheckpointError: it is missing or cannot be read.
+
+    Example:
+        >>> from tensorgrad.io import load_metadata, save_arrays
+        >>> _ = save_arrays("weights.safetensors", {"scale": np.ones(2)}, {"step": "100"})
+        >>> load_metadata("weights.safetensors")
+        {'step': '100'}
     """
     with ArrayFile(path) as file:
         return file.metadata
@@ -117,12 +151,22 @@ class ArrayFile:
 
     Args:
         path: the file.
+
     Attributes:
-        names: of its arrays.
+        names: the names of its arrays.
         metadata: the text in its header.
         sum: the CRC-32 in its header, or None.
+
     Raises:
-        CheckpointError: the file is missing, truncated or not a safetensors file.
+        DamagedError: the file is truncated or not a safetensors file.
+        CheckpointError: it is missing or cannot be read.
+
+    Example:
+        >>> from tensorgrad.io import ArrayFile, save_arrays
+        >>> _ = save_arrays("weights.safetensors", {"scale": np.arange(1000.0)})
+        >>> with ArrayFile("weights.safetensors") as file:
+        ...     file.shape("scale"), file.read("scale", 3, 5)
+        ((1000,), array([3., 4.]))
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -156,16 +200,20 @@ class ArrayFile:
     ) -> np.ndarray[Any, Any]:
         """Return an array, or 1-D its elements `start` to `stop`.
 
-        Of 1-D arrays only these are read.
+        Only the rows that have these are read.
 
         Raises:
             CheckpointError: the array cannot be read.
         """
         if start is None or stop is None:
             return self._tensor(name)
-        if len(self.shape(name)) == 1 and start < stop:
-            return self._tensor(name, slice(start, stop))
-        return self._tensor(name).reshape(-1)[start:stop]
+        shape = self.shape(name)
+        if not shape or start >= stop:
+            return self._tensor(name).reshape(-1)[start:stop]
+        row = math.prod(shape[1:])
+        first, last = start // row, -(-stop // row)
+        rows = self._tensor(name, slice(first, last))
+        return rows.reshape(-1)[start - first * row : stop - first * row]
 
     def _tensor(self, name: str, part: slice | None = None) -> np.ndarray[Any, Any]:
         """Return an array, or a part along its first axis; errors name both."""

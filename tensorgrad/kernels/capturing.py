@@ -19,7 +19,14 @@ _counters: dict[int, Array] | None = None
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """Let launches know that the `with` block is captured; one thread at a time may."""
+    """Let launches know that the `with` block is captured; one thread at a time may.
+
+    Example:
+        >>> from tensorgrad.kernels.capturing import capturing, is_capturing
+        >>> with capturing():
+        ...     is_capturing()
+        True
+    """
     global _counters
     before, _counters = _counters, {}
     try:
@@ -29,10 +36,32 @@ def capturing() -> Iterator[None]:
 
 
 def is_capturing() -> bool:
-    """Whether a graph is being captured."""
+    """Return whether a graph is being captured.
+
+    Returns:
+        True inside `capturing`.
+
+    Example:
+        >>> from tensorgrad.kernels.capturing import is_capturing
+        >>> is_capturing()
+        False
+    """
     return _counters is not None
 
 
 def counters() -> dict[int, Array]:
-    """Return the tile counters of the graph, by stream; nothing keeps them outside of a capture."""
+    """Return the tile counters of the graph; nothing keeps them outside of a capture.
+
+    Returns:
+        Arrays on the GPU by the address of their stream, to which a launch adds its own.
+
+    Example:
+        >>> from tensorgrad.kernels.capturing import capturing, counters
+        >>> with capturing():
+        ...     counters()[0] = np.zeros(4, np.uint32)
+        ...     sorted(counters())
+        [0]
+        >>> counters()
+        {}
+    """
     return {} if _counters is None else _counters

@@ -1,7 +1,7 @@
 """The tile counter of persistent kernels.
 
 A block takes the next tile when it is done with one, so that blocks which start late, because a
-kernel of NCCL occupies their multiprocessor, or have long tiles, take fewer. Each tile counts once
+kernel of NCCL occupies their SM, or have long tiles, take fewer. Each tile counts once
 with atomicInc(counter, tiles - 1), so that the counter ends at 0, where it began.
 """
 

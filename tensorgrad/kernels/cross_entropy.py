@@ -14,11 +14,7 @@ import numpy as np
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.dtypes import c_name, compute_dtype, float64
-from tensorgrad.kernels.device import (
-    multiprocessors,
-    shared_memory_per_block,
-    shared_memory_per_multiprocessor,
-)
+from tensorgrad.kernels.device import shared_memory_per_block, shared_memory_per_sm, sm_count
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.rows import power_of_two
 from tensorgrad.kernels.structs import NULL, GradientScale, Targets, address, by_value, pointer
@@ -72,7 +68,7 @@ def backward(dy: Array, dlogits: Array | None, saved: tuple[Any, ...]) -> Array:
         _group(None, dlogits, rows, ids, options, scale, width, prepared)
     elif height:
         load(_FILE, f"cross_entropy_backward<{c_name(rows.dtype)}>")(
-            (min(height, 16 * multiprocessors(rows.device.id)),),
+            (min(height, 16 * sm_count(rows.device.id)),),
             _block(rows, 512, 4),
             (dlogits, rows, _targets(ids, options, width), peaks, scale.pack(),
              np.int32(prepared), np.int64(height), np.int32(width)),
@@ -158,9 +154,9 @@ def rows_forward(
     row_bytes = classes * logits.itemsize // 16 * 16
     staged = dlogits is not None and logits.dtype != float64
     if staged and row_bytes <= shared_memory_per_block(device) - 2048:  # the kernel's static one
-        blocks = min(24, shared_memory_per_multiprocessor(device) // (row_bytes + 1536))
+        blocks = min(24, shared_memory_per_sm(device) // (row_bytes + 1536))
         load(_FILE, f"cross_entropy_staged<{dtype}>")(
-            (min(height, blocks * multiprocessors(device)),),
+            (min(height, blocks * sm_count(device)),),
             (1024 if blocks == 1 else 768 // blocks // 32 * 32,),
             (losses, peaks, dlogits, *inputs, np.int64(height), np.int32(width), np.int32(classes)),
             row_bytes,
@@ -203,7 +199,7 @@ def _group(
     lanes = power_of_two(-(-width // own))
     groups = 256 // lanes
     load(_FILE, f"cross_entropy_group<{c_name(logits.dtype)}, {own}>")(
-        (min(-(-height // groups), 4 * multiprocessors(logits.device.id)),),
+        (min(-(-height // groups), 4 * sm_count(logits.device.id)),),
         (lanes, groups),
         (pointer(losses), pointer(dlogits), logits, _targets(ids, options, classes),
          scale.pack(), np.int32(prepared), np.int64(height), np.int32(width), np.int32(classes)),

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tensorgrad.core import backend
 from tensorgrad.core.dtypes import Dtype, bfloat16, float16, float32, float64
 from tensorgrad.core.errors import KernelError
-from tensorgrad.kernels.device import capability, multiprocessors
+from tensorgrad.kernels.device import capability, sm_count
 
 # From library_types.h and cublasLt.h
 _TYPES = {float32: 0, float64: 1, float16: 2, bfloat16: 14}
@@ -134,7 +134,7 @@ def prepare(product: CublasProduct, device: int) -> CublasPlan:
     if _splits(product, device) or capability(device) != 90:
         return found[0].plan
     tiles = [algorithm.tile for algorithm in found]
-    return found[preferred(product, tiles, multiprocessors(device))].plan
+    return found[preferred(product, tiles, sm_count(device))].plan
 
 
 class Proposal(NamedTuple):
@@ -199,24 +199,24 @@ def _splits(product: CublasProduct, device: int) -> bool:
     """Whether algorithms may divide the terms.
 
     They zero a part of the memory first: for 1558M 300 memsets in a step, and nothing gained where
-    tiles occupy all multiprocessors. Measured in 16 bits alone.
+    tiles occupy all SMs. Measured in 16 bits alone.
     """
     tiles = product.d.batch * product.d.rows * product.d.columns / 128**2
-    return bool(product.a.dtype.itemsize > 2 or tiles < 2 * multiprocessors(device))
+    return bool(product.a.dtype.itemsize > 2 or tiles < 2 * sm_count(device))
 
 
 def preferred(product: CublasProduct, tiles: Sequence[int], processors: int) -> int:
-    """Return which proposal to take for a product with tiles for all multiprocessors of Hopper.
+    """Return which proposal to take for a product with tiles for all SMs of Hopper.
 
     The first, with two exceptions, measured on an H200: for short sums other tiles, as the
     library's estimates do not hold where the GPU is at its limit of power; and 320 x 64 instead of
-    192 x 192 where the busiest multiprocessor then computes less of d. See docs/chapters/matmul.md,
+    192 x 192 where the busiest SM then computes less of d. See docs/chapters/matmul.md,
     "Choosing among cuBLASLt's proposals".
 
     Args:
         product: of 16-bit operands.
         tiles: of the proposals, as in cublasLtMatmulTile_t.
-        processors: multiprocessors of the GPU.
+        processors: SMs of the GPU.
     """
     if product.gelu:
         return 0
@@ -232,7 +232,7 @@ def preferred(product: CublasProduct, tiles: Sequence[int], processors: int) -> 
 
 
 def _largest_share(d: Matrix, rows: int, columns: int, processors: int) -> int:
-    """Return the elements in the tiles of the multiprocessor that computes the most of d."""
+    """Return the elements in the tiles of the SM that computes the most of d."""
     tiles = d.batch * -(-d.rows // rows) * -(-d.columns // columns)
     return -(-tiles // processors) * rows * columns
 

@@ -30,8 +30,8 @@ def has_tf32(device: int) -> bool:
     return capability(device) >= 80
 
 
-def multiprocessors(device: int) -> int:
-    """Return the number of multiprocessors."""
+def sm_count(device: int) -> int:
+    """Return the number of streaming multiprocessors (SMs)."""
     return _attribute("MultiProcessorCount", device)
 
 
@@ -40,8 +40,8 @@ def shared_memory_per_block(device: int) -> int:
     return _attribute("MaxSharedMemoryPerBlockOptin", device)
 
 
-def shared_memory_per_multiprocessor(device: int) -> int:
-    """Return the bytes of shared memory of a multiprocessor."""
+def shared_memory_per_sm(device: int) -> int:
+    """Return the bytes of shared memory of a streaming multiprocessor (SM)."""
     return _attribute("MaxSharedMemoryPerMultiprocessor", device)
 
 
@@ -56,7 +56,7 @@ def resident_blocks(kernel: Any, threads: int, shared: int, device: int) -> int:
         device: see above.
     """
     occupancy = backend.cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
-    return multiprocessors(device) * max(1, int(occupancy(kernel.ptr, threads, shared)))
+    return sm_count(device) * max(1, int(occupancy(kernel.ptr, threads, shared)))
 
 
 @cache

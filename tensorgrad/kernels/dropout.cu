@@ -76,7 +76,7 @@ __device__ inline void drop(Y* y, const X* x, const X* bias, const Y* residual, 
     }
 }
 
-// Blocks that a multiprocessor holds at once: left to itself, ptxas spills where the types differ.
+// Blocks that an SM holds at once: left to itself, ptxas spills where the types differ.
 template <typename X, typename Y, int N>
 constexpr int BLOCKS = sizeof(X) == 8 ? 2 : sizeof(X) == sizeof(Y) && N > 1 ? 4 : 3;
 

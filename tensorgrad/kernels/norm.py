@@ -18,7 +18,7 @@ from tensorgrad.kernels import overlap
 from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.device import resident_blocks, shared_memory_per_block
 from tensorgrad.kernels.loader import load
-from tensorgrad.kernels.rows import aligned, held, looped
+from tensorgrad.kernels.rows import aligned, in_registers, strided_loop
 from tensorgrad.kernels.structs import number, pointer
 
 _FORWARD, _BACKWARD = "norm_forward.cu", "norm_backward.cu"
@@ -63,7 +63,7 @@ def forward(
             x.dtype, rows, width, eps, residual is not None, wide, x.device.id, is_capturing()
         )
     if launch is None:
-        layout, sizes = looped(width), (np.int64(rows), np.int32(width), np.float64(eps))
+        layout, sizes = strided_loop(width), (np.int64(rows), np.int32(width), np.float64(eps))
         arguments = (*arrays, *_given(weight, x), *_given(bias, x), *sizes)
         kernel = load(_FORWARD, f"norm_forward_loop<{c_name(x.dtype)}>")
         kernel(layout.grid(rows), layout.block, arguments)
@@ -79,8 +79,8 @@ def forward(
     else:
         overlap.launch(
             kernel, grid, block, arguments, shared,
-            early=(weight, bias), writes=(y, None if total is x else total, mean, rstd),
-            starts_next_at_once=True,
+            prefetch=(weight, bias), writes=(y, None if total is x else total, mean, rstd),
+            trigger_early=True,
         )  # fmt: skip
     return y, total, mean, rstd
 
@@ -100,7 +100,7 @@ def _held_rows(
 
     None for rows that are too long. Cached: the launch is the same from step to step.
     """
-    layout = held(width * dtype.itemsize, (1, 3, 4), lanes=32, threads=128, most=512)
+    layout = in_registers(width * dtype.itemsize, (1, 3, 4), lanes=32, threads=128, most=512)
     if layout is None:
         return None
     threads = layout.threads * layout.groups
@@ -157,7 +157,7 @@ def backward(
             kernel(grid, block, arguments, shared)
     else:
         if dx is not None:
-            loop = looped(width)
+            loop = strided_loop(width)
             kernel = load(_BACKWARD, f"norm_backward_loop<{c_name(x.dtype)}>")
             kernel(loop.grid(rows), loop.block, (dx, *arrays, *sizes))
         if wants_parameters:
@@ -172,16 +172,16 @@ def _backward_rows(dtype: Dtype, rows: int, width: int, device: int) -> tuple[An
     None for rows that are too long. Cached: the launch is the same from step to step.
     """
     row_bytes = width * dtype.itemsize
-    layout = held(row_bytes, (1, 2, 3, 4, 5), lanes=32, threads=128, most=32)
+    layout = in_registers(row_bytes, (1, 2, 3, 4, 5), lanes=32, threads=128, most=32)
     if layout is None:
-        layout = held(row_bytes, (2,), lanes=128, threads=256, most=128)
+        layout = in_registers(row_bytes, (2,), lanes=128, threads=256, most=128)
     if layout is not None:
         lanes = layout.threads if layout.vectors > 1 else 0  # known to the compiler
         name = f"norm_backward_rows<{c_name(dtype)}, {layout.vectors}, {lanes}>"
         blocks = _PROCESSORS * (2 if lanes > 32 else {3: 3, 4: 2, 5: 2}.get(layout.vectors, 4))
         staged, sums = _STAGES * 3, _WITH_DX
     else:
-        layout = held(row_bytes, (1, 2), lanes=512, threads=512, most=512)
+        layout = in_registers(row_bytes, (1, 2), lanes=512, threads=512, most=512)
         if layout is None:
             return None
         name = f"norm_backward_long<{c_name(dtype)}, {layout.vectors}>"

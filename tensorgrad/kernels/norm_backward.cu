@@ -47,7 +47,7 @@ constexpr int STAGES = 3;
 template <int LANES> constexpr bool KEEPS = LANES > 32;
 template <int LANES> constexpr int THREADS = KEEPS<LANES> ? 2 * LANES : 128;
 
-// Blocks of a multiprocessor: as many as leave each thread the registers it needs.
+// Blocks of an SM: as many as leave each thread the registers it needs.
 template <typename T, int VECTORS, int LANES>
 constexpr int BACKWARD_BLOCKS =
     sizeof(T) == 8 ? 1 : KEEPS<LANES> || VECTORS > 3 ? 2 : VECTORS == 3 ? 3 : 4;

@@ -38,7 +38,7 @@ template <typename C> __device__ inline void merge(Moments<C>& own, const Moment
     own.count += other.count;
 }
 
-// Blocks of a multiprocessor: as many as leave each thread the registers it needs.
+// Blocks of an SM: as many as leave each thread the registers it needs.
 template <typename T, int VECTORS, int LANES, bool RESIDUAL>
 constexpr int FORWARD_BLOCKS = sizeof(T) == 8 || LANES == 0 ? 1
                                : VECTORS > 3                ? 5

@@ -1,6 +1,6 @@
 """Programmatic dependent launch: a kernel starts while the one before it still runs.
 
-    overlap.launch(kernel, grid, block, arguments, shared, early=[weight, bias], writes=[y])
+    overlap.launch(kernel, grid, block, arguments, shared, prefetch=[weight, bias], writes=[y])
     overlap.launch_in_graph(kernel, grid, block, arguments, shared, writes=[y])
 
 A kernel of a decode step runs for 2 us, of which its launch and its first loads are half. Launched
@@ -11,13 +11,13 @@ setting up of their barriers in this way, but only in graphs. The rules, for whi
 the functions:
 
 - A kernel waits before it reads or writes memory that other kernels write, except for the arrays
-  `early`, which it may read at once, such as weights. They are compared with what the kernels that
-  may still run write, and where these are the same memory, the launch is an ordinary one.
+  `prefetch`, which it may read at once, such as weights. They are compared with what the kernels
+  that may still run write, and where these are the same memory, the launch is an ordinary one.
 - A kernel lets the next one start after it has waited itself. So when a kernel starts, all but the
-  one before it have ended. Kernels that leave multiprocessors or shared memory free let it start at
+  one before it have ended. Kernels that leave SMs or shared memory free let it start at
   once: the next one copies its weights while the one before that kernel still runs. They say so by
-  `starts_next_at_once`; what was written before them counts as still being written.
-- Only arrays in `early` are declared `const __restrict__`: the compiler takes them for constant,
+  `trigger_early`; what was written before them counts as still being written.
+- Only arrays in `prefetch` are declared `const __restrict__`: the compiler takes them for constant,
   and may load them before the wait.
 - Memory that a kernel reads early is written by kernels that are launched here, or by those that
   never call `start_next_kernel`.
@@ -78,20 +78,29 @@ def launch(
     arguments: Sequence[Any],
     shared: int = 0,
     *,
-    early: Sequence[Array | None] = (),
+    prefetch: Sequence[Array | None] = (),
     writes: Sequence[Array | None] = (),
-    starts_next_at_once: bool = False,
+    trigger_early: bool = False,
 ) -> None:
     """Launch a kernel on the current stream, so that it may start before the one before it ends.
 
     Args:
-        kernel: from `loader.load`.
+        kernel: a kernel of `loader.load`.
         grid, block: 1 to 3 sizes.
-        arguments: arrays on the GPU, NumPy scalars, or those of `structs.by_value`.
-        shared: bytes of dynamic shared memory.
-        early: what it reads before it waits.
-        writes: what it writes, if it lets the next kernel start early.
-        starts_next_at_once: whether it lets the next kernel start before it has waited itself.
+        arguments: arrays on the GPU, NumPy scalars, or results of `structs.by_value`.
+        shared: the number of bytes of dynamic shared memory.
+        prefetch: the arrays that it reads before it waits.
+        writes: the arrays that it writes, if it lets the next kernel start early.
+        trigger_early: whether it lets the next kernel start before it has waited itself.
+
+    Example:
+        >>> from tensorgrad.kernels.loader import load
+        >>> from tensorgrad.kernels.overlap import launch
+        >>> offset = tg.zeros(1, "uint64", device="cuda").data  # doctest: +SKIP
+        >>> kernel = load("random.cu", "advance_draw")  # doctest: +SKIP
+        >>> launch(kernel, (1,), (1,), (offset, np.uint64(3)))  # doctest: +SKIP
+        >>> offset  # doctest: +SKIP
+        array([3], dtype=uint64)
     """
     cuda = backend.cupy.cuda
     device, stream = cuda.runtime.getDevice(), cuda.get_current_stream().ptr
@@ -100,7 +109,9 @@ def launch(
         before = _written.get((device, stream), [])
         safe = len(before) < _MOST_WRITTEN and not any(
             begin < end_written and begin_written < end
-            for begin, end in (backend.byte_bounds(array) for array in early if array is not None)
+            for begin, end in (
+                backend.byte_bounds(array) for array in prefetch if array is not None
+            )
             for begin_written, end_written in before
         )
         overlaps = safe and _is_supported(device)
@@ -109,7 +120,7 @@ def launch(
         else:
             kernel(grid, block, tuple(arguments), shared)
         if ranges:
-            kept = before if overlaps and starts_next_at_once else []
+            kept = before if overlaps and trigger_early else []
             _written[device, stream] = kept + ranges
 
 
@@ -126,6 +137,19 @@ def launch_in_graph(
 
     For kernels of a training step, which read nothing early: `launch` costs Python more, and a
     graph pays that once. They call `start_next_kernel` only where `capturing.is_capturing()`.
+
+    Args:
+        kernel, grid, block, arguments, shared, writes: as for `launch`.
+
+    Example:
+        >>> from tensorgrad.kernels.loader import load
+        >>> from tensorgrad.kernels.overlap import launch_in_graph
+        >>> offset = tg.zeros(1, "uint64", device="cuda").data  # doctest: +SKIP
+        >>> kernel = load("random.cu", "advance_draw")  # doctest: +SKIP
+        >>> arguments = offset, np.uint64(3)  # doctest: +SKIP
+        >>> launch_in_graph(kernel, (1,), (1,), arguments, writes=[offset])  # doctest: +SKIP
+        >>> offset  # doctest: +SKIP
+        array([3], dtype=uint64)
     """
     if is_capturing():
         launch(kernel, grid, block, arguments, shared, writes=writes)

@@ -43,7 +43,7 @@
 
 constexpr int UNROLL = 4;   // independent loads in flight for each thread
 
-// Blocks that a multiprocessor holds at once. Left to itself, ptxas spills to fit more.
+// Blocks that an SM holds at once. Left to itself, ptxas spills to fit more.
 template <typename T> constexpr int PAIR_BLOCKS = 4;
 template <> constexpr int PAIR_BLOCKS<__half> = 3;
 template <typename Op>

@@ -39,7 +39,7 @@ def aligned(width: int, *arrays: Array | None) -> bool:
     return True
 
 
-def held(
+def in_registers(
     row_bytes: int, vectors: Sequence[int], lanes: int, threads: int, most: int
 ) -> RowLayout | None:
     """Return how rows of whole vectors are held in registers, or None if they are too long.
@@ -61,7 +61,7 @@ def held(
     return RowLayout(needed, max(1, threads // needed), own)
 
 
-def looped(width: int, threads: int = 512, per_thread: int = 8) -> RowLayout:
+def strided_loop(width: int, threads: int = 512, per_thread: int = 8) -> RowLayout:
     """Return the layout for rows of any width and alignment, read in more than one pass."""
     lanes = min(threads, power_of_two(-(-width // per_thread)))
     return RowLayout(lanes, max(1, threads // 2 // lanes), 1)

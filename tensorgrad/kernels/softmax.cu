@@ -53,7 +53,7 @@ struct Normalized {
     }
 };
 
-// Blocks of a multiprocessor. Before Hopper the compiler needs more than 64 registers for a mask.
+// Blocks of an SM. Before Hopper the compiler needs more than 64 registers for a mask.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 template <typename T, int VECTORS, bool MASKED>
 constexpr int FORWARD_BLOCKS = MASKED && sizeof(T) == 2 && VECTORS == 4 ? 1 : 2;

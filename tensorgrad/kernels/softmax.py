@@ -18,7 +18,7 @@ from tensorgrad.core.dtypes import c_name, compute_dtype, float64
 from tensorgrad.core.errors import ShapeError
 from tensorgrad.kernels.device import resident_blocks, shared_memory_per_block
 from tensorgrad.kernels.loader import load
-from tensorgrad.kernels.rows import RowLayout, aligned, held, power_of_two
+from tensorgrad.kernels.rows import RowLayout, aligned, in_registers, power_of_two
 from tensorgrad.kernels.structs import ScoreArguments, address, by_value
 
 Arguments = tuple[Any, ...]
@@ -73,7 +73,7 @@ def _held(most: int, *arrays: Array) -> RowLayout | None:
         return None
     size = width * first.itemsize
     vectors = 4 if size > 48 else 2 if size > 16 else 1  # loads in flight of a thread
-    return held(size, (vectors,), lanes=32, threads=64, most=most)
+    return in_registers(size, (vectors,), lanes=32, threads=64, most=most)
 
 
 def _sizes(x: Array) -> tuple[Any, Any]:
@@ -124,7 +124,7 @@ def _launch_staged(kernel: Any, reads: int, arrays: Arguments, options: Argument
     vectors = width * y.itemsize // 16
     staged = min(vectors, limit // (16 * reads))
     shared = staged * 16 * reads
-    # Two blocks a multiprocessor if they fit.
+    # Two blocks per SM if they fit.
     most = 768 if 2 * shared > limit and y.itemsize < 8 else 384
     threads = min(most, -(-vectors // 128) * 32)
     blocks = min(y.size // width, resident_blocks(kernel, threads, shared, y.device.id))

@@ -129,7 +129,7 @@ class BackwardTeams(Struct):
     _fields_ = _fields(c_int, "size rotate")
 
 
-class RowSums(Struct):
+class ColumnSums(Struct):
     """Where sums over rows of gradients go."""
 
     sources = ("attention/sm90.cuh",)
@@ -194,7 +194,7 @@ class MatmulSm90Arguments(Struct):
 
     sources = ("matmul/sm90.cuh",)
     _fields_ = (
-        *_fields(c_uint64, "bias residual derivative row_sums"),
+        *_fields(c_uint64, "bias residual derivative column_sums"),
         *_fields(c_int, "rows columns terms matrices a_step b_step"),
         *_fields(c_int, "band split_steps wide_bias add overlaps"),
     )

@@ -126,7 +126,7 @@ __device__ inline void backward(T* dgate, T* dup, const T* dy, const T* gate, co
     }
 }
 
-// Blocks that a multiprocessor holds at once: as many as ptxas finds registers for.
+// Blocks that an SM holds at once: as many as ptxas finds registers for.
 template <typename T> constexpr int BLOCKS = sizeof(T) == 8 ? 2 : 4;
 template <typename T> constexpr int BACKWARD_BLOCKS = sizeof(T) == 8 ? 1 : 3;
 

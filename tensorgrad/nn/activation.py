@@ -14,7 +14,12 @@ from tensorgrad.ops.softmax import softmax
 
 
 class ReLU(Module):
-    """max(x, 0)."""
+    """max(x, 0).
+
+    Example:
+        >>> tg.nn.ReLU()(tg.tensor([-1.0, 2.0]))
+        tensor([0., 2.], dtype=float32)
+    """
 
     def forward(self, x: Any) -> Tensor:
         """Return `relu(x)`, the shape and dtype of x."""
@@ -26,6 +31,10 @@ class LeakyReLU(Module):
 
     Args:
         negative_slope: the derivative below 0.
+
+    Example:
+        >>> tg.nn.LeakyReLU(0.5)(tg.tensor([-1.0, 2.0]))
+        tensor([-0.5,  2. ], dtype=float32)
     """
 
     def __init__(self, negative_slope: float = 0.01) -> None:
@@ -46,6 +55,10 @@ class ELU(Module):
 
     Args:
         alpha: minus the limit at -inf.
+
+    Example:
+        >>> tg.nn.ELU(alpha=2.0)(tg.tensor([-1.0, 2.0])).round(3)
+        tensor([-1.264,  2.   ], dtype=float32)
     """
 
     def __init__(self, alpha: float = 1.0) -> None:
@@ -65,10 +78,14 @@ class GELU(Module):
     """x times the normal distribution's probability of being below x.
 
     Args:
-        approximate: "none", exact, or "tanh", as in GPT-2.
+        approximate: "none": exact; "tanh": the approximation of GPT-2.
 
     Raises:
         ArgumentError: another name for `approximate`.
+
+    Example:
+        >>> tg.nn.GELU()(tg.tensor([-1.0, 0.0, 1.0])).round(3)
+        tensor([-0.159,  0.   ,  0.841], dtype=float32)
     """
 
     def __init__(self, approximate: str = "none") -> None:
@@ -86,7 +103,12 @@ class GELU(Module):
 
 
 class SiLU(Module):
-    """x * sigmoid(x)."""
+    """x * sigmoid(x).
+
+    Example:
+        >>> tg.nn.SiLU()(tg.tensor([-1.0, 0.0, 1.0])).round(3)
+        tensor([-0.269,  0.   ,  0.731], dtype=float32)
+    """
 
     def forward(self, x: Any) -> Tensor:
         """Return `silu(x)`, the shape and dtype of x."""
@@ -94,7 +116,12 @@ class SiLU(Module):
 
 
 class Sigmoid(Module):
-    """1 / (1 + exp(-x))."""
+    """1 / (1 + exp(-x)).
+
+    Example:
+        >>> tg.nn.Sigmoid()(tg.tensor([-1.0, 0.0, 1.0])).round(3)
+        tensor([0.269, 0.5  , 0.731], dtype=float32)
+    """
 
     def forward(self, x: Any) -> Tensor:
         """Return `sigmoid(x)`, the shape and dtype of x."""
@@ -102,7 +129,12 @@ class Sigmoid(Module):
 
 
 class Tanh(Module):
-    """The hyperbolic tangent."""
+    """The hyperbolic tangent.
+
+    Example:
+        >>> tg.nn.Tanh()(tg.tensor([0.0, 1.0])).round(3)
+        tensor([0.   , 0.762], dtype=float32)
+    """
 
     def forward(self, x: Any) -> Tensor:
         """Return `tanh(x)`, the shape and dtype of x."""
@@ -113,7 +145,12 @@ class Softmax(Module):
     """exp(x) divided by its sum along an axis.
 
     Args:
-        axis: where the sum runs.
+        axis: where the sum runs; default: the last axis.
+
+    Example:
+        >>> tg.nn.Softmax()(tg.tensor([[0.0, 0.0], [0.0, 1.0]])).round(3)
+        tensor([[0.5  , 0.5  ],
+                [0.269, 0.731]], dtype=float32)
     """
 
     def __init__(self, axis: int = -1) -> None:

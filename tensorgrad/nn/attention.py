@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.modes import mode
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.linear import Linear
-from tensorgrad.nn.module import Module, offers
+from tensorgrad.nn.module import Module, can_fuse
 from tensorgrad.nn.rows import Rows
 from tensorgrad.nn.shard import Shard
 from tensorgrad.ops.attention import attention, attention_packed
@@ -39,16 +39,24 @@ class RopeScaling:
     Args:
         kind: "linear" or "llama3".
         factor: at least 1.
-        low_freq_factor, high_freq_factor: of "llama3", the first below the second.
-        original_context: of "llama3", the context in tokens before.
+        low_freq_factor, high_freq_factor: for "llama3", the first below the second.
+        original_context: for "llama3", the context before, in tokens.
+
     Raises:
         ArgumentError: a value is outside its range.
+
     Source: Chen et al. 2023, arXiv:2306.15595, eq. 4 (linear); Grattafiori et al. 2024,
         arXiv:2407.21783, and the code that Meta published with Llama 3.1 (llama3).
+
+    Example:
+        >>> scaling = tg.nn.RopeScaling("llama3", 8.0, original_context=8192)
+        >>> scaling.scaled(np.array([1.0, 1e-4]))  # fast rotations stay, slow ones are divided by 8
+        array([1.00e+00, 1.25e-05])
     """
 
     kind: str
     factor: float
+    _: KW_ONLY
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
@@ -94,14 +102,25 @@ class RotaryEmbedding(Module):
         interleaved: rotate pairs (2 i, 2 i + 1), as in the paper; otherwise (i, i + D / 2), as in
             Hugging Face's LLaMA.
         scaling: lower frequencies for a longer context; default: none.
+
     Raises:
         ArgumentError: width is not even, or base is not a finite number above 0.
+
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
+
+    Example:
+        >>> rotary = tg.nn.RotaryEmbedding(2)
+        >>> x = tg.ones((1, 3, 1, 2))  # three steps of one head
+        >>> rotary(x)[0, :, 0].round(3)  # by 0, 1 and 2 radians
+        tensor([[ 1.   ,  1.   ],
+                [-0.301,  1.382],
+                [-1.325,  0.493]], dtype=float32)
     """
 
     def __init__(
         self,
         width: int,
+        *,
         base: float = 10000.0,
         interleaved: bool = False,
         scaling: RopeScaling | None = None,
@@ -178,6 +197,14 @@ class KeyValueCache:
             of the cache. With it a call stores one step of each sequence, and the caller
             increments it.
         counters: None, or those that `attend` takes.
+
+    Example:
+        >>> cache = tg.nn.KeyValueCache(batch=1, heads=2, steps=16, width=4)
+        >>> step = tg.ones((1, 2, 1, 4))
+        >>> _ = cache.append(step, step)
+        >>> keys, values = cache.append(step, step)
+        >>> keys.shape
+        (1, 2, 2, 4)
     """
 
     def __init__(
@@ -190,7 +217,7 @@ class KeyValueCache:
         device: str = "cpu",
     ) -> None:
         shape = (batch, heads, steps, width)
-        self._keys, self._values = (empty(shape, dtype, device).data for _ in range(2))
+        self._keys, self._values = (empty(shape, dtype, device=device).data for _ in range(2))
         self.length = 0
         self.lengths: Array | None = None
         self.counters: Array | None = None
@@ -272,10 +299,17 @@ class MultiHeadAttention(Module):
         proj: Linear(H * D, C).
         q_norm, k_norm: the norms of a head's queries and keys; or None.
         kernel: how attention without a cache is computed, see `use_attention`.
+
     Raises:
         ArgumentError: a size is below 1 or does not divide as above, or dropout is outside [0, 1).
+
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; norms of queries and keys:
         Dehghani et al. 2023, arXiv:2302.05442, section 2.
+
+    Example:
+        >>> layer = tg.nn.MultiHeadAttention(32, 4, kv_heads=2, causal=True)
+        >>> layer(tg.ones((2, 5, 32))).shape
+        (2, 5, 32)
     """
 
     q_norm: Module | None = None
@@ -285,6 +319,7 @@ class MultiHeadAttention(Module):
         self,
         width: int,
         heads: int,
+        *,
         kv_heads: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
@@ -348,9 +383,9 @@ class MultiHeadAttention(Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = split(qkv.reshape(heads), [self.heads, self.heads + self.kv_heads], axis=2)
             qkv = concatenate([self.q_norm(q), self.k_norm(k), v], axis=2).reshape(qkv.shape)
-        overwrite = offers(self.qkv, "may_be_overwritten")
+        overwrite = can_fuse(self.qkv, "may_be_overwritten")
         fused, angles, interleaved = cache is None and self.kernel == "flash", None, False
-        if fused and self.rotary is not None and offers(self.rotary, "table"):
+        if fused and self.rotary is not None and can_fuse(self.rotary, "table"):
             cos, sin = self.rotary.table(length, qkv.data)
             angles, interleaved = (cos[:, None], sin[:, None]), self.rotary.interleaved
         elif self.rotary is not None and not self._attend_rotates(cache):
@@ -412,7 +447,7 @@ class MultiHeadAttention(Module):
         """Whether `attend` rotates the queries and keys of this call itself."""
         if cache is None or cache.lengths is None:
             return False
-        return self.rotary is not None and offers(self.rotary, "table")
+        return self.rotary is not None and can_fuse(self.rotary, "table")
 
     def _attend(self, qkv: Tensor, cache: KeyValueCache) -> Tensor:
         """Return (B, 1, H D) for the newest step of each sequence."""
@@ -440,8 +475,8 @@ class MultiHeadAttention(Module):
         weight = self.qkv.weight
         width = weight.shape[0] // (self.heads + 2 * self.kv_heads)
         cache = KeyValueCache(batch, self.kv_heads, steps, width, weight.dtype, weight.device)
-        cache.counters = zeros((batch * self.heads,), np.uint32, weight.device).data
-        if self.rotary is not None and offers(self.rotary, "table"):
+        cache.counters = zeros((batch * self.heads,), np.uint32, device=weight.device).data
+        if self.rotary is not None and can_fuse(self.rotary, "table"):
             self.rotary.table(steps, weight.data)  # so that no step makes another one
         return cache
 
@@ -463,8 +498,15 @@ def use_attention(module: Module, kernel: str) -> None:
         module: the layers in it are changed.
         kernel: "flash": one kernel, which never holds all scores; "fused-softmax": scores by a
             matrix product, then one kernel for scaling, mask and softmax; "unfused": op by op.
+
     Raises:
         ArgumentError: there is no such kernel.
+
+    Example:
+        >>> layer = tg.nn.MultiHeadAttention(32, 4)
+        >>> tg.nn.use_attention(layer, "unfused")
+        >>> layer.kernel
+        'unfused'
     """
     if kernel not in ATTENTION_KERNELS:
         expected = ", ".join(ATTENTION_KERNELS)

@@ -16,6 +16,11 @@ class ModuleList(Module):
 
     Args:
         modules: the first members; None: there are none yet.
+
+    Example:
+        >>> layers = tg.nn.ModuleList(tg.nn.Linear(3, 3) for _ in range(2))
+        >>> [name for name, _ in layers.named_parameters()]
+        ['0.weight', '0.bias', '1.weight', '1.bias']
     """
 
     def __init__(self, modules: Iterable[Module] | None = None) -> None:
@@ -64,6 +69,11 @@ class Sequential(ModuleList):
 
     Args:
         modules: in the order of the calls.
+
+    Example:
+        >>> model = tg.nn.Sequential(tg.nn.Linear(3, 8), tg.nn.ReLU(), tg.nn.Linear(8, 2))
+        >>> model(tg.ones((5, 3))).shape
+        (5, 2)
     """
 
     def __init__(self, *modules: Module) -> None:
@@ -86,6 +96,11 @@ class ModuleDict(Module):
     Raises:
         ArgumentError: a name is not text, is empty, has a dot, or is that of an attribute.
         DtypeError: a member is not a module.
+
+    Example:
+        >>> heads = tg.nn.ModuleDict({"tags": tg.nn.Linear(8, 5), "words": tg.nn.Linear(8, 100)})
+        >>> heads["tags"](tg.ones((2, 8))).shape
+        (2, 5)
     """
 
     def __init__(self, modules: Mapping[str, Module] | None = None) -> None:

@@ -20,6 +20,14 @@ class Dropout(Module):
 
     Attributes:
         stream: makes the context in which ranks that share a layer draw; see nn/shard.py.
+
+    Example:
+        >>> tg.manual_seed(0)
+        >>> dropout = tg.nn.Dropout(0.5)
+        >>> sorted(set(dropout(tg.ones(100)).tolist()))  # dropped, or divided by 0.5
+        [0.0, 2.0]
+        >>> dropout.eval()(tg.ones(3))
+        tensor([1., 1., 1.], dtype=float32)
     """
 
     stream: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -22,6 +22,11 @@ class Embedding(Module):
     Attributes:
         weight: (vocabulary, width), at first standard normal, as in PyTorch.
         region: the ranks that share the rows of the weight; or None.
+
+    Example:
+        >>> tokens = tg.nn.Embedding(1000, 8)
+        >>> tokens(np.array([[5, 2, 7]])).shape
+        (1, 3, 8)
     """
 
     region: Region | None = None

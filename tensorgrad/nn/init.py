@@ -317,7 +317,8 @@ def _draw(distribution: Callable[..., Tensor], tensor: Tensor, *parameters: floa
     if _chosen.skips:
         return tensor
     device = _chosen.device or tensor.device
-    return _fill(tensor, distribution(*parameters, tensor.shape, tensor.dtype, device).data)
+    drawn = distribution(*parameters, tensor.shape, dtype=tensor.dtype, device=device)
+    return _fill(tensor, drawn.data)
 
 
 def _fill(tensor: Tensor, value: Any) -> Tensor:

@@ -26,9 +26,16 @@ class Linear(Module):
         weight: W, (outputs, inputs), initialized uniformly in +-1 / sqrt(inputs), as in PyTorch.
         bias: b, (outputs,), initialized likewise; or None.
         may_be_overwritten: nothing holds what `forward` returns but the caller, and backward does
-            not need it; see `offers`.
+            not need it; see `can_fuse`.
         before, after: the region that x enters before the product, where ranks share the columns
             of y, and the one that y leaves after it, where they share those of x; or None.
+
+    Example:
+        >>> layer = tg.nn.Linear(3, 2)
+        >>> layer
+        Linear(3, 2)
+        >>> layer(tg.ones((5, 3))).shape
+        (5, 2)
     """
 
     may_be_overwritten = True

@@ -8,7 +8,7 @@ Tests: tests/nn/test_loss.py, tests/parity/test_losses.py.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from tensorgrad.core.backend import same_device
 from tensorgrad.core.checks import check_between, check_number, check_shape
@@ -225,12 +225,14 @@ def _operands(op: str, x: Any, target: Any, name: str = "x") -> tuple[Tensor, Te
 class _Loss(Module):
     """Base of the losses as modules: holds the reduction."""
 
-    known: ClassVar[tuple[str, ...]] = REDUCTIONS
+    _reductions: tuple[str, ...] = REDUCTIONS
 
     def __init__(self, *, reduction: str = "mean") -> None:
-        if reduction not in self.known:
+        if reduction not in self._reductions:
             name = type(self).__name__
-            raise ArgumentError(f"{name}: reduction is {reduction!r}, expected one of {self.known}")
+            raise ArgumentError(
+                f"{name}: reduction is {reduction!r}, expected one of {self._reductions}"
+            )
         self.reduction = reduction
 
     def extra_repr(self) -> str:
@@ -242,66 +244,70 @@ class MSELoss(_Loss):
     """The squared error; see `nn.functional.mse_loss`.
 
     Args:
-        reduction: "mean", "sum" or "none".
+        reduction: "mean" over all elements, "sum", or "none": one loss an element.
 
     Example:
-        >>> tg.nn.MSELoss()([1.0, 2.0], [1.0, 4.0]).item()
-        2.0
+        >>> loss = tg.nn.MSELoss()
+        >>> loss(tg.tensor([1.0, 2.0]), tg.tensor([1.0, 4.0]))  # (0 + 4) / 2
+        tensor(2., dtype=float32)
     """
 
     def forward(self, x: Any, target: Any) -> Tensor:
         """Return the loss of x, any shape, and target, the same shape."""
-        return mse_loss(x, target, self.reduction)
+        return mse_loss(x, target, reduction=self.reduction)
 
 
 class L1Loss(_Loss):
     """The absolute error; see `nn.functional.l1_loss`.
 
     Args:
-        reduction: "mean", "sum" or "none".
+        reduction: "mean" over all elements, "sum", or "none": one loss an element.
 
     Example:
-        >>> tg.nn.L1Loss(reduction="sum")([1.0, 2.0], [1.0, 4.0]).item()
-        2.0
+        >>> loss = tg.nn.L1Loss(reduction="none")
+        >>> loss(tg.tensor([1.0, 2.0]), tg.tensor([1.0, 4.0]))
+        tensor([0., 2.], dtype=float32)
     """
 
     def forward(self, x: Any, target: Any) -> Tensor:
         """Return the loss of x, any shape, and target, the same shape."""
-        return l1_loss(x, target, self.reduction)
+        return l1_loss(x, target, reduction=self.reduction)
 
 
 class HuberLoss(_Loss):
     """Squared error below delta and absolute error above; see `nn.functional.huber_loss`.
 
     Args:
-        reduction: "mean", "sum" or "none".
-        delta: above 0.
+        reduction: "mean" over all elements, "sum", or "none": one loss an element.
+        delta: the error, above 0, from which the loss is linear.
 
     Example:
-        >>> tg.nn.HuberLoss(delta=2.0)([3.0], [0.0]).item()
-        4.0
+        >>> loss = tg.nn.HuberLoss("none")
+        >>> loss(tg.tensor([0.5, 3.0]), tg.zeros(2))  # 0.5^2 / 2 and 3 - 1 / 2
+        tensor([0.125, 2.5  ], dtype=float32)
     """
 
-    def __init__(self, *, reduction: str = "mean", delta: float = 1.0) -> None:
+    def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
         super().__init__(reduction=reduction)
         self.delta = delta
 
     def forward(self, x: Any, target: Any) -> Tensor:
         """Return the loss of x, any shape, and target, the same shape."""
-        return huber_loss(x, target, self.reduction, self.delta)
+        return huber_loss(x, target, reduction=self.reduction, delta=self.delta)
 
 
 class BCEWithLogitsLoss(_Loss):
     """Binary cross entropy; see `nn.functional.binary_cross_entropy_with_logits`.
 
     Args:
-        weight: of each loss, broadcasts to the logits; moves with the module.
-        reduction: "mean", "sum" or "none".
+        weight: of each loss, broadcasts to the logits; moves with the module. None: 1.
+        reduction: "mean" over all elements, "sum", or "none": one loss an element.
         pos_weight: of the positive class, likewise.
 
     Example:
-        >>> tg.nn.BCEWithLogitsLoss(pos_weight=2.0)([0.0], [1.0]).item()
-        1.386...
+        >>> loss = tg.nn.BCEWithLogitsLoss()
+        >>> loss(tg.tensor([0.0, 0.0]), tg.tensor([0.0, 1.0])).round(4)  # log(2)
+        tensor(0.6931, dtype=float32)
     """
 
     def __init__(
@@ -316,7 +322,7 @@ class BCEWithLogitsLoss(_Loss):
     def forward(self, logits: Any, target: Any) -> Tensor:
         """Return the loss of logits, any shape, and target, the same shape."""
         return binary_cross_entropy_with_logits(
-            logits, target, self.weight, self.reduction, self.pos_weight
+            logits, target, self.weight, reduction=self.reduction, pos_weight=self.pos_weight
         )
 
 
@@ -324,15 +330,18 @@ class KLDivLoss(_Loss):
     """The Kullback-Leibler divergence; see `nn.functional.kl_div`.
 
     Args:
-        reduction: "mean", "batchmean", "sum" or "none".
+        reduction: "mean" over all elements, "batchmean": the sum over axis 0's length, "sum" or
+            "none".
         log_target: whether targets are logarithms.
 
     Example:
-        >>> tg.nn.KLDivLoss(reduction="batchmean")(tg.log([[0.5, 0.5]]), [[1.0, 0.0]]).item()
-        0.693...
+        >>> loss = tg.nn.KLDivLoss(reduction="batchmean")
+        >>> p, q = tg.tensor([[0.5, 0.5]]), tg.tensor([[0.25, 0.75]])
+        >>> loss(tg.log(q), p).round(4)  # 0.5 log(0.5 / 0.25) + 0.5 log(0.5 / 0.75)
+        tensor(0.1438, dtype=float32)
     """
 
-    known = (*REDUCTIONS, "batchmean")
+    _reductions = (*REDUCTIONS, "batchmean")
 
     def __init__(self, *, reduction: str = "mean", log_target: bool = False) -> None:
         super().__init__(reduction=reduction)
@@ -340,21 +349,22 @@ class KLDivLoss(_Loss):
 
     def forward(self, x: Any, target: Any) -> Tensor:
         """Return the loss of log-probabilities x and target, the same shape."""
-        return kl_div(x, target, self.reduction, self.log_target)
+        return kl_div(x, target, reduction=self.reduction, log_target=self.log_target)
 
 
 class NLLLoss(_Loss):
     """The negative log-likelihood; see `nn.functional.nll_loss`.
 
     Args:
-        weight: (V,), of each class; moves with the module. None: 1 each.
+        weight: (V,), of each class; moves with the module. None: 1.
         ignore_index: examples with this target are ignored; None: no example is.
-        reduction: "mean", "sum" or "none".
-        axis: of the classes.
+        reduction: "mean" over the examples that count, by their weights; "sum" or "none".
+        axis: of the classes; default: the last.
 
     Example:
-        >>> tg.nn.NLLLoss()(tg.log([[0.25, 0.75]]), [0]).item()
-        1.386...
+        >>> loss = tg.nn.NLLLoss()
+        >>> loss(tg.tensor([[-1.0, -0.5], [-2.0, -0.25]]), np.array([0, 1]))  # (1 + 0.25) / 2
+        tensor(0.625, dtype=float32)
     """
 
     def __init__(
@@ -372,22 +382,27 @@ class NLLLoss(_Loss):
 
     def forward(self, x: Any, targets: Any) -> Tensor:
         """Return the loss of log-probabilities x (..., V) and targets (...)."""
-        return nll_loss(x, targets, self.weight, self.ignore_index, self.reduction, axis=self.axis)
+        return nll_loss(
+            x, targets, self.weight, ignore_index=self.ignore_index, reduction=self.reduction,
+            axis=self.axis,
+        )  # fmt: skip
 
 
 class CrossEntropyLoss(_Loss):
     """Cross entropy of logits; see `nn.functional.cross_entropy`.
 
     Args:
-        weight: (V,), of each class; moves with the module. None: 1 each.
+        weight: (V,), of each class; moves with the module. None: 1.
         ignore_index: examples with this target are ignored; None: no example is.
-        reduction: "mean", "sum" or "none".
-        label_smoothing: in [0, 1].
-        axis: of the classes.
+        reduction: "mean" over the examples that count, by their weights; "sum" or "none".
+        label_smoothing: in [0, 1]: the fraction of each target that all classes get, in equal
+            parts.
+        axis: of the classes; default: the last.
 
     Example:
-        >>> tg.nn.CrossEntropyLoss()([[0.0, 0.0]], [1]).item()
-        0.693...
+        >>> loss = tg.nn.CrossEntropyLoss()
+        >>> loss(tg.zeros((3, 10)), np.array([1, 2, 3])).round(4)  # log(10)
+        tensor(2.3026, dtype=float32)
     """
 
     def __init__(
@@ -408,8 +423,8 @@ class CrossEntropyLoss(_Loss):
     def forward(self, logits: Any, targets: Any) -> Tensor:
         """Return the loss of logits (..., V) and targets (...), or probabilities (..., V)."""
         return cross_entropy(
-            logits, targets, self.weight, self.ignore_index, self.reduction, self.label_smoothing,
-            axis=self.axis,
+            logits, targets, weight=self.weight, ignore_index=self.ignore_index,
+            reduction=self.reduction, label_smoothing=self.label_smoothing, axis=self.axis,
         )  # fmt: skip
 
 

@@ -24,9 +24,20 @@ if TYPE_CHECKING:
 class ModelGraph:
     """The graph of a forward pass; a notebook shows it as a picture where Graphviz is installed.
 
-    Attributes:
+    Args:
         dot: Graphviz text. Calls of layers are clusters, ops are boxes with the shape and dtype of
             their result, parameters and other inputs are ellipses.
+
+    Attributes:
+        dot: the text.
+
+    Example:
+        >>> graph: tg.nn.ModelGraph = tg.nn.Linear(3, 2).graph(tg.ones((1, 3)))
+        >>> print(graph)
+        digraph {
+        node [shape=box]
+        subgraph cluster_1 { label="Linear"
+        ...
     """
 
     def __init__(self, dot: str) -> None:

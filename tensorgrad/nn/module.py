@@ -10,7 +10,7 @@ and those that autocast narrows, but raise for wider ones: float64 from NumPy wo
 activations float64. The functions of `tensorgrad.ops` promote as NumPy does.
 
 Fused ops: a layer of your own is called through `forward`, like any other. It can run as one kernel
-with the ops around it, as the layers of this package do, if it also offers
+with the ops around it, as the layers of this package do, if it also can_fuse
 
     a norm     add(x, residual=None) -> (x + residual, forward(x + residual)), or (x, forward(x));
                used by `add_norm` in norm.py
@@ -64,10 +64,15 @@ class Parameter(Tensor):
     """A tensor that an optimizer updates: a leaf of the graph that requires a gradient.
 
     Args:
-        data: an array or a tensor of floats, which is not copied.
+        data: an array or a tensor of floats, of any shape, which is not copied.
         requires_grad: False freezes the parameter.
+
     Raises:
         DtypeError: data is not an array, or not of floats.
+
+    Example:
+        >>> tg.nn.Parameter(np.ones(2, "float32"))
+        tensor([1., 1.], dtype=float32, requires_grad=True)
     """
 
     __slots__ = ()
@@ -96,16 +101,19 @@ class _Forward(Protocol[_Arguments, _Result]):
 class Module:
     """Base of layers and models: define `forward` and assign parameters and modules.
 
-        class Scale(Module):
-            def __init__(self, width: int) -> None:
-                self.factor = Parameter(np.ones(width, "float32"))
-
-            def forward(self, x: Tensor) -> Tensor:
-                return x * self.factor
-
-    Attributes:
+    Attributes of every module:
         training: whether layers such as Dropout are in training mode; see `train` and `eval`.
         captures: whether generation may capture its calls into a CUDA graph.
+
+    Example:
+        >>> class Scale(tg.nn.Module):
+        ...     def __init__(self, width: int) -> None:
+        ...         self.factor = tg.nn.Parameter(2 * np.ones(width, "float32"))
+        ...
+        ...     def forward(self, x: tg.Tensor) -> tg.Tensor:
+        ...         return x * self.factor
+        >>> Scale(3)(tg.ones((1, 3)))
+        tensor([[2., 2., 2.]], dtype=float32, requires_grad=True)
     """
 
     training = True
@@ -118,7 +126,7 @@ class Module:
             """Set an attribute; replace a parameter, module or buffer only by its kind or None.
 
             Raises:
-                DtypeError: the value is of another kind, and training would no longer see it.
+                DtypeError: the value has another type, and training would no longer see it.
             """
             kind = self._kind_of(name)
             if kind is not None and value is not None and not isinstance(value, kind):
@@ -442,7 +450,7 @@ class Module:
 
 
 class _HookedForward:
-    """The `forward` of one module with hooks; `offers` sees it and does not fuse the module."""
+    """The `forward` of one module with hooks; `can_fuse` sees it and does not fuse the module."""
 
     def __init__(self, module: Module, own: Callable[..., Any] | None) -> None:
         self._module, self._own = module, own  # own: a forward that the instance already had
@@ -479,7 +487,18 @@ class _HookedForward:
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Disable dropout and gradients in the `with` block; restore each module's mode after it."""
+    """Disable dropout and gradients in the `with` block; restore each module's mode after it.
+
+    Args:
+        model: the modules in it change their mode.
+
+    Example:
+        >>> model = tg.nn.Sequential(tg.nn.Linear(3, 2), tg.nn.Dropout(0.1))
+        >>> with tg.nn.evaluating(model):
+        ...     y = model(tg.ones((1, 3)))
+        >>> y.requires_grad, model.training
+        (False, True)
+    """
     before = [(module, module.training) for module in _all_modules(model)]
     for module, _ in before:
         vars(module)["training"] = False
@@ -519,16 +538,16 @@ def check_input(layer: Module, weight: Tensor, **inputs: Any) -> None:
             )
 
 
-def offers(layer: Module, name: str) -> bool:
+def can_fuse(layer: Module, name: str) -> bool:
     """Whether a layer has a method, or a class attribute, that fused ops use beside its `forward`.
 
-    False for a subclass that overrides `forward` alone: what it inherits is of another function.
+    False for a subclass that overrides `forward` alone: the inherited one fits another function.
     """
-    return "forward" not in vars(layer) and _offers(type(layer), name)  # type: ignore[arg-type]
+    return "forward" not in vars(layer) and _has_own(type(layer), name)  # type: ignore[arg-type]
 
 
 @cache
-def _offers(kind: Any, name: str) -> bool:
+def _has_own(kind: Any, name: str) -> bool:
     defining = (base for base in kind.__mro__ if vars(base).keys() & {name, "forward"})
     return name in vars(next(defining, object))
 

@@ -11,7 +11,7 @@ from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.dropout import Dropout
-from tensorgrad.nn.module import Module, Parameter, check_input, offers
+from tensorgrad.nn.module import Module, Parameter, can_fuse, check_input
 from tensorgrad.nn.rows import Rows
 from tensorgrad.ops.norm import add_layer_norm, add_rms_norm, group_norm, layer_norm, rms_norm
 
@@ -30,6 +30,10 @@ class LayerNorm(Module):
     Attributes:
         weight: (width,), initially 1; or None.
         bias: (width,), initially 0; or None.
+
+    Example:
+        >>> tg.nn.LayerNorm(4)(tg.tensor([[1.0, 1.0, 3.0, 3.0]])).round(3)
+        tensor([[-1., -1.,  1.,  1.]], dtype=float32)
     """
 
     def __init__(
@@ -75,6 +79,10 @@ class RMSNorm(Module):
 
     Attributes:
         weight: (width,), initially 1; or None.
+
+    Example:
+        >>> tg.nn.RMSNorm(2)(tg.tensor([[1.0, 7.0]])).round(3)  # divided by sqrt(25)
+        tensor([[0.2, 1.4]], dtype=float32)
     """
 
     def __init__(
@@ -134,6 +142,11 @@ class GroupNorm(Module):
 
     Raises:
         ArgumentError: num_groups does not divide num_channels, or eps is outside its range.
+
+    Example:
+        >>> x = tg.tensor([[1.0, 3.0, 10.0, 30.0]])  # two groups of two channels
+        >>> tg.nn.GroupNorm(2, 4)(x).round(3)
+        tensor([[-1.,  1., -1.,  1.]], dtype=float32)
     """
 
     def __init__(
@@ -178,7 +191,7 @@ def add_norm(x: Any, branch: Any, norm: Any, dropout: Dropout | None = None) -> 
     """
     if dropout is not None and dropout.drops:
         x, branch = dropout.add(branch, x), None
-    if offers(norm, "add"):
+    if can_fuse(norm, "add"):
         total, normed = norm.add(x, branch)
         return total, normed
     total = x if branch is None else x + branch

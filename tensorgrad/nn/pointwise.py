@@ -375,7 +375,7 @@ def normalize(
     if unknown:
         raise unexpected("normalize", unknown)
     given = float_tensor("normalize", "x", x)
-    return given / maximum(norm(given, axis, p, keepdims=True), eps)
+    return given / maximum(norm(given, axis, ord=p, keepdims=True), eps)
 
 
 def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **unknown: Never) -> Tensor:
@@ -423,7 +423,7 @@ def pairwise_distance(
     if unknown:
         raise unexpected("pairwise_distance", unknown)
     x, y = float_operands("pairwise_distance", ("x", "y"), (x, y))
-    return norm(x - y + eps, -1, p, keepdims)
+    return norm(x - y + eps, -1, ord=p, keepdims=keepdims)
 
 
 def cdist(x: Any, y: Any, *, p: float = 2.0) -> Tensor:

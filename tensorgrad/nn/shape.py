@@ -19,6 +19,10 @@ class Flatten(Module):
     Args:
         start_axis: the first axis to join.
         end_axis: the last axis to join.
+
+    Example:
+        >>> tg.nn.Flatten()(tg.zeros((2, 3, 4))).shape
+        (2, 12)
     """
 
     def __init__(self, start_axis: int = 1, end_axis: int = -1) -> None:
@@ -45,7 +49,12 @@ class Flatten(Module):
 
 
 class Identity(Module):
-    """Return the input: stands where a layer is optional."""
+    """Return the input; stands where a layer is optional.
+
+    Example:
+        >>> tg.nn.Identity()(tg.ones(2))
+        tensor([1., 1.], dtype=float32)
+    """
 
     def forward(self, x: Any) -> Any:
         """Return x itself."""

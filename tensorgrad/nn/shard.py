@@ -31,6 +31,10 @@ class Shard(NamedTuple):
         units: the number of equal units of the divided axis, or of each section, of which none is
             divided, such as heads. Where ranks do not divide it, some have one unit more.
         counts: the attributes of the module that count them: each rank then has its own number.
+
+    Example:
+        >>> tg.nn.FeedForward(8).shards()[0] == tg.nn.Shard("up", "column")
+        True
     """
 
     layer: str

@@ -39,7 +39,13 @@ class LayerSummary(NamedTuple):
 
 
 class Summary:
-    """The layers and parameters of a model; `print` shows them as a table.
+    """List the layers and parameters of a model; `print` shows them as a table.
+
+    `Module.summary` makes it.
+
+    Args:
+        model: the model.
+        recorder: what a forward pass of the model has told; empty where there was none.
 
     Attributes:
         layers: the modules, parents first.
@@ -48,6 +54,12 @@ class Summary:
         parameter_bytes, buffer_bytes: memory of parameters and of buffers.
         result_bytes: memory of the results of all ops of the forward pass.
         flops: of the matrix products of the forward pass; a multiplication and an addition are two.
+
+    Example:
+        >>> model = tg.nn.Sequential(tg.nn.Linear(3, 8), tg.nn.ReLU(), tg.nn.Linear(8, 2))
+        >>> summary: tg.nn.Summary = model.summary(tg.ones((5, 3)))
+        >>> summary.parameters, summary.flops  # 3 * 8 + 8 + 8 * 2 + 2; 2 * 5 * (3 * 8 + 8 * 2)
+        (50, 400.0)
     """
 
     def __init__(self, model: Module, recorder: _Recorder) -> None:

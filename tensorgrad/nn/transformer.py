@@ -10,7 +10,7 @@ from tensorgrad.kernels.matmul.sm90 import fills
 from tensorgrad.nn.attention import KeyValueCache, MultiHeadAttention, RotaryEmbedding
 from tensorgrad.nn.dropout import Dropout
 from tensorgrad.nn.linear import Linear
-from tensorgrad.nn.module import Module, add_branch, check_input, offers
+from tensorgrad.nn.module import Module, add_branch, can_fuse, check_input
 from tensorgrad.nn.norm import LayerNorm, add_norm
 from tensorgrad.nn.rows import Rows
 from tensorgrad.nn.shard import Shard
@@ -27,12 +27,18 @@ class FeedForward(Module):
         bias: whether the linear layers have one.
         approximate: the form of GELU: "tanh" (as in GPT-2) or "none" (exact).
         dropout: probability of dropping an input of `down`.
+
+    Example:
+        >>> layer = tg.nn.FeedForward(8)
+        >>> layer.up, layer(tg.ones((2, 5, 8))).shape
+        (Linear(8, 32), (2, 5, 8))
     """
 
     def __init__(
         self,
         width: int,
         hidden: int | None = None,
+        *,
         bias: bool = True,
         approximate: str = "tanh",
         dropout: float = 0.0,
@@ -46,7 +52,7 @@ class FeedForward(Module):
     def forward(self, x: Any, residual: Any = None) -> Tensor:
         """Return the result + residual, (..., width), for x and residual of that shape."""
         up, down = self.up, self.down
-        if offers(up, "affine") and offers(down, "affine") and not self.dropout.drops:
+        if can_fuse(up, "affine") and can_fuse(down, "affine") and not self.dropout.drops:
             check_input(self, up.weight, x=x)
             check_input(self, down.weight, residual=residual)
             x, (weight, bias) = up.enter(x), down.affine()
@@ -84,11 +90,17 @@ class SwiGLU(Module):
             parameters as `FeedForward` has.
         bias: whether the linear layers have one.
         dropout: probability of dropping an input of `down`.
+
     Source: Shazeer 2020, arXiv:2002.05202, eq. 6.
+
+    Example:
+        >>> layer = tg.nn.SwiGLU(48)
+        >>> layer.down, layer(tg.ones((2, 5, 48))).shape
+        (Linear(128, 48, bias=False), (2, 5, 48))
     """
 
     def __init__(
-        self, width: int, hidden: int | None = None, bias: bool = False, dropout: float = 0.0
+        self, width: int, hidden: int | None = None, *, bias: bool = False, dropout: float = 0.0
     ) -> None:
         hidden = self.default_hidden(width) if hidden is None else hidden
         self.gate = Linear(width, hidden, bias)
@@ -99,10 +111,10 @@ class SwiGLU(Module):
     def forward(self, x: Any, residual: Any = None) -> Tensor:
         """Return the result + residual, (..., width), for x and residual of that shape."""
         gate, up = self.gate, self.up
-        if offers(gate, "affine") and offers(up, "affine"):
+        if can_fuse(gate, "affine") and can_fuse(up, "affine"):
             check_input(self, gate.weight, x=x)
             weights, biases = zip(gate.affine(), up.affine(), strict=True)
-            fused = offers(self.dropout, "drops")
+            fused = can_fuse(self.dropout, "drops")
             p = self.dropout.p if fused and self.dropout.drops else 0.0
             x = gate.enter(x)
             with self.dropout.stream():
@@ -150,14 +162,26 @@ class TransformerBlock(Module):
         norm: makes a normalization layer from the width.
         feed_forward: makes a feed-forward layer from the width; default: `FeedForward`.
         attention_dropout: probability of dropping an attention weight; default: `dropout`.
-        attention: makes the attention from the first seven arguments of `MultiHeadAttention`.
+        attention: makes the attention from `width` and `heads`, and `kv_heads`, `bias`, `dropout`,
+            `causal` and `rotary` by name; see `MultiHeadAttention`.
+
     Source: Xiong et al. 2020, arXiv:2002.04745, figure 1 (b).
+
+    Example:
+        >>> from tensorgrad import nn
+        >>> block = nn.TransformerBlock(
+        ...     32, 4, kv_heads=2, bias=False, rotary=nn.RotaryEmbedding(8), norm=nn.RMSNorm,
+        ...     feed_forward=nn.SwiGLU,
+        ... )
+        >>> block(tg.ones((2, 5, 32))).shape
+        (2, 5, 32)
     """
 
     def __init__(
         self,
         width: int,
         heads: int,
+        *,
         kv_heads: int | None = None,
         dropout: float = 0.0,
         causal: bool = True,
@@ -171,7 +195,15 @@ class TransformerBlock(Module):
         if attention_dropout is None:
             attention_dropout = dropout
         self.norm1 = norm(width)
-        self.attention = attention(width, heads, kv_heads, bias, attention_dropout, causal, rotary)
+        self.attention = attention(
+            width,
+            heads,
+            kv_heads=kv_heads,
+            bias=bias,
+            dropout=attention_dropout,
+            causal=causal,
+            rotary=rotary,
+        )
         self.norm2 = norm(width)
         self.feed_forward = (
             FeedForward(width, bias=bias) if feed_forward is None else feed_forward(width)
@@ -179,7 +211,7 @@ class TransformerBlock(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Any, mask: Any = None, cache: KeyValueCache | None = None) -> Tensor:
-        """Return y, (B, T, C), for x of that shape; `mask` and `cache` as of the attention."""
+        """Return y, (B, T, C), for x of that shape; `mask` and `cache` as for attention."""
         x, normed = add_norm(x, None, self.norm1)
         x, normed = add_norm(x, self.attention(normed, mask, cache), self.norm2, self.dropout)
         return add_branch(self.feed_forward, normed, x, self.dropout)

@@ -21,6 +21,18 @@ def unwrapped(name: str, known: Container[str] = ()) -> str:
 
     "module._orig_mod.blocks.0.weight", as a compiled model in DistributedDataParallel has it, is
     "blocks.0.weight". Parts are dropped from the left until the name is a known one.
+
+    Args:
+        name: of an array, its parts joined by dots.
+        known: the names of the module; parts are dropped until the name is one of them.
+
+    Returns:
+        The shorter name; without a known one the name without any part of a wrapper.
+
+    Example:
+        >>> from tensorgrad.nn.wrapped_names import unwrapped
+        >>> unwrapped("module._orig_mod.blocks.0.weight")
+        'blocks.0.weight'
     """
     parts = name.split(".")
     for wrapper in [part for part in parts if part in _WRAPPERS]:
@@ -34,6 +46,18 @@ def by_plain_names(state: Mapping[str, Any], known: Container[str]) -> dict[str,
     """Return values by the module's names, where PyTorch's wrappers have added to them.
 
     Names that would be there twice are unchanged.
+
+    Args:
+        state: values by name, as a checkpoint has them.
+        known: the names of the module.
+
+    Returns:
+        The same values in the same order.
+
+    Example:
+        >>> from tensorgrad.nn.wrapped_names import by_plain_names
+        >>> by_plain_names({"module.weight": 1, "module.bias": 2}, {"weight", "bias"})
+        {'weight': 1, 'bias': 2}
     """
     plain = {n: unwrapped(n, known) if isinstance(n, str) else n for n in state}
     counts = Counter(plain.values())

@@ -394,8 +394,8 @@ def _write_gradients(dy: Array, saved: Saved, gradients: Any, sums: bool = False
         kernels = _implementation(done[:3], done.options)
         column_sums = None
         if sums and kernels is attention_sm90:
-            column_sums = attention_sm90.row_sums_for(done)
-        kept = {} if column_sums is None else {"row_sums": column_sums}
+            column_sums = attention_sm90.column_sums_for(done)
+        kept = {} if column_sums is None else {"column_sums": column_sums}
         kernels.backward(dy, done, gradients, **kept)
         return column_sums
     for gradient in gradients:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, Shape, widened
+from tensorgrad.core.backend import Array, Shape, upcast
 from tensorgrad.core.dtypes import Dtype
 from tensorgrad.kernels.attention.options import (
     ALL,
@@ -39,7 +39,7 @@ def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
         y = empty_result(q, q.dtype)
         y[...] = merged.reshape(q.shape)
         return y, logsumexp.reshape(q.shape[:3])
-    y, logsumexp = empty_result(q, q.dtype), np.empty(q.shape[:3], widened(q[:0]).dtype)
+    y, logsumexp = empty_result(q, q.dtype), np.empty(q.shape[:3], upcast(q[:0]).dtype)
     for rows, keys, own in _sequences(options):
         part = q[:, :, rows], k[:, :, keys], v[:, :, keys]
         _forward(part, own, y[:, :, rows], logsumexp[:, :, rows])

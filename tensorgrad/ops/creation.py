@@ -73,6 +73,7 @@ _MOST = 2**60  # elements: more is a mistake, whatever the memory
 def tensor(
     value: Any,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
@@ -84,10 +85,20 @@ def tensor(
         device: default: where the value is; the CPU for numbers and lists.
         requires_grad: whether backward computes its gradient.
 
+    Returns:
+        In the shape of the value.
+
     Raises:
         ShapeError: nested lists of unequal length.
         DtypeError: the library has no such dtype, or lists hold tensors (stack them instead).
         GradError: `requires_grad` of the copy of a tensor that requires one itself.
+
+    Example:
+        >>> tg.tensor([1.0, 2.0], requires_grad=True)
+        tensor([1., 2.], dtype=float32, requires_grad=True)
+        >>> tg.array([[1, 2], [3, 4]])
+        tensor([[1, 2],
+                [3, 4]], dtype=int64)
     """
     if isinstance(value, Tensor):
         if requires_grad:
@@ -103,20 +114,36 @@ def tensor(
 
 
 def asarray(
-    value: Any, dtype: DtypeLike | None = None, device: str | None = None, copy: bool | None = None
+    value: Any,
+    dtype: DtypeLike | None = None,
+    *,
+    device: str | None = None,
+    copy: bool | None = None,
 ) -> Tensor:
     """Return the value as a tensor that shares its memory where dtype and device allow.
 
     A tensor is returned as it is, or converted so that its gradient flows back.
 
     Args:
-        value, dtype, device: as for `tensor`; also an object with `__dlpack__`, and lists that hold
-            tensors, which are stacked.
+        value: as for `tensor`; also an object with `__dlpack__`, and lists that hold tensors, which
+            are stacked.
+        dtype: default: the value's own; of Python numbers float32, int64 or bool.
+        device: default: where the value is; the CPU for numbers and lists.
         copy: True always copies, False raises an error where a copy is needed.
+
+    Returns:
+        In the shape of the value.
 
     Raises:
         ArgumentError: a copy is needed.
         ShapeError, DtypeError: as in `tensor`.
+
+    Example:
+        >>> values = np.zeros(3, "float32")
+        >>> x = tg.asarray(values)
+        >>> values[0] = 1
+        >>> x
+        tensor([1., 0., 0.], dtype=float32)
     """
     if isinstance(value, (list, tuple)) and any([isinstance(v, Tensor) for v in leaves_of(value)]):
         value = stack([asarray(part) for part in value])
@@ -140,10 +167,26 @@ def _float_dtype(dtype: DtypeLike | None) -> Dtype:
 def zeros(
     shape: Shapes,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a tensor of zeros."""
+    """Return a tensor of zeros.
+
+    Args:
+        shape: the lengths, or one length.
+        dtype: float32 by default.
+        device: "cpu", the default, "cuda" or "cuda:N".
+        requires_grad: whether backward computes its gradient.
+
+    Returns:
+        A tensor of that shape.
+
+    Example:
+        >>> tg.zeros((2, 3))
+        tensor([[0., 0., 0.],
+                [0., 0., 0.]], dtype=float32)
+    """
     check_no_length("zeros", "shape", dtype)
     data = namespace_on(device or "cpu").zeros(shape_of("zeros", shape), _float_dtype(dtype))
     return Tensor(data, requires_grad)
@@ -152,21 +195,53 @@ def zeros(
 def ones(
     shape: Shapes,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a tensor of ones."""
+    """Return a tensor of ones.
+
+    Args:
+        shape: the lengths, or one length.
+        dtype: float32 by default.
+        device: "cpu", the default, "cuda" or "cuda:N".
+        requires_grad: whether backward computes its gradient.
+
+    Returns:
+        A tensor of that shape.
+
+    Example:
+        >>> tg.ones(3, "int64")
+        tensor([1, 1, 1], dtype=int64)
+    """
     check_no_length("ones", "shape", dtype)
-    return full(shape_of("ones", shape), 1, _float_dtype(dtype), device, requires_grad)
+    return full(
+        shape_of("ones", shape), 1, _float_dtype(dtype), device=device, requires_grad=requires_grad
+    )
 
 
 def empty(
     shape: Shapes,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a tensor whose values are whatever the memory held."""
+    """Return a tensor whose values are whatever the memory held.
+
+    Args:
+        shape: the lengths, or one length.
+        dtype: float32 by default.
+        device: "cpu", the default, "cuda" or "cuda:N".
+        requires_grad: whether backward computes its gradient.
+
+    Returns:
+        A tensor of that shape.
+
+    Example:
+        >>> tg.empty((2, 3)).shape
+        (2, 3)
+    """
     check_no_length("empty", "shape", dtype)
     data = namespace_on(device or "cpu").empty(shape_of("empty", shape), _float_dtype(dtype))
     return Tensor(data, requires_grad)
@@ -176,16 +251,32 @@ def full(
     shape: Shapes,
     fill_value: Any,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return a tensor filled with one number; its dtype by default.
+    """Return a tensor filled with one number.
+
+    Args:
+        shape: the lengths, or one length.
+        fill_value: the number.
+        dtype: default: that of fill_value; of Python numbers float32, int64 or bool.
+        device: "cpu", the default, "cuda" or "cuda:N".
+        requires_grad: whether backward computes its gradient.
+
+    Returns:
+        A tensor of that shape.
 
     Raises:
         ShapeError: fill_value is more than one number.
         DtypeError: the dtype holds integers, fill_value is a float.
         ArgumentError: the dtype does not hold the integer.
         GradError: fill_value requires a gradient.
+
+    Example:
+        >>> tg.full((2, 2), 7.0)
+        tensor([[7., 7.],
+                [7., 7.]], dtype=float32)
     """
     lengths = shape_of("full", shape)
     check_no_length("full", "shape", dtype)
@@ -206,57 +297,145 @@ def full(
 
 
 def zeros_like(
-    x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False, device: str | None = None
+    x: Any,
+    dtype: DtypeLike | None = None,
+    *,
+    device: str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
-    """Return zeros with the shape, dtype and device of x."""
-    return full_like(x, 0, dtype, requires_grad, device)
+    """Return zeros with the shape, dtype and device of x.
+
+    Args:
+        x: any shape and dtype.
+        dtype: another dtype than that of x.
+        device: another device than that of x.
+        requires_grad: whether backward computes the gradient of the result.
+
+    Returns:
+        In the shape of x.
+
+    Example:
+        >>> tg.zeros_like([1.5, 2.5])
+        tensor([0., 0.], dtype=float32)
+    """
+    return full_like(x, 0, dtype, device=device, requires_grad=requires_grad)
 
 
 def ones_like(
-    x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False, device: str | None = None
+    x: Any,
+    dtype: DtypeLike | None = None,
+    *,
+    device: str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
-    """Return ones with the shape, dtype and device of x."""
-    return full_like(x, 1, dtype, requires_grad, device)
+    """Return ones with the shape, dtype and device of x.
+
+    Args:
+        x: any shape and dtype.
+        dtype: another dtype than that of x.
+        device: another device than that of x.
+        requires_grad: whether backward computes the gradient of the result.
+
+    Returns:
+        In the shape of x.
+
+    Example:
+        >>> tg.ones_like([[4, 5]])
+        tensor([[1, 1]], dtype=int64)
+    """
+    return full_like(x, 1, dtype, device=device, requires_grad=requires_grad)
 
 
 def empty_like(
-    x: Any, dtype: DtypeLike | None = None, requires_grad: bool = False, device: str | None = None
+    x: Any,
+    dtype: DtypeLike | None = None,
+    *,
+    device: str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
-    """Return a tensor with the shape, dtype and device of x and whatever the memory held."""
+    """Return a tensor with the shape, dtype and device of x and whatever the memory held.
+
+    Args:
+        x: any shape and dtype.
+        dtype: another dtype than that of x.
+        device: another device than that of x.
+        requires_grad: whether backward computes the gradient of the result.
+
+    Returns:
+        In the shape of x.
+
+    Example:
+        >>> tg.empty_like([[4, 5]], dtype="float16").dtype
+        dtype('float16')
+    """
     x = tensor_of("empty_like", "x", x)
     device = device or x.device
-    return empty(x.shape, x.dtype if dtype is None else dtype, device, requires_grad)
+    dtype = x.dtype if dtype is None else dtype
+    return empty(x.shape, dtype, device=device, requires_grad=requires_grad)
 
 
 def full_like(
     x: Any,
     fill_value: Any,
     dtype: DtypeLike | None = None,
-    requires_grad: bool = False,
+    *,
     device: str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
-    """Return a tensor filled with one number, with the shape, dtype and device of x."""
+    """Return a tensor filled with one number, with the shape, dtype and device of x.
+
+    Args:
+        x: any shape and dtype.
+        fill_value: the number; errors are those of `full`.
+        dtype: another dtype than that of x.
+        device: another device than that of x.
+        requires_grad: whether backward computes the gradient of the result.
+
+    Returns:
+        In the shape of x.
+
+    Example:
+        >>> tg.full_like([1.5, 2.5], 3)
+        tensor([3., 3.], dtype=float32)
+    """
     x = tensor_of("full_like", "x", x)
     device = device or x.device
-    return full(x.shape, fill_value, x.dtype if dtype is None else dtype, device, requires_grad)
+    dtype = x.dtype if dtype is None else dtype
+    return full(x.shape, fill_value, dtype, device=device, requires_grad=requires_grad)
 
 
 def arange(
     start: float,
     stop: float | None = None,
     step: float = 1,
+    *,
     dtype: DtypeLike | None = None,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Return start, start + step, ... up to, but without, `stop`; arange(n) counts from 0.
 
-    The dtype is int64 where all are integers, else float32.
+    Args:
+        start: the first number; the end where it is the only one, counted from 0.
+        stop: the end, which the result does not hold.
+        step: from one number to the next, not 0.
+        dtype: default: int64 where all are integers, else float32.
+        device: "cpu", the default, "cuda" or "cuda:N".
+        requires_grad: whether backward computes its gradient.
+
+    Returns:
+        One axis of ceil((stop - start) / step) numbers, none where that is negative.
 
     Raises:
         ArgumentError: step is 0, a number is not finite, there are 2^60 or more of them, or
             the dtype does not hold all of them.
         DtypeError: more than two of bool.
+
+    Example:
+        >>> tg.arange(4)
+        tensor([0, 1, 2, 3], dtype=int64)
+        >>> tg.arange(1, 2, 0.25)
+        tensor([1.  , 1.25, 1.5 , 1.75], dtype=float32)
     """
     if stop is None:
         start, stop = 0, start
@@ -290,16 +469,30 @@ def linspace(
     stop: float,
     num: int = 50,
     endpoint: bool = True,
+    *,
     dtype: DtypeLike | None = None,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Return `num` evenly spaced numbers from start to stop, or to just before it.
 
-    Those of an integer dtype are rounded down.
+    Args:
+        start, stop: the ends.
+        num: how many, from 0.
+        endpoint: whether stop is the last of them.
+        dtype: float32 by default; numbers of an integer dtype are rounded down.
+        device: "cpu", the default, "cuda" or "cuda:N".
+        requires_grad: whether backward computes its gradient.
+
+    Returns:
+        (num,).
 
     Raises:
         ArgumentError: num is negative, or the dtype does not hold the numbers.
+
+    Example:
+        >>> tg.linspace(0, 1, 5)
+        tensor([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float32)
     """
     check_number("linspace", "start", start)
     check_number("linspace", "stop", stop)
@@ -319,15 +512,31 @@ def logspace(
     endpoint: bool = True,
     base: float = 10.0,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
 ) -> Tensor:
     """Return base to the powers `linspace(start, stop, num, endpoint)`.
 
+    Args:
+        start, stop: the first and the last power.
+        num: how many, from 0.
+        endpoint: whether stop is the last of them.
+        base: the number that is raised to the powers.
+        dtype: float32 by default.
+        device: "cpu", the default, "cuda" or "cuda:N".
+
+    Returns:
+        (num,).
+
     Raises:
         ArgumentError: num is negative.
+
+    Example:
+        >>> tg.logspace(0, 3, 4, base=2)
+        tensor([1., 2., 4., 8.], dtype=float32)
     """
     check_number("logspace", "base", base)
-    powers = linspace(start, stop, num, endpoint, float64, device)
+    powers = linspace(start, stop, num, endpoint, dtype=float64, device=device)
     return astype(float(base) ** powers, _float_dtype(dtype))
 
 
@@ -337,29 +546,75 @@ def geomspace(
     num: int = 50,
     endpoint: bool = True,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
 ) -> Tensor:
     """Return `num` numbers from start to stop with one ratio between neighbours.
 
+    Args:
+        start, stop: the ends, both above or both below 0.
+        num: how many, from 0.
+        endpoint: whether stop is the last of them.
+        dtype: float32 by default.
+        device: "cpu", the default, "cuda" or "cuda:N".
+
+    Returns:
+        (num,).
+
     Raises:
         ArgumentError: num is negative, or start and stop are not both above or below 0.
+
+    Example:
+        >>> tg.geomspace(1, 8, 4).round(3)
+        tensor([1., 2., 4., 8.], dtype=float32)
     """
     check_number("geomspace", "start", start)
     check_number("geomspace", "stop", stop)
     if not start * stop > 0:
         raise ArgumentError(f"geomspace: stop is {stop}, expected the sign of start, {start}")
     ends = math.log10(abs(start)), math.log10(abs(stop))
-    y = math.copysign(1, start) * logspace(*ends, num, endpoint, 10, float64, device)
+    y = math.copysign(1, start) * logspace(*ends, num, endpoint, dtype=float64, device=device)
     return astype(y, _float_dtype(dtype))
 
 
-def identity(n: int, dtype: DtypeLike | None = None, device: str | None = None) -> Tensor:
-    """Return the (n, n) matrix with ones on its diagonal."""
+def identity(n: int, dtype: DtypeLike | None = None, *, device: str | None = None) -> Tensor:
+    """Return the matrix with ones on its diagonal and zeros elsewhere.
+
+    Args:
+        n: rows and columns.
+        dtype: float32 by default.
+        device: "cpu", the default, "cuda" or "cuda:N".
+
+    Returns:
+        (n, n).
+
+    Example:
+        >>> tg.identity(2)
+        tensor([[1., 0.],
+                [0., 1.]], dtype=float32)
+    """
     return eye(n, dtype=dtype, device=device)
 
 
-def indices(shape: Shapes, dtype: DtypeLike = int64, device: str | None = None) -> Tensor:
-    """Return the index of each element of an array: (axes, *shape), along axis 0 one per axis."""
+def indices(shape: Shapes, dtype: DtypeLike = int64, *, device: str | None = None) -> Tensor:
+    """Return the index of each element of an array along each of its axes.
+
+    Args:
+        shape: the lengths of the array, or its one length.
+        dtype: of the result.
+        device: "cpu", the default, "cuda" or "cuda:N".
+
+    Returns:
+        (axes, *shape): along axis 0 the indices of one axis after the other.
+
+    Example:
+        >>> tg.indices((2, 3))
+        tensor([[[0, 0, 0],
+                 [1, 1, 1]],
+        <BLANKLINE>
+                [[0, 1, 2],
+                 [0, 1, 2]]], dtype=int64)
+    """
     lengths = shape_of("indices", shape)
     data = namespace_on(device or "cpu").indices(lengths, dtype=as_dtype(dtype))
     return Tensor(data)
@@ -390,13 +645,30 @@ def eye(
     columns: int | None = None,
     k: int = 0,
     dtype: DtypeLike | None = None,
+    *,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Return a matrix with ones on the k-th diagonal above the main one and zeros elsewhere.
 
+    Args:
+        rows: how many.
+        columns: as many as rows by default.
+        k: the diagonal; 0 is the main one, negative ones lie below it.
+        dtype: float32 by default.
+        device: "cpu", the default, "cuda" or "cuda:N".
+        requires_grad: whether backward computes its gradient.
+
+    Returns:
+        (rows, columns).
+
     Raises:
         ArgumentError: k is not an integer.
+
+    Example:
+        >>> tg.eye(2, 3, 1)
+        tensor([[0., 1., 0.],
+                [0., 0., 1.]], dtype=float32)
     """
     lengths = shape_of("eye", (rows, rows if columns is None else columns))
     check_integer("eye", "k", k)
@@ -409,8 +681,20 @@ def eye(
 def tril(x: Any, k: int = 0) -> Tensor:
     """Return x with zeros above the k-th diagonal of its last two axes.
 
+    Args:
+        x: (..., M, N).
+        k: the diagonal; 0 is the main one, positive ones lie above it.
+
+    Returns:
+        In the shape and dtype of x.
+
     Raises:
         ShapeError: x has fewer than two axes.
+
+    Example:
+        >>> tg.tril([[1, 2], [3, 4]])
+        tensor([[1, 0],
+                [3, 4]], dtype=int64)
     """
     return _triangle("tril", x, k, lower=True)
 
@@ -418,8 +702,20 @@ def tril(x: Any, k: int = 0) -> Tensor:
 def triu(x: Any, k: int = 0) -> Tensor:
     """Return x with zeros below the k-th diagonal of its last two axes.
 
+    Args:
+        x: (..., M, N).
+        k: the diagonal; 0 is the main one, positive ones lie above it.
+
+    Returns:
+        In the shape and dtype of x.
+
     Raises:
         ShapeError: x has fewer than two axes.
+
+    Example:
+        >>> tg.triu([[1, 2], [3, 4]], k=1)
+        tensor([[0, 2],
+                [0, 0]], dtype=int64)
     """
     return _triangle("triu", x, k, lower=False)
 
@@ -440,7 +736,7 @@ def _below(xp: Any, shape: tuple[int, ...], k: int) -> Array:
     return xp.arange(shape[1]) <= xp.arange(shape[0])[:, None] + k
 
 
-def one_hot(indices: Any, num_classes: int = -1, dtype: DtypeLike = int64) -> Tensor:
+def one_hot(indices: Any, num_classes: int = -1, *, dtype: DtypeLike = int64) -> Tensor:
     """Return for each index i a row of zeros with a one at position i.
 
     Args:
@@ -455,6 +751,11 @@ def one_hot(indices: Any, num_classes: int = -1, dtype: DtypeLike = int64) -> Te
         ArgumentError: num_classes is below -1, or -1 without an index.
         OutOfRangeError: an index is outside its range (on the GPU its row is all zeros instead).
         DtypeError: the indices are not integers.
+
+    Example:
+        >>> tg.one_hot([0, 2], 3)
+        tensor([[1, 0, 0],
+                [0, 0, 1]], dtype=int64)
     """
     indices = integer_array("one_hot", "indices", indices)
     check_integer("one_hot", "num_classes", num_classes, -1)

@@ -15,7 +15,7 @@ from typing import Any, Never
 import numpy as np
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.checks import (
     axis_index,
     check_between,
@@ -351,7 +351,7 @@ def rows_numpy(
     all_count = bool(counted.all())
 
     def run(piece: slice) -> None:
-        rows = widened(logits[piece, :classes])
+        rows = upcast(logits[piece, :classes])
         place = np.arange(len(rows)), ids[piece]
         if dlogits is not None and dlogits.dtype == wide:
             powers = dlogits[piece, :classes]
@@ -393,7 +393,7 @@ def rescaled(array: Array, scale: Array) -> Array:
     scale = np.broadcast_to(scale, (len(array), 1))
 
     def run(piece: slice) -> None:
-        y[piece] = widened(array[piece]) * scale[piece]
+        y[piece] = upcast(array[piece]) * scale[piece]
 
     backend.parallel_blocks(run, len(array), max(1, backend.BLOCK // array.shape[1]))
     return y

@@ -6,12 +6,12 @@ Tests: tests/ops/test_diagonals.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
 from tensorgrad.core.backend import namespace, namespace_on
-from tensorgrad.core.checks import axis_index, check_integer
+from tensorgrad.core.checks import axis_index, check_integer, unexpected
 from tensorgrad.core.dtypes import (
     DtypeLike,
     as_dtype,
@@ -55,9 +55,16 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
         offset: how far above the main diagonal; negative: below.
         axis1, axis2: the axes of the rows and the columns.
 
+    Returns:
+        The remaining axes of x and the diagonal.
+
     Raises:
         ShapeError: x has fewer than two axes.
         ArgumentError: the axes are the same, or x lacks one.
+
+    Example:
+        >>> tg.diagonal([[1, 2, 3], [4, 5, 6]], 1)
+        tensor([2, 6], dtype=int64)
     """
     x = tensor_of("diagonal", "x", x)
     check_integer("diagonal", "offset", offset)
@@ -73,15 +80,43 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
 def trace(
     x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DtypeLike | None = None
 ) -> Tensor:
-    """Return the sum along a diagonal; arguments and errors are those of `diagonal`."""
+    """Return the sum along a diagonal.
+
+    Args:
+        x: two axes or more.
+        offset: how far above the main diagonal; negative: below.
+        axis1, axis2: the axes of the rows and the columns.
+        dtype: of the sum; default: that of x, 64 bits for integers and bool.
+
+    Returns:
+        The remaining axes of x; errors are those of `diagonal`.
+
+    Example:
+        >>> tg.trace([[1, 2], [3, 4]])
+        tensor(5, dtype=int64)
+    """
     return sum(diagonal(x, offset, axis1, axis2), -1, dtype=dtype)
 
 
 def diag(x: Any, k: int = 0) -> Tensor:
     """Return the k-th diagonal of a matrix, or a matrix of zeros with the vector x on it.
 
+    Args:
+        x: (M, N) or (n,).
+        k: how far above the main diagonal; negative: below.
+
+    Returns:
+        A vector, or (n + |k|, n + |k|).
+
     Raises:
         ShapeError: x is neither a vector nor a matrix.
+
+    Example:
+        >>> tg.diag([1, 2])
+        tensor([[1, 0],
+                [0, 2]], dtype=int64)
+        >>> tg.diag([[1, 2], [3, 4]])
+        tensor([1, 4], dtype=int64)
     """
     x = tensor_of("diag", "x", x)
     if x.ndim == 2:
@@ -111,6 +146,10 @@ def diag_embed(x: Any, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Ten
     Raises:
         ShapeError: x has no axes.
         ArgumentError: the two axes are one.
+
+    Example:
+        >>> tg.diag_embed([[1, 2], [3, 4]]).tolist()
+        [[[1, 0], [0, 2]], [[3, 0], [0, 4]]]
     """
     x = tensor_of("diag_embed", "x", x)
     if not x.ndim:
@@ -125,10 +164,20 @@ def block_diag(*matrices: Any) -> Tensor:
     """Return matrices along the diagonal of one, zeros elsewhere.
 
     Args:
-        matrices: (M, N) each; vectors count as rows, numbers as (1, 1).
+        *matrices: (M, N) each; vectors count as rows, numbers as (1, 1).
+
+    Returns:
+        One matrix, as many rows and columns as all have together, in the dtype that they have in
+        common.
 
     Raises:
         ShapeError: one has more than two axes.
+
+    Example:
+        >>> tg.block_diag([[1, 2], [3, 4]], 5)
+        tensor([[1, 2, 0],
+                [3, 4, 0],
+                [0, 0, 5]], dtype=int64)
     """
     blocks = operands("block_diag", [f"matrices[{i}]" for i in range(len(matrices))], matrices)
     for i, block in enumerate(blocks):
@@ -148,7 +197,20 @@ def block_diag(*matrices: Any) -> Tensor:
 
 
 def diagflat(x: Any, k: int = 0) -> Tensor:
-    """Return a matrix of zeros with the elements of x on its k-th diagonal."""
+    """Return a matrix of zeros with the elements of x on its k-th diagonal.
+
+    Args:
+        x: any shape; n elements.
+        k: how far above the main diagonal; negative: below.
+
+    Returns:
+        (n + |k|, n + |k|).
+
+    Example:
+        >>> tg.diagflat([[1], [2]])
+        tensor([[1, 0],
+                [0, 2]], dtype=int64)
+    """
     return diag(ravel(x), k)
 
 
@@ -157,9 +219,29 @@ def tri(
     columns: int | None = None,
     k: int = 0,
     dtype: DtypeLike = float32,
+    *,
     device: str = "cpu",
 ) -> Tensor:
-    """Return a matrix with ones on and below the k-th diagonal and zeros above."""
+    """Return a matrix with ones on and below the k-th diagonal and zeros above.
+
+    Args:
+        rows: how many.
+        columns: as many as rows by default.
+        k: the diagonal; 0 is the main one, positive ones lie above it.
+        dtype: of the result.
+        device: "cpu", "cuda" or "cuda:N".
+
+    Returns:
+        (rows, columns).
+
+    Raises:
+        ArgumentError: rows is negative.
+
+    Example:
+        >>> tg.tri(2, 3)
+        tensor([[1., 0., 0.],
+                [1., 1., 0.]], dtype=float32)
+    """
     check_integer("tri", "rows", rows, 0)
     xp = namespace_on(device)
     wide = xp.arange(rows if columns is None else columns)
@@ -167,13 +249,41 @@ def tri(
 
 
 def tril_indices(rows: int, k: int = 0, columns: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return the row and column indices of a matrix on and below its k-th diagonal, int64."""
+    """Return the row and column indices of a matrix on and below its k-th diagonal.
+
+    Args:
+        rows: how many.
+        k: the diagonal; 0 is the main one, positive ones lie above it.
+        columns: as many as rows by default.
+
+    Returns:
+        Two vectors, int64.
+
+    Example:
+        >>> rows, columns = tg.tril_indices(2)
+        >>> rows.tolist(), columns.tolist()
+        ([0, 1, 1], [0, 0, 1])
+    """
     first, second = tri(rows, columns, k).data.nonzero()
     return Tensor(first), Tensor(second)
 
 
 def triu_indices(rows: int, k: int = 0, columns: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return the row and column indices of a matrix on and above its k-th diagonal, int64."""
+    """Return the row and column indices of a matrix on and above its k-th diagonal.
+
+    Args:
+        rows: how many.
+        k: the diagonal; 0 is the main one, positive ones lie above it.
+        columns: as many as rows by default.
+
+    Returns:
+        Two vectors, int64.
+
+    Example:
+        >>> rows, columns = tg.triu_indices(2, 1, 3)
+        >>> rows.tolist(), columns.tolist()
+        ([0, 0, 1], [1, 2, 2])
+    """
     first, second = (tri(rows, columns, k - 1).data == 0).nonzero()
     return Tensor(first), Tensor(second)
 
@@ -181,8 +291,19 @@ def triu_indices(rows: int, k: int = 0, columns: int | None = None) -> tuple[Ten
 def inner(a: Any, b: Any) -> Tensor:
     """Return the sums of products over the last axes of a and b; a number multiplies.
 
+    Args:
+        a: (..., N).
+        b: (..., N).
+
+    Returns:
+        The other axes of a, then those of b.
+
     Raises:
         ShapeError: the last axes differ in length.
+
+    Example:
+        >>> tg.inner([1, 2], [[3, 4], [5, 6]])
+        tensor([11, 17], dtype=int64)
     """
     a, b = operands("inner", ("a", "b"), (a, b))
     return tensordot(a, b, (-1, -1)) if a.ndim and b.ndim else multiply(a, b)
@@ -191,19 +312,42 @@ def inner(a: Any, b: Any) -> Tensor:
 def vdot(a: Any, b: Any) -> Tensor:
     """Return the sum of the products of the flattened a and b; complex a is conjugated.
 
+    Args:
+        a, b: equally many elements.
+
+    Returns:
+        One number.
+
     Raises:
         ShapeError: they differ in size.
+
+    Example:
+        >>> tg.vdot([1j, 2], [1j, 3])
+        tensor(7.+0.j, dtype=complex64)
     """
     a, b = operands("vdot", ("a", "b"), (a, b))
     return dot(ravel(_conjugated(a)), ravel(b))
 
 
-def vecdot(a: Any, b: Any, axis: int = -1) -> Tensor:
+def vecdot(a: Any, b: Any, *, axis: int = -1, **unknown: Never) -> Tensor:
     """Return the sums of products along an axis; the others broadcast. Complex a is conjugated.
+
+    Args:
+        a, b: of equal length along the axis.
+        axis: the axis to sum over, of both.
+
+    Returns:
+        The other axes, broadcast.
 
     Raises:
         ShapeError: the axes differ in length, or the others do not broadcast.
+
+    Example:
+        >>> tg.vecdot([[1, 2], [3, 4]], [10, 1])
+        tensor([12, 34], dtype=int64)
     """
+    if unknown:
+        raise unexpected("vecdot", unknown)
     a, b = operands("vecdot", ("a", "b"), (a, b))
     a = moveaxis(_conjugated(a), axis_index("vecdot", axis, a.ndim), -1)
     b = moveaxis(b, axis_index("vecdot", axis, b.ndim), -1)
@@ -219,19 +363,54 @@ def _conjugated(a: Tensor) -> Tensor:
 
 
 def matvec(a: Any, b: Any) -> Tensor:
-    """Return the products of matrices (..., M, N) with vectors (..., N), (..., M)."""
+    """Return the products of matrices with vectors; the other axes broadcast.
+
+    Args:
+        a: (..., M, N).
+        b: (..., N).
+
+    Returns:
+        (..., M); errors are those of `matmul`.
+
+    Example:
+        >>> tg.matvec([[1, 2], [3, 4]], [10, 1])
+        tensor([12, 34], dtype=int64)
+    """
     a, b = operands("matvec", ("a", "b"), (a, b))
     return squeeze(matmul(a, expand_dims(b, -1)), -1)
 
 
 def vecmat(a: Any, b: Any) -> Tensor:
-    """Return the products of vectors (..., M) with matrices (..., M, N), (..., N)."""
+    """Return the products of vectors with matrices; the other axes broadcast.
+
+    Args:
+        a: (..., M).
+        b: (..., M, N).
+
+    Returns:
+        (..., N); errors are those of `matmul`.
+
+    Example:
+        >>> tg.vecmat([10, 1], [[1, 2], [3, 4]])
+        tensor([13, 24], dtype=int64)
+    """
     a, b = operands("vecmat", ("a", "b"), (a, b))
     return squeeze(matmul(expand_dims(a, -2), b), -2)
 
 
 def kron(a: Any, b: Any) -> Tensor:
-    """Return the Kronecker product: every element of a times all of b."""
+    """Return the Kronecker product: every element of a times all of b.
+
+    Args:
+        a, b: any shapes; the one with fewer axes gets axes of length 1 in front.
+
+    Returns:
+        Along each axis the product of their lengths.
+
+    Example:
+        >>> tg.kron([1, 10], [1, 2, 3])
+        tensor([ 1,  2,  3, 10, 20, 30], dtype=int64)
+    """
     a, b = operands("kron", ("a", "b"), (a, b))
     ndim = max(a.ndim, b.ndim)
     of_a = (1,) * (ndim - a.ndim) + a.shape
@@ -241,12 +420,25 @@ def kron(a: Any, b: Any) -> Tensor:
     return reshape(first * second, [m * n for m, n in zip(of_a, of_b, strict=True)])
 
 
-def cross(a: Any, b: Any, axis: int = -1) -> Tensor:
+def cross(a: Any, b: Any, *, axis: int = -1, **unknown: Never) -> Tensor:
     """Return the vector product of vectors of three elements along an axis.
+
+    Args:
+        a, b: of length 3 along the axis; the other axes broadcast.
+        axis: the axis of the vectors, in both and in the result.
+
+    Returns:
+        The other axes, broadcast, and that of the vectors.
 
     Raises:
         ShapeError: the axis has another length, or the other axes do not broadcast.
+
+    Example:
+        >>> tg.cross([1, 0, 0], [0, 1, 0])
+        tensor([0, 0, 1], dtype=int64)
     """
+    if unknown:
+        raise unexpected("cross", unknown)
     a, b = operands("cross", ("a", "b"), (a, b))
     for name, x in (("a", a), ("b", b)):
         length = x.shape[axis_index("cross", axis, x.ndim)]
@@ -275,6 +467,11 @@ def vander(x: Any, columns: int | None = None, increasing: bool = False) -> Tens
     Raises:
         ShapeError: x is not a vector.
         ArgumentError: columns is negative.
+
+    Example:
+        >>> tg.vander([2, 3], 3)
+        tensor([[4, 2, 1],
+                [9, 3, 1]], dtype=int64)
     """
     x = tensor_of("vander", "x", x)
     if x.ndim != 1:

@@ -60,11 +60,22 @@ def getitem(x: Any, key: Any) -> Tensor:
         x: any shape and dtype.
         key: all that NumPy takes; index arrays and masks may be tensors too.
 
+    Returns:
+        The shape that NumPy gives, in the dtype of x.
+
     Raises:
         OutOfRangeError: an index lies outside its axis (not checked on the GPU for arrays).
         ShapeError: too many indices, a mask of another shape, or index arrays that do not
             broadcast.
         DtypeError: an index is neither an integer, bool, slice, None nor `...`.
+
+    Example:
+        >>> x = tg.tensor([[1, 2, 3], [4, 5, 6]])
+        >>> tg.getitem(x, (slice(None), [2, 0]))
+        tensor([[3, 1],
+                [6, 4]], dtype=int64)
+        >>> x[:, [2, 0]].shape
+        (2, 2)
     """
     x = tensor_of("getitem", "x", x)
     basic = _is_basic(key)
@@ -204,9 +215,19 @@ def take(x: Any, indices: Any, axis: int | None = None, **unknown: Never) -> Ten
         indices: integers of any shape; it replaces the axis in the result's shape.
         axis: the axis to index.
 
+    Returns:
+        In the dtype of x.
+
     Raises:
         OutOfRangeError: an index lies outside the axis (not checked on the GPU).
         DtypeError: the indices are not integers.
+
+    Example:
+        >>> tg.take([10, 20, 30], [[0, 2]])
+        tensor([[10, 30]], dtype=int64)
+        >>> tg.take([[1, 2, 3], [4, 5, 6]], [2, 0], axis=1)
+        tensor([[3, 1],
+                [6, 4]], dtype=int64)
     """
     if unknown:
         raise unexpected("take", unknown)
@@ -238,10 +259,19 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1, **unknown: Neve
         indices: integers; the number of axes of x; other axes broadcast against those of x.
         axis: the axis to index; None indexes the flattened x with 1-D indices.
 
+    Returns:
+        The shape of the indices and x broadcast, but for the axis; the dtype of x.
+
     Raises:
         OutOfRangeError: an index lies outside the axis (not checked on the GPU).
         ShapeError: the indices do not fit the shape of x.
         DtypeError: the indices are not integers.
+
+    Example:
+        >>> x = tg.tensor([[3, 1, 2], [7, 9, 8]])
+        >>> tg.take_along_axis(x, tg.argmax(x, axis=1, keepdims=True), axis=1)
+        tensor([[3],
+                [9]], dtype=int64)
     """
     if unknown:
         raise unexpected("take_along_axis", unknown)
@@ -283,7 +313,9 @@ def lines(shape: Shape, rows: Array, axis: int) -> tuple[Array, ...]:
     return tuple(key)
 
 
-def put_along_axis(x: Tensor, indices: Any, values: Any, axis: int | None = -1) -> None:
+def put_along_axis(
+    x: Tensor, indices: Any, values: Any, axis: int | None = -1, **unknown: Never
+) -> None:
     """Assign x[..., indices[..., j, ...], ...] = values in place; no gradient flows through.
 
     Args:
@@ -295,7 +327,16 @@ def put_along_axis(x: Tensor, indices: Any, values: Any, axis: int | None = -1) 
     Raises:
         GradError: x is part of a graph, or the gradient of the values would be lost.
         ShapeError, OutOfRangeError, DtypeError: as in `take_along_axis`.
+
+    Example:
+        >>> x = tg.tensor([[3, 1, 2], [7, 9, 8]])
+        >>> tg.put_along_axis(x, [[0], [1]], 0, axis=1)
+        >>> x
+        tensor([[0, 1, 2],
+                [7, 0, 8]], dtype=int64)
     """
+    if unknown:
+        raise unexpected("put_along_axis", unknown)
     if not isinstance(x, Tensor):
         raise DtypeError(f"put_along_axis: x is a {type(x).__name__}, expected a tensor to change")
     rows = index_array("put_along_axis", indices, x.data)
@@ -311,12 +352,23 @@ def put_along_axis(x: Tensor, indices: Any, values: Any, axis: int | None = -1) 
 
 
 def nonzero(x: Any) -> tuple[Tensor, ...]:
-    """Return the indices of the elements that are not 0, int64: one tensor for each axis.
+    """Return the indices of the elements that are not 0: one tensor for each axis.
 
     On the GPU the host waits for their number, so no CUDA graph can capture it.
 
+    Args:
+        x: one axis or more, any dtype.
+
+    Returns:
+        (n,) int64 for each axis, in C order of the elements.
+
     Raises:
         ShapeError: x has no axes.
+
+    Example:
+        >>> rows, columns = tg.nonzero([[0, 5], [6, 0]])
+        >>> rows.tolist(), columns.tolist()
+        ([0, 1], [1, 0])
     """
     x = tensor_of("nonzero", "x", x)
     if not x.ndim:
@@ -325,18 +377,60 @@ def nonzero(x: Any) -> tuple[Tensor, ...]:
 
 
 def flatnonzero(x: Any) -> Tensor:
-    """Return the indices of the elements of the flattened x that are not 0, int64."""
+    """Return the indices of the elements of the flattened x that are not 0.
+
+    On the GPU the host waits for their number, so no CUDA graph can capture it.
+
+    Args:
+        x: any shape and dtype.
+
+    Returns:
+        (n,) int64, ascending.
+
+    Example:
+        >>> tg.flatnonzero([[0, 5], [6, 0]])
+        tensor([1, 2], dtype=int64)
+    """
     return Tensor(tensor_of("flatnonzero", "x", x).data.reshape(-1).nonzero()[0])
 
 
 def argwhere(x: Any) -> Tensor:
-    """Return the indices of the elements that are not 0, int64, a row of x.ndim for each."""
+    """Return the indices of the elements that are not 0, a row for each.
+
+    On the GPU the host waits for their number, so no CUDA graph can capture it.
+
+    Args:
+        x: any shape and dtype.
+
+    Returns:
+        (n, x.ndim) int64.
+
+    Example:
+        >>> tg.argwhere([[0, 5], [6, 0]])
+        tensor([[0, 1],
+                [1, 0]], dtype=int64)
+    """
     x = tensor_of("argwhere", "x", x)
     return Tensor(namespace(x.data).argwhere(x.data))
 
 
-def count_nonzero(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the number of elements that are not 0, int64."""
+def count_nonzero(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+    """Return the number of elements that are not 0.
+
+    Args:
+        x: any shape and dtype.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, int64.
+
+    Example:
+        >>> tg.count_nonzero([[0, 5], [6, 7]], axis=1)
+        tensor([1, 2], dtype=int64)
+    """
+    if unknown:
+        raise unexpected("count_nonzero", unknown)
     x = tensor_of("count_nonzero", "x", x)
     check_keepdims("count_nonzero", keepdims)
     axes = tuple(sorted(axis_tuple("count_nonzero", axis, x.ndim)))

@@ -2,8 +2,8 @@
 
 On the GPU bias, residual and GELU are the epilogue of the product: they are applied to its sums in
 registers, of 16 bits and TF32. The product for a weight's gradient adds to the float32 gradient so
-far itself. Where no gradient is recorded, products of few rows have a kernel of their own; see
-`_few_rows`.
+far itself. Where no gradient is recorded, products of few rows take a skinny GEMM; see
+`_skinny`.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, *, approximate: str = "ta
     a, w, added, _ = [data_of(tensor) for tensor in inputs]
     kernel = product_kernel(a, w)
     few = approximate == "tanh" and kernel is None
-    y = _few_rows(flat(a), w, added, gelu=True) if few else None
+    y = _skinny(flat(a), w, added, gelu=True) if few else None
     kept = None
     if y is None:
         if approximate != "tanh" or not _is_fused((a, w), (added,), kernel):
@@ -273,7 +273,7 @@ def gated_linear(
     if not mode.grad_enabled:  # up times silu(gate) as the epilogue of one product
         alone = _operands("linear", x_alone, up_alone, up_bias_alone)
         a, w, b, _ = [data_of(tensor) for tensor in alone]
-        few = _few_rows(flat(a), w, b, gate=flat(opened.data))
+        few = _skinny(flat(a), w, b, gate=flat(opened.data))
         if few is not None:
             y = few.reshape(opened.shape)
             return drop(record("gated_linear", y, inputs, _gated_linear_backward, ()), p)
@@ -381,7 +381,7 @@ def _affine(
 ) -> Array:
     """Return x W^T + b + residual for the rows of x, rounded to `dtype` once."""
     rows_added = None if residual is None else flat(residual)
-    few = _few_rows(rows, weight, bias, dtype, rows_added) if kernel is None else None
+    few = _skinny(rows, weight, bias, dtype, rows_added) if kernel is None else None
     if few is not None:
         return few
     if _is_fused((rows, weight), (bias,), kernel) and dtype in (rows.dtype, float32):
@@ -404,7 +404,7 @@ def _affine(
     return y.astype(dtype, copy=False)
 
 
-def _few_rows(
+def _skinny(
     rows: Array,
     weight: Array,
     bias: Array | None,
@@ -412,7 +412,7 @@ def _few_rows(
     residual: Array | None = None,
     **epilogue: Any,
 ) -> Array | None:
-    """Return f(x W^T + b) + residual, (rows, out), by the kernel for few rows.
+    """Return f(x W^T + b) + residual, (rows, out), by a skinny GEMM.
 
     None on the CPU, where the kernel does not do this, and where gradients are recorded: training
     keeps the kernels of any number of rows.
@@ -423,14 +423,14 @@ def _few_rows(
         epilogue: of the problem, see `MatmulProblem`.
     """
     dtype = rows.dtype if dtype is None else dtype
-    if mode.grad_enabled or is_numpy(rows) or len(rows) > matmul_cuda.FEW_ROWS:
+    if mode.grad_enabled or is_numpy(rows) or len(rows) > matmul_cuda.SKINNY_ROWS:
         return None
     if rows.dtype != weight.dtype or dtype not in (rows.dtype, float32):
         return None
     y = backend.empty((len(rows), len(weight)), dtype, like=rows)
     bias, residual = (None if array is None else contiguous(array) for array in (bias, residual))
     p = problem(contiguous(rows), weight.T, y, bias=bias, residual=residual, **epilogue)
-    return y if matmul_cuda.run_few_rows(p) else None
+    return y if matmul_cuda.run_skinny(p) else None
 
 
 def _result_dtype(dtype: DtypeLike | None, common: Dtype) -> Dtype:

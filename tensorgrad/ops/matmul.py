@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.core.backend import Array, is_numpy, namespace, same_device, widened
+from tensorgrad.core.backend import Array, is_numpy, namespace, same_device, upcast
 from tensorgrad.core.checks import promoted
 from tensorgrad.core.dtypes import Dtype, compute_dtype, is_complex
 from tensorgrad.core.errors import ArgumentError, ShapeError
@@ -113,7 +113,7 @@ def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Arra
     if kernel is not None:
         raise ArgumentError(f"matmul: kernel is {kernel!r}, expected None for arrays on the CPU")
     if a.dtype.itemsize == 2 or b.dtype.itemsize == 2:
-        a, b = widened(a), widened(b)
+        a, b = upcast(a), upcast(b)
     y = np.matmul(a, b)
     return y if y.dtype is dtype else np.asarray(y, dtype)
 

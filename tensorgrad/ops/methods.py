@@ -34,81 +34,207 @@ from tensorgrad.ops import (
 
 
 def _reshape(x: Tensor, *lengths: Any) -> Tensor:
-    """Return the elements in another shape: reshape(2, 3) or reshape((2, 3))."""
+    """Return the elements in another shape: reshape(2, 3) or reshape((2, 3)).
+
+    Args:
+        *lengths: the lengths, or one tuple of them; one may be -1.
+
+    Returns:
+        The elements in C order; errors are those of `tensorgrad.reshape`.
+
+    Example:
+        >>> tg.arange(6).reshape(2, 3)
+        tensor([[0, 1, 2],
+                [3, 4, 5]], dtype=int64)
+    """
     return shape.reshape(x, lengths[0] if len(lengths) == 1 else lengths)
 
 
 def _transpose(x: Tensor, *axes: Any) -> Tensor:
-    """Return the axes in another order: transpose(1, 0), transpose((1, 0)) or reversed."""
+    """Return the axes in another order: transpose(1, 0), transpose((1, 0)) or reversed.
+
+    Args:
+        *axes: all axes, or one tuple of them; reversed by default.
+
+    Returns:
+        A view; errors are those of `tensorgrad.transpose`.
+
+    Example:
+        >>> tg.zeros((2, 3, 4)).transpose(1, 0, 2).shape
+        (3, 2, 4)
+    """
     return shape.transpose(x, axes[0] if len(axes) == 1 else axes or None)
 
 
 def _sort(x: Tensor, axis: int = -1, **unknown: Never) -> None:
-    """Sort the memory of the tensor along an axis, as in NumPy; see `tensorgrad.sort`."""
+    """Sort the memory of the tensor along an axis, as in NumPy; see `tensorgrad.sort`.
+
+    Args:
+        axis: the axis to sort along.
+
+    Example:
+        >>> x = tg.tensor([3, 1, 2])
+        >>> x.sort()
+        >>> x
+        tensor([1, 2, 3], dtype=int64)
+    """
     indexing.assign(x, ..., sorting.sort(x.detach(), axis, **unknown))
 
 
 def _flatten(x: Tensor) -> Tensor:
-    """Return the elements in one axis, in memory of their own."""
+    """Return the elements in one axis, in memory of their own.
+
+    Returns:
+        (size,) in the dtype of the tensor.
+
+    Example:
+        >>> tg.tensor([[1, 2], [3, 4]]).flatten()
+        tensor([1, 2, 3, 4], dtype=int64)
+    """
     return shape.copy(shape.ravel(x))
 
 
 def _fill(x: Tensor, value: Any) -> None:
-    """Assign one number to all elements."""
+    """Assign one number to all elements.
+
+    Args:
+        value: the number; errors are those of an assignment.
+
+    Example:
+        >>> x = tg.zeros(2)
+        >>> x.fill(3.0)
+        >>> x
+        tensor([3., 3.], dtype=float32)
+    """
     indexing.assign(x, ..., value)
 
 
 def _dot(x: Tensor, other: Any) -> Tensor:
-    """Return the sum of products; see `tensorgrad.dot`."""
+    """Return the sum of products; see `tensorgrad.dot`.
+
+    Args:
+        other: a tensor, array or list.
+
+    Returns:
+        The shape and dtype of `tensorgrad.dot`.
+
+    Example:
+        >>> tg.tensor([1, 2]).dot([10, 1])
+        tensor(12, dtype=int64)
+    """
     return einsum.dot(x, other)
 
 
 def _cpu(x: Tensor) -> Tensor:
-    """Return the tensor on the CPU."""
+    """Return the tensor on the CPU; itself where it is there.
+
+    Returns:
+        In the shape and dtype of the tensor.
+
+    Example:
+        >>> tg.zeros(2).cpu().device
+        'cpu'
+    """
     return shape.to(x, "cpu")
 
 
 def _to_device(x: Tensor, device: str, /, *, stream: Any = None) -> Tensor:
-    """Return `to(device)`, the array API standard's name of it."""
+    """Return `to(device)`, the array API standard's name of it.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:N".
+        stream: not used.
+
+    Returns:
+        In the shape and dtype of the tensor.
+
+    Example:
+        >>> tg.zeros(2).to_device("cpu").device
+        'cpu'
+    """
     return shape.to(x, device)
 
 
 def _numel(x: Tensor) -> int:
-    """Return the number of elements, `size`."""
+    """Return the number of elements, `size`.
+
+    Returns:
+        An int of Python.
+
+    Example:
+        >>> tg.zeros((2, 3)).numel()
+        6
+    """
     return x.size
 
 
-def _gather(x: Tensor, axis: int, index: Any, **unknown: Never) -> Tensor:
-    """Return the elements at `index` along an axis; see `tensorgrad.take_along_axis`."""
-    if unknown:
-        raise unexpected("gather", unknown)
-    return aliases.gather(x, axis, index)
-
-
 def _unsqueeze(x: Tensor, axis: int, **unknown: Never) -> Tensor:
-    """Return the tensor with a new axis of length 1, `tensorgrad.expand_dims`."""
+    """Return the tensor with a new axis of length 1, `tensorgrad.expand_dims`.
+
+    Args:
+        axis: the new axis, counted in the result.
+
+    Returns:
+        A view with one axis more.
+
+    Example:
+        >>> tg.zeros(3).unsqueeze(0).shape
+        (1, 3)
+    """
     if unknown:
         raise unexpected("unsqueeze", unknown)
     return shape.expand_dims(x, axis)
 
 
 def _half(x: Tensor) -> Tensor:
-    """Return the values as float16."""
+    """Return the values as float16.
+
+    Returns:
+        In the shape of the tensor; itself where it has the dtype.
+
+    Example:
+        >>> tg.tensor([1, 2]).half()
+        tensor([1., 2.], dtype=float16)
+    """
     return shape.astype(x, float16, copy=False)
 
 
 def _bfloat16(x: Tensor) -> Tensor:
-    """Return the values as bfloat16."""
+    """Return the values as bfloat16.
+
+    Returns:
+        In the shape of the tensor; itself where it has the dtype.
+
+    Example:
+        >>> tg.tensor([1, 2]).bfloat16().dtype.name
+        'bfloat16'
+    """
     return shape.astype(x, bfloat16, copy=False)
 
 
 def _double(x: Tensor) -> Tensor:
-    """Return the values as float64."""
+    """Return the values as float64.
+
+    Returns:
+        In the shape of the tensor; itself where it has the dtype.
+
+    Example:
+        >>> tg.tensor([1, 2]).double()
+        tensor([1., 2.], dtype=float64)
+    """
     return shape.astype(x, float64, copy=False)
 
 
 def _float(x: Tensor) -> Tensor:
-    """Return the values as float32."""
+    """Return the values as float32.
+
+    Returns:
+        In the shape of the tensor; itself where it has the dtype.
+
+    Example:
+        >>> tg.tensor([1, 2]).float()
+        tensor([1., 2.], dtype=float32)
+    """
     return shape.astype(x, float32, copy=False)
 
 
@@ -139,7 +265,7 @@ def _array_function(
     return numpy_functions.call_function(function, arguments, options)
 
 
-def _array_namespace(x: Tensor, api_version: str | None = None) -> Any:
+def _array_namespace(x: Tensor, *, api_version: str | None = None) -> Any:
     """Return the package, whose functions are those of the array API standard."""
     if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
         raise ArgumentError(
@@ -207,7 +333,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "numel": _numel,
     "requires_grad_": aliases.requires_grad_,
     "masked_fill": aliases.masked_fill,
-    "gather": _gather,
+    "gather": aliases.gather,
     "scatter": scatter.scatter,
     "scatter_add": scatter.scatter_add,
     "index_add": scatter.index_add,

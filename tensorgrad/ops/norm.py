@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.checks import check_integer, check_range, check_shape, promoted
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import ArgumentError, ShapeError
@@ -335,8 +335,8 @@ def _forward_numpy(
     centre: bool,
 ) -> tuple[Array, Array, Array | None, Array]:
     if residual is not None:
-        x = (widened(x) + widened(residual)).astype(x.dtype, copy=False)
-    wide, width = widened(x), x.shape[-1]
+        x = (upcast(x) + upcast(residual)).astype(x.dtype, copy=False)
+    wide, width = upcast(x), x.shape[-1]
     count = x.size // width if width else 0
     scale = None if weight is None else weight.astype(wide.dtype, copy=False)
     shift = None if bias is None else bias.astype(wide.dtype, copy=False)
@@ -368,7 +368,7 @@ def _backward_numpy(
 ) -> tuple[Array, Array, Array]:
     count, width = len(rstd), x.shape[-1]
     dtype = rstd.dtype
-    dy_rows, x_rows = widened(dy).reshape(count, width), widened(x).reshape(count, width)
+    dy_rows, x_rows = upcast(dy).reshape(count, width), upcast(x).reshape(count, width)
     scale = np.ones(width, dtype) if weight is None else weight.astype(dtype, copy=False)
     average = scale / max(width, 1)
     dx = np.empty((count, width), dtype)
@@ -401,7 +401,7 @@ def _backward_numpy(
 def column_sums(parts: Sequence[Array], needs: Sequence[Any]) -> list[Array | None]:
     """Return the sums of the columns of matrices, which are gradients of biases and norm weights.
 
-    Where leaves wait for them they are added by one launch with those of other layers, else by one.
+    One launch adds them with those of other layers where leaves wait for them, otherwise one each.
 
     Args:
         parts: (N, C) each, on the GPU, float32 or float64, rows contiguous.

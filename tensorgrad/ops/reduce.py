@@ -18,13 +18,14 @@ import numpy as np
 
 from tensorgrad.core import backend, instrument
 from tensorgrad.core.arrays import cast, keep_axes, sum_array, sum_dtype
-from tensorgrad.core.backend import Array, Axis, Shape, widened
+from tensorgrad.core.backend import Array, Axis, Shape, upcast
 from tensorgrad.core.checks import (
     along,
     axis_index,
     axis_tuple,
     check_holds,
     check_keepdims,
+    check_no_number,
     check_number,
     unexpected,
 )
@@ -75,18 +76,36 @@ Axes = tuple[int, ...]
 def sum(
     x: Any,
     axis: Axis = None,
-    keepdims: bool = False,
     dtype: DtypeLike | None = None,
+    *,
+    keepdims: bool = False,
     where: Any = None,
     **unknown: Never,
 ) -> Tensor:
-    """Return the sum; 0 for no elements."""
+    """Return the sum; 0 for no elements.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        dtype: to convert x to first, and of the result; default: that of x, 64 bits for integers
+            and bool.
+        keepdims: whether the reduced axes stay with length 1.
+        where: bools that broadcast to x: which elements count; all by default.
+
+    Returns:
+        The remaining axes of x.
+
+    Example:
+        >>> tg.sum([[1, 2], [3, 4]], 0)
+        tensor([4, 6], dtype=int64)
+    """
     if unknown:
         raise unexpected("sum", unknown)
     if where is not None:
-        return sum(_counted("sum", x, where, 0), axis, keepdims, dtype)
+        return sum(_counted("sum", x, where, 0), axis, dtype, keepdims=keepdims)
     if dtype is not None:
-        return astype(sum(astype(x, dtype, copy=False), axis, keepdims), dtype, copy=False)
+        total = sum(_converted("sum", x, dtype), axis, keepdims=keepdims)
+        return astype(total, dtype, copy=False)
     x, axes = _operand("sum", x, axis, keepdims)
     y = sum_array(x.data, axes, keepdims)
     return record("sum", y, (x,), _sum_backward, (x.data.shape, axes))
@@ -99,17 +118,34 @@ def _sum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def mean(
     x: Any,
     axis: Axis = None,
-    keepdims: bool = False,
     dtype: DtypeLike | None = None,
+    *,
+    keepdims: bool = False,
     where: Any = None,
     **unknown: Never,
 ) -> Tensor:
-    """Return the mean, sum(x) / n; NaN for no elements."""
+    """Return the mean, sum(x) / n; NaN for no elements.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        dtype: to convert x to first, and of the result; default: that of x, float64 for integers
+            and bool.
+        keepdims: whether the reduced axes stay with length 1.
+        where: bools that broadcast to x: which elements count; all by default.
+
+    Returns:
+        The remaining axes of x.
+
+    Example:
+        >>> tg.mean([[1.0, 2.0], [3.0, 6.0]], 1)
+        tensor([1.5, 4.5], dtype=float32)
+    """
     if unknown:
         raise unexpected("mean", unknown)
     if dtype is not None:
-        x = astype(x, dtype, copy=False)
-        return astype(mean(x, axis, keepdims, where=where), dtype, copy=False)
+        y = mean(_converted("mean", x, dtype), axis, keepdims=keepdims, where=where)
+        return astype(y, dtype, copy=False)
     if where is not None:
         return _mean_where(x, where, axis, keepdims)
     x, axes = _operand("mean", x, axis, keepdims)
@@ -120,33 +156,42 @@ def mean(
 
 def _mean_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape, axes, count = saved
-    each = backend.namespace(dy).asarray(widened(dy) / (count or 1))  # 0-d results come as scalars
+    each = backend.namespace(dy).asarray(upcast(dy) / (count or 1))  # 0-d results come as scalars
     return (_spread(each, shape, axes),)
 
 
 def var(
     x: Any,
     axis: Axis = None,
+    dtype: DtypeLike | None = None,
+    *,
     ddof: float = 0,
     keepdims: bool = False,
-    dtype: DtypeLike | None = None,
-    correction: float | None = None,
     where: Any = None,
+    correction: float | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the variance, sum((x - mean(x))^2) / (n - ddof).
 
     Args:
         x: any shape.
-        axis: the axes to reduce.
+        axis: axes to reduce; all by default.
+        dtype: to convert x to first.
         ddof: 1 gives the unbiased estimate. Where n <= ddof the result is inf or NaN.
         keepdims: whether the reduced axes stay with length 1.
-        dtype: to convert x to first.
+        where: bools that broadcast to x: which elements count; all by default.
         correction: another name for ddof, as in the array API standard.
-        where: the elements that count.
+
+    Returns:
+        The remaining axes of x, in its dtype; float64 for integers and bool.
 
     Raises:
         ArgumentError: both ddof and correction are given.
+        DtypeError: x holds complex numbers.
+
+    Example:
+        >>> tg.var([1.0, 2.0, 6.0], ddof=1)
+        tensor(7., dtype=float32)
     """
     if unknown:
         raise unexpected("var", unknown)
@@ -156,14 +201,36 @@ def var(
 def std(
     x: Any,
     axis: Axis = None,
+    dtype: DtypeLike | None = None,
+    *,
     ddof: float = 0,
     keepdims: bool = False,
-    dtype: DtypeLike | None = None,
-    correction: float | None = None,
     where: Any = None,
+    correction: float | None = None,
     **unknown: Never,
 ) -> Tensor:
-    """Return the standard deviation, the square root of `var`; its gradient is 0 where it is 0."""
+    """Return the standard deviation, the square root of `var`; its gradient is 0 where it is 0.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        dtype: to convert x to first.
+        ddof: 1 gives the root of the unbiased variance. Where n <= ddof the result is inf or NaN.
+        keepdims: whether the reduced axes stay with length 1.
+        where: bools that broadcast to x: which elements count; all by default.
+        correction: another name for ddof, as in the array API standard.
+
+    Returns:
+        The remaining axes of x, in its dtype; float64 for integers and bool.
+
+    Raises:
+        ArgumentError: both ddof and correction are given.
+        DtypeError: x holds complex numbers.
+
+    Example:
+        >>> tg.std([[1.0, 3.0], [2.0, 8.0]], axis=1)
+        tensor([1., 3.], dtype=float32)
+    """
     if unknown:
         raise unexpected("std", unknown)
     return _deviation("std", x, axis, ddof, keepdims, dtype, correction, where)
@@ -179,7 +246,7 @@ def _deviation(
             raise ArgumentError(f"{op}: got ddof={ddof} and correction={correction}, expected one")
         ddof = correction
     if dtype is not None:
-        x = astype(x, dtype, copy=False)
+        x = _converted(op, x, dtype)
     if where is not None:
         return _deviation_where(op, x, where, axis, ddof, keepdims)
     x, axes = _operand(op, x, axis, keepdims)
@@ -213,6 +280,7 @@ def _deviation_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def max(
     x: Any,
     axis: Axis = None,
+    *,
     keepdims: bool = False,
     initial: float | None = None,
     where: Any = None,
@@ -222,14 +290,24 @@ def max(
 
     Args:
         x: any shape.
-        axis: the axes to reduce.
+        axis: axes to reduce; all by default.
         keepdims: whether the reduced axes stay with length 1.
         initial: a number that counts as another element. `where` needs it.
-        where: the elements that count.
+        where: bools that broadcast to x: which elements count; all by default.
+
+    Returns:
+        The remaining axes of x, in its dtype.
 
     Raises:
         ShapeError: there are no elements to reduce, and no `initial`.
         ArgumentError: `where` without `initial`.
+
+    Example:
+        >>> tg.max([[1, 5], [7, 2]], axis=1, keepdims=True)
+        tensor([[5],
+                [7]], dtype=int64)
+        >>> tg.amax([1, 5], initial=6)
+        tensor(6, dtype=int64)
     """
     if unknown:
         raise unexpected("max", unknown)
@@ -239,6 +317,7 @@ def max(
 def min(
     x: Any,
     axis: Axis = None,
+    *,
     keepdims: bool = False,
     initial: float | None = None,
     where: Any = None,
@@ -248,14 +327,23 @@ def min(
 
     Args:
         x: any shape.
-        axis: the axes to reduce.
+        axis: axes to reduce; all by default.
         keepdims: whether the reduced axes stay with length 1.
         initial: a number that counts as another element. `where` needs it.
-        where: the elements that count.
+        where: bools that broadcast to x: which elements count; all by default.
+
+    Returns:
+        The remaining axes of x, in its dtype.
 
     Raises:
         ShapeError: there are no elements to reduce, and no `initial`.
         ArgumentError: `where` without `initial`.
+
+    Example:
+        >>> tg.min([[1, 5], [7, 2]], axis=1)
+        tensor([1, 2], dtype=int64)
+        >>> tg.amin([1, 5], initial=0)
+        tensor(0, dtype=int64)
     """
     if unknown:
         raise unexpected("min", unknown)
@@ -286,18 +374,36 @@ def _extremum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def prod(
     x: Any,
     axis: Axis = None,
-    keepdims: bool = False,
     dtype: DtypeLike | None = None,
+    *,
+    keepdims: bool = False,
     where: Any = None,
     **unknown: Never,
 ) -> Tensor:
-    """Return the product; 1 for no elements. The gradient is exact where factors are 0."""
+    """Return the product; 1 for no elements. The gradient is exact where factors are 0.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        dtype: to convert x to first, and of the result; default: that of x, 64 bits for integers
+            and bool.
+        keepdims: whether the reduced axes stay with length 1.
+        where: bools that broadcast to x: which elements count; all by default.
+
+    Returns:
+        The remaining axes of x.
+
+    Example:
+        >>> tg.prod([[1, 2], [3, 4]], axis=1)
+        tensor([ 2, 12], dtype=int64)
+    """
     if unknown:
         raise unexpected("prod", unknown)
     if where is not None:
-        return prod(_counted("prod", x, where, 1), axis, keepdims, dtype)
+        return prod(_counted("prod", x, where, 1), axis, dtype, keepdims=keepdims)
     if dtype is not None:
-        return astype(prod(astype(x, dtype, copy=False), axis, keepdims), dtype, copy=False)
+        product = prod(_converted("prod", x, dtype), axis, keepdims=keepdims)
+        return astype(product, dtype, copy=False)
     x, axes = _operand("prod", x, axis, keepdims)
     y = _reduce("Prod", x.data, axes, keepdims, sum_dtype(x.data.dtype))
     return record("prod", y, (x,), _prod_backward, (x.data, axes))
@@ -316,28 +422,52 @@ PROD_GRADIENT = Row(
 def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     """Return the product of all other factors, from that of the nonzero ones and the zero count."""
     x, axes = saved
-    x = widened(x)
+    x = upcast(x)
     product = _reduce("Prod", WITHOUT_ZEROS(x).data, axes, True, x.dtype)
     zeros = sum_array(IS_ZERO(x).data, axes, keepdims=True).astype(x.dtype)
     return (PROD_GRADIENT(keep_axes(dy, x.shape, axes), x, product, zeros).data,)
 
 
-def argmax(x: Any, axis: int | None = None, keepdims: bool = False, **unknown: Never) -> Tensor:
+def argmax(x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the index of the first maximum or NaN, int64; into the flattened x without an axis.
+
+    Args:
+        x: any shape.
+        axis: the axis to search; None searches the flattened x.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, int64; without a gradient.
 
     Raises:
         ShapeError: there are no elements to reduce.
+
+    Example:
+        >>> tg.argmax([[1, 5, 5], [7, 2, 0]], axis=1)
+        tensor([1, 0], dtype=int64)
     """
     if unknown:
         raise unexpected("argmax", unknown)
     return _arg("argmax", "ArgMax", x, axis, keepdims)
 
 
-def argmin(x: Any, axis: int | None = None, keepdims: bool = False, **unknown: Never) -> Tensor:
+def argmin(x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the index of the first minimum or NaN, int64; into the flattened x without an axis.
+
+    Args:
+        x: any shape.
+        axis: the axis to search; None searches the flattened x.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, int64; without a gradient.
 
     Raises:
         ShapeError: there are no elements to reduce.
+
+    Example:
+        >>> tg.argmin([[1, 5, 5], [7, 2, 0]])
+        tensor(5, dtype=int64)
     """
     if unknown:
         raise unexpected("argmin", unknown)
@@ -357,9 +487,23 @@ def _constant(name: str, op: str, x: Any, axis: Axis, keepdims: bool, dtype: Dty
 
 
 def any(
-    x: Any, axis: Axis = None, keepdims: bool = False, where: Any = None, **unknown: Never
+    x: Any, axis: Axis = None, *, keepdims: bool = False, where: Any = None, **unknown: Never
 ) -> Tensor:
-    """Return whether any element is true (not 0), bool; False for no elements."""
+    """Return whether any element is true (not 0); False for no elements.
+
+    Args:
+        x: any shape and dtype.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+        where: bools that broadcast to x: which elements count; all by default.
+
+    Returns:
+        The remaining axes of x, bool.
+
+    Example:
+        >>> tg.any([[0, 1], [0, 0]], axis=1)
+        tensor([ True, False], dtype=bool)
+    """
     if unknown:
         raise unexpected("any", unknown)
     x = x if where is None else _counted("any", x, where, 0)
@@ -367,19 +511,48 @@ def any(
 
 
 def all(
-    x: Any, axis: Axis = None, keepdims: bool = False, where: Any = None, **unknown: Never
+    x: Any, axis: Axis = None, *, keepdims: bool = False, where: Any = None, **unknown: Never
 ) -> Tensor:
-    """Return whether all elements are true (not 0), bool; True for no elements."""
+    """Return whether all elements are true (not 0); True for no elements.
+
+    Args:
+        x: any shape and dtype.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+        where: bools that broadcast to x: which elements count; all by default.
+
+    Returns:
+        The remaining axes of x, bool.
+
+    Example:
+        >>> tg.all([[0, 1], [2, 3]], axis=1)
+        tensor([False,  True], dtype=bool)
+    """
     if unknown:
         raise unexpected("all", unknown)
     x = x if where is None else _counted("all", x, where, 1)
     return _constant("all", "All", x, axis, keepdims, bool_)
 
 
-def logsumexp(x: Any, axis: Axis = None, keepdims: bool = False, **unknown: Never) -> Tensor:
+def logsumexp(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return log(sum(exp(x))) without overflow; -inf for no elements.
 
     The gradient is softmax(x), NaN at what makes the result infinite: an inf, or all that is -inf.
+
+    Args:
+        x: any shape, real numbers.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in its dtype; float64 for integers and bool.
+
+    Raises:
+        DtypeError: x holds complex numbers.
+
+    Example:
+        >>> tg.logsumexp([1000.0, 1000.0]).round(3)
+        tensor(1000.693, dtype=float32)
     """
     if unknown:
         raise unexpected("logsumexp", unknown)
@@ -406,14 +579,26 @@ def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def norm(
-    x: Any, axis: Axis = None, ord: float = 2, keepdims: bool = False, **unknown: Never
+    x: Any, axis: Axis = None, *, ord: float = 2, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
-    """Return the norm of x as a vector; 0 for no elements.
+    """Return the norm of x as a vector; 0 for no elements. The gradient at 0 is 0.
 
-    ord 1: sum(|x|); ord 2: sqrt(sum(x^2)); ord inf: max(|x|). The gradient at 0 is 0.
+    Args:
+        x: any shape, real numbers.
+        axis: axes to reduce; all by default.
+        ord: 1 for sum(|x|), 2 for sqrt(sum(x^2)), inf for max(|x|).
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in its dtype; float64 for integers and bool.
 
     Raises:
         ArgumentError: ord is none of these.
+        DtypeError: x holds complex numbers.
+
+    Example:
+        >>> tg.norm([[3.0, 4.0], [0.0, -2.0]], axis=1)
+        tensor([5., 2.], dtype=float32)
     """
     if unknown:
         raise unexpected("norm", unknown)
@@ -450,16 +635,21 @@ def cumsum(
 
     Args:
         x: any shape.
-        axis: without one, the sums run over the flattened x.
-        dtype: to convert x to first, and of the result.
+        axis: the axis to sum along; None sums over the flattened x.
+        dtype: to convert x to first, and of the result; default: that of x, 64 bits for integers
+            and bool.
 
     Returns:
-        The shape of x (one axis without `axis`); sums of integers in 64 bits.
+        The shape of x (one axis without `axis`).
+
+    Example:
+        >>> tg.cumsum([1, 2, 3])
+        tensor([1, 3, 6], dtype=int64)
     """
     if unknown:
         raise unexpected("cumsum", unknown)
     if dtype is not None:
-        return astype(cumsum(astype(x, dtype, copy=False), axis), dtype, copy=False)
+        return astype(cumsum(_converted("cumsum", x, dtype), axis), dtype, copy=False)
     x = tensor_of("cumsum", "x", x)
     array, axis = along("cumsum", x.data, axis)
     y = _cumsum_array(array, axis)
@@ -468,7 +658,7 @@ def cumsum(
 
 def _cumsum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape, axis = saved
-    return (_cumsum_from_end(widened(dy), axis).reshape(shape),)
+    return (_cumsum_from_end(upcast(dy), axis).reshape(shape),)
 
 
 def _cumsum_from_end(x: Array, axis: int) -> Array:
@@ -479,14 +669,28 @@ def _cumsum_from_end(x: Array, axis: int) -> Array:
 def cumprod(
     x: Any, axis: int | None = None, dtype: DtypeLike | None = None, **unknown: Never
 ) -> Tensor:
-    """Return the running products along an axis; arguments and result are those of `cumsum`.
+    """Return the running products along an axis, y[i] = x[0] * ... * x[i].
 
     The gradient is exact where factors are 0.
+
+    Args:
+        x: any shape.
+        axis: the axis to multiply along; None multiplies over the flattened x.
+        dtype: to convert x to first, and of the result; default: that of x, 64 bits for integers
+            and bool.
+
+    Returns:
+        The shape of x (one axis without `axis`).
+
+    Example:
+        >>> tg.cumprod([[1, 2, 3], [4, 5, 6]], axis=1)
+        tensor([[  1,   2,   6],
+                [  4,  20, 120]], dtype=int64)
     """
     if unknown:
         raise unexpected("cumprod", unknown)
     if dtype is not None:
-        return astype(cumprod(astype(x, dtype, copy=False), axis), dtype, copy=False)
+        return astype(cumprod(_converted("cumprod", x, dtype), axis), dtype, copy=False)
     x = tensor_of("cumprod", "x", x)
     array, axis = along("cumprod", x.data, axis)
     y = _cumprod_array(array, axis)
@@ -505,7 +709,7 @@ CUMPROD_GRADIENT = Row(
 def _cumprod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     """Return sum_{j >= i} dy[j] y[j] / x[i]; for the first 0, with 1 in its place in y."""
     shape, x, axis = saved
-    x, dy = widened(x), widened(dy)
+    x, dy = upcast(x), upcast(dy)
     count = _cumsum_array(x == 0, axis)
     first = FIRST_ZERO(x, count).data
     total = _cumsum_from_end(dy * _cumprod_array(x, axis), axis)
@@ -514,26 +718,66 @@ def _cumprod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def cumulative_sum(
-    x: Any, axis: int | None = None, dtype: DtypeLike | None = None, include_initial: bool = False
+    x: Any,
+    *,
+    axis: int | None = None,
+    dtype: DtypeLike | None = None,
+    include_initial: bool = False,
+    **unknown: Never,
 ) -> Tensor:
     """Return `cumsum` along an axis, which x of several axes needs.
 
     Args:
         x: any shape; a number counts as one axis.
         axis: the axis to sum along.
-        dtype: as in `cumsum`.
+        dtype: to convert x to first, and of the result; default: that of x, 64 bits for integers
+            and bool.
         include_initial: whether a 0 comes first.
+
+    Returns:
+        The shape of x, one element longer along the axis with `include_initial`.
 
     Raises:
         ArgumentError: axis is None for x of several axes.
+
+    Example:
+        >>> tg.cumulative_sum([1, 2, 3], include_initial=True)
+        tensor([0, 1, 3, 6], dtype=int64)
     """
+    if unknown:
+        raise unexpected("cumulative_sum", unknown)
     return _cumulative("cumulative_sum", x, axis, dtype, include_initial)
 
 
 def cumulative_prod(
-    x: Any, axis: int | None = None, dtype: DtypeLike | None = None, include_initial: bool = False
+    x: Any,
+    *,
+    axis: int | None = None,
+    dtype: DtypeLike | None = None,
+    include_initial: bool = False,
+    **unknown: Never,
 ) -> Tensor:
-    """Return `cumprod` along an axis; arguments and errors are those of `cumulative_sum`."""
+    """Return `cumprod` along an axis, which x of several axes needs.
+
+    Args:
+        x: any shape; a number counts as one axis.
+        axis: the axis to multiply along.
+        dtype: to convert x to first, and of the result; default: that of x, 64 bits for integers
+            and bool.
+        include_initial: whether a 1 comes first.
+
+    Returns:
+        The shape of x, one element longer along the axis with `include_initial`.
+
+    Raises:
+        ArgumentError: axis is None for x of several axes.
+
+    Example:
+        >>> tg.cumulative_prod([2, 3, 4], include_initial=True)
+        tensor([ 1,  2,  6, 24], dtype=int64)
+    """
+    if unknown:
+        raise unexpected("cumulative_prod", unknown)
     return _cumulative("cumulative_prod", x, axis, dtype, include_initial)
 
 
@@ -549,6 +793,12 @@ def _cumulative(op: str, x: Any, axis: int | None, dtype: Any, include_initial: 
     if include_initial:
         y = pad(y, [(int(i == axis), 0) for i in range(y.ndim)], constant_values=initial)
     return y
+
+
+def _converted(op: str, x: Any, dtype: DtypeLike) -> Tensor:
+    """Return x as a dtype; raise ArgumentError where PyTorch's `keepdim` stands in its place."""
+    check_no_number(op, dtype, "keepdims and ddof are given by name")
+    return astype(x, dtype, copy=False)
 
 
 def _counted(op: str, x: Any, where: Any, otherwise: float) -> Tensor:
@@ -581,8 +831,8 @@ def _widened(op: str, x: Any, or_complex: bool = False) -> tuple[Tensor, Dtype]:
 def _mean_of(op: str, x: Tensor, where: Any, axis: Axis) -> tuple[Tensor, Tensor]:
     """Return the mean of what counts and how many elements count; reduced axes are kept."""
     ones = Tensor(backend.namespace(x.data).ones(x.shape, x.dtype))
-    count = sum(_counted(op, ones, where, 0), axis, True)
-    return sum(_counted(op, x, where, 0), axis, True) / count, count
+    count = sum(_counted(op, ones, where, 0), axis, keepdims=True)
+    return sum(_counted(op, x, where, 0), axis, keepdims=True) / count, count
 
 
 def _finished(op: str, y: Tensor, axis: Axis, keepdims: bool, dtype: Dtype) -> Tensor:
@@ -607,7 +857,7 @@ def _deviation_where(
     check_number(op, "ddof", ddof)
     mean, count = _mean_of(op, wide, where, axis)
     centered = wide - mean
-    total = sum(_counted(op, centered * centered, where, 0), axis, True)
+    total = sum(_counted(op, centered * centered, where, 0), axis, keepdims=True)
     y = total / choose(count > ddof, count - ddof, 0.0)
     if op == "std":
         zero = y.data == 0
@@ -630,7 +880,7 @@ def _with_initial(
     if not axes:  # each element alone
         x, axes, axis, keepdims = x[None], (0,), 0, False
     lengths = [(0, int(place == axes[0])) for place in range(x.ndim)]
-    return pad(x, lengths, "constant", initial), axis, keepdims
+    return pad(x, lengths, constant_values=initial), axis, keepdims
 
 
 def _operand(op: str, x: Any, axis: Axis, keepdims: bool = False) -> tuple[Tensor, Axes]:
@@ -654,7 +904,7 @@ def _reduce(
 ) -> Array:
     """Run an operation of reduce.cu, or its NumPy reference."""
     if type(x) is np.ndarray and x.size:
-        y = _NUMPY[op](widened(x), axes, keepdims, parameter)
+        y = _NUMPY[op](upcast(x), axes, keepdims, parameter)
         return cast(y if type(y) is np.ndarray else np.asarray(y), dtype)
     if op in _COMPLEX and is_complex(x.dtype):
         return getattr(backend.namespace(x), _COMPLEX[op])(x, axes, keepdims=keepdims)
@@ -694,13 +944,13 @@ def _mean_array(x: Array, axes: Axes) -> Array:
 def _cumsum_array(x: Array, axis: int) -> Array:
     dtype = sum_dtype(x.dtype)
     if type(x) is np.ndarray:
-        y = np.cumsum(widened(x), axis)
+        y = np.cumsum(upcast(x), axis)
         return cast(y, dtype)
     return x.cumsum(axis) if is_complex(dtype) else cumsum_cuda(x, axis, dtype)
 
 
 def _cumprod_array(x: Array, axis: int) -> Array:
-    return cast(backend.namespace(x).cumprod(widened(x), axis), sum_dtype(x.dtype))
+    return cast(backend.namespace(x).cumprod(upcast(x), axis), sum_dtype(x.dtype))
 
 
 def _as_float(op: str, x: Array, or_complex: bool = False) -> Array:

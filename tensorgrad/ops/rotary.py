@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.checks import broadcast, check_integer
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
@@ -101,7 +101,7 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     dx = rotated(dy, rotation, -1) if needs[0] else None
     if x is None:
         return dx, None, None
-    (a, b), (da, db) = (_pairs(widened(t), rotation) for t in (x, dy))
+    (a, b), (da, db) = (_pairs(upcast(t), rotation) for t in (x, dy))
     return dx, a * da + b * db, a * db - b * da
 
 
@@ -114,7 +114,7 @@ def _turn_numpy(x: Array, rotation: Rotation, direction: int, out: Array | None)
     (a, b), (a_out, b_out) = _pairs(x, rotation), _pairs(y, rotation)
 
     def run(piece: slice) -> None:
-        one, two, across = widened(a[piece]), widened(b[piece]), direction * sin[piece]
+        one, two, across = upcast(a[piece]), upcast(b[piece]), direction * sin[piece]
         first = one * cos[piece] - two * across  # may not overwrite `one` yet
         b_out[piece] = two * cos[piece] + one * across
         a_out[piece] = first

@@ -7,13 +7,13 @@ and to the values. Keys are checked as in indexing. Tests: tests/ops/test_scatte
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
 from tensorgrad.core.arrays import cast, sum_to_shape
 from tensorgrad.core.backend import Array, Shape, is_array, is_numpy, namespace, same_device
-from tensorgrad.core.checks import axis_index, check_holds
+from tensorgrad.core.checks import axis_index, check_holds, unexpected
 from tensorgrad.core.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
@@ -29,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Tensor:
+def index_put(x: Any, indices: Any, values: Any, *, accumulate: bool = False) -> Tensor:
     """Return a copy of x with y[indices] = values, or y[indices] += values for each index.
 
     Args:
@@ -47,11 +47,17 @@ def index_put(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Te
         OutOfRangeError: an index lies outside its axis (not checked on the GPU for arrays).
         DtypeError: an index is neither an integer, bool, slice, None nor `...`.
         DeviceError: the operands are on two devices.
+
+    Example:
+        >>> tg.index_put([1, 2, 3], [0, 0], [10, 20])
+        tensor([20,  2,  3], dtype=int64)
+        >>> tg.index_put([1, 2, 3], [0, 0], [10, 20], accumulate=True)
+        tensor([31,  2,  3], dtype=int64)
     """
     return _put("index_put", x, indices, values, accumulate)
 
 
-def scatter(x: Any, axis: int, index: Any, src: Any) -> Tensor:
+def scatter(x: Any, axis: int, index: Any, src: Any, **unknown: Never) -> Tensor:
     """Return a copy of x with y[index[i][j]][j] = src[i][j] for axis 0, and so for the others.
 
     Args:
@@ -60,18 +66,49 @@ def scatter(x: Any, axis: int, index: Any, src: Any) -> Tensor:
         index: integers; as many axes as x, none longer than that of x, but for `axis`.
         src: a number, or an array at least as long as `index` along each axis.
 
+    Returns:
+        In the shape and dtype of x.
+
     Raises:
         As `index_put`; ShapeError where index or src does not fit.
+
+    Example:
+        >>> tg.scatter(tg.zeros((2, 3)), 1, [[2], [0]], [[5.0], [6.0]])
+        tensor([[0., 0., 5.],
+                [6., 0., 0.]], dtype=float32)
     """
+    if unknown:
+        raise unexpected("scatter", unknown)
     return _scatter("scatter", x, axis, index, src, False)
 
 
-def scatter_add(x: Any, axis: int, index: Any, src: Any) -> Tensor:
-    """Return a copy of x with src added at `index`; arguments and errors are those of `scatter`."""
+def scatter_add(x: Any, axis: int, index: Any, src: Any, **unknown: Never) -> Tensor:
+    """Return a copy of x with src added at `index`: y[index[i][j]][j] += src[i][j] for axis 0.
+
+    Args:
+        x: any shape and dtype.
+        axis: the axis that `index` counts along.
+        index: integers; as many axes as x, none longer than that of x, but for `axis`.
+        src: a number, or an array at least as long as `index` along each axis.
+
+    Returns:
+        In the shape and dtype of x; an element that occurs repeatedly gets all its values.
+
+    Raises:
+        As `index_put`; ShapeError where index or src does not fit.
+
+    Example:
+        >>> tg.scatter_add([1, 1, 1], 0, [2, 2, 0], [10, 20, 30])
+        tensor([31,  1, 31], dtype=int64)
+    """
+    if unknown:
+        raise unexpected("scatter_add", unknown)
     return _scatter("scatter_add", x, axis, index, src, True)
 
 
-def index_add(x: Any, axis: int, index: Any, source: Any, alpha: float = 1) -> Tensor:
+def index_add(
+    x: Any, axis: int, index: Any, source: Any, *, alpha: float = 1, **unknown: Never
+) -> Tensor:
     """Return a copy of x with alpha * source[i] added to slice index[i] along an axis.
 
     Args:
@@ -81,36 +118,132 @@ def index_add(x: Any, axis: int, index: Any, source: Any, alpha: float = 1) -> T
         source: broadcasts to x with N slices along the axis.
         alpha: a factor.
 
+    Returns:
+        In the shape and dtype of x.
+
     Raises:
         As `index_put`.
+
+    Example:
+        >>> tg.index_add(tg.zeros((2, 2)), 0, [1, 1], [[1.0, 2.0], [3.0, 4.0]])
+        tensor([[0., 0.],
+                [4., 6.]], dtype=float32)
     """
+    if unknown:
+        raise unexpected("index_add", unknown)
     x, source = operands("index_add", ("x", "source"), (x, source))
     source = source if isinstance(alpha, int) and alpha == 1 else source * alpha
     return _put("index_add", x, _slices("index_add", x, axis, index), source, True)
 
 
-def index_copy(x: Any, axis: int, index: Any, source: Any) -> Tensor:
-    """Return a copy of x with slice index[i] replaced by source[i]; see `index_add`."""
+def index_copy(x: Any, axis: int, index: Any, source: Any, **unknown: Never) -> Tensor:
+    """Return a copy of x with slice index[i] replaced by source[i] along an axis.
+
+    Args:
+        x: any shape and dtype.
+        axis: the axis that `index` counts along.
+        index: (N,) integers, or one.
+        source: broadcasts to x with N slices along the axis.
+
+    Returns:
+        In the shape and dtype of x.
+
+    Raises:
+        As `index_put`.
+
+    Example:
+        >>> tg.index_copy([1, 2, 3], 0, [2, 0], [30, 10])
+        tensor([10,  2, 30], dtype=int64)
+    """
+    if unknown:
+        raise unexpected("index_copy", unknown)
     return _put("index_copy", x, _slices("index_copy", x, axis, index), source, False)
 
 
-def index_fill(x: Any, axis: int, index: Any, value: Any) -> Tensor:
-    """Return a copy of x with a number in the slices `index` along an axis; see `index_add`."""
+def index_fill(x: Any, axis: int, index: Any, value: Any, **unknown: Never) -> Tensor:
+    """Return a copy of x with a number in the slices `index` along an axis.
+
+    Args:
+        x: any shape and dtype.
+        axis: the axis that `index` counts along.
+        index: (N,) integers, or one.
+        value: a number, or a tensor without axes.
+
+    Returns:
+        In the shape and dtype of x.
+
+    Raises:
+        As `index_put`; ShapeError where the value has axes.
+
+    Example:
+        >>> tg.index_fill([[1, 2, 3], [4, 5, 6]], 1, [0, 2], 9)
+        tensor([[9, 2, 9],
+                [9, 5, 9]], dtype=int64)
+    """
+    if unknown:
+        raise unexpected("index_fill", unknown)
     x, value = operands("index_fill", ("x", "value"), (x, value))
     if value.ndim:
         raise ShapeError(f"index_fill: value has shape {value.shape}, expected ()")
     return _put("index_fill", x, _slices("index_fill", x, axis, index), value, False)
 
 
-def select_scatter(x: Any, src: Any, axis: int, index: int) -> Tensor:
-    """Return a copy of x with the slice at one index along an axis replaced by src."""
+def select_scatter(x: Any, src: Any, axis: int, index: int, **unknown: Never) -> Tensor:
+    """Return a copy of x with the slice at one index along an axis replaced by src.
+
+    Args:
+        x: any shape and dtype.
+        src: broadcasts to the slice, which lacks the axis.
+        axis: the axis that `index` counts along.
+        index: where the slice lies.
+
+    Returns:
+        In the shape and dtype of x.
+
+    Raises:
+        As `index_put`.
+
+    Example:
+        >>> tg.select_scatter([[1, 2], [3, 4]], [8, 9], 1, 0)
+        tensor([[8, 2],
+                [9, 4]], dtype=int64)
+    """
+    if unknown:
+        raise unexpected("select_scatter", unknown)
     return _put("select_scatter", x, _slices("select_scatter", x, axis, index), src, False)
 
 
 def slice_scatter(
-    x: Any, src: Any, axis: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    x: Any,
+    src: Any,
+    axis: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+    **unknown: Never,
 ) -> Tensor:
-    """Return a copy of x with slices `start:end:step` along an axis replaced by src."""
+    """Return a copy of x with slices `start:end:step` along an axis replaced by src.
+
+    Args:
+        x: any shape and dtype.
+        src: broadcasts to the slices.
+        axis: the axis to cut.
+        start: the first slice; the beginning by default.
+        end: the slice behind the last; the end by default.
+        step: from one slice to the next.
+
+    Returns:
+        In the shape and dtype of x.
+
+    Raises:
+        As `index_put`.
+
+    Example:
+        >>> tg.slice_scatter([1, 2, 3, 4], [20, 30], 0, 1, 3)
+        tensor([ 1, 20, 30,  4], dtype=int64)
+    """
+    if unknown:
+        raise unexpected("slice_scatter", unknown)
     key = _slices("slice_scatter", x, axis, slice(start, end, step))
     return _put("slice_scatter", x, key, src, False)
 
@@ -118,9 +251,23 @@ def slice_scatter(
 def diagonal_scatter(x: Any, src: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """Return a copy of x with a diagonal, as of `diagonal`, replaced by src.
 
+    Args:
+        x: two axes or more.
+        src: broadcasts to the diagonal, which is the last axis of `diagonal(x, ...)`.
+        offset: how far above the main diagonal; negative: below.
+        axis1, axis2: the axes of the rows and the columns.
+
+    Returns:
+        In the shape and dtype of x.
+
     Raises:
         ArgumentError: the two axes are one.
         ShapeError: src does not broadcast to the diagonal.
+
+    Example:
+        >>> tg.diagonal_scatter(tg.zeros((2, 3)), [1.0, 2.0], 1)
+        tensor([[0., 1., 0.],
+                [0., 0., 2.]], dtype=float32)
     """
     op = "diagonal_scatter"
     x, src = operands(op, ("x", "src"), (x, src))

@@ -58,7 +58,7 @@ __all__ = [
 PadMode = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 
 
-def astype(x: Any, dtype: DtypeLike, copy: bool = True, device: str | None = None) -> Tensor:
+def astype(x: Any, dtype: DtypeLike, *, copy: bool = True, device: str | None = None) -> Tensor:
     """Return the values as `dtype`; between float types the gradient flows back.
 
     Args:
@@ -67,8 +67,15 @@ def astype(x: Any, dtype: DtypeLike, copy: bool = True, device: str | None = Non
         copy: False returns x itself where it has the dtype already.
         device: where to; default: where x is.
 
+    Returns:
+        In the shape of x.
+
     Raises:
         DtypeError: the library has no such dtype.
+
+    Example:
+        >>> tg.astype([1.7, -2.3], "int64")
+        tensor([ 1, -2], dtype=int64)
     """
     given = tensor_of("astype", "x", x)
     if device is not None:
@@ -81,7 +88,21 @@ def astype(x: Any, dtype: DtypeLike, copy: bool = True, device: str | None = Non
 
 
 def copy(x: Any) -> Tensor:
-    """Return the values in memory of their own, C-contiguous; the gradient flows back."""
+    """Return the values in memory of their own, C-contiguous; the gradient flows back.
+
+    Args:
+        x: any shape and dtype.
+
+    Returns:
+        In the shape and dtype of x.
+
+    Example:
+        >>> x = tg.tensor([1, 2])
+        >>> y = tg.copy(x)
+        >>> y[0] = 5
+        >>> x.tolist(), y.tolist()
+        ([1, 2], [5, 2])
+    """
     x = tensor_of("copy", "x", x)
     return record("copy", x.data.copy(), (x,), _copy_backward, ())
 
@@ -91,10 +112,21 @@ def _copy_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def to(x: Any, device: str) -> Tensor:
-    """Return x on "cpu", "cuda" or "cuda:N": x itself when it is there; the gradient flows back.
+    """Return x on a device: x itself when it is there; the gradient flows back.
+
+    Args:
+        x: any shape and dtype.
+        device: "cpu", "cuda" or "cuda:N".
+
+    Returns:
+        In the shape and dtype of x.
 
     Raises:
         DeviceError: there is no such device here.
+
+    Example:
+        >>> tg.to([1, 2], "cpu").device
+        'cpu'
     """
     given = tensor_of("to", "x", x)
     y = backend.to_device(given.data, device)
@@ -112,12 +144,20 @@ def reshape(x: Any, shape: int | Sequence[int], *, copy: bool | None = None) -> 
 
     Args:
         x: any shape and dtype.
-        shape: the lengths.
+        shape: the lengths, or one length.
         copy: True always copies, False raises an error where no view has that shape.
+
+    Returns:
+        That shape, a view where the strides of x allow.
 
     Raises:
         ShapeError: the shape has another number of elements.
         ArgumentError: a copy is needed.
+
+    Example:
+        >>> tg.reshape([1, 2, 3, 4, 5, 6], (2, -1))
+        tensor([[1, 2, 3],
+                [4, 5, 6]], dtype=int64)
     """
     x = tensor_of("reshape", "x", x)
     if copy is not None:
@@ -140,7 +180,18 @@ def _reshape_copying(x: Tensor, shape: int | Sequence[int], copying: bool) -> Te
 
 
 def ravel(x: Any) -> Tensor:
-    """Return the elements, in C order, in one axis."""
+    """Return the elements, in C order, in one axis.
+
+    Args:
+        x: any shape and dtype.
+
+    Returns:
+        (x.size,), a view where the strides of x allow.
+
+    Example:
+        >>> tg.ravel([[1, 2], [3, 4]])
+        tensor([1, 2, 3, 4], dtype=int64)
+    """
     x = tensor_of("ravel", "x", x)
     return record("ravel", x.data.reshape(-1), (x,), _reshape_backward, (x.data.shape,))
 
@@ -152,8 +203,23 @@ def _reshape_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     """Return a view with the axes in another order; reversed by default.
 
+    Args:
+        x: any shape and dtype.
+        axes: all axes of x, in the order of the result.
+
+    Returns:
+        Axis i is axis axes[i] of x.
+
     Raises:
         ArgumentError: `axes` does not name each axis once.
+
+    Example:
+        >>> tg.transpose([[1, 2, 3], [4, 5, 6]])
+        tensor([[1, 4],
+                [2, 5],
+                [3, 6]], dtype=int64)
+        >>> tg.permute_dims(tg.zeros((2, 3, 4)), (2, 0, 1)).shape
+        (4, 2, 3)
     """
     x = tensor_of("transpose", "x", x)
     ndim = x.data.ndim
@@ -177,8 +243,19 @@ def _transpose_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
     """Return a view with two axes exchanged.
 
+    Args:
+        x: any shape and dtype.
+        axis1, axis2: the two axes.
+
+    Returns:
+        The axes of x, these two exchanged.
+
     Raises:
         ArgumentError: x has no such axis.
+
+    Example:
+        >>> tg.swapaxes(tg.zeros((2, 3, 4)), 0, 2).shape
+        (4, 3, 2)
     """
     x = tensor_of("swapaxes", "x", x)
     try:
@@ -197,8 +274,20 @@ def _swapaxes_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Return a view with some axes moved to other positions, the others in their old order.
 
+    Args:
+        x: any shape and dtype.
+        source: an axis or several.
+        destination: where each of them stands in the result.
+
+    Returns:
+        The axes of x in their new order.
+
     Raises:
         ArgumentError: an axis does not exist, or source and destination differ in number.
+
+    Example:
+        >>> tg.moveaxis(tg.zeros((2, 3, 4)), 0, -1).shape
+        (3, 4, 2)
     """
     x = tensor_of("moveaxis", "x", x)
     ndim = x.data.ndim
@@ -217,8 +306,21 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
 def expand_dims(x: Any, axis: int | Sequence[int], **unknown: Never) -> Tensor:
     """Return a view with axes of length 1 inserted, so that they stand at `axis` in the result.
 
+    Args:
+        x: any shape and dtype.
+        axis: an axis or several, counted in the result.
+
+    Returns:
+        The axes of x and the new ones.
+
     Raises:
         ArgumentError: the result has no such axis, or one is named twice.
+
+    Example:
+        >>> tg.expand_dims([1, 2, 3], 1).shape
+        (3, 1)
+        >>> tg.expand_dims([1, 2, 3], (0, -1)).shape
+        (1, 3, 1)
     """
     if unknown:
         raise unexpected("expand_dims", unknown)
@@ -234,8 +336,19 @@ def expand_dims(x: Any, axis: int | Sequence[int], **unknown: Never) -> Tensor:
 def squeeze(x: Any, axis: int | Sequence[int] | None = None, **unknown: Never) -> Tensor:
     """Return a view without the axes of length 1, all of them or those named.
 
+    Args:
+        x: any shape and dtype.
+        axis: an axis or several of length 1; all of them by default.
+
+    Returns:
+        The remaining axes of x.
+
     Raises:
         ShapeError: a named axis is longer.
+
+    Example:
+        >>> tg.squeeze(tg.zeros((1, 3, 1)), 0).shape
+        (3, 1)
     """
     if unknown:
         raise unexpected("squeeze", unknown)
@@ -254,8 +367,20 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None, **unknown: Never) -
 def broadcast_to(x: Any, shape: int | Sequence[int]) -> Tensor:
     """Return a read-only view of x repeated to `shape` by NumPy's broadcasting rules.
 
+    Args:
+        x: any shape and dtype.
+        shape: the lengths, or one length.
+
+    Returns:
+        A read-only view of that shape.
+
     Raises:
         ShapeError: x does not broadcast to the shape.
+
+    Example:
+        >>> tg.broadcast_to([1, 2, 3], (2, 3))
+        tensor([[1, 2, 3],
+                [1, 2, 3]], dtype=int64)
     """
     x = tensor_of("broadcast_to", "x", x)
     target = shape_of("broadcast_to", shape)
@@ -271,9 +396,24 @@ def _broadcast_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def concatenate(tensors: Sequence[Any], axis: int | None = 0, **unknown: Never) -> Tensor:
     """Join tensors along an existing axis; with axis None they are flattened first.
 
+    Args:
+        tensors: one or more, of equal lengths in the other axes.
+        axis: the axis to join along.
+
+    Returns:
+        The lengths along the axis added up, in the dtype that all have in common.
+
     Raises:
         ShapeError: shapes differ in another axis than this one.
         DtypeError: NumPy has no common dtype for them.
+
+    Example:
+        >>> tg.concatenate([[[1, 2]], [[3, 4], [5, 6]]])
+        tensor([[1, 2],
+                [3, 4],
+                [5, 6]], dtype=int64)
+        >>> tg.concat([[[1, 2]], [[3, 4]]], axis=1)
+        tensor([[1, 2, 3, 4]], dtype=int64)
     """
     if unknown:
         raise unexpected("concatenate", unknown)
@@ -314,9 +454,21 @@ def _concatenate_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def stack(tensors: Sequence[Any], axis: int = 0, **unknown: Never) -> Tensor:
     """Join tensors of one shape along a new axis, which stands at `axis` in the result.
 
+    Args:
+        tensors: one or more, of one shape.
+        axis: the new axis, counted in the result.
+
+    Returns:
+        One axis more than each, in the dtype that all have in common.
+
     Raises:
         ShapeError: the shapes differ.
         DtypeError: NumPy has no common dtype for them.
+
+    Example:
+        >>> tg.stack([[1, 2], [3, 4]], axis=1)
+        tensor([[1, 3],
+                [2, 4]], dtype=int64)
     """
     if unknown:
         raise unexpected("stack", unknown)
@@ -332,15 +484,24 @@ def stack(tensors: Sequence[Any], axis: int = 0, **unknown: Never) -> Tensor:
 def split(
     x: Any, indices_or_sections: int | Sequence[int], axis: int = 0, **unknown: Never
 ) -> list[Tensor]:
-    """Cut x along an axis; returns views.
+    """Cut x along an axis.
 
     Args:
         x: any shape and dtype.
         indices_or_sections: the number of equal parts, or the positions to cut at.
         axis: the axis to cut.
 
+    Returns:
+        The parts, views of x.
+
     Raises:
         ArgumentError: the axis does not divide into that many equal parts.
+
+    Example:
+        >>> [part.tolist() for part in tg.split([1, 2, 3, 4], 2)]
+        [[1, 2], [3, 4]]
+        >>> [part.tolist() for part in tg.split([1, 2, 3, 4], [1, 3])]
+        [[1], [2, 3], [4]]
     """
     if unknown:
         raise unexpected("split", unknown)
@@ -375,9 +536,20 @@ def repeat(x: Any, repeats: Any, axis: int | None = None, **unknown: Never) -> T
         repeats: how often, one number for all or a sequence with one for each.
         axis: the axis to repeat along.
 
+    Returns:
+        The shape of x, but for the axis (one axis without it).
+
     Raises:
         ArgumentError: a number is negative.
         ShapeError: the sequence has another length than the axis.
+
+    Example:
+        >>> tg.repeat([1, 2], 2)
+        tensor([1, 1, 2, 2], dtype=int64)
+        >>> tg.repeat([[1, 2], [3, 4]], [1, 2], axis=0)
+        tensor([[1, 2],
+                [3, 4],
+                [3, 4]], dtype=int64)
     """
     if unknown:
         raise unexpected("repeat", unknown)
@@ -409,8 +581,22 @@ def _repeat_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def tile(x: Any, reps: int | Sequence[int]) -> Tensor:
     """Repeat all of x `reps` times along each axis, new axes first.
 
+    Args:
+        x: any shape and dtype.
+        reps: how often along each axis, the last ones where there are fewer; one number: the last.
+
+    Returns:
+        The lengths of x times those numbers.
+
     Raises:
         ShapeError: a number is negative.
+
+    Example:
+        >>> tg.tile([1, 2], 2)
+        tensor([1, 2, 1, 2], dtype=int64)
+        >>> tg.tile([1, 2], (2, 1))
+        tensor([[1, 2],
+                [1, 2]], dtype=int64)
     """
     x = tensor_of("tile", "x", x)
     counts = shape_of("tile", reps, "reps")
@@ -429,7 +615,20 @@ def _tile_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def flip(x: Any, axis: int | Sequence[int] | None = None, **unknown: Never) -> Tensor:
-    """Return a view with the order of elements reversed along an axis, several or all."""
+    """Return a view with the order of elements reversed along an axis, several or all.
+
+    Args:
+        x: any shape and dtype.
+        axis: an axis or several; all by default.
+
+    Returns:
+        In the shape and dtype of x.
+
+    Example:
+        >>> tg.flip([[1, 2], [3, 4]], axis=1)
+        tensor([[2, 1],
+                [4, 3]], dtype=int64)
+    """
     if unknown:
         raise unexpected("flip", unknown)
     x = tensor_of("flip", "x", x)
@@ -453,8 +652,15 @@ def roll(
         axis: an axis or several, whose shifts add up where an axis comes twice; None rolls the
             flattened x and restores its shape.
 
+    Returns:
+        In the shape and dtype of x.
+
     Raises:
         ArgumentError: shift and axis are sequences of different length.
+
+    Example:
+        >>> tg.roll([1, 2, 3, 4], 1)
+        tensor([4, 1, 2, 3], dtype=int64)
     """
     if unknown:
         raise unexpected("roll", unknown)
@@ -482,7 +688,9 @@ def _roll_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (namespace(dy).roll(dy, *saved),)
 
 
-def pad(x: Any, pad_width: Any, mode: PadMode = "constant", constant_values: float = 0) -> Tensor:
+def pad(
+    x: Any, pad_width: Any, mode: PadMode = "constant", *, constant_values: float = 0
+) -> Tensor:
     """Add elements before and after each axis.
 
     Args:
@@ -491,9 +699,18 @@ def pad(x: Any, pad_width: Any, mode: PadMode = "constant", constant_values: flo
         mode: "constant", or "edge", "reflect", "symmetric", "wrap" as in NumPy.
         constant_values: the number to fill with, in mode "constant".
 
+    Returns:
+        Each axis longer by its two widths, in the dtype of x.
+
     Raises:
         ArgumentError: a width is negative or not an integer, or the mode is unknown.
         ShapeError: pad_width does not fit the number of axes.
+
+    Example:
+        >>> tg.pad([1, 2, 3], (1, 2))
+        tensor([0, 1, 2, 3, 0, 0], dtype=int64)
+        >>> tg.pad([1, 2, 3], 2, "reflect")
+        tensor([3, 2, 1, 2, 3, 2, 1], dtype=int64)
     """
     y = tensor_of("pad", "x", x)
     widths = _pad_pairs(pad_width, y.data.ndim)

@@ -12,7 +12,7 @@ from typing import Any, Never
 import numpy as np
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.checks import axis_index, broadcast, check_number, unexpected
 from tensorgrad.core.dtypes import DtypeLike
 from tensorgrad.core.errors import ArgumentError, ShapeError
@@ -145,7 +145,7 @@ def _forward_numpy(
     if not x.size:
         return np.empty_like(x)
     masked = mask is not None or causal
-    wide = _scores(widened(x), scale, mask, causal)
+    wide = _scores(upcast(x), scale, mask, causal)
     y = np.empty(x.shape, wide.dtype)
     width = x.shape[-1]
     rows, out_rows = wide.reshape(-1, width), y.reshape(-1, width)
@@ -184,7 +184,7 @@ def _scores(x: Array, scale: float, mask: Array | None, causal: bool) -> Array:
 def _backward_numpy(dy: Array, y: Array, scale: float, logarithm: bool) -> Array:
     if not dy.size:
         return dy
-    wide_dy, wide_y = widened(dy), widened(y)
+    wide_dy, wide_y = upcast(dy), upcast(y)
     dx = np.empty(dy.shape, wide_dy.dtype)
     width = dy.shape[-1]
     dy_rows, y_rows, out_rows = (a.reshape(-1, width) for a in (wide_dy, wide_y, dx))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, Never
 
-from tensorgrad.core.backend import Array, namespace, same_device, widened
+from tensorgrad.core.backend import Array, namespace, same_device, upcast
 from tensorgrad.core.checks import along, axis_index, check_integer, promoted, unexpected
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.operands import constant_of, operands, tensor_of
@@ -28,7 +28,12 @@ __all__ = [
 
 
 def sort(
-    x: Any, axis: int | None = -1, descending: bool = False, stable: bool = True, **unknown: Never
+    x: Any,
+    axis: int | None = -1,
+    *,
+    descending: bool = False,
+    stable: bool = True,
+    **unknown: Never,
 ) -> Tensor:
     """Return the elements in ascending (or descending) order along an axis.
 
@@ -38,8 +43,18 @@ def sort(
         descending: largest first.
         stable: equal elements keep their order in any case.
 
+    Returns:
+        The shape of x (one axis without `axis`), in its dtype.
+
     Raises:
         ArgumentError: x has no such axis.
+
+    Example:
+        >>> tg.sort([[3, 1, 2], [9, 7, 8]])
+        tensor([[1, 2, 3],
+                [7, 8, 9]], dtype=int64)
+        >>> tg.sort([3, 1, 2], descending=True)
+        tensor([3, 2, 1], dtype=int64)
     """
     if unknown:
         raise unexpected("sort", unknown)
@@ -49,16 +64,38 @@ def sort(
 
 
 def argsort(
-    x: Any, axis: int | None = -1, descending: bool = False, stable: bool = True, **unknown: Never
+    x: Any,
+    axis: int | None = -1,
+    *,
+    descending: bool = False,
+    stable: bool = True,
+    **unknown: Never,
 ) -> Tensor:
-    """Return the indices that sort x along an axis; arguments and errors are those of `sort`."""
+    """Return the indices that sort x along an axis; equal elements keep their order.
+
+    Args:
+        x: any shape and dtype.
+        axis: the axis to sort along; None sorts the flattened x.
+        descending: largest first.
+        stable: equal elements keep their order in any case.
+
+    Returns:
+        The shape of x (one axis without `axis`), int64.
+
+    Raises:
+        ArgumentError: x has no such axis.
+
+    Example:
+        >>> tg.argsort([30, 10, 20])
+        tensor([1, 2, 0], dtype=int64)
+    """
     if unknown:
         raise unexpected("argsort", unknown)
     return Tensor(_order("argsort", tensor_of("argsort", "x", x).data, axis, descending))
 
 
 def topk(
-    x: Any, k: int, axis: int = -1, largest: bool = True, **unknown: Never
+    x: Any, k: int, axis: int = -1, *, largest: bool = True, **unknown: Never
 ) -> tuple[Tensor, Tensor]:
     """Return the k largest (or smallest) elements along an axis, the extreme first.
 
@@ -69,10 +106,15 @@ def topk(
         largest: False for the smallest.
 
     Returns:
-        The values, with a gradient, and their indices; both with length k along the axis.
+        The values, with a gradient, and their indices, int64; both with length k along the axis.
 
     Raises:
         ArgumentError: k is out of its range or x has no such axis.
+
+    Example:
+        >>> values, indices = tg.topk([1.0, 5.0, 3.0], 2)
+        >>> values.tolist(), indices.tolist()
+        ([5.0, 3.0], [1, 2])
     """
     if unknown:
         raise unexpected("topk", unknown)
@@ -103,6 +145,12 @@ def searchsorted(
     Raises:
         ShapeError: the sequence does not have one axis.
         ArgumentError: another side.
+
+    Example:
+        >>> tg.searchsorted([1, 3, 5], [0, 3, 6])
+        tensor([0, 1, 3], dtype=int64)
+        >>> tg.searchsorted([1, 3, 5], 3, side="right")
+        tensor(2, dtype=int64)
     """
     names = ("sorted_sequence", "values")
     sequence, wanted = operands("searchsorted", names, (sorted_sequence, values), compared=True)
@@ -117,7 +165,7 @@ def searchsorted(
     if side not in ("left", "right"):
         raise ArgumentError(f"searchsorted: side is {side!r}, expected 'left' or 'right'")
     common = promoted("searchsorted", names, arrays)
-    sequence, wanted = [widened(array.astype(common, copy=False)) for array in arrays]
+    sequence, wanted = [upcast(array.astype(common, copy=False)) for array in arrays]
     indices = namespace(sequence).searchsorted(sequence, wanted.reshape(-1), side)
     return Tensor(indices.reshape(wanted.shape))
 
@@ -125,7 +173,7 @@ def searchsorted(
 def _order(op: str, array: Array, axis: int | None, descending: bool) -> Array:
     """Return the indices that sort stably along an axis."""
     array, axis = along(op, array, axis)
-    array = widened(array)  # 16-bit NaNs of ml_dtypes do not sort
+    array = upcast(array)  # 16-bit NaNs of ml_dtypes do not sort
     if not descending:
         return array.argsort(axis, kind="stable")
     backwards = (*[slice(None)] * axis, slice(None, None, -1))
@@ -162,6 +210,7 @@ def unique(
     return_inverse: bool = False,
     return_counts: bool = False,
     axis: int | None = None,
+    *,
     equal_nan: bool = True,
     **unknown: Never,
 ) -> Any:
@@ -180,6 +229,13 @@ def unique(
 
     Raises:
         GradError: x requires a gradient.
+
+    Example:
+        >>> tg.unique([3, 1, 3])
+        tensor([1, 3], dtype=int64)
+        >>> values, counts = tg.unique([3, 1, 3], return_counts=True)
+        >>> counts.tolist()
+        [1, 2]
     """
     if unknown:
         raise unexpected("unique", unknown)
@@ -189,7 +245,7 @@ def unique(
     xp = namespace(x.data)
     array = constant_of("unique", "x", x, _ONCE)
     found = xp.unique(
-        widened(array), return_index, return_inverse, return_counts, axis, equal_nan=equal_nan
+        upcast(array), return_index, return_inverse, return_counts, axis, equal_nan=equal_nan
     )
     parts = list(found) if isinstance(found, tuple) else [found]
     parts[0] = parts[0].astype(x.dtype, copy=False)
@@ -201,49 +257,177 @@ def unique(
 
 
 def unique_all(x: Any) -> UniqueAll:
-    """Return `unique` with indices, inverse and counts; each NaN counts for itself."""
+    """Return `unique` with indices, inverse and counts; each NaN counts for itself.
+
+    Args:
+        x: any shape.
+
+    Returns:
+        `values`, `indices` and `counts`, (m,) each, and `inverse_indices` in the shape of x.
+
+    Raises:
+        GradError: x requires a gradient.
+
+    Example:
+        >>> found = tg.unique_all([3, 1, 3])
+        >>> found.values.tolist(), found.indices.tolist(), found.inverse_indices.tolist()
+        ([1, 3], [1, 0], [1, 0, 1])
+    """
     return UniqueAll(*unique(x, True, True, True, equal_nan=False))
 
 
 def unique_counts(x: Any) -> UniqueCounts:
-    """Return `unique` with counts; each NaN counts for itself."""
+    """Return `unique` with counts; each NaN counts for itself.
+
+    Args:
+        x: any shape.
+
+    Returns:
+        `values` and `counts`, (m,) each.
+
+    Raises:
+        GradError: x requires a gradient.
+
+    Example:
+        >>> values, counts = tg.unique_counts([3, 1, 3])
+        >>> values.tolist(), counts.tolist()
+        ([1, 3], [1, 2])
+    """
     return UniqueCounts(*unique(x, return_counts=True, equal_nan=False))
 
 
 def unique_inverse(x: Any) -> UniqueInverse:
-    """Return `unique` with the inverse; each NaN counts for itself."""
+    """Return `unique` with the inverse; each NaN counts for itself.
+
+    Args:
+        x: any shape.
+
+    Returns:
+        `values`, (m,), and `inverse_indices` in the shape of x: values[inverse_indices] is x.
+
+    Raises:
+        GradError: x requires a gradient.
+
+    Example:
+        >>> values, places = tg.unique_inverse([3, 1, 3])
+        >>> values[places]
+        tensor([3, 1, 3], dtype=int64)
+    """
     return UniqueInverse(*unique(x, return_inverse=True, equal_nan=False))
 
 
 def unique_values(x: Any) -> Tensor:
-    """Return `unique`; each NaN counts for itself."""
+    """Return `unique`; each NaN counts for itself.
+
+    Args:
+        x: any shape.
+
+    Returns:
+        (m,) in the dtype of x, ascending.
+
+    Raises:
+        GradError: x requires a gradient.
+
+    Example:
+        >>> tg.unique_values([3, 1, 3])
+        tensor([1, 3], dtype=int64)
+    """
     found: Tensor = unique(x, equal_nan=False)
     return found
 
 
-def isin(x: Any, values: Any, invert: bool = False) -> Tensor:
-    """Return for each element of x whether it is among the values (or, inverted, is not), bool."""
-    a, b = map(widened, _pair("isin", "x", "values", x, values))
+def isin(x: Any, values: Any, *, invert: bool = False) -> Tensor:
+    """Return for each element of x whether it is among the values (or, inverted, is not).
+
+    Args:
+        x: any shape.
+        values: any shape.
+        invert: whether to return what is not among them.
+
+    Returns:
+        In the shape of x, bool.
+
+    Example:
+        >>> tg.isin([1, 2, 3], [2, 5])
+        tensor([False,  True, False], dtype=bool)
+    """
+    a, b = map(upcast, _pair("isin", "x", "values", x, values))
     return Tensor(namespace(a).isin(a, b, invert=invert))
 
 
 def union1d(a: Any, b: Any) -> Tensor:
-    """Return the elements of a and b, each once, in order."""
+    """Return the elements of a and b, each once, in order.
+
+    Args:
+        a, b: any shape; they are flattened.
+
+    Returns:
+        (m,) in the dtype that both have in common, ascending.
+
+    Raises:
+        GradError: an operand requires a gradient.
+
+    Example:
+        >>> tg.union1d([3, 1], [2, 3])
+        tensor([1, 2, 3], dtype=int64)
+    """
     return _of_sets("union1d", a, b)
 
 
 def intersect1d(a: Any, b: Any) -> Tensor:
-    """Return the elements that are in a and in b, each once, in order."""
+    """Return the elements that are in a and in b, each once, in order.
+
+    Args:
+        a, b: any shape; they are flattened.
+
+    Returns:
+        (m,) in the dtype that both have in common, ascending.
+
+    Raises:
+        GradError: an operand requires a gradient.
+
+    Example:
+        >>> tg.intersect1d([3, 1, 2], [2, 3, 3])
+        tensor([2, 3], dtype=int64)
+    """
     return _of_sets("intersect1d", a, b)
 
 
 def setdiff1d(a: Any, b: Any) -> Tensor:
-    """Return the elements of a that are not in b, each once, in order."""
+    """Return the elements of a that are not in b, each once, in order.
+
+    Args:
+        a, b: any shape; they are flattened.
+
+    Returns:
+        (m,) in the dtype that both have in common, ascending.
+
+    Raises:
+        GradError: an operand requires a gradient.
+
+    Example:
+        >>> tg.setdiff1d([3, 1, 2], [2])
+        tensor([1, 3], dtype=int64)
+    """
     return _of_sets("setdiff1d", a, b)
 
 
 def setxor1d(a: Any, b: Any) -> Tensor:
-    """Return the elements that are in one of a and b, each once, in order."""
+    """Return the elements that are in one of a and b, each once, in order.
+
+    Args:
+        a, b: any shape; they are flattened.
+
+    Returns:
+        (m,) in the dtype that both have in common, ascending.
+
+    Raises:
+        GradError: an operand requires a gradient.
+
+    Example:
+        >>> tg.setxor1d([3, 1], [2, 3])
+        tensor([1, 2], dtype=int64)
+    """
     return _of_sets("setxor1d", a, b)
 
 
@@ -256,7 +440,7 @@ def _of_sets(op: str, a: Any, b: Any) -> Tensor:
             constant_of(op, name, x, _ONCE)
     arrays = _pair(op, "a", "b", a, b)
     dtype = promoted(op, ("a", "b"), arrays)
-    found = getattr(namespace(arrays[0]), op)(*map(widened, arrays))
+    found = getattr(namespace(arrays[0]), op)(*map(upcast, arrays))
     return Tensor(found.astype(dtype, copy=False))
 
 
@@ -276,22 +460,60 @@ def isclose(
         a, b: tensors, arrays, numbers or lists that broadcast.
         rtol, atol: the relative and the absolute tolerance.
         equal_nan: whether NaN is close to NaN.
+
+    Returns:
+        In the shape that a and b broadcast to, bool.
+
+    Raises:
+        ShapeError: a and b do not broadcast.
+
+    Example:
+        >>> tg.isclose([1.0, 2.0], [1.000001, 2.1])
+        tensor([ True, False], dtype=bool)
     """
     first, second = _pair("isclose", "a", "b", a, b)
     broadcast_shapes(first.shape, second.shape)
     xp = namespace(first)
-    return Tensor(xp.asarray(xp.isclose(widened(first), widened(second), rtol, atol, equal_nan)))
+    return Tensor(xp.asarray(xp.isclose(upcast(first), upcast(second), rtol, atol, equal_nan)))
 
 
 def allclose(
     a: Any, b: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> bool:
-    """Return whether all elements are close; see `isclose`. The host waits for the answer."""
+    """Return whether all elements are close; see `isclose`. The host waits for the answer.
+
+    Args:
+        a, b: tensors, arrays, numbers or lists that broadcast.
+        rtol, atol: the relative and the absolute tolerance.
+        equal_nan: whether NaN is close to NaN.
+
+    Returns:
+        A bool of Python.
+
+    Raises:
+        ShapeError: a and b do not broadcast.
+
+    Example:
+        >>> tg.allclose([1.0, 2.0], [1.0, 2.1], rtol=0.1)
+        True
+    """
     return bool(isclose(a, b, rtol, atol, equal_nan).data.all())
 
 
 def array_equal(a: Any, b: Any, equal_nan: bool = False) -> bool:
-    """Return whether a and b have one shape and equal elements. The host waits for the answer."""
+    """Return whether a and b have one shape and equal elements. The host waits for the answer.
+
+    Args:
+        a, b: tensors, arrays, numbers or lists.
+        equal_nan: whether NaN is equal to NaN.
+
+    Returns:
+        A bool of Python.
+
+    Example:
+        >>> tg.array_equal([1, 2], [1.0, 2.0])
+        True
+    """
     first, second = _pair("array_equal", "a", "b", a, b)
     if first.shape != second.shape:
         return False
@@ -302,7 +524,18 @@ def array_equal(a: Any, b: Any, equal_nan: bool = False) -> bool:
 
 
 def array_equiv(a: Any, b: Any) -> bool:
-    """Return whether a and b broadcast to one shape and have equal elements there."""
+    """Return whether a and b broadcast to one shape and have equal elements there.
+
+    Args:
+        a, b: tensors, arrays, numbers or lists.
+
+    Returns:
+        A bool of Python.
+
+    Example:
+        >>> tg.array_equiv([[1, 2], [1, 2]], [1, 2])
+        True
+    """
     first, second = _pair("array_equiv", "a", "b", a, b)
     try:
         broadcast_shapes(first.shape, second.shape)

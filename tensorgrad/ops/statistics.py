@@ -14,7 +14,7 @@ import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import array_of
-from tensorgrad.core.backend import Array, Axis, namespace, same_device, widened
+from tensorgrad.core.backend import Array, Axis, namespace, same_device, upcast
 from tensorgrad.core.checks import (
     axis_index,
     axis_tuple,
@@ -73,6 +73,7 @@ def quantile(
     x: Any,
     q: Any,
     axis: Axis = None,
+    *,
     method: QuantileMethod = "linear",
     keepdims: bool = False,
     **unknown: Never,
@@ -82,7 +83,7 @@ def quantile(
     Args:
         x: any shape.
         q: a number from 0 to 1, or a sequence of them, on the host.
-        axis: the axes to reduce; None for all.
+        axis: axes to reduce; all by default.
         method: where between two elements a fraction lies, NumPy's names. "lower", "higher",
             "nearest", "inverted_cdf" and "closest_observation" take one of the two.
         keepdims: whether the reduced axes stay with length 1.
@@ -97,6 +98,12 @@ def quantile(
         GradError: q requires a gradient, which there is none of.
         ShapeError: there are no elements to reduce, or q has more than two axes (one beside NaN).
     Source: Hyndman & Fan 1996, doi:10.2307/2684934.
+
+    Example:
+        >>> tg.quantile([1.0, 2.0, 3.0, 5.0], 0.5)
+        tensor(2.5, dtype=float32)
+        >>> tg.quantile([1.0, 2.0, 3.0, 5.0], 0.5, method="lower")
+        tensor(2., dtype=float32)
     """
     if unknown:
         raise unexpected("quantile", unknown)
@@ -104,35 +111,135 @@ def quantile(
 
 
 def percentile(
-    x: Any, q: Any, axis: Axis = None, method: QuantileMethod = "linear", keepdims: bool = False
+    x: Any,
+    q: Any,
+    axis: Axis = None,
+    *,
+    method: QuantileMethod = "linear",
+    keepdims: bool = False,
+    **unknown: Never,
 ) -> Tensor:
-    """Return `quantile` of q / 100."""
+    """Return `quantile` of q / 100; NaN if there is one.
+
+    Args:
+        x: any shape.
+        q: a number from 0 to 100, or a sequence of them, on the host.
+        axis: axes to reduce; all by default.
+        method: where between two elements a fraction lies; see `quantile`.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, behind an axis for a sequence of percentages; dtype and errors are
+        those of `quantile`.
+
+    Example:
+        >>> tg.percentile([[1.0, 2.0, 3.0], [4.0, 6.0, 8.0]], 50, axis=1)
+        tensor([2., 6.], dtype=float32)
+    """
+    if unknown:
+        raise unexpected("percentile", unknown)
     return _quantile("percentile", x, q, axis, method, keepdims, skip_nan=False)
 
 
-def median(x: Any, axis: Axis = None, keepdims: bool = False, **unknown: Never) -> Tensor:
-    """Return the element in the middle, or the mean of the two there; NaN for no elements."""
+def median(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+    """Return the element in the middle, or the mean of the two there; NaN for no elements.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in its dtype; float64 for integers and bool.
+
+    Example:
+        >>> tg.median([1.0, 7.0, 3.0, 2.0])
+        tensor(2.5, dtype=float32)
+    """
     if unknown:
         raise unexpected("median", unknown)
     return _quantile("median", x, 0.5, axis, "median", keepdims, skip_nan=False)
 
 
 def nanquantile(
-    x: Any, q: Any, axis: Axis = None, method: QuantileMethod = "linear", keepdims: bool = False
+    x: Any,
+    q: Any,
+    axis: Axis = None,
+    *,
+    method: QuantileMethod = "linear",
+    keepdims: bool = False,
+    **unknown: Never,
 ) -> Tensor:
-    """Return `quantile` of the elements that are not NaN; NaN where all are."""
+    """Return `quantile` of the elements that are not NaN; NaN where all are.
+
+    Args:
+        x: any shape.
+        q: a number from 0 to 1, or a sequence of them, on the host.
+        axis: axes to reduce; all by default.
+        method: where between two elements a fraction lies; see `quantile`.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, behind an axis for a sequence of fractions; dtype and errors are
+        those of `quantile`.
+
+    Example:
+        >>> tg.nanquantile([1.0, float("nan"), 2.0, 3.0], 0.5)
+        tensor(2., dtype=float32)
+    """
+    if unknown:
+        raise unexpected("nanquantile", unknown)
     return _quantile("nanquantile", x, q, axis, method, keepdims, skip_nan=True)
 
 
 def nanpercentile(
-    x: Any, q: Any, axis: Axis = None, method: QuantileMethod = "linear", keepdims: bool = False
+    x: Any,
+    q: Any,
+    axis: Axis = None,
+    *,
+    method: QuantileMethod = "linear",
+    keepdims: bool = False,
+    **unknown: Never,
 ) -> Tensor:
-    """Return `nanquantile` of q / 100."""
+    """Return `nanquantile` of q / 100.
+
+    Args:
+        x: any shape.
+        q: a number from 0 to 100, or a sequence of them, on the host.
+        axis: axes to reduce; all by default.
+        method: where between two elements a fraction lies; see `quantile`.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, behind an axis for a sequence of percentages; dtype and errors are
+        those of `quantile`.
+
+    Example:
+        >>> tg.nanpercentile([1.0, float("nan"), 2.0, 3.0], [0, 100])
+        tensor([1., 3.], dtype=float32)
+    """
+    if unknown:
+        raise unexpected("nanpercentile", unknown)
     return _quantile("nanpercentile", x, q, axis, method, keepdims, skip_nan=True)
 
 
-def nanmedian(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return `median` of the elements that are not NaN; NaN where all are."""
+def nanmedian(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+    """Return `median` of the elements that are not NaN; NaN where all are.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in its dtype; float64 for integers and bool.
+
+    Example:
+        >>> tg.nanmedian([[1.0, float("nan"), 4.0], [2.0, 3.0, 9.0]], axis=1)
+        tensor([2.5, 3. ], dtype=float32)
+    """
+    if unknown:
+        raise unexpected("nanmedian", unknown)
     return _quantile("nanmedian", x, 0.5, axis, "median", keepdims, skip_nan=True)
 
 
@@ -254,21 +361,33 @@ def _weight(xp: Any, place: Array, low: Array, method: str) -> Array:
     return part
 
 
-def average(x: Any, axis: Axis = None, weights: Any = None, keepdims: bool = False) -> Tensor:
+def average(
+    x: Any, axis: Axis = None, weights: Any = None, *, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return sum(x * weights) / sum(weights); the mean without weights.
 
     Args:
         x: any shape.
-        axis: the axes to reduce; None for all.
+        axis: axes to reduce; all by default.
         weights: the shape of x, or the lengths of x along `axis`.
         keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in the dtype that x and weights have in common; float64 for
+        integers and bool.
 
     Raises:
         ShapeError: the weights have another shape.
         ArgumentError: weights sum to 0 (on the GPU the result is not finite instead).
+
+    Example:
+        >>> tg.average([1.0, 2.0, 6.0], weights=[1.0, 1.0, 2.0])
+        tensor(3.75, dtype=float32)
     """
+    if unknown:
+        raise unexpected("average", unknown)
     if weights is None:
-        return reduce.mean(x, axis, keepdims)
+        return reduce.mean(x, axis, keepdims=keepdims)
     x, weights = operands("average", ("x", "weights"), (x, weights))
     if weights.shape != x.shape:
         weights = _along_axes(x, axis, weights)
@@ -277,10 +396,10 @@ def average(x: Any, axis: Axis = None, weights: Any = None, keepdims: bool = Fal
         dtype = float64
     wide = dtype if is_complex(dtype) else compute_dtype(dtype)
     x, weights = (astype(t, wide, copy=False) for t in (x, weights))
-    scale = reduce.sum(broadcast_to(weights, x.shape), axis, keepdims)
+    scale = reduce.sum(broadcast_to(weights, x.shape), axis, keepdims=keepdims)
     if backend.is_numpy(scale.data) and (scale.data == 0).any():
         raise ArgumentError("average: weights sum to 0, expected another sum")
-    return astype(reduce.sum(x * weights, axis, keepdims) / scale, dtype, copy=False)
+    return astype(reduce.sum(x * weights, axis, keepdims=keepdims) / scale, dtype, copy=False)
 
 
 def _along_axes(x: Tensor, axis: Axis, weights: Tensor) -> Tensor:
@@ -293,51 +412,176 @@ def _along_axes(x: Tensor, axis: Axis, weights: Tensor) -> Tensor:
     return reshape(weights, [n if i in axes else 1 for i, n in enumerate(x.shape)])
 
 
-def ptp(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def ptp(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the maximum minus the minimum ("peak to peak").
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in its dtype.
 
     Raises:
         ShapeError: there are no elements to reduce.
+
+    Example:
+        >>> tg.ptp([[1, 5, 2], [4, 4, 7]], axis=1)
+        tensor([4, 3], dtype=int64)
     """
-    return reduce.max(x, axis, keepdims) - reduce.min(x, axis, keepdims)
+    if unknown:
+        raise unexpected("ptp", unknown)
+    return reduce.max(x, axis, keepdims=keepdims) - reduce.min(x, axis, keepdims=keepdims)
 
 
-def nansum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the sum of the elements that are not NaN."""
-    return reduce.sum(_filled("nansum", x, 0), axis, keepdims)
+def nansum(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+    """Return the sum of the elements that are not NaN; 0 where all are.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in its dtype; 64 bits for integers and bool.
+
+    Example:
+        >>> tg.nansum([1.0, float("nan"), 2.0])
+        tensor(3., dtype=float32)
+    """
+    if unknown:
+        raise unexpected("nansum", unknown)
+    return reduce.sum(_filled("nansum", x, 0), axis, keepdims=keepdims)
 
 
-def nanprod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the product of the elements that are not NaN."""
-    return reduce.prod(_filled("nanprod", x, 1), axis, keepdims)
+def nanprod(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+    """Return the product of the elements that are not NaN; 1 where all are.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in its dtype; 64 bits for integers and bool.
+
+    Example:
+        >>> tg.nanprod([2.0, float("nan"), 3.0])
+        tensor(6., dtype=float32)
+    """
+    if unknown:
+        raise unexpected("nanprod", unknown)
+    return reduce.prod(_filled("nanprod", x, 1), axis, keepdims=keepdims)
 
 
-def nancumsum(x: Any, axis: int | None = None) -> Tensor:
-    """Return `cumsum` with 0 in place of NaN."""
+def nancumsum(x: Any, axis: int | None = None, **unknown: Never) -> Tensor:
+    """Return `cumsum` with 0 in place of NaN.
+
+    Args:
+        x: any shape.
+        axis: the axis to sum along; None sums over the flattened x.
+
+    Returns:
+        The shape of x (one axis without `axis`), in its dtype; 64 bits for integers and bool.
+
+    Example:
+        >>> tg.nancumsum([1.0, float("nan"), 2.0])
+        tensor([1., 1., 3.], dtype=float32)
+    """
+    if unknown:
+        raise unexpected("nancumsum", unknown)
     return reduce.cumsum(_filled("nancumsum", x, 0), axis)
 
 
-def nancumprod(x: Any, axis: int | None = None) -> Tensor:
-    """Return `cumprod` with 1 in place of NaN."""
+def nancumprod(x: Any, axis: int | None = None, **unknown: Never) -> Tensor:
+    """Return `cumprod` with 1 in place of NaN.
+
+    Args:
+        x: any shape.
+        axis: the axis to multiply along; None multiplies over the flattened x.
+
+    Returns:
+        The shape of x (one axis without `axis`), in its dtype; 64 bits for integers and bool.
+
+    Example:
+        >>> tg.nancumprod([2.0, float("nan"), 3.0])
+        tensor([2., 2., 6.], dtype=float32)
+    """
+    if unknown:
+        raise unexpected("nancumprod", unknown)
     return reduce.cumprod(_filled("nancumprod", x, 1), axis)
 
 
-def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Return the mean of the elements that are not NaN; NaN where all are."""
+def nanmean(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+    """Return the mean of the elements that are not NaN; NaN where all are.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in its dtype; float64 for integers and bool.
+
+    Example:
+        >>> tg.nanmean([[1.0, float("nan")], [2.0, 6.0]], axis=1)
+        tensor([1., 4.], dtype=float32)
+    """
+    if unknown:
+        raise unexpected("nanmean", unknown)
     x = tensor_of("nanmean", "x", x)
     if not (is_float(x.dtype) or is_complex(x.dtype)):
-        return reduce.mean(x, axis, keepdims)
+        return reduce.mean(x, axis, keepdims=keepdims)
     wide = astype(x, compute_dtype(x.dtype), copy=False) if is_float(x.dtype) else x
-    return astype(nansum(wide, axis, keepdims) / _count(x, axis, keepdims), x.dtype, copy=False)
+    return astype(
+        nansum(wide, axis, keepdims=keepdims) / _count(x, axis, keepdims), x.dtype, copy=False
+    )
 
 
-def nanvar(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
-    """Return the variance of the elements that are not NaN; NaN for `ddof` of them or fewer."""
+def nanvar(
+    x: Any, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False, **unknown: Never
+) -> Tensor:
+    """Return the variance of the elements that are not NaN; NaN for `ddof` of them or fewer.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        ddof: what is subtracted from their number n in the divisor; 1 gives the unbiased estimate.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in its dtype; float64 for integers and bool.
+
+    Example:
+        >>> tg.nanvar([1.0, float("nan"), 5.0])
+        tensor(4., dtype=float32)
+    """
+    if unknown:
+        raise unexpected("nanvar", unknown)
     return _nan_variance("nanvar", x, axis, ddof, keepdims, 1.0)
 
 
-def nanstd(x: Any, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> Tensor:
-    """Return the standard deviation of what is not NaN, the square root of `nanvar`."""
+def nanstd(
+    x: Any, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False, **unknown: Never
+) -> Tensor:
+    """Return the standard deviation of what is not NaN, the square root of `nanvar`.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        ddof: what is subtracted from their number n in the divisor.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in its dtype; float64 for integers and bool.
+
+    Example:
+        >>> tg.nanstd([1.0, float("nan"), 5.0])
+        tensor(2., dtype=float32)
+    """
+    if unknown:
+        raise unexpected("nanstd", unknown)
     return _nan_variance("nanstd", x, axis, ddof, keepdims, 0.5)
 
 
@@ -345,55 +589,119 @@ def _nan_variance(op: str, x: Any, axis: Axis, ddof: float, keepdims: bool, powe
     x = tensor_of(op, "x", x)
     check_number(op, "ddof", ddof)
     if not is_float(x.dtype):
-        return (reduce.var if power == 1 else reduce.std)(x, axis, ddof, keepdims)
+        return (reduce.var if power == 1 else reduce.std)(x, axis, ddof=ddof, keepdims=keepdims)
     wide = astype(x, compute_dtype(x.dtype), copy=False)
-    centered = where(isnan(wide), 0, wide - nanmean(wide, axis, True))
-    variance = reduce.sum(centered * centered, axis, keepdims) / _count(x, axis, keepdims, ddof)
+    centered = where(isnan(wide), 0, wide - nanmean(wide, axis, keepdims=True))
+    variance = reduce.sum(centered * centered, axis, keepdims=keepdims) / _count(
+        x, axis, keepdims, ddof
+    )
     return astype(variance**power if power != 1 else variance, x.dtype, copy=False)
 
 
-def nanmax(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def nanmax(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the maximum of the elements that are not NaN; NaN where all are.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in its dtype.
 
     Raises:
         ShapeError: there are no elements to reduce.
+
+    Example:
+        >>> tg.nanmax([[1.0, float("nan")], [2.0, 6.0]], axis=1)
+        tensor([1., 6.], dtype=float32)
     """
+    if unknown:
+        raise unexpected("nanmax", unknown)
     return _nan_extremum("nanmax", reduce.max, x, axis, keepdims)
 
 
-def nanmin(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def nanmin(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the minimum of the elements that are not NaN; NaN where all are.
+
+    Args:
+        x: any shape.
+        axis: axes to reduce; all by default.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, in its dtype.
 
     Raises:
         ShapeError: there are no elements to reduce.
+
+    Example:
+        >>> tg.nanmin([[1.0, float("nan")], [2.0, 6.0]], axis=1)
+        tensor([1., 2.], dtype=float32)
     """
+    if unknown:
+        raise unexpected("nanmin", unknown)
     return _nan_extremum("nanmin", reduce.min, x, axis, keepdims)
 
 
 def _nan_extremum(op: str, function: Any, x: Any, axis: Axis, keepdims: bool) -> Tensor:
     x = tensor_of(op, "x", x)
     worst = float("-inf") if function is reduce.max else float("inf")
-    y: Tensor = function(_filled(op, x, worst), axis, keepdims)
-    empty = reduce.all(isnan(x), axis, keepdims)
+    y: Tensor = function(_filled(op, x, worst), axis, keepdims=keepdims)
+    empty = reduce.all(isnan(x), axis, keepdims=keepdims)
     return where(empty, float("nan"), y) if is_float(x.dtype) or is_complex(x.dtype) else y
 
 
-def nanargmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def nanargmax(
+    x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return the index of the first maximum beside NaN, int64.
 
+    Args:
+        x: any shape.
+        axis: the axis to search; None searches the flattened x.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, int64; without a gradient.
+
     Raises:
         ArgumentError: all are NaN (on the GPU the result is 0 instead).
+
+    Example:
+        >>> tg.nanargmax([float("nan"), 2.0, 6.0, 6.0])
+        tensor(2, dtype=int64)
     """
-    return reduce.argmax(_filled_but_some("nanargmax", x, float("-inf"), axis), axis, keepdims)
+    if unknown:
+        raise unexpected("nanargmax", unknown)
+    filled = _filled_but_some("nanargmax", x, float("-inf"), axis)
+    return reduce.argmax(filled, axis, keepdims=keepdims)
 
 
-def nanargmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def nanargmin(
+    x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return the index of the first minimum beside NaN, int64.
 
+    Args:
+        x: any shape.
+        axis: the axis to search; None searches the flattened x.
+        keepdims: whether the reduced axes stay with length 1.
+
+    Returns:
+        The remaining axes of x, int64; without a gradient.
+
     Raises:
         ArgumentError: all are NaN (on the GPU the result is 0 instead).
+
+    Example:
+        >>> tg.nanargmin([[float("nan"), 2.0], [3.0, 1.0]], axis=1)
+        tensor([1, 1], dtype=int64)
     """
-    return reduce.argmin(_filled_but_some("nanargmin", x, float("inf"), axis), axis, keepdims)
+    if unknown:
+        raise unexpected("nanargmin", unknown)
+    filled = _filled_but_some("nanargmin", x, float("inf"), axis)
+    return reduce.argmin(filled, axis, keepdims=keepdims)
 
 
 def _filled_but_some(op: str, x: Any, value: float, axis: Axis) -> Tensor:
@@ -413,7 +721,7 @@ def _filled(op: str, x: Any, value: float) -> Tensor:
 def _count(x: Tensor, axis: Axis, keepdims: bool, ddof: float = 0) -> Tensor:
     """Return how many numbers are not NaN, in the compute dtype, of complex ones float32."""
     dtype = compute_dtype(x.dtype) if is_float(x.dtype) else float32
-    count = astype(reduce.sum(equal(x.detach(), x.detach()), axis, keepdims), dtype)
+    count = astype(reduce.sum(equal(x.detach(), x.detach()), axis, keepdims=keepdims), dtype)
     count = count - ddof if ddof else count
     return where(count > 0, count, float("nan"))
 
@@ -426,6 +734,7 @@ def cov(
     ddof: int | None = None,
     fweights: Any = None,
     aweights: Any = None,
+    *,
     dtype: DtypeLike | None = None,
 ) -> Tensor:
     """Return the covariance matrix of variables.
@@ -447,6 +756,11 @@ def cov(
         ArgumentError: ddof is not an integer, or a weight is negative.
         DtypeError: x holds complex numbers, or `fweights` fractions.
         ShapeError: x has more than two axes, or weights do not fit.
+
+    Example:
+        >>> tg.cov([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]])
+        tensor([[1., 2.],
+                [2., 4.]], dtype=float64)
     """
     if ddof is not None:
         check_integer("cov", "ddof", ddof)
@@ -459,7 +773,7 @@ def cov(
     delta = (0 if bias else 1) if ddof is None else ddof
     weights, total, divisor = _observation_weights(joined, fweights, aweights, delta)
     weighted = joined if weights is None else joined * weights
-    centered = joined - reduce.sum(weighted, 1, True) / total
+    centered = joined - reduce.sum(weighted, 1, keepdims=True) / total
     products = (centered if weights is None else centered * weights) @ centered.T
     result = products / where(divisor > 0, divisor, 0.0)
     return result if result.size != 1 else reshape(result, ())
@@ -497,8 +811,29 @@ def _weights_of_cov(name: str, given: Any, x: Tensor) -> Tensor | None:
     return astype(weights, x.dtype, copy=False)
 
 
-def corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: DtypeLike | None = None) -> Tensor:
-    """Return the matrix of correlation coefficients, -1 to 1; see `cov`."""
+def corrcoef(
+    x: Any, y: Any = None, rowvar: bool = True, *, dtype: DtypeLike | None = None
+) -> Tensor:
+    """Return the matrix of correlation coefficients, -1 to 1: `cov` divided by the deviations.
+
+    Args:
+        x: (variables, observations), or (observations,) of one.
+        y: more of them, in the same form.
+        rowvar: False where the variables are the columns.
+        dtype: a float to compute in, float64 by default, as in NumPy.
+
+    Returns:
+        (variables, variables), or a number for one; NaN for a variable that does not vary.
+
+    Raises:
+        DtypeError: x holds complex numbers.
+        ShapeError: x has more than two axes.
+
+    Example:
+        >>> tg.corrcoef([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]).round(3)
+        tensor([[ 1., -1.],
+                [-1.,  1.]], dtype=float64)
+    """
     matrix = cov(x, y, rowvar, dtype=dtype)
     if not matrix.ndim:
         return matrix / matrix
@@ -528,8 +863,17 @@ def diff(
         axis: the axis to subtract along.
         prepend, append: what to join to x first, a tensor or one number.
 
+    Returns:
+        The shape of x with n fewer elements along the axis, beside those joined to it; its dtype.
+
     Raises:
         ArgumentError: n is negative, or x has no such axis.
+
+    Example:
+        >>> tg.diff([1, 4, 9, 16])
+        tensor([3, 5, 7], dtype=int64)
+        >>> tg.diff([1, 4, 9, 16], 2)
+        tensor([2, 2], dtype=int64)
     """
     if unknown:
         raise unexpected("diff", unknown)
@@ -555,7 +899,7 @@ def _edge(value: Tensor, x: Tensor, axis: int) -> Tensor:
     return value + astype(Tensor(namespace(x.data).zeros(shape)), x.dtype)
 
 
-def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
+def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1, **unknown: Never) -> Tensor:
     """Return the integral of y by the trapezoidal rule.
 
     Args:
@@ -563,7 +907,21 @@ def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1) -> Tensor:
         x: (n,), or the shape of y: where they were taken.
         dx: their distance, without x.
         axis: the axis to integrate along.
+
+    Returns:
+        The remaining axes of y, floats.
+
+    Raises:
+        ArgumentError: y has no such axis.
+
+    Example:
+        >>> tg.trapezoid([0.0, 1.0, 4.0], dx=0.5)
+        tensor(1.5, dtype=float32)
+        >>> tg.trapezoid([0.0, 1.0, 4.0], [0.0, 1.0, 3.0])
+        tensor(5.5, dtype=float32)
     """
+    if unknown:
+        raise unexpected("trapezoid", unknown)
     y, x = operands("trapezoid", ("y", "x"), (y, x), 1)
     y = moveaxis(y, axis, -1)
     widths: Any = dx
@@ -580,10 +938,19 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
         weights: (n,), with a gradient.
         minlength: the least length of the result, which otherwise ends with the largest integer.
 
+    Returns:
+        (max(x) + 1,) or longer: int64, float64 with weights.
+
     Raises:
         DtypeError: x does not hold integers, or the weights are complex.
         ArgumentError: an integer is negative.
         ShapeError: x does not have one axis, or the weights have another shape.
+
+    Example:
+        >>> tg.bincount([0, 2, 2], minlength=4)
+        tensor([1, 0, 2, 0], dtype=int64)
+        >>> tg.bincount([0, 2, 2], [0.5, 1.0, 2.0])
+        tensor([0.5, 0. , 3. ], dtype=float64)
     """
     x = tensor_of("bincount", "x", np.zeros(0, int64) if isinstance(x, list) and not x else x)
     if x.dtype.kind not in "biu":
@@ -603,7 +970,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
         raise ShapeError(f"bincount: weights has shape {weights.shape}, expected {x.shape}")
     if is_complex(weights.dtype):
         raise DtypeError(f"bincount: weights has dtype {weights.dtype}, expected real numbers")
-    y = xp.bincount(places, widened(weights.data), minlength)
+    y = xp.bincount(places, upcast(weights.data), minlength)
     return record("bincount", y.astype(float64), (weights,), _bincount_backward, (places,))
 
 
@@ -632,6 +999,11 @@ def histogram(
     Raises:
         ArgumentError: the edges are not ascending, or there is no bin.
         GradError: x or the edges require a gradient.
+
+    Example:
+        >>> counts, edges = tg.histogram([1.0, 1.5, 4.0], bins=3, range=(0, 6))
+        >>> counts, edges.tolist()
+        (tensor([2, 0, 1], dtype=int64), [0.0, 2.0, 4.0, 6.0])
     """
     x = tensor_of("histogram", "x", x)
     constant_of("histogram", "x", x, "counts have none")
@@ -649,7 +1021,7 @@ def histogram(
             edges_or_count = xp.asarray(
                 np.histogram_bin_edges(backend.to_numpy(x.data), bins, range)
             )
-        counts, edges = xp.histogram(widened(x.data), edges_or_count, range)
+        counts, edges = xp.histogram(upcast(x.data), edges_or_count, range)
     except (ValueError, TypeError) as error:
         raise ArgumentError(f"histogram: bins is {bins!r:.60}, range {range}: {error}") from error
     if density:
@@ -665,12 +1037,19 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Tensor:
         bins: (n,) edges, ascending or descending; 0 is below (above) all of them.
         right: whether a bin includes its right edge instead of its left.
 
+    Returns:
+        In the shape of x, int64 from 0 to n.
+
     Raises:
         ArgumentError: the edges are neither ascending nor descending.
+
+    Example:
+        >>> tg.digitize([0.5, 1.0, 9.0], [1.0, 2.0, 3.0])
+        tensor([0, 1, 3], dtype=int64)
     """
     x, edges = operands("digitize", ("x", "bins"), (x, bins), compared=True)
     xp = namespace(x.data)
     try:
-        return Tensor(xp.asarray(xp.digitize(widened(x.data), xp.asarray(edges.data), right)))
+        return Tensor(xp.asarray(xp.digitize(upcast(x.data), xp.asarray(edges.data), right)))
     except (ValueError, TypeError) as error:
         raise ArgumentError(f"digitize: bins is {bins!r:.60}: {error}") from error

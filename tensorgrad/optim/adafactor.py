@@ -59,6 +59,12 @@ class Adafactor(Optimizer):
 
     Source: Shazeer and Stern 2018, arXiv:1804.04235, algorithms 4 and 5; with PyTorch's meaning of
         eps1, and its place of weight decay.
+
+    Example:
+        >>> model = tg.nn.Linear(30, 20)
+        >>> optimizer = tg.optim.Adafactor(model.named_parameters())
+        >>> {kind: x.shape for kind, x in optimizer.state_dict().items() if "weight" in kind}
+        {'row/weight': (20,), 'column/weight': (30,)}
     """
 
     _decoupled = True

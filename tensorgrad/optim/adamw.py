@@ -34,6 +34,14 @@ class Adam(Optimizer):
         ArgumentError: an option is outside its range.
 
     Source: Kingma and Ba 2014, arXiv:1412.6980, algorithm 1.
+
+    Example:
+        >>> w = tg.tensor([1.0, -2.0], requires_grad=True)
+        >>> optimizer = tg.optim.Adam([w], lr=0.1)
+        >>> (w * w).sum().backward()
+        >>> optimizer.step()  # the first step moves by lr, whatever the gradient
+        >>> w.data.round(4)
+        array([ 0.9, -1.9], dtype=float32)
     """
 
     _moments: tuple[str, ...] = ("m", "v")
@@ -103,6 +111,15 @@ class AdamW(Adam):
         ArgumentError: an option is outside its range.
 
     Source: Loshchilov and Hutter 2017, arXiv:1711.05101, algorithm 2.
+
+    Example:
+        >>> model = tg.nn.Linear(2, 1)
+        >>> optimizer = tg.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+        >>> model(tg.ones((4, 2))).mean().backward()
+        >>> optimizer.step()
+        >>> optimizer.zero_grad()
+        >>> optimizer
+        AdamW(parameters=2, elements=3, lr=0.001, weight_decay=0.01, betas=(0.9, 0.95), eps=1e-08)
     """
 
     _decoupled = True

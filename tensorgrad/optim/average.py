@@ -18,21 +18,13 @@ from tensorgrad.optim.optimizer import Optimizer
 
 
 class WeightAverage:
-    """Exponential moving average of an optimizer's parameters, often better than the last ones.
-
-        average = WeightAverage(optimizer, decay=0.999)
-        ...
-        optimizer.step()
-        average.update()
-        ...
-        with average.applied():
-            evaluate(model)
+    """Average an optimizer's parameters exponentially: the average is often better than the last.
 
     The average begins with the parameters as they are. It is float32, also of 16-bit parameters,
     whose master weights are averaged. A captured step may contain `update`.
 
     Args:
-        optimizer: not sharded.
+        optimizer: its parameters must not be sharded.
         decay: 0 to 1; about 1 - 1/n for a memory of n steps.
 
     Raises:
@@ -40,6 +32,17 @@ class WeightAverage:
 
     Source: Polyak and Juditsky 1992, doi:10.1137/0330046; exponential: Tarvainen and Valpola 2017,
         arXiv:1703.01780, eq. 2.
+
+    Example:
+        >>> w = tg.tensor([4.0], requires_grad=True)
+        >>> optimizer = tg.optim.SGD([w], lr=1.0)
+        >>> average = tg.optim.WeightAverage(optimizer, decay=0.75)
+        >>> w.sum().backward()
+        >>> optimizer.step()
+        >>> average.update()
+        >>> with average.applied():
+        ...     w.tolist()  # 0.75 * 4 + 0.25 * 3
+        [3.75]
     """
 
     def __init__(self, optimizer: Optimizer, decay: float = 0.999) -> None:

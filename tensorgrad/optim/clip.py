@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, is_numpy, widened
+from tensorgrad.core.backend import Array, is_numpy, upcast
 from tensorgrad.core.checks import check_number
 from tensorgrad.core.dtypes import c_name, compute_dtype, float64
 from tensorgrad.core.errors import ArgumentError
@@ -30,7 +30,7 @@ ReduceNorm = Callable[[Array], None]
 
 def grad_norm(
     parameters: FlatParameters | Iterable[Tensor], reduce_norm: ReduceNorm | None = None
-) -> Array:
+) -> np.ndarray[Any, Any]:
     """Return the global gradient norm.
 
     norm = sqrt(sum of g^2 over all elements g of all gradients)
@@ -42,6 +42,12 @@ def grad_norm(
 
     Returns:
         A 0-d float64 array on the device of the gradients.
+
+    Example:
+        >>> w = tg.tensor([1.5, 2.0], requires_grad=True)
+        >>> (w * w).sum().backward()
+        >>> float(tg.optim.grad_norm([w]))  # the gradient is [3, 4]
+        5.0
     """
     return clip_factor(_total(_grads(parameters), reduce_norm), math.inf, None)[0]
 
@@ -51,7 +57,7 @@ def clip_grad_norm(
     max_norm: float,
     *,
     reduce_norm: ReduceNorm | None = None,
-) -> Array:
+) -> np.ndarray[Any, Any]:
     """Scale all gradients in place so that their norm is at most `max_norm`.
 
     grad = grad * min(1, max_norm / (norm + 1e-6))
@@ -60,15 +66,23 @@ def clip_grad_norm(
     an extra pass over the gradients.
 
     Args:
-        parameters: as of `grad_norm`.
+        parameters: as for `grad_norm`.
         max_norm: above 0.
-        reduce_norm: as of `grad_norm`.
+        reduce_norm: as for `grad_norm`.
 
     Returns:
         The norm before clipping, a 0-d float64 array on the device of the gradients.
 
     Raises:
         ArgumentError: `max_norm` is not positive.
+
+    Example:
+        >>> w = tg.tensor([1.5, 2.0], requires_grad=True)
+        >>> (w * w).sum().backward()
+        >>> float(tg.optim.clip_grad_norm([w], 1.0))
+        5.0
+        >>> w.grad.round(3)
+        array([0.6, 0.8], dtype=float32)
     """
     check_max_norm("clip_grad_norm", max_norm)
     grads = _grads(parameters)
@@ -115,7 +129,9 @@ def sum_of_squares(array: Array) -> Array:
     return reduce_cuda("SumOfSquares", array, (0,), float64)
 
 
-def clip_factor(squares: Array, max_norm: float, scale: Array | None) -> tuple[Array, Array]:
+def clip_factor(
+    squares: Array, max_norm: float, scale: Array | None
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return the gradient norm, and the factor by which an optimizer multiplies the gradients.
 
     norm = sqrt(squares) / scale
@@ -167,10 +183,10 @@ def _squares_numpy(array: Array) -> Array:
     whole = array.size // _ROW
     sums = np.empty(whole + 1)
     rows = array[: whole * _ROW].reshape(whole, _ROW)
-    rest = widened(array[whole * _ROW :])
+    rest = upcast(array[whole * _ROW :])
 
     def run(piece: slice) -> None:
-        block = widened(rows[piece])
+        block = upcast(rows[piece])
         sums[piece] = np.einsum("ij,ij->i", block, block)
 
     with np.errstate(over="ignore", invalid="ignore"):

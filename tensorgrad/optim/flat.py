@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import NamedTuple
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, Shape, widened
+from tensorgrad.core.backend import Array, Shape, upcast
 from tensorgrad.core.checks import check_integer
 from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, bfloat16, compute_dtype, is_float
 from tensorgrad.core.errors import ArgumentError, DeviceError, DtypeError
@@ -82,7 +82,7 @@ class Piece(NamedTuple):
 
     def grad_of(self, part: Owned) -> Array:
         """Return the gradients of a part of it; float32 of 16 bits."""
-        return widened(self.grad[part.state.start - self.offset : part.state.stop - self.offset])
+        return upcast(self.grad[part.state.start - self.offset : part.state.stop - self.offset])
 
 
 class Owned(NamedTuple):
@@ -129,6 +129,18 @@ def in_blocks(name: str, parameter: Tensor) -> bool:
 
     Blocks are the members of a `ModuleList`: "blocks.3.attention.qkv.weight" is in one; the
     embeddings and the head are in none. It is a rule for the argument `matrices` of Muon.
+
+    Args:
+        name: of the parameter, as `Module.named_parameters()` gives it.
+        parameter: of any shape.
+
+    Returns:
+        True where it has two axes, and a part of its name but the first and the last is a number.
+
+    Example:
+        >>> matrix = tg.zeros((2, 2))
+        >>> [tg.optim.in_blocks(name, matrix) for name in ("blocks.3.fc.weight", "tokens.weight")]
+        [True, False]
     """
     return parameter.ndim == 2 and any(part.isdecimal() for part in name.split(".")[1:-1])
 
@@ -137,6 +149,18 @@ def decays_matrices(name: str, parameter: Tensor) -> bool:
     """Whether weight decay applies as in GPT-2: to matrices, not to biases and norm weights.
 
     It is a rule for the argument `decay` of optimizers.
+
+    Args:
+        name: of the parameter; it does not count.
+        parameter: of any shape.
+
+    Returns:
+        True where it has two axes or more.
+
+    Example:
+        >>> model = tg.nn.Linear(2, 3)
+        >>> {name: tg.optim.decays_matrices(name, x) for name, x in model.named_parameters()}
+        {'weight': True, 'bias': False}
     """
     return parameter.ndim >= 2
 
@@ -180,6 +204,13 @@ class FlatParameters:
         ArgumentError: there is no parameter, two have one name, or two share memory.
         DtypeError, DeviceError: parameters have several dtypes or devices.
         DtypeError: `grad_dtype` is neither the default nor bfloat16 for bfloat16 parameters.
+
+    Example:
+        >>> model = tg.nn.Linear(2, 3)
+        >>> flat = tg.optim.FlatParameters(model.named_parameters())
+        >>> flat.data.fill(0.5)
+        >>> model.bias.tolist()
+        [0.5, 0.5, 0.5]
     """
 
     def __init__(

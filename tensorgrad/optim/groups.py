@@ -29,6 +29,14 @@ class ParameterGroup(NamedTuple):
         names: of its parameters.
         rate: its learning rate divided by that of the optimizer, which stays when that changes.
         weight_decay: of all its parameters; None: the optimizer's.
+
+    Example:
+        >>> body, head = tg.nn.Linear(2, 2), tg.nn.Linear(2, 1, bias=False)
+        >>> groups = [{"params": body.parameters()}, {"params": head.parameters(), "lr": 1e-4}]
+        >>> optimizer = tg.optim.AdamW(groups, lr=1e-3)
+        >>> group: tg.optim.ParameterGroup = optimizer.groups[1]
+        >>> group
+        ParameterGroup(names=('2',), rate=0.1, weight_decay=None)
     """
 
     names: tuple[str, ...]

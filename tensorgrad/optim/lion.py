@@ -33,6 +33,14 @@ class Lion(Optimizer):
         ArgumentError: an option is outside its range.
 
     Source: Chen et al. 2023, arXiv:2302.06675, algorithm 2.
+
+    Example:
+        >>> w = tg.tensor([1.0, -2.0], requires_grad=True)
+        >>> optimizer = tg.optim.Lion([w], lr=0.25)
+        >>> (w * w).sum().backward()
+        >>> optimizer.step()  # by lr, against the sign of the gradient
+        >>> w.data
+        array([ 0.75, -1.75], dtype=float32)
     """
 
     _decoupled = True

@@ -35,8 +35,8 @@ def joined(parameters: Array, low: Array) -> Array:
         parameters: bfloat16.
         low: uint16, of the same shape.
     """
-    out, widened, mask = _workspaces(parameters)
-    join(parameters, low, out, widened, mask)
+    out, in_float32, mask = _workspaces(parameters)
+    join(parameters, low, out, in_float32, mask)
     return out
 
 
@@ -52,16 +52,16 @@ def halves(values: Array) -> tuple[Array, Array]:
     return parameters, low
 
 
-def join(parameters: Array, low: Array, out: Array, widened: Array, mask: Array) -> None:
-    """Write master weights to `out`; `widened` (float32) and `mask` (bool) are workspaces."""
+def join(parameters: Array, low: Array, out: Array, in_float32: Array, mask: Array) -> None:
+    """Write master weights to `out`; `in_float32` (float32) and `mask` (bool) are workspaces."""
     xp = backend.namespace(out)
-    high, bits = widened.view(uint32), out.view(uint32)
+    high, bits = in_float32.view(uint32), out.view(uint32)
     high[...] = parameters.view(uint16)
     high <<= 16
     out.view(int32)[...] = low.view(int16)
     bits += high
     xp.isnan(out, out=mask)
-    xp.copyto(out, widened, where=mask)
+    xp.copyto(out, in_float32, where=mask)
 
 
 def split(values: Array, parameters: Array, low: Array, workspace: Array, mask: Array) -> None:

@@ -48,12 +48,12 @@ class Muon(AdamW):
         weight_decay: at least 0; of all parameters, unless `decay` says which.
         momentum: in [0, 1).
         nesterov: use Nesterov's momentum.
-        iterations: of Newton and Schulz, at least 1.
+        iterations: number of Newton-Schulz iterations, at least 1.
         match_adamw: False: scale = sqrt(max(1, rows / columns)). True: 0.2 sqrt(max(rows,
             columns)), so that updates are as large as AdamW's and its lr and weight_decay fit.
         matrices: (name, tensor) -> whether Muon updates a parameter, such as `in_blocks`; None: all
             of them.
-        betas, eps: of AdamW.
+        betas, eps: those of AdamW.
         decay: (name, tensor) -> whether weight decay applies, such as `decays_matrices`; see
             `Optimizer`.
 
@@ -65,6 +65,16 @@ class Muon(AdamW):
 
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; match_adamw: Liu et al.
         2025, arXiv:2502.16982, eq. 4.
+
+    Example:
+        >>> model = tg.nn.Sequential(tg.nn.Linear(3, 3), tg.nn.Linear(3, 1))
+        >>> optimizer = tg.optim.Muon(
+        ...     model.named_parameters(), lr=0.02, matrices=lambda name, x: x.ndim == 2
+        ... )
+        >>> model(tg.ones((4, 3))).mean().backward()
+        >>> optimizer.step()
+        >>> sorted(optimizer.entries("v"))  # AdamW updates these
+        ['0.bias', '1.bias']
     """
 
     _moments = ("m",)

@@ -109,6 +109,15 @@ class Optimizer:
     Raises:
         ArgumentError: `lr` or `weight_decay` is negative or not finite, or `decay` selects other
             parameters than those that flat parameters have first; see also FlatParameters.
+
+    Example:
+        >>> w = tg.tensor([1.0, -2.0], requires_grad=True)
+        >>> optimizer: tg.optim.Optimizer = tg.optim.SGD([w], lr=0.1)
+        >>> (w * w).sum().backward()
+        >>> float(optimizer.step(max_norm=1.0))  # the norm of [2, -4], clipped to 1
+        4.47213595499958
+        >>> w.data.round(3)
+        array([ 0.955, -1.911], dtype=float32)
     """
 
     _decoupled = False  # weight decay scales the parameters; otherwise it adds to the gradient
@@ -199,7 +208,7 @@ class Optimizer:
         max_norm: float | None = None,
         scaler: LossScaler | None = None,
         reduce_norm: ReduceNorm | None = None,
-    ) -> Array | None:
+    ) -> np.ndarray[Any, Any] | None:
         """Update the parameters by their gradients.
 
         A parameter without a gradient does not move, and its state stays: one that backward has not

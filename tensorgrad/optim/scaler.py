@@ -28,9 +28,6 @@ class LossScaler:
     A step whose gradients are not finite is skipped, and scale *= backoff. After `interval` finite
     steps in a row, scale *= growth.
 
-        scaler.scale(loss).backward()
-        optimizer.step(max_norm=1.0, scaler=scaler)
-
     The scale is on the device of the loss, and the host never waits for it.
 
     Args:
@@ -43,6 +40,15 @@ class LossScaler:
         ArgumentError: an option is outside its range.
 
     Source: Micikevicius et al. 2017, arXiv:1710.03740, section 3.2.
+
+    Example:
+        >>> w = tg.tensor([1.0, -2.0], requires_grad=True, dtype="float16")
+        >>> optimizer, scaler = tg.optim.SGD([w], lr=0.25), tg.optim.LossScaler(scale=1024.0)
+        >>> scaler.scale((w * w).sum()).backward()
+        >>> float(optimizer.step(scaler=scaler))  # the norm of [2, -4]
+        4.47213595499958
+        >>> w.data
+        array([ 0.5, -1. ], dtype=float16)
     """
 
     def __init__(

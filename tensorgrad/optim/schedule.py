@@ -29,8 +29,16 @@ def constant(step: int, lr: float, warmup: int = 0) -> float:
         lr: learning rate after warmup.
         warmup: number of warmup steps.
 
+    Returns:
+        The learning rate of the step.
+
     Raises:
         ArgumentError: an argument is outside its range.
+
+    Example:
+        >>> from tensorgrad.optim import schedule
+        >>> [schedule.constant(step, lr=1.0, warmup=2) for step in range(4)]
+        [0.5, 1.0, 1.0, 1.0]
     """
     _check("constant", step, lr, warmup)
     return _warm(step, lr, warmup) if step < warmup else lr
@@ -48,8 +56,16 @@ def linear(step: int, lr: float, steps: int, warmup: int = 0, minimum: float = 0
         warmup: number of warmup steps.
         minimum: the final rate.
 
+    Returns:
+        The learning rate of the step.
+
     Raises:
         ArgumentError: an argument is outside its range.
+
+    Example:
+        >>> from tensorgrad.optim import schedule
+        >>> [schedule.linear(step, lr=1.0, steps=4) for step in range(5)]
+        [1.0, 0.75, 0.5, 0.25, 0.0]
     """
     return _falling("linear", step, lr, steps, warmup, minimum, 1.0)
 
@@ -66,10 +82,18 @@ def cosine(step: int, lr: float, steps: int, warmup: int = 0, minimum: float = 0
         warmup: number of warmup steps.
         minimum: the final rate.
 
+    Returns:
+        The learning rate of the step.
+
     Raises:
         ArgumentError: an argument is outside its range.
 
     Source: Loshchilov and Hutter 2016, arXiv:1608.03983, eq. 5, without restarts.
+
+    Example:
+        >>> from tensorgrad.optim import schedule
+        >>> [round(schedule.cosine(step, lr=1.0, steps=4), 3) for step in range(5)]
+        [1.0, 0.854, 0.5, 0.146, 0.0]
     """
     _check("cosine", step, lr, warmup, steps, minimum)
     if step < warmup:
@@ -102,11 +126,21 @@ def wsd(
         minimum: the final rate.
         decay_fraction: the fraction of the steps in which the rate falls, from 0, at once, to 1.
 
+    Returns:
+        The learning rate of the step.
+
     Raises:
         ArgumentError: an argument is outside its range.
 
     Source: Hu et al. 2024, arXiv:2404.06395, section 4; a linear decay of a fifth of the steps:
         Hägele et al. 2024, arXiv:2405.18392, section 3.
+
+    Example:
+        >>> from functools import partial
+        >>> from tensorgrad.optim import schedule
+        >>> rate = partial(schedule.wsd, lr=1.0, steps=8, warmup=2, decay_fraction=0.25)
+        >>> [rate(step) for step in range(9)]
+        [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.0]
     """
     return _falling("wsd", step, lr, steps, warmup, minimum, decay_fraction)
 
@@ -135,10 +169,18 @@ def inverse_square_root(step: int, lr: float, warmup: int) -> float:
         lr: the highest rate, reached at the end of warmup.
         warmup: number of warmup steps, at least 1.
 
+    Returns:
+        The learning rate of the step.
+
     Raises:
         ArgumentError: an argument is outside its range.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, eq. 3, lr = (C * warmup)^(-1/2).
+
+    Example:
+        >>> from tensorgrad.optim import schedule
+        >>> [schedule.inverse_square_root(step, lr=1.0, warmup=4) for step in (0, 3, 15, 63)]
+        [0.25, 1.0, 0.5, 0.25]
     """
     _check("inverse_square_root", step, lr, warmup)
     if warmup < 1:

@@ -14,8 +14,6 @@ from tensorgrad.optim.optimizer import Optimizer
 class Scheduler:
     """Set an optimizer's learning rate as a schedule says, and count the steps.
 
-        scheduler = Scheduler(optimizer, schedule.cosine, steps=10_000, warmup=500)
-
     Call `step()` after each `optimizer.step()`; outside of a captured step.
 
     Args:
@@ -29,6 +27,15 @@ class Scheduler:
 
     Raises:
         ArgumentError: the schedule is not a function, or refuses its options.
+
+    Example:
+        >>> from tensorgrad.optim import SGD, Scheduler, schedule
+        >>> optimizer = SGD([tg.ones(2, requires_grad=True)], lr=1.0)
+        >>> scheduler = Scheduler(optimizer, schedule.linear, steps=4)
+        >>> for _ in range(3):
+        ...     scheduler.step()
+        >>> optimizer.lr
+        0.25
     """
 
     def __init__(

@@ -37,6 +37,14 @@ class SGD(Optimizer):
 
     Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep
         learning", eq. 3 and 4, with the learning rate outside the momentum.
+
+    Example:
+        >>> w = tg.tensor([1.0, -2.0], requires_grad=True)
+        >>> optimizer = tg.optim.SGD([w], lr=0.25)
+        >>> (w * w).sum().backward()
+        >>> optimizer.step()
+        >>> w.data
+        array([ 0.5, -1. ], dtype=float32)
     """
 
     def __init__(

@@ -80,17 +80,27 @@ class Profiler:
         optimizer: gives memory its gradients and optimizer state.
         memory: record memory instead of times: following arrays takes time.
         nvtx: also show every range as an NVTX range, for Nsight Systems.
-        source: what measures a GPU: "cupti" (each kernel), "events" (CUDA events around each op)
-            or "host" (nothing); default: "cupti" where cupti-python is installed, else "events";
-            "host" without a GPU.
-        rank: of this process, for traces of several.
+        source: the measurement of a GPU: "cupti" (each kernel), "events" (CUDA events around each
+            op) or "host" (nothing); default: "cupti" where cupti-python is installed, else
+            "events"; "host" without a GPU.
+        rank: the rank of this process, for traces of several.
+
     Attributes:
         recording: the ranges and kernels, after the block.
         memory: the memory, after the block; None unless asked for.
+
     Raises:
-        ArgumentError: in `with`, another profiler is active.
+        ArgumentError: the source is unknown; in `with`, another profiler is active; or nvtx, but
+            neither CuPy nor the package nvtx is installed.
         DeviceError: the source is not available here.
-        ArgumentError: nvtx, but neither CuPy nor the package nvtx is installed.
+
+    Example:
+        >>> from tensorgrad.profile import Profiler
+        >>> model = tg.nn.Linear(2, 3)
+        >>> with Profiler(model) as profiler:
+        ...     y = model(tg.ones((4, 2)))
+        >>> [(span.kind, span.name, span.flops) for span in profiler.recording.ranges]
+        [('op', 'linear', 48.0), ('layer', 'Linear', 0.0), ('phase', 'forward', 0.0)]
     """
 
     recording: Recording

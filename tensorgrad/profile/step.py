@@ -94,7 +94,7 @@ def settings_of_run(path: Path, file: str = "") -> LanguageSettings:
         path: the folder of a run, or its config.json.
         file: the Python file of the run's model, if a user has defined it.
     Raises:
-        CheckpointError: there is no config.json, or it is of another task.
+        CheckpointError: there is no config.json, or it belongs to another task.
         DataError: the tokenizer is damaged.
     """
     folder = path.parent if path.name == config.FILE else path

@@ -1,7 +1,7 @@
 """Reports: one HTML page about a run, and tables and curves of what differs between runs.
 
-    write_report(Path("runs/gpt2-1"))             # runs/gpt2-1/report.html
-    print(to_text(compare([Path("runs/gpt2-1"), Path("runs/gpt2-2")])))
+    write_report("runs/gpt2-1")  # runs/gpt2-1/report.html
+    print(to_text(compare(["runs/gpt2-1", "runs/gpt2-2"])))
 
 The charts are drawn by charts.js, a small script of our own: no package that one can install from
 PyPI carries a chart library that fits into a page (Bokeh's script has 1.3 MB and Plotly's 4.5 MB,

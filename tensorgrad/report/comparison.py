@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tensorgrad.core.errors import ArgumentError
@@ -42,7 +41,7 @@ class ComparedRow:
     """A value of each run.
 
     Attributes:
-        name: of the value.
+        name: the name of the value.
         texts: one for each run; MISSING where it has none.
         best: the numbers of the runs with the best value; empty where there is no better.
     """
@@ -57,11 +56,21 @@ class Comparison:
     """The differences between runs.
 
     Attributes:
-        names: of the runs.
+        names: the names of the runs.
         sections: rows by heading: the settings that differ, the facts of the environment that
             differ where a run has an environment.json, and all results.
         notes: sentences about what is not compared or could not be read.
         runs: the runs, in the order of names.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.report import Comparison, compare
+        >>> for name, lr in ("a", 0.1), ("b", 0.2):
+        ...     Path(name).mkdir(exist_ok=True)
+        ...     _ = Path(name, "config.json").write_text(f'{{"lr": {lr}}}')
+        >>> comparison: Comparison = compare(["a", "b"])
+        >>> comparison.names, comparison.sections["Configuration"][0].texts
+        (('a', 'b'), ('0.1', '0.2'))
     """
 
     names: tuple[str, ...]
@@ -70,18 +79,34 @@ class Comparison:
     runs: tuple[Run, ...]
 
 
-def compare(folders: Sequence[Path], progress: Progress | None = None) -> Comparison:
+def compare(
+    folders: Sequence[str | os.PathLike[str]], progress: Progress | None = None
+) -> Comparison:
     """Compare the runs in two or more folders.
 
     Settings that only some runs have are compared if the runs share most others: runs of different
     programs are compared in what all of them have.
 
     Args:
-        folders: of the runs.
-        progress: see `read_run`.
+        folders: the folders of the runs.
+        progress: as for `read_run`.
+
+    Returns:
+        The differences, for `to_text`, `to_markdown`, `to_csv` and `to_page`.
+
     Raises:
         ArgumentError: there are fewer than two folders, or one is given twice.
         DataError: one is not the folder of a run.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.report import compare
+        >>> for name, losses in ("a", (2.5, 2.0)), ("b", (2.5, 1.5)):
+        ...     Path(name).mkdir(exist_ok=True)
+        ...     lines = [f'{{"step": {n}, "loss": {loss}}}\\n' for n, loss in enumerate(losses, 1)]
+        ...     _ = Path(name, "metrics.jsonl").write_text("".join(lines))
+        >>> [row.texts for row in compare(["a", "b"]).sections["Result"] if "loss" in row.name]
+        [('2.2500', '2.0000')]
     """
     if len(folders) < 2:
         raise ArgumentError(f"compare: got {len(folders)} run, expected two or more")
@@ -164,8 +189,21 @@ def to_text(comparison: Comparison, width: int = 100) -> str:
     Runs that do not fit beside each other follow in further tables.
 
     Args:
-        comparison: from `compare`.
-        width: of the terminal, in columns.
+        comparison: the result of `compare`.
+        width: the width of the terminal in columns.
+
+    Returns:
+        Lines of text without control characters.
+
+    Example:
+        >>> from tensorgrad.report import Comparison, to_text
+        >>> from tensorgrad.report.comparison import ComparedRow
+        >>> loss = ComparedRow("Loss", ("2.1", "1.9"), best=frozenset({1}))
+        >>> print(to_text(Comparison(("a", "b"), {"Result": [loss]}, (), ())))
+                a    b
+        Result
+          Loss  2.1  1.9 *
+        <BLANKLINE>
     """
     grid = _grid(comparison)
     widths = [min(_WIDEST, max(map(len, column))) for column in zip(*grid, strict=True)]
@@ -212,7 +250,23 @@ def _printable(text: str) -> str:
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """Return the tables as Markdown; the best values are bold."""
+    """Return the tables as Markdown; the best values are bold.
+
+    Args:
+        comparison: the result of `compare`.
+
+    Returns:
+        A table for each section, and the notes.
+
+    Example:
+        >>> from tensorgrad.report import Comparison, to_markdown
+        >>> from tensorgrad.report.comparison import ComparedRow
+        >>> loss = ComparedRow("Loss", ("2.1", "1.9"), best=frozenset({1}))
+        >>> print(to_markdown(Comparison(("a", "b"), {"Result": [loss]}, (), ())))
+        | Result | a | b |
+        | --- | --- | --- |
+        | Loss | 2.1 | **1.9** |
+    """
     parts, empty = [], [""] * len(comparison.names)
     for title, rows in comparison.sections.items():
         cells = [
@@ -239,6 +293,24 @@ def to_csv(comparison: Comparison) -> str:
 
     Columns are called config.lr, environment.gpu, result.validation_loss; numbers have all digits.
     An apostrophe precedes texts that a spreadsheet would take for formulas, such as "=1+1".
+
+    Args:
+        comparison: the result of `compare`.
+
+    Returns:
+        CSV with a line of column names.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.report import compare, to_csv
+        >>> for name, lr in ("slow", 0.1), ("fast", 0.2):
+        ...     Path(name).mkdir(exist_ok=True)
+        ...     _ = Path(name, "config.json").write_text(f'{{"lr": {lr}}}')
+        >>> print(to_csv(compare(["slow", "fast"])))
+        run,config.lr,result.status,result.step
+        slow,0.1,no step logged yet,0
+        fast,0.2,no step logged yet,0
+        <BLANKLINE>
     """
     lines = [
         {
@@ -267,7 +339,7 @@ def _csv_cell(value: Any) -> str:
 
 
 def _no_formula(text: str) -> str:
-    """Return a text of a stranger that spreadsheets do not run as a formula, after an apostrophe.
+    """Return an untrusted text that spreadsheets do not run as a formula, after an apostrophe.
 
     Some drop white space before it, and take full-width signs.
     """
@@ -280,7 +352,23 @@ def _csv_results(result: Result) -> dict[str, Any]:
 
 
 def to_page(comparison: Comparison) -> str:
-    """Return an HTML page with the tables, and the curves of all runs over steps, tokens, time."""
+    """Return an HTML page with the tables, and the curves of all runs over steps, tokens, time.
+
+    Args:
+        comparison: the result of `compare`.
+
+    Returns:
+        One document, which opens without a network.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.report import compare, to_page
+        >>> for name, lr in ("slow", 0.1), ("fast", 0.2):
+        ...     Path(name).mkdir(exist_ok=True)
+        ...     _ = Path(name, "config.json").write_text(f'{{"lr": {lr}}}')
+        >>> to_page(compare(["slow", "fast"])).splitlines()[0]
+        '<!DOCTYPE html>'
+    """
     runs = list(comparison.runs)
     drawings = charts(runs, comparison.names)
     curves = max(1, sum(len(chart.curves) for chart in drawings))

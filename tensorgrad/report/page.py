@@ -1,4 +1,4 @@
-"""The page of one run: what it came to, its curves, samples, settings and environment."""
+"""The page of one run: its outcome, curves, samples, settings and environment."""
 
 from __future__ import annotations
 
@@ -49,23 +49,38 @@ _DIFF_LINES = 5000
 _DIFF = 200_000  # characters
 
 
-def write_report(folder: Path, out: Path | None = None, progress: Progress | None = None) -> Path:
+def write_report(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Path:
     """Write one HTML file about a run, which opens without a network.
 
     Args:
-        folder: of the run, finished or not.
+        folder: the folder of the run, finished or not.
         out: the file, a new one; default: report.html in the folder, which is replaced.
-        progress: see `read_run`.
+        progress: as for `read_run`.
+
     Returns:
-        The file.
+        The path of the file.
+
     Raises:
         DataError: it is not the folder of a run.
         ArgumentError: the file cannot be written there.
         OSError: the disk is full.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.report import write_report
+        >>> Path("gpt2-3").mkdir(exist_ok=True)
+        >>> _ = Path("gpt2-3/metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\\n')
+        >>> write_report("gpt2-3").name
+        'report.html'
     """
-    target = folder / FILE if out is None else out
+    folder = Path(folder)
+    target = folder / FILE if out is None else Path(out)
     if out is not None:
-        check_output("--out", out, (".html", ".htm"))
+        check_output("--out", target, (".html", ".htm"))
     elif folder.is_dir() and not os.access(folder, os.W_OK):
         raise ArgumentError(f"report: {folder} is not writable, choose another place with --out")
     write_text(target, page(read_run(folder, progress)))

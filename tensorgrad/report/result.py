@@ -49,7 +49,7 @@ class Result:
 
 
 def result_of(run: Run) -> Result:
-    """Return what a run came to."""
+    """Return the outcome of a run."""
     loss = run.metrics["loss"]
     validation = run.metrics["validation_loss"].finite
     final = ("final_validation_loss", "final_validation_tokens")

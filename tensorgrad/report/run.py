@@ -8,6 +8,7 @@ used, and `Run.notes` says what could not.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -71,7 +72,7 @@ class Run:
     """The contents of the folder of a run.
 
     Attributes:
-        folder: of the run.
+        folder: the folder of the run.
         config: config.json; empty where it is missing.
         facts: facts.json; empty where it is missing, as in runs of earlier versions.
         metrics, times: metrics.jsonl and times.jsonl.
@@ -80,6 +81,16 @@ class Run:
         diff: uncommitted.diff, at most DIFF_BYTES of it.
         is_training: whether a process trains in the folder now.
         notes: what could not be read, a sentence each.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.report import Run, read_run
+        >>> Path("gpt2-1").mkdir(exist_ok=True)
+        >>> _ = Path("gpt2-1/config.json").write_text('{"lr": 0.1, "width": null}')
+        >>> _ = Path("gpt2-1/facts.json").write_text('{"width": 768}')
+        >>> run: Run = read_run("gpt2-1")
+        >>> run.name, run.resolved
+        ('gpt2-1', {'lr': 0.1, 'width': 768})
     """
 
     folder: Path
@@ -112,15 +123,28 @@ class Run:
         return [key for key in self.metrics.columns if key not in KNOWN]
 
 
-def read_run(folder: Path, progress: Progress | None = None) -> Run:
+def read_run(folder: str | os.PathLike[str], progress: Progress | None = None) -> Run:
     """Read the folder of a run.
 
     Args:
-        folder: of the run.
+        folder: the folder, with config.json or metrics.jsonl.
         progress: called while a long log is read with its path, the bytes read, and all its bytes.
+
+    Returns:
+        The contents; `notes` says which files could not be read.
+
     Raises:
         DataError: it is not the folder of a run.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.report import read_run
+        >>> Path("gpt2-2").mkdir(exist_ok=True)
+        >>> _ = Path("gpt2-2/metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\\n')
+        >>> read_run("gpt2-2").metrics["loss"].values.tolist()
+        [2.5]
     """
+    folder = Path(folder)
     if not folder.is_dir():
         reason = "is a file" if folder.exists() else "does not exist"
         raise DataError(f"report: {folder} {reason}, expected the folder of a run")
@@ -210,8 +234,8 @@ def records(path: Path, progress: Progress | None = None) -> Iterator[Record | N
     """Yield the records of a file of JSON lines, objects with a step; None for a damaged line.
 
     Args:
-        path: of the file.
-        progress: see `read_run`.
+        path: the file.
+        progress: as for `read_run`.
     Raises:
         DataError: the path is not a regular file.
         OSError: the file is missing or cannot be read.

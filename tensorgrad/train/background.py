@@ -54,10 +54,8 @@ class HostMemory:
 
     def copied(self, contents: Contents) -> Contents:
         """Return the contents of a checkpoint with copies of its arrays."""
-        files = contents.arrays
-        copies = iter(self.copies(array for file in files.values() for array in file.values()))
-        arrays = {file: {name: next(copies) for name in group} for file, group in files.items()}
-        return replace(contents, arrays=arrays)
+        names, arrays = contents.arrays, self.copies(contents.arrays.values())
+        return replace(contents, arrays=dict(zip(names, arrays, strict=True)))
 
 
 class _AbandonedError(Exception):

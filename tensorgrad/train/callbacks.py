@@ -14,16 +14,18 @@ if TYPE_CHECKING:
 class Callback:
     """Hooks of the training loop, called on the main rank and between two steps. All do nothing.
 
-        class Progress(Callback):
-            def on_evaluation(self, step, metrics):
-                send_message(f"step {step}: {metrics['validation_loss']:.3f}")
+    Pass them as `Trainer(..., callbacks=[Progress()])`. An error in a method ends the run as soon
+    as its last step is in a checkpoint, and the run raises it. With several ranks that is after the
+    next step whose loss is logged. A callback that has failed is called once more, for `on_end`.
+    What it does to the model or to the random numbers changes the run. `trainer.stop()` ends the
+    run early, without an error.
 
-        Trainer(..., callbacks=[Progress()])
-
-    An error in a method ends the run as soon as its last step is in a checkpoint, and the run
-    raises it. With several ranks that is after the next step whose loss is logged. A callback that
-    has failed is called once more, for `on_end`. What it does to the model or to the random numbers
-    changes the run. `trainer.stop()` ends the run early, without an error.
+    Example:
+        >>> class Progress(tg.train.Callback):
+        ...     def on_evaluation(self, step, metrics):
+        ...         print(f"step {step}: {metrics['validation_loss']:.3f}")
+        >>> Progress().on_evaluation(100, {"validation_loss": 2.5})  # the loop calls it like this
+        step 100: 2.500
     """
 
     def on_start(self, trainer: Trainer) -> None:

@@ -1,8 +1,8 @@
 """Checkpoints of a run: folders that appear whole or not at all, the newest few and the best.
 
     checkpoints/step-00000500/
-        model.safetensors       parameters and buffers under their names
-        optimizer.safetensors   the state of the optimizer
+        rank-00000.safetensors  the parameters, buffers and state of the optimizer that rank 0
+                                writes, all of them in a single process (see shards.py)
         state.json              step, settings, generator, what the checkpoint belongs to, metrics,
                                 size and CRC-32 of the other files, and its own CRC-32
 
@@ -26,7 +26,7 @@ import stat
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,23 @@ def no_rest() -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are complete and match their recorded sums."""
+    """A checkpoint whose files are complete and match their recorded sums.
+
+    Args:
+        path: its folder.
+        state: the content of state.json: step, settings, metrics and what else the run needs.
+
+    Example:
+        >>> from tensorgrad.train import Trainer, TrainSettings, load_latest
+        >>> model, settings = tg.nn.Linear(3, 1), TrainSettings(steps=2, device="cpu", plot=False)
+        >>> optimizer = settings.optimizer(model.named_parameters())
+        >>> loss, rate = lambda x: model(x).mean(), settings.learning_rate
+        >>> batches = lambda step: iter([(np.ones((8, 3), "float32"),)] * 2)
+        >>> outcome = Trainer(model, optimizer, loss, batches, rate, settings, "runs/1").run()
+        >>> checkpoint: tg.train.Checkpoint = load_latest("runs/1/checkpoints")
+        >>> checkpoint.step, checkpoint.arrays("model")["weight"].shape
+        (2, (1, 3))
+    """
 
     path: Path
     state: dict[str, Any]
@@ -83,7 +99,7 @@ class Checkpoint:
             CheckpointError: the state has no such entry.
         """
         if name not in self.state:
-            raise CheckpointError(f"load: {self.path} has no {name!r}, expected that of a run")
+            raise CheckpointError(f"load: {self.path} has no {name!r}, expected an entry of a run")
         return self.state[name]
 
     def mapping(self, name: str) -> Mapping[str, Any]:
@@ -143,6 +159,7 @@ class OneWriter:
     """The process that writes a checkpoint alone; several ranks have parallel/checkpoint.py."""
 
     alone = True
+    rank = 0
 
     def on_all(self, act: Callable[[], Any]) -> list[Any]:
         """Return the results of a function on all ranks that write; an error is one of all."""
@@ -152,22 +169,28 @@ class OneWriter:
         """Return the result of a function on one rank, on all of them."""
         return act()
 
+    def load_latest(self, folder: Path) -> Checkpoint | None:
+        """Open the newest intact checkpoint, the same on all ranks; see the function."""
+        return load_latest(folder)
+
 
 @dataclass(frozen=True)
 class Contents:
-    """The files that this process writes of a checkpoint.
+    """The file that this process writes of a checkpoint.
 
     Attributes:
-        arrays: for each file (without ".safetensors") its arrays by name.
+        file: its name.
+        arrays: by their names in the file.
+        header: the metadata of the file.
         numbers: of the optimizer, for the state.
-        headers: the metadata of files that have some.
         writers: the ranks that write the checkpoint together.
     """
 
-    arrays: Mapping[str, Mapping[str, Array]]
-    numbers: Mapping[str, Any] | None = None
-    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    writers: OneWriter = field(default_factory=OneWriter)
+    file: str
+    arrays: Mapping[str, Array]
+    header: Mapping[str, str]
+    numbers: Mapping[str, Any] | None
+    writers: OneWriter
 
 
 class PendingCheckpoint:
@@ -200,7 +223,7 @@ class PendingCheckpoint:
         self._target = folder / f"step-{step:08d}"
         self._new = folder / f".{self._target.name}-{secrets.token_hex(4)}.tmp"
         self._new = folder / self._writers.on_main(self._begin)
-        self._paths = {name: self._new / f"{name}.safetensors" for name in contents.arrays}
+        self._path = self._new / contents.file
 
     def write(self, rest: Rest = no_rest) -> None:
         """Write the arrays and read them back, in any thread; `finish` raises an error of this.
@@ -208,21 +231,19 @@ class PendingCheckpoint:
         Args:
             rest: called after each chunk of 32 MB, to leave the processor to others.
         """
-        headers = self._contents.headers
+        path, contents = self._path, self._contents
         try:
-            for name, path in self._paths.items():
-                arrays = self._contents.arrays[name]
-                # The state has the sum.
-                sums = save_arrays(path, arrays, headers.get(name), with_sum=False, rest=rest)
-                _compare(path, sums, rest)
-                with ArrayFile(path):
-                    self._files[path.name] = sums
+            # The state has the sum.
+            sums = save_arrays(path, contents.arrays, contents.header, with_sum=False, rest=rest)
+            _compare(path, sums, rest)
+            with ArrayFile(path):
+                self._files[path.name] = sums
         except Exception as error:
             self._error = error
         except BaseException:
             self.abandon()
             raise
-        self._contents = Contents({})  # free the memory
+        del self._contents, contents  # free the memory
         self.is_written = self._error is None
 
     def finish(self) -> Path:
@@ -247,7 +268,7 @@ class PendingCheckpoint:
 
     def abandon(self) -> None:
         """Delete what this process has written; the next checkpoint deletes what is left."""
-        for path in (*self._paths.values(), self._new / _STATE):
+        for path in (self._path, self._new / _STATE):
             path.unlink(missing_ok=True)
         if self._writers.alone:  # others may still write into it
             shutil.rmtree(self._new, ignore_errors=True)
@@ -317,26 +338,21 @@ class PendingCheckpoint:
 
 
 def save_checkpoint(
-    folder: Path,
-    step: int,
-    arrays: Mapping[str, Mapping[str, Array]],
-    state: Mapping[str, Any],
-    keep: int = 2,
+    folder: Path, step: int, contents: Contents, state: Mapping[str, Any], keep: int = 2
 ) -> Path:
     """Write a checkpoint, then delete all but the newest `keep` and the best.
 
     The best is the one with the lowest `state["metrics"]["validation_loss"]`.
 
     Args:
-        folder, step, state, keep: as for `PendingCheckpoint`.
-        arrays: for each file (without ".safetensors") its arrays by name.
+        folder, step, contents, state, keep: as for `PendingCheckpoint`.
     Returns:
         The checkpoint's folder.
     Raises:
         ArgumentError, DtypeError: the state could not be read again.
         CheckpointError: it cannot be written (a full disk); earlier ones are unchanged.
     """
-    pending = PendingCheckpoint(folder, step, Contents(arrays), state, keep)
+    pending = PendingCheckpoint(folder, step, contents, state, keep)
     pending.write()
     return pending.finish()
 
@@ -361,9 +377,23 @@ def load_checkpoint(path: str | os.PathLike[str], part: int = 0, parts: int = 1)
     Args:
         path: its folder.
         part, parts: compare files part, part + parts, ...: ranks divide the files among them.
+
+    Returns:
+        The checkpoint, whose arrays are not read yet.
+
     Raises:
         DamagedError: the checkpoint is missing or damaged; the message names the file.
         CheckpointError: the system cannot read it, or it has another format.
+
+    Example:
+        >>> from tensorgrad.train import Trainer, TrainSettings, load_checkpoint
+        >>> model, settings = tg.nn.Linear(3, 1), TrainSettings(steps=2, device="cpu", plot=False)
+        >>> optimizer = settings.optimizer(model.named_parameters())
+        >>> loss, rate = lambda x: model(x).mean(), settings.learning_rate
+        >>> batches = lambda step: iter([(np.ones((8, 3), "float32"),)] * 2)
+        >>> outcome = Trainer(model, optimizer, loss, batches, rate, settings, "runs/2").run()
+        >>> load_checkpoint(outcome.checkpoint).arrays("model")["weight"].shape
+        (1, 3)
     """
     path = Path(path)
     state = _read_state(path)
@@ -452,12 +482,24 @@ def load_latest(
     Args:
         folder: of the checkpoints of a run.
         load: opens one, or raises DamagedError to skip it.
+
     Returns:
         The checkpoint; None if the folder has none.
+
     Raises:
         CheckpointError: all checkpoints are damaged, or the system cannot read one that may be
             intact.
         OSError: the system cannot list the folder.
+
+    Example:
+        >>> from tensorgrad.train import Trainer, TrainSettings, load_latest
+        >>> model, settings = tg.nn.Linear(3, 1), TrainSettings(steps=2, device="cpu", plot=False)
+        >>> optimizer = settings.optimizer(model.named_parameters())
+        >>> loss, rate = lambda x: model(x).mean(), settings.learning_rate
+        >>> batches = lambda step: iter([(np.ones((8, 3), "float32"),)] * 2)
+        >>> outcome = Trainer(model, optimizer, loss, batches, rate, settings, "runs/3").run()
+        >>> load_latest("runs/3/checkpoints").step
+        2
     """
     folder, reasons = Path(folder), []
     for path in list_checkpoints(folder):
@@ -493,9 +535,25 @@ def run_checkpoint(folder: Path, checkpoint: str) -> Checkpoint:
 def load_best(folder: str | os.PathLike[str]) -> Checkpoint:
     """Open the checkpoint with the lowest validation loss, or the newest where none was measured.
 
+    Args:
+        folder: of the checkpoints of a run.
+
+    Returns:
+        The checkpoint, whose arrays are not read yet.
+
     Raises:
         CheckpointError: the folder has no checkpoint, the best is damaged, or the system cannot
             read one.
+
+    Example:
+        >>> from tensorgrad.train import Trainer, TrainSettings, load_best
+        >>> model, settings = tg.nn.Linear(3, 1), TrainSettings(steps=2, device="cpu", plot=False)
+        >>> optimizer = settings.optimizer(model.named_parameters())
+        >>> loss, rate = lambda x: model(x).mean(), settings.learning_rate
+        >>> batches = lambda step: iter([(np.ones((8, 3), "float32"),)] * 2)
+        >>> outcome = Trainer(model, optimizer, loss, batches, rate, settings, "runs/4").run()
+        >>> load_best("runs/4/checkpoints").path.name
+        'step-00000002'
     """
     path = best_checkpoint(Path(folder))
     if path is None:
@@ -548,7 +606,8 @@ def check_same(checkpoint: Checkpoint, name: str, expected: Mapping[str, Any]) -
     ]
     if wrong:
         raise CheckpointError(
-            f"load: {checkpoint.path} is of another {name}: {'; '.join(wrong):.1000}"
+            f"load: {checkpoint.path} does not match the {name} of this run: "
+            f"{'; '.join(wrong):.1000}"
         )
 
 
@@ -566,7 +625,8 @@ def check_arrays(
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise CheckpointError(
-            f"load: {checkpoint.path} is of another model: {'; '.join(wrong[:3])}{more}"
+            f"load: {checkpoint.path} was saved from a different model: "
+            f"{'; '.join(wrong[:3])}{more}"
         )
 
 

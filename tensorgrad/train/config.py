@@ -9,8 +9,10 @@ The options are read by command_line.py.
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
+import textwrap
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, field, fields, replace
@@ -129,7 +131,21 @@ def option(
         by: the name of another setting, and the default for each of its values that this option
             is for; with others it must not be given. `default` is then None.
         known_by: of a folder that is written to, the pattern of a file that it has. config.json may
-            be a stranger's: a folder of it without such a file is not used, the default is.
+            be untrusted: a folder of it without such a file is not used, the default is.
+
+    Returns:
+        A `dataclasses.field`.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Settings(tg.train.TrainSettings):
+        ...     bits: int = tg.train.option(8, "bits of a number", low=1)
+        >>> try:
+        ...     Settings(bits=0)
+        ... except tg.errors.ArgumentError as error:
+        ...     print(error)
+        --bits: got 0, expected 1 or more
     """
     saved = saved and not refused
     if by is not None and not shown:
@@ -140,6 +156,19 @@ def option(
         "saved": saved, "shown": shown, "refused": refused, "by": by, "known_by": known_by,
     }  # fmt: skip
     return field(default=default, metadata=metadata)
+
+
+def documented(settings: type[_Settings]) -> type[_Settings]:
+    """Complete the docstring of a settings class by `Args`, from the help of its options."""
+    if settings.__doc__ is not None:  # python -OO removes docstrings
+        lines = []
+        for f in fields(settings):
+            default = f.metadata["shown"]
+            text = f"{f.name}: {f.metadata['help']}{f'; default: {default}' if default else ''}"
+            lines += textwrap.wrap(text, 92, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        first, _, rest = inspect.cleandoc(settings.__doc__).partition("\n\n")
+        settings.__doc__ = "\n".join([first, "", "Args:", *lines, "", rest])
+    return settings
 
 
 def _by_value(defaults: Mapping[str, Any]) -> dict[Any, str]:

@@ -110,7 +110,7 @@ def _cuda_version() -> str:
 def _git() -> tuple[dict[str, Any] | None, bytes]:
     """Return the commit of the working directory, whether files differ from it, and their diff.
 
-    The checkout may be a stranger's, whose settings name programs: filters, textconv, fsmonitor,
+    The checkout may be untrusted, and its settings name programs: filters, textconv, fsmonitor,
     hooks, a pager, the remote of missing objects. So git compares the files with a git directory of
     our own, which has the checkout's commit, objects and index, and of its settings only plain
     ones. Without a setting a name in .gitattributes starts nothing.

@@ -201,7 +201,9 @@ def load_translator(folder: Path, checkpoint: str = "best", device: str = "auto"
     data, sizes = found.entry("data"), found.entry("model")
     kinds = {"source": str, "target": str, "lowercase": bool}
     if not (isinstance(data, dict) and all(type(data.get(k)) is kinds[k] for k in kinds)):
-        raise CheckpointError(f"load: {found.path} is of another kind of run, expected translation")
+        raise CheckpointError(
+            f"load: {found.path} is a different kind of run, expected translation"
+        )
     averaged = folder / AVERAGED
     if checkpoint == "averaged" and not averaged.is_file():
         raise CheckpointError(

@@ -63,8 +63,20 @@ def mean_loss(
         batches: of this rank.
         strategy: of the ranks whose batches are averaged; default: this process alone.
         count: takes the arrays of a batch and returns how much its mean loss divides by.
+
+    Returns:
+        The mean, in the unit of the loss.
+
     Raises:
         ArgumentError: batches is empty on all ranks, or all its targets are ignored.
+
+    Example:
+        >>> model = tg.nn.Linear(2, 1, bias=False)
+        >>> model.weight.data.fill(1)
+        >>> loss = lambda x, y: tg.nn.functional.mse_loss(model(x), y)
+        >>> batch = np.ones((4, 2), "float32"), np.zeros((4, 1), "float32")
+        >>> tg.train.mean_loss(model, loss, [batch])  # (1 + 1)^2
+        4.0
     """
     return measure_loss(model, loss, batches, strategy, count)["validation_loss"]
 
@@ -76,7 +88,29 @@ def measure_loss(
     strategy: Strategy | None = None,
     count: Count = count_targets,
 ) -> dict[str, float]:
-    """Return "validation_loss", see `mean_loss`, and "validation_tokens", how many it is of."""
+    """Return the loss as `mean_loss` does, and the number of targets it is the mean of.
+
+    Args:
+        model: its mode (train or eval) is the same afterwards.
+        loss: takes the arrays of a batch, on the model's device, and returns their mean loss.
+        batches: of this rank.
+        strategy: of the ranks whose batches are averaged; default: this process alone.
+        count: takes the arrays of a batch and returns how much its mean loss divides by.
+
+    Returns:
+        "validation_loss" and "validation_tokens".
+
+    Raises:
+        ArgumentError: batches is empty on all ranks, or all its targets are ignored.
+
+    Example:
+        >>> model = tg.nn.Linear(2, 1, bias=False)
+        >>> model.weight.data.fill(1)
+        >>> loss = lambda x, y: tg.nn.functional.mse_loss(model(x), y)
+        >>> batch = np.ones((4, 2), "float32"), np.zeros((4, 1), "float32")
+        >>> tg.train.measure_loss(model, loss, [batch])
+        {'validation_loss': 4.0, 'validation_tokens': 4}
+    """
     device = next(model.parameters()).device
     strategy = strategy or OneProcess()
     moved = (_moved(_checked(batch), device) for batch in batches)
@@ -131,12 +165,29 @@ class Trainer(TrainingRun):
             `micro_batches` divide a batch.
         graphs: steps of this number of shapes are captured (with `settings.capture`), those of
             further shapes run eagerly.
-    Raises:
-        ArgumentError: a group of the fingerprint is not a mapping, or has another entry's name.
+
     Attributes:
         step: the number of steps done.
         sampled: the newest sample's text, None before the first.
         finished: whether all steps are done, or the patience of the settings is over.
+
+    Raises:
+        ArgumentError: a group of the fingerprint is not a mapping, or has another entry's name.
+
+    Example:
+        >>> from tensorgrad.train import Trainer, TrainSettings
+        >>> settings = TrainSettings(steps=2, device="cpu", plot=False)
+        >>> model, rate = tg.nn.Linear(3, 1), settings.learning_rate
+        >>> optimizer = settings.optimizer(model.named_parameters())
+        >>> loss = lambda x, y: tg.nn.functional.mse_loss(model(x), y)
+        >>> def batches(step):
+        ...     while True:
+        ...         x = np.random.default_rng(step).random((8, 3), "float32")
+        ...         yield x, x.sum(1, keepdims=True)
+        ...         step += 1
+        >>> outcome = Trainer(model, optimizer, loss, batches, rate, settings, "runs/8").run()
+        >>> outcome.step, outcome.checkpoint.name
+        (2, 'step-00000002')
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """The pieces in the files of a checkpoint, and whole arrays or other pieces assembled from them.
 
-A checkpoint of one process has whole arrays; ranks write 1-D pieces, and the header of each file
-says which (see parallel/checkpoint.py). Both are read here, in any process: neither the other ranks
-nor MPI are needed. Tests: tests/parallel/test_checkpoint.py.
+The header of each file says which pieces it has (see shards.py). They are read here, in any
+process: neither the other ranks nor MPI are needed. Tests: tests/parallel/test_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class LowBits(Stored):
 
 
 def open_pieces(folder: Path, files: Iterable[str], stack: ExitStack) -> dict[str, list[Stored]]:
-    """Return which pieces the files of a checkpoint have, sharded or of one process.
+    """Return which pieces the files of a checkpoint have.
 
     Args:
         folder: of the checkpoint.
@@ -90,11 +89,11 @@ def open_pieces(folder: Path, files: Iterable[str], stack: ExitStack) -> dict[st
         try:
             pieces = None if described is None else parse_json(described, f"the header of {path}")
             for key in file.names:
-                if pieces is None:  # a single process: whole arrays
+                if pieces is None:  # former versions wrote whole arrays alone without a header
                     piece = Placement(f"{path.stem}/{key}", file.shape(key)).piece
                 else:
                     piece = ArrayPiece.from_json(pieces[key])
-                    if file.shape(key) != (piece.size,):
+                    if file.shape(key) not in piece.shapes:
                         raise ValueError(f"{key} has shape {file.shape(key)}, expected {piece}")
                 found.setdefault(piece.placement.name, []).append(Stored(piece, key, file))
         except (ArgumentError, ValueError, KeyError, TypeError) as error:

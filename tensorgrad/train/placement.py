@@ -113,6 +113,16 @@ class ArrayPiece(NamedTuple):
         """The number of elements."""
         return self.stop - self.start
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all elements of the parameter."""
+        return self.placement.ranges is None and self.size == self.placement.size
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shapes that an array of its elements may have: 1-D, and that of a whole parameter."""
+        return ((self.size,), self.placement.shape)[: 1 + self.is_whole]
+
     def to_json(self) -> list[Any]:
         """Return the piece as a list for JSON."""
         box = self.placement

@@ -67,6 +67,12 @@ class Outcome:
         checkpoint: the newest one.
         stopped_by: the signal that stopped the run before its end, or None: all steps were done,
             those of `stop_after`, or a callback has called `Trainer.stop`.
+
+    Example:
+        >>> import signal
+        >>> outcome = tg.train.Outcome(100, False, 0, 9500.0, None, stopped_by=signal.SIGTERM)
+        >>> outcome.status  # 128 + 15
+        143
     """
 
     step: int

@@ -33,7 +33,7 @@ from tensorgrad.data.corpus import IN_CACHE
 from tensorgrad.nn import Module
 from tensorgrad.optim import Optimizer
 from tensorgrad.train import config
-from tensorgrad.train.config import check, option
+from tensorgrad.train.config import check, documented, option
 from tensorgrad.train.folder import free_folder, run_folder
 from tensorgrad.train.options import in_options
 from tensorgrad.train.progress import StageProgress
@@ -45,12 +45,17 @@ from tensorgrad.train.times import Work
 _log = logging.getLogger(__name__)
 
 
+@documented
 @dataclass(frozen=True)
 class ScriptSettings(WarmupSettings):
     """The options that training scripts have in common; those of a script are a subclass.
 
     Raises:
         ArgumentError: a setting is out of its range.
+
+    Example:
+        >>> tg.train.ScriptSettings(steps=100).warmup_steps  # 5 %
+        5
     """
 
     task: str = option("language-model", "what to train", choices=("language-model",))
@@ -92,12 +97,23 @@ class ScriptRun:
         resuming: whether it holds a run to resume.
         strategy: how ranks train together; default: this one alone.
         keep: the number of newest checkpoints to keep, besides the best.
-    Raises:
-        ArgumentError: the ranks cannot share the batch, or the folder is not writable.
-        CheckpointError: another process trains in the folder.
+
     Attributes:
         progress: shows the progress of `prepare`.
         status: the exit status of the program: 0, or 128 + the signal that stopped the run.
+
+    Raises:
+        ArgumentError: the ranks cannot share the batch, or the folder is not writable.
+        CheckpointError: another process trains in the folder.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.train import ScriptRun, ScriptSettings
+        >>> with ScriptRun(ScriptSettings(), Path("runs/6")) as run:
+        ...     sorted(path.name for path in Path("runs/6").glob("*.json"))
+        ['config.json']
+        >>> run.status
+        0
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from tensorgrad.optim import (
     schedule,
 )
 from tensorgrad.optim.flat import NamedParameters
-from tensorgrad.train.config import check, option
+from tensorgrad.train.config import check, documented, option
 from tensorgrad.train.folder import free_folder
 from tensorgrad.train.strategy_settings import StrategySettings
 
@@ -98,12 +98,18 @@ class WarmupSettings:
         return given
 
 
+@documented
 @dataclass(frozen=True)
 class TrainSettings(StrategySettings, WarmupSettings):
     """How to train; the options of a program are a subclass.
 
     Raises:
         ArgumentError: a setting is out of its range.
+
+    Example:
+        >>> settings = tg.train.TrainSettings(steps=100, lr=0.001)
+        >>> [round(settings.learning_rate(step), 6) for step in (0, 4, 99)]  # 5 % are warmup
+        [0.0002, 0.001, 0.0001]
     """
 
     task: str = option("run", "what to train", choices=("run",))
@@ -280,6 +286,7 @@ class TrainSettings(StrategySettings, WarmupSettings):
         return "bfloat16" if self.dtype == "bfloat16-parameters" else "float32"
 
 
+@documented
 @dataclass(frozen=True)
 class EpochSettings(TrainSettings):
     """Settings of a run that is as long as its epochs, unless steps are given.

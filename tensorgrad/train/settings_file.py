@@ -1,6 +1,6 @@
 """Files of settings for `--config`: JSON, TOML or YAML, with plain values by name.
 
-Such a file may come from a stranger. It has texts, numbers, true or false, null, and lists of
+Such a file may be untrusted. It has texts, numbers, true or false, null, and lists of
 these; each name once; no tags, which make objects in YAML, and no aliases, by which a few lines
 become a billion values. Tests: tests/train/test_settings_file.py.
 """
@@ -29,8 +29,21 @@ _DOTS = 5000
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the settings of a file by name.
 
+    Args:
+        path: the file, whose name ends in .json, .toml, .yaml or .yml; at most 64 KiB.
+
+    Returns:
+        Plain values by name, as in the file.
+
     Raises:
         ArgumentError: the file cannot be read, or has something else than settings.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.train.settings_file import read_settings
+        >>> _ = Path("settings.json").write_text('{"steps": 100, "lr": 0.001}')
+        >>> read_settings(Path("settings.json"))
+        {'steps': 100, 'lr': 0.001}
     """
     parse = _PARSERS.get(path.suffix)
     if parse is None:

@@ -1,6 +1,6 @@
 """The sizes of a model before it is built: those of its run's checkpoints, and of the machine.
 
-config.json of a stranger may ask for a model that no memory holds. Tests:
+config.json that is untrusted may ask for a model that no memory holds. Tests:
 tests/train/test_sizes.py.
 """
 
@@ -26,10 +26,20 @@ def check_sizes(config: Config, folder: Path) -> None:
 
     Args:
         config: the sizes.
-        folder: of the run.
+        folder: of the run; it may be missing.
+
     Raises:
         CheckpointError: the checkpoint has arrays of other sizes.
         ArgumentError: the model is too large for this machine.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.train.sizes import check_sizes
+        >>> try:
+        ...     check_sizes(tg.models.GPT2Config(layers=10**6), Path("runs/new"))
+        ... except tg.errors.ArgumentError as error:
+        ...     print("too large")
+        too large
     """
     try:
         check_building(config)
@@ -46,7 +56,7 @@ def check_sizes(config: Config, folder: Path) -> None:
             continue
         if whole != config.parameters or held < whole:
             raise CheckpointError(
-                f"resume: {checkpoint.path} is of another model: its arrays have "
+                f"resume: {checkpoint.path} was saved from a different model: its arrays have "
                 f"{min(whole, held):,} elements in all, expected {config.parameters:,}, as "
                 "config.json and the tokenizer say"
             )
@@ -59,8 +69,21 @@ def newest_entry(folder: Path, name: str) -> Any:
     Args:
         folder: of the run.
         name: of the entry.
+
     Returns:
-        None where the run has no readable checkpoint with it.
+        The entry, as JSON has it; None where the run has no readable checkpoint with it.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tensorgrad.train import Trainer, TrainSettings
+        >>> from tensorgrad.train.sizes import newest_entry
+        >>> model, settings = tg.nn.Linear(3, 1), TrainSettings(steps=2, device="cpu", plot=False)
+        >>> optimizer = settings.optimizer(model.named_parameters())
+        >>> loss, rate = lambda x: model(x).mean(), settings.learning_rate
+        >>> batches = lambda step: iter([(np.ones((8, 3), "float32"),)] * 2)
+        >>> outcome = Trainer(model, optimizer, loss, batches, rate, settings, "runs/9").run()
+        >>> newest_entry(Path("runs/9"), "settings")["steps"]
+        2
     """
     return next((checkpoint.state.get(name) for checkpoint in _readable(folder)), None)
 

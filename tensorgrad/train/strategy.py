@@ -30,7 +30,9 @@ from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import Module
 from tensorgrad.optim import FlatParameters, LossScaler, Optimizer
 from tensorgrad.optim.flat import NamedParameters
-from tensorgrad.train.checkpoint import Checkpoint, Contents, check_arrays, load_latest
+from tensorgrad.train.checkpoint import Checkpoint, Contents, OneWriter
+from tensorgrad.train.placement import Placement
+from tensorgrad.train.shards import Shards, load_pieces, pieces_of
 from tensorgrad.train.user_file import NUMBERS, called, wrong_return
 
 Batch = tuple[Any, ...]  # NumPy arrays whose first axis counts the rows
@@ -65,7 +67,7 @@ class Strategy:
 
     A strategy overrides methods. Every rank calls the same methods in the same order.
 
-    Attributes:
+    Attributes of every strategy:
         rank, ranks: the index of this process's part of each batch, from 0, and the number of
             parts. Processes that share a part (stages of a pipeline, say) have the same index.
         is_main: whether this process shows progress and saves: one does.
@@ -75,6 +77,15 @@ class Strategy:
             concern this process only.
         by_block: whether gradients or parameters are those of one block at a time, each of which
             runs once before another does.
+        writers: the ranks that write a checkpoint together.
+
+    Example:
+        >>> model, strategy = tg.nn.Linear(2, 1), tg.train.Strategy()
+        >>> optimizer = strategy.prepare(model, tg.optim.SGD)
+        >>> parts = [(np.ones((4, 2), "float32"),)]
+        >>> total = strategy.compute_gradients(lambda x: model(x).mean(), parts)
+        >>> model.weight.grad
+        array([[1., 1.]], dtype=float32)
     """
 
     captures = False
@@ -84,6 +95,9 @@ class Strategy:
     ranks = 1
     processes = 1
     is_main = True
+    writers = OneWriter()
+    # The box of each array of the whole model that this rank has, by its name in its own model.
+    _placements: Mapping[str, Placement] | None = None
 
     def prepare(self, model: Module, make_optimizer: MakeOptimizer) -> Optimizer:
         """Lay out the parameters as the strategy needs them, and return their optimizer.
@@ -218,12 +232,10 @@ class Strategy:
 
         The ranks begin and finish a checkpoint together; each writes by itself, in any thread.
         """
-        if not self.is_main:
+        if self.writers.alone and not self.is_main:
             return None
-        arrays = {name: tensor.data for name, tensor in model.state_dict().items()}
-        numbers, found = optimizer.numbers(), optimizer.state_dict()
-        buffers = {name: value for name, value in found.items() if name not in numbers}
-        return Contents({"model": arrays, "optimizer": buffers}, numbers)
+        shards = Shards(self.writers, pieces_of(model, optimizer, self._placements))
+        return shards.contents(optimizer.numbers())
 
     def load_latest(self, folder: Path) -> Checkpoint | None:
         """Open the newest intact checkpoint, the same on all ranks; None if there is none.
@@ -231,7 +243,7 @@ class Strategy:
         Raises:
             CheckpointError: all checkpoints are damaged.
         """
-        return load_latest(folder)
+        return self.writers.load_latest(folder)
 
     def load(self, checkpoint: Checkpoint, model: Module, optimizer: Optimizer) -> None:
         """Load a checkpoint that any number of ranks has written.
@@ -239,11 +251,8 @@ class Strategy:
         Raises:
             CheckpointError: it does not fit; then nothing is changed.
         """
-        arrays = checkpoint.arrays("model")
-        check_arrays(checkpoint, arrays, model.state_dict())
-        numbers = checkpoint.mapping("optimizer")
-        optimizer.load_state_dict({**checkpoint.arrays("optimizer"), **numbers})
-        model.load_state_dict(arrays)
+        load_pieces(self.writers, checkpoint, model, optimizer, self._placements)
+        self.after_step()  # gathers parameters that other ranks have loaded
 
 
 def mean_of(loss: Loss, batch: Batch) -> Tensor:
@@ -280,7 +289,13 @@ def weighted(value: Tensor, shares: Array | None, number: int) -> Tensor:
 
 
 class OneProcess(Strategy):
-    """Training without other ranks."""
+    """Train without other ranks.
+
+    Example:
+        >>> strategy = tg.train.OneProcess()
+        >>> strategy.rank, strategy.ranks, strategy.alone
+        (0, 1, True)
+    """
 
     captures = True
     alone = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorgrad.core.errors import ArgumentError
-from tensorgrad.train.config import option
+from tensorgrad.train.config import documented, option
 
 REDUCTIONS = ("naive", "flat", "overlap")
 ZERO = {"zero1": 1, "zero2": 2, "zero3": 3}  # the stage of each
@@ -17,6 +17,7 @@ MODES = ("none", *REDUCTIONS, *ZERO)
 PIPELINE_SCHEDULES = ("model-parallel", "gpipe", "1f1b", "interleaved")
 
 
+@documented
 @dataclass(frozen=True)
 class StrategySettings:
     """How several ranks train together.

@@ -58,6 +58,7 @@ class Task:
         folder: of the run.
         strategy: how ranks train together.
         resuming: whether the folder holds a run to resume.
+
     Attributes:
         Settings: the class of the settings, whose fields are the options of the command.
         precision: makes the context in which to compute the loss, for --dtype.
@@ -73,6 +74,25 @@ class Task:
         graphs: batches have this number of shapes, each of which is captured on a GPU.
         samples: whether `sample` is called.
         sample_every: steps between samples; 0: one at the end.
+
+    Example:
+        >>> from pathlib import Path
+        >>> class Sums(tg.train.Task):
+        ...     def build(self):
+        ...         return tg.nn.Linear(3, 1)
+        ...
+        ...     def loss(self, x, y):
+        ...         return tg.nn.functional.mse_loss(self.model(x), y)
+        ...
+        ...     def batches(self, step):
+        ...         while True:
+        ...             x = np.random.default_rng(step).random((8, 3), "float32")
+        ...             yield x, x.sum(1, keepdims=True)
+        ...             step += 1
+        >>> task = Sums(Sums.Settings(), Path("runs/7"))
+        >>> task.prepare("cpu")
+        >>> task.loss(*next(task.batches(0))).shape
+        ()
     """
 
     Settings: ClassVar[type[TrainSettings]] = TrainSettings

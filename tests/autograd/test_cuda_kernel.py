@@ -307,5 +307,5 @@ __global__ void wrong(T* y, const T* x, int n) {
 @pytest.mark.gpu
 def test_the_kernel_ran_and_not_the_reference() -> None:
     double = tg.cuda_kernel(RATIO, "ratio", lambda *_: 1 / 0)
-    x = tg.tensor([2.0, 3.0], "float64", "cuda")
+    x = tg.tensor([2.0, 3.0], "float64", device="cuda")
     assert backend.to_numpy(double(x, x).data).tolist() == [2 / 3, 0.75]

@@ -37,7 +37,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 def normal(*shape: int, seed: int = 0, device: str = "cpu", dtype: Any = "float32") -> Tensor:
     values = np.random.default_rng(seed).standard_normal(shape)
-    return tg.tensor(values, dtype, device, requires_grad=True)
+    return tg.tensor(values, dtype, device=device, requires_grad=True)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])

@@ -21,8 +21,8 @@ from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.pretrained import from_pretrained, save_pretrained
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.parallel.merge import merge, open_checkpoint
-from tensorgrad.train.checkpoint import save_checkpoint
 from tensorgrad.train.load import load_trained
+from tests.checkpoints import save_checkpoint
 from tests.disk import flip
 from tests.processes import closed_streams, unread_output
 
@@ -346,7 +346,7 @@ def test_other_models_are_refused(run: Path, caplog: pytest.LogCaptureFixture) -
     del state["crc32"]
     path.write_text(json.dumps(state))
     assert program([str(run), "a", *OPTIONS]) == 1
-    assert "is of another kind of model, expected a GPT2" in caplog.text
+    assert "is a different kind of model, expected a GPT2" in caplog.text
     path.write_text("{")
     assert program([str(path.parent), "a", *OPTIONS]) == 1
     assert "is damaged" in caplog.text
@@ -361,7 +361,9 @@ def test_a_tokenizer_of_another_model_is_refused(
     for checkpoint in (run, run / "checkpoints/step-00000001", merged):
         caplog.clear()
         assert program([str(checkpoint), "a", *OPTIONS]) == 1
-        assert re.search("is of another tokenizer: sha256 is '.*' there", caplog.text)
+        assert re.search(
+            "does not match the tokenizer of this run: sha256 is '.*' there", caplog.text
+        )
 
 
 def test_a_tokenizer_that_is_larger_than_the_model_is_refused(

@@ -173,7 +173,7 @@ def test_what_contradicts_the_run_is_refused(
     message = fails(["--resume", folder, "--lr", "1", "--width", "32"], caplog)
     assert "--lr is 0.003 there, got 1.0; --width is 16 there, got 32" in message
     text.write_text(text.read_text() * 2)
-    assert "is of another" in fails(["--resume", folder], caplog)
+    assert "of this run: " in fails(["--resume", folder], caplog)
     assert parameters_at(folder, 4) == before
 
 
@@ -205,10 +205,12 @@ def test_a_run_resumes_with_its_text_elsewhere_and_from_another_folder(
     assert train([*resume, "--data", "tok", "--tokenizer", "tok/tokenizer.json"]) == 0
     (tmp_path / "new" / "other.txt").write_text("Another text.\n" * 900)
     before = (folder / "config.json").read_bytes()
-    assert "is of another data: corpus is" in fails([*resume, "--data", "other.txt"], caplog)
+    assert "does not match the data of this run: corpus is" in fails(
+        [*resume, "--data", "other.txt"], caplog
+    )
     assert main(["prepare", "other.txt", "other", "--vocab", "290"]) == 0
     other = ["--data", "other.txt", "--tokenizer", "other/tokenizer.json"]
-    assert "is of another" in fails([*resume, *other], caplog)
+    assert "was saved from a different model: " in fails([*resume, *other], caplog)
     assert (folder / "config.json").read_bytes() == before
 
 
@@ -232,7 +234,7 @@ def test_what_changed_between_stop_and_resume_is_noticed(
     saved = json.loads(path.read_text())
     for change, message in (
         ({"lr": 0.1}, "--lr is 0.003 there, got 0.1"),
-        ({"seed": 3}, "is of another data: seed is 0 there, expected 3"),
+        ({"seed": 3}, "does not match the data of this run: seed is 0 there, expected 3"),
         ({"beta2": 0.5}, "--beta2 is 0.95 there, got 0.5"),
         ({"evaluate_every": 3}, "--evaluate-every is 6 there, got 3"),
         ({"steps": 11}, "--steps is 12 there, got 11, expected 12 or more"),

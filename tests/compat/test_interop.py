@@ -107,7 +107,7 @@ def test_gradients_do_not_notice_where_memory_came_from() -> None:
 def test_gpu_memory_is_shared_with_cupy(dtype: str) -> None:
     import cupy
 
-    x = tensorgrad.tensor([1, 2, 3], dtype, "cuda")
+    x = tensorgrad.tensor([1, 2, 3], dtype, device="cuda")
     y = from_dlpack(x)
     assert y.device == x.device
     assert y.dtype == x.dtype
@@ -199,7 +199,7 @@ def test_ours_differentiates_a_function_of_torch(dtype: str, device: str) -> Non
     values = [np.random.default_rng(i).integers(-4, 5, (3, 4)) for i in range(2)]
 
     def gradients(function: Any) -> list[Any]:
-        x, y = (tensorgrad.tensor(v, dtype, device, requires_grad=True) for v in values)
+        x, y = (tensorgrad.tensor(v, dtype, device=device, requires_grad=True) for v in values)
         first, second = function(x + 0, y, 2.0)
         (first.sum() * 3 + (second * second).sum()).backward()
         assert x.grad is not None

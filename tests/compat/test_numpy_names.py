@@ -13,7 +13,7 @@ import tensorgrad as tg
 from tensorgrad.compat import omitted
 from tests.source_tree import ROOT
 
-PAGE = (ROOT / "docs" / "guides" / "omitted.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "not-supported.md").read_text(encoding="utf-8")
 OMITTED = set(re.findall(r"`(\w+)`", PAGE.partition("## Names of NumPy")[2]))
 FORMER = {"in1d", "trapz"}  # which NumPy 2.4 removed
 NAMES = {name for name in np.__all__ if not name.startswith("__")} - {"dtypes"} - FORMER
@@ -82,7 +82,7 @@ def test_names_of_pytorch_lead_to_those_of_numpy() -> None:
         (tg.linalg, "eig", "write linalg.eigh, of symmetric matrices"),
         (tg.random, "randn", "it is named as in NumPy, random.standard_normal"),
         (tg.fft, "mean", "here it is tensorgrad.mean"),
-        (tg.optim, "RMSprop", "docs/guides/omitted.md lists what is omitted"),
+        (tg.optim, "RMSprop", "docs/guides/not-supported.md lists what is omitted"),
         (tg.nn, "SmoothL1Loss", "here it is a function, tensorgrad.nn.functional.smooth_l1_loss"),
         (tg.nn, "DataParallel", "here it is tensorgrad.parallel.DataParallel"),
         (tg.ones(1), "softmax", "here it is tensorgrad.softmax"),
@@ -91,7 +91,7 @@ def test_names_of_pytorch_lead_to_those_of_numpy() -> None:
         (tg.ones(1), "exp_", "a tensor changes by assignment, x[...] = y"),
         (tg.ones(1), "is_cuda", "write x.device != 'cpu'"),
         (tg.ones(1), "strides", "write x.numpy().strides"),
-        (tg.ones(1), "anything", "docs/guides/omitted.md lists what is omitted"),
+        (tg.ones(1), "anything", "docs/guides/not-supported.md lists what is omitted"),
     ],
 )
 def test_missing_names_lead_to_what_is_there(owner: Any, name: str, instead: str) -> None:

@@ -52,10 +52,10 @@ def test_arrays_change_place_type_and_layout(device: str) -> None:
     assert last - first == array.nbytes
     for dtype, wide in (("float16", "float32"), (bfloat16, "float32"), ("float64", "float64")):
         narrow = backend.asarray_like(numbers.astype(dtype), array)
-        widened = backend.widened(narrow)
-        assert widened.dtype == wide
-        assert (widened is narrow) == (dtype == wide)
-        np.testing.assert_array_equal(backend.to_numpy(widened), numbers)
+        wider = backend.upcast(narrow)
+        assert wider.dtype == wide
+        assert (wider is narrow) == (dtype == wide)
+        np.testing.assert_array_equal(backend.to_numpy(wider), numbers)
         add_into(narrow, array)
         np.testing.assert_array_equal(backend.to_numpy(narrow).astype(float), 2 * numbers)
     assert backend.empty((4,), np.dtype("int8"), array).nbytes == 4

@@ -1,4 +1,4 @@
-"""Chat templates of strangers, which run in a process of their own."""
+"""Untrusted chat templates, which run in a process of their own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_template_has_what_transformers_offers() -> None:
         ("{{ raise_exception('expected a user') }}", "fails: expected a user"),
     ],
 )
-def test_a_template_of_a_stranger_ends_in_an_error(
+def test_an_untrusted_template_ends_in_an_error(
     template: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "0.5 s" in problem:

@@ -1,4 +1,4 @@
-"""A tokenizer.json of a stranger: parts that are unknown, too large, or take too long."""
+"""An untrusted tokenizer.json: parts that are unknown, too large, or take too long."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def added(count: int, length: int) -> Callable[[State], None]:
 def made(change: Callable[[State], None]) -> PublishedTokenizer:
     state = copy.deepcopy(PLAIN)
     change(state)
-    return PublishedTokenizer({"tokenizer.json": json.dumps(state)}, "stranger")
+    return PublishedTokenizer({"tokenizer.json": json.dumps(state)}, "untrusted")
 
 
 TEXT_A: State = {"Sequence": {"id": "A", "type_id": 0}}
@@ -132,7 +132,7 @@ SPECIAL: State = {"SpecialToken": {"id": "x", "type_id": 0}}
         (lambda s: s.update(version=":" * 700_001), "times ':', expected at most 700,000"),
     ],
 )
-def test_a_part_of_a_stranger_is_refused(change: Callable[[State], None], problem: str) -> None:
+def test_an_untrusted_part_is_refused(change: Callable[[State], None], problem: str) -> None:
     with pytest.raises(DataError, match=problem):
         made(change)
 

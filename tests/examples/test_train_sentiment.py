@@ -284,7 +284,7 @@ def test_what_contradicts_the_run_is_refused(
     for part in ("train", "dev"):
         before = (data / f"{part}.tsv").read_bytes()
         (data / f"{part}.tsv").write_bytes(before + b"1\tfine\n")
-        assert "is of another data" in fails(["--resume", folder], caplog)
+        assert "does not match the data of this run" in fails(["--resume", folder], caplog)
         (data / f"{part}.tsv").write_bytes(before)
     data.rename(tmp_path / "moved")
     assert f"--data: {data} does not exist" in fails(["--resume", folder], caplog)
@@ -300,7 +300,7 @@ def test_what_contradicts_the_run_is_refused(
         ({"layers": 10**9}, "has arrays of"),
         ({"width": 10**12}, "has arrays of"),
         ({"layers": "1"}, "layers is '1', expected int"),
-        ({"kind": "other"}, "is of another kind of model"),
+        ({"kind": "other"}, "is a different kind of model"),
     ):
         checkpoints = list_checkpoints(tmp_path / "run" / "checkpoints")
         states = {path / "state.json": (path / "state.json").read_bytes() for path in checkpoints}
@@ -315,7 +315,7 @@ def test_what_contradicts_the_run_is_refused(
     words = tmp_path / "run" / "words.json"
     words.write_text(words.read_text().replace('"film"', '"flim"'))
     message = unable_to_classify(folder, caplog)
-    assert "is of another vocabulary: sha256" in message
+    assert "does not match the vocabulary of this run: sha256" in message
     words.unlink()
     message = unable_to_classify(folder, caplog)
     assert f"cannot read {words}: No such file" in message

@@ -292,7 +292,7 @@ def test_a_translator_says_what_is_missing(
     tokenizer = tmp_path / "run" / "tokenizer.json"
     right = tokenizer.read_bytes()
     Tokenizer.train(["other words"], 260).save(tokenizer)
-    assert "is of another tokenizer: sha256 is" in message(run, "ja")
+    assert "does not match the tokenizer of this run: sha256 is" in message(run, "ja")
     tokenizer.write_bytes(right)
     (path,) = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")
     whole = (path / "state.json").read_bytes()
@@ -300,8 +300,8 @@ def test_a_translator_says_what_is_missing(
         ("model", {"layers": 10**9}, "has arrays of"),
         ("model", {"vocab_size": 10**12}, "has arrays of"),
         ("model", {"prefix": 1}, "prefix is 1, expected bool"),
-        ("data", {"lowercase": "no"}, "is of another kind of run, expected translation"),
-        ("data", {"target": 3}, "is of another kind of run, expected translation"),
+        ("data", {"lowercase": "no"}, "is a different kind of run, expected translation"),
+        ("data", {"target": 3}, "is a different kind of run, expected translation"),
     ):
         state = json.loads(whole)
         state[name] |= change
@@ -346,7 +346,7 @@ def test_other_data_is_refused(
     assert train_translation.main([*resume, "--checkpoint-every", "5"]) == 1
     assert "--checkpoint-every: got 5, expected none" in caplog.records[-1].getMessage()
     assert train_translation.main(resume) == 1
-    assert "is of another data: corpus is" in caplog.records[-1].getMessage()
+    assert "does not match the data of this run: corpus is" in caplog.records[-1].getMessage()
     (folder / "train.en").write_text("\n".join([*lines, ""]))
     config = tmp_path / "run" / "config.json"
     saved = config.read_text()
@@ -414,7 +414,10 @@ def test_a_run_with_other_batches_is_refused(
     del state["data"]["shapes"], state["crc32"]  # runs with batches of any shape were saved so
     (path / "state.json").write_text(json.dumps(state))
     assert train_translation.main(["--resume", str(tmp_path / "run")]) == 1
-    assert "is of another data: shapes is None there" in caplog.records[-1].getMessage()
+    assert (
+        "does not match the data of this run: shapes is None there"
+        in caplog.records[-1].getMessage()
+    )
 
 
 @pytest.mark.gpu

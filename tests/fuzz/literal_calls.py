@@ -141,7 +141,7 @@ CALLS: dict[str, Call] = {
     "gated_linear": (tg.gated_linear, "2x3 4x3 4x3 4 4"),
     "group_norm": (lambda x, w, b: tg.group_norm(x, 2, w, b), "2x4x3 4 4"),
     "hstack": (lambda *x: tg.hstack(x), "3 2 "),
-    "index_add": (lambda x, v: tg.index_add(x, 0, _ROWS, v, 0.1), "3x2 2x2"),
+    "index_add": (lambda x, v: tg.index_add(x, 0, _ROWS, v, alpha=0.1), "3x2 2x2"),
     "index_copy": (lambda x, v: tg.index_copy(x, 0, _ROWS, v), "3x2 2x2"),
     "index_fill": (lambda x, v: tg.index_fill(x, 0, _ROWS, v), "3x2 "),
     "index_put": (lambda x, v: tg.index_put(x, (_ROWS, [0, 1]), v), "3x2 2"),
@@ -170,7 +170,7 @@ CALLS: dict[str, Call] = {
     "nanquantile": (_quantiles(tg.nanquantile), "2x3! 2%?"),
     "nll_loss": (lambda x, w: tg.nll_loss(x, [2, 0], w), "2x3 3+"),
     "outer": (tg.outer, "2 3"),
-    "pad": (lambda x, v: tg.pad(x, 1, "constant", v), "2x3! "),
+    "pad": (lambda x, v: tg.pad(x, 1, "constant", constant_values=v), "2x3! "),
     "percentile": (_quantiles(tg.percentile), "2x3! 2%?"),
     "put_along_axis": (
         lambda x, v: _changed(x, lambda y: tg.put_along_axis(y, _IDS, v, 0)), "3x2! 2x2",

@@ -20,11 +20,12 @@ from tensorgrad.errors import ArgumentError, DtypeError
 from tensorgrad.io.files import to_json, write_json
 from tensorgrad.io.readers import JSON_DEPTH, parse_json, read_json
 from tensorgrad.train import config
-from tensorgrad.train.checkpoint import RESERVED, load_checkpoint, save_checkpoint
+from tensorgrad.train.checkpoint import RESERVED, load_checkpoint
 from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.log import StepLog, read_metrics, read_samples
 from tensorgrad.train.sentiment import SentimentSettings
 from tensorgrad.train.translation import TranslationSettings
+from tests.checkpoints import save_checkpoint
 from tests.fuzz.cases import cases
 
 REFUSALS = (ArgumentError, DtypeError)

@@ -50,12 +50,11 @@ from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
 from tensorgrad.models.translation import TranslationConfig, TranslationModel
 from tensorgrad.nn import Module, RopeScaling
 from tensorgrad.parallel import Comm, Mesh
-from tensorgrad.parallel.checkpoint import Shards, load_pieces
-from tensorgrad.parallel.checkpoint import load_latest as load_latest_of_ranks
+from tensorgrad.parallel.checkpoint import RankWriters
 from tensorgrad.parallel.merge import merge, open_checkpoint
 from tensorgrad.train import config
 from tensorgrad.train.average import average_checkpoints
-from tensorgrad.train.checkpoint import list_checkpoints, save_checkpoint
+from tensorgrad.train.checkpoint import OneWriter, list_checkpoints
 from tensorgrad.train.load import (
     load_classifier,
     load_language_model,
@@ -65,6 +64,8 @@ from tensorgrad.train.load import (
 from tensorgrad.train.log import StepLog, read_metrics
 from tensorgrad.train.sentiment import CLASSES, SentimentSettings
 from tensorgrad.train.settings import TrainSettings
+from tensorgrad.train.shards import Shards, load_pieces
+from tests.checkpoints import save_checkpoint, save_shards
 from tests.fuzz.cases import cases
 from tests.parallel.test_checkpoint import at, held_on
 from tests.parallel.threads import on_ranks
@@ -159,7 +160,7 @@ def load_corpus(folder: Path) -> None:
     found = prepare(folder / "text.txt", folder / "cache", 260)
     check_tokenizer(found.tokenizer)
     text = found.tokenizer.decode([*found.train.tokens, *found.validation.tokens])
-    # A stranger who writes down other sums is believed; one who does not is noticed.
+    # Changed files with changed sums are believed; with the old sums they are noticed.
     facts = _made["corpus"].get(str(found.folder.relative_to(folder) / "corpus.json"))
     if facts == (found.folder / "corpus.json").read_bytes():
         assert text.replace("<|endoftext|>", "") == TEXT
@@ -227,7 +228,9 @@ def load_huggingface(folder: Path) -> None:
 
 
 def make_llama(folder: Path) -> None:
-    scaling = RopeScaling("llama3", 8.0, 1.0, 4.0, 16)
+    scaling = RopeScaling(
+        "llama3", 8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=16
+    )
     sizes = TransformerLMConfig(300, 32, 1, 2, 1, 8, hidden=12, tied=False, rope_scaling=scaling)
     save_pretrained(TransformerLM(sizes), folder, max_file_bytes=10_000)
     PublishedTokenizer.of(Tokenizer.train([TEXT], 270), "{{ messages }}").save(folder)
@@ -329,8 +332,8 @@ def make_shards(folder: Path) -> None:
     numbers = {"step": 1, "lr": 0.1}
 
     def program(comm: Comm) -> None:
-        shards = Shards(comm, list(held_on(at(mesh, comm), True, full)))
-        shards.save(folder / "checkpoints", 1, {"metrics": {}, "optimizer": numbers})
+        shards = Shards(RankWriters(comm), list(held_on(at(mesh, comm), True, full)))
+        save_shards(shards, folder / "checkpoints", 1, {"metrics": {}, "optimizer": numbers})
 
     on_ranks(mesh.size, program)
 
@@ -343,9 +346,9 @@ def load_shards(folder: Path) -> None:
 
 def load_shards_to_train(folder: Path) -> None:
     trainer = make_trainer(folder / "no run", None, TINY)
-    found = load_latest_of_ranks(folder / "checkpoints", Comm())
+    found = RankWriters(Comm()).load_latest(folder / "checkpoints")
     if found is not None:
-        load_pieces(Comm(), found, trainer.model, trainer.optimizer)
+        load_pieces(OneWriter(), found, trainer.model, trainer.optimizer)
 
 
 def make_sentiment(folder: Path) -> None:
@@ -687,7 +690,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def repair(files: Files) -> None:
-    """Write sums down again where a stranger would have: so that checks behind them are reached."""
+    """Write sums down again as an attacker would, so that checks behind them are reached."""
     for path in files:
         if path.endswith(".safetensors"):
             files[path] = without_sum(files[path])

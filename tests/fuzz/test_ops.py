@@ -84,7 +84,7 @@ def zip_case(draw: Draw) -> Case:
     shapes = [whole, narrowed(draw, whole)]
     if draw(st.booleans()):
         shapes.reverse()
-    return Case(f, given_shapes(draw, f, *shapes), reference, domain, gradient=gradient,
+    return Case(f, given_shapes(draw, f, *shapes), reference, domain=domain, gradient=gradient,
                 gradients=test_elementwise.SUMMED, terms=4 * math.prod(whole) + 1)  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Arbitrary bytes at the watchdog's socket: strangers change nothing, and no rank can break it."""
+"""Arbitrary bytes at the watchdog's socket: attackers change nothing, and no rank can break it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.fuzz.cases import cases
 
 SECRET = bytes(range(100, 100 + SECRET_BYTES))
 SIZE = 3
-MOST = 4  # strangers at once: few, so that there are more of them in many cases
+MOST = 4  # attackers at once: few, so that there are more of them in many cases
 
 
 class System:
@@ -48,7 +48,7 @@ system = System()
 def harmless() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watchdog, "os", system)
-        patch.setattr(watchdog, "_STRANGERS", MOST)
+        patch.setattr(watchdog, "_UNAUTHENTICATED", MOST)
         yield
 
 
@@ -81,9 +81,9 @@ class Program:
         """Let the watchdog handle what is due."""
         for _ in range(3):
             self.watched.step(0)
-        assert len(self.watched._strangers) <= MOST
-        for stranger in self.watched._strangers:
-            assert len(stranger.data) < HELLO.size
+        assert len(self.watched._unauthenticated) <= MOST
+        for attacker in self.watched._unauthenticated:
+            assert len(attacker.data) < HELLO.size
 
     def close(self) -> None:
         for connection in self.connections:
@@ -109,7 +109,7 @@ def heard(rank: socket.socket) -> list[Command]:
         return []
 
 
-# Messages of a stranger: anything, or what ranks send but for the secret.
+# Messages of an attacker: anything, or what ranks send but for the secret.
 wrong_secrets = st.one_of(
     st.binary(min_size=SECRET_BYTES, max_size=SECRET_BYTES),
     st.integers(0, SECRET_BYTES - 1).map(lambda n: SECRET[:n] + b"\0" + SECRET[n + 1 :]),
@@ -143,16 +143,16 @@ acts = st.one_of(
 )
 
 
-def act(program: Program, strangers: list[socket.socket], how: str, who: int, data: bytes) -> None:
-    if how == "connect" or not strangers:
-        strangers.append(program.connect())
-    stranger = strangers[who % len(strangers)]
+def act(program: Program, attackers: list[socket.socket], how: str, who: int, data: bytes) -> None:
+    if how == "connect" or not attackers:
+        attackers.append(program.connect())
+    attacker = attackers[who % len(attackers)]
     if how == "say":
-        say(stranger, data)
+        say(attacker, data)
     elif how == "close":
-        stranger.close()
+        attacker.close()
     elif how == "reset":
-        reset(stranger)
+        reset(attacker)
 
 
 def say(connection: socket.socket, data: bytes) -> None:
@@ -163,17 +163,17 @@ def say(connection: socket.socket, data: bytes) -> None:
 
 @cases(1000)
 @given(st.lists(acts, max_size=12))
-def test_strangers_change_nothing(script: list[tuple[str, int, bytes]]) -> None:
+def test_attackers_change_nothing(script: list[tuple[str, int, bytes]]) -> None:
     program = Program()
     try:
         ranks = [program.join(number) for number in range(SIZE - 1)]
-        strangers: list[socket.socket] = []
+        attackers: list[socket.socket] = []
         for how, who, data in script:
-            act(program, strangers, how, who, data)
+            act(program, attackers, how, who, data)
             program.step()
         ranks.append(program.join(SIZE - 1))
         assert program.watched._listener is None
-        assert program.watched._strangers == []
+        assert program.watched._unauthenticated == []
         assert sorted(program.watched._ranks) == list(range(SIZE))
         assert [heard(rank) for rank in ranks] == [[]] * SIZE
         assert system.lines == []
@@ -207,11 +207,11 @@ def test_who_shows_the_secret_changes_something() -> None:
     """The faults that the other tests look for can be seen."""
     program = Program()
     try:
-        stranger = program.join(1)
-        say(stranger, watchdog.pack_message(Message.LATE, seconds=700, text="barrier"))
+        attacker = program.join(1)
+        say(attacker, watchdog.pack_message(Message.LATE, seconds=700, text="barrier"))
         program.step()
-        assert heard(stranger) == [Command.REPORT]
-        reset(stranger)
+        assert heard(attacker) == [Command.REPORT]
+        reset(attacker)
         program.step()
         assert b"rank 1 of 3" in system.lines[0]
     finally:

@@ -116,7 +116,7 @@ def test_ordered_backward_of_packed_arrays(
 def test_ordered_backward_of_a_large_batch(
     shape: tuple[int, ...], causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against the two launches; each multiprocessor has several heads, and runs are equal."""
+    """Against the two launches; each SM has several heads, and runs are equal."""
     draws = backend.cupy.random.default_rng(3)
     arrays = [
         Tensor(draws.standard_normal(shape, "float32")).astype(bfloat16).data for _ in range(4)
@@ -232,7 +232,7 @@ def test_packed(width: int) -> None:
 
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_many_short_tiles_and_a_few_long_ones(width: int) -> None:
-    """More tiles than multiprocessors, so that blocks take several, in some order."""
+    """More tiles than SMs, so that blocks take several, in some order."""
     q, kv = (9, 8, 513, width), (9, 4, 513, width)
     arrays = draw(q, kv, kv, q)
     compare(arrays, lambda q, k, v: tg.attention(q, k, v, causal=True))

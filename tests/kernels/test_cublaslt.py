@@ -56,7 +56,7 @@ def test_short_sums_take_small_tiles(layout: str, dtype: Any, most: int) -> None
 
 def test_longer_sums_take_narrow_tiles_where_they_divide_the_work_better() -> None:
     # 1600 columns and 4096 rows: 9 x 22 tiles of 192 x 192 or 5 x 64 of 320 x 64. The busiest of
-    # 132 multiprocessors computes 2 x 36,864 or 3 x 20,480 elements.
+    # 132 SMs computes 2 x 36,864 or 3 x 20,480 elements.
     product = described(6400, "nn", columns=1600)
     assert preferred(product, [209, 20, 247]) == 247
     assert preferred(product, [209, 20]) == 209
@@ -64,7 +64,7 @@ def test_longer_sums_take_narrow_tiles_where_they_divide_the_work_better() -> No
     assert preferred(described(6400, "nn", gelu="gelu", columns=1600), [209, 20, 247]) == 209
     # 2304 columns: 12 x 22 or 8 x 64 tiles, 2 x 36,864 or 4 x 20,480 elements.
     assert preferred(described(6400, "nn"), [209, 247]) == 209
-    # On 64 multiprocessors: 5 x 36,864 or 8 x 20,480.
+    # On 64 SMs: 5 x 36,864 or 8 x 20,480.
     assert preferred(described(6400, "nn"), [209, 247], 64) == 247
 
 

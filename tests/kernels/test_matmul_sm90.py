@@ -12,7 +12,7 @@ from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError
 from tensorgrad.kernels import loader
 from tensorgrad.kernels import matmul as matmul_cuda
-from tensorgrad.kernels.device import multiprocessors
+from tensorgrad.kernels.device import sm_count
 from tensorgrad.kernels.matmul import sm90 as matmul_sm90
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
 from tensorgrad.kernels.matmul.sm90 import Tiling
@@ -102,7 +102,7 @@ def test_stream_k_of_long_sums(
     a, a_gpu = draw(rng, (rows, width), "bfloat16", "t")
     b, b_gpu = draw(rng, (width, columns), "bfloat16")
     expected = a @ b
-    clusters = multiprocessors(0) // tiles[1]
+    clusters = sm_count(0) // tiles[1]
     count = -(-rows // (128 * tiles[1])) * -(-columns // tiles[0])
     least = -(-count * -(-width // 64) // clusters)
     for split_steps in (least, least + 3):
@@ -176,11 +176,11 @@ def test_what_follows(dtype: str, tiling: Tiling) -> None:
         scale = backend.to_numpy(matmul_sm90.derivative_values(kept, rows, columns))
         p = problem(x_gpu, v_gpu, new(), scale=kept)
         assert_close(run(p, tiling), x @ v * scale, width)
-        row_sums = matmul_sm90.row_sums_for(p)
-        row_sums.fill(np.nan)
-        y = run(p._replace(row_sums=row_sums), tiling)
+        column_sums = matmul_sm90.column_sums_for(p)
+        column_sums.fill(np.nan)
+        y = run(p._replace(column_sums=column_sums), tiling)
         assert_close(y, x @ v * scale, width)
-        total = backend.to_numpy(row_sums).astype("float64").sum(0)
+        total = backend.to_numpy(column_sums).astype("float64").sum(0)
         expected = backend.to_numpy(y).astype("float64")
         np.testing.assert_allclose(total, expected.sum(0), 1e-6, 1e-6 * abs(expected).sum(0).max())
 

@@ -41,7 +41,7 @@ def test_what_the_kernel_before_writes_is_not_read_early(launches: list[str]) ->
 
     def launch(**options: Any) -> str:
         overlap.launch(
-            lambda *_: launches.append("plain"), (1,), (32,), (), early=[weight, None], **options
+            lambda *_: launches.append("plain"), (1,), (32,), (), prefetch=[weight, None], **options
         )
         return launches[-1]
 
@@ -51,7 +51,7 @@ def test_what_the_kernel_before_writes_is_not_read_early(launches: list[str]) ->
     assert launch(writes=[other]) == "plain"
     assert launch() == "overlapped"
     assert launch(writes=[weight[::2]]) == "overlapped"
-    assert launch(writes=[y], starts_next_at_once=True) == "plain"  # all before it have ended
+    assert launch(writes=[y], trigger_early=True) == "plain"  # all before it have ended
     assert launch(writes=[weight]) == "overlapped"
     assert launch(writes=[weight]) == "plain"
     backend.cupy.cuda.get_current_stream().ptr = 8
@@ -64,19 +64,19 @@ def test_kernels_that_start_the_next_at_once_pass_on_what_was_written(launches: 
     memory = on_gpu(np.zeros(100, np.float32))
     weight, other, y = memory[:40], memory[40:60], memory[60:]
 
-    def launch(reads: Any, writes: Any, starts_next_at_once: bool = False) -> str:
+    def launch(reads: Any, writes: Any, trigger_early: bool = False) -> str:
         overlap.launch(
-            lambda *_: launches.append("plain"), (1,), (32,), (), early=[reads], writes=[writes],
-            starts_next_at_once=starts_next_at_once,
+            lambda *_: launches.append("plain"), (1,), (32,), (), prefetch=[reads], writes=[writes],
+            trigger_early=trigger_early,
         )  # fmt: skip
         return launches[-1]
 
     assert launch(other, weight) == "overlapped"
-    assert launch(other, y, starts_next_at_once=True) == "overlapped"
-    assert launch(other, y, starts_next_at_once=True) == "overlapped"
+    assert launch(other, y, trigger_early=True) == "overlapped"
+    assert launch(other, y, trigger_early=True) == "overlapped"
     assert launch(weight, other) == "plain"  # the first may still write it
     assert launch(weight, other) == "overlapped"
-    assert launch(weight, weight, starts_next_at_once=True) == "overlapped"
+    assert launch(weight, weight, trigger_early=True) == "overlapped"
     assert launch(other, y) == "plain"  # the launch before that one
     assert launch(weight, other) == "overlapped"
 
@@ -86,7 +86,7 @@ def test_a_chain_of_kernels_that_start_the_next_at_once_is_cut(launches: list[st
     for _ in range(200):
         overlap.launch(
             lambda *_: launches.append("plain"), (1,), (32,), (), writes=[y, y[:4]],
-            starts_next_at_once=True,
+            trigger_early=True,
         )  # fmt: skip
         assert all(len(written) <= 20 for written in overlap._written.values())
     assert launches.count("overlapped") > launches.count("plain") > 0

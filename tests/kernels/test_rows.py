@@ -226,24 +226,24 @@ def test_the_loss_is_the_same_without_a_gradient() -> None:
 
 
 def test_rows_are_held_by_as_many_threads_as_they_need() -> None:
-    def held(row_bytes: int, most: int = 512) -> RowLayout | None:
-        return rows.held(row_bytes, (1, 2, 4), 32, 256, most)
+    def layout(row_bytes: int, most: int = 512) -> RowLayout | None:
+        return rows.in_registers(row_bytes, (1, 2, 4), 32, 256, most)
 
-    assert held(16) == RowLayout(1, 256, 1)
-    assert held(16 * 5) == RowLayout(8, 32, 1)
-    assert held(16 * 32) == RowLayout(32, 8, 1)
-    assert held(16 * 33) == RowLayout(32, 8, 2)
-    assert held(16 * 100) == RowLayout(32, 8, 4)
-    assert held(16 * 129) == RowLayout(64, 4, 4)
-    assert held(16 * 4 * 512) == RowLayout(512, 1, 4)
-    assert held(16 * (4 * 512 + 1)) is None
-    assert held(16 * 129, 63) is None
-    assert held(16 * 129, 64) == RowLayout(64, 4, 4)
+    assert layout(16) == RowLayout(1, 256, 1)
+    assert layout(16 * 5) == RowLayout(8, 32, 1)
+    assert layout(16 * 32) == RowLayout(32, 8, 1)
+    assert layout(16 * 33) == RowLayout(32, 8, 2)
+    assert layout(16 * 100) == RowLayout(32, 8, 4)
+    assert layout(16 * 129) == RowLayout(64, 4, 4)
+    assert layout(16 * 4 * 512) == RowLayout(512, 1, 4)
+    assert layout(16 * (4 * 512 + 1)) is None
+    assert layout(16 * 129, 63) is None
+    assert layout(16 * 129, 64) == RowLayout(64, 4, 4)
 
 
 def test_rows_of_any_width_are_read_in_passes() -> None:
     widths = (1, 8, 9, 4096, 100_000)
-    assert [rows.looped(width) for width in widths] == [
+    assert [rows.strided_loop(width) for width in widths] == [
         RowLayout(1, 256, 1), RowLayout(1, 256, 1), RowLayout(2, 128, 1), RowLayout(512, 1, 1),
         RowLayout(512, 1, 1),
     ]  # fmt: skip

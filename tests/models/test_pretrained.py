@@ -37,7 +37,9 @@ LLAMA = TransformerLMConfig(23, 16, 2, 4, 2, 16, 24, tied=False)
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {
         "rope_base": 5e5,
-        "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 8),
+        "rope_scaling": RopeScaling(
+            "llama3", 8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8
+        ),
         "tied": True,
         "qkv_bias": True,
         "proj_bias": True,
@@ -149,7 +151,7 @@ def test_what_cannot_be_read_or_written_is_named(folder: Path, tmp_path: Path) -
 
 
 def test_a_folder_is_pretrained_by_its_files(folder: Path, tmp_path: Path) -> None:
-    assert is_pretrained(folder)
+    assert is_pretrained(str(folder))
     (folder / "model.safetensors").rename(folder / "model.safetensors.index.json")
     assert is_pretrained(folder)
     (folder / "model.safetensors.index.json").rename(folder / "x.safetensors")
@@ -497,7 +499,10 @@ def test_entries_without_effect_are_accepted(
                 "rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 1,
                                  "high_freq_factor": 4, "original_max_position_embeddings": 8},
             },
-            "rope_scaling", RopeScaling("llama3", 2, 1, 4, 4),
+            "rope_scaling",
+            RopeScaling(
+                "llama3", 2, low_freq_factor=1, high_freq_factor=4, original_context=4
+            ),
         ),
         (
             "llama",

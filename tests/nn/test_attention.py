@@ -216,14 +216,14 @@ def test_settings_of_rotary_positions_that_do_not_fit() -> None:
         (4, 0, "base is 0, expected a number above 0"),
     ):
         with pytest.raises(ArgumentError, match=f"RotaryEmbedding: {message}"):
-            nn.RotaryEmbedding(width, base)  # type: ignore[arg-type]
+            nn.RotaryEmbedding(width, base=base)  # type: ignore[arg-type]
 
 
 def test_another_base_of_rotary_positions_is_seen() -> None:
     rotary, x = nn.RotaryEmbedding(8), tensor(2, 5, 3, 8)
     before, table = rotary(x).numpy(), rotary.table(5, x.data)
     rotary.base = 100.0
-    other = nn.RotaryEmbedding(8, 100.0)
+    other = nn.RotaryEmbedding(8, base=100.0)
     np.testing.assert_array_equal(rotary(x).numpy(), other(x).numpy())
     np.testing.assert_array_equal(rotary.table(5, x.data), other.table(5, x.data))
     assert (before != rotary(x).numpy()).any()
@@ -285,7 +285,7 @@ def test_longer_contexts_turn_more_slowly() -> None:
     found = nn.RopeScaling("llama3", 3.0, original_context=100).scaled(turns * 2 * np.pi / 100)
     expected = np.array([5.0, 2.5 * (0.5 + 0.5 / 3), 0.9 / 3]) * 2 * np.pi / 100
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-    rotary = nn.RotaryEmbedding(4, 10.0, True, linear)
+    rotary = nn.RotaryEmbedding(4, base=10.0, interleaved=True, scaling=linear)
     cos, sin = rotary.table(3, np.zeros(1))
     angles = np.arange(3)[:, None] * np.array([1, 10**-0.5]) / 4
     np.testing.assert_allclose(cos, np.cos(angles), rtol=1e-6)
@@ -325,7 +325,9 @@ def test_a_part_of_a_cache_and_a_selection() -> None:
 
 @pytest.mark.parametrize("kernel", ["unfused", "fused-softmax", "flash"])
 def test_kernels_of_attention_agree(kernel: str) -> None:
-    layer = nn.MultiHeadAttention(32, 4, 2, causal=True, rotary=nn.RotaryEmbedding(8), window=3)
+    layer = nn.MultiHeadAttention(
+        32, 4, kv_heads=2, causal=True, rotary=nn.RotaryEmbedding(8), window=3
+    )
     model, x = nn.Sequential(nn.Identity(), layer), tensor(2, 7, 32)
     expected = model(x).numpy()
     nn.use_attention(model, kernel)
@@ -341,7 +343,7 @@ def test_kernels_of_attention_agree(kernel: str) -> None:
 
 
 def test_ranks_divide_heads_and_count_the_bytes() -> None:
-    layer = nn.MultiHeadAttention(16, 4, 2, head_width=6, qk_norm=nn.RMSNorm)
+    layer = nn.MultiHeadAttention(16, 4, kv_heads=2, head_width=6, qk_norm=nn.RMSNorm)
     counts = ("heads", "kv_heads")
     assert str(layer.shards()[0].sections) == "[24, 12, 12]"
     assert layer.shards() == [
@@ -361,7 +363,7 @@ def test_ranks_divide_heads_and_count_the_bytes() -> None:
 
 def test_the_settings_are_shown() -> None:
     assert nn.MultiHeadAttention(16, 4).extra_repr() == "heads=4, causal=False"
-    layer = nn.MultiHeadAttention(16, 4, 2, dropout=0.1, causal=True, window=3)
+    layer = nn.MultiHeadAttention(16, 4, kv_heads=2, dropout=0.1, causal=True, window=3)
     assert layer.extra_repr() == "heads=4, kv_heads=2, causal=True, dropout=0.1, window=3"
     for options, message in (
         ({"width": 0}, "width is 0, expected 1 or more"),
@@ -373,7 +375,7 @@ def test_the_settings_are_shown() -> None:
     ):
         with pytest.raises(ArgumentError, match=f"MultiHeadAttention: {message}"):
             nn.MultiHeadAttention(**{"width": 4, "heads": 4, **options})  # type: ignore[arg-type]
-    least = nn.MultiHeadAttention(1, 1, 1, window=1, head_width=1)
+    least = nn.MultiHeadAttention(1, 1, kv_heads=1, window=1, head_width=1)
     assert least(tensor(1, 2, 1)).shape == (1, 2, 1)
 
 

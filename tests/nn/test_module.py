@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from tensorgrad import Tensor, autocast, nn, no_grad
 from tensorgrad.dtypes import bfloat16, float16, float32, float64
 from tensorgrad.errors import ArgumentError, CheckpointError, DeviceError, DtypeError
-from tensorgrad.nn.module import add_branch, offers
+from tensorgrad.nn.module import add_branch, can_fuse
 from tensorgrad.nn.rows import Rows
 
 
@@ -424,13 +425,13 @@ def test_layers_offer_what_they_define_beside_their_forward() -> None:
         def forward(self, x: Any, residual: Any = None) -> Any:
             return x
 
-    assert offers(nn.Linear(1, 1), "affine")
-    assert offers(Same(1, 1), "affine")
-    assert not offers(Own(1, 1), "affine")
-    assert not offers(nn.ReLU(), "affine")
+    assert can_fuse(nn.Linear(1, 1), "affine")
+    assert can_fuse(Same(1, 1), "affine")
+    assert not can_fuse(Own(1, 1), "affine")
+    assert not can_fuse(nn.ReLU(), "affine")
     layer = nn.Linear(1, 1)
     layer.register_forward_hook(lambda module, args, y: None)
-    assert not offers(layer, "affine")
+    assert not can_fuse(layer, "affine")
 
 
 def test_a_model_saves_the_bytes_of_its_layers() -> None:
@@ -463,3 +464,37 @@ def test_to_moves_everything() -> None:
     model.load_state_dict(state)
     assert model.bias.item() == 1
     assert model.to("cpu").bias.device == "cpu"
+
+
+# Options that PyTorch's class has at the same place; others are given by keyword.
+BY_POSITION = {
+    "ELU": ["alpha"],
+    "GELU": ["approximate"],
+    "BCEWithLogitsLoss": ["weight"],
+    "CrossEntropyLoss": ["weight"],
+    "Dropout": ["p"],
+    "FeedForward": ["hidden"],
+    "Flatten": ["start_axis", "end_axis"],
+    "GroupNorm": ["eps", "affine"],
+    "HuberLoss": ["reduction", "delta"],
+    "LayerNorm": ["eps", "elementwise_affine", "bias"],
+    "LeakyReLU": ["negative_slope"],
+    "Linear": ["bias"],
+    "ModuleDict": ["modules"],
+    "ModuleList": ["modules"],
+    "NLLLoss": ["weight"],
+    "RMSNorm": ["eps", "elementwise_affine"],
+    "Softmax": ["axis"],
+    "SwiGLU": ["hidden"],
+}
+
+
+def test_options_by_position_are_those_of_pytorch() -> None:
+    found = {}
+    for name in nn.__all__:
+        kind = getattr(nn, name)
+        if isinstance(kind, type) and issubclass(kind, nn.Module):
+            parameters = inspect.signature(kind).parameters.values()
+            options = [p for p in parameters if p.default is not p.empty]
+            found[name] = [p.name for p in options if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert {name: names for name, names in found.items() if names} == BY_POSITION

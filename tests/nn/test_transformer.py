@@ -22,7 +22,7 @@ def tensor(*shape: int) -> Tensor:
 
 def modern(width: int = 32) -> nn.TransformerBlock:
     return nn.TransformerBlock(
-        width, 4, 2, bias=False, rotary=nn.RotaryEmbedding(width // 4),
+        width, 4, kv_heads=2, bias=False, rotary=nn.RotaryEmbedding(width // 4),
         norm=nn.RMSNorm, feed_forward=nn.SwiGLU,
     )  # fmt: skip
 

@@ -13,6 +13,18 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
+from tensorgrad.ops import (
+    creation,
+    diagonals,
+    indexing,
+    reduce,
+    scatter,
+    shape,
+    sorting,
+    stacking,
+    statistics,
+)
+from tensorgrad.ops.methods import METHODS
 
 X = Tensor(np.arange(6, dtype=np.float32).reshape(2, 3))
 W = Tensor(np.ones((5, 3), np.float32))
@@ -43,12 +55,12 @@ def put(value: Any) -> None:
         (lambda: anything.roll(X, 1.5, 0), ArgumentError, "roll: shift is 1.5, expected integers"),
         (lambda: anything.roll(X, (1.5,)), ArgumentError, r"roll: shift is \(1.5,\), expected int"),
         (lambda: anything.pad(X, 1, constant_values="a"), DtypeError, "pad: constant_values is"),
-        (lambda: tg.pad(np.zeros(2, np.int8), 1, "constant", 300), ArgumentError,
+        (lambda: tg.pad(np.zeros(2, np.int8), 1, constant_values=300), ArgumentError,
          "pad: constant_values is 300, expected int8"),
-        (lambda: tg.pad(np.zeros(2, int), 1, "constant", float("nan")), DtypeError,
+        (lambda: tg.pad(np.zeros(2, int), 1, constant_values=float("nan")), DtypeError,
          "pad: constant_values has dtype float64, expected integers for int64"),
         (lambda: anything.topk(X, 1.5), ArgumentError, "topk: k is 1.5, expected an integer"),
-        (lambda: anything.var(X, 0, "a"), ArgumentError, "var: ddof is 'a', expected a number"),
+        (lambda: anything.var(X, ddof="a"), ArgumentError, "var: ddof is 'a', expected a number"),
         (lambda: anything.norm(X, ord=[1]), ArgumentError, r"norm: ord is \[1\], expected 1, 2"),
         (lambda: anything.norm(X, ord={1}), ArgumentError, r"norm: ord is \{1\}, expected 1, 2"),
         (lambda: anything.norm(X, ord=([],)), ArgumentError, r"norm: ord is \(\[\],\), expected"),
@@ -91,13 +103,13 @@ def test_what_has_a_wrong_kind_is_named(
         *((lambda n=name: getattr(tg.random, n)(2, 3), rf"{name}: dtype is 3, .*size=\(2, 3\)")
           for name in ("random", "standard_normal")),
         (lambda: anything.random.integers(0, 9, 2, 3), r"integers: dtype is 3, .*size=\(2, 3\)"),
-        *((lambda n=name: getattr(tg, n)(X, 0, "float64"), f"{name}: keepdims is .float64")
-          for name in ("sum", "mean", "prod", "max", "min", "any", "all", "argmax", "logsumexp",
-                       "median", "nanmedian", "count_nonzero")),
-        (lambda: anything.quantile(X, 0.5, 0, "linear", "a"), "quantile: keepdims is .a., exp"),
-        (lambda: anything.mean(X, 0, "a", where=X > 1), "mean: keepdims is 'a', expected True or"),
-        (lambda: anything.ones(3).sum(0, "float64"), "sum: keepdims is 'float64', .*by name"),
-        *((lambda n=name: getattr(tg, n)(X, 0, "float64"), f"{name}: ddof is .float64.")
+        *((lambda n=name: getattr(tg, n)(X, 0, True), f"{name}: dtype is True, .*keepdims and ddof")
+          for name in ("sum", "mean", "prod", "var", "std", "cumsum", "cumprod")),
+        (lambda: anything.ones(3).sum(0, True), "sum: dtype is True, expected a dtype; keepdims"),
+        *((lambda n=name: getattr(tg, n)(X, 0, keepdims="a"), f"{name}: keepdims is 'a', expected")
+          for name in ("sum", "max", "any", "argmax", "logsumexp", "median", "count_nonzero")),
+        (lambda: anything.quantile(X, 0.5, keepdims="a"), "quantile: keepdims is 'a', expec"),
+        *((lambda n=name: getattr(tg, n)(X, ddof="a"), f"{name}: ddof is 'a'.")
           for name in ("var", "std", "nanvar", "nanstd")),
     ],
 )  # fmt: skip
@@ -174,6 +186,82 @@ def test_where_an_axis_is_needed_its_name_is_said(name: str) -> None:
         getattr(Tensor(np.ones((2, 2))), name)(dim=1)
 
 
+FAMILIES = (creation, diagonals, indexing, reduce, scatter, shape, sorting, stacking, statistics)
+# The names that NumPy has for some of ours.
+SYNONYMS = {
+    "b": {"a2", "ar2", "x2"}, "values": {"v", "test_elements"}, "rows": {"N", "n"},
+    "columns": {"M", "m", "N"},
+}  # fmt: skip
+# The arguments by position of functions that NumPy does not have.
+BY_POSITION = {
+    "diag_embed": "x offset axis1 axis2", "diagonal_scatter": "x src offset axis1 axis2",
+    "getitem": "x key", "index_add": "x axis index source", "index_copy": "x axis index source",
+    "index_fill": "x axis index value", "index_put": "x indices values", "logsumexp": "x axis",
+    "norm": "x axis", "one_hot": "indices num_classes", "block_diag": "",
+    "scatter": "x axis index src",
+    "scatter_add": "x axis index src", "select_scatter": "x src axis index",
+    "slice_scatter": "x src axis start end step", "tensor": "value dtype", "to": "x device",
+    "topk": "x k axis",
+}  # fmt: skip
+
+
+def positional(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters that may be given by position, one by one."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters
+    return [name for name, parameter in parameters.items() if parameter.kind in kinds]
+
+
+def test_positions_are_numpys() -> None:
+    uncompared = set()
+    for family in FAMILIES:
+        for name in family.__all__:
+            ours = positional(getattr(family, name))
+            if name in BY_POSITION:
+                assert ours == BY_POSITION[name].split(), name
+                continue
+            try:
+                theirs = positional(getattr(np, name))
+            except (AttributeError, ValueError):  # an older NumPy lacks it, or its signature
+                uncompared.add(name)
+                continue
+            assert len(ours) <= max(len(theirs), 1), name  # beside `*arys`
+            for our, their in zip(ours[1:], theirs[1:], strict=False):  # operands have other names
+                assert their in {our, *SYNONYMS.get(our, ())}, name
+    assert not uncompared or tuple(map(int, np.__version__.split(".")[:2])) < (2, 4)
+
+
+def test_positions_of_methods_are_numpys() -> None:
+    for name in METHODS.keys() & set(dir(np.ndarray)):
+        try:
+            theirs = positional(getattr(np.ndarray, name))
+        except ValueError:
+            continue
+        ours = positional(METHODS[name])
+        if not name.startswith("_"):
+            assert len(ours) <= len(theirs), name
+            for our, their in zip(ours[1:], theirs[1:], strict=False):
+                assert their in {our, *SYNONYMS.get(our, ())}, name
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "prod", "var", "std", "cumsum"])
+def test_the_dtype_is_numpys_third_argument(name: str) -> None:
+    expected = getattr(np, name)(X.data, 0, np.float64)
+    found = getattr(tg, name)(X, 0, np.float64), getattr(X, name)(0, "float64")
+    for y in (*found, getattr(np, name)(X, 0, np.float64)):
+        assert y.dtype == np.float64
+        np.testing.assert_array_equal(y, expected)
+
+
+def test_functions_with_an_axis_name_it_where_dim_is_given() -> None:
+    for family in FAMILIES:
+        for name in family.__all__:
+            parameters = inspect.signature(getattr(family, name)).parameters
+            assert ("axis" in parameters) == ("unknown" in parameters), name
+    with pytest.raises(ArgumentError, match=r"^cross: got dim=1, expected axis=1$"):
+        anything.cross(X, X, dim=1)
+
+
 # Arguments that PyTorch's function of a name takes by position, under our names; those that it
 # deprecates, or that concern its own memory (`inplace`), do not count. `embedding` and the norms
 # differ: see docs/guides/coming-from-pytorch.md.
@@ -225,9 +313,7 @@ def test_nn_functional_takes_by_position_what_pytorch_does() -> None:
     functional = tg.nn.functional
     by_position = {}
     for name in {*functional.__all__} - {"logsumexp", "one_hot"}:
-        parameters = inspect.signature(getattr(functional, name)).parameters.values()
-        names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-        by_position[name] = " ".join(names)
+        by_position[name] = " ".join(positional(getattr(functional, name)))
     assert by_position == PYTORCH
 
 
@@ -250,3 +336,11 @@ def test_names_of_pytorch_are_answered(function: Callable[..., Any], name: str) 
         function(X, **{name: 1})
     with pytest.raises(TypeError, match=r"\w+\(\) got an unexpected keyword argument 'rows'"):
         function(X, rows=1)
+
+
+def test_positions_of_linear_algebra_are_numpys() -> None:
+    for name in tg.linalg.__all__:
+        function, numpys = getattr(tg.linalg, name), getattr(np.linalg, name, None)
+        if function.__module__ == tg.linalg.__name__ and numpys is not None:
+            ours, theirs = positional(function), positional(numpys)
+            assert ours[1:] == theirs[1 : len(ours)], name

@@ -104,12 +104,14 @@ def test_transforms(device: str) -> None:
             assert_close(getattr(tg.fft, op)(y, (3, 8)), expected)
         assert_close(tg.fft.rfftn(x, axes=(1, 0)), np.fft.rfftn(real, axes=(1, 0)))
         assert_close(tg.fft.irfftn(tg.fft.rfftn(x)), real)
-    assert_close(tg.fft.rfft(tg.ones(4, "bfloat16", device)), np.array([4, 0, 0], "complex64"))
+    assert_close(
+        tg.fft.rfft(tg.ones(4, "bfloat16", device=device)), np.array([4, 0, 0], "complex64")
+    )
 
 
 def test_frequencies() -> None:
     for n in (1, 6, 7):
-        assert_close(tg.fft.fftfreq(n, 0.5, "float64"), np.fft.fftfreq(n, 0.5))
+        assert_close(tg.fft.fftfreq(n, 0.5, dtype="float64"), np.fft.fftfreq(n, 0.5))
         assert_close(tg.fft.rfftfreq(n), np.fft.rfftfreq(n).astype("float32"))
         x = tg.arange(2.0 * n, requires_grad=True).reshape(2, n)
         assert_close(tg.fft.fftshift(x), np.fft.fftshift(x.numpy()))
@@ -171,7 +173,7 @@ def test_what_is_not_there_is_named() -> None:
 def test_complex_numbers_carry_no_gradient(device: str) -> None:
     x = Tensor(backend.to_device(np.ones(3), device), requires_grad=True)
     with pytest.raises(DtypeError, match="got dtype complex64 with requires_grad, expected a flo"):
-        tg.zeros(3, "complex64", device, requires_grad=True)
+        tg.zeros(3, "complex64", device=device, requires_grad=True)
     calls: list[Any] = [
         lambda: tg.abs(x * 1j).sum(), lambda: (x * 2j).sum(), lambda: (x + 1j).sum()
     ]  # fmt: skip

@@ -41,6 +41,7 @@ MAPS: list[tuple[Any, Any, tuple[float, float], bool]] = [
     (tg.erf, np.vectorize(math.erf, otypes=[float]), ANY, True),
     (tg.floor, np.floor, ANY, False),
     (tg.ceil, np.ceil, ANY, False),
+    (tg.rint, np.round, ANY, False),
     (tg.round, np.rint, ANY, False),
     (tg.isnan, np.isnan, ANY, False),
     (tg.isinf, np.isinf, ANY, False),
@@ -132,7 +133,7 @@ CANCELS: dict[Any, Any] = {
 
 def mapped(f: Any, x: Any, reference: Any, domain: Any, gradient: bool) -> Case:
     bound = Ulps(2, "terms") if f in CANCELS else Ulps(4) if f is tg.rsqrt else None
-    return Case(f, [x], reference, domain, gradients=bound, gradient=gradient,
+    return Case(f, [x], reference, domain=domain, gradients=bound, gradient=gradient,
                 magnitudes=CANCELS.get(f))  # fmt: skip
 
 
@@ -140,7 +141,7 @@ SUMMED = Ulps(2, "terms")  # over the axes that an operand was broadcast along
 CASES = [
     *(mapped(f, s, ref, domain, g) for f, ref, domain, g in MAPS for s in SHAPES),
     *(
-        Case(f, [*p], ref, domain, gradient=g, gradients=SUMMED, terms=5)
+        Case(f, [*p], ref, domain=domain, gradient=g, gradients=SUMMED, terms=5)
         for f, ref, domain, g in ZIPS
         for p in PAIRS
     ),
@@ -150,7 +151,7 @@ CASES = [
         for s in LENGTHS
     ),
     *(
-        Case(f, [s, s], ref, domain, gradient=g)
+        Case(f, [s, s], ref, domain=domain, gradient=g)
         for f, ref, domain, g in FURTHER_ZIPS
         for s in LENGTHS
     ),

@@ -110,7 +110,7 @@ def test_losses_take_the_weights_of_lists_in_the_dtype_of_the_logits() -> None:
 def test_integers_that_widen_floats_are_named_once(
     name: str, call: Callable[[Any, Any], Tensor], monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
-    monkeypatch.setattr(checks, "_widened", set())
+    monkeypatch.setattr(checks, "_warned", set())
     a = tg.tensor([1, 2], device=device)
     b = tg.tensor([0.5, 1.5], device=device)
     with pytest.warns(WideningWarning, match=f"^{name}: int64 beside float32 gives float64") as got:

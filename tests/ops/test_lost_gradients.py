@@ -27,8 +27,8 @@ TOKENS = np.ones((5, 2, 4))
 ANGLES = np.ones((3, 1, 2))
 # Parameters of other annotations are numbers or tensors.
 NOT_TENSORS = (
-    "int", "bool", "str", "Axis", "None", "Dtype", "Literal", "Shape", "Cuts", "Sequence[int]",
-    "Callable", "Norm", "Lengths", "PadMode", "QuantileMethod", "Order",
+    "int", "bool", "str", "Axis", "Never", "None", "Dtype", "Literal", "Shape", "Cuts",
+    "Sequence[int]", "Callable", "Norm", "Lengths", "PadMode", "QuantileMethod", "Order",
 )  # fmt: skip
 # Functions of something else than tensors, and those that change their operand in place.
 OTHERS = {
@@ -41,8 +41,8 @@ INTEGERS = {"bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift", 
 # The gradient is 0, or the operand gives its shape alone.
 STEPS = {
     ("ceil", "x"), ("empty_like", "x"), ("floor", "x"), ("floor_divide", "a"),
-    ("floor_divide", "b"), ("full_like", "x"), ("imag", "x"), ("ones_like", "x"), ("round", "x"),
-    ("sign", "x"), ("trunc", "x"), ("where", "condition"), ("zeros_like", "x"),
+    ("floor_divide", "b"), ("full_like", "x"), ("imag", "x"), ("ones_like", "x"), ("rint", "x"),
+    ("round", "x"), ("sign", "x"), ("trunc", "x"), ("where", "condition"), ("zeros_like", "x"),
 }  # fmt: skip
 # Arguments for a parameter of this name where it is needed.
 ARGUMENTS: dict[str, Any] = {
@@ -119,8 +119,7 @@ def arguments(f: Callable[..., Any]) -> dict[str, Any]:
     taken = {
         name: own.get(name, ARGUMENTS.get(name))
         for name, parameter in inspect.signature(f).parameters.items()
-        if name in own
-        or (parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD)
+        if name in own or (parameter.default is parameter.empty and parameter.annotation != "Never")
     }
     return {name: tensors(value) for name, value in taken.items()}
 
@@ -149,7 +148,7 @@ def leaves(f: Callable[..., Any], given: dict[str, Any]) -> Iterator[tuple[str, 
     """Yield parameters, leaves, and what the parameter gets so that the leaf is in it."""
     for name, parameter in inspect.signature(f).parameters.items():
         annotation = parameter.annotation
-        if annotation == "Never" or annotation.startswith(NOT_TENSORS):
+        if annotation.startswith(NOT_TENSORS):
             continue
         default = None if parameter.default is parameter.empty else parameter.default
         value = given.get(name, tensors(ARGUMENTS.get(name, default)))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import doctest
 import inspect
 import operator
 import pickle
@@ -36,6 +37,15 @@ def test_every_row_is_a_method() -> None:
     for name in PROPERTIES:
         assert vars(Tensor)[name].__doc__
     assert get_type_hints(Tensor.mean)["return"] is Tensor
+
+
+def test_examples_run() -> None:
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    for name in METHODS:
+        for test in doctest.DocTestFinder().find(getattr(Tensor, name), globs={}):
+            test.globs.update(tg=tensorgrad, np=np)
+            assert runner.run(test).failed == 0, name
+    assert runner.summarize(verbose=False).attempted > 60
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in OPERATORS])

@@ -59,15 +59,17 @@ def scattered(index: Any, axis: int, add: bool) -> Callable[[Any, Any], Any]:
 def put(key: Any, shape: tuple[int, ...], values: tuple[int, ...], add: bool = False) -> Case:
     text = " ".join(str(key).split())[:50]
     return Case(
-        lambda x, v: tg.index_put(x, key, v, add), [shape, values],
+        lambda x, v: tg.index_put(x, key, v, accumulate=add), [shape, values],
         (added if add else assigned)(key), terms=8, values=Ulps(2, "row"), captured=False,
         name=f"index_put[{text}]{'+' if add else ''}",
     )  # fmt: skip
 
 
-def of_slices(name: str, key: Any, shape: Any, values: Any, reference: Any = None) -> Case:
+def of_slices(
+    name: str, key: Any, shape: Any, values: Any, reference: Any = None, **options: Any
+) -> Case:
     return Case(
-        lambda x, v: getattr(tg, name)(x, *key(v)), [shape, values], reference, terms=8,
+        lambda x, v: getattr(tg, name)(x, *key(v), **options), [shape, values], reference, terms=8,
         values=Ulps(2, "row"), captured=False, name=name,
     )  # fmt: skip
 
@@ -140,8 +142,8 @@ CASES = [
     put(REPEATED, (3, 40), (40,), add=True),
     put(slice(0, 2), (3, 2), (2,), add=True),
     put(MASK, (3, 4), (), add=True),
-    of_slices("index_add", lambda v: (1, REPEATED, v, 0.5), (2, 3), (2, 4),
-              added((slice(None), REPEATED), 0.5)),
+    of_slices("index_add", lambda v: (1, REPEATED, v), (2, 3), (2, 4),
+              added((slice(None), REPEATED), 0.5), alpha=0.5),
     of_slices("index_copy", lambda v: (-1, ROWS[:2], v), (2, 3), (2, 2),
               assigned((slice(None), ROWS[:2]))),
     Case(lambda x: tg.index_fill(x, 1, REPEATED, -2), [(2, 3)],
@@ -186,14 +188,14 @@ def test_defaults_add_once_and_take_the_first_axes() -> None:
     x, v = np.zeros((2, 3)), np.array([1.0, 2.0])
     assert tg.index_put(x, [0, 0], v[:, None]).tolist() == [[2] * 3, [0] * 3]
     assert tg.index_add(x, 0, [0, 0], v[:, None]).tolist() == [[3] * 3, [0] * 3]
-    assert tg.index_add(x, 0, [0], v[:1], 2).tolist() == [[2] * 3, [0] * 3]
+    assert tg.index_add(x, 0, [0], v[:1], alpha=2).tolist() == [[2] * 3, [0] * 3]
     assert tg.index_add(x, 1, 1, v).tolist() == [[0, 1, 0], [0, 2, 0]]
     assert tg.slice_scatter(x, 5).tolist() == [[5] * 3] * 2
     assert tg.slice_scatter(x, 5, start=1).tolist() == [[0] * 3, [5] * 3]
     assert tg.diagonal_scatter(x, v).tolist() == [[1, 0, 0], [0, 2, 0]]
     ints = np.zeros(2, int)
     assert tg.index_put(ints, [0, 0], [1, 2], accumulate=True).tolist() == [3, 0]
-    assert tg.index_put(x * 1j, (0, [0, 0]), [1j, 2j], True).tolist()[0] == [3j, 0, 0]
+    assert tg.index_put(x * 1j, (0, [0, 0]), [1j, 2j], accumulate=True).tolist()[0] == [3j, 0, 0]
 
 
 def test_gradients_reach_only_what_was_kept() -> None:

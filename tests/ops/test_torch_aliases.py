@@ -34,7 +34,7 @@ ALIASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
         lambda x: tg.scatter_add(x[0], 0, INDEX[0], tg.repeat(x[1, :1], 6, 0)),
     ),
     "index_add": (
-        lambda x: x.index_add(1, [0, 0], x[:, :2], 3),
+        lambda x: x.index_add(1, [0, 0], x[:, :2], alpha=3),
         lambda x: tg.index_add(x, 1, [0, 0], x[:, :2] * 3),
     ),
     "unfold": (lambda x: x.unfold(1, 2, 2), lambda x: x.reshape(3, 2, 2, 5).transpose(0, 1, 3, 2)),

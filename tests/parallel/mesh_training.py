@@ -21,9 +21,9 @@ from tensorgrad.errors import ArgumentError, CommError
 from tensorgrad.models.language_model import LanguageModel
 from tensorgrad.optim import Adafactor, AdamW, Lion, Muon, in_blocks
 from tensorgrad.parallel import Comm, make_mesh, mesh_strategy
-from tensorgrad.parallel.checkpoint import pieces_of
 from tensorgrad.parallel.tensor import TensorParallel, tensor_parallel
 from tensorgrad.train.placement import ArrayPiece, Placement
+from tensorgrad.train.shards import pieces_of
 from tensorgrad.train.strategy import OneProcess, Strategy
 from tests.parallel.tensor_ranks import MODELS, T, small_gpt2, small_llama
 from tests.parallel.whole_arrays import assemble
@@ -295,7 +295,7 @@ def check_layers_of_others(comm: Comm) -> None:
             for shared in (False, True):
                 random.seed(1)
                 put(changed := small_llama())
-                parts = tensor_parallel(changed, comm if shared else Comm(), sequence)
+                parts = tensor_parallel(changed, comm if shared else Comm(), sequence=sequence)
                 loss = changed(x[0], y[0])
                 loss.backward()
                 grad: Any = dict(changed.named_parameters())["blocks.1.norm1.weight"].grad

@@ -163,9 +163,9 @@ def layers() -> Iterator[tuple[Callable[[], Module], str | None]]:
     yield Squared, None
     yield lambda: nn.MultiHeadAttention(C, 8, causal=True), None
     rotary = nn.RotaryEmbedding(2)
-    yield lambda: nn.MultiHeadAttention(C, 8, 4, rotary=rotary), None
+    yield lambda: nn.MultiHeadAttention(C, 8, kv_heads=4, rotary=rotary), None
     # 5 heads of keys and values, 2 of queries each, on 2 or 4 ranks
-    yield lambda: nn.MultiHeadAttention(20, 10, 5, causal=True, qk_norm=nn.RMSNorm), None
+    yield lambda: nn.MultiHeadAttention(20, 10, kv_heads=5, causal=True, qk_norm=nn.RMSNorm), None
 
 
 def check_layers(comm: Comm) -> None:
@@ -389,7 +389,7 @@ def compare_with_whole(make: Callable[..., Any], comm: Comm, sequence: bool) -> 
     """Compare one loss, its gradients and the logits, in float64; return the sharded model."""
     tokens = np.random.default_rng(2).integers(0, 37, (B, T + 1))
     whole, part = make().to("float64"), make().to("float64")
-    parts = tensor_parallel(part, comm, sequence)
+    parts = tensor_parallel(part, comm, sequence=sequence)
     assert set(parts.placements) == {name for name, _ in whole.named_parameters()}
     values = []
     for model in (whole, part):
@@ -571,7 +571,7 @@ def check_what_a_layer_sends(comm: Comm) -> None:
         counts = []
         for layers in (1, 2):
             model, found = make(layers=layers), Counter[str]()
-            tensor_parallel(model, comm, sequence)
+            tensor_parallel(model, comm, sequence=sequence)
             whole = B * T * model.config.width
 
             def counted(name: str, found: Counter[str], whole: int) -> Callable[..., Any]:
@@ -597,7 +597,7 @@ def check_16_bits(comm: Comm) -> None:
     tokens = np.random.default_rng(2).integers(0, 37, (B, T + 1))
     for make, sequence in product(MODELS[:2], (False, True)):
         whole, part = make(), make()
-        tensor_parallel(part, comm, sequence)
+        tensor_parallel(part, comm, sequence=sequence)
         with autocast("bfloat16"):
             a, b = (model(tokens[:, :-1], tokens[:, 1:]) for model in (whole, part))
             kinds = [model.embed(tokens[:, :-1]).dtype for model in (whole, part)]

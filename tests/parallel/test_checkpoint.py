@@ -26,17 +26,19 @@ from tensorgrad.nn import Linear, Parameter
 from tensorgrad.optim import Adafactor, AdamW
 from tensorgrad.optim.master import low_bits_of
 from tensorgrad.parallel import Comm, DataParallel, Mesh
-from tensorgrad.parallel.checkpoint import Shards, load_latest, load_pieces, pieces_of, save_pieces
+from tensorgrad.parallel.checkpoint import RankWriters
 from tensorgrad.parallel.merge import merge
 from tensorgrad.train.checkpoint import (
-    PendingCheckpoint,
+    OneWriter,
     list_checkpoints,
     load_checkpoint,
     save_checkpoint,
 )
 from tensorgrad.train.pieces import open_pieces
 from tensorgrad.train.placement import ArrayPiece, Placement, cut_box, divide
+from tensorgrad.train.shards import Shards, load_pieces, pieces_of
 from tensorgrad.train.strategy import OneProcess
+from tests.checkpoints import save_former, save_shards
 from tests.disk import flip, full_disk
 from tests.parallel.threads import on_ranks
 from tests.parallel.whole_arrays import cut
@@ -111,8 +113,8 @@ def save_on(
     mesh: Mesh, zero: bool, full: Full, folder: Path, step: int = 1, state: Any = STATE
 ) -> Path:
     def program(comm: Comm) -> Path:
-        shards = Shards(comm, list(held_on(at(mesh, comm), zero, full)))
-        return shards.save(folder, step, {**state, "note": f"of rank {comm.rank}"})
+        shards = Shards(RankWriters(comm), list(held_on(at(mesh, comm), zero, full)))
+        return save_shards(shards, folder, step, {**state, "note": f"of rank {comm.rank}"})
 
     return on_ranks(mesh.size, program)[0]
 
@@ -125,10 +127,10 @@ def load_on(
     def program(comm: Comm) -> None:
         expected = list(held_on(at(mesh, comm), zero, full))
         held = [(piece, np.zeros_like(array)) for piece, array in expected]
-        found = load_latest(folder, comm)
+        found = RankWriters(comm).load_latest(folder)
         assert found is not None
         assert (found.step, found.state.get("note")) == (1, note)
-        Shards(comm, held).load(found)
+        Shards(RankWriters(comm), held).load(found)
         for (_, array), (piece, other) in zip(held, expected, strict=True):
             assert array.tobytes() == other.tobytes(), piece
 
@@ -175,13 +177,13 @@ def test_a_model_and_its_optimizer_go_on_where_they_were(tmp_path: Path, dtype: 
         return {n: v.tobytes() if isinstance(v, np.ndarray) else v for n, v in state.items()}
 
     expected = made(3)
-    on_ranks(2, lambda comm: save_pieces(comm, tmp_path, 1, *expected, STATE, 2))
+    on_ranks(2, lambda comm: save_model(RankWriters(comm), tmp_path, *expected))
 
     def load(comm: Comm) -> None:
-        found = load_latest(tmp_path, comm)
+        found = RankWriters(comm).load_latest(tmp_path)
         assert found is not None
         model, optimizer = ours[comm.rank]
-        load_pieces(comm, found, model, optimizer)
+        load_pieces(RankWriters(comm), found, model, optimizer)
         assert everything(model, optimizer) == everything(*expected)
         assert model.tokens.weight.data.base is optimizer.flat.data
 
@@ -193,11 +195,21 @@ def test_a_model_and_its_optimizer_go_on_where_they_were(tmp_path: Path, dtype: 
     assert everything(*alone) == everything(*expected)
 
 
-def test_a_buffer_with_strides_is_an_error() -> None:
-    model = GPT2(GPT2Config(vocab_size=12, context=4, layers=1, heads=2, width=8))
-    model.register_buffer("table", Tensor(np.ones((3, 4)).T))
-    with pytest.raises(ArgumentError, match="table has strides"):
-        pieces_of(model, AdamW(model.named_parameters()))
+def test_a_buffer_with_strides_is_saved_and_loaded_in_place(tmp_path: Path) -> None:
+    table = np.arange(12.0).reshape(3, 4).T
+    model = Linear(3, 2)
+    model.register_buffer("table", Tensor(table))
+    optimizer = AdamW(model.named_parameters())
+    save_model(OneWriter(), tmp_path, model, optimizer)
+    expected = table.copy()
+    table[...] = 0
+    OneProcess().load(load_checkpoint(tmp_path / "step-00000001"), model, optimizer)
+    assert table.tobytes() == expected.tobytes()
+
+
+def save_model(writers: OneWriter, folder: Path, model: Any, optimizer: Any) -> Path:
+    contents = Shards(writers, pieces_of(model, optimizer)).contents(optimizer.numbers())
+    return save_checkpoint(folder, 1, contents, STATE)
 
 
 FULL: Full = {
@@ -207,12 +219,12 @@ FULL: Full = {
 }
 
 
-def save_in_one_process(full: Full, folder: Path) -> None:
+def save_in_former_version(full: Full, folder: Path) -> None:
     groups: dict[str, Full] = {"model": {}, "optimizer": {}}
     for key, array in full.items():
         group, _, name = key.partition("/")
         groups[group][name] = array
-    save_checkpoint(folder, 1, groups, STATE)
+    save_former(folder, 1, groups, STATE)
 
 
 def test_an_array_of_several_dtypes_is_refused(tmp_path: Path) -> None:
@@ -229,21 +241,21 @@ def test_an_array_of_several_dtypes_is_refused(tmp_path: Path) -> None:
         open_pieces(tmp_path, ["a.safetensors"], stack)
 
 
-def test_ranks_load_what_one_process_has_saved(tmp_path: Path) -> None:
-    save_in_one_process(FULL, tmp_path)
+def test_ranks_load_what_a_former_version_has_saved(tmp_path: Path) -> None:
+    save_in_former_version(FULL, tmp_path)
     load_on(Mesh(2, 1, 2), True, FULL, tmp_path)
 
 
-@pytest.mark.parametrize("one_process", [False, True])
+@pytest.mark.parametrize("headers", [True, False])
 def test_former_master_weights_of_bfloat16_are_loaded_as_low_bits(
-    tmp_path: Path, one_process: bool
+    tmp_path: Path, headers: bool
 ) -> None:
     qkv, empty = random_bits((12, 4), np.float32, 3), np.ones((0, 3), "float32")
     former = {**FULL, "optimizer/master/qkv": qkv, "optimizer/master/empty": empty}
-    if one_process:
-        save_in_one_process(former, tmp_path)
-    else:
+    if headers:
         save_on(Mesh(3), True, former, tmp_path)
+    else:
+        save_in_former_version(former, tmp_path)
     kept = {"qkv": low_bits_of(qkv), "empty": low_bits_of(empty)}
     low = {f"optimizer/low_bits/{name}": array for name, array in kept.items()}
     load_on(Mesh(2, 1, 2), True, {**FULL, **low}, tmp_path)
@@ -253,17 +265,15 @@ def test_an_empty_parameter_is_one_of_the_model(tmp_path: Path) -> None:
     model: Any = Linear(3, 2)
     model.empty = Parameter(np.ones((0, 3), "float32"))
     optimizer = AdamW(model.named_parameters())
-    path = save_pieces(Comm(), tmp_path / "ranks", 1, model, optimizer, STATE, 1)
+    path = save_model(RankWriters(Comm()), tmp_path / "ranks", model, optimizer)
     merge(load_checkpoint(path), tmp_path / "model.safetensors")
     model.load_state_dict(load_arrays(tmp_path / "model.safetensors"))
     contents = OneProcess().contents(model, optimizer)
     assert contents is not None
-    pending = PendingCheckpoint(tmp_path / "one", 1, contents, STATE, 1)
-    pending.write()
-    pending.finish()
-    found = load_latest(tmp_path / "one", Comm())
+    save_checkpoint(tmp_path / "one", 1, contents, STATE, 1)
+    found = OneWriter().load_latest(tmp_path / "one")
     assert found is not None
-    load_pieces(Comm(), found, model, optimizer)
+    load_pieces(OneWriter(), found, model, optimizer)
 
 
 def test_a_rank_reads_what_it_needs_and_no_more(
@@ -338,10 +348,10 @@ def test_another_model_changes_nothing(tmp_path: Path, change: Any, message: str
     def program(comm: Comm) -> None:
         held = list(held_on(Mesh(1, 2, 1, comm.rank), True, other))
         before = [array.tobytes() for _, array in held]
-        found = load_latest(tmp_path, comm)
+        found = RankWriters(comm).load_latest(tmp_path)
         assert found is not None
         with pytest.raises(CheckpointError, match=message):
-            Shards(comm, held).load(found)
+            Shards(RankWriters(comm), held).load(found)
         assert [array.tobytes() for _, array in held] == before
 
     on_ranks(2, program)
@@ -350,14 +360,14 @@ def test_another_model_changes_nothing(tmp_path: Path, change: Any, message: str
 def test_what_ranks_hold_must_fit_together(tmp_path: Path) -> None:
     piece = Placement("model/w", (4,)).piece
     with pytest.raises(ArgumentError, match=r"has an array of shape \(3,\), expected \(4,\)"):
-        Shards(Comm(), [(piece, np.zeros(3))])
+        Shards(OneWriter(), [(piece, np.zeros(3))])
 
     def program(comm: Comm) -> None:
         mine = Placement("model/w", (4 + comm.rank,)).piece
         with pytest.raises(ArgumentError, match=r"full shapes \(4,\) and \(5,\), expected one"):
-            Shards(comm, [(mine, np.zeros(mine.size))])
+            Shards(RankWriters(comm), [(mine, np.zeros(mine.size))])
         with pytest.raises(CommError, match=r"\[\] on rank 0, \['step-00000001'\] on rank 1"):
-            load_latest(tmp_path / "away" if comm.rank == 0 else tmp_path, comm)
+            RankWriters(comm).load_latest(tmp_path / "away" if comm.rank == 0 else tmp_path)
 
     os.makedirs(tmp_path / "step-00000001")
     on_ranks(2, program)
@@ -366,13 +376,13 @@ def test_what_ranks_hold_must_fit_together(tmp_path: Path) -> None:
 def test_a_checkpoint_without_a_part_of_an_array_is_not_whole(tmp_path: Path) -> None:
     whole = Placement("model/w", (8,))
     half = ArrayPiece(whole, 0, 4)
-    path = Shards(Comm(), [(half, np.ones(4))]).save(tmp_path, 1, STATE)
-    found = load_latest(tmp_path, Comm())
+    path = save_shards(Shards(OneWriter(), [(half, np.ones(4))]), tmp_path, 1, STATE)
+    found = RankWriters(Comm()).load_latest(tmp_path)
     assert found is not None
     array = np.zeros(8)
     with pytest.raises(CheckpointError, match=rf"load: {path} is not whole: .*model/w"):
-        Shards(Comm(), [(whole.piece, array)]).load(found)
-    Shards(Comm(), [(half, array[:4])]).load(found)
+        Shards(OneWriter(), [(whole.piece, array)]).load(found)
+    Shards(OneWriter(), [(half, array[:4])]).load(found)
     assert array.tolist() == [1] * 4 + [0] * 4
 
 
@@ -383,9 +393,9 @@ def test_a_strategy_saves_and_loads_what_its_rank_holds(
     optimizer = strategy.prepare(model, AdamW)
     assert strategy.load_latest(tmp_path) is None
     before = model.weight.numpy().copy()
-    pending = PendingCheckpoint(tmp_path, 1, strategy.contents(model, optimizer), STATE, 1)
-    pending.write()
-    pending.finish()
+    contents = strategy.contents(model, optimizer)
+    assert contents is not None
+    save_checkpoint(tmp_path, 1, contents, STATE, 1)
     optimizer.flat.grad[...] = 1
     optimizer.step()
     assert (model.weight.numpy() != before).all()
@@ -427,10 +437,10 @@ def test_a_box_of_a_whole_array_is_cut(tmp_path: Path) -> None:
     box = divide("model/qkv", (12, 4), 0, 1, 2, (4, 4, 4))
     save_on(Mesh(3), True, FULL, tmp_path)
     mine = np.zeros(box.size, np.float32)
-    found = load_latest(tmp_path, Comm())
+    found = RankWriters(Comm()).load_latest(tmp_path)
     assert found is not None
     others = [(Placement(n, a.shape).piece, a.reshape(-1).copy()) for n, a in FULL.items()]
-    Shards(Comm(), [(box.piece, mine), others[0], others[2]]).load(found)
+    Shards(OneWriter(), [(box.piece, mine), others[0], others[2]]).load(found)
     assert mine.tobytes() == cut_box(FULL["model/qkv"], box).tobytes()
 
 
@@ -438,16 +448,19 @@ KILLED = """
 import os, sys
 import numpy as np
 from pathlib import Path
-from tensorgrad.parallel import checkpoint, world
+from tensorgrad.parallel import world
+from tensorgrad.parallel.checkpoint import RankWriters
 from tensorgrad.train.placement import ArrayPiece, Placement
+from tensorgrad.train.shards import Shards
 from tensorgrad.train import checkpoint as written
+from tests.checkpoints import save_shards
 comm = world()
 half = ArrayPiece(Placement("model/w", (8,)), 4 * comm.rank, 4 * comm.rank + 4)
-shards = checkpoint.Shards(comm, [(half, np.full(4, float(comm.rank)))])
-shards.save(Path(sys.argv[1]), 1, {"metrics": {}})
+shards = Shards(RankWriters(comm), [(half, np.full(4, float(comm.rank)))])
+save_shards(shards, Path(sys.argv[1]), 1, {"metrics": {}})
 if comm.rank == int(sys.argv[2]):
     setattr(written, sys.argv[3], lambda *_, **__: os.kill(os.getpid(), 9))
-shards.save(Path(sys.argv[1]), 2, {"metrics": {}})
+save_shards(shards, Path(sys.argv[1]), 2, {"metrics": {}})
 """
 
 
@@ -521,14 +534,14 @@ def test_numbers_of_an_optimizer_that_are_damaged_change_nothing(
     model = Linear(3, 2)
     optimizer = AdamW(model.named_parameters(), lr=0.1)
     before = {name: array.tobytes() for name, array in optimizer.state.items()}
-    save_pieces(Comm(), tmp_path, 1, model, optimizer, STATE, 1)
+    save_model(OneWriter(), tmp_path, model, optimizer)
     (path,) = list_checkpoints(tmp_path)
     state = json.loads((path / "state.json").read_text()) | {"optimizer": numbers}
     del state["crc32"]
     (path / "state.json").write_text(json.dumps(state))
     weight = model.weight.numpy().copy()
     with pytest.raises(CheckpointError, match=rf"load: {path}: AdamW"):
-        load_pieces(Comm(), load_checkpoint(path), model, optimizer)
+        load_pieces(OneWriter(), load_checkpoint(path), model, optimizer)
     np.testing.assert_array_equal(model.weight.numpy(), weight)
     assert before == {name: array.tobytes() for name, array in optimizer.state.items()}
     assert optimizer.numbers() == {"step": 0, "lr": 0.1}
@@ -536,9 +549,9 @@ def test_numbers_of_an_optimizer_that_are_damaged_change_nothing(
 
 def test_arrays_that_do_not_fit_leave_the_numbers_of_the_optimizer(tmp_path: Path) -> None:
     model, other = Linear(3, 2), Linear(3, 3)
-    save_pieces(Comm(), tmp_path, 1, other, AdamW(other.named_parameters(), lr=0.5), STATE, 1)
+    save_model(OneWriter(), tmp_path, other, AdamW(other.named_parameters(), lr=0.5))
     (path,) = list_checkpoints(tmp_path)
     optimizer = AdamW(model.named_parameters(), lr=0.1)
-    with pytest.raises(CheckpointError, match="is of another model"):
-        load_pieces(Comm(), load_checkpoint(path), model, optimizer)
+    with pytest.raises(CheckpointError, match="was saved from a different model"):
+        load_pieces(OneWriter(), load_checkpoint(path), model, optimizer)
     assert optimizer.numbers() == {"step": 0, "lr": 0.1}

@@ -14,7 +14,7 @@ from tensorgrad.models.generation import generate
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.parallel import Mesh
 from tensorgrad.parallel.merge import main, merge, open_checkpoint
-from tensorgrad.train.checkpoint import save_checkpoint
+from tests.checkpoints import save_checkpoint
 from tests.parallel.test_checkpoint import save_on
 
 CONFIG = GPT2Config(vocab_size=12, context=8, layers=2, heads=2, width=8)
@@ -73,6 +73,6 @@ def test_errors_are_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     path = save_checkpoint(tmp_path, 1, {"model": {"w": np.ones(3)}}, {"metrics": {}})
     assert main([str(path), str(tmp_path / "no" / "out")]) == 1
     assert "cannot write" in caplog.text
-    (path / "model.safetensors").write_bytes(b"")
+    (path / "rank-00000.safetensors").write_bytes(b"")
     assert main([str(path), str(tmp_path / "out")]) == 1
-    assert "model.safetensors has 0 bytes, expected" in caplog.text
+    assert "rank-00000.safetensors has 0 bytes, expected" in caplog.text

@@ -123,7 +123,7 @@ def test_other_numbers_of_ranks_go_on_with_the_same_training(tmp_path: Path) -> 
         assert record == pytest.approx(other, rel=1e-5)
     sharded, whole = (each / "checkpoints" / "step-00000016" for each in (folder, alone))
     assert (sharded / "rank-00001.safetensors").exists()
-    assert (folder / "checkpoints" / "step-00000024" / "model.safetensors").exists()
+    assert (folder / "checkpoints" / "step-00000024" / "rank-00000.safetensors").exists()
     merge(open_checkpoint(sharded), tmp_path / "model.safetensors")
     arrays = open_checkpoint(whole).arrays("model")
     for name, array in load_arrays(tmp_path / "model.safetensors").items():

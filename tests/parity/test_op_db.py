@@ -57,7 +57,7 @@ def _matrix_norm(x: Any, ord: Any = "fro", axis: Any = (-2, -1), keepdims: bool 
 def _norm(x: Any, p: Any = "fro", axis: Any = None, keepdims: bool = False) -> Any:
     if p in ("fro", "nuc"):
         return linalg.norm(x, p, axis, keepdims)
-    return tg.norm(x, axis, p, keepdims)
+    return tg.norm(x, axis, ord=p, keepdims=keepdims)
 
 
 def _solve(a: Any, b: Any) -> Any:
@@ -88,7 +88,7 @@ def _attention(q: Any, k: Any, v: Any, attn_mask: Any = None, is_causal: bool = 
 
 
 def _pad(x: Any, widths: Any, value: float = 0.0) -> Any:
-    return tg.pad(x, _widths(x, widths), "constant", value)
+    return tg.pad(x, _widths(x, widths), "constant", constant_values=value)
 
 
 def _widths(x: Any, widths: Any) -> Any:
@@ -98,7 +98,7 @@ def _widths(x: Any, widths: Any) -> Any:
 
 def _masked(f: Function) -> Function:
     def call(x: Any, axis: Any = None, keepdims: bool = False, mask: Any = None) -> Any:
-        return f(x, axis, keepdims, where=mask)
+        return f(x, axis, keepdims=keepdims, where=mask)
 
     return call
 
@@ -106,14 +106,15 @@ def _masked(f: Function) -> Function:
 def _masked_variance(f: Function) -> Function:
     def call(x: Any, axis: Any = None, unbiased: bool = True, keepdims: bool = False,
              mask: Any = None, correction: Any = None) -> Any:  # fmt: skip
-        return f(x, axis, int(unbiased) if correction is None else correction, keepdims, where=mask)
+        ddof = int(unbiased) if correction is None else correction
+        return f(x, axis, ddof=ddof, keepdims=keepdims, where=mask)
 
     return call
 
 
 def _masked_extremum(f: Function, initial: float) -> Function:
     def call(x: Any, axis: Any = None, keepdims: bool = False, mask: Any = None) -> Any:
-        return f(x, axis, keepdims, initial, mask)
+        return f(x, axis, keepdims=keepdims, initial=initial, where=mask)
 
     return call
 
@@ -175,6 +176,7 @@ CALLS: dict[str, Function] = {
     "H": tg.transpose,
     "mH": tg.matrix_transpose,
     "index_select": lambda x, axis, index: tg.take(x, index, axis),
+    "logsumexp": lambda x, axis, keepdims=False: tg.logsumexp(x, axis, keepdims=keepdims),
     "linalg.matrix_norm": _matrix_norm,
     "linalg.solve": _solve,
     "linalg.svd": _svd,
@@ -196,7 +198,7 @@ CALLS: dict[str, Function] = {
     "mul": tg.multiply,
     "mv": tg.matmul,
     "nanquantile": lambda x, q, axis=None, keepdims=False, interpolation="linear": tg.nanquantile(
-        x, q, axis, interpolation, keepdims),
+        x, q, axis, method=interpolation, keepdims=keepdims),
     "narrow": lambda x, axis, start, length: x[_place(x, axis, slice(start, start + length))],
     "narrow_copy": lambda x, axis, start, length: x[_place(x, axis, slice(start, start + length))],
     "neg": tg.negative,
@@ -216,7 +218,7 @@ CALLS: dict[str, Function] = {
     "pow": tg.power,
     "qr": linalg.qr,
     "quantile": lambda x, q, axis=None, keepdims=False, interpolation="linear": tg.quantile(
-        x, q, axis, interpolation, keepdims),
+        x, q, axis, method=interpolation, keepdims=keepdims),
     "repeat_interleave": lambda x, repeats, axis=None: tg.repeat(x, repeats, axis),
     "repeat": tg.tile,
     "reshape_as": lambda x, other: tg.reshape(x, other.shape),
@@ -245,8 +247,9 @@ CALLS: dict[str, Function] = {
     "transpose": tg.swapaxes,
     "transpose_copy": tg.swapaxes,
     "trapz": tg.trapezoid,
-    "unbind": tg.unstack,
-    "unbind_copy": tg.unstack,
+    "topk": lambda x, k, axis=-1, largest=True: tg.topk(x, k, axis, largest=largest),
+    "unbind": lambda x, axis=0: tg.unstack(x, axis=axis),
+    "unbind_copy": lambda x, axis=0: tg.unstack(x, axis=axis),
     "unflatten": lambda x, axis, sizes: tg.reshape(x, _unflattened(x, axis, sizes)),
     "unfold_copy": Tensor.unfold,
     "unsafe_chunk": lambda x, parts, axis=0: _split(x, max(1, -(-x.shape[axis] // parts)), axis),

@@ -18,8 +18,8 @@ from tensorgrad.errors import ArgumentError, DataError
 from tensorgrad.report import write_report
 from tensorgrad.report.page import page
 from tensorgrad.report.run import Log, read_run
-from tensorgrad.train.checkpoint import save_checkpoint
 from tensorgrad.train.curves import Column
+from tests.checkpoints import save_checkpoint
 from tests.report.made_run import make_run, write_lines
 
 MEGABYTE = 1_000_000

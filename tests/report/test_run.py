@@ -11,6 +11,7 @@ import pytest
 
 from tensorgrad.cli import main
 from tensorgrad.errors import DataError
+from tensorgrad.report import compare, write_report
 from tensorgrad.report import run as run_module
 from tensorgrad.report.result import result_of
 from tensorgrad.report.run import Log, read_run, to_log
@@ -52,6 +53,15 @@ def test_facts_take_the_place_of_settings_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"layers": null, "width": null, "heads": 4}')
     (tmp_path / "facts.json").write_text('{"layers": 2, "heads": 8}')
     assert read_run(tmp_path).resolved == {"layers": 2, "width": None, "heads": 4}
+
+
+def test_reads_a_folder_given_as_text(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name) for name in ("a", "b")]
+    assert read_run(str(folders[0])).folder == folders[0]
+    assert compare(list(map(str, folders))).names == ("a", "b")
+    out = tmp_path / "page.html"
+    assert write_report(str(folders[0]), str(out)) == out
+    assert out.is_file()
 
 
 def test_a_folder_that_is_not_of_a_run_is_refused(tmp_path: Path) -> None:
@@ -222,7 +232,7 @@ def test_progress_is_shown_for_long_logs_alone(
     assert sorted(set(read)) == ["metrics.jsonl", "times.jsonl"]
 
 
-def test_a_stranger_may_have_written_any_number_of_keys(tmp_path: Path) -> None:
+def test_an_untrusted_run_may_have_any_number_of_keys(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     many = {f"k{n}": 1.5 for n in range(5000)}
     keys = {"x" * 200: 1, "x" * 201: 1, **many, "loss": 2.0}

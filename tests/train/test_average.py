@@ -9,7 +9,7 @@ import pytest
 
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.train import average_checkpoints
-from tensorgrad.train.checkpoint import save_checkpoint
+from tests.checkpoints import save_checkpoint
 
 
 def save(folder: Path, step: int, **arrays: np.ndarray[Any, Any]) -> Path:
@@ -42,7 +42,7 @@ def test_what_cannot_be_averaged_is_named(tmp_path: Path) -> None:
         CheckpointError, match=r"step-00000001 was saved from a different model than .*00000002"
     ):
         average_checkpoints([newest, older])
-    (newest / "model.safetensors").write_bytes(b"")
+    (newest / "rank-00000.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="it is damaged"):
         average_checkpoints([newest])
     with pytest.raises(CheckpointError, match="step-00000003 has no array"):

@@ -19,15 +19,12 @@ from tensorgrad.dtypes import bfloat16
 from tensorgrad.errors import CheckpointError, TrainingError
 from tensorgrad.io.weights import save_arrays
 from tensorgrad.parallel import Comm, Mesh
-from tensorgrad.parallel.checkpoint import Shards
+from tensorgrad.parallel.checkpoint import RankWriters
 from tensorgrad.train import background, checkpoint
 from tensorgrad.train.background import BackgroundSaving, HostMemory
-from tensorgrad.train.checkpoint import (
-    Contents,
-    PendingCheckpoint,
-    list_checkpoints,
-    load_checkpoint,
-)
+from tensorgrad.train.checkpoint import PendingCheckpoint, list_checkpoints, load_checkpoint
+from tensorgrad.train.shards import Shards
+from tests.checkpoints import contents_of
 from tests.parallel.test_checkpoint import FULL, held_on
 from tests.parallel.threads import on_ranks
 from tests.train.test_callbacks import Recorder
@@ -205,7 +202,7 @@ def test_without_threads_a_checkpoint_is_written_at_once(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    saving = PendingCheckpoint(tmp_path, 1, Contents({"model": {"a": np.ones(3)}}), {})
+    saving = PendingCheckpoint(tmp_path, 1, contents_of({"model": {"a": np.ones(3)}}), {})
     written = BackgroundSaving(saving, 1e-9)
     assert written.is_written
     assert load_checkpoint(written.finish()).step == 1
@@ -235,7 +232,7 @@ def test_a_writer_works_for_its_fraction_of_the_time(monkeypatch: pytest.MonkeyP
 
 
 def test_a_writer_hurries_once_it_is_waited_for(tmp_path: Path) -> None:
-    saving = PendingCheckpoint(tmp_path, 1, Contents({"model": {"a": np.ones(1 << 21)}}), {})
+    saving = PendingCheckpoint(tmp_path, 1, contents_of({"model": {"a": np.ones(1 << 21)}}), {})
     waiting = BackgroundSaving(saving, 1e-9)
     assert not waiting.is_written
     assert load_checkpoint(waiting.finish()).arrays("model")["a"].sum() == 1 << 21
@@ -246,7 +243,7 @@ def test_shards_have_the_bits_that_were_copied(tmp_path: Path) -> None:
 
     def program(comm: Comm) -> None:
         held = list(held_on(Mesh(2, 1, 1, comm.rank), True, FULL))
-        contents = Shards(comm, held).contents()
+        contents = Shards(RankWriters(comm), held).contents()
         plain, copied = (
             PendingCheckpoint(tmp_path / name, 1, found, {"metrics": {}})
             for name, found in (("plain", contents), ("copied", HostMemory().copied(contents)))

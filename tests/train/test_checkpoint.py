@@ -24,7 +24,6 @@ from tensorgrad.io.weights import load_arrays, load_metadata, save_arrays
 from tensorgrad.train import average_checkpoints, checkpoint
 from tensorgrad.train.checkpoint import (
     Checkpoint,
-    Contents,
     PendingCheckpoint,
     check_arrays,
     check_same,
@@ -35,14 +34,17 @@ from tensorgrad.train.checkpoint import (
     load_latest,
     prune_checkpoints,
     run_checkpoint,
-    save_checkpoint,
 )
+from tests.checkpoints import contents_of, save_checkpoint, save_former
 from tests.disk import flip, full_disk
 
 ARRAYS = {
     "model": {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(3, bfloat16)},
     "optimizer": {"m": np.zeros(9, np.float32)},
 }
+
+
+FILE = "rank-00000.safetensors"
 
 
 def save(folder: Path, step: int, loss: float | None = None, keep: int = 2) -> Path:
@@ -62,7 +64,7 @@ def test_a_checkpoint_round_trips(tmp_path: Path) -> None:
     assert found.state.keys() == {"format", "step", "metrics", "data", "files"}
     assert (found.mapping("data"), found.settings("none")) == ({"batch": 7}, {})
     with pytest.raises(
-        CheckpointError, match="step-00000007 has no 'none', expected that of a run"
+        CheckpointError, match="step-00000007 has no 'none', expected an entry of a run"
     ):
         found.entry("none")
     for get, expected in ((found.mapping, "a mapping"), (found.settings, "settings")):
@@ -118,7 +120,7 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_ranks_divide_the_files_among_them(tmp_path: Path) -> None:
-    path = save(tmp_path, 1)
+    path = save_former(tmp_path, 1, ARRAYS, {})
     (path / "optimizer.safetensors").unlink()  # the second file
     assert load_checkpoint(path, 0, 2).step == 1
     with pytest.raises(DamagedError, match=r"optimizer\.safetensors is missing"):
@@ -135,7 +137,7 @@ def test_ranks_divide_the_files_among_them(tmp_path: Path) -> None:
 def test_a_checkpoint_that_is_abandoned_leaves_nothing(tmp_path: Path) -> None:
     rests: list[int] = []
     for is_written in (False, True):
-        pending = PendingCheckpoint(tmp_path, 1, Contents(ARRAYS), {})
+        pending = PendingCheckpoint(tmp_path, 1, contents_of(ARRAYS), {})
         assert not pending.is_written
         if is_written:
             pending.write(lambda: rests.append(1))
@@ -154,10 +156,9 @@ def truncate(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "file", "message"),
     [
-        (truncate, "model.safetensors", "model.safetensors has .* bytes, expected .* damaged"),
-        (truncate, "optimizer.safetensors", "optimizer.safetensors has .* bytes, expected"),
-        (flip, "model.safetensors", "CRC-32"),
-        (Path.unlink, "optimizer.safetensors", "optimizer.safetensors is missing"),
+        (truncate, FILE, f"{FILE} has .* bytes, expected .* damaged"),
+        (flip, FILE, "CRC-32"),
+        (Path.unlink, FILE, f"{FILE} is missing"),
         (truncate, "state.json", "state.json is damaged"),
         (Path.unlink, "state.json", "has no state.json"),
     ],
@@ -184,7 +185,7 @@ def test_damaged_checkpoints_ahead_do_not_cost_a_new_one_its_place(tmp_path: Pat
     for step in (2, 3, 4):
         save(tmp_path, step)
     for step in (3, 4):
-        flip(tmp_path / f"step-{step:08d}" / "model.safetensors")
+        flip(tmp_path / f"step-{step:08d}" / FILE)
     save(tmp_path, 1, keep=1)
     assert names(tmp_path)[-1] == "step-00000001"
     assert load_checkpoint(tmp_path / "step-00000001").step == 1
@@ -255,7 +256,7 @@ def fail_to_read(monkeypatch: pytest.MonkeyPatch, file: Path, number: int) -> No
 
 
 @pytest.mark.parametrize("number", UNREADABLE, ids=errno.errorcode.__getitem__)
-@pytest.mark.parametrize("file", ["state.json", "model.safetensors"])
+@pytest.mark.parametrize("file", ["state.json", FILE])
 def test_what_the_system_cannot_read_is_not_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, number: int
 ) -> None:
@@ -399,7 +400,9 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
 def test_what_differs_is_named(tmp_path: Path) -> None:
     found = Checkpoint(tmp_path, {"model": {"layers": 2, "shape": [1, 2]}})
     check_same(found, "model", {"layers": 2, "shape": (1, 2)})
-    with pytest.raises(CheckpointError, match="another model: layers is 2 there, expected 3"):
+    with pytest.raises(
+        CheckpointError, match="the model of this run: layers is 2 there, expected 3"
+    ):
         check_same(found, "model", {"layers": 3, "shape": (1, 2)})
     with pytest.raises(CheckpointError, match="vocabulary is None there, expected 5"):
         check_same(found, "tokenizer", {"vocabulary": 5})
@@ -415,7 +418,7 @@ def test_arrays_that_differ_are_named(tmp_path: Path) -> None:
         check_arrays(found, two, one)
     for count, end in ((3, "c is missing"), (4, "c is missing and 1 more")):
         arrays = {name: np.ones(1) for name in "abcd"[:count]}
-        with pytest.raises(CheckpointError, match=f"another model: a is missing; .*; {end}$"):
+        with pytest.raises(CheckpointError, match=f"a different model: a is missing; .*; {end}$"):
             check_arrays(found, {}, arrays)
 
 
@@ -503,11 +506,12 @@ def test_the_largest_state() -> None:
 def test_a_process_killed_while_it_saves_loses_nothing(tmp_path: Path) -> None:
     program = (
         "import os, sys, numpy as np; from pathlib import Path\n"
-        "from tensorgrad.train import checkpoint as c\n"
+        "from tensorgrad.train import checkpoint\n"
+        "from tests.checkpoints import save_checkpoint\n"
         "folder = Path(sys.argv[1])\n"
-        "c.save_checkpoint(folder, 1, {'model': {'a': np.ones(3)}}, {})\n"
-        "c.replacing = lambda path: os.kill(os.getpid(), 9)\n"
-        "c.save_checkpoint(folder, 2, {'model': {'a': np.ones(3)}}, {})\n"
+        "save_checkpoint(folder, 1, {'model': {'a': np.ones(3)}}, {})\n"
+        "checkpoint.replacing = lambda path: os.kill(os.getpid(), 9)\n"
+        "save_checkpoint(folder, 2, {'model': {'a': np.ones(3)}}, {})\n"
     )
     result = subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60)
     assert result.returncode == -9

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from cyclopts import App
 
 from tensorgrad.errors import ArgumentError, CheckpointError
 from tensorgrad.train import command_line, config
-from tensorgrad.train.config import option
+from tensorgrad.train.config import documented, option
 from tensorgrad.train.language import LanguageSettings
 from tensorgrad.train.script import ScriptSettings
 
@@ -395,3 +396,19 @@ def test_a_text_with_a_nul_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"text": "a\\u0000b"}')
     with pytest.raises(CheckpointError, match=r"--text: got .*expected a text without NUL"):
         config.load(Settings, tmp_path)
+
+
+def test_the_help_of_options_documents_their_class() -> None:
+    @documented
+    @dataclass(frozen=True)
+    class Bits:
+        """Count bits.
+
+        Raises:
+            ArgumentError: none.
+        """
+
+        bits: int = option(8, "bits of a number", shown="a byte")
+
+    first = "Count bits.\n\nArgs:\n    bits: bits of a number; default: a byte\n\nRaises:\n"
+    assert (inspect.getdoc(Bits) or "").startswith(first)

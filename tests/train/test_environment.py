@@ -136,7 +136,7 @@ def test_a_command_that_is_not_utf8_is_saved_too(
 
 
 def trap(marker: Path) -> str:
-    """Return a command of a stranger, which leaves a file when it is run."""
+    """Return an untrusted command, which leaves a file when it is run."""
     return f"sh -c 'touch {marker}; cat' --"
 
 

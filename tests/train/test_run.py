@@ -285,7 +285,11 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     assert found is not None
     damaged = replace(found, state={**found.state, "generator": {"seed": "x"}})
     for config, checkpoint, message in (
-        (replace(MODEL, width=32), found, "step-00000005 is of another model: width is 16"),
+        (
+            replace(MODEL, width=32),
+            found,
+            "step-00000005 does not match the model of this run: width is 16",
+        ),
         (MODEL, damaged, "step-00000005 cannot be used: "),
     ):
         trainer = make_trainer(tmp_path, model_config=config)

@@ -117,8 +117,8 @@ def test_what_a_checkpoint_does_not_fit_is_named(
     with ScriptRun(SETTINGS, folder) as run:
         train(run, model, corpus)
     for settings, width, message in (
-        (SETTINGS, 4, "another model: width is 8"),
-        (replace(SETTINGS, batch=4), 8, "another data: batch is 2 there, expected 4"),
+        (SETTINGS, 4, "the model of this run: width is 8"),
+        (replace(SETTINGS, batch=4), 8, "the data of this run: batch is 2 there, expected 4"),
         (replace(SETTINGS, warmup=1), 8, "--warmup is 2 there, got 1"),
     ):
         with pytest.raises(CheckpointError, match=message):

@@ -1,4 +1,4 @@
-"""Files of settings of strangers: none ends in a traceback, runs code, hangs or fills memory."""
+"""Untrusted files of settings: none ends in a traceback, runs code, hangs or fills memory."""
 
 from __future__ import annotations
 

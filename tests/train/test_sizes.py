@@ -1,4 +1,4 @@
-"""The sizes in a stranger's config.json, which are compared before a model is built."""
+"""The sizes in an untrusted config.json, which are compared before a model is built."""
 
 from __future__ import annotations
 
@@ -32,12 +32,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"width": 10**9}, "train: the model has .* expected a model for the .* GB of this"),
         ({"vocab_size": 10**12}, "train: the model has .* parameters, which need"),
         ({"context": 10**12}, "train: the model has .* parameters, which need"),
-        ({"layers": 500}, r"step-00000002 is of another model: its arrays have 3,952 elements"),
+        (
+            {"layers": 500},
+            r"step-00000002 was saved from a different model: its arrays have 3,952 elements",
+        ),
         ({"vocab_multiple": 1000}, "as config.json and the tokenizer say"),
         ({"width": 18}, "as config.json and the tokenizer say"),
     ],
 )
-def test_sizes_of_a_stranger_are_refused(run: Path, change: dict[str, Any], problem: str) -> None:
+def test_untrusted_sizes_are_refused(run: Path, change: dict[str, Any], problem: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises((ArgumentError, CheckpointError), match=problem):
@@ -54,7 +57,7 @@ def test_sizes_of_the_run_and_of_a_new_one_are_allowed(run: Path, tmp_path: Path
     assert newest_entry(run, "none") is newest_entry(tmp_path, "model") is None
     (list_checkpoints(run / "checkpoints")[0] / "state.json").write_text("{}")
     check_sizes(MODEL, run)  # the one before is compared
-    with pytest.raises(CheckpointError, match="step-00000001 is of another model"):
+    with pytest.raises(CheckpointError, match="step-00000001 was saved from a different model"):
         check_sizes(replace(MODEL, layers=3), run)
 
 

@@ -31,7 +31,7 @@ from tensorgrad.train.translation import TranslationSettings
 from tensorgrad.train.user_file import all_texts, called, class_in, model_class, sizes_of
 from tests.ranks import ROOT, missing, run_ranks
 
-GUIDE = ROOT / "docs" / "guides" / "own-models.md"
+GUIDE = ROOT / "docs" / "guides" / "custom-models.md"
 TEXT = "--data text.txt --vocab 300 --context 16 --sample 8"
 STEPS = "--steps 6 --warmup 1 --no-plot --device cpu --log-every 1"
 SIZES = "--layers 2 --heads 2 --width 16"

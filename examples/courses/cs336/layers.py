@@ -45,7 +45,9 @@ def rope(x: Any, positions: Any, theta: float) -> tg.Tensor:
     """Return x, (..., T, D), with neighbours rotated by positions, broadcastable to (..., T)."""
     rows = x.reshape(-1, 1, 1, x.shape[-1])  # the layer takes (B, T, H, D)
     positions = tg.broadcast_to(positions, x.shape[:-1]).reshape(-1, 1)
-    return RotaryEmbedding(x.shape[-1], theta, interleaved=True)(rows, positions).reshape(x.shape)
+    return RotaryEmbedding(x.shape[-1], base=theta, interleaved=True)(rows, positions).reshape(
+        x.shape
+    )
 
 
 def self_attention(
@@ -73,7 +75,7 @@ def self_attention(
         parts = qkv.reshape(len(qkv), length, 3 * heads, -1)
         if positions is not None:
             positions = tg.broadcast_to(positions, x.shape[:-1]).reshape(-1, length)
-        rotary = RotaryEmbedding(parts.shape[-1], theta, interleaved=True)
+        rotary = RotaryEmbedding(parts.shape[-1], base=theta, interleaved=True)
         qkv = rotary(parts, 0 if positions is None else positions, 2 * heads).reshape(qkv.shape)
     y = tg.nn.functional.attention_packed(qkv, heads, kv_heads=heads, causal=True, dropout=dropout)
     return tg.linear(y, weights["output_proj.weight"]).reshape(*x.shape[:-1], -1)

@@ -92,7 +92,7 @@ class Tensor(Arithmetic):
     def zeros(self, shape: tuple[int, ...] | None = None) -> Tensor:
         """Return zeros of a shape; default: the tensor's own."""
         shape = self.shape if shape is None else shape
-        return self._wrap(tg.zeros(shape, self.value.dtype, self.backend.device))
+        return self._wrap(tg.zeros(shape, self.value.dtype, device=self.backend.device))
 
     def tuple(self) -> Any:
         """Return storage, shape and strides."""

@@ -19,7 +19,7 @@
 // third group on every other group is dealt in reverse, and its order is reversed too.
 //
 // Blocks of a team wait for each other: all blocks of the grid must run at once, which they do with
-// one for each multiprocessor.
+// one for each SM.
 //
 // The gradients of the scores pass through shared memory, as dq wants them transposed. The product
 // for dq is one tile behind, so that the two warpgroups need not keep step.

@@ -126,7 +126,7 @@ template <int W, int STAGES> struct BackwardBarriers {
 // a2, b1, b2 are k, v, q, dy, and d1, d2 become dk, dv, or one of them:
 //   s = a1 b1^T, w = exp(scale s - logsumexp), g = w (a2 b2^T - delta), d1 = scale g b1, d2 = w b2
 // With dropout w in d2 and a2 b2^T are multiplied by what forward multiplied w with.
-// row_sums1, row_sums2: of d1 and d2, with heads of 64 and without EXTRAS alone. taken: see
+// column_sums1, column_sums2: of d1 and d2, with heads of 64 and without EXTRAS alone. taken: see
 // next_tile.
 template <typename T, int D, int W, int N, int PART, bool EXTRAS>
 __global__ void __launch_bounds__(WARPGROUP * (W + 1), 1)
@@ -139,8 +139,8 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
                    const __grid_constant__ AttentionSm90Arguments p,
                    const __grid_constant__ AttentionSm90Extras extras, int pitch,
                    const __grid_constant__ Strides strides,
-                   const __grid_constant__ RowSums row_sums1,
-                   const __grid_constant__ RowSums row_sums2) {
+                   const __grid_constant__ ColumnSums column_sums1,
+                   const __grid_constant__ ColumnSums column_sums2) {
     constexpr bool OF_QUERIES = PART == QUERIES;
     constexpr bool HAS_1 = PART != VALUES, HAS_2 = PART == VALUES || PART == BOTH;
     // A warp reads tiles as one, in the products alone, but each lane reads statistics: each
@@ -447,8 +447,9 @@ attention_backward(T* __restrict__ d1, T* __restrict__ d2, const float* __restri
             if constexpr (!EXTRAS && D == 64) {
                 const int first = row + warp * 16, column = tile.head * D;
                 if constexpr (HAS_1)
-                    row_sums1.store(sum1, p.scale, of.batch, band.rows, first, column);
-                if constexpr (HAS_2) row_sums2.store(sum2, 1, of.batch, band.rows, first, column);
+                    column_sums1.store(sum1, p.scale, of.batch, band.rows, first, column);
+                if constexpr (HAS_2)
+                    column_sums2.store(sum2, 1, of.batch, band.rows, first, column);
             }
         }
     }

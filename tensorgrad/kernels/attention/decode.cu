@@ -215,7 +215,7 @@ __device__ inline void merge_splits(T* y, float* parts, SoftmaxPartial* part_sof
 // elements of key g, from 8 t on, and so on: the order of both operands of the scores. Of 4 keys it
 // has 8 neighbouring elements of the values, from 8 g on: mma then gives 8 neighbouring elements of
 // the results of heads 2 t and 2 t + 1. Eight warps are for short caches, of which they take twice
-// as many keys at a time, and for grids that leave each block a multiprocessor of its own; with 128
+// as many keys at a time, and for grids that leave each block an SM of its own; with 128
 // registers, where they do, a block fits beside blocks of the product before it.
 template <typename T, int CHUNKS, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS, CHUNKS == 2 ? (WARPS == 4 ? 3 : 1) : 16 / WARPS)

@@ -20,7 +20,7 @@ from tensorgrad.kernels.structs import NULL, DecodeAttentionArguments, by_value
 _FILE = "attention/decode.cu"
 _PART, _TOGETHER, _THREADS, _LEAST = 8, 4, 128, 3  # the kernels' constants; threads of four warps
 _SHORT = 1024  # keys: of caches that eight warps take
-_PROCESSORS = 132  # multiprocessors of an H200; results do not depend on the chip
+_PROCESSORS = 132  # SMs of an H200; results do not depend on the chip
 
 
 def supports(like: Array, width: int) -> bool:
@@ -72,8 +72,8 @@ def forward(
         arguments = (*arguments, np.int32(split.lanes), np.int32(aligned))
     overlap.launch(
         load(_FILE, kernel), (split.splits, split.across, batch), (32 * split.warps,), arguments,
-        early=(*(angles or ()), lengths, keys, values), writes=(y, keys, values),
-        starts_next_at_once=True,
+        prefetch=(*(angles or ()), lengths, keys, values), writes=(y, keys, values),
+        trigger_early=True,
     )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def _split(
 ) -> _GridOfSplits:
     """Return the split for caches of which `seen` keys may be attended to."""
     lanes = power_of_two(max(1, -(-width // _PART)))
-    # Query heads of a block, keys that it loads at a time, blocks that fill a multiprocessor.
+    # Query heads of a block, keys that it loads at a time, blocks that fill an SM.
     most, step, busy = (8, 128, 4) if width <= 64 else (8, 64, 2)
     if plain:
         most, step, busy = 4, _THREADS // lanes * _TOGETHER, 3

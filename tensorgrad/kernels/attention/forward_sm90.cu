@@ -17,7 +17,7 @@
 // zeros.
 //
 // Floor: 4 D operations and one exponential for each query and key that meet. The tensor cores do
-// 795e12 operations a second here, the special units 16 exponentials a clock and multiprocessor,
+// 795e12 operations a second here, the special units 16 exponentials a clock and SM,
 // 4.2e12 a second: with D = 64 the exponentials take 0.74 of the products' time, with D = 128 0.37.
 // Memory: q, k, v, y once, and from the L2 cache k and v once for each 64 W queries; both far less.
 //

@@ -8,7 +8,7 @@
 // positions), and dq and dk are rotated back there; both have the bits of rotary.cu.
 //
 // Floor: reading q, k, v and writing y once, 8 D bytes a step in 16 bits; backward 14 D. A block is
-// small, and a multiprocessor has many of them, so that some load while others compute. All is
+// small, and an SM has many of them, so that some load while others compute. All is
 // written with =. bias may be null; p.bias has its strides. Dropout, causality and windows as in
 // the other kernels. Launched by kernels/attention/short.py.
 //

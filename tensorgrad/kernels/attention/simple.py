@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.dtypes import c_name
 from tensorgrad.kernels.attention.arguments import blocks, option_arguments, readable, row_sums
 from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, ForwardPass, empty_result
@@ -23,7 +23,7 @@ _THREADS, _ROWS, _PIECE = 256, 64, 64  # a block, and its rows and columns of th
 def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     """Return the result, in the memory order of (B, T, H, D), and the logsumexp."""
     dtype = arrays[0].dtype
-    q, k, v = (widened(readable(array)) for array in arrays)
+    q, k, v = (upcast(readable(array)) for array in arrays)
     y = empty_result(q, q.dtype)
     logsumexp = backend.empty(q.shape[:3], q.dtype, like=q)
     load(_FILE, f"attention_forward<{c_name(q.dtype)}>")(
@@ -36,8 +36,8 @@ def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
 
 def backward(dy: Array, done: ForwardPass, gradients: Sequence[Array]) -> None:
     """Write the gradients."""
-    q, k, v, dy = (widened(readable(array)) for array in (*done[:3], dy))
-    sums = row_sums(dy, widened(done.y), done.logsumexp, math.e)
+    q, k, v, dy = (upcast(readable(array)) for array in (*done[:3], dy))
+    sums = row_sums(dy, upcast(done.y), done.logsumexp, math.e)
     own = [g if g.dtype == q.dtype else empty_result(g, q.dtype) for g in gradients]
     dq, dk, dv = own
     last = option_arguments((q, k, v), dy, done.options, own)

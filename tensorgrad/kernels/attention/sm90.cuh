@@ -58,7 +58,7 @@ template <int COUNT> __device__ inline void fold_lanes(float* x, int lane, int o
 
 // Where sums over rows of gradients go, 16 rows of a sequence each: (batch * parts, pitch). A null
 // address: they are not wanted.
-struct RowSums {
+struct ColumnSums {
     float* first;
     int pitch;
 

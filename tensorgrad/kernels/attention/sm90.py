@@ -31,13 +31,13 @@ from tensorgrad.kernels.attention.options import (
 )
 from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.counter import counter
-from tensorgrad.kernels.device import capability, multiprocessors
+from tensorgrad.kernels.device import capability, sm_count
 from tensorgrad.kernels.loader import Kernel, load
 from tensorgrad.kernels.structs import (
     AttentionSm90Arguments,
     AttentionSm90Extras,
     BackwardTeams,
-    RowSums,
+    ColumnSums,
     Strides,
     address,
     by_value,
@@ -98,12 +98,12 @@ def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
 
 
 def backward(
-    dy: Array, done: ForwardPass, gradients: Sequence[Array], row_sums: Array | None = None
+    dy: Array, done: ForwardPass, gradients: Sequence[Array], column_sums: Array | None = None
 ) -> None:
     """Write the gradients, of the dtype of q; dk and dv have equal strides.
 
     Args:
-        row_sums: from `row_sums_for`; written, too.
+        column_sums: from `column_sums_for`; written, too.
     """
     q, k, v = [_readable(array) for array in done[:3]]
     y, logsumexp, options = done[3:]
@@ -117,7 +117,7 @@ def backward(
     kernel, grid, block, columns, struct = geometry.backward_rows
     extras, numbers = _extras(options, q.shape[2], columns), geometry.numbers
     kernel(grid, block, (sums, y, dy, logsumexp, struct, extras, *numbers, _strides(dy)))
-    dq_sums, *others_sums = _row_sums(row_sums, q.shape[1], k.shape[1])
+    dq_sums, *others_sums = _column_sums(column_sums, q.shape[1], k.shape[1])
     for results, rows, others, launches, sums_of_rows in (
         ((dk, dv), (_boxes(k), _boxes(v)), (q, dy), geometry.backward_keys, others_sums),
         ((dq, dq), (_boxes(q), _boxes(dy)), (k, v), geometry.backward_queries, (dq_sums, dq_sums)),
@@ -128,7 +128,7 @@ def backward(
             kernel(grid, block, (*results, sums, counter(q), *maps, *last), _SHARED)
 
 
-def row_sums_for(done: ForwardPass) -> Array | None:
+def column_sums_for(done: ForwardPass) -> Array | None:
     """Return an array (N, (H + 2 Hkv) D), float32, for the sums over rows of dq, dk and dv.
 
     Its rows add up to them. None where the kernels do not sum up.
@@ -142,12 +142,12 @@ def row_sums_for(done: ForwardPass) -> Array | None:
     return backend.empty((batch * -(-length // 16), columns), float32, like=q)
 
 
-def _row_sums(array: Array | None, heads: int, kv_heads: int) -> list[Any]:
-    """Return the structs RowSums of dq, dk and dv."""
+def _column_sums(array: Array | None, heads: int, kv_heads: int) -> list[Any]:
+    """Return the structs ColumnSums of dq, dk and dv."""
     if array is None:
-        return 3 * [by_value(RowSums(0, 0))]
+        return 3 * [by_value(ColumnSums(0, 0))]
     starts = (0, heads * _SUMMED_WIDTH, (heads + kv_heads) * _SUMMED_WIDTH)
-    return [by_value(RowSums(array.data.ptr + 4 * start, array.shape[1])) for start in starts]
+    return [by_value(ColumnSums(array.data.ptr + 4 * start, array.shape[1])) for start in starts]
 
 
 def _backward_ordered(
@@ -238,7 +238,7 @@ class _Geometry:
             self.batch, self.queries, self.keys = lengths
         self.before, self.after = before, after
         self.even = before == after == ALL and lengths is None
-        self.processors = multiprocessors(device)
+        self.processors = sm_count(device)
         columns = self._tiles(_KEYS_TILES)[2]
         self.padded = self.pitch = -(-self.queries // columns) * columns
         if lengths is not None:  # each sequence starts at a multiple of `columns`
@@ -317,7 +317,7 @@ class _Geometry:
         self, file: str, name: str, width: int, groups: int, columns: int, *part: str,
         of_keys: bool = False,
     ) -> _TileLaunch:  # fmt: skip
-        """Return a kernel with a persistent grid: a block for each multiprocessor or tile."""
+        """Return a kernel with a persistent grid: a block for each SM or tile."""
         rows, heads = (self.keys, self.kv_heads) if of_keys else (self.queries, self.heads)
         count = -(-rows // (64 * groups)) * heads * self.batch
         sizes = ", ".join([c_name(self.dtype), *map(str, (width, groups, columns))])

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, widened
+from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.dtypes import Dtype, compute_dtype, float32, is_float
 from tensorgrad.core.errors import ArgumentError, KernelError
 from tensorgrad.kernels.device import has_tf32
 from tensorgrad.kernels.matmul import cublas as matmul_cublas
-from tensorgrad.kernels.matmul import few_rows as matmul_few_rows
+from tensorgrad.kernels.matmul import skinny as matmul_skinny
 from tensorgrad.kernels.matmul import sm90 as matmul_sm90
 from tensorgrad.kernels.matmul import tiled as matmul_tiled
 from tensorgrad.kernels.matmul.problem import MatmulProblem, problem
@@ -43,9 +43,9 @@ KERNELS = {
     "cublas": Implementation(matmul_cublas.refusal, matmul_cublas.multiply, matmul_cublas.planned),
     "tiled": Implementation(matmul_tiled.refusal, matmul_tiled.multiply),
     "wgmma": Implementation(matmul_sm90.refusal, matmul_sm90.multiply),
-    "few-rows": Implementation(matmul_few_rows.refusal, matmul_few_rows.multiply),
+    "skinny": Implementation(matmul_skinny.refusal, matmul_skinny.multiply),
 }
-FEW_ROWS = matmul_few_rows.MOST_ROWS  # the limit of `run_few_rows`
+SKINNY_ROWS = matmul_skinny.MOST_ROWS  # the limit of `run_skinny`
 DEFAULT = "cublas"  # where tuned.json has no entry
 TF32 = "tf32"  # in place of a kernel: the fastest that rounds float32 operands to TF32
 _MOST_CHOSEN = 4096
@@ -67,7 +67,7 @@ def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Arra
         ArgumentError: there is no such kernel, or it does not do this product.
     """
     if a.dtype != b.dtype:
-        a, b = widened(a), widened(b)
+        a, b = upcast(a), upcast(b)
         common = np.result_type(a.dtype, b.dtype)
         a, b = a.astype(common, copy=False), b.astype(common, copy=False)
     if b.ndim == 1:
@@ -139,17 +139,17 @@ def derivative_for(p: MatmulProblem) -> Array | None:
     return matmul_sm90.derivative_for(p.rows, p.columns, p.y)
 
 
-def run_few_rows(p: MatmulProblem) -> bool:
-    """Compute y by the kernel for few rows, as the ops do where no gradient is recorded.
+def run_skinny(p: MatmulProblem) -> bool:
+    """Compute y by the skinny GEMM, as the ops do where no gradient is recorded.
 
     It adds in another order than the kernels of `run`, which training keeps.
 
     Returns:
         False if it does not do this product; nothing has been computed then.
     """
-    if not p.y.size or matmul_few_rows.refusal(p) is not None:
+    if not p.y.size or matmul_skinny.refusal(p) is not None:
         return False
-    matmul_few_rows.multiply(p)
+    matmul_skinny.multiply(p)
     return True
 
 
@@ -170,9 +170,9 @@ def times_derivative(a: Array, b: Array, kept: Array) -> tuple[Array, Array | No
         y = product(a, b, a.dtype)
         y *= matmul_sm90.derivative_values(kept, *y.shape).astype(y.dtype)
         return y, None
-    row_sums = matmul_sm90.row_sums_for(p)
-    run(p._replace(row_sums=row_sums))
-    return y, row_sums
+    column_sums = matmul_sm90.column_sums_for(p)
+    run(p._replace(column_sums=column_sums))
+    return y, column_sums
 
 
 def _choose(signature: tuple[Any, ...], p: MatmulProblem) -> None:

@@ -43,7 +43,7 @@ class MatmulProblem(NamedTuple):
     derivative: Array | None = None  # see `sm90.derivative_for`; given, it asks for GELU
     scale: Array | None = None  # such a derivative
     gate: Array | None = None  # like y
-    row_sums: Array | None = None  # with `scale`: sums of y over rows, in parts; see `sm90`
+    column_sums: Array | None = None  # with `scale`: sums of y over rows, in parts; see `sm90`
     add: bool = False
     gelu: bool = False  # take GELU without storing its input
     tf32: bool = False

@@ -19,7 +19,7 @@
 // Floor: 2 M N K operations at the 795e12 a second that this chip reaches on random numbers. With
 // N = 256 a step of 64 terms moves 48 kB into shared memory, a third less from the L2 cache, and
 // occupies the tensor cores for 1,024 clocks. N = 128 is for few tiles; where there are fewer still
-// than multiprocessors and K is long, the work is split along K (stream-K): each cluster does the
+// than SMs and K is long, the work is split along K (stream-K): each cluster does the
 // same number of steps, and matmul_sum adds up the parts. Which cluster computes a tile depends on
 // time, the result does not.
 //
@@ -199,7 +199,7 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                     // Wait for sums, take GELU of them or add up their rows, and store them; open
                     // their boxes for the next tile. Every OTHERS-th turn has the same columns.
                     constexpr int TOGETHER = EPILOGUE == SCALED ? OTHERS : 1;
-                    float row_sums[TOGETHER][2] = {};
+                    float column_sums[TOGETHER][2] = {};
                     #pragma unroll 1
                     for (int first = warp; first < ALL_OTHERS; first += EPILOGUE_WARPS * TOGETHER)
                         #pragma unroll
@@ -212,8 +212,8 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                                 gelu_in_box<T>(storage.boxes[w][c], derivatives_at(origin, w, c));
                                 fence_proxy_async();
                             }
-                            if (EPILOGUE == SCALED && p.row_sums)
-                                add_rows_of_box<T>(row_sums[k], storage.boxes[w][c]);
+                            if (EPILOGUE == SCALED && p.column_sums)
+                                add_rows_of_box<T>(column_sums[k], storage.boxes[w][c]);
                             __syncwarp();
                             if (lane > 0) continue;
                             send(i);
@@ -223,16 +223,16 @@ matmul(const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMa
                                 prepare(stored, next);
                             }
                         }
-                    if (EPILOGUE == SCALED && p.row_sums)
+                    if (EPILOGUE == SCALED && p.column_sums)
                         #pragma unroll
                         for (int k = 0; k < TOGETHER; ++k) {
                             const int c = box_of(warp + EPILOGUE_WARPS * k).c,
                                       column = origin.column + c * 64 + lane * 2;
-                            float* to = reinterpret_cast<float*>(p.row_sums) + column
+                            float* to = reinterpret_cast<float*>(p.column_sums) + column
                                       + (long long)(origin.row / M * EPILOGUE_WARPS + warp)
                                             * p.columns;
                             if (column < p.columns && origin.row < p.rows)
-                                store(to, Vec<float, 2>{row_sums[k][0], row_sums[k][1]});
+                                store(to, Vec<float, 2>{column_sums[k][0], column_sums[k][1]});
                         }
                     if (lane == 0 && opens) {
                         tma_store_wait_read<0>();

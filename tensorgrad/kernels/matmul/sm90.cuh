@@ -17,7 +17,7 @@ enum Epilogue {
 
 struct MatmulSm90Arguments {
     // `derivative`, also as the scale: (rows / 16, columns / 64, DERIVATIVE_BOX), rounded up
-    unsigned long long bias, residual, derivative, row_sums;   // addresses; 0 where there is none
+    unsigned long long bias, residual, derivative, column_sums;  // addresses; 0: none
     int rows, columns, terms;
     // in the batch; 0 where one matrix is the operand of all, else 1
     int matrices, a_step, b_step;
@@ -47,7 +47,7 @@ struct ClusterTileQueue {
 };
 
 // The tile scheduler of a cluster. Whole tiles are scheduled dynamically: where other kernels, such
-// as NCCL's, keep some multiprocessors, the clusters that run take more. With stream-K each cluster
+// as NCCL's, keep some SMs, the clusters that run take more. With stream-K each cluster
 // has the same number of steps: K is cut into slabs of as many, so that clusters that read the same
 // rows do so at one time, and the tiles of the last, shorter slab are laid end to end and cut every
 // split_steps.

@@ -1,7 +1,7 @@
 """Matrix products of 16 bits on Hopper, by wgmma and TMA: launches matmul/sm90.cu.
 
 Operands are read in place, with the terms of the sums along rows or along columns. Tiles are
-computed whole or, where they would leave multiprocessors idle, by stream-K: each cluster takes an
+computed whole or, where they would leave SMs idle, by stream-K: each cluster takes an
 equal number of steps over K, and a second kernel adds the partial sums of a tile.
 """
 
@@ -18,7 +18,7 @@ from tensorgrad.core.dtypes import Dtype, bfloat16, c_name, float16, float32
 from tensorgrad.kernels import overlap
 from tensorgrad.kernels.capturing import is_capturing
 from tensorgrad.kernels.counter import counter
-from tensorgrad.kernels.device import capability, multiprocessors
+from tensorgrad.kernels.device import capability, sm_count
 from tensorgrad.kernels.loader import Kernel, load
 from tensorgrad.kernels.matmul.problem import MatmulProblem
 from tensorgrad.kernels.structs import NULL, MatmulSm90Arguments, address, by_value, number
@@ -53,7 +53,7 @@ class Tiling(NamedTuple):
 def refusal(p: MatmulProblem) -> str | None:
     """Return what the kernels would need to do this product, or None."""
     addresses = p.y.data.ptr | p.a.array.data.ptr | p.b.array.data.ptr
-    for array in (p.residual, p.derivative, p.scale, p.row_sums):
+    for array in (p.residual, p.derivative, p.scale, p.column_sums):
         if array is not None:
             addresses |= array.data.ptr
     if p.before_gelu is not None or p.gelu_of is not None or p.gate is not None:
@@ -100,7 +100,7 @@ def is_fast(p: MatmulProblem) -> bool:
     if p.batch > 1 or (p.gelu and p.derivative is None):
         return False
     sizes = p.rows, p.width, p.columns, p.y.itemsize
-    return refusal(p) is None and fills(*sizes, multiprocessors(p.y.device.id))
+    return refusal(p) is None and fills(*sizes, sm_count(p.y.device.id))
 
 
 @lru_cache(maxsize=4096)
@@ -121,8 +121,8 @@ def fills(rows: int, terms: int, columns: int, item: int, processors: int = 132)
     return width == 256 and busy / (-(-tiles // clusters) * clusters) >= 0.85
 
 
-def row_sums_for(p: MatmulProblem) -> Array:
-    """Return an array (parts, columns) for `row_sums`, whose rows add up to the sums over rows."""
+def column_sums_for(p: MatmulProblem) -> Array:
+    """Return an array (parts, columns) for `column_sums`, whose sum over parts is the sums."""
     parts = -(-p.rows // _ROWS) * _EPILOGUE_WARPS
     return backend.empty((parts, p.columns), float32, like=p.y)
 
@@ -163,7 +163,7 @@ def multiply(p: MatmulProblem, tiling: Tiling | None = None) -> None:
     wide = y.dtype == float32
     if tiling is None:
         bare = p.bias is None and p.residual is None and epilogue == "NARROW" and p.batch == 1
-        tiling = tiling_of(*_sizes(p), multiprocessors(device), bare)
+        tiling = tiling_of(*_sizes(p), sm_count(device), bare)
     a, b = p.a, p.b
     derivative = p.scale if p.derivative is None else p.derivative
     operands = (a[1:], b[1:], a.array.data.ptr, b.array.data.ptr, a.array.dtype)
@@ -172,11 +172,11 @@ def multiply(p: MatmulProblem, tiling: Tiling | None = None) -> None:
         kernel, grid, arguments = _launch(
             *_sizes(p), *operands, y.data.ptr, "WIDE" if wide else epilogue, address(bias),
             bias is not None and bias.dtype == float32, address(p.residual), address(derivative),
-            address(p.row_sums), p.add, tiling, device, is_capturing(),
+            address(p.column_sums), p.add, tiling, device, is_capturing(),
         )  # fmt: skip
         overlap.launch_in_graph(
             kernel, grid, (_THREADS,), (*arguments, counter(y)), _SHARED,
-            writes=(y, p.derivative, p.row_sums),
+            writes=(y, p.derivative, p.column_sums),
         )  # fmt: skip
         return
     parts = backend.empty((_parts(p.width, tiling), p.rows, p.columns), float32, like=y)
@@ -199,7 +199,7 @@ def multiply(p: MatmulProblem, tiling: Tiling | None = None) -> None:
 def _launch(
     batch: int, rows: int, terms: int, columns: int, a: Steps, b: Steps, a_pointer: int,
     b_pointer: int, dtype: Dtype, y: int, epilogue: str, bias: int, wide_bias: bool, residual: int,
-    derivative: int, row_sums: int, add: bool, tiling: Tiling, device: int, overlaps: bool,
+    derivative: int, column_sums: int, add: bool, tiling: Tiling, device: int, overlaps: bool,
 ) -> tuple[Kernel, tuple[int], tuple[Any, ...]]:  # fmt: skip
     """Return the kernel, its grid and its arguments, which recur from step to step."""
     layout = _layout(rows, terms, columns, a, b)
@@ -207,7 +207,7 @@ def _launch(
     width, cluster, split_steps = tiling
     tile_rows = -(-rows // (_ROWS * cluster))
     tiles = tile_rows * -(-columns // width) * batch
-    clusters = multiprocessors(device) // cluster
+    clusters = sm_count(device) // cluster
     grid = (clusters if split_steps else min(tiles, clusters)) * cluster
     flags = ", ".join("true" if across else "false" for across in layout)
     name = epilogue
@@ -223,7 +223,7 @@ def _launch(
         _operand_map(b_pointer, _transposed(b), batch, columns, terms, layout[1]),
     )
     sizes = MatmulSm90Arguments(
-        bias, residual, derivative, row_sums, rows, columns, terms, batch, a[0] > 0, b[0] > 0,
+        bias, residual, derivative, column_sums, rows, columns, terms, batch, a[0] > 0, b[0] > 0,
         tile_rows if split_steps else _BAND, split_steps, wide_bias, add, overlaps,
     )  # fmt: skip
     return kernel, (grid,), (*maps, by_value(sizes))

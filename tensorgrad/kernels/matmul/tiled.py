@@ -1,6 +1,6 @@
 """Matrix products by shared-memory tiles (tiled.cu) and by mma.sync on tensor cores (sm80.cu).
 
-The size of a tile depends on whether tiles of the larger size occupy every multiprocessor.
+The size of a tile depends on whether tiles of the larger size occupy every SM.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core.dtypes import c_name, float32, float64
-from tensorgrad.kernels.device import capability, multiprocessors, shared_memory_per_block
+from tensorgrad.kernels.device import capability, shared_memory_per_block, sm_count
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.matmul.problem import MatmulProblem, MatrixOperand
 from tensorgrad.kernels.structs import MatmulArguments, address, by_value
@@ -34,7 +34,7 @@ def multiply(p: MatmulProblem) -> None:
         _multiply_mma(p)
         return
     dtype = p.a.array.dtype
-    fills = _tiles(p, 128, 128) >= multiprocessors(p.y.device.id)
+    fills = _tiles(p, 128, 128) >= sm_count(p.y.device.id)
     repeat = 2 if fills and dtype != float64 else 1
     a, b, packed = _pack(p)
     pitch = 64 * repeat + 16 // dtype.itemsize
@@ -49,7 +49,7 @@ def multiply(p: MatmulProblem) -> None:
 
 def _multiply_mma(p: MatmulProblem) -> None:
     """Compute y, which has elements, on tensor cores; float32 operands are rounded to TF32."""
-    warps, size = (4, 64) if _tiles(p, 128, 256) >= multiprocessors(p.y.device.id) else (2, 32)
+    warps, size = (4, 64) if _tiles(p, 128, 256) >= sm_count(p.y.device.id) else (2, 32)
     a, b, packed = _pack(p)
     along = f"{_flag(a[0])}, {_flag(b[0])}"
     stage = (2 * size + warps * size) * _MMA_LINE

@@ -104,6 +104,7 @@ __all__ = [
     "reciprocal",
     "remainder",
     "right_shift",
+    "rint",
     "round",
     "rsqrt",
     "sign",
@@ -188,6 +189,9 @@ ceil = unary("ceil", "the smallest integer >= x, in the dtype of x; without a gr
     "[1.5, -1.5] -> [2.0, -1.0]", "round_up(x)")
 trunc = unary("trunc", "the integer part, in the dtype of x; without a gradient",
     "[1.5, -1.5] -> [1.0, -1.0]", "round_toward_zero(x)")
+rint = unary("rint",
+    "the nearest integer, a half to the even one, in the dtype of x; without a gradient",
+    "[0.5, 1.5, -1.2] -> [0.0, 2.0, -1.0]", "round_nearest(x)")
 signbit = unary("signbit", "whether x is negative or -0.0", "[-1.0, 2.0] -> [True, False]",
     "sign_bit(x)")
 isnan = unary("isnan", "whether x is NaN", "[1.0, np.nan] -> [False, True]", "is_nan(x)")

@@ -102,7 +102,7 @@ class Row:
         row._set(operands, value, gradients)
         row._dtype, row._compute = dtype, compute
         row._small = -1  # NumPy's own promotion may give another dtype
-        row._widened = compute if mixed else None
+        row._upcast = compute if mixed else None
         row._block = _FUSED_BLOCK
         return row
 
@@ -114,7 +114,7 @@ class Row:
         self._value = value.value()
         self._dtype: Dtype | None = None
         self._compute: Dtype | None = None
-        self._widened: Dtype | None = None  # dtype that operands are converted to
+        self._upcast: Dtype | None = None  # dtype that operands are converted to
         self._wanted = gradients
         named = expressions.names([g for g in gradients if g is not None])
         self._saved = [n for n in (*value.parameters, "y") if n in named]
@@ -176,8 +176,8 @@ class Row:
         kinds = [_kind(array) for array in arrays]
         dtype = self._dtype or _result_dtype(self._value, self._leading, *kinds)
         operands = arrays
-        if self._widened is not None:
-            operands = _computable(arrays, self._widened)
+        if self._upcast is not None:
+            operands = _computable(arrays, self._upcast)
         y = evaluate(lambda *a: (self._value(*a),), operands, [dtype], self._block)[0]
         self._note_widening(y, arrays)
         return y
@@ -202,8 +202,8 @@ class Row:
             if backend.is_array(operand) and operand.shape == dy.shape:
                 dtypes[i] = operand.dtype
         if type(dy) is _NDARRAY:
-            if self._widened is not None:
-                arrays = _computable(arrays, self._widened)
+            if self._upcast is not None:
+                arrays = _computable(arrays, self._upcast)
             computed = evaluate(gradients.function, arrays, dtypes, self._block)
         else:
             computed = [backend.empty(dy.shape, dtype, like=dy) for dtype in dtypes]

@@ -41,7 +41,9 @@ def make(kind: str, device: str = "cpu", dtype: str = "float32") -> LanguageMode
             TransformerLMConfig(
                 *(61, 40, 2, 6, 2, 40, 80),
                 head_width=16,
-                rope_scaling=RopeScaling("llama3", 4.0, 1.0, 4.0, 16),
+                rope_scaling=RopeScaling(
+                    "llama3", 4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=16
+                ),
                 window=6,
                 window_from=1,
                 qkv_bias=True,

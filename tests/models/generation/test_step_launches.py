@@ -19,7 +19,7 @@ from tensorgrad.kernels import norm as norm_cuda
 from tensorgrad.kernels import overlap, structs
 from tensorgrad.kernels import sampling as sampling_cuda
 from tensorgrad.kernels.attention import decode as decode_cuda
-from tensorgrad.kernels.matmul import few_rows
+from tensorgrad.kernels.matmul import skinny
 from tensorgrad.models.generation.buffers import _step
 from tensorgrad.models.gpt2 import GPT2, GPT2Config
 from tensorgrad.models.transformer_lm import TransformerLM, TransformerLMConfig
@@ -43,9 +43,9 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def launch(kernel: Any, *_: Any, **__: Any) -> None:
         kernel()
 
-    for module in (norm_cuda, embedding_cuda, sampling_cuda, decode_cuda, few_rows):
+    for module in (norm_cuda, embedding_cuda, sampling_cuda, decode_cuda, skinny):
         monkeypatch.setattr(module, "load", load)
-    monkeypatch.setattr(few_rows, "capability", lambda device: 90)
+    monkeypatch.setattr(skinny, "capability", lambda device: 90)
     monkeypatch.setattr(norm_cuda, "resident_blocks", lambda *_: 1000)
     monkeypatch.setattr(norm_cuda, "_held_rows", norm_cuda._held_rows.__wrapped__)
     monkeypatch.setattr(overlap, "launch", launch)
@@ -88,7 +88,7 @@ def test_a_block_is_seven_kernels_and_eight_with_a_gate(
     launches.clear()
     with evaluating(model):
         _step(weakref.ref(model), caches, state, Sampling(0.0))()
-    products = "matmul_few_rows" if dtype == bfloat16 else "matmul_few_rows_plain"
+    products = "matmul_skinny" if dtype == bfloat16 else "matmul_skinny_plain"
     attention = "decode_attention" if dtype == bfloat16 else "decode_attention_plain"
     assert Counter(launches) == {
         "embedding_forward": 1,

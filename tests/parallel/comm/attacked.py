@@ -1,4 +1,4 @@
-"""A small training on ranks, with or without strangers at its socket; run by test_strangers.py.
+"""A small training on ranks, with or without attackers at its socket; run by test_attackers.py.
 
 mpirun -n 2 python tests/parallel/comm/attacked.py attacked|alone
 """
@@ -15,13 +15,13 @@ from tensorgrad import parallel
 from tensorgrad.parallel.comm import launch, watchdog, watchdog_client
 from tensorgrad.parallel.data import DataParallel
 from tests.parallel import strategies
-from tests.parallel.comm.strangers import ATTACKS, Stranger
+from tests.parallel.comm.attackers import ATTACKS, Attacker
 
 STEPS = 20
 
 
 def attack_when_the_watchdog_listens() -> threading.Thread:
-    """Let the last rank be late at the watchdog: before, while and after it joins strangers come.
+    """Let the last rank be late at the watchdog: before, while and after it joins attackers come.
 
     Returns:
         what attacks on during the run; it can be joined.
@@ -33,24 +33,24 @@ def attack_when_the_watchdog_listens() -> threading.Thread:
     def attack_again() -> None:
         joined.wait()
         for attack in ATTACKS:
-            stranger = Stranger(addresses[0], b"x" * watchdog.HELLO.size)
+            attacker = Attacker(addresses[0], b"x" * watchdog.HELLO.size)
             with suppress(ConnectionRefusedError):  # nobody listens any more
-                attack(stranger)
-            stranger.leave()
+                attack(attacker)
+            attacker.leave()
 
     def attack_and_connect(rank: int, address: tuple[str, int], secret: bytes) -> socket.socket:
         addresses.append(address)
-        strangers = [
-            Stranger(address, watchdog.pack_hello(secret, 0, 1, "stranger")) for _ in ATTACKS
+        attackers = [
+            Attacker(address, watchdog.pack_hello(secret, 0, 1, "attacker")) for _ in ATTACKS
         ]
-        for attack, stranger in zip(ATTACKS, strangers, strict=True):
-            attack(stranger)
-        kept.extend(strangers)
+        for attack, attacker in zip(ATTACKS, attackers, strict=True):
+            attack(attacker)
+        kept.extend(attackers)
         connection = connect(rank, address, secret)
         joined.set()
         return connection
 
-    kept: list[Stranger] = []
+    kept: list[Attacker] = []
     vars(watchdog_client)["_connect"] = attack_and_connect
     thread = threading.Thread(target=attack_again, daemon=True)
     thread.start()

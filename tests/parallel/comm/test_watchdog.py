@@ -1,4 +1,4 @@
-"""Protocol of the watchdog: connections of ranks and of strangers, and reports of a rank."""
+"""Protocol of the watchdog: connections of ranks and of attackers, and reports of a rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import pytest
 from tensorgrad.parallel.comm import watchdog, watchdog_client
 from tensorgrad.parallel.comm.watchdog import HELLO, MESSAGE, Command, Message, Watchdog
 from tensorgrad.parallel.comm.watchdog_client import LastCall
-from tests.parallel.comm.strangers import ATTACKS, Attack, Stranger, half_a_greeting, is_closed
+from tests.parallel.comm.attackers import ATTACKS, Attack, Attacker, half_a_greeting, is_closed
 
 SIZE = 3
 PROCESS = 2**22  # above all processes there are
@@ -253,11 +253,11 @@ def test_a_rank_does_not_wait_for_long_for_one_that_works(monkeypatch: pytest.Mo
 def test_a_connection_without_greeting_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_GREETING", 0.1)
     with in_this_process(1) as here:
-        stranger = Stranger(here.address, here.greeting(0))
-        half_a_greeting(stranger)
-        stranger.connect()
-        assert [is_closed(each) for each in stranger.kept] == [True, True]
-        stranger.leave()
+        attacker = Attacker(here.address, here.greeting(0))
+        half_a_greeting(attacker)
+        attacker.connect()
+        assert [is_closed(each) for each in attacker.kept] == [True, True]
+        attacker.leave()
         here.join(0)
 
 
@@ -280,15 +280,15 @@ def stops_listening(address: tuple[str, int]) -> bool:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_strangers_change_nothing(
+def test_attackers_change_nothing(
     start: Start, attack: Attack, capfd: pytest.CaptureFixture[str]
 ) -> None:
     watched = start(ranks=2)
-    stranger = Stranger(watched.address, watched.greeting(1))
-    attack(stranger)
+    attacker = Attacker(watched.address, watched.greeting(1))
+    attack(attacker)
     watched.join(2)
-    assert all(is_closed(each) for each in stranger.kept if each.fileno() >= 0)
-    stranger.leave()
+    assert all(is_closed(each) for each in attacker.kept if each.fileno() >= 0)
+    attacker.leave()
     assert stops_listening(watched.address)  # all are there
     for rank in watched.ranks:
         rank.say(Message.GOODBYE)
@@ -298,25 +298,25 @@ def test_strangers_change_nothing(
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of others can be set on Linux")
-def test_strangers_do_not_use_up_the_files_of_the_watchdog(
+def test_attackers_do_not_use_up_the_files_of_the_watchdog(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = start(ranks=2)
     most = len(os.listdir(f"/proc/{watched.process.pid}/fd")) + 3
     resource.prlimit(watched.process.pid, resource.RLIMIT_NOFILE, (most, most))
-    stranger = Stranger(watched.address, watched.greeting(1))
+    attacker = Attacker(watched.address, watched.greeting(1))
     for _ in range(40):
-        stranger.connect()
+        attacker.connect()
     watched.join(2)
-    stranger.leave()
+    attacker.leave()
 
 
 def test_a_rank_outside_the_program_is_not_taken(start: Start) -> None:
     watched = start(ranks=2)
     for number in (SIZE, 2**31):
-        stranger = Rank(watched.address, watched.greeting(number))
-        assert stranger.hear() is None
-        stranger.close()
+        attacker = Rank(watched.address, watched.greeting(number))
+        assert attacker.hear() is None
+        attacker.close()
 
 
 def test_a_long_text_keeps_its_beginning_and_its_end() -> None:

@@ -1,11 +1,11 @@
-// The epilogue of products of few rows.
+// The epilogue of skinny GEMMs.
 #pragma once
 #include "elementwise.cuh"
 
 // The epilogue of a sum: bias (columns), GELU (tanh), gate and residual (rows, columns); a null
 // pointer does nothing. With `wide` the result goes there, not rounded to T.
 template <typename T>
-struct FewRowsEpilogue {
+struct SkinnyEpilogue {
     T* y;
     float* wide;
     const T* bias;

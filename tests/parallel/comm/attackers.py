@@ -1,4 +1,4 @@
-"""Attacks of strangers on the watchdog's socket."""
+"""Attacks of attackers on the watchdog's socket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IDLE = 1200  # connections: more than the 1,024 files that a process may usually
 _PATIENCE = 60.0  # seconds
 
 
-class Stranger:
+class Attacker:
     """A process that can reach the socket and keeps connections open.
 
     Args:
@@ -54,70 +54,70 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def brackets(stranger: Stranger) -> None:
-    stranger.say(b"[" * 100_000 + b"\n")
+def brackets(attacker: Attacker) -> None:
+    attacker.say(b"[" * 100_000 + b"\n")
 
 
-def endless_line(stranger: Stranger) -> None:
-    stranger.say(b"x" * (64 << 20))
+def endless_line(attacker: Attacker) -> None:
+    attacker.say(b"x" * (64 << 20))
 
 
-def idle_connections(stranger: Stranger) -> None:
+def idle_connections(attacker: Attacker) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # files of the stranger alone
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # files of the attacker alone
     for _ in range(IDLE):
-        stranger.connect()
+        attacker.connect()
 
 
-def wrong_secret(stranger: Stranger) -> None:
+def wrong_secret(attacker: Attacker) -> None:
     for rank in range(4):  # also those that are not there yet
-        data = watchdog.pack_hello(b"?" * watchdog.SECRET_BYTES, rank, 1, "stranger")
-        assert is_closed(stranger.say(data + watchdog.pack_message(Message.ABORT)))
+        data = watchdog.pack_hello(b"?" * watchdog.SECRET_BYTES, rank, 1, "attacker")
+        assert is_closed(attacker.say(data + watchdog.pack_message(Message.ABORT)))
 
 
-def half_a_greeting(stranger: Stranger) -> None:
-    stranger.say(stranger.overheard[: HELLO.size // 2])
+def half_a_greeting(attacker: Attacker) -> None:
+    attacker.say(attacker.overheard[: HELLO.size // 2])
 
 
-def greeting_and_close(stranger: Stranger) -> None:
+def greeting_and_close(attacker: Attacker) -> None:
     for rank in range(4):
-        stranger.say(watchdog.pack_hello(b"?" * watchdog.SECRET_BYTES, rank, 1, "stranger")).close()
+        attacker.say(watchdog.pack_hello(b"?" * watchdog.SECRET_BYTES, rank, 1, "attacker")).close()
 
 
-def greeting_again(stranger: Stranger) -> None:
+def greeting_again(attacker: Attacker) -> None:
     """Claim to be a rank that is connected already; the secret alone does not allow that."""
-    assert is_closed(stranger.say(stranger.overheard + watchdog.pack_message(Message.ABORT)))
+    assert is_closed(attacker.say(attacker.overheard + watchdog.pack_message(Message.ABORT)))
 
 
-def random_bytes(stranger: Stranger) -> None:
+def random_bytes(attacker: Attacker) -> None:
     numbers = random.Random(0)
     for _ in range(20):
-        stranger.say(numbers.randbytes(numbers.randrange(1, 5000)))
+        attacker.say(numbers.randbytes(numbers.randrange(1, 5000)))
 
 
-def byte_by_byte(stranger: Stranger) -> None:
-    connection = stranger.connect()
+def byte_by_byte(attacker: Attacker) -> None:
+    connection = attacker.connect()
     with suppress(ConnectionError):
-        for byte in stranger.overheard[:100]:
+        for byte in attacker.overheard[:100]:
             connection.sendall(bytes([byte]))
             time.sleep(0.001)
 
 
-def reset(stranger: Stranger) -> None:
-    for data in (b"", stranger.overheard[:10]):
-        connection = stranger.say(data)
+def reset(attacker: Attacker) -> None:
+    for data in (b"", attacker.overheard[:10]):
+        connection = attacker.say(data)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
 
 
-def messages_without_greeting(stranger: Stranger) -> None:
-    stranger.say(
+def messages_without_greeting(attacker: Attacker) -> None:
+    attacker.say(
         watchdog.pack_message(Message.ABORT)
         + watchdog.pack_message(Message.LATE, 0, 1e9, "barrier")
     )
 
 
-Attack = Callable[[Stranger], None]
+Attack = Callable[[Attacker], None]
 ATTACKS: tuple[Attack, ...] = (
     brackets,
     endless_line,

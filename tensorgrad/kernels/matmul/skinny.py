@@ -1,8 +1,8 @@
-"""Matrix products of few rows, which cost reading the second matrix once.
+"""Skinny GEMM: matrix products of few rows, which cost reading the second matrix once.
 
-Kernels of three files do those of 16 bits. few_rows.cu loads weights into registers. On Hopper,
-where weights have megabytes, few_rows_sm90.cu stages them in shared memory for up to 8 rows, and
-few_rows_cluster_sm90.cu takes larger tiles for up to 32. Figures: docs/chapters/decoding.md.
+Kernels of three files do those of 16 bits. skinny.cu loads weights into registers. On Hopper,
+where weights have megabytes, skinny_sm90.cu stages them in shared memory for up to 8 rows, and
+skinny_cluster_sm90.cu takes larger tiles for up to 32. Figures: docs/chapters/decoding.md.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tensorgrad.kernels.structs import NULL, pointer
 from tensorgrad.kernels.tensor_map import TensorMap, map_memory
 
 MOST_ROWS = 32
-_PROCESSORS = 132  # multiprocessors of an H200; results do not depend on the chip
+_PROCESSORS = 132  # SMs of an H200; results do not depend on the chip
 _MOST_SHARED = 226 * 1024  # bytes a block
 _LARGE = 2_500_000  # weights
 _WIDE = 2048  # terms, from which on a block has 16 warps
-_TILE, _TERMS, _MOST_STAGES = 64, 64, 16  # constants of few_rows_cluster_sm90.cu
-_RESIDENT = 4  # blocks of it that a multiprocessor has registers for
+_TILE, _TERMS, _MOST_STAGES = 64, 64, 16  # constants of skinny_cluster_sm90.cu
+_RESIDENT = 4  # blocks of it that an SM has registers for
 
 
 def refusal(p: MatmulProblem) -> str | None:
@@ -41,7 +41,8 @@ def refusal(p: MatmulProblem) -> str | None:
     if any(array is not None and array.dtype != dtype for array in (p.bias, p.gate, p.residual)):
         return "a bias, gate and residual of the dtype of the operands"
     if p.add or any(
-        array is not None for array in (p.before_gelu, p.gelu_of, p.derivative, p.scale, p.row_sums)
+        array is not None
+        for array in (p.before_gelu, p.gelu_of, p.derivative, p.scale, p.column_sums)
     ):
         return "no epilogue but bias, GELU without its input, gate and residual"
     return None
@@ -52,7 +53,7 @@ def multiply(p: MatmulProblem) -> None:
     x, weight = p.a.array, p.b.array
     few = p.columns <= 16 * _PROCESSORS
     large = p.width * p.columns >= _LARGE
-    # Where few blocks read megabytes, some multiprocessors read none: they may copy those of the
+    # Where few blocks read megabytes, some SMs read none: they may copy those of the
     # next product meanwhile.
     at_once = few and large
     if x.itemsize > 2 or p.width % 8 or any(array.data.ptr % 16 for array in (x, weight)):
@@ -95,14 +96,14 @@ def run(p: MatmulProblem, launch: Launch) -> None:
     """Launch a kernel."""
     overlap.launch(
         load(launch.file, launch.kernel), launch.grid, (launch.threads,), launch.arguments,
-        launch.shared, early=(p.b.array, p.bias), writes=(p.y,), starts_next_at_once=launch.at_once,
+        launch.shared, prefetch=(p.b.array, p.bias), writes=(p.y,), trigger_early=launch.at_once,
     )  # fmt: skip
 
 
 def _plain(p: MatmulProblem) -> Launch:
-    kernel = f"matmul_few_rows_plain<{c_name(p.a.array.dtype)}>"
+    kernel = f"matmul_skinny_plain<{c_name(p.a.array.dtype)}>"
     grid = (-(-p.columns // 8), -(-p.rows // 8))
-    return Launch("matmul/few_rows.cu", kernel, grid, 256, _arguments(p))
+    return Launch("matmul/skinny.cu", kernel, grid, 256, _arguments(p))
 
 
 def _in_registers(p: MatmulProblem, few: bool, at_once: bool) -> Launch:
@@ -116,8 +117,8 @@ def _in_registers(p: MatmulProblem, few: bool, at_once: bool) -> Launch:
         bands = 1
     warps = 16 if p.width >= (1024 if few else _WIDE) else 8
     return Launch(
-        "matmul/few_rows.cu",
-        f"matmul_few_rows<{c_name(p.a.array.dtype)}, {rows}, {bands}, {warps}>",
+        "matmul/skinny.cu",
+        f"matmul_skinny<{c_name(p.a.array.dtype)}, {rows}, {bands}, {warps}>",
         (-(-p.columns // (8 * bands)),),
         32 * warps,
         (*_arguments(p), np.bool_(at_once)),
@@ -130,8 +131,8 @@ def _staged(p: MatmulProblem, at_once: bool) -> Launch:
     """Return the launch of the kernel that stages weights in shared memory."""
     warps = 16 if p.width >= _WIDE else 8
     return Launch(
-        "matmul/few_rows_sm90.cu",
-        f"matmul_few_rows_staged<{c_name(p.a.array.dtype)}, {warps}>",
+        "matmul/skinny_sm90.cu",
+        f"matmul_skinny_staged<{c_name(p.a.array.dtype)}, {warps}>",
         (-(-p.columns // 16),),
         32 * warps,
         (*_arguments(p), np.int32(_pitch(p.width)), np.bool_(at_once)),
@@ -148,11 +149,11 @@ def in_clusters(p: MatmulProblem, tiling: ClusterTiling, at_once: bool) -> Launc
         _tensor_map(p.b.array.data.ptr, p.columns, p.width, _TILE),
     )
     options = f"{c_name(p.a.array.dtype)}, {rows}"
-    kernel = f"matmul_few_rows_tile<{options}>"
+    kernel = f"matmul_skinny_tile<{options}>"
     if tiling.split > 1:
-        kernel = f"matmul_few_rows_cluster<{options}, {tiling.split}>"
+        kernel = f"matmul_skinny_cluster<{options}, {tiling.split}>"
     return Launch(
-        "matmul/few_rows_cluster_sm90.cu",
+        "matmul/skinny_cluster_sm90.cu",
         kernel,
         (-(-p.columns // _TILE) * tiling.split,),
         128,
@@ -181,7 +182,7 @@ def _is_staged(p: MatmulProblem) -> bool:
 
     They are of several megabytes in long rows, and so few that all blocks run at once.
     """
-    by_registers = 4 if p.width < _WIDE else 1  # blocks of a multiprocessor
+    by_registers = 4 if p.width < _WIDE else 1  # blocks of an SM
     resident = _PROCESSORS * min(_MOST_SHARED // _staged_bytes(p.width), by_registers)
     return (
         p.rows <= 8
@@ -211,7 +212,7 @@ def cluster_tiling(p: MatmulProblem) -> ClusterTiling:
     most = _RESIDENT * _PROCESSORS
     split = next((s for s in (8, 4, 2) if s <= steps and tiles * s <= most), 1)
     blocks = tiles * split
-    resident = -(-blocks // _PROCESSORS) if blocks <= most else 3  # blocks of a multiprocessor
+    resident = -(-blocks // _PROCESSORS) if blocks <= most else 3  # blocks of an SM
     empty, one = (_cluster_bytes(_tile_rows(p), stages) for stages in (0, 1))
     fitting = (_MOST_SHARED // resident - 1024 - empty) // (one - empty)  # 1 KiB is the driver's
     return ClusterTiling(split, min(-(-steps // split), fitting, _MOST_STAGES))

@@ -1,25 +1,25 @@
 // Products of 9 to 32 rows of x on Hopper: y = x W^T, of megabytes of W.
 //
 // What a block reads from L2 is W and x. Of 32 rows x is twice as much as W in the 16 columns of a
-// block of few_rows.cu. Here a tile is 64 columns of y:
+// block of skinny.cu. Here a tile is 64 columns of y:
 //
-//   matmul_few_rows_cluster  the blocks of a cluster divide the terms of a tile (split-K), and add
+//   matmul_skinny_cluster  the blocks of a cluster divide the terms of a tile (split-K), and add
 //                            up their sums in shared memory, in order
-//   matmul_few_rows_tile     a block a tile, where there are tiles enough
+//   matmul_skinny_tile     a block a tile, where there are tiles enough
 //
 // Weights are the operand of wgmma that has 64 rows, x is the one that has 16 or 32. Arguments and
-// epilogue are as in few_rows.cu. Launched by kernels/matmul/few_rows.py.
+// epilogue are as in skinny.cu. Launched by kernels/matmul/skinny.py.
 //
 // Phases: start to copy the weights; wait for the kernel before; multiply, and copy what is left as
 // stages get free; give each block of the cluster its rows of the sums; add up; epilogue.
 //
 // arch: sm_90a
-// instantiate: matmul_few_rows_tile<{__half | __nv_bfloat16}, {16 | 32}>
-// instantiate: matmul_few_rows_cluster<{__half | __nv_bfloat16}, {16 | 32}, {2 | 4 | 8}>
+// instantiate: matmul_skinny_tile<{__half | __nv_bfloat16}, {16 | 32}>
+// instantiate: matmul_skinny_cluster<{__half | __nv_bfloat16}, {16 | 32}, {2 | 4 | 8}>
 constexpr bool ROUGH = false;   // constant of elementwise.cuh: results may have 32 bits
 #include "elementwise.cuh"
 #include "hopper.cuh"
-#include "matmul/few_rows.cuh"
+#include "matmul/skinny.cuh"
 #include "overlap.cuh"
 
 constexpr int TILE = 64, TERMS = 64, MOST_STAGES = 16;   // columns of y; terms of a stage
@@ -31,7 +31,7 @@ constexpr int TILE = 64, TERMS = 64, MOST_STAGES = 16;   // columns of y; terms 
 // at_once: lets the next kernel start before it waits. Only weight is read before the wait: see
 // overlap.py.
 template <typename T, int ROWS, int SPLIT>
-__device__ inline void multiply_tile(const FewRowsEpilogue<T>& epilogue, const TensorMap& x,
+__device__ inline void multiply_tile(const SkinnyEpilogue<T>& epilogue, const TensorMap& x,
                                      const TensorMap& weight, int rows, int width, int stages,
                                      bool at_once) {
     constexpr int W_BYTES = TILE * SWIZZLE, STAGE = W_BYTES + ROWS * SWIZZLE;
@@ -70,7 +70,7 @@ __device__ inline void multiply_tile(const FewRowsEpilogue<T>& epilogue, const T
     start_next_kernel();
     if (threadIdx.x == 0)
         for (int s = 0; s < min(stages, count); ++s) copy_x(s, s);
-    typename FewRowsEpilogue<T>::Operands operands[OWN];
+    typename SkinnyEpilogue<T>::Operands operands[OWN];
     const auto for_own = [&](auto f) {   // f(n, row, column) of this thread's elements of y
         #pragma unroll
         for (int n = 0; n < OWN; ++n) {
@@ -138,7 +138,7 @@ __device__ inline void multiply_tile(const FewRowsEpilogue<T>& epilogue, const T
 
 template <typename T, int ROWS>
 __global__ void __launch_bounds__(WARPGROUP, 4)
-matmul_few_rows_tile(T* y, float* wide, const __grid_constant__ TensorMap x,
+matmul_skinny_tile(T* y, float* wide, const __grid_constant__ TensorMap x,
                      const __grid_constant__ TensorMap weight, const T* bias, const T* gate,
                      const T* residual, int rows, int width, int columns, int gelu, int stages,
                      bool at_once) {
@@ -148,7 +148,7 @@ matmul_few_rows_tile(T* y, float* wide, const __grid_constant__ TensorMap x,
 
 template <typename T, int ROWS, int SPLIT>
 __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(WARPGROUP, 4)
-matmul_few_rows_cluster(T* y, float* wide, const __grid_constant__ TensorMap x,
+matmul_skinny_cluster(T* y, float* wide, const __grid_constant__ TensorMap x,
                         const __grid_constant__ TensorMap weight, const T* bias, const T* gate,
                         const T* residual, int rows, int width, int columns, int gelu, int stages,
                         bool at_once) {

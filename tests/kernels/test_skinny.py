@@ -13,7 +13,7 @@ from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels import overlap
-from tensorgrad.kernels.matmul import few_rows
+from tensorgrad.kernels.matmul import skinny
 from tensorgrad.kernels.matmul.problem import problem
 from tests.gpu_array import on_gpu
 from tests.kernels.hopper import hopper
@@ -55,7 +55,7 @@ def test_products_and_epilogues(width: int, columns: int, dtype: Any) -> None:
                 for _ in range(2):
                     y = backend.cupy.full((rows, columns), np.nan, "float32" if wide else dtype)
                     p = problem(x_gpu, weight_gpu.T, y, **options)
-                    assert matmul_cuda.run_few_rows(p)
+                    assert matmul_cuda.run_skinny(p)
                     found.append(backend.to_numpy(y))
                 assert found[0].tobytes() == found[1].tobytes()
                 stored = EPSILON[str(y.dtype)]
@@ -76,13 +76,13 @@ def test_ops_take_them_where_no_gradient_is_recorded(
         for shape in ((2, 5, 64), (96, 64), (64, 96), (96,), (2, 5, 64))
     )
     taken: list[None] = []
-    run = matmul_cuda.run_few_rows
+    run = matmul_cuda.run_skinny
 
     def counted(p: Any) -> bool:
         taken.append(None)
         return run(p)
 
-    monkeypatch.setattr(matmul_cuda, "run_few_rows", counted)
+    monkeypatch.setattr(matmul_cuda, "run_skinny", counted)
     calls: list[tuple[int, Any]] = [
         (1, lambda: tg.linear(x, up, bias)),
         (1, lambda: tg.linear_gelu(x, up, bias)),
@@ -121,8 +121,8 @@ def test_clusters_with_any_split_and_number_of_stages(split: int, rows: int, dty
             y = backend.cupy.full((rows, columns), np.nan, "float32")
             p = problem(x_gpu, weight_gpu.T, y)
             for at_once in (False, True):
-                tiling = few_rows.ClusterTiling(split, stages)
-                few_rows.run(p, few_rows.in_clusters(p, tiling, at_once))
+                tiling = skinny.ClusterTiling(split, stages)
+                skinny.run(p, skinny.in_clusters(p, tiling, at_once))
                 found.append(y.tobytes())
         assert len(set(found)) == 1, "depends on the stages"
         assert (np.abs(backend.to_numpy(y) - expected) <= bound).all()
@@ -131,44 +131,44 @@ def test_clusters_with_any_split_and_number_of_stages(split: int, rows: int, dty
 @pytest.mark.parametrize(
     ("rows", "width", "columns", "kernel", "at_once"),
     [
-        (1, 768, 3072, "matmul_few_rows<__half, 8, 2, 8>", False),
-        (1, 3072, 768, "matmul_few_rows<__half, 8, 1, 16>", False),
-        (1, 1600, 4800, "matmul_few_rows_staged<__half, 8>", False),
-        (1, 1600, 1600, "matmul_few_rows<__half, 8, 2, 16>", True),
-        (8, 1600, 6400, "matmul_few_rows_staged<__half, 8>", False),
-        (8, 6400, 1600, "matmul_few_rows_staged<__half, 16>", True),
-        (1, 2048, 2112, "matmul_few_rows_staged<__half, 16>", True),
+        (1, 768, 3072, "matmul_skinny<__half, 8, 2, 8>", False),
+        (1, 3072, 768, "matmul_skinny<__half, 8, 1, 16>", False),
+        (1, 1600, 4800, "matmul_skinny_staged<__half, 8>", False),
+        (1, 1600, 1600, "matmul_skinny<__half, 8, 2, 16>", True),
+        (8, 1600, 6400, "matmul_skinny_staged<__half, 8>", False),
+        (8, 6400, 1600, "matmul_skinny_staged<__half, 16>", True),
+        (1, 2048, 2112, "matmul_skinny_staged<__half, 16>", True),
         # 132 of 133 blocks of 16 warps run at once.
-        (1, 2048, 2128, "matmul_few_rows<__half, 8, 2, 16>", False),
-        (1, 1600, 50304, "matmul_few_rows<__half, 8, 2, 8>", False),
-        (9, 6400, 1600, "matmul_few_rows_cluster<__half, 16, 8>", True),
-        (32, 1600, 4800, "matmul_few_rows_cluster<__half, 32, 4>", False),
-        (32, 1600, 12800, "matmul_few_rows_cluster<__half, 32, 2>", False),
-        (17, 768, 50304, "matmul_few_rows_tile<__half, 32>", False),
-        (32, 768, 3072, "matmul_few_rows<__half, 32, 2, 8>", False),
-        (32, 96, 50304, "matmul_few_rows_tile<__half, 32>", False),
-        (32, 100_004, 40, "matmul_few_rows_plain<__half>", False),
+        (1, 2048, 2128, "matmul_skinny<__half, 8, 2, 16>", False),
+        (1, 1600, 50304, "matmul_skinny<__half, 8, 2, 8>", False),
+        (9, 6400, 1600, "matmul_skinny_cluster<__half, 16, 8>", True),
+        (32, 1600, 4800, "matmul_skinny_cluster<__half, 32, 4>", False),
+        (32, 1600, 12800, "matmul_skinny_cluster<__half, 32, 2>", False),
+        (17, 768, 50304, "matmul_skinny_tile<__half, 32>", False),
+        (32, 768, 3072, "matmul_skinny<__half, 32, 2, 8>", False),
+        (32, 96, 50304, "matmul_skinny_tile<__half, 32>", False),
+        (32, 100_004, 40, "matmul_skinny_plain<__half>", False),
     ],
 )
 def test_which_kernel_takes_a_product_and_whether_it_starts_the_next_at_once(
     rows: int, width: int, columns: int, kernel: str, at_once: bool, monkeypatch: Any
 ) -> None:
     launched: list[Any] = []
-    monkeypatch.setattr(few_rows, "capability", lambda device: 90)
-    monkeypatch.setattr(few_rows, "load", lambda file, kernel: kernel)
-    monkeypatch.setattr(few_rows, "map_memory", lambda *_: None)
+    monkeypatch.setattr(skinny, "capability", lambda device: 90)
+    monkeypatch.setattr(skinny, "load", lambda file, kernel: kernel)
+    monkeypatch.setattr(skinny, "map_memory", lambda *_: None)
     monkeypatch.setattr(
         overlap,
         "launch",
         lambda kernel, grid, block, arguments, shared, **options: launched.append(
-            (kernel, options["starts_next_at_once"], "plain" in kernel or arguments[-1])
+            (kernel, options["trigger_early"], "plain" in kernel or arguments[-1])
         ),
     )
     x, w, y = (
         on_gpu(np.zeros(shape, np.float16))
         for shape in ((rows, width), (columns, width), (rows, columns))
     )
-    few_rows.multiply(problem(x, w.T, y))
+    skinny.multiply(problem(x, w.T, y))
     assert [each[:2] for each in launched] == [(kernel, at_once)]
     assert launched[0][2] == at_once or "plain" in kernel
 
@@ -178,15 +178,15 @@ def test_gpus_other_than_hopper_take_the_kernel_that_runs_on_all(
     rows: int, monkeypatch: Any
 ) -> None:
     files: list[str] = []
-    monkeypatch.setattr(few_rows, "load", lambda file, kernel: files.append(file))
+    monkeypatch.setattr(skinny, "load", lambda file, kernel: files.append(file))
     monkeypatch.setattr(overlap, "launch", lambda *_, **__: None)
     x, w, y = (
         on_gpu(np.zeros(shape, np.float16)) for shape in ((rows, 1600), (4800, 1600), (rows, 4800))
     )
     for found in (80, 89, 100, 120):
-        monkeypatch.setattr(few_rows, "capability", lambda device, found=found: found)
-        few_rows.multiply(problem(x, w.T, y))
-    assert files == 4 * ["matmul/few_rows.cu"]
+        monkeypatch.setattr(skinny, "capability", lambda device, found=found: found)
+        skinny.multiply(problem(x, w.T, y))
+    assert files == 4 * ["matmul/skinny.cu"]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_gpus_other_than_hopper_take_the_kernel_that_runs_on_all(
     [
         (32, 1600, 4800, (4, 5)),
         (32, 1600, 1600, (8, 4)),
-        (32, 1600, 6400, (4, 3)),  # 400 blocks, four a multiprocessor
+        (32, 1600, 6400, (4, 3)),  # 400 blocks, four per SM
         (32, 6400, 1600, (8, 8)),
         (16, 6400, 1600, (8, 10)),
         (32, 1600, 50304, (1, 5)),
@@ -208,18 +208,18 @@ def test_tilings_of_clusters(rows: int, width: int, columns: int, tiling: Any) -
         on_gpu(np.zeros(shape, np.float16)) for shape in ((rows, 1), (columns, 1), (rows, columns))
     )
     p = problem(x, w.T, y)._replace(width=width)
-    split, stages = found = few_rows.cluster_tiling(p)
+    split, stages = found = skinny.cluster_tiling(p)
     assert found == tiling
     resident = min(4, -(-(-(-columns // 64) * split) // 132))
-    assert stages == 1 or min(3, resident) * (few_rows._cluster_bytes(rows, stages) + 1024) < 228e3
+    assert stages == 1 or min(3, resident) * (skinny._cluster_bytes(rows, stages) + 1024) < 228e3
 
 
 def test_what_they_do_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows, "capability", lambda device: 90)
+    monkeypatch.setattr(skinny, "capability", lambda device: 90)
     x, w = on_gpu(np.zeros((4, 8), np.float32)), on_gpu(np.zeros((6, 8), np.float32))
     y, tall = on_gpu(np.zeros((4, 6), np.float32)), on_gpu(np.zeros((33, 8), np.float32))
     wide = np.zeros(6)
-    assert few_rows.refusal(problem(x, w.T, y, bias=y[0], gelu=True, residual=y, gate=y)) is None
+    assert skinny.refusal(problem(x, w.T, y, bias=y[0], gelu=True, residual=y, gate=y)) is None
     for p, needs in (
         (problem(tall, w.T, on_gpu(np.zeros((33, 6), np.float32))), "at most 32 rows"),
         (problem(x, w[:, ::2].T, y[:, :3]), "b in Fortran order"),
@@ -229,4 +229,4 @@ def test_what_they_do_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
         (problem(x, w.T, y, before_gelu=y), "no epilogue but bias"),
         (problem(x.astype("float64"), w.astype("float64").T, y), "float32, float16 or bfloat16"),
     ):
-        assert needs in str(few_rows.refusal(p))
+        assert needs in str(skinny.refusal(p))

@@ -2,18 +2,18 @@
 //
 // A block copies all its rows of W by TMA as soon as it runs, while the kernels before still
 // compute x. What is left after the wait is x, from L2, and the product itself. It is worth it for
-// weights of megabytes; of smaller ones the registers of few_rows.cu hold as much. Operands, their
-// order and the epilogue are as there. Launched by kernels/matmul/few_rows.py.
+// weights of megabytes; of smaller ones the registers of skinny.cu hold as much. Operands, their
+// order and the epilogue are as there. Launched by kernels/matmul/skinny.py.
 //
 // Phases: start to copy the weights; wait for the kernel before; load and multiply, each warp its
 // part of the terms; add up the warps; epilogue.
 //
 // arch: sm_90a
-// instantiate: matmul_few_rows_staged<{__half | __nv_bfloat16}, {8 | 16}>
+// instantiate: matmul_skinny_staged<{__half | __nv_bfloat16}, {8 | 16}>
 constexpr bool ROUGH = false;   // constant of elementwise.cuh: results may have 32 bits
 #include "fragment.cuh"
 #include "hopper.cuh"
-#include "matmul/few_rows.cuh"
+#include "matmul/skinny.cuh"
 #include "overlap.cuh"
 #include "reduce.cuh"
 
@@ -31,7 +31,7 @@ template <int WARPS> constexpr int AHEAD_OF = WARPS == 8 ? 7 : 13;
 // weights are copied before the wait: see overlap.py.
 template <typename T, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS, WARPS == 8 ? 4 : 1)
-matmul_few_rows_staged(T* y, float* wide, const T* x, const T* __restrict__ weight,
+matmul_skinny_staged(T* y, float* wide, const T* x, const T* __restrict__ weight,
                        const T* __restrict__ bias, const T* gate, const T* residual, int rows,
                        int width, int columns, int gelu, int pitch, bool at_once) {
     extern __shared__ __align__(128) unsigned char memory[];
@@ -61,8 +61,8 @@ matmul_few_rows_staged(T* y, float* wide, const T* x, const T* __restrict__ weig
     // The thread's element of y, of those that have one.
     const int row = threadIdx.x / COLUMNS, column = first + threadIdx.x % COLUMNS;
     const bool stores = row < rows && column < columns;
-    const FewRowsEpilogue<T> epilogue = {y, wide, bias, gate, residual, gelu, columns};
-    typename FewRowsEpilogue<T>::Operands operands;
+    const SkinnyEpilogue<T> epilogue = {y, wide, bias, gate, residual, gelu, columns};
+    typename SkinnyEpilogue<T>::Operands operands;
     if (stores) operands = epilogue.load(row, column);
 
     // Load and multiply, each warp its part of the terms.

@@ -1,10 +1,10 @@
-// Products of few rows of x, as a step of generation has one for each sequence: y = x W^T.
+// Skinny GEMM, y = x W^T with few rows of x: a step of generation has one for each sequence.
 //
-//   matmul_few_rows        tensor cores take 16 rows of x by 8 of W at a time. W is read once, 2
-//                          bytes a weight, which is what counts; x is read by each block, from L2
-//   matmul_few_rows_plain  any type and alignment, a warp a row of W
+//   matmul_skinny        tensor cores take 16 rows of x by 8 of W at a time. W is read once, 2
+//                        bytes a weight, which is what counts; x is read by each block, from L2
+//   matmul_skinny_plain  any type and alignment, a warp a row of W
 //
-// All results are written with =. Launched by kernels/matmul/few_rows.py.
+// All results are written with =. Launched by kernels/matmul/skinny.py.
 //
 // The naive kernel, a thread for y[i][j]:
 //
@@ -16,13 +16,13 @@
 // of the terms; add up the warps; epilogue.
 //
 // where: FLOAT = float | __half | __nv_bfloat16
-// instantiate: matmul_few_rows_plain<{FLOAT}>
-// instantiate: matmul_few_rows<{__half | __nv_bfloat16}, {8 | 16}, {1 | 2}, {8 | 16}>
-// instantiate: matmul_few_rows<{__half | __nv_bfloat16}, 32, {2 | 4}, {8 | 16}>
+// instantiate: matmul_skinny_plain<{FLOAT}>
+// instantiate: matmul_skinny<{__half | __nv_bfloat16}, {8 | 16}, {1 | 2}, {8 | 16}>
+// instantiate: matmul_skinny<{__half | __nv_bfloat16}, 32, {2 | 4}, {8 | 16}>
 constexpr bool ROUGH = false;   // constant of elementwise.cuh: results may have 32 bits
 #include "ampere.cuh"
 #include "fragment.cuh"
-#include "matmul/few_rows.cuh"
+#include "matmul/skinny.cuh"
 #include "overlap.cuh"
 #include "reduce.cuh"
 
@@ -36,7 +36,7 @@ constexpr bool ROUGH = false;   // constant of elementwise.cuh: results may have
 // Only weight and bias are constant, and weights are loaded before the wait: see overlap.py.
 template <typename T, int ROWS, int BANDS, int WARPS>
 __global__ void __launch_bounds__(32 * WARPS, 16 / WARPS)
-matmul_few_rows(T* y, float* wide, const T* x, const T* __restrict__ weight,
+matmul_skinny(T* y, float* wide, const T* x, const T* __restrict__ weight,
                 const T* __restrict__ bias, const T* gate, const T* residual, int rows, int width,
                 int columns, int gelu, bool at_once) {
     extern __shared__ __align__(16) unsigned char memory[];
@@ -65,8 +65,8 @@ matmul_few_rows(T* y, float* wide, const T* x, const T* __restrict__ weight,
     for (int i = 0; i < AHEAD; ++i) load_weights(i);
     wait_for_previous_kernel();
     start_next_kernel();
-    const FewRowsEpilogue<T> epilogue = {y, wide, bias, gate, residual, gelu, columns};
-    typename FewRowsEpilogue<T>::Operands operands[OWN];
+    const SkinnyEpilogue<T> epilogue = {y, wide, bias, gate, residual, gelu, columns};
+    typename SkinnyEpilogue<T>::Operands operands[OWN];
     const auto load_operands = [&] {
         #pragma unroll
         for (int n = 0; n < OWN; ++n) {
@@ -136,7 +136,7 @@ matmul_few_rows(T* y, float* wide, const T* x, const T* __restrict__ weight,
 // A warp: one row of weight by 8 rows of x from 8 * blockIdx.y on.
 template <typename T>
 __global__ void __launch_bounds__(256, 4)
-matmul_few_rows_plain(T* y, float* wide, const T* x, const T* __restrict__ weight,
+matmul_skinny_plain(T* y, float* wide, const T* x, const T* __restrict__ weight,
                       const T* __restrict__ bias, const T* gate, const T* residual, int rows,
                       int width, int columns, int gelu) {
     constexpr int ROWS = 8;
@@ -165,6 +165,6 @@ matmul_few_rows_plain(T* y, float* wide, const T* x, const T* __restrict__ weigh
         if (lane == r) own = sum;
     }
     if (lane >= count) return;
-    const FewRowsEpilogue<T> epilogue = {y, wide, bias, gate, residual, gelu, columns};
+    const SkinnyEpilogue<T> epilogue = {y, wide, bias, gate, residual, gelu, columns};
     epilogue.store(own, top + lane, column, epilogue.load(top + lane, column));
 }
