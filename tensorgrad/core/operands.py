@@ -103,19 +103,21 @@ def array_beside(op: str, name: str, value: Any, *others: Any) -> Array:
     return _array_of(op, name, value, kind, known)
 
 
-def values_of(op: str, value: Any, dtype: DtypeLike | None = None) -> Array:
+def values_of(op: str, name: str, value: Any, dtype: DtypeLike | None = None) -> Array:
     """Return the value as an array; values without a dtype get the library's default."""
     target = None if dtype is None else as_dtype(dtype)
     if not isinstance(value, _LITERALS):  # an array, a range, a data frame
-        array = value if backend.is_array(value) else _converted(op, "value", value, target)
-        own = as_dtype(array.dtype)
+        array = value if backend.is_array(value) else _converted(op, name, value, target)
+        own = array.dtype
+        if not is_known(own):
+            raise DtypeError(f"{op}: {name} has dtype {own}, expected numbers")
         if array is value:
             return np.asarray(value) if isinstance(value, np.ndarray) else value
         return array.astype(target or _OF_NUMPY.get(own, own), copy=False)
-    kind = _kind_of(op, "value", value)
+    kind = _kind_of(op, name, value)
     if target is not None:
-        return _converted(op, "value", value, target)
-    return _array_of(op, "value", value, kind, frozenset((kind,)))
+        return _converted(op, name, value, target)
+    return _array_of(op, name, value, kind, frozenset((kind,)))
 
 
 def _kind_of(op: str, name: str, value: Any) -> Dtype | type:
@@ -137,7 +139,10 @@ def _kind_of(op: str, name: str, value: Any) -> Dtype | type:
             )
     if leaves.keys() <= SCALARS:
         return max(leaves, key=_KINDS.index, default=float)
-    return as_dtype(_converted(op, name, value, None).dtype)  # that of NumPy's numbers among them
+    dtype: Dtype = _converted(op, name, value, None).dtype  # that of NumPy's numbers among them
+    if not is_known(dtype):
+        raise DtypeError(f"{op}: {name} has dtype {dtype}, expected numbers")
+    return dtype
 
 
 def _array_of(

@@ -17,6 +17,7 @@ from tensorgrad.core import backend
 from tensorgrad.core.arrays import array_of
 from tensorgrad.core.backend import Array, namespace_on
 from tensorgrad.core.checks import (
+    check_flag,
     check_holds,
     check_indices,
     check_integer,
@@ -106,7 +107,7 @@ def tensor(
         if value.requires_grad:
             copy = astype(value, value.dtype if dtype is None else dtype)
             return copy if device is None else to(copy, device)
-    array = value.data if isinstance(value, Tensor) else values_of("tensor", value, dtype)
+    array = value.data if isinstance(value, Tensor) else values_of("tensor", "value", value, dtype)
     target = array.dtype if dtype is None else as_dtype(dtype)
     if device is not None and device != backend.device_of(array):
         array = backend.to_device(array, device)
@@ -150,9 +151,11 @@ def asarray(
     if not isinstance(value, Tensor):
         foreign = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
         value = from_dlpack(value) if foreign else value
-    x = value if isinstance(value, Tensor) else Tensor(values_of("asarray", value, dtype))
+    x = value if isinstance(value, Tensor) else Tensor(values_of("asarray", "value", value, dtype))
     y = x if dtype is None else astype(x, dtype, copy=False)
     y = y if device is None else to(y, device)
+    if copy is not None:
+        check_flag("asarray", "copy", copy)
     fresh = y is not x or not (isinstance(value, Tensor) or backend.is_array(value))
     if copy is False and fresh:
         raise ArgumentError("asarray: copy is False, expected a value that needs no copy")
@@ -283,7 +286,7 @@ def full(
     if isinstance(fill_value, Tensor):
         why = "a new tensor is outside its graph; broadcast_to() keeps it"
         fill_value = constant_of("full", "fill_value", fill_value, why)
-    fill = backend.to_numpy(values_of("full", fill_value, dtype))
+    fill = backend.to_numpy(values_of("full", "fill_value", fill_value, dtype))
     if fill.shape != ():
         raise ShapeError(f"full: fill_value has shape {fill.shape}, expected one number")
     target = fill.dtype if dtype is None else as_dtype(dtype)
@@ -497,6 +500,7 @@ def linspace(
     check_number("linspace", "start", start)
     check_number("linspace", "stop", stop)
     check_integer("linspace", "num", num, 0)
+    check_flag("linspace", "endpoint", endpoint)
     target = _float_dtype(dtype)
     first, last = (_number("linspace", n, v, float) for n, v in (("start", start), ("stop", stop)))
     _check_holds("linspace", target, (first, last) if num else ())

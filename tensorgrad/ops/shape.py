@@ -20,6 +20,8 @@ from tensorgrad.core.checks import (
     axis_index,
     axis_tuple,
     broadcast,
+    check_choice,
+    check_flag,
     check_holds,
     promoted,
     shape_of,
@@ -77,6 +79,7 @@ def astype(x: Any, dtype: DtypeLike, *, copy: bool = True, device: str | None = 
         >>> tg.astype([1.7, -2.3], "int64")
         tensor([ 1, -2], dtype=int64)
     """
+    check_flag("astype", "copy", copy)
     given = tensor_of("astype", "x", x)
     if device is not None:
         given = to(given, device)
@@ -161,6 +164,7 @@ def reshape(x: Any, shape: int | Sequence[int], *, copy: bool | None = None) -> 
     """
     x = tensor_of("reshape", "x", x)
     if copy is not None:
+        check_flag("reshape", "copy", copy)
         return _reshape_copying(x, shape, copy)
     try:
         y = x.data.reshape(shape)
@@ -714,10 +718,9 @@ def pad(
     """
     y = tensor_of("pad", "x", x)
     widths = _pad_pairs(pad_width, y.data.ndim)
+    check_choice("pad", "mode", mode, get_args(PadMode))
     if mode == "constant":
         return _pad_constant(y, widths, constant_values)
-    if mode not in get_args(PadMode):
-        raise ArgumentError(f"pad: mode is {mode!r}, expected one of {get_args(PadMode)}")
     for axis, width in enumerate(widths):
         if width != (0, 0):
             if y.data.shape[axis] == 0:
