@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Never
 
 import numpy as np
 
 from tensorgrad.compat.omitted import missing as _missing
 from tensorgrad.core.backend import Array, Axis, namespace, same_device
-from tensorgrad.core.checks import axis_tuple, check_integer
+from tensorgrad.core.checks import axis_tuple, check_integer, unexpected
 from tensorgrad.core.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
@@ -46,7 +46,7 @@ Order = float | Literal["fro", "nuc"] | None
 
 
 class EighResult(NamedTuple):
-    """Eigenvalues in ascending order, and eigenvectors as columns."""
+    """Eigenvalues in ascending order, and eigenvectors as columns; see `eigh`."""
 
     eigenvalues: Tensor
     eigenvectors: Tensor
@@ -74,13 +74,38 @@ class SVDResult(NamedTuple):
     Vh: Tensor
 
 
-def diagonal(x: Any, offset: int = 0) -> Tensor:
-    """Return the diagonals of the matrices; see `tensorgrad.diagonal`."""
+def diagonal(x: Any, *, offset: int = 0) -> Tensor:
+    """Return the diagonals of the matrices; see `tensorgrad.diagonal`.
+
+    Args:
+        x: (..., M, N), any dtype.
+        offset: of the diagonal: above 0 to the right of the main one, below 0 to the left.
+
+    Returns:
+        (..., K), in the dtype of x.
+
+    Example:
+        >>> tg.linalg.diagonal([[1, 2], [3, 4]]).tolist()
+        [1, 4]
+    """
     return _diagonal(x, offset, -2, -1)
 
 
-def trace(x: Any, offset: int = 0, dtype: DtypeLike | None = None) -> Tensor:
-    """Return the sums of the diagonals of the matrices; see `tensorgrad.trace`."""
+def trace(x: Any, *, offset: int = 0, dtype: DtypeLike | None = None) -> Tensor:
+    """Return the sums of the diagonals of the matrices; see `tensorgrad.trace`.
+
+    Args:
+        x: (..., M, N), any dtype.
+        offset: of the diagonal: above 0 to the right of the main one, below 0 to the left.
+        dtype: of the sums; None: the one that NumPy gives.
+
+    Returns:
+        (...,).
+
+    Example:
+        >>> tg.linalg.trace([[1, 2], [3, 4]]).item()
+        5
+    """
     return _trace(x, offset, -2, -1, dtype)
 
 
@@ -90,9 +115,16 @@ def inv(x: Any) -> Tensor:
     Args:
         x: (..., N, N).
 
+    Returns:
+        (..., N, N), in the dtype of x; float64 for integers.
+
     Raises:
         ShapeError: the matrices are not square.
         ArgumentError: one is singular (on the GPU the result is not finite instead).
+
+    Example:
+        >>> tg.linalg.inv([[2, 0], [0, 4]]).tolist()
+        [[0.5, 0.0], [0.0, 0.25]]
     """
     x, dtype = _square("inv", x)
     y = _computed("inv", namespace(x.data).linalg.inv, x.data)
@@ -111,9 +143,16 @@ def solve(a: Any, b: Any) -> Tensor:
         a: (..., N, N).
         b: (N,) or (..., N, K).
 
+    Returns:
+        (..., N) or (..., N, K), in the dtype that both promote to; float64 for integers.
+
     Raises:
         ShapeError: a is not square, or b does not fit it.
         ArgumentError: a is singular (on the GPU the result is not finite instead).
+
+    Example:
+        >>> tg.linalg.solve([[2, 0], [0, 4]], [2, 2]).round(6).tolist()
+        [1.0, 0.5]
     """
     a, b = operands("solve", ("a", "b"), (a, b))
     a, first = _square("solve", a)
@@ -151,11 +190,15 @@ def tensorinv(x: Any, ind: int = 2) -> Tensor:
         ind: above 0.
 
     Returns:
-        The last axes of x, then its first.
+        The last axes of x, then its first; in the dtype of x, float64 for integers.
 
     Raises:
         ArgumentError: ind is below 1, or the map is singular.
         ShapeError: the products differ.
+
+    Example:
+        >>> tg.linalg.tensorinv(tg.reshape(tg.eye(6), (6, 2, 3)), ind=1).shape
+        (2, 3, 6)
     """
     x = tensor_of("tensorinv", "x", x)
     if not 0 < ind <= x.ndim:
@@ -173,11 +216,18 @@ def tensorsolve(a: Any, b: Any, axes: Sequence[int] | None = None) -> Tensor:
     Args:
         a: b.shape, then the shape of x, which has as many elements as b.
         b: any shape.
-        axes: axes of a that are moved to the end first.
+        axes: axes of a that are moved to the end first; None: no axis is.
+
+    Returns:
+        The last axes of a, in the dtype that both promote to; float64 for integers.
 
     Raises:
         ShapeError: a does not fit b.
         ArgumentError: a is singular.
+
+    Example:
+        >>> tg.linalg.tensorsolve(2 * tg.reshape(tg.eye(4), (4, 2, 2)), [2, 4, 6, 8]).tolist()
+        [[1.0, 2.0], [3.0, 4.0]]
     """
     a, b = operands("tensorsolve", ("a", "b"), (a, b))
     if axes is not None:
@@ -190,10 +240,20 @@ def tensorsolve(a: Any, b: Any, axes: Sequence[int] | None = None) -> Tensor:
 
 
 def det(x: Any) -> Tensor:
-    """Return the determinants of square matrices, (...,); the gradient needs an inverse.
+    """Return the determinants of square matrices; the gradient needs an inverse.
+
+    Args:
+        x: (..., N, N).
+
+    Returns:
+        (...,), in the dtype of x; float64 for integers.
 
     Raises:
         ShapeError: the matrices are not square.
+
+    Example:
+        >>> tg.linalg.det([[2, 0], [0, 4]]).round(6).item()
+        8.0
     """
     x, dtype = _square("det", x)
     xp = namespace(x.data)
@@ -208,10 +268,21 @@ def _det_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def slogdet(x: Any) -> SlogdetResult:
-    """Return sign and log|det| of square matrices, (...,) each; the gradient needs an inverse.
+    """Return sign and log|det| of square matrices; the gradient needs an inverse.
+
+    Args:
+        x: (..., N, N).
+
+    Returns:
+        sign and logabsdet, (...,) each, in the dtype of x; float64 for integers.
 
     Raises:
         ShapeError: the matrices are not square.
+
+    Example:
+        >>> sign, logabsdet = tg.linalg.slogdet([[0, 1], [1, 0]])
+        >>> sign.item(), logabsdet.item()
+        (-1.0, 0.0)
     """
     x, dtype = _square("slogdet", x)
     xp = namespace(x.data)
@@ -226,17 +297,24 @@ def _slogdet_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy[..., None, None] * _transposed(inverse),)
 
 
-def cholesky(x: Any, upper: bool = False) -> Tensor:
+def cholesky(x: Any, *, upper: bool = False) -> Tensor:
     """Return the lower triangle L with L L^T = x, or the upper one with U^T U = x.
 
     Args:
         x: (..., N, N), symmetric and positive definite; only its lower triangle is read.
         upper: whether to return L^T.
 
+    Returns:
+        (..., N, N), in the dtype of x; float64 for integers.
+
     Raises:
         ShapeError: the matrices are not square.
         ArgumentError: one is not positive definite.
     Source: Murray 2016, arXiv:1602.07527, eq. 10; the gradient is symmetric.
+
+    Example:
+        >>> tg.linalg.cholesky([[4, 2], [2, 2]]).tolist()
+        [[2.0, 0.0], [1.0, 1.0]]
     """
     x, dtype = _square("cholesky", x)
     y = _computed("cholesky", namespace(x.data).linalg.cholesky, x.data)
@@ -257,16 +335,26 @@ def _cholesky_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def eigh(x: Any, UPLO: Literal["L", "U"] = "L") -> EighResult:
-    """Return eigenvalues (..., N) and eigenvectors (..., N, N) of symmetric matrices.
+    """Return eigenvalues and eigenvectors of symmetric matrices.
 
     Args:
-        x: (..., N, N). The gradient is symmetric; that of
-            eigenvectors needs different eigenvalues, and a loss that ignores their signs.
+        x: (..., N, N). The gradient is symmetric; that of eigenvectors needs different
+            eigenvalues, and a loss that ignores their signs.
         UPLO: which triangle is read, the lower or the upper.
+
+    Returns:
+        eigenvalues, (..., N), ascending, and eigenvectors, (..., N, N), as columns; in the dtype of
+        x,
+        float64 for integers.
 
     Raises:
         ShapeError: the matrices are not square.
         ArgumentError: another UPLO.
+
+    Example:
+        >>> values, vectors = tg.linalg.eigh([[3, 0], [0, 2]])
+        >>> values.round(6).tolist(), tg.abs(vectors).round(6).tolist()
+        ([2.0, 3.0], [[0.0, 1.0], [1.0, 0.0]])
     """
     if UPLO not in ("L", "U"):
         raise ArgumentError(f"eigh: UPLO is {UPLO!r}, expected 'L' or 'U'")
@@ -289,7 +377,22 @@ def _eigh_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
 
 
 def eigvalsh(x: Any, UPLO: Literal["L", "U"] = "L") -> Tensor:
-    """Return the eigenvalues of symmetric matrices, ascending; see `eigh`."""
+    """Return the eigenvalues of symmetric matrices, ascending; see `eigh`.
+
+    Args:
+        x: (..., N, N).
+        UPLO: which triangle is read, the lower or the upper.
+
+    Returns:
+        (..., N), in the dtype of x; float64 for integers.
+
+    Raises:
+        As `eigh`.
+
+    Example:
+        >>> tg.linalg.eigvalsh([[3, 0], [0, 2]]).round(6).tolist()
+        [2.0, 3.0]
+    """
     return eigh(x, UPLO).eigenvalues
 
 
@@ -300,10 +403,19 @@ def qr(x: Any, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
         x: (..., M, N). The gradient needs M >= N and independent columns.
         mode: "reduced" gives Q min(M, N) columns, "complete" M, without a gradient unless M = N.
 
+    Returns:
+        Q, (..., M, K), and R, (..., K, N), K columns as said; in the dtype of x, float64 for
+        integers.
+
     Raises:
         ArgumentError: another mode.
         GradError: in backward, there is no gradient.
     Source: Walter & Lehmann 2018, arXiv:1009.6112.
+
+    Example:
+        >>> q, r = tg.linalg.qr([[3, 1], [4, 2], [0, 5]])
+        >>> q.shape, tg.abs(q @ r).round(6).tolist()
+        ((3, 2), [[3.0, 1.0], [4.0, 2.0], [0.0, 5.0]])
     """
     if mode not in ("reduced", "complete"):
         raise ArgumentError(f"qr: mode is {mode!r}, expected 'reduced' or 'complete'")
@@ -335,10 +447,18 @@ def svd(x: Any, full_matrices: bool = True) -> SVDResult:
         full_matrices: whether U is (..., M, M) and Vh (..., N, N), not (..., M, K) and
             (..., K, N) with K = min(M, N). These have no gradient unless M = N.
 
+    Returns:
+        U, S of shape (..., K), descending, and Vh, in the dtype of x; float64 for integers.
+
     Raises:
         GradError: in backward, there is no gradient.
     Source: Giles 2008, "Collected matrix derivative results for forward and reverse mode
         algorithmic differentiation", section 3.2.
+
+    Example:
+        >>> u, s, vh = tg.linalg.svd([[0, 2], [1, 0], [0, 0]], full_matrices=False)
+        >>> u.shape, s.round(6).tolist(), vh.shape
+        ((3, 2), [2.0, 1.0], (2, 2))
     """
     x, dtype = _matrices("svd", x)
     return SVDResult(*_factors("svd", x, dtype, _svd_backward, full_matrices))
@@ -368,11 +488,22 @@ def _svd_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
 
 
 def svdvals(x: Any) -> Tensor:
-    """Return the singular values of matrices, descending; see `svd`."""
+    """Return the singular values of matrices, descending; see `svd`.
+
+    Args:
+        x: (..., M, N).
+
+    Returns:
+        (..., K), K = min(M, N), in the dtype of x; float64 for integers.
+
+    Example:
+        >>> tg.linalg.svdvals([[0, 2], [1, 0]]).round(6).tolist()
+        [2.0, 1.0]
+    """
     return svd(x, full_matrices=False).S
 
 
-def pinv(x: Any, rtol: Any = None) -> Tensor:
+def pinv(x: Any, *, rtol: Any = None) -> Tensor:
     """Return the Moore-Penrose pseudo-inverses of matrices.
 
     Args:
@@ -381,9 +512,13 @@ def pinv(x: Any, rtol: Any = None) -> Tensor:
             by default max(M, N) times the spacing of the dtype at 1.
 
     Returns:
-        (..., N, M).
+        (..., N, M), in the dtype of x; float64 for integers.
 
     Source: Golub & Pereyra 1973, doi:10.1137/0710036, eq. 4.12.
+
+    Example:
+        >>> tg.linalg.pinv([[1], [1]]).round(6).tolist()
+        [[0.5, 0.5]]
     """
     x, dtype = _matrices("pinv", x)
     cut = _cutoff(x, rtol)
@@ -399,8 +534,20 @@ def _pinv_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (left @ dyt @ y @ yt + yt @ y @ dyt @ right - yt @ dy @ yt,)
 
 
-def matrix_rank(x: Any, rtol: Any = None) -> Tensor:
-    """Return how many singular values count as more than 0, int64, (...,); see `pinv`."""
+def matrix_rank(x: Any, *, rtol: Any = None) -> Tensor:
+    """Return how many singular values count as more than 0; see `pinv`.
+
+    Args:
+        x: (..., M, N).
+        rtol: as for `pinv`.
+
+    Returns:
+        (...,), int64.
+
+    Example:
+        >>> tg.linalg.matrix_rank([[1, 2], [2, 4]]).item()
+        1
+    """
     x, _ = _matrices("matrix_rank", x)
     values = svdvals(x.detach())
     largest = max(values, -1, keepdims=True) if values.shape[-1] else 0.0
@@ -431,6 +578,10 @@ def cond(x: Any, p: Order = None) -> Tensor:
     Raises:
         ShapeError: the matrices have no elements, or are not square.
         ArgumentError: another order, or a matrix has no singular values.
+
+    Example:
+        >>> tg.linalg.cond([[4, 0], [0, 2]]).round(6).item()
+        2.0
     """
     x, dtype = _matrices("cond", x)
     if not x.shape[-1] * x.shape[-2]:
@@ -455,8 +606,19 @@ def _cond(x: Tensor, p: Order) -> Tensor:
 def matrix_power(x: Any, n: int) -> Tensor:
     """Return square matrices multiplied by themselves n times; negative n: their inverses.
 
+    Args:
+        x: (..., N, N).
+        n: an integer; 0 gives the identity.
+
+    Returns:
+        (..., N, N), in the dtype of x; for negative n of integers float64.
+
     Raises:
         ShapeError: the matrices are not square.
+
+    Example:
+        >>> tg.linalg.matrix_power([[1, 1], [0, 1]], 3).tolist()
+        [[1, 3], [0, 1]]
     """
     given = tensor_of("matrix_power", "x", x)
     check_integer("matrix_power", "n", n)
@@ -475,7 +637,22 @@ def matrix_power(x: Any, n: int) -> Tensor:
 
 
 def multi_dot(matrices: Any) -> Tensor:
-    """Return the product of matrices, from left to right; the first and last may be vectors."""
+    """Return the product of matrices, from left to right; the first and last may be vectors.
+
+    Args:
+        matrices: two or more, (M, K), (K, L), ...
+
+    Returns:
+        (M, N), without M where the first is a vector, without N where the last is one.
+
+    Raises:
+        ArgumentError: there is one matrix.
+        ShapeError: they do not fit.
+
+    Example:
+        >>> tg.linalg.multi_dot([[1, 2], [[1, 0], [0, 3]], [1, 1]]).item()
+        7
+    """
     y, *others = tensors_of("multi_dot", matrices)
     if not others:
         raise ArgumentError("multi_dot: got 1 matrix, expected two or more")
@@ -484,7 +661,9 @@ def multi_dot(matrices: Any) -> Tensor:
     return y
 
 
-def vector_norm(x: Any, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:
+def vector_norm(
+    x: Any, *, axis: Axis = None, keepdims: bool = False, ord: float = 2, **unknown: Never
+) -> Tensor:
     """Return sum(|x|^ord)^(1/ord), max(|x|) for inf, min(|x|) for -inf, the nonzeros for 0.
 
     The gradient at 0 is 0.
@@ -493,11 +672,20 @@ def vector_norm(x: Any, axis: Axis = None, keepdims: bool = False, ord: float = 
         x: any shape.
         axis: the axes to reduce; None for all.
         keepdims: whether the reduced axes stay with length 1.
-        ord: the order.
+        ord: the order, a number.
+
+    Returns:
+        The shape of x without the reduced axes, in its dtype; float64 for integers.
 
     Raises:
         ArgumentError: the order is not a number.
+
+    Example:
+        >>> tg.linalg.vector_norm([3, -4]).item(), tg.linalg.vector_norm([3, -4], ord=1).item()
+        (5.0, 7.0)
     """
+    if unknown:
+        raise unexpected("vector_norm", unknown)
     if not isinstance(ord, (int, float, np.number)):
         raise ArgumentError(f"norm: ord is {ord!r}, expected a number for vectors")
     x = _magnitudes("norm", x)
@@ -526,8 +714,8 @@ def _root(x: Tensor, order: float) -> Tensor:
     return where(zero | infinite, ends, where(zero | infinite, 1.0, x) ** (1 / order))
 
 
-def matrix_norm(x: Any, keepdims: bool = False, ord: Order = "fro") -> Tensor:
-    """Return the norms of matrices, (...,).
+def matrix_norm(x: Any, *, keepdims: bool = False, ord: Order = "fro", **unknown: Never) -> Tensor:
+    """Return the norms of matrices.
 
     Args:
         x: (..., M, N).
@@ -536,9 +724,18 @@ def matrix_norm(x: Any, keepdims: bool = False, ord: Order = "fro") -> Tensor:
             -2 (the largest or smallest of them), 1 or -1 (the largest or smallest sum of |x| over
             a column), inf or -inf (over a row).
 
+    Returns:
+        (...,), in the dtype of x; float64 for integers.
+
     Raises:
         ArgumentError: another order.
+
+    Example:
+        >>> tg.linalg.matrix_norm([[3, 0], [0, 4]]).item()
+        5.0
     """
+    if unknown:
+        raise unexpected("matrix_norm", unknown)
     x, dtype = _matrices("norm", x)
     y: Tensor
     if ord in ("fro", None):
@@ -564,7 +761,9 @@ def _largest(x: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) -> 
     return max(x, axis, keepdims=keepdims) if x.size else sum(x, axis, keepdims=keepdims)
 
 
-def norm(x: Any, ord: Order = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def norm(
+    x: Any, ord: Order = None, axis: Axis = None, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return the norm of vectors, or of matrices where `axis` names two axes, as in NumPy.
 
     Args:
@@ -573,18 +772,27 @@ def norm(x: Any, ord: Order = None, axis: Axis = None, keepdims: bool = False) -
         axis: one axis, two, or None.
         keepdims: whether the reduced axes stay with length 1.
 
+    Returns:
+        The shape of x without the reduced axes, in its dtype; float64 for integers.
+
     Raises:
         ArgumentError: there is no such order, or more than two axes.
+
+    Example:
+        >>> tg.linalg.norm([[3, 4], [6, 8]], axis=1).tolist()
+        [5.0, 10.0]
     """
+    if unknown:
+        raise unexpected("norm", unknown)
     x = tensor_of("norm", "x", x)
     if ord is None:
-        return vector_norm(x, axis, keepdims)
+        return vector_norm(x, axis=axis, keepdims=keepdims)
     axes = axis_tuple("norm", tuple(axis) if isinstance(axis, list) else axis, x.ndim)
     if len(axes) == 1:
-        return vector_norm(x, axes, keepdims, ord)  # type: ignore[arg-type]  # it checks
+        return vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)  # type: ignore[arg-type]
     if len(axes) != 2:
         raise ArgumentError(f"norm: axis is {axis} for x of {x.ndim} axes, expected one or two")
-    y = matrix_norm(moveaxis(x, axes, (-2, -1)), False, ord)
+    y = matrix_norm(moveaxis(x, axes, (-2, -1)), ord=ord)
     return reshape(y, [1 if i in axes else n for i, n in enumerate(x.shape)]) if keepdims else y
 
 

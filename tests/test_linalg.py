@@ -51,10 +51,10 @@ CALLS: list[tuple[str, Callable[..., Any], Callable[..., Any], Values]] = [
        lambda x, n=n: np.linalg.matrix_power(x, n), SQUARE) for n in (-2, 1, 3)),
     *((f"cond-{p}", lambda x, p=p: linalg.cond(x, p), lambda x, p=p: np.linalg.cond(x, p), SQUARE)
       for p in (None, -2, "fro", 1)),
-    *((f"matrix_norm-{p}", lambda x, p=p: linalg.matrix_norm(x, True, p),
+    *((f"matrix_norm-{p}", lambda x, p=p: linalg.matrix_norm(x, keepdims=True, ord=p),
        lambda x, p=p: np.linalg.matrix_norm(x, keepdims=True, ord=p), FLAT)
       for p in ("fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf)),
-    *((f"vector_norm-{p}", lambda x, p=p: linalg.vector_norm(x, (0, 2), False, p),
+    *((f"vector_norm-{p}", lambda x, p=p: linalg.vector_norm(x, axis=(0, 2), keepdims=False, ord=p),
        lambda x, p=p: np.linalg.vector_norm(x, axis=(0, 2), ord=p), FLAT)
       for p in (1, 2, 3, 0.5, np.inf, -np.inf)),
     *((f"norm-{p}-{axis}", lambda x, p=p, axis=axis: linalg.norm(x, p, axis, True),
@@ -131,7 +131,7 @@ def test_full_matrices_and_ranks() -> None:
 def test_defaults_are_numpys() -> None:
     for name in ("diagonal", "trace"):
         for offset in (0, 1, -2):
-            found = getattr(linalg, name)(FLAT, offset)
+            found = getattr(linalg, name)(FLAT, offset=offset)
             np.testing.assert_allclose(found, getattr(np.linalg, name)(FLAT, offset=offset))
         np.testing.assert_allclose(getattr(linalg, name)(FLAT), getattr(np.linalg, name)(FLAT))
     assert linalg.trace(FLAT, dtype="float32").dtype == np.float32
@@ -148,9 +148,11 @@ def test_defaults_are_numpys() -> None:
             expected = np.linalg.norm(FLAT, order, (2, 0), keepdims)
             assert found.shape == expected.shape
             np.testing.assert_allclose(found, expected)
-    np.testing.assert_allclose(linalg.pinv(TALL, 0.5), np.linalg.pinv(TALL, rtol=0.5))
+    np.testing.assert_allclose(linalg.pinv(TALL, rtol=0.5), np.linalg.pinv(TALL, rtol=0.5))
     each = np.array([0.5, 0.01])
-    np.testing.assert_allclose(linalg.pinv(FLAT, Tensor(each)), np.linalg.pinv(FLAT, rtol=each))
+    np.testing.assert_allclose(
+        linalg.pinv(FLAT, rtol=Tensor(each)), np.linalg.pinv(FLAT, rtol=each)
+    )
     found = linalg.matrix_power(SQUARE.astype("float32"), 0)
     assert (found.shape, str(found.dtype)) == (SQUARE.shape, "float32")
     full = linalg.svd(WIDE)
@@ -209,7 +211,7 @@ def test_errors_name_argument_and_expectation() -> None:
         (lambda: linalg.matrix_power(TALL, 0), ShapeError, "matrix_power: x has shape .*, expecte"),
         (lambda: linalg.cond(TALL, 1), ShapeError, "cond: x has shape .*, expected square matric"),
         (lambda: linalg.cond(np.zeros((3, 0))), ShapeError, r"cond: x has shape \(3, 0\), expect"),
-        (lambda: linalg.pinv(TALL, Tensor(np.ones(()), requires_grad=True)), GradError,
+        (lambda: linalg.pinv(TALL, rtol=Tensor(np.ones(()), requires_grad=True)), GradError,
          "pinv: rtol requires a gradient"),
         (lambda: linalg.tensorinv(SIX.reshape(3, 2, 6), 4), ArgumentError,
          "tensorinv: ind is 4, expected 1 to 3"),
@@ -264,9 +266,9 @@ def test_eigh_reads_one_triangle() -> None:
 def test_ranks(device: str) -> None:
     x = Tensor(backend.to_device(np.stack([np.eye(3), np.diag([1, 1e-3, 0])]), device))
     assert linalg.matrix_rank(x).numpy().tolist() == [3, 2]
-    assert linalg.matrix_rank(x, 0.1).numpy().tolist() == [3, 1]
+    assert linalg.matrix_rank(x, rtol=0.1).numpy().tolist() == [3, 1]
     each = Tensor(backend.to_device(np.array([2.0, 1e-4]), device))
-    assert linalg.matrix_rank(x, each).numpy().tolist() == [0, 2]
+    assert linalg.matrix_rank(x, rtol=each).numpy().tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3)])

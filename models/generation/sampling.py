@@ -125,7 +125,7 @@ def generate_batch(
         >>> [len(row) for row in rows]
         [3, 3]
     """
-    how = Sampling(temperature, top_k, top_p, repetition_penalty)
+    how = Sampling(temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
     stops = _checked_stops(stop_tokens, model.vocab_size)
     with evaluating(model):
         decoder, lengths = _begin(model, prompts, max_new_tokens, how, seed, stops, use_cache)
@@ -182,7 +182,7 @@ def stream(
         (2,)
         (2,)
     """
-    how = Sampling(temperature, top_k, top_p, repetition_penalty)
+    how = Sampling(temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
     with evaluating(model):
         decoder, _ = _begin(model, prompts, max_new_tokens, how, seed, (), use_cache)
     return _steps(decoder, max_new_tokens)

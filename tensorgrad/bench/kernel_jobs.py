@@ -323,9 +323,9 @@ def dropouts() -> Iterator[TimedFunction]:
 
     rows: Any = (  # name, ours, number of inputs, arrays moved, PyTorch's
         ("dropout", lambda x: dropout(x, p), 1, {"forward": 2}, theirs),
-        ("dropout", lambda x, residual: dropout_add(x, residual, p), 2, {"backward": 2}, None),
-        ("dropout + residual", lambda x, r: dropout_add(x, r, p), 2, {"forward": 3}, theirs),
-        ("bias + dropout + residual", lambda x, r, bias: dropout_add(x, r, p, bias), 3,
+        ("dropout", lambda x, residual: dropout_add(x, residual, p=p), 2, {"backward": 2}, None),
+        ("dropout + residual", lambda x, r: dropout_add(x, r, p=p), 2, {"forward": 3}, theirs),
+        ("bias + dropout + residual", lambda x, r, bias: dropout_add(x, r, p=p, bias=bias), 3,
          {"forward": 3}, theirs),
         ("swiglu + dropout", lambda gate, up: swiglu_dropout(gate, up, p), 2,
          {"forward": 3, "backward": 5}, None),
@@ -652,11 +652,11 @@ def _tf32_gelu(back: bool, device: str, torch: Any) -> Calls:
         with autocast("tf32"):
             if fused:
                 return linear_gelu(x, up, bias)
-            return activation.gelu(linear(x, up, bias), "tanh")
+            return activation.gelu(linear(x, up, bias), approximate="tanh")
 
     if not back:
         return Calls(lambda _: forward(True), {"unfused": lambda _: forward(False)})
-    node = activation.gelu(before, "tanh").node
+    node = activation.gelu(before, approximate="tanh").node
     assert node is not None
     saved, dx = node.saved or (), backend.empty((rows, hidden), float32, x.data)
     p = problem(x.data, backend.contiguous(up.data.T), dx)
@@ -752,7 +752,7 @@ def _attention(shape: Shape4, kind: str, dtype: str, beside: bool) -> Jobs:
 
     def ours(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         with autocast("tf32", enabled=tf32):
-            return attention(q, k, v, mask, causal)
+            return attention(q, k, v, mask, causal=causal)
 
     def theirs(torch: Any) -> Any:
         if tf32:

@@ -168,7 +168,10 @@ class PromptGenerator:
         self._conversation = [] if given.system is None else [_message("system", given.system)]
         self._model, self._tokenizer, self._given = model, tokenizer, given
         self._how = Sampling(
-            given.temperature, given.top_k or None, given.top_p, given.repetition_penalty
+            given.temperature,
+            top_k=given.top_k or None,
+            top_p=given.top_p,
+            repetition_penalty=given.repetition_penalty,
         )
         self._end = () if given.ignore_end else tokenizer.end_tokens
 

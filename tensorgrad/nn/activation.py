@@ -95,7 +95,7 @@ class GELU(Module):
 
     def forward(self, x: Any) -> Tensor:
         """Return `gelu(x, approximate)`, the shape and dtype of x."""
-        return gelu(x, self.approximate)
+        return gelu(x, approximate=self.approximate)
 
     def extra_repr(self) -> str:
         """Return the formula's name."""

@@ -143,7 +143,7 @@ class RotaryEmbedding(Module):
             heads: rotate the first `heads` of the H heads only; default: all.
         """
         cos, sin = self._angles(x, positions)
-        return rotary_op(x, cos, sin, heads, self.interleaved)
+        return rotary_op(x, cos, sin, heads=heads, interleaved=self.interleaved)
 
     def table(self, steps: int, like: Array) -> tuple[Array, Array]:
         """Return cosines and sines of positions 0 to steps - 1, float32 (steps, D / 2)."""
@@ -404,16 +404,17 @@ class MultiHeadAttention(Module):
         dropout = self.dropout if self.training else 0.0
         if fused or (cache is not None and cache.length == length):  # these steps alone: no copies
             return attention_packed(
-                qkv, self.heads, self.kv_heads, mask, self.causal, dropout=dropout,
-                window=self.window, angles=angles, interleaved=interleaved, overwrite=overwrite,
+                qkv, self.heads, kv_heads=self.kv_heads, mask=mask, causal=self.causal,
+                dropout=dropout, window=self.window, angles=angles, interleaved=interleaved,
+                overwrite=overwrite,
             )  # fmt: skip
         if cache is None:
             y = attention_unfused(
-                q, k, v, mask, self.causal,
-                dropout=dropout, window=self.window, fused_softmax=self.kernel == "fused-softmax",
+                q, k, v, mask, causal=self.causal, dropout=dropout, window=self.window,
+                fused_softmax=self.kernel == "fused-softmax",
             )  # fmt: skip
         else:
-            y = attention(q, k, v, mask, self.causal, dropout=dropout, window=self.window)
+            y = attention(q, k, v, mask, causal=self.causal, dropout=dropout, window=self.window)
         return y.swapaxes(1, 2).reshape(batch, length, self.heads * y.shape[3])
 
     def shards(self) -> list[Shard]:
@@ -458,7 +459,14 @@ class MultiHeadAttention(Module):
             angles, interleaved = self.rotary.table(cache.steps, keys), self.rotary.interleaved
         assert cache.lengths is not None  # otherwise a step is not one of each sequence
         y = attend(
-            newest, keys, values, cache.lengths, self.window, angles, interleaved, cache.counters
+            newest,
+            keys,
+            values,
+            cache.lengths,
+            window=self.window,
+            angles=angles,
+            interleaved=interleaved,
+            counters=cache.counters,
         )
         return Tensor(y[:, None])
 

@@ -48,7 +48,7 @@ class Dropout(Module):
     def add(self, x: Any, residual: Any) -> Tensor:
         """Return residual + dropout(x), in one kernel; both have the shape of the result."""
         with self.stream():
-            return dropout_add(x, residual, self.p, training=self.training)
+            return dropout_add(x, residual, p=self.p, training=self.training)
 
     def extra_repr(self) -> str:
         """Return the probability."""

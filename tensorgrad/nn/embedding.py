@@ -48,7 +48,7 @@ class Embedding(Module):
         """
         if self.region is not None:
             return self.region.embed(self.weight, ids, positions, start)
-        return embedding(self.weight, ids, positions, start)
+        return embedding(self.weight, ids, positions, start=start)
 
     def extra_repr(self) -> str:
         """Return the sizes."""

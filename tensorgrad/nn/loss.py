@@ -42,13 +42,31 @@ def mse_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
         DtypeError: x is not a float.
         DeviceError: the operands are on two devices.
         ArgumentError: another reduction.
+
+    Example:
+        >>> tg.nn.functional.mse_loss([1.0, 2.0], [1.0, 4.0]).item()
+        2.0
     """
     x, target = _operands("mse_loss", x, target)
     return reduced("mse_loss", _squared_error(x, target), reduction)
 
 
 def l1_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Return the absolute error, |x - target|; arguments and errors are those of `mse_loss`."""
+    """Return the absolute error, |x - target|.
+
+    Args:
+        x, target, reduction: as for `mse_loss`.
+
+    Returns:
+        A scalar, or the shape of x for "none"; at least float32.
+
+    Raises:
+        As `mse_loss`.
+
+    Example:
+        >>> tg.nn.functional.l1_loss([1.0, 2.0], [1.0, 4.0]).item()
+        1.0
+    """
     x, target = _operands("l1_loss", x, target)
     return reduced("l1_loss", _absolute_error(x, target), reduction)
 
@@ -59,15 +77,19 @@ def huber_loss(x: Any, target: Any, reduction: str = "mean", delta: float = 1.0)
     With e = |x - target|: e^2 / 2 where e < delta, else delta * (e - delta / 2).
 
     Args:
-        x, target, reduction: as of `mse_loss`.
+        x, target, reduction: as for `mse_loss`.
         delta: above 0.
 
     Returns:
-        As `mse_loss`.
+        A scalar, or the shape of x for "none"; at least float32.
 
     Raises:
         ArgumentError: delta is not above 0; other errors are those of `mse_loss`.
     Source: Huber 1964, "Robust estimation of a location parameter", eq. 1.1 and section 4.
+
+    Example:
+        >>> tg.nn.functional.huber_loss([0.5, 3.0], [0.0, 0.0], "none").tolist()
+        [0.125, 2.5]
     """
     x, target = _operands("huber_loss", x, target)
     check_number("huber_loss", "delta", delta)
@@ -87,15 +109,20 @@ def binary_cross_entropy_with_logits(
     Args:
         logits: any shape, any float dtype.
         target: the shape of logits, 0 to 1; also bool or integers.
-        weight: of each loss; a number, or a tensor that broadcasts to logits.
-        reduction: as of `mse_loss`; "mean" divides by the number of elements.
+        weight: of each loss; a number, or a tensor that broadcasts to logits. None: 1.
+        reduction: as for `mse_loss`; "mean" divides by the number of elements.
         pos_weight: of the positive class; a number, or a tensor that broadcasts to logits.
 
     Returns:
-        As `mse_loss`.
+        A scalar, or the shape of logits for "none"; at least float32.
 
     Raises:
         As `mse_loss`.
+
+    Example:
+        >>> F = tg.nn.functional
+        >>> F.binary_cross_entropy_with_logits([0.0, 100.0], [1.0, 0.0], reduction="none").tolist()
+        [0.693..., 100.0]
     """
     op = "binary_cross_entropy_with_logits"
     logits = tensor_of(op, "logits", logits, target, weight, pos_weight)
@@ -119,15 +146,20 @@ def kl_div(x: Any, target: Any, reduction: str = "mean", log_target: bool = Fals
     Args:
         x: log-probabilities, any shape, any float dtype.
         target: probabilities, the shape of x.
-        reduction: as of `mse_loss`, or "batchmean": the sum divided by the length of axis 0, which
+        reduction: as for `mse_loss`, or "batchmean": the sum divided by the length of axis 0, which
             is the divergence, where "mean" divides by the number of classes as well.
         log_target: whether target is the logarithm of probabilities.
 
     Returns:
-        As `mse_loss`.
+        A scalar, or the shape of x for "none"; at least float32.
 
     Raises:
         ArgumentError: "batchmean" for x without an axis; other errors are those of `mse_loss`.
+
+    Example:
+        >>> x = tg.log([[0.5, 0.5]])
+        >>> tg.nn.functional.kl_div(x, [[1.0, 0.0]], "batchmean").item()
+        0.693...
     """
     x, target = _operands("kl_div", x, target)
     losses = _divergence_of_logs(x, target) if log_target else _divergence(x, target)

@@ -49,12 +49,12 @@ class LayerNorm(Module):
     def forward(self, x: Any) -> Tensor:
         """Return y, the shape of x, for x (..., width), of the layer's dtype or a narrower one."""
         _check(self, x)
-        return layer_norm(x, self.weight, self.bias, self.eps)
+        return layer_norm(x, self.weight, self.bias, eps=self.eps)
 
     def add(self, x: Any, residual: Any = None) -> tuple[Tensor, Tensor]:
         """Return x + residual and its norm from one kernel; x and its norm without a residual."""
         _check(self, x, residual)
-        return add_layer_norm(x, residual, self.weight, self.bias, self.eps)
+        return add_layer_norm(x, residual, self.weight, self.bias, eps=self.eps)
 
     def saved_bytes(self, rows: Rows) -> float:
         """Return the bytes that backward needs: x, and mean and 1 / standard deviation of rows."""
@@ -97,12 +97,12 @@ class RMSNorm(Module):
     def forward(self, x: Any) -> Tensor:
         """Return y, the shape of x, for x (..., width), of the layer's dtype or a narrower one."""
         _check(self, x)
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight, eps=self.eps)
 
     def add(self, x: Any, residual: Any = None) -> tuple[Tensor, Tensor]:
         """Return x + residual and its norm from one kernel; x and its norm without a residual."""
         _check(self, x, residual)
-        return add_rms_norm(x, residual, self.weight, self.eps)
+        return add_rms_norm(x, residual, self.weight, eps=self.eps)
 
     def saved_bytes(self, rows: Rows) -> float:
         """Return the bytes that backward needs: x, and 1 / root of the mean square of rows."""

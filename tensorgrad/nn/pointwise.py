@@ -7,9 +7,9 @@ samples in tests/parity/test_op_db.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
-from tensorgrad.core.checks import axis_index, check_number
+from tensorgrad.core.checks import axis_index, check_number, unexpected
 from tensorgrad.core.dtypes import DtypeLike
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.operands import (
@@ -42,14 +42,37 @@ __all__ = [
 
 
 def celu(x: Any, alpha: float = 1.0) -> Tensor:
-    """Return x, or alpha * (exp(x / alpha) - 1) where x < 0 (Barron 2017, arXiv:1704.07483)."""
+    """Return x, or alpha * (exp(x / alpha) - 1) where x < 0 (Barron 2017, arXiv:1704.07483).
+
+    Args:
+        x: any shape, any float dtype.
+        alpha: a number above 0.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.nn.functional.celu([-1.0, 2.0]).tolist()
+        [-0.632..., 2.0]
+    """
     x = float_tensor("celu", "x", x)
     _check_positive("celu", "alpha", alpha)
     return where(x.data >= 0, x, alpha * expm1(minimum(x, 0) / alpha))
 
 
 def selu(x: Any) -> Tensor:
-    """Return 1.0507 * elu(x, 1.6733), which keeps mean 0 and variance 1 (arXiv:1706.02515)."""
+    """Return 1.0507 * elu(x, 1.6733), which keeps mean 0 and variance 1 (arXiv:1706.02515).
+
+    Args:
+        x: any shape, any float dtype.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.nn.functional.selu([0.0, 2.0]).tolist()
+        [0.0, 2.101...]
+    """
     y: Tensor = 1.0507009873554805 * elu(float_tensor("selu", "x", x), 1.6732632423543772)
     return y
 
@@ -57,8 +80,19 @@ def selu(x: Any) -> Tensor:
 def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """Return x within [min_val, max_val], else the nearer bound, where the gradient is 0.
 
+    Args:
+        x: any shape, any float dtype.
+        min_val, max_val: the bounds, numbers.
+
+    Returns:
+        The shape and dtype of x.
+
     Raises:
         ArgumentError: min_val is not below max_val.
+
+    Example:
+        >>> tg.nn.functional.hardtanh([-3.0, 0.5, 2.0]).tolist()
+        [-1.0, 0.5, 1.0]
     """
     x = float_tensor("hardtanh", "x", x)
     check_number("hardtanh", "min_val", min_val)
@@ -70,59 +104,173 @@ def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
 
 
 def relu6(x: Any) -> Tensor:
-    """Return `hardtanh(x, 0, 6)`."""
+    """Return `hardtanh(x, 0, 6)`.
+
+    Args:
+        x: any shape, any float dtype.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.nn.functional.relu6([-1.0, 3.0, 8.0]).tolist()
+        [0.0, 3.0, 6.0]
+    """
     return hardtanh(x, 0.0, 6.0)
 
 
 def hardsigmoid(x: Any) -> Tensor:
-    """Return (x + 3) / 6 within [0, 1]."""
+    """Return (x + 3) / 6 within [0, 1].
+
+    Args:
+        x: any shape, any float dtype.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.nn.functional.hardsigmoid([-4.0, 0.0, 4.0]).tolist()
+        [0.0, 0.5, 1.0]
+    """
     return hardtanh(float_tensor("hardsigmoid", "x", x) + 3.0, 0.0, 6.0) / 6.0
 
 
 def hardswish(x: Any) -> Tensor:
-    """Return x * hardsigmoid(x) (Howard et al. 2019, arXiv:1905.02244)."""
+    """Return x * hardsigmoid(x) (Howard et al. 2019, arXiv:1905.02244).
+
+    Args:
+        x: any shape, any float dtype.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.nn.functional.hardswish([-4.0, 0.0, 4.0]).tolist()
+        [-0.0, 0.0, 4.0]
+    """
     given = float_tensor("hardswish", "x", x)
     return given * hardsigmoid(given)
 
 
 def hardshrink(x: Any, lambd: float = 0.5) -> Tensor:
-    """Return x where |x| > lambd, else 0."""
+    """Return x where |x| > lambd, else 0.
+
+    Args:
+        x: any shape, any float dtype.
+        lambd: a number.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.nn.functional.hardshrink([-1.0, 0.25, 2.0]).tolist()
+        [-1.0, 0.0, 2.0]
+    """
     x = float_tensor("hardshrink", "x", x)
     check_number("hardshrink", "lambd", lambd)
     return where(abs(x.detach()).data > lambd, x, 0.0)
 
 
 def softshrink(x: Any, lambd: float = 0.5) -> Tensor:
-    """Return x brought nearer to 0 by lambd, and 0 where |x| <= lambd."""
+    """Return x brought nearer to 0 by lambd, and 0 where |x| <= lambd.
+
+    Args:
+        x: any shape, any float dtype.
+        lambd: a number.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.nn.functional.softshrink([-1.0, 0.25, 2.0]).tolist()
+        [-0.5, 0.0, 1.5]
+    """
     x = float_tensor("softshrink", "x", x)
     return relu(x - lambd) - relu(-x - lambd)
 
 
 def tanhshrink(x: Any) -> Tensor:
-    """Return x - tanh(x)."""
+    """Return x - tanh(x).
+
+    Args:
+        x: any shape, any float dtype.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.nn.functional.tanhshrink([0.0, 1.0]).tolist()
+        [0.0, 0.238...]
+    """
     given = float_tensor("tanhshrink", "x", x)
     return given - tanh(given)
 
 
 def softsign(x: Any) -> Tensor:
-    """Return x / (1 + |x|)."""
+    """Return x / (1 + |x|).
+
+    Args:
+        x: any shape, any float dtype.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.nn.functional.softsign([-1.0, 3.0]).tolist()
+        [-0.5, 0.75]
+    """
     given = float_tensor("softsign", "x", x)
     return given / (1.0 + abs(given))
 
 
 def logsigmoid(x: Any) -> Tensor:
-    """Return log(sigmoid(x)), without overflow."""
+    """Return log(sigmoid(x)), without overflow.
+
+    Args:
+        x: any shape, any float dtype.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.nn.functional.logsigmoid([0.0, -1000.0]).tolist()
+        [-0.693..., -1000.0]
+    """
     return -SOFTPLUS(-float_tensor("logsigmoid", "x", x))
 
 
 def mish(x: Any) -> Tensor:
-    """Return x * tanh(softplus(x)) (Misra 2019, arXiv:1908.08681)."""
+    """Return x * tanh(softplus(x)) (Misra 2019, arXiv:1908.08681).
+
+    Args:
+        x: any shape, any float dtype.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.nn.functional.mish([0.0, 1.0]).tolist()
+        [0.0, 0.865...]
+    """
     given = float_tensor("mish", "x", x)
     return given * tanh(SOFTPLUS(given))
 
 
 def threshold(x: Any, threshold: float, value: float) -> Tensor:
-    """Return x where it is above a threshold, else a value."""
+    """Return x where it is above a threshold, else a value.
+
+    Args:
+        x: any shape, any float dtype.
+        threshold: a number.
+        value: a number, in place of the elements up to the threshold.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.nn.functional.threshold([0.0, 1.0, 2.0], 1.0, -5.0).tolist()
+        [-5.0, -5.0, 2.0]
+    """
     x = float_tensor("threshold", "x", x)
     check_number("threshold", "threshold", threshold)
     check_number("threshold", "value", value)
@@ -133,11 +281,18 @@ def prelu(x: Any, weight: Any) -> Tensor:
     """Return x, or weight * x where x < 0.
 
     Args:
-        x: any shape; axis 1 has the channels.
+        x: any shape, any float dtype; axis 1 has the channels.
         weight: (1,) or one element for each channel.
+
+    Returns:
+        The shape of x, in the dtype that both promote to.
 
     Raises:
         ShapeError: weight has another number of elements.
+
+    Example:
+        >>> tg.nn.functional.prelu([[-2.0, -2.0]], [0.5, 0.25]).tolist()
+        [[-1.0, -0.5]]
     """
     x, weight = float_operands("prelu", ("x", "weight"), (x, weight))
     channels = x.shape[1] if x.ndim > 1 else 1
@@ -148,13 +303,26 @@ def prelu(x: Any, weight: Any) -> Tensor:
     return leaky_relu(x, reshape(weight, (channels,) + (1,) * (x.ndim - 2)))
 
 
-def glu(x: Any, axis: int = -1) -> Tensor:
+def glu(x: Any, axis: int = -1, **unknown: Never) -> Tensor:
     """Return the first half of x along an axis, times the sigmoid of the second.
+
+    Args:
+        x: any float dtype, an even length along the axis.
+        axis: the axis that is halved.
+
+    Returns:
+        The shape of x, half as long along the axis, in its dtype.
 
     Raises:
         ShapeError: the axis has an odd length.
     Source: Dauphin et al. 2016, arXiv:1612.08083.
+
+    Example:
+        >>> tg.nn.functional.glu([4.0, 2.0, 0.0, 0.0]).tolist()
+        [2.0, 1.0]
     """
+    if unknown:
+        raise unexpected("glu", unknown)
     x = float_tensor("glu", "x", x)
     axis = axis_index("glu", axis, x.ndim)
     half = x.shape[axis] // 2
@@ -165,20 +333,68 @@ def glu(x: Any, axis: int = -1) -> Tensor:
     return y
 
 
-def softmin(x: Any, axis: int = -1, dtype: DtypeLike | None = None) -> Tensor:
-    """Return `softmax(-x, axis)`, of x in a dtype if one is given."""
+def softmin(x: Any, axis: int = -1, *, dtype: DtypeLike | None = None, **unknown: Never) -> Tensor:
+    """Return `softmax(-x, axis)`, of x in a dtype if one is given.
+
+    Args:
+        x: one axis or more, any float dtype.
+        axis: the axis along which the results sum to 1.
+        dtype: to convert x to first; None: it stays.
+
+    Returns:
+        The shape of x, in its dtype or the given one.
+
+    Example:
+        >>> tg.nn.functional.softmin([3.0, 3.0]).tolist()
+        [0.5, 0.5]
+    """
+    if unknown:
+        raise unexpected("softmin", unknown)
     x = x if dtype is None else astype(x, dtype, copy=False)
     return softmax(-float_tensor("softmin", "x", x), axis)
 
 
-def normalize(x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12) -> Tensor:
-    """Return x / max(norm, eps), with norms of order 1, 2 or inf along an axis."""
+def normalize(
+    x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12, **unknown: Never
+) -> Tensor:
+    """Return x / max(norm, eps), with norms of order 1, 2 or inf along an axis.
+
+    Args:
+        x: any shape with that axis, any float dtype.
+        p: the order of the norm: 1, 2 or inf.
+        axis: one axis or several.
+        eps: the least number to divide by.
+
+    Returns:
+        The shape and dtype of x.
+
+    Example:
+        >>> tg.nn.functional.normalize([[0.0, 4.0], [2.0, 0.0]]).tolist()
+        [[0.0, 1.0], [1.0, 0.0]]
+    """
+    if unknown:
+        raise unexpected("normalize", unknown)
     given = float_tensor("normalize", "x", x)
     return given / maximum(norm(given, axis, ord=p, keepdims=True), eps)
 
 
-def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8) -> Tensor:
-    """Return the cosine of the angle of x and y, which broadcast, along an axis."""
+def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **unknown: Never) -> Tensor:
+    """Return the cosine of the angle of x and y, which broadcast, along an axis.
+
+    Args:
+        x, y: any float dtype; shapes that broadcast.
+        axis: the axis of the vectors' elements.
+        eps: the least length of a vector to divide by.
+
+    Returns:
+        The shape that x and y broadcast to, without the axis, in the dtype that both promote to.
+
+    Example:
+        >>> tg.nn.functional.cosine_similarity([[2.0, 0.0]], [[3.0, 0.0], [0.0, 5.0]]).tolist()
+        [1.0, 0.0]
+    """
+    if unknown:
+        raise unexpected("cosine_similarity", unknown)
     x, y = float_operands("cosine_similarity", ("x", "y"), (x, y))
     x, y = broadcast_arrays(x, y)
     lengths = [maximum(norm(vector, axis, keepdims=True), eps) for vector in (x, y)]
@@ -186,39 +402,94 @@ def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8) -> Tenso
 
 
 def pairwise_distance(
-    x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False
+    x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
-    """Return the norms of order 1, 2 or inf of x - y + eps along the last axis."""
+    """Return the norms of order 1, 2 or inf of x - y + eps along the last axis.
+
+    Args:
+        x, y: (..., C), any float dtype; shapes that broadcast.
+        p: the order of the norm: 1, 2 or inf.
+        eps: added to each element, so that the gradient of equal vectors is finite.
+        keepdims: whether the last axis stays with length 1.
+
+    Returns:
+        The shape that x and y broadcast to without its last axis, in the dtype that both promote
+        to.
+
+    Example:
+        >>> tg.nn.functional.pairwise_distance([[3.0, 4.0]], [[0.0, 0.0]], eps=0.0).tolist()
+        [5.0]
+    """
+    if unknown:
+        raise unexpected("pairwise_distance", unknown)
     x, y = float_operands("pairwise_distance", ("x", "y"), (x, y))
     return norm(x - y + eps, -1, ord=p, keepdims=keepdims)
 
 
-def cdist(x: Any, y: Any, p: float = 2.0) -> Tensor:
-    """Return the distances of all rows of x from all rows of y, (..., M, N); 0 has gradient 0.
+def cdist(x: Any, y: Any, *, p: float = 2.0) -> Tensor:
+    """Return the distances of all rows of x from all rows of y; the gradient at 0 is 0.
 
     Args:
-        x: (..., M, C).
+        x: (..., M, C), any float dtype.
         y: (..., N, C).
         p: the order of the norm of a difference: see `linalg.vector_norm`.
 
+    Returns:
+        (..., M, N), in the dtype that both promote to.
+
     Raises:
         ShapeError: they have no rows, or rows of different lengths.
+
+    Example:
+        >>> tg.nn.functional.cdist([[0.0, 0.0]], [[3.0, 4.0], [0.0, 1.0]]).tolist()
+        [[5.0, 1.0]]
     """
     x, y = float_operands("cdist", ("x", "y"), (x, y))
     if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-1]:
         raise ShapeError(f"cdist: y has shape {y.shape}, expected rows as long as those of x, "
                          f"{x.shape}")  # fmt: skip
-    return vector_norm(expand_dims(x, -2) - expand_dims(y, -3), -1, ord=p)
+    return vector_norm(expand_dims(x, -2) - expand_dims(y, -3), axis=-1, ord=p)
 
 
 def smooth_l1_loss(x: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """Return `huber_loss(x, target, reduction, beta) / beta`."""
+    """Return `huber_loss(x, target, reduction, beta) / beta`.
+
+    Args:
+        x: any shape, any float dtype.
+        target: the shape of x.
+        reduction: "mean", "sum" or "none", as for `mse_loss`.
+        beta: above 0; errors below it are squared.
+
+    Returns:
+        A scalar, or the shape of x for "none"; at least float32.
+
+    Raises:
+        ArgumentError: beta is not above 0, or another reduction.
+        ShapeError: target has another shape than x.
+
+    Example:
+        >>> tg.nn.functional.smooth_l1_loss([0.0, 3.0], [1.0, 0.0], "none").tolist()
+        [0.5, 2.5]
+    """
     _check_positive("smooth_l1_loss", "beta", beta)
     return huber_loss(x, target, reduction, beta) / beta
 
 
 def soft_margin_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
-    """Return log(1 + exp(-target * x)); the targets are 1 and -1."""
+    """Return log(1 + exp(-target * x)).
+
+    Args:
+        x: any shape, any float dtype.
+        target: the shape of x, of 1 and -1.
+        reduction: "mean", "sum" or "none", as for `mse_loss`.
+
+    Returns:
+        A scalar, or the shape of x for "none".
+
+    Example:
+        >>> tg.nn.functional.soft_margin_loss([0.0, 1.0], [1.0, -1.0], "none").tolist()
+        [0.693..., 1.313...]
+    """
     x, target = _both("soft_margin_loss", x, target)
     return reduced("soft_margin_loss", SOFTPLUS(-target * x), reduction)
 
@@ -226,7 +497,22 @@ def soft_margin_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
 def margin_ranking_loss(
     x: Any, y: Any, target: Any, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
-    """Return max(0, margin - target * (x - y)): for target 1, 0 where x is above y + margin."""
+    """Return max(0, margin - target * (x - y)): for target 1, 0 where x is above y + margin.
+
+    Args:
+        x, y: scores, equal shapes, any float dtype.
+        target: of 1 (x is to be ranked higher) and -1; broadcasts.
+        margin: a number.
+        reduction: "mean", "sum" or "none", as for `mse_loss`.
+
+    Returns:
+        A scalar, or the shape of x for "none".
+
+    Example:
+        >>> F = tg.nn.functional
+        >>> F.margin_ranking_loss([2.0, 1.0], [1.0, 3.0], 1.0, reduction="none").tolist()
+        [0.0, 2.0]
+    """
     x, y, target = operands("margin_ranking_loss", ("x", "y", "target"), (x, y, target))
     x, y = _both("margin_ranking_loss", x, y, "y")
     return reduced("margin_ranking_loss", relu(margin - target * (x - y)), reduction)
@@ -238,7 +524,25 @@ _LABELS = "labels have none"
 def hinge_embedding_loss(
     x: Any, target: Any, margin: float = 1.0, reduction: str = "mean"
 ) -> Tensor:
-    """Return x where the target is 1, and max(0, margin - x) where it is -1."""
+    """Return x where the target is 1, and max(0, margin - x) where it is -1.
+
+    Args:
+        x: distances, any shape, any float dtype.
+        target: the shape of x, of 1 and -1; without a gradient.
+        margin: a number.
+        reduction: "mean", "sum" or "none", as for `mse_loss`.
+
+    Returns:
+        A scalar, or the shape of x for "none".
+
+    Raises:
+        GradError: target requires a gradient.
+
+    Example:
+        >>> F = tg.nn.functional
+        >>> F.hinge_embedding_loss([0.25, 0.25], [1.0, -1.0], reduction="none").tolist()
+        [0.25, 0.75]
+    """
     x, target = _both("hinge_embedding_loss", x, target)
     constant_of("hinge_embedding_loss", "target", target, _LABELS)
     near, far = where(target.data != -1, x, 0.0), where(target.data != 1, relu(margin - x), 0.0)
@@ -257,12 +561,19 @@ def poisson_nll_loss(
     """Return the negative log-likelihood of counts under Poisson distributions of rate exp(x).
 
     Args:
-        x: the logarithm of the rate; the rate itself without `log_input`.
+        x: the logarithm of the rate; the rate itself without `log_input`; any float dtype.
         target: the shape of x.
         log_input: see x.
         full: whether to add Stirling's approximation of log(target!) for targets above 1.
         eps: what is added to a rate before its logarithm.
-        reduction: as for `mse_loss`.
+        reduction: "mean", "sum" or "none", as for `mse_loss`.
+
+    Returns:
+        A scalar, or the shape of x for "none".
+
+    Example:
+        >>> tg.nn.functional.poisson_nll_loss([0.0, 0.0], [1.0, 3.0], reduction="none").tolist()
+        [1.0, 1.0]
     """
     x, target = _both("poisson_nll_loss", x, target)
     check_number("poisson_nll_loss", "eps", eps)
@@ -280,6 +591,22 @@ def binary_cross_entropy(
     """Return the cross entropy of probabilities x; logarithms are -100 at least.
 
     Prefer `binary_cross_entropy_with_logits`, which loses no digits near 0 and 1.
+
+    Args:
+        x: probabilities, any shape, any float dtype.
+        target: the shape of x, 0 to 1.
+        weight: of each loss; a number, or a tensor that broadcasts to x. None: 1.
+        reduction: "mean", "sum" or "none", as for `mse_loss`.
+
+    Returns:
+        A scalar, or the shape of x for "none".
+
+    Raises:
+        ShapeError: target has another shape than x.
+
+    Example:
+        >>> tg.nn.functional.binary_cross_entropy([0.5, 1.0], [1.0, 0.0], reduction="none").tolist()
+        [0.693..., 100.0]
     """
     names = ("x", "target", "weight")
     x, target, weight = operands("binary_cross_entropy", names, (x, target, weight), 1)
@@ -295,16 +622,24 @@ def gaussian_nll_loss(
     """Return the negative log-likelihood of targets under normal distributions of mean x.
 
     Args:
-        x: any shape.
+        x: any shape, any float dtype.
         target: the shape of x.
         var: the variances, not below 0: the shape of x, without its last axis or with length 1
             there, or one number.
         full: whether to add log(2 pi) / 2.
         eps: the least variance; below it the gradient passes as if it were not.
-        reduction: as for `mse_loss`.
+        reduction: "mean", "sum" or "none", as for `mse_loss`.
+
+    Returns:
+        A scalar, or the shape of x for "none".
 
     Raises:
         ShapeError: var has another shape.
+
+    Example:
+        >>> F = tg.nn.functional
+        >>> F.gaussian_nll_loss([0.0, 0.0], [1.0, 2.0], 1.0, reduction="none").tolist()
+        [0.5, 2.0]
     """
     op = "gaussian_nll_loss"
     x, target, var = operands(op, ("x", "target", "var"), (x, target, var))
@@ -326,10 +661,21 @@ def cosine_embedding_loss(
     """Return 1 - cos(x, y) where the target is 1, and max(0, cos(x, y) - margin) where it is -1.
 
     Args:
-        x, y: (N, C) or (C,).
-        target: (N,) or (), of 1 and -1.
+        x, y: (N, C) or (C,), any float dtype.
+        target: (N,) or (), of 1 and -1; without a gradient.
         margin: from -1 to 1.
-        reduction: as for `mse_loss`.
+        reduction: "mean", "sum" or "none", as for `mse_loss`.
+
+    Returns:
+        A scalar, or the shape of target for "none".
+
+    Raises:
+        ShapeError: x and y differ in shape, or target does not fit them.
+        GradError: target requires a gradient.
+
+    Example:
+        >>> tg.nn.functional.cosine_embedding_loss([[2.0, 0.0]], [[0.0, 3.0]], [1]).tolist()
+        1.0
     """
     op = "cosine_embedding_loss"
     x, y, target = operands(op, ("x", "y", "target"), (x, y, target))
@@ -355,7 +701,20 @@ def triplet_margin_loss(
 ) -> Tensor:
     """Return max(0, margin + |anchor - positive| - |anchor - negative|), by `pairwise_distance`.
 
-    With `swap` the negative's distance to the positive counts where that is smaller.
+    Args:
+        anchor, positive, negative: (..., C), any float dtype; shapes that broadcast.
+        margin: how much farther the negative is to be, a number.
+        p: the order of the norm: 1, 2 or inf.
+        eps: as for `pairwise_distance`.
+        swap: whether the negative's distance to the positive counts where that is smaller.
+        reduction: "mean", "sum" or "none", as for `mse_loss`.
+
+    Returns:
+        A scalar, or the shape that all broadcast to without its last axis for "none".
+
+    Example:
+        >>> tg.nn.functional.triplet_margin_loss([0.0], [1.0], [1.5], eps=0.0).tolist()
+        0.5
     """
     names = ("anchor", "positive", "negative")
     anchor, positive, negative = float_operands(

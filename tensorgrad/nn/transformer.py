@@ -57,10 +57,12 @@ class FeedForward(Module):
             check_input(self, down.weight, residual=residual)
             x, (weight, bias) = up.enter(x), down.affine()
             if down.after is not None:
-                y = feed_forward(x, *up.affine(), weight, None, None, self.approximate)
+                y = feed_forward(x, *up.affine(), weight, None, approximate=self.approximate)
                 return down.after.leave(y, bias, residual)
-            return feed_forward(x, *up.affine(), weight, bias, residual, self.approximate)
-        return add_branch(down, self.dropout(gelu(up(x), self.approximate)), residual)
+            return feed_forward(
+                x, *up.affine(), weight, bias, residual, approximate=self.approximate
+            )
+        return add_branch(down, self.dropout(gelu(up(x), approximate=self.approximate)), residual)
 
     def shards(self) -> list[Shard]:
         """Return which layers ranks can share."""

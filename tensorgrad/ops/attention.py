@@ -54,15 +54,15 @@ _SAVED = 7  # values that `_forward` keeps for backward
 
 @overload
 def attention(
-    q: Any, k: Any, v: Any, mask: Any = ..., causal: bool = ..., scale: float | None = ...,
+    q: Any, k: Any, v: Any, mask: Any = ..., *, causal: bool = ..., scale: float | None = ...,
     dropout: float = ..., window: int | None = ..., return_logsumexp: Literal[False] = ...,
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def attention(
-    q: Any, k: Any, v: Any, mask: Any = ..., causal: bool = ..., scale: float | None = ...,
-    dropout: float = ..., window: int | None = ..., *, return_logsumexp: Literal[True],
+    q: Any, k: Any, v: Any, mask: Any = ..., *, causal: bool = ..., scale: float | None = ...,
+    dropout: float = ..., window: int | None = ..., return_logsumexp: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -71,6 +71,7 @@ def attention(
     k: Any,
     v: Any,
     mask: Any = None,
+    *,
     causal: bool = False,
     scale: float | None = None,
     dropout: float = 0.0,
@@ -91,12 +92,12 @@ def attention(
             gradient. A float mask may require a gradient (a learned position bias).
         causal: query i attends to the keys up to i + Tk - Tq: the last query attends to all keys,
             as when k and v come from a cache that holds earlier steps too.
-        window: how many keys a query attends to, itself included: query i, at position
-            p = i + Tk - Tq, to p - window + 1, ..., p; without causal also to the window - 1
-            keys after. Keys outside cost no time. Default: all.
         scale: of the scores; default 1 / sqrt(D).
         dropout: probability with which a weight is set to 0; the others grow by
             1 / (1 - dropout). Applied whenever it is above 0.
+        window: how many keys a query attends to, itself included: query i, at position
+            p = i + Tk - Tq, to p - window + 1, ..., p; without causal also to the window - 1
+            keys after. Keys outside cost no time. Default: all.
         return_logsumexp: also return the logarithm of each row's sum of exp(scores), by which
             results over parts of the keys can be joined.
 
@@ -119,6 +120,12 @@ def attention(
     Source: Vaswani et al. 2017, arXiv:1706.03762, eq. 1; grouped queries: Ainslie et al. 2023,
         arXiv:2305.13245; without the matrix of weights: Dao 2023, arXiv:2307.08691; windows:
         Beltagy et al. 2020, arXiv:2004.05150.
+
+    Example:
+        >>> q = k = tg.zeros((1, 1, 2, 4))  # equal scores, so equal weights
+        >>> v = tg.tensor([[[[1.0] * 4, [3.0] * 4]]])
+        >>> tg.attention(q, k, v, causal=True)[0, 0, :, 0].tolist()
+        [1.0, 2.0]
     """
     op = "attention"
     q, k, v = _operands(op, q, k, v, mask)
@@ -134,7 +141,17 @@ def attention(
                 "gradient, Dv other than D, or a batch that broadcasts"
             )
         _check_options(op, q.data, scale, dropout, window)
-        return attention_unfused(q, k, v, mask, causal, scale, dropout, window, fused_softmax=True)
+        return attention_unfused(
+            q,
+            k,
+            v,
+            mask,
+            causal=causal,
+            scale=scale,
+            dropout=dropout,
+            window=window,
+            fused_softmax=True,
+        )
     arrays = q.data, k.data, v.data
     options = _options(op, arrays, mask, causal, scale, dropout, window)
     y, saved = _forward(arrays, options)
@@ -150,6 +167,7 @@ def attention(
 def attention_packed(
     qkv: Any,
     heads: int,
+    *,
     kv_heads: int | None = None,
     mask: Any = None,
     causal: bool = False,
@@ -187,6 +205,11 @@ def attention_packed(
     Raises:
         ShapeError, ArgumentError, DtypeError, DeviceError, GradError: as in `attention` and
             `rotary`.
+
+    Example:
+        >>> qkv = tg.concatenate([tg.zeros((1, 2, 8)), tg.ones((1, 2, 4))], axis=-1)
+        >>> tg.attention_packed(qkv, heads=2, causal=True).shape
+        (1, 2, 4)
     """
     op = "attention_packed"
     if angles is not None and (not isinstance(angles, tuple) or len(angles) != 2):
@@ -206,12 +229,24 @@ def attention_packed(
     if angles is not None:
         rotation = _rotation(op, given, angles, heads + kv_heads, parts, interleaved)
         if qkv is not given or _needs_gradient(mask):  # in the dtype of qkv, or as an op of its own
-            encoded = rotary(_separated(given, parts), *angles, heads + kv_heads, interleaved)
+            encoded = rotary(
+                _separated(given, parts), *angles, heads=heads + kv_heads, interleaved=interleaved
+            )
             (qkv,), rotation = cast_operands(encoded.reshape(given.shape)), None
     if _needs_gradient(mask):
         q, k, v = _unpack(qkv, heads, kv_heads)
         _check_options(op, q.data, scale, dropout, window)
-        y = attention_unfused(q, k, v, mask, causal, scale, dropout, window, fused_softmax=True)
+        y = attention_unfused(
+            q,
+            k,
+            v,
+            mask,
+            causal=causal,
+            scale=scale,
+            dropout=dropout,
+            window=window,
+            fused_softmax=True,
+        )
         return y.swapaxes(1, 2).reshape(*qkv.shape[:2], heads * y.shape[3])
     arrays = _unpack(qkv.data, heads, kv_heads)
     options = _options(op, arrays, mask, causal, scale, dropout, window)
@@ -234,6 +269,7 @@ def attention_varlen(
     v: Any,
     starts: Any,
     k_starts: Any = None,
+    *,
     max_length: int | None = None,
     max_k_length: int | None = None,
     causal: bool = False,
@@ -266,6 +302,12 @@ def attention_varlen(
         ShapeError: the shapes do not fit as above, or starts does not rise from 0 to total.
         ArgumentError: dropout, window or a length out of range.
         DtypeError, DeviceError: as in `attention`; starts holds no integers.
+
+    Example:
+        >>> q = k = tg.zeros((3, 1, 2))  # a sequence of 1 and one of 2
+        >>> v = tg.tensor([[[1.0, 1.0]], [[2.0, 2.0]], [[4.0, 4.0]]])
+        >>> tg.attention_varlen(q, k, v, [0, 1, 3])[:, 0, 0].tolist()
+        [1.0, 3.0, 3.0]
     """
     op = "attention_varlen"
     q, k, v = _operands(op, q, k, v)

@@ -32,6 +32,7 @@ def attention_unfused(
     k: Any,
     v: Any,
     mask: Any = None,
+    *,
     causal: bool = False,
     scale: float | None = None,
     dropout: float = 0.0,
@@ -53,6 +54,12 @@ def attention_unfused(
     Raises:
         ShapeError: q, k, v are not (B, H, T, D) of fitting sizes.
         DtypeError, DeviceError, ArgumentError: as for `attention`.
+
+    Example:
+        >>> from tensorgrad.ops.attention_unfused import attention_unfused
+        >>> q, k, v = tg.zeros((1, 1, 2, 4)), tg.zeros((1, 1, 2, 4)), tg.ones((1, 1, 2, 4))
+        >>> attention_unfused(q, k, v, causal=True)[0, 0].tolist()
+        [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
     """
     op = "attention_unfused"
     q = float_tensor(op, "q", q, k, v, mask)

@@ -10,7 +10,7 @@ Tests: tests/ops/test_cross_entropy.py.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from tensorgrad.core.checks import (
     check_integer,
     check_range,
     check_shape,
+    unexpected,
 )
 from tensorgrad.core.dtypes import Dtype, compute_dtype, float16, is_float
 from tensorgrad.core.errors import ArgumentError, ShapeError
@@ -47,12 +48,14 @@ REDUCTIONS = ("mean", "sum", "none")
 def cross_entropy(
     logits: Any,
     targets: Any,
-    ignore_index: int | None = -100,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-    z_loss: float = 0.0,
     weight: Any = None,
+    ignore_index: int | None = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    *,
+    z_loss: float = 0.0,
     axis: int = -1,
+    **unknown: Never,
 ) -> Tensor:
     """Return the negative log-probability of each target under the softmax of its logits.
 
@@ -66,16 +69,16 @@ def cross_entropy(
         targets: (...), integers in [0, V). On the GPU the values are not inspected before the
             launch, which would wait for the device: a target outside makes its loss NaN. Or the
             shape of logits, floats: the probability of each class, in place of one_hot.
+        weight: (V,), of each class; None: 1 each. "mean" then divides by the sum of the targets'
+            weights; of probabilities, by the number of examples.
         ignore_index: examples with this target are ignored; None: no example is.
-        label_smoothing: in [0, 1].
         reduction: "mean" over the examples that count, "sum", or "none": one loss an example.
             The mean of examples that are all ignored is 0 with gradient 0 (PyTorch: NaN), so that
             a batch of padding does no harm; that of no examples is NaN.
+        label_smoothing: in [0, 1].
         z_loss: from 0; keeps the logarithm of the sum of exponentials near 0, and with it logits
             from drifting to where 16 bits are coarse. 1e-4 is usual. Not with a weight or with
             probabilities.
-        weight: (V,), of each class. "mean" then divides by the sum of the targets' weights; of
-            probabilities, by the number of examples.
         axis: of the classes.
 
     Returns:
@@ -91,7 +94,14 @@ def cross_entropy(
         DeviceError: targets are on another device than logits.
     Source: label smoothing: Szegedy et al. 2015, arXiv:1512.00567, section 7; z_loss: Chowdhery
         et al. 2022, arXiv:2204.02311, section 5.
+
+    Example:
+        >>> logits = tg.zeros((2, 4))
+        >>> tg.cross_entropy(logits, [1, -100]).item(), np.log(4).item()
+        (1.386..., 1.386...)
     """
+    if unknown:
+        raise unexpected("cross_entropy", unknown)
     op = "cross_entropy"
     has_dtype = isinstance(targets, Tensor) or backend.is_array(targets)
     soft = has_dtype and is_float(targets.dtype)
@@ -149,7 +159,9 @@ def nll_loss(
     weight: Any = None,
     ignore_index: int | None = -100,
     reduction: str = "mean",
+    *,
     axis: int = -1,
+    **unknown: Never,
 ) -> Tensor:
     """Return the negative log-likelihood, -x[target] * weight[target], of each target.
 
@@ -163,7 +175,13 @@ def nll_loss(
 
     Raises:
         As `cross_entropy`.
+
+    Example:
+        >>> tg.nn.functional.nll_loss(tg.log([[0.25, 0.75]]), [0]).item()
+        1.386...
     """
+    if unknown:
+        raise unexpected("nll_loss", unknown)
     op = "nll_loss"
     x = float_tensor(op, "x", x, weight)
     x = moveaxis(x, axis_index(op, axis, x.ndim), -1)
@@ -185,7 +203,7 @@ def _weighted(
 ) -> Tensor:
     """Return the loss of integer targets with class weights."""
     smoothing = options.label_smoothing
-    losses = cross_entropy(logits, targets, options.ignore_index, 0.0, "none")
+    losses = cross_entropy(logits, targets, ignore_index=options.ignore_index, reduction="none")
     targets = integer_array(op, "targets", targets)
     counted, ids = _counted_ids(op, targets, options.ignore_index, logits.shape[-1])
     weights = _of_targets(op, weight, counted, ids, logits)

@@ -31,6 +31,7 @@ def attend(
     keys: Array,
     values: Array,
     lengths: Array,
+    *,
     window: int | None = None,
     angles: Angles | None = None,
     interleaved: bool = False,
@@ -59,6 +60,12 @@ def attend(
         ShapeError: the shapes do not fit as above.
         DtypeError: keys or values have another dtype, or lengths are not int32.
         DeviceError: the arguments are on different devices.
+
+    Example:
+        >>> from tensorgrad.ops.decode import attend
+        >>> keys, values = np.zeros((1, 1, 4, 2), "f4"), np.zeros((1, 1, 4, 2), "f4")
+        >>> attend(np.array([[0, 0, 0, 0, 7, 8]], "f4"), keys, values, np.array([0], "i4")).tolist()
+        [[7.0, 8.0]]
     """
     op = "attend"
     arrays = (qkv, keys, values, lengths)
@@ -95,7 +102,7 @@ def attend(
     each = qkv.reshape(batch, -1, width)
     if angles is not None:
         cos, sin = (Tensor(table[lengths][:, None]) for table in angles)
-        each = rotary(Tensor(each), cos, sin, heads + kv_heads, interleaved).data
+        each = rotary(Tensor(each), cos, sin, heads=heads + kv_heads, interleaved=interleaved).data
     q, new_keys, new_values = (
         each[:, :heads], each[:, heads : heads + kv_heads], each[:, heads + kv_heads :]
     )  # fmt: skip

@@ -49,6 +49,13 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
         DtypeError: x is not a float.
     Source: Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from
         overfitting", section 10 (inverted).
+
+    Example:
+        >>> tg.manual_seed(0)
+        >>> sorted(set(tg.dropout(tg.ones(100), 0.5).tolist()))
+        [0.0, 2.0]
+        >>> tg.dropout([1.0, 2.0], training=False).tolist()
+        [1.0, 2.0]
     """
     tensor = float_tensor("dropout", "x", x)
     if probability("dropout", "p", p) == 0 or not training:
@@ -59,7 +66,7 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
 
 
 def dropout_add(
-    x: Any, residual: Any, p: float = 0.5, bias: Any = None, training: bool = True
+    x: Any, residual: Any, *, p: float = 0.5, bias: Any = None, training: bool = True
 ) -> Tensor:
     """Return residual + dropout(x + bias), with the random numbers of `dropout`.
 
@@ -69,7 +76,7 @@ def dropout_add(
         x: (..., C), any float dtype.
         residual: the shape of x.
         p: in [0, 1).
-        bias: (C,), or None.
+        bias: (C,), or None, which adds nothing.
         training: False drops nothing.
 
     Returns:
@@ -81,6 +88,10 @@ def dropout_add(
         ShapeError: residual or bias does not fit x.
         DtypeError: an argument is not a float.
         DeviceError: the arguments are on different devices.
+
+    Example:
+        >>> tg.dropout_add([1.0, 2.0], [10.0, 10.0], bias=[0.5, 0.5], training=False).tolist()
+        [11.5, 12.5]
     """
     op = "dropout_add"
     x, residual, bias = float_operands(op, ("x", "residual", "bias"), (x, residual, bias), 1)

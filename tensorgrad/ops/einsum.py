@@ -54,6 +54,10 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
     Raises:
         ArgumentError: the subscripts are malformed or for another number of operands.
         ShapeError: an operand has another number of axes, or lengths differ under one label.
+
+    Example:
+        >>> tg.einsum("ij,j->i", [[1, 2], [3, 4]], [1, 10]).tolist()
+        [21, 43]
     """
     if not isinstance(subscripts, str):
         raise ArgumentError(f"einsum: subscripts is {subscripts!r}, expected a string")
@@ -89,6 +93,10 @@ def tensordot(a: Any, b: Any, axes: int | tuple[Any, Any] = 2) -> Tensor:
     Raises:
         ShapeError: lengths of a pair differ.
         ArgumentError: an axis does not exist, or the sequences differ in length.
+
+    Example:
+        >>> tg.tensordot([[1, 2], [3, 4]], [1, 10], axes=1).tolist()
+        [21, 43]
     """
     a, b = operands_of("tensordot", ("a", "b"), (a, b))
     if not isinstance(axes, (tuple, list)):
@@ -119,7 +127,18 @@ def tensordot(a: Any, b: Any, axes: int | tuple[Any, Any] = 2) -> Tensor:
 
 
 def outer(a: Any, b: Any) -> Tensor:
-    """Return y[i, j] = a[i] b[j] of the flattened operands."""
+    """Return y[i, j] = a[i] b[j] of the flattened operands.
+
+    Args:
+        a, b: tensors, arrays or numbers of any shape, M and N elements.
+
+    Returns:
+        (M, N), in the dtype that NumPy promotes to.
+
+    Example:
+        >>> tg.outer([1, 2], [3, 4]).tolist()
+        [[3, 4], [6, 8]]
+    """
     a, b = operands_of("outer", ("a", "b"), (a, b))
     return _labelled("outer", [ravel(a), ravel(b)], [["i"], ["j"]], ["i", "j"])
 
@@ -129,8 +148,18 @@ def dot(a: Any, b: Any) -> Tensor:
 
     For vectors that is the inner product, for matrices the matrix product; a scalar multiplies.
 
+    Args:
+        a, b: tensors, arrays or numbers; the two axes have one length. A vector b has one axis.
+
+    Returns:
+        The other axes of a, then those of b, in the dtype that NumPy promotes to.
+
     Raises:
         ShapeError: these axes differ in length.
+
+    Example:
+        >>> tg.dot([1, 2], [3, 4]).item()
+        11
     """
     a, b = operands_of("dot", ("a", "b"), (a, b))
     if not a.ndim or not b.ndim:

@@ -26,7 +26,7 @@ from tensorgrad.ops.indexing import add_rows
 __all__ = ["embedding"]
 
 
-def embedding(weight: Any, ids: Any, positions: Any = None, start: Any = 0) -> Tensor:
+def embedding(weight: Any, ids: Any, positions: Any = None, *, start: Any = 0) -> Tensor:
     """Return the row of `weight` that each id names, and with positions their sum.
 
         y[..., t, :] = weight[ids[..., t], :] + positions[start[...] + t, :]
@@ -48,6 +48,11 @@ def embedding(weight: Any, ids: Any, positions: Any = None, start: Any = 0) -> T
         ShapeError: weight is not (V, C), or positions does not fit.
         DtypeError: ids are not integers, weight is not a float, or positions has another dtype.
         DeviceError: the arguments are on different devices.
+
+    Example:
+        >>> weight = tg.tensor([[0.0, 0.0], [1.0, 2.0], [3.0, 4.0]])
+        >>> tg.embedding(weight, [2, 1]).tolist()
+        [[3.0, 4.0], [1.0, 2.0]]
     """
     op = "embedding"
     weight = float_tensor(op, "weight", weight, positions)

@@ -49,9 +49,10 @@ def linear(
     x: Any,
     weight: Any,
     bias: Any = None,
-    kernel: str | None = None,
+    *,
     residual: Any = None,
     dtype: DtypeLike | None = None,
+    kernel: str | None = None,
 ) -> Tensor:
     """Return y = x W^T + b + residual as one matrix product over all rows of x.
 
@@ -59,10 +60,10 @@ def linear(
         x: (..., in), any float dtype.
         weight: (out, in).
         bias: (out,) or None; added before the result is rounded.
-        kernel: as for `matmul`.
         residual: (..., out) or None; added before the result is rounded.
         dtype: of the result, a float; float32 keeps the sums of 16-bit operands as they are.
             Default: what x, weight and residual promote to.
+        kernel: as for `matmul`.
 
     Returns:
         (..., out).
@@ -71,6 +72,10 @@ def linear(
         ShapeError: weight is not (out, in), bias not (out,) or residual not (..., out).
         DtypeError: an operand or `dtype` is not a float.
         ArgumentError: there is no such kernel here, or it does not support this product.
+
+    Example:
+        >>> tg.linear([1.0, 2.0], weight=[[1.0, 0.0], [0.0, 2.0]], bias=[0.0, 5.0]).tolist()
+        [1.0, 9.0]
     """
     inputs = _operands("linear", x, weight, bias, residual)
     a, w, added, residual_data = [data_of(tensor) for tensor in inputs]
@@ -107,7 +112,7 @@ def _gradients(
     return dx, dweight, _bias_gradient(dy, needs[2], sums)
 
 
-def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh") -> Tensor:
+def linear_gelu(x: Any, weight: Any, bias: Any = None, *, approximate: str = "tanh") -> Tensor:
     """Return y = gelu(x W^T + b).
 
     Args:
@@ -123,6 +128,10 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
         ShapeError: weight is not (out, in) or bias not (out,).
         DtypeError: an operand is not a float.
         ArgumentError: another name for `approximate`.
+
+    Example:
+        >>> tg.linear_gelu([1.0, 0.0], [[1.0, 5.0], [0.0, 1.0]], approximate="none").tolist()
+        [0.841..., 0.0]
     """
     inputs = _operands("linear_gelu", x, weight, bias)
     a, w, added, _ = [data_of(tensor) for tensor in inputs]
@@ -132,7 +141,7 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "tanh"
     kept = None
     if y is None:
         if approximate != "tanh" or not _is_fused((a, w), (added,), kernel):
-            return gelu(linear(x, weight, bias), approximate)
+            return gelu(linear(x, weight, bias), approximate=approximate)
         y, kept, _ = _activated(flat(a), w, added, inputs, kernel, False)
     y = y.reshape(*a.shape[:-1], len(w))
     x_kept, of_norm = operand_to_save(inputs[0])
@@ -153,6 +162,7 @@ def feed_forward(
     down: Any,
     down_bias: Any,
     residual: Any = None,
+    *,
     approximate: str = "tanh",
 ) -> Tensor:
     """Return y = gelu(x U^T + b) D^T + c + residual: the feed-forward block of a transformer.
@@ -171,6 +181,11 @@ def feed_forward(
 
     Raises:
         ShapeError, DtypeError, ArgumentError: as `linear_gelu` and `linear`, which it names.
+
+    Example:
+        >>> x, up, down = tg.ones((3, 2)), tg.zeros((8, 2)), tg.zeros((2, 8))
+        >>> tg.feed_forward(x, up, None, down, [1.0, 2.0], residual=x)[0].tolist()
+        [2.0, 3.0]
     """
     op, matrices = "feed_forward", {"x": x, "up": up, "down": down}
     others = {"up_bias": up_bias, "down_bias": down_bias, "residual": residual}
@@ -184,7 +199,7 @@ def feed_forward(
     fused = _is_fused(matrices_given, (b, c), kernel)
     shapes = [getattr(array, "shape", None) for array in arrays]
     if approximate != "tanh" or not fused or not _fit(*shapes) or not mode.grad_enabled:
-        hidden = linear_gelu(x, up, up_bias, approximate)
+        hidden = linear_gelu(x, up, up_bias, approximate=approximate)
         return linear(hidden, down, down_bias, residual=residual)
     h, kept, is_derivative = _activated(flat(a), u, b, inputs, kernel, True)
     y = _affine(h, d, c, r, a.dtype, kernel).reshape(*a.shape[:-1], len(d))
@@ -239,6 +254,10 @@ def gated_linear(
         ArgumentError: dropout outside [0, 1).
         ShapeError: gate and up differ in shape, or do not fit x or their biases.
         DtypeError, DeviceError: as `linear`, which it names.
+
+    Example:
+        >>> tg.gated_linear([1.0], gate=[[0.0], [100.0]], up=[[3.0], [0.5]]).tolist()
+        [0.0, 50.0]
     """
     p = probability("gated_linear", "dropout", dropout)
     matrices = {"x": x, "gate": gate, "up": up}

@@ -45,6 +45,7 @@ def linear_cross_entropy(
     weight: Any,
     targets: Any,
     bias: Any = None,
+    *,
     ignore_index: int | None = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
@@ -78,6 +79,11 @@ def linear_cross_entropy(
         DtypeError: an operand is of the wrong kind.
         DeviceError: the operands are on several devices.
     Source: Wijmans et al. 2024, arXiv:2411.09009, computes the same without logits in memory.
+
+    Example:
+        >>> x, weight = tg.ones((3, 2)), tg.zeros((4, 2), requires_grad=True)
+        >>> tg.linear_cross_entropy(x, weight, [0, 1, 2]).item(), np.log(4).item()
+        (1.386..., 1.386...)
     """
     op = "linear_cross_entropy"
     x, weight, bias = float_operands(op, ("x", "weight", "bias"), (x, weight, bias), 1)

@@ -27,7 +27,7 @@ from tensorgrad.kernels.matmul.problem import problem
 __all__ = ["matmul"]
 
 
-def matmul(a: Any, b: Any, kernel: str | None = None) -> Tensor:
+def matmul(a: Any, b: Any, *, kernel: str | None = None) -> Tensor:
     """Return the matrix product over the last axis of a and the second-to-last of b.
 
     y[..., i, j] = sum_k a[..., i, k] b[..., k, j]
@@ -46,6 +46,10 @@ def matmul(a: Any, b: Any, kernel: str | None = None) -> Tensor:
         ShapeError: an operand has no axes, K differs, or the leading axes do not broadcast.
         DtypeError: NumPy has no common dtype for them.
         ArgumentError: there is no such kernel here, or it does not support this product.
+
+    Example:
+        >>> tg.matmul([[1, 2], [3, 4]], [[1], [10]]).tolist()
+        [[21], [43]]
     """
     a, b = tensor_of("matmul", "a", a, b), tensor_of("matmul", "b", b, a)
     if mode.autocast is not None:

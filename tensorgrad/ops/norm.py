@@ -40,7 +40,7 @@ from tensorgrad.ops.shape import astype, reshape
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
 
 
-def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+def layer_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
     """Normalise the last axis to mean 0 and variance 1, then scale and shift.
 
     y = (x - E[x]) / sqrt(Var[x] + eps) * weight + bias
@@ -60,11 +60,15 @@ def layer_norm(x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) 
         DtypeError: an argument is not a float.
         DeviceError: the arguments are on different devices.
     Source: Ba et al. 2016, arXiv:1607.06450, eq. 4.
+
+    Example:
+        >>> tg.layer_norm([1.0, 3.0], bias=[0.0, 10.0], eps=0.0).tolist()
+        [-1.0, 11.0]
     """
     return _run("layer_norm", x, weight, bias, eps, centre=True)
 
 
-def rms_norm(x: Any, weight: Any = None, eps: float | None = None) -> Tensor:
+def rms_norm(x: Any, weight: Any = None, *, eps: float | None = None) -> Tensor:
     """Divide the last axis by its root mean square, then scale.
 
     y = x / sqrt(E[x^2] + eps) * weight
@@ -84,6 +88,10 @@ def rms_norm(x: Any, weight: Any = None, eps: float | None = None) -> Tensor:
         DtypeError: an argument is not a float.
         DeviceError: the arguments are on different devices.
     Source: Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4.
+
+    Example:
+        >>> tg.rms_norm([1.0, 7.0], weight=[5.0, 5.0], eps=0.0).tolist()
+        [1.0, 7.0]
     """
     return _run("rms_norm", x, weight, None, eps, centre=False)
 
@@ -112,6 +120,10 @@ def group_norm(
         DtypeError: an operand is not a float.
         DeviceError: the operands are on different devices.
     Source: Wu & He 2018, arXiv:1803.08494, eq. 1 to 7.
+
+    Example:
+        >>> tg.nn.functional.group_norm([[1.0, 3.0, 10.0, 10.0]], 2, eps=1e-9).round(3).tolist()
+        [[-1.0, 1.0, 0.0, 0.0]]
     """
     op = "group_norm"
     x = float_tensor(op, "x", x, weight, bias)
@@ -144,7 +156,7 @@ def _scaled_and_shifted(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
 
 
 def add_layer_norm(
-    x: Any, residual: Any = None, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    x: Any, residual: Any = None, weight: Any = None, bias: Any = None, *, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
     """Add, then normalise: the end of one residual branch and the beginning of the next.
 
@@ -166,12 +178,17 @@ def add_layer_norm(
         ArgumentError: eps is negative or not finite.
         DtypeError: an argument is not a float.
         DeviceError: the arguments are on different devices.
+
+    Example:
+        >>> added, normed = tg.add_layer_norm([1.0, 1.0], [0.0, 2.0], eps=0.0)
+        >>> added.tolist(), normed.tolist()
+        ([1.0, 3.0], [-1.0, 1.0])
     """
     return _run_added("add_layer_norm", x, residual, weight, bias, eps, centre=True)
 
 
 def add_rms_norm(
-    x: Any, residual: Any = None, weight: Any = None, eps: float | None = None
+    x: Any, residual: Any = None, weight: Any = None, *, eps: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Add, then divide by the root mean square, as `add_layer_norm` does with `layer_norm`.
 
@@ -191,6 +208,11 @@ def add_rms_norm(
         ArgumentError: eps is negative or not finite.
         DtypeError: an argument is not a float.
         DeviceError: the arguments are on different devices.
+
+    Example:
+        >>> added, normed = tg.add_rms_norm([1.0, 1.0], [0.0, 6.0], [5.0, 5.0], eps=0.0)
+        >>> added.tolist(), normed.tolist()
+        ([1.0, 7.0], [1.0, 7.0])
     """
     return _run_added("add_rms_norm", x, residual, weight, None, eps, centre=False)
 

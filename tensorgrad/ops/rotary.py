@@ -25,7 +25,7 @@ __all__ = ["rotary"]
 
 
 def rotary(
-    x: Any, cos: Any, sin: Any, heads: int | None = None, interleaved: bool = False
+    x: Any, cos: Any, sin: Any, *, heads: int | None = None, interleaved: bool = False
 ) -> Tensor:
     """Rotate each pair (a, b) of the last axis: (a cos - b sin, b cos + a sin).
 
@@ -45,6 +45,11 @@ def rotary(
         DtypeError: an argument is not a float.
         DeviceError: the arguments are on different devices.
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
+
+    Example:
+        >>> quarter = tg.rotary([[1.0, 0.0]], cos=[[0.0]], sin=[[1.0]])
+        >>> quarter.tolist()
+        [[0.0, 1.0]]
     """
     x = float_tensor("rotary", "x", x, cos, sin)
     if x.ndim < 2:

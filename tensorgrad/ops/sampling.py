@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -42,9 +42,15 @@ class Sampling:
         ArgumentError: a number is out of its range.
     Source: top-p: Holtzman et al. 2019, arXiv:1904.09751, section 3.1; penalty: Keskar et al.
         2019, arXiv:1909.05858, section 4.1.
+
+    Example:
+        >>> from tensorgrad.ops.sampling import Sampling
+        >>> Sampling(0.8, top_k=40).top_k
+        40
     """
 
     temperature: float = 1.0
+    _: KW_ONLY
     top_k: int | None = None
     top_p: float | None = None
     repetition_penalty: float = 1.0

@@ -30,6 +30,7 @@ __all__ = ["log_softmax", "softmax"]
 def softmax(
     x: Any,
     axis: int = -1,
+    *,
     scale: float | None = None,
     mask: Any = None,
     causal: bool = False,
@@ -58,6 +59,12 @@ def softmax(
         ShapeError: mask does not broadcast to x, or causal without two axes.
         DeviceError: the arguments are on different devices.
         GradError: mask requires a gradient.
+
+    Example:
+        >>> tg.softmax([[0.0, 0.0]]).tolist()
+        [[0.5, 0.5]]
+        >>> tg.softmax([[1.0, 2.0, 3.0]], mask=[[True, False, False]]).tolist()
+        [[1.0, 0.0, 0.0]]
     """
     if unknown:
         raise unexpected("softmax", unknown)
@@ -75,7 +82,9 @@ def softmax(
     return _run(op, x, axis, 1.0 if scale is None else float(scale), mask, causal)
 
 
-def log_softmax(x: Any, axis: int = -1, dtype: DtypeLike | None = None, **unknown: Never) -> Tensor:
+def log_softmax(
+    x: Any, axis: int = -1, *, dtype: DtypeLike | None = None, **unknown: Never
+) -> Tensor:
     """Return the logarithm of `softmax`, accurate where that is close to 0.
 
     y_i = x_i - log(sum_j exp(x_j))
@@ -91,6 +100,10 @@ def log_softmax(x: Any, axis: int = -1, dtype: DtypeLike | None = None, **unknow
     Raises:
         DtypeError: x is not a float.
         ArgumentError: x has no such axis.
+
+    Example:
+        >>> tg.log_softmax([0.0, 0.0]).tolist()
+        [-0.693..., -0.693...]
     """
     if unknown:
         raise unexpected("log_softmax", unknown)

@@ -227,7 +227,9 @@ def test_attention_adds_up_the_rows_of_its_gradients(
     ]
 
     def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return tg.attention_packed(tg.linear(x, weight * 0.2, bias), heads, kv_heads, **options)
+        return tg.attention_packed(
+            tg.linear(x, weight * 0.2, bias), heads, kv_heads=kv_heads, **options
+        )
 
     check_bias(run, inputs, found, monkeypatch, 0.02, is_kept)
 

@@ -145,7 +145,7 @@ def test_sequences(
 def test_packed(kind: Kind, width: int) -> None:
     compare(
         kind, [(2, 201, 8 * width), (2, 201, 4 * width)],
-        lambda qkv: tg.attention_packed(qkv, 4, 2, causal=True),
+        lambda qkv: tg.attention_packed(qkv, 4, kv_heads=2, causal=True),
     )  # fmt: skip
 
 

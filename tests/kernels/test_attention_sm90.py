@@ -106,7 +106,7 @@ def test_ordered_backward_of_packed_arrays(
     force_ordered(monkeypatch, team)
     compare(
         draw((2, 515, 8 * width), (2, 515, 4 * width)),
-        lambda qkv: tg.attention_packed(qkv, 4, 2, causal=causal),
+        lambda qkv: tg.attention_packed(qkv, 4, kv_heads=2, causal=causal),
     )
 
 
@@ -226,7 +226,7 @@ def test_sequences_whose_keys_have_other_lengths(width: int, window: int | None)
 def test_packed(width: int) -> None:
     compare(
         draw((2, 200, 8 * width), (2, 200, 4 * width)),
-        lambda qkv: tg.attention_packed(qkv, 4, 2, causal=True, window=130),
+        lambda qkv: tg.attention_packed(qkv, 4, kv_heads=2, causal=True, window=130),
     )
 
 

@@ -29,7 +29,7 @@ def by_hand(layer: nn.MultiHeadAttention, x: Tensor, mask: Any = None) -> Any:
     if layer.rotary is not None:
         q, k = layer.rotary(q), layer.rotary(k)
     q, k, v = (t.swapaxes(1, 2) for t in (q, k, v))
-    y = tg.attention(q, k, v, mask, layer.causal, window=layer.window)
+    y = tg.attention(q, k, v, mask, causal=layer.causal, window=layer.window)
     return layer.proj(y.swapaxes(1, 2).reshape(batch, length, width))
 
 

@@ -100,7 +100,7 @@ def test_the_width_of_the_square_in_the_huber_loss() -> None:
     expected = [0.02, 0.045, 0.3 * 0.35]
     found = F.huber_loss(errors, np.zeros(3), "none", 0.3)
     np.testing.assert_allclose(found.numpy(), expected)
-    module = nn.HuberLoss("none", delta=0.3)
+    module = nn.HuberLoss(reduction="none", delta=0.3)
     np.testing.assert_array_equal(module(errors, np.zeros(3)).numpy(), found.numpy())
     for delta in (0, -1.0, float("nan")):
         with pytest.raises(ArgumentError, match=f"delta is {delta}, expected a number above 0"):

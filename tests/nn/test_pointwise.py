@@ -61,7 +61,7 @@ CALLS: list[tuple[Callable[..., Tensor], Callable[..., Any], tuple[Any, ...]]] =
         (x * x).sum(1) * (y * y).sum(1)), (X, Y)),
     (F.pairwise_distance, distance, (X, Y)),
     (F.cdist, lambda x, y: np.sqrt(((x[:, None] - y) ** 2).sum(-1)), (X, Y[:2])),
-    (lambda x, y: F.cdist(x, y, 1.0), lambda x, y: abs(x[:, None] - y).sum(-1), (X, Y)),
+    (lambda x, y: F.cdist(x, y, p=1.0), lambda x, y: abs(x[:, None] - y).sum(-1), (X, Y)),
     (lambda x, v: F.gaussian_nll_loss(x, Y, v), lambda x, v: (
         0.5 * (np.log(v) + (x - Y) ** 2 / v)).mean(), (X, P)),
     (lambda x, v: F.gaussian_nll_loss(x, Y, v, True, reduction="none"), lambda x, v: 0.5 * (

@@ -29,7 +29,7 @@ def modern(width: int = 32) -> nn.TransformerBlock:
 
 def test_feed_forward() -> None:
     layer, x = nn.FeedForward(8), tensor(2, 3, 8)
-    expected = layer.down(tg.gelu(layer.up(x), "tanh"))
+    expected = layer.down(tg.gelu(layer.up(x), approximate="tanh"))
     np.testing.assert_array_equal(layer(x).numpy(), expected.numpy())
     assert layer.up.weight.shape == (32, 8)
     exact = nn.FeedForward(8, hidden=5, bias=False, approximate="none")
@@ -95,7 +95,7 @@ class Terms:
 def test_terms_of_ranks_are_added_before_the_bias() -> None:
     x, residual = tensor(2, 3, 8), tensor(2, 3, 8)
     layer = nn.FeedForward(8)
-    up = tg.gelu(layer.up(x), "tanh")
+    up = tg.gelu(layer.up(x), approximate="tanh")
     expected = 2 * (up @ layer.down.weight.T) + layer.down.bias + residual
     plain = nn.Linear(8, 8)
     shared = 2 * (x @ plain.weight.T) + plain.bias + residual
@@ -214,7 +214,7 @@ def test_a_layer_of_a_user_takes_part_without_the_protocol() -> None:
     branch.up = product
     y, given = tensor(2, 4), tensor(2, 4)
     np.testing.assert_array_equal(
-        branch(y, given).numpy(), branch.down(tg.gelu(y, "tanh"), given).numpy()
+        branch(y, given).numpy(), branch.down(tg.gelu(y, approximate="tanh"), given).numpy()
     )
 
 

@@ -22,7 +22,7 @@ erf = np.vectorize(math.erf, otypes=[float])
 
 
 def gelu_tanh(x: Any) -> Tensor:
-    return tg.gelu(x, "tanh")
+    return tg.gelu(x, approximate="tanh")
 
 
 FUNCTIONS: list[tuple[Callable[..., Tensor], Callable[[Any], Any]]] = [
@@ -53,7 +53,7 @@ CASES = [
         for s in [(3, 7), (33, 64), (300, 1024), (0, 3), *((2, n) for n in SIZES)]
     ),
     Case(
-        lambda x, b: tg.bias_gelu(x, b, "none"),
+        lambda x, b: tg.bias_gelu(x, b, approximate="none"),
         [(9, 31), (31,)],
         lambda x, b: (x + b) / 2 * (1 + erf((x + b) / math.sqrt(2))),
         values=ROW,
@@ -203,7 +203,7 @@ def test_integers_do_not_wrap_around(dtype: str) -> None:
 
 def test_gelu_names_its_argument() -> None:
     with pytest.raises(ArgumentError, match="gelu: approximate is 'fast', expected 'tanh' or"):
-        tg.bias_gelu(Tensor(np.ones(2)), Tensor(np.ones(2)), "fast")
+        tg.bias_gelu(Tensor(np.ones(2)), Tensor(np.ones(2)), approximate="fast")
     with pytest.raises(ArgumentError, match="gelu: approximate is 'fast', expected 'tanh' or"):
         tg.gelu(Tensor(np.ones(2)), approximate="fast")
 
@@ -231,6 +231,6 @@ def test_slopes_are_defaults_or_learned() -> None:
         op(leaf, slope).backward(np.full(3, 5.0))
         np.testing.assert_allclose(slope.grad, expected)  # type: ignore[arg-type]
         assert leaf.grad[1:].tolist() == [5, 5]  # type: ignore[index]
-    np.testing.assert_array_equal(tg.gelu(x).numpy(), tg.gelu(x, "none").numpy())
+    np.testing.assert_array_equal(tg.gelu(x).numpy(), tg.gelu(x, approximate="none").numpy())
     both = tg.bias_gelu(x, np.zeros(3)).numpy()
-    np.testing.assert_allclose(both, tg.gelu(x, "tanh").numpy(), 1e-15)
+    np.testing.assert_allclose(both, tg.gelu(x, approximate="tanh").numpy(), 1e-15)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,13 +77,13 @@ def put(value: Any) -> None:
         (lambda: tg.cross_entropy(X, [[0], [1, 2]]), ShapeError, "cross_entropy: targets is .*eq"),
         (lambda: LOSS(X, W, [0, 1], chunk=1.5), ArgumentError, "chunk is 1.5, expected an integer"),
         (lambda: LOSS(X, W, [0, 1], vocab_size=2.5), ArgumentError, "vocab_size is 2.5, expected"),
-        (lambda: anything.embedding(W, [[0]], W, 1.5), ArgumentError, "embedding: start is 1.5, e"),
-        (lambda: anything.rotary(Q, ANGLES, ANGLES, 1.5), ArgumentError, "rotary: heads is 1.5, e"),
+        (lambda: anything.embedding(W, [[0]], W, start=1.5), ArgumentError, "start is 1.5, expec"),
+        (lambda: anything.rotary(Q, ANGLES, ANGLES, heads=1.5), ArgumentError, "heads is 1.5, exp"),
         (lambda: anything.softmax(X, scale="a"), ArgumentError, "softmax: scale is 'a', expected"),
         (lambda: anything.attention(Q, Q, Q, window=1.5), ArgumentError, "window is 1.5, expected"),
         (lambda: anything.attention(Q, Q, Q, scale="a"), ArgumentError, "attention: scale is 'a'"),
         (lambda: anything.attention_packed(Q.data[0], 1.0), ArgumentError, "heads is 1.0, expecte"),
-        (lambda: anything.attention_varlen(ROWS, ROWS, ROWS, [0, 5], None, 5.5), ArgumentError,
+        (lambda: anything.attention_varlen(ROWS, ROWS, ROWS, [0, 5], max_length=5.5), ArgumentError,
          "attention_varlen: max_length is 5.5, expected an integer"),
     ],
 )  # fmt: skip
@@ -259,3 +260,87 @@ def test_functions_with_an_axis_name_it_where_dim_is_given() -> None:
             assert ("axis" in parameters) == ("unknown" in parameters), name
     with pytest.raises(ArgumentError, match=r"^cross: got dim=1, expected axis=1$"):
         anything.cross(X, X, dim=1)
+
+
+# Arguments that PyTorch's function of a name takes by position, under our names; those that it
+# deprecates, or that concern its own memory (`inplace`), do not count. `embedding` and the norms
+# differ: see docs/guides/coming-from-pytorch.md.
+PYTORCH = {
+    **dict.fromkeys(
+        ["gelu", "hardsigmoid", "hardswish", "logsigmoid", "mish", "relu", "relu6", "selu",
+         "sigmoid", "silu", "softsign", "tanh", "tanhshrink"], "x"),
+    **dict.fromkeys(["l1_loss", "mse_loss", "soft_margin_loss"], "x target reduction"),
+    **dict.fromkeys(["glu", "log_softmax", "softmax", "softmin"], "x axis"),
+    **dict.fromkeys(["cosine_embedding_loss", "margin_ranking_loss"],
+                    "x y target margin reduction"),
+    **dict.fromkeys(["celu", "elu"], "x alpha"),
+    **dict.fromkeys(["hardshrink", "softshrink"], "x lambd"),
+    "attention": "q k v mask",  # here and below: a function that PyTorch lacks, its operands
+    "attention_packed": "qkv heads",
+    "attention_varlen": "q k v starts k_starts",
+    "binary_cross_entropy": "x target weight reduction",
+    "binary_cross_entropy_with_logits": "logits target weight reduction pos_weight",
+    "cdist": "x y",
+    "cosine_similarity": "x y axis eps",
+    "cross_entropy": "logits targets weight ignore_index reduction label_smoothing",
+    "dropout": "x p training",
+    "embedding": "weight ids positions",
+    "gaussian_nll_loss": "x target var full eps reduction",
+    "group_norm": "x num_groups weight bias eps",
+    "hardtanh": "x min_val max_val",
+    "hinge_embedding_loss": "x target margin reduction",
+    "huber_loss": "x target reduction delta",
+    "kl_div": "x target reduction log_target",
+    "layer_norm": "x weight bias",
+    "leaky_relu": "x negative_slope",
+    "linear": "x weight bias",
+    "linear_cross_entropy": "x weight targets bias",
+    "nll_loss": "x targets weight ignore_index reduction",
+    "normalize": "x p axis eps",
+    "pairwise_distance": "x y p eps keepdims",
+    "poisson_nll_loss": "x target log_input full eps reduction",
+    "prelu": "x weight",
+    "rms_norm": "x weight",
+    "rotary": "x cos sin",
+    "smooth_l1_loss": "x target reduction beta",
+    "softplus": "x beta threshold",
+    "threshold": "x threshold value",
+    "triplet_margin_loss": "anchor positive negative margin p eps swap reduction",
+}  # fmt: skip
+
+
+def test_nn_functional_takes_by_position_what_pytorch_does() -> None:
+    functional = tg.nn.functional
+    by_position = {}
+    for name in {*functional.__all__} - {"logsumexp", "one_hot"}:
+        by_position[name] = " ".join(positional(getattr(functional, name)))
+    assert by_position == PYTORCH
+
+
+AXES: list[tuple[Callable[..., Any], str]] = [
+    *((getattr(tg.nn.functional, name), "dim")
+      for name in ("glu", "log_softmax", "normalize", "softmax", "softmin")),
+    *((getattr(tg.linalg, name), "dim") for name in ("norm", "vector_norm")),
+    *((getattr(tg.linalg, name), "keepdim") for name in ("matrix_norm", "norm", "vector_norm")),
+    (partial(tg.nn.functional.cosine_similarity, X), "dim"),
+    (partial(tg.nn.functional.pairwise_distance, X), "keepdim"),
+    (partial(tg.nn.functional.nll_loss, X), "dim"),
+    (partial(tg.cross_entropy, X), "dim"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "name"), AXES)
+def test_names_of_pytorch_are_answered(function: Callable[..., Any], name: str) -> None:
+    expected = {"dim": "axis", "keepdim": "keepdims"}[name]
+    with pytest.raises(ArgumentError, match=rf"^\w+: got {name}=1, expected {expected}=1$"):
+        function(X, **{name: 1})
+    with pytest.raises(TypeError, match=r"\w+\(\) got an unexpected keyword argument 'rows'"):
+        function(X, rows=1)
+
+
+def test_positions_of_linear_algebra_are_numpys() -> None:
+    for name in tg.linalg.__all__:
+        function, numpys = getattr(tg.linalg, name), getattr(np.linalg, name, None)
+        if function.__module__ == tg.linalg.__name__ and numpys is not None:
+            ours, theirs = positional(function), positional(numpys)
+            assert ours[1:] == theirs[1 : len(ours)], name

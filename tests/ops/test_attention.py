@@ -139,7 +139,7 @@ def case(
 def packed_case(shape: tuple[int, int, int], heads: int, kv_heads: int, **options: Any) -> Case:
     on_device = placed(options)
     return Case(
-        lambda qkv: tg.attention_packed(qkv, heads, kv_heads, **on_device(qkv)),
+        lambda qkv: tg.attention_packed(qkv, heads, kv_heads=kv_heads, **on_device(qkv)),
         [shape],
         lambda qkv: packed_reference(qkv, heads, kv_heads, **options),
         values=BOUND,
@@ -164,7 +164,7 @@ def rotary_case(
     def function(qkv: Tensor) -> Tensor:
         angles = tables(rotary.wide(qkv), qkv.device)
         return tg.attention_packed(
-            qkv, heads, kv_heads, angles=angles, interleaved=interleaved, **options
+            qkv, heads, kv_heads=kv_heads, angles=angles, interleaved=interleaved, **options
         )
 
     def turned(qkv: Any) -> Any:
@@ -414,7 +414,9 @@ def test_logsumexp() -> None:
         expected = np.log(np.exp(scores).sum(-1))
     np.testing.assert_allclose(got.numpy(), expected)
     assert np.isneginf(got.numpy()[:, :, :2]).all()
-    np.testing.assert_array_equal(y.numpy(), tg.attention(q, k, k, None, True, 0.7, 0, 4).numpy())
+    np.testing.assert_array_equal(
+        y.numpy(), tg.attention(q, k, k, None, causal=True, scale=0.7, dropout=0, window=4).numpy()
+    )
     half, empty = Tensor(np.ones((1, 1, 2, 3), "float16")), Tensor(np.ones((1, 1, 0, 3), "float16"))
     _, narrow = tg.attention(half, half, half, return_logsumexp=True)
     assert narrow.dtype == np.float32
@@ -536,9 +538,10 @@ def test_rotated_queries_and_keys_have_the_bits_of_rotary_before(
             each |= {"angles": angles, "interleaved": interleaved, "overwrite": overwrite}
         else:
             separated = rotated.reshape(*shape[:2], parts, width)
-            rotated = tg.rotary(separated, *angles, heads + kv_heads, interleaved).reshape(shape)
+            rotated = tg.rotary(separated, *angles, heads=heads + kv_heads, interleaved=interleaved)
+            rotated = rotated.reshape(shape)
         before = rotated.numpy().tobytes()
-        y = tg.attention_packed(rotated, heads, kv_heads, **each)
+        y = tg.attention_packed(rotated, heads, kv_heads=kv_heads, **each)
         assert overwrite or not fused or rotated.numpy().tobytes() == before
         y.backward(dy)
         assert x.grad is not None
@@ -557,7 +560,7 @@ def test_rotation_beside_a_mask_that_requires_a_gradient_or_autocast(amp: bool) 
         x, mask = Tensor(qkv, requires_grad=True), Tensor(bias, requires_grad=not amp)
         rotated, options = x, {"angles": angles, "overwrite": True} if fused else {}
         if not fused:
-            rotated = tg.rotary(x.reshape(2, 5, 6, 4), *angles, 4).reshape(x.shape)
+            rotated = tg.rotary(x.reshape(2, 5, 6, 4), *angles, heads=4).reshape(x.shape)
         with tg.autocast("bfloat16", enabled=amp):
             y = tg.attention_packed(rotated, 2, mask=mask, **options)  # type: ignore[arg-type]
         y.astype("float32").sum().backward()
@@ -648,7 +651,7 @@ def test_sequences_that_do_not_fit() -> None:
     with pytest.raises(ArgumentError, match=r"heads is 4\.0, expected an integer"):
         tg.attention_packed(q[None].reshape(1, 5, 32), 4.0)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"kv_heads is 2\.0, expected an integer"):
-        tg.attention_packed(q[None].reshape(1, 5, 32), 4, 2.0)  # type: ignore[arg-type]
+        tg.attention_packed(q[None].reshape(1, 5, 32), 4, kv_heads=2.0)  # type: ignore[arg-type]
     random.seed(4)
     longer = run(q, q, q, [0, 2, 5], max_length=9, dropout=0.5).numpy()
     random.seed(4)
@@ -697,15 +700,17 @@ def test_learned_bias_value_width_and_broadcast_batch(
     expected = weights / weights.sum(-1, keepdims=True) @ values
     bias.requires_grad = True
     np.testing.assert_allclose(
-        tg.attention(q, k, v, bias, causal).numpy(), expected, rtol=1e-10, atol=1e-12
+        tg.attention(q, k, v, bias, causal=causal).numpy(), expected, rtol=1e-10, atol=1e-12
     )
-    gradcheck(lambda q, k, v, bias: tg.attention(q, k, v, bias, causal), [q, k, v, bias])
+    gradcheck(lambda q, k, v, bias: tg.attention(q, k, v, bias, causal=causal), [q, k, v, bias])
 
 
 def test_learned_bias_of_packed_operands() -> None:
     packed, bias = RNG.standard_normal((2, 3, 8 * 4)), RNG.standard_normal((3, 3))
-    expected = tg.attention_packed(packed, 4, 2, bias, causal=True).numpy()
-    learned = tg.attention_packed(packed, 4, 2, Tensor(bias, requires_grad=True), causal=True)
+    expected = tg.attention_packed(packed, 4, kv_heads=2, mask=bias, causal=True).numpy()
+    learned = tg.attention_packed(
+        packed, 4, kv_heads=2, mask=Tensor(bias, requires_grad=True), causal=True
+    )
     np.testing.assert_allclose(learned.numpy(), expected, atol=1e-12)
 
 

@@ -188,9 +188,23 @@ def test_what_logits_share_costs_no_digits(offset: int, width: int, device: str)
         # z is rounded where the logits are large, which z_loss wants to see.
         bound = 2e-6 * (1 + z_loss * (abs(offset) + 20) ** 2)
         for reduction in ("none", "sum"):
-            loss = tg.cross_entropy(x, ids, None, smoothing, reduction, z_loss)
+            loss = tg.cross_entropy(
+                x,
+                ids,
+                ignore_index=None,
+                label_smoothing=smoothing,
+                reduction=reduction,
+                z_loss=z_loss,
+            )
             with tensorgrad.no_grad():
-                alone = tg.cross_entropy(x, ids, None, smoothing, reduction, z_loss)
+                alone = tg.cross_entropy(
+                    x,
+                    ids,
+                    ignore_index=None,
+                    label_smoothing=smoothing,
+                    reduction=reduction,
+                    z_loss=z_loss,
+                )
             for got in (loss, alone):
                 wanted = expected if reduction == "none" else expected.sum()
                 np.testing.assert_allclose(got.numpy(), wanted, 0, bound * 3 + 4e-7 * width**0.5)
@@ -283,7 +297,9 @@ def test_nll_loss_is_the_cross_entropy_of_log_probabilities(reduction: str) -> N
                 kept = np.where(targets == -100, -100 if ignored is None else ignored, targets)
                 x, y = (Tensor(logits, requires_grad=True) for _ in range(2))
                 loss = tg.nll_loss(tg.log_softmax(x), kept, weight, ignored, reduction)
-                same = tg.cross_entropy(y, kept, ignored, reduction=reduction, weight=weight)
+                same = tg.cross_entropy(
+                    y, kept, ignore_index=ignored, reduction=reduction, weight=weight
+                )
                 np.testing.assert_allclose(loss.numpy(), same.numpy(), 1e-12)
                 for one in (loss, same):
                     one.backward(np.ones(one.shape))
@@ -317,7 +333,9 @@ def test_columns_behind_the_classes_do_not_count() -> None:
         rows_numpy(losses, dlogits, logits, targets, counted, options, np.asarray(0.5), 5)
         x = Tensor(logits[:, :5].copy(), requires_grad=True)
         kept = np.where(counted, targets, -100)
-        expected = tg.cross_entropy(x, kept, -100, smoothing, "none", 0.01)
+        expected = tg.cross_entropy(
+            x, kept, ignore_index=-100, label_smoothing=smoothing, reduction="none", z_loss=0.01
+        )
         expected.backward(np.full(4, 0.5))
         np.testing.assert_allclose(losses, expected.numpy(), 1e-12)
         np.testing.assert_allclose(dlogits[:, :5], x.grad, 1e-12, 1e-14)  # type: ignore[arg-type]

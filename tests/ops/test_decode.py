@@ -53,7 +53,7 @@ def expected(given: Arrays, window: int | None = None, angles: Any = None, **opt
         row = each[b : b + 1]
         if angles is not None:
             cos, sin = (backend.to_numpy(table)[length][None, None] for table in angles)
-            row = tg.rotary(row, cos, sin, heads + kv_heads, **options).numpy()
+            row = tg.rotary(row, cos, sin, heads=heads + kv_heads, **options).numpy()
         keys[b, :, length] = row[0, heads : heads + kv_heads]
         values[b, :, length] = row[0, heads + kv_heads :]
         seen = slice(b, b + 1), slice(None), slice(None, length + 1)

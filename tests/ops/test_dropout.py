@@ -46,7 +46,7 @@ CASES = [
 
 def seeded_add(x: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor:
     random.seed(5)
-    return tg.dropout_add(x, residual, 0.3, bias)
+    return tg.dropout_add(x, residual, p=0.3, bias=bias)
 
 
 def reference_add(x: Any, residual: Any, bias: Any = 0.0) -> Any:
@@ -61,7 +61,7 @@ CASES += [
         for s in [(5, 7), (33, 64), (3, 5, 1032), (600, 257), (0, 4)]
     ),
     Case(
-        lambda x, r, b: tg.dropout_add(x, r, 0.9, b, training=False), [(3, 4), (3, 4), (4,)],
+        lambda x, r, b: tg.dropout_add(x, r, p=0.9, bias=b, training=False), [(3, 4), (3, 4), (4,)],
         lambda x, r, b: x + r + b, terms=3, name="dropout_add-off",
     ),
 ]  # fmt: skip
@@ -195,7 +195,9 @@ def test_nothing_is_drawn_where_nothing_is_dropped() -> None:
     state = random.get_state()
     assert tg.dropout(x, 0.0) is x
     assert tg.dropout(x, training=False) is x
-    np.testing.assert_array_equal(tg.dropout_add(x, x, 0.0, np.ones(3)).numpy(), 2 * x.data + 1)
+    np.testing.assert_array_equal(
+        tg.dropout_add(x, x, p=0.0, bias=np.ones(3)).numpy(), 2 * x.data + 1
+    )
     np.testing.assert_array_equal(tg.dropout_add(x, x, training=False).numpy(), 2 * x.data)
     y = swiglu_dropout(x, x, 0.0)
     np.testing.assert_array_equal(y.numpy(), tg.swiglu(x, x).numpy())
@@ -222,11 +224,11 @@ def test_dropout_add_names_what_does_not_fit() -> None:
     ):
         tg.dropout_add(x, Tensor(np.ones(3, "float32")))
     with pytest.raises(ShapeError, match=r"bias has shape \(2,\), expected \(C,\) of x \(2, 3\)"):
-        tg.dropout_add(x, x, 0.5, Tensor(np.ones(2, "float32")))
+        tg.dropout_add(x, x, p=0.5, bias=Tensor(np.ones(2, "float32")))
     with pytest.raises(DtypeError, match="residual has dtype int64, expected a float"):
         tg.dropout_add(x, Tensor(np.ones((2, 3), "int64")))
     with pytest.raises(ArgumentError, match="dropout_add: p is 1, expected 0 <= p < 1"):
-        tg.dropout_add(x, x, 1)
+        tg.dropout_add(x, x, p=1)
 
 
 def test_arguments_that_do_not_fit() -> None:

@@ -529,7 +529,7 @@ def test_numbers_in_the_place_of_what_is_not_finite() -> None:
     x = np.array([NAN, INF, -INF], "float32")
     largest = np.finfo("float32").max
     assert tg.nan_to_num(x).tolist() == [0, largest, -largest]
-    assert tg.nan_to_num(x, 1.0, neginf=3.0).tolist() == [1, largest, 3]
+    assert tg.nan_to_num(x, nan=1.0, neginf=3.0).tolist() == [1, largest, 3]
     assert tg.nan_to_num(x, posinf=2.0).tolist() == [0, 2, -largest]
     whole = np.array([1, 2])
     assert tg.nan_to_num(whole).tolist() == [1, 2]
@@ -538,7 +538,7 @@ def test_numbers_in_the_place_of_what_is_not_finite() -> None:
         wrong: Any = {name: Tensor(np.ones(()), requires_grad=True)}
         with pytest.raises(GradError, match=f"nan_to_num: {name} requires a gradient"):
             tg.nan_to_num(x, **wrong)
-    assert tg.nan_to_num(x, Tensor(np.array(5.0, "float32"))).tolist()[0] == 5  # type: ignore[arg-type]
+    assert tg.nan_to_num(x, nan=Tensor(np.array(5.0, "float32"))).tolist()[0] == 5  # type: ignore[arg-type]
 
 
 def test_bounds_that_are_none_do_not_limit() -> None:
@@ -682,3 +682,17 @@ def test_nextafter_takes_what_it_computes_with() -> None:
             tg.nextafter(x, 1.0)
     with pytest.raises(DtypeError, match="nextafter: b has dtype float16"):
         tg.nextafter(1.0, Tensor(np.ones(2, "float16")))
+
+
+def test_the_docstring_of_a_row_has_its_formula_and_gradients() -> None:
+    expected = {
+        "exp": "Formula: y = exp(x)\nGradient: dx = dy * y\n",
+        "subtract": "Formula: y = a - b\nGradient: da = dy, db = -dy\n",
+        "copysign": "db = 0 * dy\n",
+        "floor": "Gradient: none\n",
+        "less": "Returns:\n    The shape that a and b broadcast to, in bool.\n",
+        "invert": "Raises:\n    DtypeError: an operand holds floats.\n",
+        "add": "Example:\n    >>> tg.add([1, 2], 3).tolist()\n    [4, 5]\n",
+    }
+    for name, text in expected.items():
+        assert text in getattr(tg, name).__doc__, name

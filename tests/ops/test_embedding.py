@@ -28,7 +28,7 @@ CASES = [
 def with_positions(shape: tuple[int, ...], width: int, count: int, start: int) -> Case:
     ids = RNG.integers(0, 11, shape)
     return Case(
-        lambda w, p, i: tg.embedding(w, i, p, start), [(11, width), (count, width), ids],
+        lambda w, p, i: tg.embedding(w, i, p, start=start), [(11, width), (count, width), ids],
         lambda w, p, i: w[i] + p[start : start + shape[-1]],
         terms=ids.size + 1, name="embedding-positions",
     )  # fmt: skip
@@ -38,7 +38,8 @@ def with_starts(shape: tuple[int, ...], width: int, count: int) -> Case:
     ids = RNG.integers(0, 11, shape)
     starts = RNG.integers(0, count - shape[-1] + 1, shape[:-1], dtype="int32")
     return Case(
-        lambda w, p, i, s: tg.embedding(w, i, p, s), [(11, width), (count, width), ids, starts],
+        lambda w, p, i, s: tg.embedding(w, i, p, start=s),
+        [(11, width), (count, width), ids, starts],
         lambda w, p, i, s: w[i] + p[s[..., None] + np.arange(shape[-1])],
         terms=ids.size + 1, name="embedding-starts",
     )  # fmt: skip
@@ -100,7 +101,7 @@ def test_rows_are_added_to_a_gradient_that_is_there() -> None:
     weight, positions = (Tensor(np.zeros((4, 3), "float16"), True) for _ in range(2))
     buffer = np.ones((2, 4, 3), "float32")
     weight.grad, positions.grad = buffer
-    y = tg.embedding(weight, np.array([[1, 1], [3, 1]]), positions, 2)
+    y = tg.embedding(weight, np.array([[1, 1], [3, 1]]), positions, start=2)
     (y.sum() + weight.sum() * 2).backward()
     np.testing.assert_array_equal(buffer[0], np.repeat([[3.0], [6], [3], [4]], 3, axis=1))
     np.testing.assert_array_equal(buffer[1], np.repeat([[1.0], [1], [3], [3]], 3, axis=1))
@@ -116,18 +117,18 @@ def test_positions_that_do_not_fit() -> None:
     with pytest.raises(ShapeError, match=r"expected \(P, 2\) for ids of shape \(\)"):
         tg.embedding(weight, np.array(1), Tensor(np.ones((4, 2))))
     with pytest.raises(OutOfRangeError, match="start is -1 and 3 ids follow, expected at most 4"):
-        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), -1)
+        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), start=-1)
     with pytest.raises(OutOfRangeError, match=r"start\[0\] is -1, expected 0 to 1"):
-        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), np.array([-1, 1]))
+        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), start=np.array([-1, 1]))
     assert tg.embedding(weight, ids, Tensor(np.ones((3, 2)))).tolist() == [[[2, 2]] * 3] * 2
     with pytest.raises(DtypeError, match="positions has dtype float32, expected float64"):
         tg.embedding(weight, ids, Tensor(np.ones((3, 2), "float32")))
     with pytest.raises(OutOfRangeError, match="start is 2 and 3 ids follow, expected at most 4"):
-        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), 2)
+        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), start=2)
     with pytest.raises(OutOfRangeError, match=r"start\[1\] is 2, expected 0 to 1 \(4 positions\)"):
-        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), np.array([1, 2]))
+        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), start=np.array([1, 2]))
     with pytest.raises(ShapeError, match=r"start has shape \(3,\), expected \(2,\) like ids with"):
-        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), np.zeros(3, "int32"))
+        tg.embedding(weight, ids, Tensor(np.ones((4, 2))), start=np.zeros(3, "int32"))
 
 
 @pytest.mark.gpu
@@ -140,5 +141,5 @@ def test_ids_outside_give_nan_on_the_gpu() -> None:
     assert weight.grad is not None
     np.testing.assert_array_equal(tg.backend.to_numpy(weight.grad), [[0, 0], [1, 1], [0, 0]])
     ids, starts = (Tensor(np.array(a)).to("cuda") for a in ([[0, 1]] * 3, [1, 3, -2]))
-    y = tg.embedding(weight, ids, Tensor(np.ones((4, 2), "float32")).to("cuda"), starts)
+    y = tg.embedding(weight, ids, Tensor(np.ones((4, 2), "float32")).to("cuda"), start=starts)
     assert np.isnan(y.numpy()).all(-1).tolist() == [[False, False], [False, True], [True, True]]

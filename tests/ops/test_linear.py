@@ -214,7 +214,7 @@ def test_against_numpy(case: Case) -> None:
 def test_other_gelu() -> None:
     x, w = np.array([[0.5, -2.0]]), np.array([[1.0, 0.0], [0.25, 1.0]])
     y = tg.linear_gelu(x, w, approximate="none")
-    np.testing.assert_array_equal(y.numpy(), tg.gelu(x @ w.T, "none").numpy())
+    np.testing.assert_array_equal(y.numpy(), tg.gelu(x @ w.T, approximate="none").numpy())
     with pytest.raises(ArgumentError, match="gelu: approximate is 'erf'"):
         tg.linear_gelu(x, w, approximate="erf")
 

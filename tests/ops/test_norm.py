@@ -35,13 +35,13 @@ def rms_norm(x: Any, weight: Any = 1) -> Any:
 
 
 def rms_norm_of_1e6(x: Tensor, weight: Tensor | None = None) -> Tensor:
-    return tg.rms_norm(x, weight, 1e-6)
+    return tg.rms_norm(x, weight, eps=1e-6)
 
 
 def add_rms_norm_of_1e6(
     x: Tensor, residual: Tensor, weight: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    return tg.add_rms_norm(x, residual, weight, 1e-6)
+    return tg.add_rms_norm(x, residual, weight, eps=1e-6)
 
 
 def group_norm(x: Any, weight: Any = None, bias: Any = None) -> Any:

@@ -66,7 +66,7 @@ def learned(cos: tuple[int, ...], heads: int, interleaved: bool) -> Case:
         return [turned(x, cos, sin, 1), turned(dy, cos, sin, 1),
                 *(sum_to_shape(terms, like.shape) for terms, like in angles)]  # fmt: skip
 
-    return Case(lambda x, cos, sin: tg.rotary(x, cos, sin, heads, interleaved),
+    return Case(lambda x, cos, sin: tg.rotary(x, cos, sin, heads=heads, interleaved=interleaved),
                 [(2, 5, 3, 8), cos, (5, 1, 4)], turned,
                 magnitudes=magnitudes, values=Ulps(2, "terms"), terms=60,
                 name="rotary-learned")  # fmt: skip

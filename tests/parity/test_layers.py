@@ -84,7 +84,7 @@ def test_cross_entropy(reduction: str, smoothing: float, ignored: int) -> None:
         return loss.view(4, 9) if reduction == "none" else loss
 
     compare(
-        lambda x: tg.cross_entropy(x, targets, ignored, smoothing, reduction),
+        lambda x: tg.cross_entropy(x, targets, None, ignored, reduction, smoothing),
         theirs,
         normal(4, 9, 65) * 3,
     )
@@ -122,7 +122,7 @@ def test_attention(mask: str, causal: bool, kv_heads: int) -> None:
         )
 
     compare(
-        lambda q, k, v: tg.attention(q, k, v, given, causal), theirs,
+        lambda q, k, v: tg.attention(q, k, v, given, causal=causal), theirs,
         normal(2, 6, length, 32), normal(2, kv_heads, length, 32), normal(2, kv_heads, length, 32),
     )  # fmt: skip
 
@@ -174,7 +174,7 @@ def test_gelu_and_swiglu() -> None:
     f = torch.nn.functional
     for ours, theirs in (
         (tg.gelu, f.gelu),
-        (lambda x: tg.gelu(x, "tanh"), lambda x: f.gelu(x, approximate="tanh")),
+        (lambda x: tg.gelu(x, approximate="tanh"), lambda x: f.gelu(x, approximate="tanh")),
         (tg.silu, f.silu),
     ):
         compare(ours, theirs, normal(9, 33) * 3)

@@ -84,7 +84,7 @@ def _attention(q: Any, k: Any, v: Any, attn_mask: Any = None, is_causal: bool = 
                dropout_p: float = 0.0, scale: Any = None) -> Any:  # fmt: skip
     if dropout_p or (is_causal and q.shape[-2] != k.shape[-2]):
         raise TypeError("attention: random, and the last query sees the last key")
-    return tg.attention(q, k, v, attn_mask, is_causal, scale)
+    return tg.attention(q, k, v, attn_mask, causal=is_causal, scale=scale)
 
 
 def _pad(x: Any, widths: Any, value: float = 0.0) -> Any:
@@ -128,13 +128,13 @@ def _split(x: Any, sizes: Any, axis: int = 0) -> Any:
 def _layer_norm(x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> Any:
     if len(shape) > 1:
         raise TypeError("layer_norm: takes one axis")
-    return F.layer_norm(x, weight, bias, eps)
+    return F.layer_norm(x, weight, bias, eps=eps)
 
 
 def _rms_norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
     if len(shape) > 1:
         raise TypeError("rms_norm: takes one axis")
-    return F.rms_norm(x, weight, eps)
+    return F.rms_norm(x, weight, eps=eps)
 
 
 def _divide(a: Any, b: Any, rounding_mode: str) -> Any:
@@ -152,7 +152,7 @@ CALLS: dict[str, Function] = {
     "broadcast_tensors": tg.broadcast_arrays,
     "cat": lambda xs, axis=0: tg.concatenate(xs, axis),
     "bmm": tg.matmul,
-    "cdist": lambda x, y, p=2.0, compute_mode=None: F.cdist(x, y, p),
+    "cdist": lambda x, y, p=2.0, compute_mode=None: F.cdist(x, y, p=p),
     "chunk": lambda x, parts, axis=0: _split(x, max(1, -(-x.shape[axis] // parts)), axis),
     "cholesky": linalg.cholesky,
     "contiguous": tg.copy,

@@ -6,6 +6,7 @@ from cs336.basics import *
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import tensorgrad as tg
@@ -46,7 +47,7 @@ def run_embedding(vocab_size: int, d_model: int, weights: Any, token_ids: Any) -
 
 def run_rmsnorm(d_model: int, eps: float, weights: Any, in_features: Any) -> Any:
     """Return x over its root mean square, times the weights."""
-    return call(tg.rms_norm, in_features, weights, eps)
+    return call(partial(tg.rms_norm, eps=eps), in_features, weights)
 
 
 def run_silu(in_features: Any) -> Any:

@@ -77,7 +77,7 @@ def self_attention(
             positions = tg.broadcast_to(positions, x.shape[:-1]).reshape(-1, length)
         rotary = RotaryEmbedding(parts.shape[-1], base=theta, interleaved=True)
         qkv = rotary(parts, 0 if positions is None else positions, 2 * heads).reshape(qkv.shape)
-    y = tg.nn.functional.attention_packed(qkv, heads, heads, causal=True, dropout=dropout)
+    y = tg.nn.functional.attention_packed(qkv, heads, kv_heads=heads, causal=True, dropout=dropout)
     return tg.linear(y, weights["output_proj.weight"]).reshape(*x.shape[:-1], -1)
 
 

@@ -16,7 +16,7 @@ __all__ = ["Dropout", "Embedding", "LayerNorm1d", "Linear"]
 
 _embedding = function(lambda weight, ids: tg.embedding(weight, ids.astype(np.int64))).apply
 _linear = function(tg.linear).apply
-_layer_norm = function(tg.layer_norm).apply
+_layer_norm = function(lambda x, w, b, eps: tg.layer_norm(x, w, b, eps=eps)).apply
 
 
 class Embedding(Module):

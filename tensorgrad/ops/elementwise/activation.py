@@ -21,10 +21,13 @@ __all__ = [
 relu = unary(
     "relu",
     "max(x, 0); the gradient at 0 is 0, and that of NaN passes",
+    "[-1, 2] -> [0, 2]",
     "maximum(x, 0)",
     "where(y <= 0, 0, dy)",
 )
-sigmoid = unary("sigmoid", "1 / (1 + exp(-x))", "sigmoid(x)", "dy * y * (1 - y)")
+sigmoid = unary(
+    "sigmoid", "1 / (1 + exp(-x))", "[0, 1] -> [0.5, 0.731...]", "sigmoid(x)", "dy * y * (1 - y)"
+)
 SOFTPLUS = Row("softplus", "x", "softplus(x)", "dy * sigmoid(x)")
 SCALED_SOFTPLUS = Row(
     "softplus",
@@ -39,11 +42,23 @@ SCALED_SOFTPLUS = Row(
 def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """Return log(1 + exp(beta * x)) / beta.
 
+    Gradient: dx = dy * sigmoid(beta * x)
+
     Args:
         x: any shape.
         beta: a number above 0.
         threshold: x itself is returned where beta * x is above this; the difference at 20 is 2e-9,
             which float64 alone shows. inf: nowhere.
+
+    Returns:
+        The shape of x, in the dtype that NumPy promotes to.
+
+    Raises:
+        ArgumentError: beta is not above 0.
+
+    Example:
+        >>> tg.softplus([0, 30]).tolist()
+        [0.693..., 30.0]
     """
     check_number("softplus", "beta", beta)
     check_number("softplus", "threshold", threshold)
@@ -58,7 +73,19 @@ SILU = Row("silu", "x", "x * sigmoid(x)", "dy * silu_derivative(x)")
 def silu(x: Any) -> Tensor:
     """Return x * sigmoid(x).
 
+    Gradient: dx = dy * sigmoid(x) * (1 + x * (1 - sigmoid(x)))
+
+    Args:
+        x: any shape.
+
+    Returns:
+        The shape of x, in the dtype that NumPy promotes to.
+
     Source: Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2 (there called SiL).
+
+    Example:
+        >>> tg.silu([0, 1]).tolist()
+        [0.0, 0.731...]
     """
     return SILU(x)
 
@@ -78,6 +105,13 @@ def leaky_relu(x: Any, negative_slope: Any = 0.01) -> Tensor:
     Args:
         x: any shape.
         negative_slope: a number or a tensor that broadcasts with x, which may be learned (PReLU).
+
+    Returns:
+        The shape of x, in the dtype that NumPy promotes to.
+
+    Example:
+        >>> tg.leaky_relu([-4, 2], 0.25).tolist()
+        [-1.0, 2.0]
     """
     return LEAKY_RELU(x, negative_slope)
 
@@ -98,7 +132,14 @@ def elu(x: Any, alpha: Any = 1.0) -> Tensor:
         x: any shape.
         alpha: a number, or a tensor that broadcasts with x.
 
+    Returns:
+        The shape of x, in the dtype that NumPy promotes to.
+
     Source: Clevert et al. 2015, arXiv:1511.07289, eq. 15.
+
+    Example:
+        >>> tg.elu([-1, 2]).tolist()
+        [-0.632..., 2.0]
     """
     return ELU(x, alpha)
 
@@ -112,15 +153,26 @@ GELU_ERF = Row(
 )
 
 
-def gelu(x: Any, approximate: str = "none") -> Tensor:
+def gelu(x: Any, *, approximate: str = "none") -> Tensor:
     """Return x times the normal distribution's probability of being below x.
 
-    "none": x/2 * (1 + erf(x / sqrt(2))), exact.
-    "tanh": x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), as in GPT-2.
+    Args:
+        x: any shape.
+        approximate: "none": x/2 * (1 + erf(x / sqrt(2))), exact; "tanh": as in GPT-2,
+            x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
+
+    Returns:
+        The shape of x, in the dtype that NumPy promotes to.
 
     Raises:
         ArgumentError: another name for `approximate`.
     Source: Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2.
+
+    Example:
+        >>> tg.gelu([0.0, 1.0]).tolist()
+        [0.0, 0.8413...]
+        >>> tg.gelu([0.0, 1.0], approximate="tanh").tolist()
+        [0.0, 0.8411...]
     """
     if approximate == "tanh":
         return GELU_TANH(x)
@@ -131,16 +183,23 @@ def gelu(x: Any, approximate: str = "none") -> Tensor:
 
 @fuse
 def _bias_gelu(x: Tensor, bias: Tensor, *, approximate: str) -> Tensor:
-    return gelu(x + bias, approximate)
+    return gelu(x + bias, approximate=approximate)
 
 
-def bias_gelu(x: Any, bias: Any, approximate: str = "tanh") -> Tensor:
+def bias_gelu(x: Any, bias: Any, *, approximate: str = "tanh") -> Tensor:
     """Return gelu(x + bias, approximate), in one kernel that does not save the sum.
 
     Args:
         x: any shape.
         bias: broadcasts to x, usually (C,).
         approximate: see `gelu`, whose default is another one.
+
+    Returns:
+        The shape of x, in the dtype that NumPy promotes to.
+
+    Example:
+        >>> tg.bias_gelu([0, 1], [1, 0], approximate="none").tolist()
+        [0.841..., 0.841...]
     """
     return _bias_gelu(x, bias, approximate=approximate)
 
@@ -153,6 +212,16 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
 def swiglu(gate: Any, up: Any) -> Tensor:
     """Return silu(gate) * up, in one kernel; backward needs only the two arguments.
 
+    Args:
+        gate, up: tensors, arrays or numbers that broadcast, usually of one shape (..., C).
+
+    Returns:
+        The shape that gate and up broadcast to, in the dtype that NumPy promotes to.
+
     Source: Shazeer 2020, arXiv:2002.05202, eq. 6.
+
+    Example:
+        >>> tg.swiglu([0, 1], [2, 2]).tolist()
+        [0.0, 1.462...]
     """
     return _swiglu(gate, up)

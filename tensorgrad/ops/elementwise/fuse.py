@@ -59,6 +59,11 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
             its arguments, or tests whether an element is true.
         DtypeError: when called, an argument is not a tensor, array or number, f returns something
             other than one tensor, or casts to integers.
+
+    Example:
+        >>> gated = tg.fuse(lambda gate, up: tg.sigmoid(gate) * up)
+        >>> gated([0.0, 0.0], [2.0, 3.0]).tolist()
+        [1.0, 1.5]
     """
     check_function("fuse", f, "give it the function first: fuse(f)(x)")
     rows: dict[Any, tuple[Row, list[int]]] = {}

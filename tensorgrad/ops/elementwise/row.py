@@ -339,33 +339,59 @@ class BinaryOp(Protocol):
         """Return the result in the shape that a and b broadcast to."""
 
 
-def unary(name: str, returns: str, value: str, dx: str = "") -> UnaryOp:
-    """Return a row with one operand as a function, which returns what `returns` says."""
+def unary(
+    name: str, returns: str, example: str, value: str, dx: str = "", raises: str = ""
+) -> UnaryOp:
+    """Return a row with one operand as a function.
+
+    Args:
+        name: of the function.
+        returns: what it returns, for its docstring, which also shows the expressions.
+        example: literal arguments and the list that they give, "[0, 1] -> [1.0, 2.718...]".
+        value, dx: expressions, see `Row`.
+        raises: the errors of its own.
+    """
     row = Row(name, "x", value, dx)
 
     def op(x: Any) -> Tensor:
         return row(x)
 
-    _describe(op, name, returns)
+    _describe(op, row, returns, example, raises)
     return op
 
 
-def binary(name: str, returns: str, value: str, da: str = "", db: str = "") -> BinaryOp:
-    """Return a row with two operands as a function, which returns what `returns` says."""
+def binary(
+    name: str, returns: str, example: str, value: str, da: str = "", db: str = "", raises: str = ""
+) -> BinaryOp:
+    """Return a row with two operands as a function; its arguments are those of `unary`."""
     row = Row(name, "a b", value, da, db)
 
     def op(a: Any, b: Any) -> Tensor:
         return row(a, b)
 
-    _describe(op, name, returns)
+    _describe(op, row, returns, example, raises)
     return op
 
 
-def _describe(op: Any, name: str, returns: str) -> None:
+_ONE = "x: any shape; a tensor, array or number.", "The shape of x"
+_TWO = "a, b: tensors, arrays or numbers that broadcast.", "The shape that a and b broadcast to"
+
+
+def _describe(op: Any, row: Row, returns: str, example: str, raises: str) -> None:
     """Give a function the name and docstring of its row."""
-    op.__name__ = op.__qualname__ = name
+    op.__name__ = op.__qualname__ = row.name
     op.__module__ = "tensorgrad.ops.elementwise"
-    op.__doc__ = f"Return {returns}."
+    arguments, shape = _ONE if len(row.operands) == 1 else _TWO
+    dtype = "bool" if returns.startswith("whether ") else "the dtype that NumPy promotes to"
+    each = zip(row.operands, row.gradients, strict=True)
+    gradients = ", ".join([f"d{name} = {gradient}" for name, gradient in each if gradient])
+    errors = f"Raises:\n    {raises}\n\n" if raises else ""
+    call, result = example.split(" -> ")
+    op.__doc__ = (
+        f"Return {returns}.\n\nFormula: y = {row.text}\nGradient: {gradients or 'none'}\n\n"
+        f"Args:\n    {arguments}\n\nReturns:\n    {shape}, in {dtype}.\n\n{errors}"
+        f"Example:\n    >>> tg.{row.name}({call}).tolist()\n    {result}\n"
+    )
 
 
 class _Constant:

@@ -20,7 +20,7 @@ from tensorgrad.nn import LayerNorm, Linear, RopeScaling, evaluating
 from tensorgrad.ops.sampling import Sampling, new_state
 
 PROMPTS = [[5, 3, 1, 9, 5, 2, 7], [7], list(range(20)), [2, 2, 8]]
-HOWS = [Sampling(0.0), Sampling(0.8, 12, 0.9, 1.2)]
+HOWS = [Sampling(0.0), Sampling(0.8, top_k=12, top_p=0.9, repetition_penalty=1.2)]
 
 
 def on_gpu(kind: str) -> Any:
