@@ -11,7 +11,7 @@ from typing import Any, Never
 import numpy as np
 
 from tensorgrad.core.backend import namespace, namespace_on
-from tensorgrad.core.checks import axis_index, check_integer, unexpected
+from tensorgrad.core.checks import axis_index, check_flag, check_integer, unexpected
 from tensorgrad.core.dtypes import (
     DtypeLike,
     as_dtype,
@@ -483,6 +483,7 @@ def vander(x: Any, columns: int | None = None, increasing: bool = False) -> Tens
         raise ShapeError(f"vander: x has shape {x.shape}, expected one axis")
     count = len(x) if columns is None else columns
     check_integer("vander", "columns", count, 0)
+    check_flag("vander", "increasing", increasing)
     dtype = float64 if is_float(x.dtype) else np.promote_types(x.dtype, int64)
     x = astype(x, dtype, copy=False)
     powers = namespace(x.data).arange(count, dtype=x.dtype)

@@ -525,9 +525,9 @@ def _is_basic(key: Any) -> bool:
     return _BASIC.issuperset(map(type, key)) if type(key) is tuple else type(key) in _BASIC
 
 
-def index_array(op: str, indices: Any, like: Array) -> Array:
+def index_array(op: str, indices: Any, like: Array, name: str = "indices") -> Array:
     """Return indices as an integer array on the device of the array they index."""
-    return _plain_part(op, integer_array(op, "indices", indices), like)
+    return _plain_part(op, integer_array(op, name, indices), like)
 
 
 def _check_range(op: str, indices: Array, axis: int, size: int) -> None:

@@ -306,7 +306,7 @@ def _scatter(op: str, x: Any, axis: int, index: Any, src: Any, add: bool) -> Ten
     """Put src, cropped to the shape of the index, at the index along an axis."""
     x, src = operands(op, ("x", "src"), (x, src))
     axis = axis_index(op, axis, x.ndim)
-    rows = index_array(op, index, x.data)
+    rows = index_array(op, index, x.data, "index")
     fits = rows.ndim == x.ndim and all(
         n <= most for place, (n, most) in enumerate(zip(rows.shape, x.shape, strict=True))
         if place != axis
@@ -327,7 +327,7 @@ def _slices(op: str, x: Any, axis: int, part: Any) -> tuple[Any, ...]:
     """Return the key of slices along an axis."""
     x = tensor_of(op, "x", x)
     if not isinstance(part, slice | int):
-        part = index_array(op, part, x.data)
+        part = index_array(op, part, x.data, "index")
         if part.ndim > 1:
             raise ShapeError(f"{op}: index has shape {part.shape}, expected (N,) or ()")
     return (slice(None),) * axis_index(op, axis, x.ndim) + (part,)

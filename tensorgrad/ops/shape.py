@@ -7,7 +7,7 @@ one implementation for both array types. Tests: tests/ops/test_shape.py.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Literal, Never, get_args
 
@@ -230,6 +230,8 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     if axes is None:
         order = tuple(range(ndim))[::-1]
     else:
+        if not isinstance(axes, (int, np.integer, Iterable)) or getattr(axes, "ndim", 1) != 1:
+            raise ArgumentError(f"transpose: axes is {axes!r:.80}, expected integers")
         order = (int(axes),) if isinstance(axes, (int, np.integer)) else tuple(axes)
     try:
         y = x.data.transpose(order)
@@ -264,7 +266,7 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
     x = tensor_of("swapaxes", "x", x)
     try:
         y = x.data.swapaxes(axis1, axis2)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         axis_index("swapaxes", axis1, x.data.ndim, "axis1")
         axis_index("swapaxes", axis2, x.data.ndim, "axis2")
         raise

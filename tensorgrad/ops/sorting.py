@@ -250,6 +250,13 @@ def unique(
     """
     if unknown:
         raise unexpected("unique", unknown)
+    for name, flag in (
+        ("return_index", return_index),
+        ("return_inverse", return_inverse),
+        ("return_counts", return_counts),
+        ("equal_nan", equal_nan),
+    ):
+        check_flag("unique", name, flag)
     x = tensor_of("unique", "x", x)
     if axis is not None:
         axis = axis_index("unique", axis, x.ndim)
@@ -489,7 +496,9 @@ def isclose(
     first, second = _pair("isclose", "a", "b", a, b)
     broadcast_shapes(first.shape, second.shape)
     xp = namespace(first)
-    return Tensor(xp.asarray(xp.isclose(upcast(first), upcast(second), rtol, atol, equal_nan)))
+    return Tensor(
+        xp.asarray(xp.isclose(upcast(first), upcast(second), float(rtol), float(atol), equal_nan))
+    )
 
 
 def allclose(

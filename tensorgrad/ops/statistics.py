@@ -1054,9 +1054,15 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Tensor:
         >>> tg.digitize([0.5, 1.0, 9.0], [1.0, 2.0, 3.0])
         tensor([0, 1, 3], dtype=int64)
     """
+    check_flag("digitize", "right", right)
     x, edges = operands("digitize", ("x", "bins"), (x, bins), compared=True)
+    if edges.ndim != 1:
+        raise ShapeError(f"digitize: bins has shape {edges.shape}, expected one axis")
     xp = namespace(x.data)
     try:
         return Tensor(xp.asarray(xp.digitize(upcast(x.data), xp.asarray(edges.data), right)))
     except (ValueError, TypeError) as error:
-        raise ArgumentError(f"digitize: bins is {bins!r:.60}: {error}") from error
+        raise ArgumentError(
+            f"digitize: bins is {bins!r:.60} and x has dtype {x.dtype}, expected ascending or "
+            f"descending edges and real numbers: {error}"
+        ) from error
