@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tensorgrad.compat.omitted import missing as _missing
 from tensorgrad.core.backend import Axis, namespace, namespace_on, upcast
-from tensorgrad.core.checks import axis_index, axis_tuple, check_integer, check_number
+from tensorgrad.core.checks import (
+    axis_index,
+    axis_tuple,
+    check_choice,
+    check_integer,
+    check_number,
+    shape_of,
+)
 from tensorgrad.core.dtypes import DtypeLike, as_dtype, float32, is_complex, is_float
-from tensorgrad.core.errors import ArgumentError, DtypeError
+from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.operands import constant_of, tensor_of
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops.shape import roll
@@ -294,7 +301,7 @@ def fftshift(x: Any, axes: Axis = None) -> Tensor:
     """
     x = tensor_of("fftshift", "x", x)
     places = axis_tuple("fftshift", axes, x.ndim, "axes")
-    return roll(x, [x.shape[axis] // 2 for axis in places], places)
+    return roll(x, [x.shape[axis] // 2 for axis in places], places) if places else x
 
 
 def ifftshift(x: Any, axes: Axis = None) -> Tensor:
@@ -313,7 +320,7 @@ def ifftshift(x: Any, axes: Axis = None) -> Tensor:
     """
     x = tensor_of("ifftshift", "x", x)
     places = axis_tuple("ifftshift", axes, x.ndim, "axes")
-    return roll(x, [-(x.shape[axis] // 2) for axis in places], places)
+    return roll(x, [-(x.shape[axis] // 2) for axis in places], places) if places else x
 
 
 def _real(op: str, x: Any) -> Tensor:
@@ -332,19 +339,26 @@ def _line(op: str, x: Any, n: int | None, axis: int, norm: str) -> Tensor:
 
 def _lines(op: str, x: Any, s: Lengths, axes: Axis, norm: str) -> Tensor:
     x = tensor_of(op, "x", x)
-    if axes is None and s is not None:
-        axes = tuple(range(x.ndim - len(s), x.ndim))
+    lengths = None if s is None else shape_of(op, s, "s")
+    if axes is None and lengths is not None:
+        axes = tuple(range(x.ndim - len(lengths), x.ndim))
     places = axis_tuple(op, axes, x.ndim, "axes")
-    if s is not None and len(s) != len(places):
+    if lengths is not None and len(lengths) != len(places):
         raise ArgumentError(f"{op}: s is {s}, expected {len(places)} lengths")
-    return _computed(op, x, s, places, norm)
+    if op != "fftn" and op != "ifftn" and not places:
+        raise ShapeError(f"{op}: x has shape {x.shape}, expected an axis to transform")
+    return _computed(op, x, lengths, places, norm)
 
 
 def _computed(op: str, x: Tensor, lengths: Any, axes: Any, norm: str) -> Tensor:
-    if norm not in ("backward", "ortho", "forward"):
-        raise ArgumentError(f"{op}: norm is {norm!r}, expected 'backward', 'ortho' or 'forward'")
+    check_choice(op, "norm", norm, ("backward", "ortho", "forward"))
     array = upcast(constant_of(op, "x", x))
-    return Tensor(getattr(namespace(array).fft, op)(array, lengths, axes, norm))
+    try:
+        return Tensor(getattr(namespace(array).fft, op)(array, lengths, axes, norm))
+    except ValueError as error:
+        raise ShapeError(
+            f"{op}: x has shape {x.shape}, expected elements along the axes {axes}: {error}"
+        ) from error
 
 
 def _frequencies(op: str, n: int, d: float, dtype: DtypeLike | None, device: str | None) -> Tensor:
@@ -353,7 +367,9 @@ def _frequencies(op: str, n: int, d: float, dtype: DtypeLike | None, device: str
     target = float32 if dtype is None else as_dtype(dtype)
     if not is_float(target):
         raise DtypeError(f"{op}: dtype is {target}, expected a float")
-    return Tensor(getattr(namespace_on(device or "cpu").fft, op)(n, d).astype(target))
+    return Tensor(
+        getattr(namespace_on("cpu" if device is None else device).fft, op)(n, d).astype(target)
+    )
 
 
 if not TYPE_CHECKING:  # to a type checker every name would exist

@@ -17,11 +17,11 @@ import numpy as np
 
 from tensorgrad.compat.omitted import missing as _missing
 from tensorgrad.core.backend import Array, Axis, namespace, same_device
-from tensorgrad.core.checks import axis_tuple, check_integer, unexpected
+from tensorgrad.core.checks import axis_tuple, check_choice, check_flag, check_integer, unexpected
 from tensorgrad.core.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
-from tensorgrad.core.operands import constant_of, operands, tensor_of, tensors_of
+from tensorgrad.core.operands import array_beside, constant_of, operands, tensor_of, tensors_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops.diagonals import cross, vecdot
@@ -201,6 +201,7 @@ def tensorinv(x: Any, ind: int = 2) -> Tensor:
         (2, 3, 6)
     """
     x = tensor_of("tensorinv", "x", x)
+    check_integer("tensorinv", "ind", ind)
     if not 0 < ind <= x.ndim:
         raise ArgumentError(f"tensorinv: ind is {ind}, expected 1 to {x.ndim}")
     rows, columns = math.prod(x.shape[:ind]), math.prod(x.shape[ind:])
@@ -231,7 +232,8 @@ def tensorsolve(a: Any, b: Any, axes: Sequence[int] | None = None) -> Tensor:
     """
     a, b = operands("tensorsolve", ("a", "b"), (a, b))
     if axes is not None:
-        a = moveaxis(a, tuple(axes), tuple(range(a.ndim - len(axes), a.ndim)))
+        places = axis_tuple("tensorsolve", axes, a.ndim, "axes")
+        a = moveaxis(a, places, tuple(range(a.ndim - len(places), a.ndim)))
     own = a.shape[b.ndim :]
     if math.prod(own) != b.size or a.size != b.size**2:
         raise ShapeError(f"tensorsolve: a has shape {a.shape}, expected that of b, {b.shape}, and "
@@ -316,6 +318,7 @@ def cholesky(x: Any, *, upper: bool = False) -> Tensor:
         >>> tg.linalg.cholesky([[4, 2], [2, 2]]).tolist()
         [[2.0, 0.0], [1.0, 1.0]]
     """
+    check_flag("cholesky", "upper", upper)
     x, dtype = _square("cholesky", x)
     y = _computed("cholesky", namespace(x.data).linalg.cholesky, x.data)
     factor = _rounded(record("cholesky", y, (x,), _cholesky_backward, (y,)), dtype)
@@ -356,8 +359,7 @@ def eigh(x: Any, UPLO: Literal["L", "U"] = "L") -> EighResult:
         >>> values.round(6).tolist(), tg.abs(vectors).round(6).tolist()
         ([2.0, 3.0], [[0.0, 1.0], [1.0, 0.0]])
     """
-    if UPLO not in ("L", "U"):
-        raise ArgumentError(f"eigh: UPLO is {UPLO!r}, expected 'L' or 'U'")
+    check_choice("eigh", "UPLO", UPLO, ("L", "U"))
     x, dtype = _square("eigh", x)
     if UPLO == "U":
         x = matrix_transpose(conj(x) if is_complex(x.dtype) else x)
@@ -417,8 +419,7 @@ def qr(x: Any, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
         >>> q.shape, tg.abs(q @ r).round(6).tolist()
         ((3, 2), [[3.0, 1.0], [4.0, 2.0], [0.0, 5.0]])
     """
-    if mode not in ("reduced", "complete"):
-        raise ArgumentError(f"qr: mode is {mode!r}, expected 'reduced' or 'complete'")
+    check_choice("qr", "mode", mode, ("reduced", "complete"))
     x, dtype = _matrices("qr", x)
     return QRResult(*_factors("qr", x, dtype, _qr_backward, mode))
 
@@ -460,6 +461,7 @@ def svd(x: Any, full_matrices: bool = True) -> SVDResult:
         >>> u.shape, s.round(6).tolist(), vh.shape
         ((3, 2), [2.0, 1.0], (2, 2))
     """
+    check_flag("svd", "full_matrices", full_matrices)
     x, dtype = _matrices("svd", x)
     return SVDResult(*_factors("svd", x, dtype, _svd_backward, full_matrices))
 
@@ -561,6 +563,7 @@ def _cutoff(x: Tensor, rtol: Any) -> Any:
     if rtol is None:
         return float(np.finfo(x.dtype).eps) * float(np.max(x.shape[-2:]))
     if not isinstance(rtol, Tensor):
+        array_beside("pinv", "rtol", rtol, x)  # raises an error that names it
         return rtol
     return constant_of("pinv", "rtol", rtol, "the rank is constant")
 
@@ -586,6 +589,8 @@ def cond(x: Any, p: Order = None) -> Tensor:
     x, dtype = _matrices("cond", x)
     if not x.shape[-1] * x.shape[-2]:
         raise ShapeError(f"cond: x has shape {x.shape}, expected elements in the matrices")
+    if not isinstance(p, (str, int, float, type(None))):
+        raise _not_an_order("cond", "p", p)
     with np.errstate(all="ignore"):  # singular matrices divide by 0
         y = _cond(x, p)
     of_numbers = ~isnan(x.detach()).data.any((-2, -1))
@@ -738,6 +743,8 @@ def matrix_norm(x: Any, *, keepdims: bool = False, ord: Order = "fro", **unknown
         raise unexpected("matrix_norm", unknown)
     x, dtype = _matrices("norm", x)
     y: Tensor
+    if not isinstance(ord, (str, int, float, type(None))):
+        raise _not_an_order("norm", "ord", ord)
     if ord in ("fro", None):
         y = _norm(_magnitudes("norm", x), (-2, -1), keepdims=keepdims)
     elif ord in ("nuc", 2, -2):
@@ -750,10 +757,13 @@ def matrix_norm(x: Any, *, keepdims: bool = False, ord: Order = "fro", **unknown
         totals = sum(abs(x), axis, keepdims=True)
         y = choose(totals, (-2, -1), keepdims=keepdims)
     else:
-        raise ArgumentError(
-            f"norm: ord is {ord!r}, expected 'fro', 'nuc', 1, -1, 2, -2, inf or -inf for matrices"
-        )
+        raise _not_an_order("norm", "ord", ord)
     return _rounded(y, dtype)
+
+
+def _not_an_order(op: str, name: str, value: Any) -> ArgumentError:
+    expected = "expected 'fro', 'nuc', 1, -1, 2, -2, inf or -inf for matrices"
+    return ArgumentError(f"{op}: {name} is {value!r:.80}, {expected}")
 
 
 def _largest(x: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) -> Tensor:

@@ -24,7 +24,7 @@ import numpy as np
 from tensorgrad.compat.omitted import missing as _missing
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
-from tensorgrad.core.checks import axis_index, check_integer, check_no_length, shape_of
+from tensorgrad.core.checks import axis_index, check_flag, check_no_length, check_whole, shape_of
 from tensorgrad.core.dtypes import (
     INTEGERS,
     Dtype,
@@ -122,6 +122,8 @@ class Generator:
             >>> tg.random.integers(100, size=3)
             tensor([21, 21, 75], dtype=int64)
         """
+        if not isinstance(state, Mapping):
+            raise ArgumentError(f"set_state: state is {state!r:.80}, expected that of get_state()")
         found = []
         for name in ("seed", "draw", "stream"):
             try:
@@ -323,9 +325,9 @@ class Generator:
         target = as_dtype(dtype)
         if target not in INTEGERS:
             raise DtypeError(f"integers: dtype is {target}, expected an integer dtype")
-        check_integer("integers", "low", low)
+        check_whole("integers", "low", low)
         if high is not None:
-            check_integer("integers", "high", high)
+            check_whole("integers", "high", high)
         low, high = (0, low) if high is None else (low, high)
         low, high = operator.index(low), operator.index(high)
         limits = np.iinfo(target)
@@ -456,6 +458,7 @@ class Generator:
             >>> tg.random.choice(np.array([10, 20, 30]), size=4, p=[0, 1, 0])
             tensor([20, 20, 20, 20], dtype=int64)
         """
+        check_flag("choice", "replace", replace)
         shape = () if size is None else shape_of("choice", size, "size")
         wanted = math.prod(shape)
         if isinstance(a, Tensor) or backend.is_array(a):
@@ -491,7 +494,7 @@ class Generator:
         self, count: int, shape: tuple[int, ...], replace: bool, p: Any, device: str
     ) -> Tensor:
         """Return integers from [0, count) with probabilities: by inversion, or the Gumbel trick."""
-        weights = p.data if isinstance(p, Tensor) else values_of("choice", p, float64)
+        weights = p.data if isinstance(p, Tensor) else values_of("choice", "p", p, float64)
         weights = backend.to_device(weights, device).astype(float64)
         if weights.shape != (count,):
             raise ShapeError(f"choice: p has shape {weights.shape}, expected ({count},)")

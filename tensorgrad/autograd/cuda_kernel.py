@@ -86,12 +86,20 @@ def cuda_kernel(
         >>> scale(tg.tensor([1.0, 2.0]), 3.0)
         tensor([3., 6.], dtype=float32)
     """
-    check_function("cuda_kernel", reference)
+    check_function("cuda_kernel", reference, name="reference")
+    if not isinstance(source, (str, Path)):
+        raise ArgumentError(f"cuda_kernel: source is {source!r:.80}, expected a str or a Path")
+    if not isinstance(name, str):
+        raise ArgumentError(f"cuda_kernel: name is {name!r:.80}, expected that of a kernel")
     check_integer("cuda_kernel", "threads", threads, 1)
     text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
     place = (str(source), 1) if isinstance(source, Path) else _place(text, name)
     parameters = _parameters(text, name)
     for what, kinds, given in (("shapes", "output", shapes), ("sizes", "number", sizes)):
+        if given is not None and not isinstance(given, Mapping):
+            raise ArgumentError(
+                f"cuda_kernel: {what} is {given!r:.80}, expected a dictionary by name"
+            )
         names = [p.name for p in parameters if p.kind == kinds]
         wrong = [name for name in given or {} if name not in names]
         if wrong:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorgrad.core import backend
+from tensorgrad.core.arrays import not_an_operand
 from tensorgrad.core.backend import Array
-from tensorgrad.core.checks import check_function
+from tensorgrad.core.checks import check_function, check_integer, check_range, check_seed
 from tensorgrad.core.dtypes import float64, is_float
 from tensorgrad.core.errors import ArgumentError, GradError
 from tensorgrad.core.record import no_grad
@@ -54,7 +55,16 @@ def gradcheck(
         True
     """
     check_function("gradcheck", f)
+    if isinstance(inputs, Tensor) or not isinstance(inputs, Iterable):
+        raise not_an_operand("gradcheck", "inputs", inputs, "a list or tuple of tensors")
+    for name, number in (("eps", eps), ("tolerance", tolerance)):
+        check_range("gradcheck", name, number)
+    check_integer("gradcheck", "directions", directions, 1)
+    check_seed("gradcheck", seed)
     arrays = [x.data if isinstance(x, Tensor) else x for x in inputs]
+    for i, array in enumerate(arrays):
+        if not backend.is_array(array):
+            raise not_an_operand("gradcheck", f"inputs[{i}]", array, "a tensor or array")
     arrays = [a.astype(float64) if is_float(a.dtype) else a for a in arrays]
     if not any(is_float(a.dtype) for a in arrays):
         raise ArgumentError("gradcheck: inputs hold no floats, expected at least one to move")

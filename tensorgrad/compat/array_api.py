@@ -232,7 +232,7 @@ def can_cast(source: Any, to: DtypeLike) -> builtins.bool:
         >>> tg.can_cast("int32", "int64"), tg.can_cast("float64", "float32")
         (True, False)
     """
-    return np.can_cast(_dtype_of("can_cast", source), as_dtype(to))
+    return np.can_cast(_dtype_of("can_cast", source), as_dtype(to, "can_cast: to"))
 
 
 def _dtype_of(op: str, value: Any) -> Dtype:

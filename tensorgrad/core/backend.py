@@ -213,11 +213,11 @@ def gpu_index(device: str) -> int | None:
 
 def _number(device: str) -> int | None:
     """Return None for "cpu", N for "cuda:N", -1 for "cuda"."""
-    if device == "cpu":
+    if isinstance(device, str) and device == "cpu":
         return None
-    kind, _, number = device.partition(":")
+    kind, _, number = device.partition(":") if isinstance(device, str) else ("", "", "")
     if kind != "cuda" or (number and not number.isdigit()):
-        raise DeviceError(f"device: got {device!r}, expected 'cpu', 'cuda' or 'cuda:N'")
+        raise DeviceError(f"device: got {device!r:.80}, expected 'cpu', 'cuda' or 'cuda:N'")
     count = gpu_count()
     if count == 0:
         missing = "CuPy is not installed" if cupy is None else "no GPU was found"

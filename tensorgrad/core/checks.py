@@ -22,6 +22,7 @@ from tensorgrad.core.errors import (
     WideningWarning,
 )
 
+_MOST = 1 << 63
 _NUMBERS = (float, int, np.floating, np.integer)
 
 
@@ -30,7 +31,7 @@ def axis_index(op: str, axis: Any, ndim: int, name: str = "axis") -> int:
     try:
         index = operator.index(axis)
     except TypeError as error:
-        raise ArgumentError(f"{op}: {name} is {axis!r}, expected an integer") from error
+        raise ArgumentError(f"{op}: {name} is {axis!r:.80}, expected an integer") from error
     if not -ndim <= index < ndim:
         expected = f"{-ndim} to {ndim - 1}" if ndim else "none: it has no axes"
         raise OutOfRangeError(f"{op}: {name} is {index}, expected {expected}")
@@ -62,9 +63,11 @@ def shape_of(op: str, shape: Any, name: str = "shape") -> Shape:
     try:
         checked = tuple([operator.index(length) for length in lengths])
     except TypeError as error:
-        raise ShapeError(f"{op}: {name} is {shape!r}, expected integers") from error
+        raise ShapeError(f"{op}: {name} is {shape!r:.80}, expected integers") from error
     if any(length < 0 for length in checked):
         raise ShapeError(f"{op}: {name} is {checked}, expected 0 or more")
+    if math.prod(checked) >= _MOST or any(length >= _MOST for length in checked):
+        raise ShapeError(f"{op}: {name} is {checked}, expected fewer than 2^63 elements")
     return checked
 
 
@@ -159,10 +162,17 @@ def check_holds(op: str, name: str, array: Array, dtype: Dtype) -> None:
             raise ArgumentError(f"{op}: {name} is {value}, expected {low} to {high} for {dtype}")
 
 
-def check_keepdims(op: str, keepdims: Any) -> None:
-    """Raise ArgumentError unless `keepdims` is a bool."""
-    if not isinstance(keepdims, (bool, np.bool_)):
-        raise ArgumentError(f"{op}: keepdims is {keepdims!r:.80}, expected True or False")
+def check_flag(op: str, name: str, value: Any) -> None:
+    """Raise ArgumentError unless an option is a bool."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ArgumentError(f"{op}: {name} is {value!r:.80}, expected True or False")
+
+
+def check_choice(op: str, name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise ArgumentError unless an option is one of some words."""
+    if not isinstance(value, str) or value not in choices:
+        words = ", ".join(map(repr, choices))
+        raise ArgumentError(f"{op}: {name} is {value!r:.80}, expected one of {words}")
 
 
 def check_no_number(op: str, dtype: Any, instead: str) -> None:
@@ -176,30 +186,37 @@ def check_no_length(op: str, name: str, dtype: Any) -> None:
     check_no_number(op, dtype, f"several lengths are one tuple, such as {name}=(2, 3)")
 
 
-def check_function(op: str, f: Any, instead: str = "") -> None:
+def check_function(op: str, f: Any, instead: str = "", name: str = "f") -> None:
     """Raise ArgumentError unless f can be called; for a tensor, say what to do `instead`."""
     if not callable(f):
         hint = f"; {instead}" if instead and hasattr(f, "requires_grad") else ""
-        raise ArgumentError(f"{op}: f is a {type(f).__name__}, expected a function{hint}")
+        raise ArgumentError(f"{op}: {name} is a {type(f).__name__}, expected a function{hint}")
 
 
 def check_number(op: str, name: str, value: Any) -> None:
     """Raise ArgumentError unless an option is a number, of Python or NumPy."""
     if not isinstance(value, _NUMBERS):
-        raise ArgumentError(f"{op}: {name} is {value!r}, expected a number")
+        raise ArgumentError(f"{op}: {name} is {value!r:.80}, expected a number")
+
+
+def check_whole(op: str, name: str, value: Any) -> None:
+    """Raise ArgumentError unless an option is an integer, of Python or NumPy."""
+    if not isinstance(value, (int, np.integer)):
+        raise ArgumentError(f"{op}: {name} is {value!r:.80}, expected an integer")
 
 
 def check_integer(op: str, name: str, value: Any, low: int | None = None) -> None:
-    """Raise ArgumentError unless an option is an integer, from `low` if there is one."""
-    if not isinstance(value, (int, np.integer)):
-        raise ArgumentError(f"{op}: {name} is {value!r}, expected an integer")
+    """Raise ArgumentError unless an option is an integer of 64 bits, from `low` if there is one."""
+    check_whole(op, name, value)
     if low is not None and value < low:
         raise ArgumentError(f"{op}: {name} is {value}, expected {low} or more")
+    if not -_MOST <= value < _MOST:
+        raise ArgumentError(f"{op}: {name} is {value}, expected an integer of 64 bits")
 
 
 def check_seed(op: str, value: Any) -> None:
     """Raise ArgumentError unless a seed is an integer from 0 to 2^64 - 1."""
-    check_integer(op, "seed", value)
+    check_whole(op, "seed", value)
     if not 0 <= value < 1 << 64:
         raise ArgumentError(f"{op}: seed is {value}, expected 0 to 2^64 - 1")
 

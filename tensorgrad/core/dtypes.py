@@ -62,12 +62,13 @@ _C_NAMES = {
 }
 
 
-def as_dtype(dtype: DtypeLike) -> Dtype:
+def as_dtype(dtype: DtypeLike, name: str = "dtype") -> Dtype:
     """Return the dtype that a name ("bfloat16"), a Python type or a NumPy dtype stands for.
 
     Args:
         dtype: a name, such as "bfloat16"; a Python or NumPy scalar type, such as float (float64) or
             numpy.int8; or a NumPy dtype.
+        name: the start of errors, such as the name of the argument.
 
     Returns:
         A NumPy dtype.
@@ -84,9 +85,11 @@ def as_dtype(dtype: DtypeLike) -> Dtype:
     try:
         found = np.dtype(dtype)
     except TypeError as error:
-        raise DtypeError(f"dtype: got {dtype!r}, expected one of {', '.join(_BY_NAME)}") from error
+        raise DtypeError(
+            f"{name}: got {dtype!r:.80}, expected one of {', '.join(_BY_NAME)}"
+        ) from error
     if not is_known(found):
-        raise DtypeError(f"dtype: got {found}, expected one of {', '.join(_BY_NAME)}")
+        raise DtypeError(f"{name}: got {found}, expected one of {', '.join(_BY_NAME)}")
     return found
 
 

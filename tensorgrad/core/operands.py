@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -27,7 +28,7 @@ from tensorgrad.core.dtypes import (
     is_known,
     uint64,
 )
-from tensorgrad.core.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tensorgrad.core.errors import ArgumentError, DtypeError, GradError, ShapeError, TensorgradError
 from tensorgrad.core.modes import mode
 from tensorgrad.core.tensor import Tensor
 
@@ -99,23 +100,28 @@ def array_beside(op: str, name: str, value: Any, *others: Any) -> Array:
         others: the other operands of the op, None for one that is not given.
     """
     kind = _kind_of(op, name, value)
-    known = frozenset((kind, *[_kind_of(op, name, one) for one in others if one is not None]))
-    return _array_of(op, name, value, kind, known)
+    known = {kind}
+    for other in others:
+        with suppress(TensorgradError):  # the op names it when it takes it as an operand
+            known.add(_kind_of(op, name, other))
+    return _array_of(op, name, value, kind, frozenset(known))
 
 
-def values_of(op: str, value: Any, dtype: DtypeLike | None = None) -> Array:
+def values_of(op: str, name: str, value: Any, dtype: DtypeLike | None = None) -> Array:
     """Return the value as an array; values without a dtype get the library's default."""
     target = None if dtype is None else as_dtype(dtype)
     if not isinstance(value, _LITERALS):  # an array, a range, a data frame
-        array = value if backend.is_array(value) else _converted(op, "value", value, target)
-        own = as_dtype(array.dtype)
+        array = value if backend.is_array(value) else _converted(op, name, value, target)
+        own = array.dtype
+        if not is_known(own):
+            raise DtypeError(f"{op}: {name} has dtype {own}, expected numbers")
         if array is value:
             return np.asarray(value) if isinstance(value, np.ndarray) else value
         return array.astype(target or _OF_NUMPY.get(own, own), copy=False)
-    kind = _kind_of(op, "value", value)
+    kind = _kind_of(op, name, value)
     if target is not None:
-        return _converted(op, "value", value, target)
-    return _array_of(op, "value", value, kind, frozenset((kind,)))
+        return _converted(op, name, value, target)
+    return _array_of(op, name, value, kind, frozenset((kind,)))
 
 
 def _kind_of(op: str, name: str, value: Any) -> Dtype | type:
@@ -137,7 +143,10 @@ def _kind_of(op: str, name: str, value: Any) -> Dtype | type:
             )
     if leaves.keys() <= SCALARS:
         return max(leaves, key=_KINDS.index, default=float)
-    return as_dtype(_converted(op, name, value, None).dtype)  # that of NumPy's numbers among them
+    dtype: Dtype = _converted(op, name, value, None).dtype  # that of NumPy's numbers among them
+    if not is_known(dtype):
+        raise DtypeError(f"{op}: {name} has dtype {dtype}, expected numbers")
+    return dtype
 
 
 def _array_of(
@@ -196,7 +205,10 @@ def _converted(op: str, name: str, value: Any, dtype: Dtype | None) -> Array:
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(value, (list, tuple)) and "inhomogeneous" in str(error):
             raise ShapeError(f"{op}: {name} is {value!r:.80}, expected equal lengths") from error
-        raise ArgumentError(f"{op}: {name} does not fit the dtype: {error}") from error
+        what = f"dtype {dtype}" if dtype is not None else "numbers"
+        raise ArgumentError(
+            f"{op}: {name} does not fit the dtype, expected {what}: {error}"
+        ) from error
 
 
 def leaves_of(value: Any) -> Iterator[Any]:

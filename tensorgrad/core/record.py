@@ -16,6 +16,7 @@ import numpy as np
 
 from tensorgrad.core import instrument
 from tensorgrad.core.backend import Array
+from tensorgrad.core.checks import check_function
 from tensorgrad.core.errors import GradError
 from tensorgrad.core.gradient import leaves
 from tensorgrad.core.modes import mode
@@ -158,8 +159,9 @@ def on_grad_ready(leaf: Tensor, hook: Callable[[Tensor], None]) -> Callable[[], 
         >>> (3 * w).sum().backward()
         [3. 3.]
     """
-    if leaf.node is not None or not leaf.requires_grad:
+    if not isinstance(leaf, Tensor) or leaf.node is not None or not leaf.requires_grad:
         raise GradError("on_grad_ready: the tensor is not a leaf, expected one that holds grad")
+    check_function("on_grad_ready", hook, name="hook")
     own = partial(hook)  # the same hook may be there twice
     with leaves:
         leaf.hooks = [*(leaf.hooks or []), own]

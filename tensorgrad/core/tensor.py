@@ -16,6 +16,7 @@ from tensorgrad.core import backend
 from tensorgrad.core.arrays import not_an_operand
 from tensorgrad.core.backend import Array, Shape
 from tensorgrad.core.backward import backward
+from tensorgrad.core.checks import check_flag
 from tensorgrad.core.dtypes import Dtype, is_float
 from tensorgrad.core.errors import DtypeError, GradError
 from tensorgrad.core.gradient import LeafGradient, Recompute
@@ -70,10 +71,12 @@ class Tensor(Methods):
         if node is None:
             if type(data) is not _NDARRAY and not _is_array(type(data)):  # type: ignore[arg-type]
                 data = _array_of_scalar(data)
-            if requires_grad and not is_float(data.dtype):
-                raise DtypeError(
-                    f"tensor: got dtype {data.dtype} with requires_grad, expected a float"
-                )
+            if requires_grad is not False:
+                check_flag("tensor", "requires_grad", requires_grad)
+                if requires_grad and not is_float(data.dtype):
+                    raise DtypeError(
+                        f"tensor: got dtype {data.dtype} with requires_grad, expected a float"
+                    )
         self.data: Array = data
         self.requires_grad: bool = requires_grad
         self.node: Any = node  # a Node or an Output, or the leaf

@@ -47,6 +47,7 @@ def save(values: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
             f"save: values is a {type(values).__name__}, expected a dictionary, such as "
             "model.state_dict(), and then the path"
         )
+    _check_path("save", path)
     arrays: dict[str, Any] = {}
     try:
         tree = to_json(_split(values, "", arrays), op="save")
@@ -79,6 +80,8 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> dict[str, Any]:
     """
     from tensorgrad.io.weights import load_arrays, load_metadata
 
+    _check_path("load", path)
+
     tensors = {
         name: Tensor(backend.to_device(array, device)) for name, array in load_arrays(path).items()
     }
@@ -91,6 +94,11 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> dict[str, Any]:
         }
     except (DataError, KeyError, TypeError) as error:
         raise DamagedError(f"load: {path}: its tree is damaged: {error!s:.80}") from error
+
+
+def _check_path(op: str, path: Any) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArgumentError(f"{op}: path is {path!r:.80}, expected a str or a Path")
 
 
 def _split(value: Any, path: str, arrays: dict[str, Any]) -> Any:

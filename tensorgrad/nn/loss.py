@@ -11,7 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from tensorgrad.core.backend import same_device
-from tensorgrad.core.checks import check_between, check_number, check_shape
+from tensorgrad.core.checks import (
+    check_between,
+    check_choice,
+    check_flag,
+    check_number,
+    check_shape,
+)
 from tensorgrad.core.dtypes import compute_dtype, float64, is_float
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.operands import constant_of, float_operand, operands, tensor_of
@@ -162,6 +168,8 @@ def kl_div(x: Any, target: Any, reduction: str = "mean", log_target: bool = Fals
         0.693...
     """
     x, target = _operands("kl_div", x, target)
+    check_flag("kl_div", "log_target", log_target)
+    check_choice("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean"))
     losses = _divergence_of_logs(x, target) if log_target else _divergence(x, target)
     if reduction != "batchmean":
         return reduced("kl_div", losses, reduction, (*REDUCTIONS, "batchmean"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Never
 
-from tensorgrad.core.checks import axis_index, check_number, unexpected
+from tensorgrad.core.checks import axis_index, check_flag, check_number, unexpected
 from tensorgrad.core.dtypes import DtypeLike
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.operands import (
@@ -186,6 +186,7 @@ def softshrink(x: Any, lambd: float = 0.5) -> Tensor:
         [-0.5, 0.0, 1.5]
     """
     x = float_tensor("softshrink", "x", x)
+    check_number("softshrink", "lambd", lambd)
     return relu(x - lambd) - relu(-x - lambd)
 
 
@@ -375,6 +376,7 @@ def normalize(
     if unknown:
         raise unexpected("normalize", unknown)
     given = float_tensor("normalize", "x", x)
+    check_number("normalize", "eps", eps)
     return given / maximum(norm(given, axis, ord=p, keepdims=True), eps)
 
 
@@ -396,6 +398,7 @@ def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **unknow
     if unknown:
         raise unexpected("cosine_similarity", unknown)
     x, y = float_operands("cosine_similarity", ("x", "y"), (x, y))
+    check_number("cosine_similarity", "eps", eps)
     x, y = broadcast_arrays(x, y)
     lengths = [maximum(norm(vector, axis, keepdims=True), eps) for vector in (x, y)]
     return sum((x / lengths[0]) * (y / lengths[1]), axis)
@@ -423,6 +426,7 @@ def pairwise_distance(
     if unknown:
         raise unexpected("pairwise_distance", unknown)
     x, y = float_operands("pairwise_distance", ("x", "y"), (x, y))
+    check_number("pairwise_distance", "eps", eps)
     return norm(x - y + eps, -1, ord=p, keepdims=keepdims)
 
 
@@ -515,6 +519,7 @@ def margin_ranking_loss(
     """
     x, y, target = operands("margin_ranking_loss", ("x", "y", "target"), (x, y, target))
     x, y = _both("margin_ranking_loss", x, y, "y")
+    check_number("margin_ranking_loss", "margin", margin)
     return reduced("margin_ranking_loss", relu(margin - target * (x - y)), reduction)
 
 
@@ -544,6 +549,7 @@ def hinge_embedding_loss(
         [0.25, 0.75]
     """
     x, target = _both("hinge_embedding_loss", x, target)
+    check_number("hinge_embedding_loss", "margin", margin)
     constant_of("hinge_embedding_loss", "target", target, _LABELS)
     near, far = where(target.data != -1, x, 0.0), where(target.data != 1, relu(margin - x), 0.0)
     losses = near + far  # other targets get both
@@ -577,6 +583,8 @@ def poisson_nll_loss(
     """
     x, target = _both("poisson_nll_loss", x, target)
     check_number("poisson_nll_loss", "eps", eps)
+    check_flag("poisson_nll_loss", "log_input", log_input)
+    check_flag("poisson_nll_loss", "full", full)
     losses = exp(x) - target * x if log_input else x - target * log(x + eps)
     if full:
         large = where(target.data > 1, target, 2.0)
@@ -645,6 +653,8 @@ def gaussian_nll_loss(
     x, target, var = operands(op, ("x", "target", "var"), (x, target, var))
     x, target = _both(op, x, target)
     float_operand(op, "var", var)
+    check_number(op, "eps", eps)
+    check_flag(op, "full", full)
     if var.shape == x.shape[:-1] and var.shape != x.shape:
         var = expand_dims(var, -1)
     if var.ndim and var.shape not in (x.shape, (*x.shape[:-1], 1)):
@@ -680,6 +690,7 @@ def cosine_embedding_loss(
     op = "cosine_embedding_loss"
     x, y, target = operands(op, ("x", "y", "target"), (x, y, target))
     x, y = _both(op, x, y, "y")
+    check_number(op, "margin", margin)
     constant_of(op, "target", target, _LABELS)
     if target.shape != x.shape[:-1]:
         raise ShapeError(f"{op}: target has shape {target.shape}, expected {x.shape[:-1]}")
@@ -720,6 +731,9 @@ def triplet_margin_loss(
     anchor, positive, negative = float_operands(
         "triplet_margin_loss", names, (anchor, positive, negative)
     )
+    check_number("triplet_margin_loss", "margin", margin)
+    check_number("triplet_margin_loss", "eps", eps)
+    check_flag("triplet_margin_loss", "swap", swap)
     far = pairwise_distance(anchor, negative, p, eps)
     if swap:
         far = minimum(far, pairwise_distance(positive, negative, p, eps))

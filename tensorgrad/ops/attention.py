@@ -21,7 +21,14 @@ from tensorgrad import random
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, Shape
-from tensorgrad.core.checks import broadcast, check_integer, check_number, check_shape, probability
+from tensorgrad.core.checks import (
+    broadcast,
+    check_flag,
+    check_integer,
+    check_number,
+    check_shape,
+    probability,
+)
 from tensorgrad.core.dtypes import Dtype, compute_dtype, int32
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.gradient import Gradient, Gradients, Needs, Saved
@@ -128,6 +135,7 @@ def attention(
         [1.0, 2.0]
     """
     op = "attention"
+    check_flag(op, "return_logsumexp", return_logsumexp)
     q, k, v = _operands(op, q, k, v, mask)
     if q.ndim != 4:
         raise ShapeError(f"{op}: q has shape {q.shape}, expected (B, H, Tq, D)")
@@ -140,7 +148,7 @@ def attention(
                 f"{op}: return_logsumexp is True, expected False with a mask that requires a "
                 "gradient, Dv other than D, or a batch that broadcasts"
             )
-        _check_options(op, q.data, scale, dropout, window)
+        _check_options(op, q.data, scale, dropout, window, causal)
         return attention_unfused(
             q,
             k,
@@ -235,7 +243,7 @@ def attention_packed(
             (qkv,), rotation = cast_operands(encoded.reshape(given.shape)), None
     if _needs_gradient(mask):
         q, k, v = _unpack(qkv, heads, kv_heads)
-        _check_options(op, q.data, scale, dropout, window)
+        _check_options(op, q.data, scale, dropout, window, causal)
         y = attention_unfused(
             q,
             k,
@@ -427,8 +435,8 @@ def _check_heads(op: str, heads: int, kv_heads: int) -> None:
         check_integer(op, "kv_heads", kv_heads)
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ShapeError(
-            f"{op}: got {heads} query heads and {kv_heads} heads of keys and values, expected a "
-            "multiple"
+            f"{op}: got {heads} query heads and {kv_heads} heads of keys and values (kv_heads), "
+            "expected a multiple"
         )
 
 
@@ -500,7 +508,7 @@ def _options(
 ) -> AttentionOptions:
     """Return the checked options of one attention."""
     q, k, _ = arrays
-    _check_options(op, q, scale, dropout, window)
+    _check_options(op, q, scale, dropout, window, causal)
     shape = (*q.shape[:3], k.shape[2])
     if sequences is not None:
         shape = (len(sequences.q_starts) - 1, q.shape[1], *sequences.longest)
@@ -525,11 +533,12 @@ def _options(
 
 
 def _check_options(
-    op: str, q: Array, scale: float | None, dropout: float, window: int | None
+    op: str, q: Array, scale: float | None, dropout: float, window: int | None, causal: bool
 ) -> None:
     if not q.shape[3]:
         raise ShapeError(f"{op}: q has shape {q.shape}, expected heads of width 1 or more")
     probability(op, "dropout", dropout)
+    check_flag(op, "causal", causal)
     if window is not None:
         check_integer(op, "window", window, 1)
     if scale is not None:

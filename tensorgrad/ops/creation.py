@@ -17,6 +17,7 @@ from tensorgrad.core import backend
 from tensorgrad.core.arrays import array_of
 from tensorgrad.core.backend import Array, namespace_on
 from tensorgrad.core.checks import (
+    check_flag,
     check_holds,
     check_indices,
     check_integer,
@@ -106,7 +107,7 @@ def tensor(
         if value.requires_grad:
             copy = astype(value, value.dtype if dtype is None else dtype)
             return copy if device is None else to(copy, device)
-    array = value.data if isinstance(value, Tensor) else values_of("tensor", value, dtype)
+    array = value.data if isinstance(value, Tensor) else values_of("tensor", "value", value, dtype)
     target = array.dtype if dtype is None else as_dtype(dtype)
     if device is not None and device != backend.device_of(array):
         array = backend.to_device(array, device)
@@ -150,9 +151,11 @@ def asarray(
     if not isinstance(value, Tensor):
         foreign = hasattr(value, "__dlpack__") and not hasattr(value, "__array__")
         value = from_dlpack(value) if foreign else value
-    x = value if isinstance(value, Tensor) else Tensor(values_of("asarray", value, dtype))
+    x = value if isinstance(value, Tensor) else Tensor(values_of("asarray", "value", value, dtype))
     y = x if dtype is None else astype(x, dtype, copy=False)
     y = y if device is None else to(y, device)
+    if copy is not None:
+        check_flag("asarray", "copy", copy)
     fresh = y is not x or not (isinstance(value, Tensor) or backend.is_array(value))
     if copy is False and fresh:
         raise ArgumentError("asarray: copy is False, expected a value that needs no copy")
@@ -188,7 +191,9 @@ def zeros(
                 [0., 0., 0.]], dtype=float32)
     """
     check_no_length("zeros", "shape", dtype)
-    data = namespace_on(device or "cpu").zeros(shape_of("zeros", shape), _float_dtype(dtype))
+    data = namespace_on("cpu" if device is None else device).zeros(
+        shape_of("zeros", shape), _float_dtype(dtype)
+    )
     return Tensor(data, requires_grad)
 
 
@@ -243,7 +248,9 @@ def empty(
         (2, 3)
     """
     check_no_length("empty", "shape", dtype)
-    data = namespace_on(device or "cpu").empty(shape_of("empty", shape), _float_dtype(dtype))
+    data = namespace_on("cpu" if device is None else device).empty(
+        shape_of("empty", shape), _float_dtype(dtype)
+    )
     return Tensor(data, requires_grad)
 
 
@@ -283,14 +290,16 @@ def full(
     if isinstance(fill_value, Tensor):
         why = "a new tensor is outside its graph; broadcast_to() keeps it"
         fill_value = constant_of("full", "fill_value", fill_value, why)
-    fill = backend.to_numpy(values_of("full", fill_value, dtype))
+    fill = backend.to_numpy(values_of("full", "fill_value", fill_value, dtype))
     if fill.shape != ():
         raise ShapeError(f"full: fill_value has shape {fill.shape}, expected one number")
     target = fill.dtype if dtype is None else as_dtype(dtype)
     if dtype is not None:
         number = backend.to_numpy(array_of("full", "fill_value", fill_value))
         check_holds("full", "fill_value", number, target)
-    data = namespace_on(device or "cpu").full(lengths, fill.item(), compute_dtype(target))
+    data = namespace_on("cpu" if device is None else device).full(
+        lengths, fill.item(), compute_dtype(target)
+    )
     if is_float(target) and fill == 0 and np.signbit(fill):
         data = -abs(data)  # CuPy fills with +0
     return Tensor(data.astype(target, copy=False), requires_grad)
@@ -369,7 +378,7 @@ def empty_like(
         dtype('float16')
     """
     x = tensor_of("empty_like", "x", x)
-    device = device or x.device
+    device = x.device if device is None else device
     dtype = x.dtype if dtype is None else dtype
     return empty(x.shape, dtype, device=device, requires_grad=requires_grad)
 
@@ -399,7 +408,7 @@ def full_like(
         tensor([3., 3.], dtype=float32)
     """
     x = tensor_of("full_like", "x", x)
-    device = device or x.device
+    device = x.device if device is None else device
     dtype = x.dtype if dtype is None else dtype
     return full(x.shape, fill_value, dtype, device=device, requires_grad=requires_grad)
 
@@ -460,7 +469,7 @@ def arange(
     wide: Dtype = int64 if integers else float64
     if integers and any(not -(2**63) <= n < 2**63 for n in (start, stop, step)):
         wide = uint64 if target == uint64 and step > 0 else float64
-    data = namespace_on(device or "cpu").arange(start, stop, step, wide)
+    data = namespace_on("cpu" if device is None else device).arange(start, stop, step, wide)
     return Tensor(data.astype(target, copy=False), requires_grad)
 
 
@@ -497,10 +506,11 @@ def linspace(
     check_number("linspace", "start", start)
     check_number("linspace", "stop", stop)
     check_integer("linspace", "num", num, 0)
+    check_flag("linspace", "endpoint", endpoint)
     target = _float_dtype(dtype)
     first, last = (_number("linspace", n, v, float) for n, v in (("start", start), ("stop", stop)))
     _check_holds("linspace", target, (first, last) if num else ())
-    xp = namespace_on(device or "cpu")
+    xp = namespace_on("cpu" if device is None else device)
     y = xp.linspace(first, last, num, endpoint)
     return Tensor((xp.floor(y) if target.kind in "iu" else y).astype(target), requires_grad)
 
@@ -616,7 +626,7 @@ def indices(shape: Shapes, dtype: DtypeLike = int64, *, device: str | None = Non
                  [0, 1, 2]]], dtype=int64)
     """
     lengths = shape_of("indices", shape)
-    data = namespace_on(device or "cpu").indices(lengths, dtype=as_dtype(dtype))
+    data = namespace_on("cpu" if device is None else device).indices(lengths, dtype=as_dtype(dtype))
     return Tensor(data)
 
 
@@ -673,7 +683,7 @@ def eye(
     lengths = shape_of("eye", (rows, rows if columns is None else columns))
     check_integer("eye", "k", k)
     target = _float_dtype(dtype)
-    xp = namespace_on(device or "cpu")
+    xp = namespace_on("cpu" if device is None else device)
     data = _below(xp, lengths, k) & ~_below(xp, lengths, k - 1)
     return Tensor(data.astype(target), requires_grad)
 

@@ -19,6 +19,7 @@ from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.checks import (
     axis_index,
     check_between,
+    check_choice,
     check_indices,
     check_integer,
     check_range,
@@ -107,7 +108,7 @@ def cross_entropy(
     soft = has_dtype and is_float(targets.dtype)
     logits = float_tensor(op, "logits", logits, weight, targets if soft else None)
     soft = soft and targets.ndim == logits.ndim
-    if axis != -1:
+    if not isinstance(axis, int) or axis != -1:
         logits = moveaxis(logits, axis_index(op, axis, logits.ndim), -1)
         targets = moveaxis(targets, axis, -1) if soft else targets
     if soft or weight is not None:
@@ -234,13 +235,10 @@ def reduced(op: str, losses: Tensor, reduction: str, known: tuple[str, ...] = RE
     Raises:
         ArgumentError: another reduction.
     """
+    check_choice(op, "reduction", reduction, known)
     if reduction == "mean":
         return mean(losses)
-    if reduction == "sum":
-        return reduce_sum(losses)
-    if reduction == "none":
-        return losses
-    raise ArgumentError(f"{op}: reduction is {reduction!r}, expected one of {known}")
+    return reduce_sum(losses) if reduction == "sum" else losses
 
 
 def _weighted_reduction(
@@ -301,8 +299,7 @@ def check_options(op: str, options: LossOptions, reduction: str) -> None:
         check_integer(op, "ignore_index", options.ignore_index)
     check_between(op, "label_smoothing", options.label_smoothing, 0, 1)
     check_range(op, "z_loss", options.z_loss)
-    if reduction not in REDUCTIONS:
-        raise ArgumentError(f"{op}: reduction is {reduction!r}, expected one of {REDUCTIONS}")
+    check_choice(op, "reduction", reduction, REDUCTIONS)
 
 
 def defers(dtype: Dtype) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Never
 import numpy as np
 
 from tensorgrad.core.backend import namespace, namespace_on
-from tensorgrad.core.checks import axis_index, check_integer, unexpected
+from tensorgrad.core.checks import axis_index, check_flag, check_integer, unexpected
 from tensorgrad.core.dtypes import (
     DtypeLike,
     as_dtype,
@@ -152,10 +152,11 @@ def diag_embed(x: Any, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Ten
         [[[1, 0], [0, 2]], [[3, 0], [0, 4]]]
     """
     x = tensor_of("diag_embed", "x", x)
+    check_integer("diag_embed", "offset", offset)
     if not x.ndim:
         raise ShapeError("diag_embed: x has shape (), expected an axis or more")
     axes = two_axes("diag_embed", axis1, axis2, x.ndim + 1)
-    length = x.shape[-1] + int(np.abs(offset))
+    length = x.shape[-1] + abs(int(offset))
     zeros = Tensor(namespace(x.data).zeros((*x.shape[:-1], length, length), x.dtype))
     return moveaxis(diagonal_scatter(zeros, x, offset, -2, -1), (-2, -1), axes)
 
@@ -243,6 +244,8 @@ def tri(
                 [1., 1., 0.]], dtype=float32)
     """
     check_integer("tri", "rows", rows, 0)
+    check_integer("tri", "columns", rows if columns is None else columns, 0)
+    check_integer("tri", "k", k)
     xp = namespace_on(device)
     wide = xp.arange(rows if columns is None else columns)
     return Tensor((wide <= xp.arange(rows)[:, None] + k).astype(as_dtype(dtype)))
@@ -264,6 +267,7 @@ def tril_indices(rows: int, k: int = 0, columns: int | None = None) -> tuple[Ten
         >>> rows.tolist(), columns.tolist()
         ([0, 1, 1], [0, 0, 1])
     """
+    check_integer("tril_indices", "k", k)
     first, second = tri(rows, columns, k).data.nonzero()
     return Tensor(first), Tensor(second)
 
@@ -284,6 +288,7 @@ def triu_indices(rows: int, k: int = 0, columns: int | None = None) -> tuple[Ten
         >>> rows.tolist(), columns.tolist()
         ([0, 0, 1], [1, 2, 2])
     """
+    check_integer("triu_indices", "k", k)
     first, second = (tri(rows, columns, k - 1).data == 0).nonzero()
     return Tensor(first), Tensor(second)
 
@@ -478,6 +483,7 @@ def vander(x: Any, columns: int | None = None, increasing: bool = False) -> Tens
         raise ShapeError(f"vander: x has shape {x.shape}, expected one axis")
     count = len(x) if columns is None else columns
     check_integer("vander", "columns", count, 0)
+    check_flag("vander", "increasing", increasing)
     dtype = float64 if is_float(x.dtype) else np.promote_types(x.dtype, int64)
     x = astype(x, dtype, copy=False)
     powers = namespace(x.data).arange(count, dtype=x.dtype)

@@ -14,7 +14,7 @@ from tensorgrad import random
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.backward import gradients_within
-from tensorgrad.core.checks import check_shape, probability
+from tensorgrad.core.checks import check_flag, check_shape, probability
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
@@ -57,6 +57,7 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
         >>> tg.dropout([1.0, 2.0], training=False).tolist()
         [1.0, 2.0]
     """
+    check_flag("dropout", "training", training)
     tensor = float_tensor("dropout", "x", x)
     if probability("dropout", "p", p) == 0 or not training:
         return tensor
@@ -95,6 +96,7 @@ def dropout_add(
     """
     op = "dropout_add"
     x, residual, bias = float_operands(op, ("x", "residual", "bias"), (x, residual, bias), 1)
+    check_flag(op, "training", training)
     check_shape(op, "residual", residual, x.shape, " like x")
     backend.same_device(op, ("x", "residual"), (x.data, residual.data))
     if bias is not None:

@@ -22,9 +22,9 @@ from tensorgrad.core.backend import Array, Axis, Shape, is_array, is_numpy, name
 from tensorgrad.core.checks import (
     along,
     axis_tuple,
+    check_flag,
     check_holds,
     check_indices,
-    check_keepdims,
     unexpected,
 )
 from tensorgrad.core.dtypes import compute_dtype, is_complex, is_float
@@ -432,7 +432,7 @@ def count_nonzero(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknow
     if unknown:
         raise unexpected("count_nonzero", unknown)
     x = tensor_of("count_nonzero", "x", x)
-    check_keepdims("count_nonzero", keepdims)
+    check_flag("count_nonzero", "keepdims", keepdims)
     axes = tuple(sorted(axis_tuple("count_nonzero", axis, x.ndim)))
     nonzero = namespace(x.data).asarray(x.data != 0)  # 0-d results come as scalars
     return Tensor(sum_array(nonzero, axes, keepdims))
@@ -525,9 +525,9 @@ def _is_basic(key: Any) -> bool:
     return _BASIC.issuperset(map(type, key)) if type(key) is tuple else type(key) in _BASIC
 
 
-def index_array(op: str, indices: Any, like: Array) -> Array:
+def index_array(op: str, indices: Any, like: Array, name: str = "indices") -> Array:
     """Return indices as an integer array on the device of the array they index."""
-    return _plain_part(op, integer_array(op, "indices", indices), like)
+    return _plain_part(op, integer_array(op, name, indices), like)
 
 
 def _check_range(op: str, indices: Array, axis: int, size: int) -> None:

@@ -15,7 +15,7 @@ from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import converted, sum_array
 from tensorgrad.core.backend import Array, contiguous, is_numpy, same_device
-from tensorgrad.core.checks import check_shape, probability, promoted
+from tensorgrad.core.checks import check_choice, check_shape, probability, promoted
 from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, compute_dtype, float32, is_float
 from tensorgrad.core.errors import DtypeError, ShapeError
 from tensorgrad.core.gradient import (
@@ -82,7 +82,7 @@ def linear(
     common = promoted("linear", ("x", "weight"), (a, w))
     if residual_data is not None and residual_data.dtype is not common:
         common = promoted("linear", ("x", "weight", "residual"), (a, w, residual_data))
-    kernel = kernel or product_kernel(a, w, residual_data)
+    kernel = product_kernel(a, w, residual_data) if kernel is None else kernel
     y = _affine(flat(a), w, added, residual_data, _result_dtype(dtype, common), kernel)
     y = y.reshape(*a.shape[:-1], w.shape[0])
     kept, of_norm = operand_to_save(inputs[0])
@@ -133,6 +133,7 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, *, approximate: str = "ta
         >>> tg.linear_gelu([1.0, 0.0], [[1.0, 5.0], [0.0, 1.0]], approximate="none").tolist()
         [0.841..., 0.0]
     """
+    check_choice("linear_gelu", "approximate", approximate, ("tanh", "none"))
     inputs = _operands("linear_gelu", x, weight, bias)
     a, w, added, _ = [data_of(tensor) for tensor in inputs]
     kernel = product_kernel(a, w)
@@ -188,6 +189,7 @@ def feed_forward(
         [2.0, 3.0]
     """
     op, matrices = "feed_forward", {"x": x, "up": up, "down": down}
+    check_choice(op, "approximate", approximate, ("tanh", "none"))
     others = {"up_bias": up_bias, "down_bias": down_bias, "residual": residual}
     inputs = x, up, up_bias, down, down_bias, residual = _tensors(
         op, matrices, others, ("x", "up", "up_bias", "down", "down_bias", "residual")

@@ -71,7 +71,7 @@ def matmul(a: Any, b: Any, *, kernel: str | None = None) -> Tensor:
             raise ShapeError(
                 f"matmul: a has shape {x.shape}, b {z.shape}, expected leading axes that broadcast"
             ) from error
-    kernel = kernel or product_kernel(x, z)
+    kernel = product_kernel(x, z) if kernel is None else kernel
     y = product(x, z, dtype, kernel)
     return record("matmul", y, (a, b), _matmul_backward, (x, z, kernel))
 
@@ -111,7 +111,7 @@ def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Arra
             return namespace(a).matmul(a, b).astype(dtype, copy=False)
         return matmul_cuda.product(a, b, dtype, kernel)
     if kernel is not None:
-        raise ArgumentError(f"matmul: kernel is {kernel!r}, expected None for arrays on the CPU")
+        raise ArgumentError(f"matmul: kernel is {kernel!r:.60}, expected None for arrays on a CPU")
     if a.dtype.itemsize == 2 or b.dtype.itemsize == 2:
         a, b = upcast(a), upcast(b)
     y = np.matmul(a, b)

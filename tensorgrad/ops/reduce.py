@@ -23,8 +23,8 @@ from tensorgrad.core.checks import (
     along,
     axis_index,
     axis_tuple,
+    check_flag,
     check_holds,
-    check_keepdims,
     check_no_number,
     check_number,
     unexpected,
@@ -746,6 +746,7 @@ def cumulative_sum(
     """
     if unknown:
         raise unexpected("cumulative_sum", unknown)
+    check_flag("cumulative_sum", "include_initial", include_initial)
     return _cumulative("cumulative_sum", x, axis, dtype, include_initial)
 
 
@@ -778,6 +779,7 @@ def cumulative_prod(
     """
     if unknown:
         raise unexpected("cumulative_prod", unknown)
+    check_flag("cumulative_prod", "include_initial", include_initial)
     return _cumulative("cumulative_prod", x, axis, dtype, include_initial)
 
 
@@ -837,7 +839,7 @@ def _mean_of(op: str, x: Tensor, where: Any, axis: Axis) -> tuple[Tensor, Tensor
 
 def _finished(op: str, y: Tensor, axis: Axis, keepdims: bool, dtype: Dtype) -> Tensor:
     """Return a result whose reduced axes were kept, rounded."""
-    check_keepdims(op, keepdims)
+    check_flag(op, "keepdims", keepdims)
     y = y if keepdims else squeeze(y, axis_tuple(op, axis, y.ndim))
     return astype(y, dtype, copy=False)
 
@@ -888,7 +890,7 @@ def _operand(op: str, x: Any, axis: Axis, keepdims: bool = False) -> tuple[Tenso
     if instrument.observer is not None:
         instrument.observer.enter(op)
     if keepdims is not False and keepdims is not True:
-        check_keepdims(op, keepdims)
+        check_flag(op, "keepdims", keepdims)
     if type(x) is not Tensor:
         x = tensor_of(op, "x", x)
     ndim = x.data.ndim

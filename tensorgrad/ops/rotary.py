@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
-from tensorgrad.core.checks import broadcast, check_integer
+from tensorgrad.core.checks import broadcast, check_flag, check_integer
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import float_tensor
@@ -57,6 +57,7 @@ def rotary(
     angles = cos, sin
     cos = float_tensor("rotary", "cos", cos, *angles, x)
     sin = float_tensor("rotary", "sin", sin, *angles, x)
+    check_flag("rotary", "interleaved", interleaved)
     rotation = rotation_of("rotary", "x", x.data, cos, sin, heads, interleaved)
     y = rotated(x.data, rotation, 1)
     of_angles = x.data if cos.requires_grad or sin.requires_grad else None

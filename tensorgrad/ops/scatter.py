@@ -13,7 +13,14 @@ import numpy as np
 
 from tensorgrad.core.arrays import cast, sum_to_shape
 from tensorgrad.core.backend import Array, Shape, is_array, is_numpy, namespace, same_device
-from tensorgrad.core.checks import axis_index, check_holds, unexpected
+from tensorgrad.core.checks import (
+    axis_index,
+    check_flag,
+    check_holds,
+    check_integer,
+    check_number,
+    unexpected,
+)
 from tensorgrad.core.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
@@ -54,6 +61,7 @@ def index_put(x: Any, indices: Any, values: Any, *, accumulate: bool = False) ->
         >>> tg.index_put([1, 2, 3], [0, 0], [10, 20], accumulate=True)
         tensor([31,  2,  3], dtype=int64)
     """
+    check_flag("index_put", "accumulate", accumulate)
     return _put("index_put", x, indices, values, accumulate)
 
 
@@ -132,8 +140,9 @@ def index_add(
     if unknown:
         raise unexpected("index_add", unknown)
     x, source = operands("index_add", ("x", "source"), (x, source))
+    check_number("index_add", "alpha", alpha)
     source = source if isinstance(alpha, int) and alpha == 1 else source * alpha
-    return _put("index_add", x, _slices("index_add", x, axis, index), source, True)
+    return _put("index_add", x, _slices("index_add", x, axis, index), source, True, "source")
 
 
 def index_copy(x: Any, axis: int, index: Any, source: Any, **unknown: Never) -> Tensor:
@@ -157,7 +166,7 @@ def index_copy(x: Any, axis: int, index: Any, source: Any, **unknown: Never) -> 
     """
     if unknown:
         raise unexpected("index_copy", unknown)
-    return _put("index_copy", x, _slices("index_copy", x, axis, index), source, False)
+    return _put("index_copy", x, _slices("index_copy", x, axis, index), source, False, "source")
 
 
 def index_fill(x: Any, axis: int, index: Any, value: Any, **unknown: Never) -> Tensor:
@@ -210,7 +219,7 @@ def select_scatter(x: Any, src: Any, axis: int, index: int, **unknown: Never) ->
     """
     if unknown:
         raise unexpected("select_scatter", unknown)
-    return _put("select_scatter", x, _slices("select_scatter", x, axis, index), src, False)
+    return _put("select_scatter", x, _slices("select_scatter", x, axis, index), src, False, "src")
 
 
 def slice_scatter(
@@ -244,8 +253,11 @@ def slice_scatter(
     """
     if unknown:
         raise unexpected("slice_scatter", unknown)
+    for name, place in (("start", start), ("end", end), ("step", step)):
+        if place is not None:
+            check_integer("slice_scatter", name, place)
     key = _slices("slice_scatter", x, axis, slice(start, end, step))
-    return _put("slice_scatter", x, key, src, False)
+    return _put("slice_scatter", x, key, src, False, "src")
 
 
 def diagonal_scatter(x: Any, src: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
@@ -271,6 +283,7 @@ def diagonal_scatter(x: Any, src: Any, offset: int = 0, axis1: int = 0, axis2: i
     """
     op = "diagonal_scatter"
     x, src = operands(op, ("x", "src"), (x, src))
+    check_integer(op, "offset", offset)
     first, second = two_axes(op, axis1, axis2, x.ndim)
     rows, columns = max(0, -offset), max(0, offset)
     length = max(0, min(x.shape[first] - rows, x.shape[second] - columns))
@@ -278,7 +291,7 @@ def diagonal_scatter(x: Any, src: Any, offset: int = 0, axis1: int = 0, axis2: i
     _check_fits(op, "src has", src.shape, (*y.shape[2:], length))
     src = moveaxis(broadcast_to(src, (*y.shape[2:], length)), -1, 0)
     key = xp.arange(length) + rows, xp.arange(length) + columns
-    return moveaxis(_put(op, y, key, src, False), (0, 1), (first, second))
+    return moveaxis(_put(op, y, key, src, False, "src"), (0, 1), (first, second))
 
 
 def two_axes(op: str, axis1: int, axis2: int, ndim: int) -> tuple[int, int]:
@@ -293,7 +306,7 @@ def _scatter(op: str, x: Any, axis: int, index: Any, src: Any, add: bool) -> Ten
     """Put src, cropped to the shape of the index, at the index along an axis."""
     x, src = operands(op, ("x", "src"), (x, src))
     axis = axis_index(op, axis, x.ndim)
-    rows = index_array(op, index, x.data)
+    rows = index_array(op, index, x.data, "index")
     fits = rows.ndim == x.ndim and all(
         n <= most for place, (n, most) in enumerate(zip(rows.shape, x.shape, strict=True))
         if place != axis
@@ -307,31 +320,31 @@ def _scatter(op: str, x: Any, axis: int, index: Any, src: Any, add: bool) -> Ten
             raise ShapeError(f"{op}: src has shape {src.shape}, expected at least {rows.shape}")
         if src.shape != rows.shape:
             src = src[tuple([slice(n) for n in rows.shape])]
-    return _put(op, x, lines(rows.shape, rows, axis), src, add)
+    return _put(op, x, lines(rows.shape, rows, axis), src, add, "src")
 
 
 def _slices(op: str, x: Any, axis: int, part: Any) -> tuple[Any, ...]:
     """Return the key of slices along an axis."""
     x = tensor_of(op, "x", x)
     if not isinstance(part, slice | int):
-        part = index_array(op, part, x.data)
+        part = index_array(op, part, x.data, "index")
         if part.ndim > 1:
             raise ShapeError(f"{op}: index has shape {part.shape}, expected (N,) or ()")
     return (slice(None),) * axis_index(op, axis, x.ndim) + (part,)
 
 
-def _put(op: str, x: Any, key: Any, values: Any, add: bool) -> Tensor:
+def _put(op: str, x: Any, key: Any, values: Any, add: bool, name: str = "values") -> Tensor:
     """Compute `index_put`, and record it under the name of the op."""
-    x, values = operands(op, ("x", "values"), (x, values))
+    x, values = operands(op, ("x", name), (x, values))
     array, given = x.data, values.data
     key = plain_key(op, key, array)
-    same_device(op, ("x", "values"), (array, given))
-    check_holds(op, "values", given, array.dtype)
+    same_device(op, ("x", name), (array, given))
+    check_holds(op, name, given, array.dtype)
     try:
         shape = array[key].shape
     except (IndexError, ValueError, TypeError) as error:
         raise explained(op, array.shape, key, error) from error
-    _check_fits(op, "values have", given.shape, shape)
+    _check_fits(op, f"{name} has", given.shape, shape)
     xp = namespace(array)
     if add:
         y = _added(array, key, xp.broadcast_to(given, shape))

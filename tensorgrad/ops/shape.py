@@ -7,7 +7,7 @@ one implementation for both array types. Tests: tests/ops/test_shape.py.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Literal, Never, get_args
 
@@ -20,6 +20,8 @@ from tensorgrad.core.checks import (
     axis_index,
     axis_tuple,
     broadcast,
+    check_choice,
+    check_flag,
     check_holds,
     promoted,
     shape_of,
@@ -77,6 +79,7 @@ def astype(x: Any, dtype: DtypeLike, *, copy: bool = True, device: str | None = 
         >>> tg.astype([1.7, -2.3], "int64")
         tensor([ 1, -2], dtype=int64)
     """
+    check_flag("astype", "copy", copy)
     given = tensor_of("astype", "x", x)
     if device is not None:
         given = to(given, device)
@@ -161,6 +164,7 @@ def reshape(x: Any, shape: int | Sequence[int], *, copy: bool | None = None) -> 
     """
     x = tensor_of("reshape", "x", x)
     if copy is not None:
+        check_flag("reshape", "copy", copy)
         return _reshape_copying(x, shape, copy)
     try:
         y = x.data.reshape(shape)
@@ -226,6 +230,8 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     if axes is None:
         order = tuple(range(ndim))[::-1]
     else:
+        if not isinstance(axes, (int, np.integer, Iterable)) or getattr(axes, "ndim", 1) != 1:
+            raise ArgumentError(f"transpose: axes is {axes!r:.80}, expected integers")
         order = (int(axes),) if isinstance(axes, (int, np.integer)) else tuple(axes)
     try:
         y = x.data.transpose(order)
@@ -260,7 +266,7 @@ def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
     x = tensor_of("swapaxes", "x", x)
     try:
         y = x.data.swapaxes(axis1, axis2)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         axis_index("swapaxes", axis1, x.data.ndim, "axis1")
         axis_index("swapaxes", axis2, x.data.ndim, "axis2")
         raise
@@ -714,10 +720,9 @@ def pad(
     """
     y = tensor_of("pad", "x", x)
     widths = _pad_pairs(pad_width, y.data.ndim)
+    check_choice("pad", "mode", mode, get_args(PadMode))
     if mode == "constant":
         return _pad_constant(y, widths, constant_values)
-    if mode not in get_args(PadMode):
-        raise ArgumentError(f"pad: mode is {mode!r}, expected one of {get_args(PadMode)}")
     for axis, width in enumerate(widths):
         if width != (0, 0):
             if y.data.shape[axis] == 0:

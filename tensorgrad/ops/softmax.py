@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
-from tensorgrad.core.checks import axis_index, broadcast, check_number, unexpected
+from tensorgrad.core.checks import axis_index, broadcast, check_flag, check_number, unexpected
 from tensorgrad.core.dtypes import DtypeLike
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
@@ -71,6 +71,7 @@ def softmax(
     op = "softmax"
     x = float_tensor(op, "x", x if dtype is None else astype(x, dtype, copy=False), mask)
     axis = axis_index(op, axis, x.ndim)
+    check_flag(op, "causal", causal)
     if causal and x.ndim < 2:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected (..., Tq, Tk) for causal")
     if causal and axis != x.ndim - 1:

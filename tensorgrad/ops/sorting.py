@@ -13,9 +13,18 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple, Never
 
 from tensorgrad.core.backend import Array, namespace, same_device, upcast
-from tensorgrad.core.checks import along, axis_index, check_integer, promoted, unexpected
+from tensorgrad.core.checks import (
+    along,
+    axis_index,
+    check_choice,
+    check_flag,
+    check_integer,
+    check_number,
+    promoted,
+    unexpected,
+)
 from tensorgrad.core.errors import ArgumentError, ShapeError
-from tensorgrad.core.operands import constant_of, operands, tensor_of
+from tensorgrad.core.operands import constant_of, integer_array, operands, tensor_of
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.stacking import broadcast_shapes
@@ -59,6 +68,7 @@ def sort(
     if unknown:
         raise unexpected("sort", unknown)
     x = tensor_of("sort", "x", x)
+    check_flag("sort", "descending", descending)
     order = _order("sort", x.data, axis, descending)
     return take_along_axis(x, order, axis)
 
@@ -91,6 +101,7 @@ def argsort(
     """
     if unknown:
         raise unexpected("argsort", unknown)
+    check_flag("argsort", "descending", descending)
     return Tensor(_order("argsort", tensor_of("argsort", "x", x).data, axis, descending))
 
 
@@ -123,6 +134,7 @@ def topk(
     check_integer("topk", "k", k)
     if not 0 <= k <= x.shape[axis]:
         raise ArgumentError(f"topk: k is {k}, expected 0 to {x.shape[axis]} (axis {axis} of x)")
+    check_flag("topk", "largest", largest)
     order = _order("topk", x.data, axis, largest)
     first = order[(*[slice(None)] * axis, slice(0, k))]
     return take_along_axis(x, first, axis), Tensor(first)
@@ -155,15 +167,14 @@ def searchsorted(
     names = ("sorted_sequence", "values")
     sequence, wanted = operands("searchsorted", names, (sorted_sequence, values), compared=True)
     if sorter is not None:
-        sequence = take(sequence, sorter, 0)
+        sequence = take(sequence, integer_array("searchsorted", "sorter", sorter), 0)
     arrays = sequence.data, wanted.data
     same_device("searchsorted", names, arrays)
     if arrays[0].ndim != 1:
         raise ShapeError(
             f"searchsorted: sorted_sequence has shape {arrays[0].shape}, expected one axis"
         )
-    if side not in ("left", "right"):
-        raise ArgumentError(f"searchsorted: side is {side!r}, expected 'left' or 'right'")
+    check_choice("searchsorted", "side", side, ("left", "right"))
     common = promoted("searchsorted", names, arrays)
     sequence, wanted = [upcast(array.astype(common, copy=False)) for array in arrays]
     indices = namespace(sequence).searchsorted(sequence, wanted.reshape(-1), side)
@@ -239,6 +250,13 @@ def unique(
     """
     if unknown:
         raise unexpected("unique", unknown)
+    for name, flag in (
+        ("return_index", return_index),
+        ("return_inverse", return_inverse),
+        ("return_counts", return_counts),
+        ("equal_nan", equal_nan),
+    ):
+        check_flag("unique", name, flag)
     x = tensor_of("unique", "x", x)
     if axis is not None:
         axis = axis_index("unique", axis, x.ndim)
@@ -351,6 +369,7 @@ def isin(x: Any, values: Any, *, invert: bool = False) -> Tensor:
         >>> tg.isin([1, 2, 3], [2, 5])
         tensor([False,  True, False], dtype=bool)
     """
+    check_flag("isin", "invert", invert)
     a, b = map(upcast, _pair("isin", "x", "values", x, values))
     return Tensor(namespace(a).isin(a, b, invert=invert))
 
@@ -471,10 +490,15 @@ def isclose(
         >>> tg.isclose([1.0, 2.0], [1.000001, 2.1])
         tensor([ True, False], dtype=bool)
     """
+    check_number("isclose", "rtol", rtol)
+    check_number("isclose", "atol", atol)
+    check_flag("isclose", "equal_nan", equal_nan)
     first, second = _pair("isclose", "a", "b", a, b)
     broadcast_shapes(first.shape, second.shape)
     xp = namespace(first)
-    return Tensor(xp.asarray(xp.isclose(upcast(first), upcast(second), rtol, atol, equal_nan)))
+    return Tensor(
+        xp.asarray(xp.isclose(upcast(first), upcast(second), float(rtol), float(atol), equal_nan))
+    )
 
 
 def allclose(
@@ -514,6 +538,7 @@ def array_equal(a: Any, b: Any, equal_nan: bool = False) -> bool:
         >>> tg.array_equal([1, 2], [1.0, 2.0])
         True
     """
+    check_flag("array_equal", "equal_nan", equal_nan)
     first, second = _pair("array_equal", "a", "b", a, b)
     if first.shape != second.shape:
         return False

@@ -11,7 +11,14 @@ from typing import Any, Literal, Never
 
 import numpy as np
 
-from tensorgrad.core.checks import axis_index, check_integer, shape_of, unexpected
+from tensorgrad.core.checks import (
+    axis_index,
+    check_choice,
+    check_flag,
+    check_integer,
+    shape_of,
+    unexpected,
+)
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.operands import operands, tensor_of, tensors_of
 from tensorgrad.core.tensor import Tensor
@@ -352,8 +359,8 @@ def meshgrid(
         >>> (x + y).tolist()
         [[11, 12, 13], [21, 22, 23]]
     """
-    if indexing not in ("xy", "ij"):
-        raise ArgumentError(f"meshgrid: indexing is {indexing!r}, expected 'xy' or 'ij'")
+    check_choice("meshgrid", "indexing", indexing, ("xy", "ij"))
+    check_flag("meshgrid", "sparse", sparse)
     if not axes:
         return ()
     count = len(axes)
@@ -461,6 +468,7 @@ def rollaxis(x: Any, axis: int, start: int = 0, **unknown: Never) -> Tensor:
         raise unexpected("rollaxis", unknown)
     x = tensor_of("rollaxis", "x", x)
     axis = axis_index("rollaxis", axis, x.ndim)
+    check_integer("rollaxis", "start", start)
     if start != x.ndim:
         start = axis_index("rollaxis", start, x.ndim, "start")
     return moveaxis(x, axis, start - (axis < start))

@@ -18,8 +18,9 @@ from tensorgrad.core.backend import Array, Axis, namespace, same_device, upcast
 from tensorgrad.core.checks import (
     axis_index,
     axis_tuple,
+    check_choice,
+    check_flag,
     check_integer,
-    check_keepdims,
     check_number,
     unexpected,
 )
@@ -36,7 +37,7 @@ from tensorgrad.core.dtypes import (
 )
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
-from tensorgrad.core.operands import constant_of, operands, tensor_of
+from tensorgrad.core.operands import array_beside, constant_of, operands, tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops import reduce
@@ -248,12 +249,11 @@ def _quantile(
 ) -> Tensor:
     x = tensor_of(op, "x", x)
     axes = axis_tuple(op, axis, x.ndim)
-    check_keepdims(op, keepdims)
+    check_flag(op, "keepdims", keepdims)
     if is_complex(x.dtype):
         raise DtypeError(f"{op}: x has dtype {x.dtype}, expected real numbers")
     fractions = _fractions(op, q, 1 if skip_nan else 2)
-    if method != "median" and method not in get_args(QuantileMethod):
-        raise ArgumentError(f"{op}: method is {method!r}, expected {get_args(QuantileMethod)}")
+    check_choice(op, "method", method, ("median", *get_args(QuantileMethod)))
     takes = method in _TAKES or (method == "linear" and fractions.dtype.kind in "biu")
     dtype = x.dtype if takes or is_float(x.dtype) else float64
     if not takes and isinstance(q, Tensor | np.ndarray | np.generic):
@@ -764,6 +764,8 @@ def cov(
     """
     if ddof is not None:
         check_integer("cov", "ddof", ddof)
+    check_flag("cov", "rowvar", rowvar)
+    check_flag("cov", "bias", bias)
     dtype = float64 if dtype is None else as_dtype(dtype)
     x, y = operands("cov", ("x", "y"), (x, y), 1)
     first = _variables("x", x, rowvar, dtype)
@@ -923,7 +925,8 @@ def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1, **unknown:
     if unknown:
         raise unexpected("trapezoid", unknown)
     y, x = operands("trapezoid", ("y", "x"), (y, x), 1)
-    y = moveaxis(y, axis, -1)
+    y = moveaxis(y, axis_index("trapezoid", axis, y.ndim), -1)
+    array_beside("trapezoid", "dx", dx, y)  # raises an error that names it
     widths: Any = dx
     if x is not None:
         widths = diff(x if x.ndim == 1 else moveaxis(x, axis, -1))
@@ -1006,6 +1009,7 @@ def histogram(
         (tensor([2, 0, 1], dtype=int64), [0.0, 2.0, 4.0, 6.0])
     """
     x = tensor_of("histogram", "x", x)
+    check_flag("histogram", "density", density)
     constant_of("histogram", "x", x, "counts have none")
     if isinstance(bins, Tensor):
         bins = backend.to_numpy(constant_of("histogram", "bins", bins, "counts have none"))
@@ -1015,15 +1019,18 @@ def histogram(
         for end in range:
             check_number("histogram", "range", end)
     xp = namespace(x.data)
-    edges_or_count = bins if isinstance(bins, int | str) else xp.asarray(bins)
     try:
+        edges_or_count = bins if isinstance(bins, int | str) else xp.asarray(bins)
         if isinstance(bins, str):
             edges_or_count = xp.asarray(
                 np.histogram_bin_edges(backend.to_numpy(x.data), bins, range)
             )
         counts, edges = xp.histogram(upcast(x.data), edges_or_count, range)
     except (ValueError, TypeError) as error:
-        raise ArgumentError(f"histogram: bins is {bins!r:.60}, range {range}: {error}") from error
+        raise ArgumentError(
+            f"histogram: bins is {bins!r:.60} and range {range}, expected a count, a name or "
+            f"ascending edges: {error}"
+        ) from error
     if density:
         counts = counts / (xp.diff(edges) * counts.sum())
     return Tensor(counts), Tensor(edges)
@@ -1047,9 +1054,15 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Tensor:
         >>> tg.digitize([0.5, 1.0, 9.0], [1.0, 2.0, 3.0])
         tensor([0, 1, 3], dtype=int64)
     """
+    check_flag("digitize", "right", right)
     x, edges = operands("digitize", ("x", "bins"), (x, bins), compared=True)
+    if edges.ndim != 1:
+        raise ShapeError(f"digitize: bins has shape {edges.shape}, expected one axis")
     xp = namespace(x.data)
     try:
         return Tensor(xp.asarray(xp.digitize(upcast(x.data), xp.asarray(edges.data), right)))
     except (ValueError, TypeError) as error:
-        raise ArgumentError(f"digitize: bins is {bins!r:.60}: {error}") from error
+        raise ArgumentError(
+            f"digitize: bins is {bins!r:.60} and x has dtype {x.dtype}, expected ascending or "
+            f"descending edges and real numbers: {error}"
+        ) from error

@@ -271,10 +271,10 @@ HALVES: Any = (2, 1.5)
     [
         (lambda: tg.tensor([[1], [2, 3]]), ShapeError, "tensor: value is .*expected equal length"),
         (lambda: tg.tensor([LEARNED]), DtypeError, "tensor: value holds a Tensor, expected numb"),
-        (lambda: tg.tensor("text"), DtypeError, "dtype: got <U4, expected one of float64"),
-        (lambda: tg.tensor([None]), DtypeError, "dtype: got object, expected one of float64"),
+        (lambda: tg.tensor("text"), DtypeError, "tensor: value has dtype <U4, expected numbers"),
+        (lambda: tg.tensor([None]), DtypeError, "tensor: value has dtype object, expected numbers"),
         (lambda: tg.tensor(1j, "float32"), ArgumentError, "tensor: value does not fit the dtype"),
-        (lambda: tg.asarray(np.ones(2, ">f4")), DtypeError, "dtype: got >f4, expected one of"),
+        (lambda: tg.asarray(np.ones(2, ">f4")), DtypeError, "asarray: value has dtype >f4, exp"),
         (lambda: tg.tensor([300], "uint8"), ArgumentError, "tensor: value does not fit"),
         (lambda: tg.zeros(2, "int5"), DtypeError, "dtype: got 'int5', expected one of"),
         (lambda: tg.zeros(-1), ShapeError, r"zeros: shape is \(-1,\), expected 0 or more"),

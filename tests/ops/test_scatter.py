@@ -216,7 +216,7 @@ X = Tensor(np.zeros((3, 4)))
         (lambda: tg.index_put(X, 3, 1.0), OutOfRangeError, "index_put: got index 3 for axis 0"),
         (lambda: tg.index_put(X, 1.5, 1.0), DtypeError, "index_put: the index is a float"),
         (lambda: tg.index_put(X, [0, 1], np.zeros(3)), ShapeError,
-         r"index_put: values have shape \(3,\), expected one that broadcasts to \(2, 4\)"),
+         r"index_put: values has shape \(3,\), expected one that broadcasts to \(2, 4\)"),
         (lambda: tg.index_put(X, 0, 1j), DtypeError,
          "index_put: values has dtype complex128, expected real numbers for"),
         (lambda: tg.scatter(X, 0, [0], 1.0), ShapeError,

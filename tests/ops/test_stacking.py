@@ -92,7 +92,9 @@ def test_errors_name_argument_and_expectation() -> None:
     x: Any = Tensor(np.ones((2, 3)))
     with pytest.raises(ArgumentError, match="array_split: indices_or_sections is 0, expected 1"):
         tg.array_split(x, 0)
-    with pytest.raises(ArgumentError, match="meshgrid: indexing is 'yx', expected 'xy' or 'ij'"):
+    with pytest.raises(
+        ArgumentError, match="meshgrid: indexing is 'yx', expected one of 'xy', 'ij'"
+    ):
         tg.meshgrid(x[0], indexing="yx")  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"rot90: axes is \(0, 0\), expected two different"):
         tg.rot90(x, 1, (0, 0))

@@ -106,9 +106,9 @@ def run(p: MatmulProblem, kernel: str | None = None) -> None:
         if multiply is None:
             _choose(signature, p)
             return
-    elif kernel not in KERNELS:
+    elif not isinstance(kernel, str) or kernel not in KERNELS:
         names = ", ".join(map(repr, (*KERNELS, TF32)))
-        raise ArgumentError(f"matmul: kernel is {kernel!r}, expected None or one of {names}")
+        raise ArgumentError(f"matmul: kernel is {kernel!r:.80}, expected None or one of {names}")
     else:
         multiply = _willing(kernel, p).multiply
     if p.y.size:

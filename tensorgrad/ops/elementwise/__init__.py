@@ -20,10 +20,10 @@ from typing import Any, overload
 from ml_dtypes import finfo
 
 from tensorgrad.core.backend import empty_like, namespace
-from tensorgrad.core.checks import check_integer
+from tensorgrad.core.checks import check_flag, check_integer, check_range
 from tensorgrad.core.dtypes import compute_dtype, float32, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, DtypeError
-from tensorgrad.core.operands import constant_of, tensor_of
+from tensorgrad.core.operands import array_beside, constant_of, tensor_of
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops.elementwise.row import Row, binary, unary
 from tensorgrad.ops.indexing import nonzero
@@ -438,6 +438,8 @@ def nan_to_num(
     for name, number in (("nan", nan), ("posinf", posinf), ("neginf", neginf)):
         if isinstance(number, Tensor):
             constant_of("nan_to_num", name, number, "they are numbers")
+        elif number is not None:
+            array_beside("nan_to_num", name, number, x)  # raises an error that names it
     if not is_float(x.dtype):
         return Tensor(x.data.copy())
     largest = float(finfo(x.dtype).max)  # type: ignore[no-untyped-call]
@@ -606,7 +608,10 @@ def logit(x: Any, *, eps: float | None = None) -> Tensor:
         >>> tg.logit([0.5, 0.75]).tolist()
         [0.0, 1.098...]
     """
-    return LOGIT(x if eps is None else clip(x, eps, 1 - eps))
+    if eps is not None:
+        check_range("logit", "eps", eps)
+        x = clip(x, eps, 1 - eps)
+    return LOGIT(x)
 
 
 LERP = Row(
@@ -652,6 +657,7 @@ def angle(x: Any, deg: bool = False) -> Tensor:
         >>> tg.angle(np.array([1j, -1]), deg=True).tolist()
         [90.0, 180.0]
     """
+    check_flag("angle", "deg", deg)
     x = tensor_of("angle", "x", x)
     y = arctan2(imag(x), real(x)) if is_complex(x.dtype) else ANGLE(x)
     return rad2deg(y) if deg else y

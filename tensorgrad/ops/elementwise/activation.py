@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorgrad.core.checks import check_number
+from tensorgrad.core.checks import check_choice, check_number
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops.elementwise.fuse import fuse
@@ -174,11 +174,8 @@ def gelu(x: Any, *, approximate: str = "none") -> Tensor:
         >>> tg.gelu([0.0, 1.0], approximate="tanh").tolist()
         [0.0, 0.8411...]
     """
-    if approximate == "tanh":
-        return GELU_TANH(x)
-    if approximate == "none":
-        return GELU_ERF(x)
-    raise ArgumentError(f"gelu: approximate is {approximate!r}, expected 'tanh' or 'none'")
+    check_choice("gelu", "approximate", approximate, ("tanh", "none"))
+    return GELU_TANH(x) if approximate == "tanh" else GELU_ERF(x)
 
 
 @fuse

@@ -308,7 +308,7 @@ class Row:
         ) from error
 
     def _explain_dtypes(self, named: Sequence[tuple[str, Any]], error: Exception) -> None:
-        if isinstance(error, TypeError):
+        if isinstance(error, TypeError) and named:
             got = ", ".join(f"{name} has dtype {a.dtype}" for name, a in named)
             raise DtypeError(f"{self.name}: {got}, expected dtypes it is defined for") from error
 
@@ -437,7 +437,8 @@ def _constant(row: Row, place: int, operands: Sequence[Any]) -> Any:
         return _Constant(
             array_beside(row.name, row.operands[place], operand, *operands[row._leading :])
         )
-    raise not_an_operand(row.name, row.operands[place], operand)
+    name = row.operands[place]
+    raise not_an_operand(row.name, "condition" if name == "c" else name, operand)
 
 
 def _computable(arrays: Sequence[Any], compute: Dtype) -> list[Any]:
