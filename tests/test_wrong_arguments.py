@@ -92,7 +92,7 @@ def test_wrong_arguments_are_named(
     namespace: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tried, problems = 0, []
+    tried, problems = 0, list[str]()
     state = tg.random.get_state()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
