@@ -524,6 +524,9 @@ def pinv(x: Any, *, rtol: Any = None) -> Tensor:
     """
     x, dtype = _matrices("pinv", x)
     cut = _cutoff(x, rtol)
+    shape = getattr(cut, "shape", ())
+    if shape not in ((), x.shape[:-2]):
+        raise ShapeError(f"pinv: rtol has shape {shape}, expected () or {x.shape[:-2]}")
     y = _computed("pinv", namespace(x.data).linalg.pinv, x.data, cut)
     return _rounded(record("pinv", y, (x,), _pinv_backward, (x.data, y)), dtype)
 

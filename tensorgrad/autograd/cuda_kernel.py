@@ -324,7 +324,9 @@ def _parameters(text: str, name: str) -> list[KernelParameter]:
     pattern = rf"__global__\s+{_BOUNDS}void\s+{_BOUNDS}{re.escape(name)}\s*\(([^)]*)\)"
     match = re.search(pattern, bare)
     if match is None:
-        raise KernelError(f"cuda_kernel: the source has no `__global__ void {name}(...)`")
+        raise KernelError(
+            f"cuda_kernel: the source has no `__global__ void {name}(...)`, expected that of name"
+        )
     found = [_parameter(name, parameter) for parameter in match[1].split(",")]
     order = [("output", "input", "number").index(p.kind) for p in found]
     if order != sorted(order) or order[:1] != [0] or 1 not in order:

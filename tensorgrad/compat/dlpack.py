@@ -42,7 +42,9 @@ def from_dlpack(x: Any) -> Array:
         try:
             array = np.from_dlpack(source)
         except (RuntimeError, BufferError) as error:  # which one depends on NumPy and the source
-            raise DtypeError(f"from_dlpack: x has a dtype that NumPy lacks: {error}") from error
+            raise DtypeError(
+                f"from_dlpack: x has a dtype that NumPy lacks, expected numbers or bool: {error}"
+            ) from error
         array = array.view(bfloat16) if source.is_bfloat16 else array
     elif int(kind) in (_CUDA, _CUDA_MANAGED):
         backend.gpu_index(f"cuda:{index}")

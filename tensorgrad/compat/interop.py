@@ -28,7 +28,7 @@ import numpy as np
 from tensorgrad.compat import dlpack
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
-from tensorgrad.core.checks import check_function
+from tensorgrad.core.checks import check_flag, check_function
 from tensorgrad.core.errors import ArgumentError, DtypeError, GradError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.modes import mode, replaced
@@ -61,6 +61,8 @@ def from_dlpack(x: Any, *, device: str | None = None, copy: bool | None = None) 
         >>> y
         tensor([7., 1., 2.], dtype=float64)
     """
+    if copy is not None:
+        check_flag("from_dlpack", "copy", copy)
     array = dlpack.from_dlpack(x)
     moved = array if device is None else backend.to_device(array, device)
     if copy is False and moved is not array:

@@ -109,7 +109,7 @@ def tensor(
             return copy if device is None else to(copy, device)
     array = value.data if isinstance(value, Tensor) else values_of("tensor", "value", value, dtype)
     target = array.dtype if dtype is None else as_dtype(dtype)
-    if device is not None and device != backend.device_of(array):
+    if device is not None:
         array = backend.to_device(array, device)
     return Tensor(array.astype(target), requires_grad)
 

@@ -567,7 +567,7 @@ def explained(op: str, shape: Shape, key: Any, error: Exception) -> Exception:
                         f"{size - 1} (x is {shape})"
                     )
     kind = DtypeError if isinstance(error, TypeError) else ShapeError
-    return kind(f"{op}: {error} (x is {shape})")
+    return kind(f"{op}: {error}, expected what fits x, which is {shape}")
 
 
 def _axes_used(part: Any) -> int:

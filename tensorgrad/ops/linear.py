@@ -476,7 +476,7 @@ def _activated(
 def _is_fused(arrays: Sequence[Array], biases: Sequence[Array | None], kernel: str | None) -> bool:
     """Whether kernels fuse the epilogue: on the GPU, not empty, of 16 bits or in TF32."""
     dtype = arrays[0].dtype
-    if (dtype.itemsize != 2 and kernel != matmul_cuda.TF32) or is_numpy(arrays[0]):
+    if is_numpy(arrays[0]) or (dtype.itemsize != 2 and kernel != matmul_cuda.TF32):
         return False
     for array in arrays:
         if array.dtype != dtype or not array.size:

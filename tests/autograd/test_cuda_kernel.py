@@ -232,7 +232,7 @@ def test_wrong_names() -> None:
     for threads, message in ((0, "threads is 0, expected 1 or more"), (None, "threads is None")):
         with pytest.raises(ArgumentError, match=f"cuda_kernel: {message}"):
             tg.cuda_kernel(RATIO, "ratio", ratio_numpy, threads=threads)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="cuda_kernel: f is a int, expected a function"):
+    with pytest.raises(ArgumentError, match="cuda_kernel: reference is a int, expected a function"):
         tg.cuda_kernel(RATIO, "ratio", 3)  # type: ignore[arg-type]
 
 
