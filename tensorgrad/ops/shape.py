@@ -230,9 +230,10 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     if axes is None:
         order = tuple(range(ndim))[::-1]
     else:
-        if not isinstance(axes, (int, np.integer, Iterable)) or getattr(axes, "ndim", 1) != 1:
+        axes = (int(axes),) if isinstance(axes, (int, np.integer)) else axes
+        if not isinstance(axes, Iterable) or getattr(axes, "ndim", 1) != 1:
             raise ArgumentError(f"transpose: axes is {axes!r:.80}, expected integers")
-        order = (int(axes),) if isinstance(axes, (int, np.integer)) else tuple(axes)
+        order = tuple(axes)
     try:
         y = x.data.transpose(order)
     except (ValueError, TypeError) as error:

@@ -575,5 +575,5 @@ def test_there_is_no_such_kernel() -> None:
 
 @pytest.mark.parametrize("function", [tg.matmul, tg.linear])
 def test_the_cpu_has_no_choice_of_kernels(function: Any) -> None:
-    with pytest.raises(ArgumentError, match="kernel is 'tiled', expected None for arrays on the"):
+    with pytest.raises(ArgumentError, match="kernel is 'tiled', expected None for arrays on a"):
         function(np.ones((2, 2), "float32"), np.ones((2, 2), "float32"), kernel="tiled")

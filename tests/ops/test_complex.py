@@ -144,7 +144,7 @@ def test_defaults_of_lines_are_numpys(op: str) -> None:
         assert_close(ours(x, 5, norm=norm), numpys(x, 5, norm=norm))
     for wrong, message in (({"n": 0}, "n is 0, expected 1 or more"), ({"n": 1.5}, "n is 1.5, exp"),
                            ({"axis": 2}, "axis is 2, expected -2 to 1"),
-                           ({"norm": None}, "norm is None, expected 'backward'")):  # fmt: skip
+                           ({"norm": None}, "norm is None, expected one of 'b")):  # fmt: skip
         with pytest.raises(ArgumentError, match=f"{op}: {message}"):
             ours(x, **wrong)
 
@@ -206,7 +206,7 @@ def test_what_complex_numbers_are_refused_for(device: str) -> None:
     for name in ("ihfft", "rfftn"):
         with pytest.raises(DtypeError, match=f"{name}: x has dtype complex64, expected real num"):
             getattr(tg.fft, name)(z)
-    with pytest.raises(ArgumentError, match="fft: norm is 'both', expected 'backward', 'ortho'"):
+    with pytest.raises(ArgumentError, match="fft: norm is 'both', expected one of 'back"):
         tg.fft.fft(z, norm="both")  # type: ignore[arg-type]  # a user may do it
     with pytest.raises(ArgumentError, match=r"fftn: s is \(2,\), expected 2 lengths"):
         tg.fft.fftn(z, (2,), (0, 1))

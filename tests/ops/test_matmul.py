@@ -173,7 +173,7 @@ X: Any = Tensor(np.zeros((2, 3), "float32"))
          r"matmul: a has shape \(2, 1, 4\), b \(2, 3, 4, 1\), expected leading axes that"),
         (lambda: 2 @ X, ShapeError, r"matmul: a has shape \(\), b \(2, 3\), expected an axis"),
         (lambda: tg.matmul(X, X.T, kernel="simt"), ArgumentError,
-         "matmul: kernel is 'simt', expected None for arrays on the CPU"),
+         "matmul: kernel is 'simt', expected None for arrays on a CPU"),
         (lambda: X @ "no", DtypeError,
          "matmul: b is a str, expected a tensor, array, number or list"),
         (lambda: tg.linear(X, X.T), ShapeError,
