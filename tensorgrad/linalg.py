@@ -79,7 +79,7 @@ def diagonal(x: Any, *, offset: int = 0) -> Tensor:
 
     Args:
         x: (..., M, N), any dtype.
-        offset: of the diagonal: above 0 to the right of the main one, below 0 to the left.
+        offset: which diagonal: above 0 to the right of the main one, below 0 to the left.
 
     Returns:
         (..., K), in the dtype of x.
@@ -96,8 +96,8 @@ def trace(x: Any, *, offset: int = 0, dtype: DtypeLike | None = None) -> Tensor:
 
     Args:
         x: (..., M, N), any dtype.
-        offset: of the diagonal: above 0 to the right of the main one, below 0 to the left.
-        dtype: of the sums; None: the one that NumPy gives.
+        offset: which diagonal: above 0 to the right of the main one, below 0 to the left.
+        dtype: the dtype of the sums; None: the one that NumPy gives.
 
     Returns:
         (...,).
@@ -346,9 +346,8 @@ def eigh(x: Any, UPLO: Literal["L", "U"] = "L") -> EighResult:
         UPLO: which triangle is read, the lower or the upper.
 
     Returns:
-        eigenvalues, (..., N), ascending, and eigenvectors, (..., N, N), as columns; in the dtype of
-        x,
-        float64 for integers.
+        eigenvalues, (..., N), ascending, and eigenvectors, (..., N, N), as columns; in the dtype
+        of x, float64 for integers.
 
     Raises:
         ShapeError: the matrices are not square.
@@ -389,7 +388,8 @@ def eigvalsh(x: Any, UPLO: Literal["L", "U"] = "L") -> Tensor:
         (..., N), in the dtype of x; float64 for integers.
 
     Raises:
-        As `eigh`.
+        ShapeError: the matrices are not square.
+        ArgumentError: another UPLO.
 
     Example:
         >>> tg.linalg.eigvalsh([[3, 0], [0, 2]]).round(6).tolist()
@@ -446,7 +446,7 @@ def svd(x: Any, full_matrices: bool = True) -> SVDResult:
         x: (..., M, N). The gradient needs different singular values, and for U and Vh a loss that
             ignores their signs.
         full_matrices: whether U is (..., M, M) and Vh (..., N, N), not (..., M, K) and
-            (..., K, N) with K = min(M, N). These have no gradient unless M = N.
+            (..., K, N) with K = min(M, N). Full ones have no gradient unless M = N.
 
     Returns:
         U, S of shape (..., K), descending, and Vh, in the dtype of x; float64 for integers.
@@ -544,7 +544,7 @@ def matrix_rank(x: Any, *, rtol: Any = None) -> Tensor:
 
     Args:
         x: (..., M, N).
-        rtol: as for `pinv`.
+        rtol: the fraction of the largest singular value up to which others count as 0; see `pinv`.
 
     Returns:
         (...,), int64.
