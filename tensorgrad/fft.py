@@ -26,7 +26,7 @@ from tensorgrad.core.checks import (
 from tensorgrad.core.dtypes import DtypeLike, as_dtype, float32, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.operands import constant_of, tensor_of
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.shape import roll
 
 __all__ = [
@@ -38,7 +38,7 @@ Norm = Literal["backward", "ortho", "forward"]
 Lengths = Sequence[int] | None
 
 
-def fft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+def fft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return y[k] = sum_j x[j] exp(-2 pi i j k / n) along an axis.
 
     Args:
@@ -58,7 +58,7 @@ def fft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -
     return _line("fft", x, n, axis, norm)
 
 
-def ifft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+def ifft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the inverse of `fft`.
 
     Args:
@@ -78,7 +78,7 @@ def ifft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") 
     return _line("ifft", x, n, axis, norm)
 
 
-def rfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+def rfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the first n // 2 + 1 elements of `fft` of real numbers; they determine the others.
 
     Args:
@@ -98,7 +98,7 @@ def rfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") 
     return _line("rfft", _real("rfft", x), n, axis, norm)
 
 
-def irfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+def irfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the inverse of `rfft`, real; n is the length of the result, default 2 (len - 1).
 
     Args:
@@ -118,7 +118,7 @@ def irfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward")
     return _line("irfft", x, n, axis, norm)
 
 
-def hfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+def hfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the `fft` of a Hermitian signal, which is real, from the first half of the signal.
 
     Args:
@@ -138,7 +138,7 @@ def hfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") 
     return _line("hfft", x, n, axis, norm)
 
 
-def ihfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+def ihfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """Return the inverse of `hfft`, complex.
 
     Args:
@@ -158,7 +158,7 @@ def ihfft(x: Any, n: int | None = None, axis: int = -1, norm: Norm = "backward")
     return _line("ihfft", _real("ihfft", x), n, axis, norm)
 
 
-def fftn(x: Any, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
+def fftn(x: ArrayLike, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
     """Return `fft` along several axes.
 
     Args:
@@ -179,7 +179,7 @@ def fftn(x: Any, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") 
     return _lines("fftn", x, s, axes, norm)
 
 
-def ifftn(x: Any, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
+def ifftn(x: ArrayLike, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
     """Return the inverse of `fftn`.
 
     Args:
@@ -200,7 +200,7 @@ def ifftn(x: Any, s: Lengths = None, axes: Axis = None, norm: Norm = "backward")
     return _lines("ifftn", x, s, axes, norm)
 
 
-def rfftn(x: Any, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
+def rfftn(x: ArrayLike, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
     """Return `rfft` along the last of several axes and `fft` along the others.
 
     Args:
@@ -221,7 +221,7 @@ def rfftn(x: Any, s: Lengths = None, axes: Axis = None, norm: Norm = "backward")
     return _lines("rfftn", _real("rfftn", x), s, axes, norm)
 
 
-def irfftn(x: Any, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
+def irfftn(x: ArrayLike, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
     """Return the inverse of `rfftn`, real.
 
     Args:
@@ -285,7 +285,7 @@ def rfftfreq(
     return _frequencies("rfftfreq", n, d, dtype, device)
 
 
-def fftshift(x: Any, axes: Axis = None) -> Tensor:
+def fftshift(x: ArrayLike, axes: Axis = None) -> Tensor:
     """Return x with frequency 0 in the middle of the axes; the gradient flows back.
 
     Args:
@@ -304,7 +304,7 @@ def fftshift(x: Any, axes: Axis = None) -> Tensor:
     return roll(x, [x.shape[axis] // 2 for axis in places], places) if places else x
 
 
-def ifftshift(x: Any, axes: Axis = None) -> Tensor:
+def ifftshift(x: ArrayLike, axes: Axis = None) -> Tensor:
     """Return the inverse of `fftshift`; the gradient flows back.
 
     Args:

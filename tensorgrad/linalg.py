@@ -23,7 +23,7 @@ from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import array_beside, constant_of, operands, tensor_of, tensors_of
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.diagonals import cross, vecdot
 from tensorgrad.ops.diagonals import diagonal as _diagonal
 from tensorgrad.ops.diagonals import trace as _trace
@@ -74,7 +74,7 @@ class SVDResult(NamedTuple):
     Vh: Tensor
 
 
-def diagonal(x: Any, *, offset: int = 0) -> Tensor:
+def diagonal(x: ArrayLike, *, offset: int = 0) -> Tensor:
     """Return the diagonals of the matrices; see `tensorgrad.diagonal`.
 
     Args:
@@ -91,7 +91,7 @@ def diagonal(x: Any, *, offset: int = 0) -> Tensor:
     return _diagonal(x, offset, -2, -1)
 
 
-def trace(x: Any, *, offset: int = 0, dtype: DtypeLike | None = None) -> Tensor:
+def trace(x: ArrayLike, *, offset: int = 0, dtype: DtypeLike | None = None) -> Tensor:
     """Return the sums of the diagonals of the matrices; see `tensorgrad.trace`.
 
     Args:
@@ -109,7 +109,7 @@ def trace(x: Any, *, offset: int = 0, dtype: DtypeLike | None = None) -> Tensor:
     return _trace(x, offset, -2, -1, dtype)
 
 
-def inv(x: Any) -> Tensor:
+def inv(x: ArrayLike) -> Tensor:
     """Return the inverse of square matrices.
 
     Args:
@@ -136,7 +136,7 @@ def _inv_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (-(y @ dy @ y),)
 
 
-def solve(a: Any, b: Any) -> Tensor:
+def solve(a: ArrayLike, b: ArrayLike) -> Tensor:
     """Return x with a @ x = b.
 
     Args:
@@ -182,7 +182,7 @@ def _solve_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return -(db @ _transposed(x)) if needs[0] else None, db
 
 
-def tensorinv(x: Any, ind: int = 2) -> Tensor:
+def tensorinv(x: ArrayLike, ind: int = 2) -> Tensor:
     """Return the inverse of x as a map: tensordot(y, x, ind) is the identity.
 
     Args:
@@ -211,7 +211,7 @@ def tensorinv(x: Any, ind: int = 2) -> Tensor:
     return reshape(inv(reshape(x, (rows, columns))), x.shape[ind:] + x.shape[:ind])
 
 
-def tensorsolve(a: Any, b: Any, axes: Sequence[int] | None = None) -> Tensor:
+def tensorsolve(a: ArrayLike, b: ArrayLike, axes: Sequence[int] | None = None) -> Tensor:
     """Return x with tensordot(a, x, x.ndim) = b.
 
     Args:
@@ -241,7 +241,7 @@ def tensorsolve(a: Any, b: Any, axes: Sequence[int] | None = None) -> Tensor:
     return reshape(solve(reshape(a, (b.size, b.size)), reshape(b, (b.size,))), own)
 
 
-def det(x: Any) -> Tensor:
+def det(x: ArrayLike) -> Tensor:
     """Return the determinants of square matrices; the gradient needs an inverse.
 
     Args:
@@ -269,7 +269,7 @@ def _det_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return ((dy * y)[..., None, None] * _transposed(inverse),)
 
 
-def slogdet(x: Any) -> SlogdetResult:
+def slogdet(x: ArrayLike) -> SlogdetResult:
     """Return sign and log|det| of square matrices; the gradient needs an inverse.
 
     Args:
@@ -299,7 +299,7 @@ def _slogdet_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy[..., None, None] * _transposed(inverse),)
 
 
-def cholesky(x: Any, *, upper: bool = False) -> Tensor:
+def cholesky(x: ArrayLike, *, upper: bool = False) -> Tensor:
     """Return the lower triangle L with L L^T = x, or the upper one with U^T U = x.
 
     Args:
@@ -337,7 +337,7 @@ def _cholesky_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return ((dx + _transposed(dx)) / 2,)
 
 
-def eigh(x: Any, UPLO: Literal["L", "U"] = "L") -> EighResult:
+def eigh(x: ArrayLike, UPLO: Literal["L", "U"] = "L") -> EighResult:
     """Return eigenvalues and eigenvectors of symmetric matrices.
 
     Args:
@@ -377,7 +377,7 @@ def _eigh_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
     return ((dx + _transposed(dx)) / 2,)
 
 
-def eigvalsh(x: Any, UPLO: Literal["L", "U"] = "L") -> Tensor:
+def eigvalsh(x: ArrayLike, UPLO: Literal["L", "U"] = "L") -> Tensor:
     """Return the eigenvalues of symmetric matrices, ascending; see `eigh`.
 
     Args:
@@ -398,7 +398,7 @@ def eigvalsh(x: Any, UPLO: Literal["L", "U"] = "L") -> Tensor:
     return eigh(x, UPLO).eigenvalues
 
 
-def qr(x: Any, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
+def qr(x: ArrayLike, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
     """Return Q with orthonormal columns and the upper triangle R with Q R = x.
 
     Args:
@@ -439,7 +439,7 @@ def _qr_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
     return (_transposed(xp.linalg.solve(r, _transposed(dq + q @ inner))),)
 
 
-def svd(x: Any, full_matrices: bool = True) -> SVDResult:
+def svd(x: ArrayLike, full_matrices: bool = True) -> SVDResult:
     """Return U, S and Vh with U diag(S) Vh = x.
 
     Args:
@@ -489,7 +489,7 @@ def _svd_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
     return (u @ inner @ vh + dx,)
 
 
-def svdvals(x: Any) -> Tensor:
+def svdvals(x: ArrayLike) -> Tensor:
     """Return the singular values of matrices, descending; see `svd`.
 
     Args:
@@ -505,7 +505,7 @@ def svdvals(x: Any) -> Tensor:
     return svd(x, full_matrices=False).S
 
 
-def pinv(x: Any, *, rtol: Any = None) -> Tensor:
+def pinv(x: ArrayLike, *, rtol: ArrayLike | None = None) -> Tensor:
     """Return the Moore-Penrose pseudo-inverses of matrices.
 
     Args:
@@ -539,7 +539,7 @@ def _pinv_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (left @ dyt @ y @ yt + yt @ y @ dyt @ right - yt @ dy @ yt,)
 
 
-def matrix_rank(x: Any, *, rtol: Any = None) -> Tensor:
+def matrix_rank(x: ArrayLike, *, rtol: ArrayLike | None = None) -> Tensor:
     """Return how many singular values count as more than 0; see `pinv`.
 
     Args:
@@ -571,7 +571,7 @@ def _cutoff(x: Tensor, rtol: Any) -> Any:
     return constant_of("pinv", "rtol", rtol, "the rank is constant")
 
 
-def cond(x: Any, p: Order = None) -> Tensor:
+def cond(x: ArrayLike, p: Order = None) -> Tensor:
     """Return the condition numbers of matrices: the norm times that of the inverse.
 
     Args:
@@ -611,7 +611,7 @@ def _cond(x: Tensor, p: Order) -> Tensor:
     return where(singular, math.nan, matrix_norm(x, ord=p) * matrix_norm(inv(regular), ord=p))
 
 
-def matrix_power(x: Any, n: int) -> Tensor:
+def matrix_power(x: ArrayLike, n: int) -> Tensor:
     """Return square matrices multiplied by themselves n times; negative n: their inverses.
 
     Args:
@@ -634,9 +634,9 @@ def matrix_power(x: Any, n: int) -> Tensor:
     power, n = None, -n if n < 0 else n
     while n:
         if n % 2:
-            power = base if power is None else matmul(power, base)
+            power = base if power is None or base is None else matmul(power, base)
         n //= 2
-        base = matmul(base, base) if n else None
+        base = matmul(base, base) if n and base is not None else None
     if power is None:
         xp = namespace(given.data)
         eye = xp.eye(given.shape[-1], dtype=given.dtype)
@@ -670,7 +670,7 @@ def multi_dot(matrices: Any) -> Tensor:
 
 
 def vector_norm(
-    x: Any, *, axis: Axis = None, keepdims: bool = False, ord: float = 2, **unknown: Never
+    x: ArrayLike, *, axis: Axis = None, keepdims: bool = False, ord: float = 2, **unknown: Never
 ) -> Tensor:
     """Return sum(|x|^ord)^(1/ord), max(|x|) for inf, min(|x|) for -inf, the nonzeros for 0.
 
@@ -722,7 +722,9 @@ def _root(x: Tensor, order: float) -> Tensor:
     return where(zero | infinite, ends, where(zero | infinite, 1.0, x) ** (1 / order))
 
 
-def matrix_norm(x: Any, *, keepdims: bool = False, ord: Order = "fro", **unknown: Never) -> Tensor:
+def matrix_norm(
+    x: ArrayLike, *, keepdims: bool = False, ord: Order = "fro", **unknown: Never
+) -> Tensor:
     """Return the norms of matrices.
 
     Args:
@@ -775,7 +777,7 @@ def _largest(x: Tensor, axis: int | tuple[int, ...], keepdims: bool = False) -> 
 
 
 def norm(
-    x: Any, ord: Order = None, axis: Axis = None, keepdims: bool = False, **unknown: Never
+    x: ArrayLike, ord: Order = None, axis: Axis = None, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the norm of vectors, or of matrices where `axis` names two axes, as in NumPy.
 

@@ -26,7 +26,7 @@ from typing import Any, Literal, Never, Self
 
 from tensorgrad.core.backend import Axis
 from tensorgrad.core.dtypes import DtypeLike
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 
 class Methods:
     """Base class of Tensor that only type checkers see."""

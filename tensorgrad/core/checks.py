@@ -171,8 +171,7 @@ def check_flag(op: str, name: str, value: Any) -> None:
 def check_choice(op: str, name: str, value: Any, choices: Sequence[str]) -> None:
     """Raise ArgumentError unless an option is one of some words."""
     if not isinstance(value, str) or value not in choices:
-        words = ", ".join(map(repr, choices))
-        raise ArgumentError(f"{op}: {name} is {value!r:.80}, expected one of {words}")
+        raise ArgumentError(f"{op}: {name} is {value!r:.80}, expected one of {repr(choices)[1:-1]}")
 
 
 def check_no_number(op: str, dtype: Any, instead: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -32,6 +32,12 @@ from tensorgrad.core.errors import ArgumentError, DtypeError, GradError, ShapeEr
 from tensorgrad.core.modes import mode
 from tensorgrad.core.tensor import Tensor
 
+Names = Sequence[str]
+Values = Sequence[Any]
+_All = Sequence[Tensor]
+_Three = tuple[Any, Any, Any]
+_OneOrTwo = tuple[Tensor, Tensor | None]
+_TwoOrThree = tuple[Tensor, Tensor, Tensor | None]
 # The kind of a number of Python, or of a list of them: the last of these types that it holds.
 _KINDS: tuple[type, ...] = (bool, int, float, complex)
 _ALONE: dict[Any, Dtype] = {bool: bool_, float: float32, complex: complex64}
@@ -40,9 +46,17 @@ _LITERALS = (*_KINDS, list, tuple)
 _BESIDE_INTEGERS: dict[Any, Dtype] = {bool: bool_, float: float64, complex: complex128}
 
 
+@overload
+def operands(op: str, names: Names, values: Values, *, compared: bool = ...) -> _All: ...
+@overload
+def operands(op: str, names: Names, values: tuple[Any, Any], optional: Literal[1]) -> _OneOrTwo: ...
+@overload
+def operands(op: str, names: Names, values: _Three, optional: Literal[1]) -> _TwoOrThree: ...
+@overload
+def operands(op: str, names: Names, values: Values, optional: int) -> Values: ...
 def operands(
-    op: str, names: Sequence[str], values: Sequence[Any], optional: int = 0, compared: bool = False
-) -> Sequence[Any]:
+    op: str, names: Names, values: Values, optional: int = 0, compared: bool = False
+) -> Values:
     """Return the operands of an op as tensors, and None for an optional one that is not given.
 
     A literal (a number of Python, or nested lists of them) has no dtype of its own. It is decided
@@ -269,9 +283,13 @@ def float_tensor(op: str, name: str, value: Any, *others: Any) -> Tensor:
     return tensor
 
 
-def float_operands(
-    op: str, names: Sequence[str], values: Sequence[Any], optional: int = 0
-) -> Sequence[Any]:
+@overload
+def float_operands(op: str, names: Names, values: Values) -> _All: ...
+@overload
+def float_operands(op: str, names: Names, values: _Three, optional: Literal[1]) -> _TwoOrThree: ...
+@overload
+def float_operands(op: str, names: Names, values: Values, optional: int) -> Values: ...
+def float_operands(op: str, names: Names, values: Values, optional: int = 0) -> Values:
     """Return the operands of an op as tensors of floats; see `operands`."""
     tensors = operands(op, names, values, optional)
     for name, tensor in zip(names, tensors, strict=True):

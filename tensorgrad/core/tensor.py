@@ -6,9 +6,9 @@ Ops become methods and operators in ops/methods.py; here is what needs none.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -228,3 +228,14 @@ def _array_of_scalar(data: Any) -> Array:
     raise not_an_operand(
         "Tensor", "data", data, "a NumPy or CuPy array; tensorgrad.tensor takes other values"
     )
+
+
+class _OnGPU(Protocol):
+    """An array of CuPy, or of another library that describes memory of a GPU in its way."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+
+# An operand of an op: a tensor, an array, a number or nested lists of them.
+ArrayLike = Tensor | np.ndarray[Any, Any] | np.generic | _OnGPU | complex | Sequence["ArrayLike"]

@@ -9,7 +9,7 @@ from typing import Any, Literal, Never, Self
 
 from tensorgrad.core.backend import Axis
 from tensorgrad.core.dtypes import DtypeLike
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 
 class Methods:
     """Base class of Tensor that only type checkers see."""
@@ -27,7 +27,7 @@ class Methods:
     def log(self) -> Tensor: ...
     def sqrt(self) -> Tensor: ...
     def tanh(self) -> Tensor: ...
-    def clip(self, min: Any = None, max: Any = None) -> Tensor: ...
+    def clip(self, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Tensor: ...
     def round(self, decimals: int = 0) -> Tensor: ...
     def sum(
         self,
@@ -35,7 +35,7 @@ class Methods:
         dtype: DtypeLike | None = None,
         *,
         keepdims: bool = False,
-        where: Any = None,
+        where: ArrayLike | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def mean(
@@ -44,7 +44,7 @@ class Methods:
         dtype: DtypeLike | None = None,
         *,
         keepdims: bool = False,
-        where: Any = None,
+        where: ArrayLike | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def var(
@@ -54,7 +54,7 @@ class Methods:
         *,
         ddof: builtins.float = 0,
         keepdims: bool = False,
-        where: Any = None,
+        where: ArrayLike | None = None,
         correction: builtins.float | None = None,
         **unknown: Never,
     ) -> Tensor: ...
@@ -65,7 +65,7 @@ class Methods:
         *,
         ddof: builtins.float = 0,
         keepdims: bool = False,
-        where: Any = None,
+        where: ArrayLike | None = None,
         correction: builtins.float | None = None,
         **unknown: Never,
     ) -> Tensor: ...
@@ -75,7 +75,7 @@ class Methods:
         *,
         keepdims: bool = False,
         initial: builtins.float | None = None,
-        where: Any = None,
+        where: ArrayLike | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def min(
@@ -84,7 +84,7 @@ class Methods:
         *,
         keepdims: bool = False,
         initial: builtins.float | None = None,
-        where: Any = None,
+        where: ArrayLike | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def prod(
@@ -93,7 +93,7 @@ class Methods:
         dtype: DtypeLike | None = None,
         *,
         keepdims: bool = False,
-        where: Any = None,
+        where: ArrayLike | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def argmax(
@@ -103,10 +103,20 @@ class Methods:
         self, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
     ) -> Tensor: ...
     def any(
-        self, axis: Axis = None, *, keepdims: bool = False, where: Any = None, **unknown: Never
+        self,
+        axis: Axis = None,
+        *,
+        keepdims: bool = False,
+        where: ArrayLike | None = None,
+        **unknown: Never,
     ) -> Tensor: ...
     def all(
-        self, axis: Axis = None, *, keepdims: bool = False, where: Any = None, **unknown: Never
+        self,
+        axis: Axis = None,
+        *,
+        keepdims: bool = False,
+        where: ArrayLike | None = None,
+        **unknown: Never,
     ) -> Tensor: ...
     def cumsum(
         self, axis: int | None = None, dtype: DtypeLike | None = None, **unknown: Never
@@ -123,7 +133,7 @@ class Methods:
     def copy(self) -> Tensor: ...
     def flatten(self) -> Tensor: ...
     def fill(self, value: Any) -> None: ...
-    def take(self, indices: Any, axis: int | None = None, **unknown: Never) -> Tensor: ...
+    def take(self, indices: ArrayLike, axis: int | None = None, **unknown: Never) -> Tensor: ...
     def nonzero(self) -> tuple[Tensor, ...]: ...
     def sort(self, axis: int = -1, **unknown: Never) -> None: ...
     def argsort(
@@ -135,7 +145,10 @@ class Methods:
         **unknown: Never,
     ) -> Tensor: ...
     def searchsorted(
-        self, values: Any, side: Literal["left", "right"] = "left", sorter: Any = None
+        self,
+        values: ArrayLike,
+        side: Literal["left", "right"] = "left",
+        sorter: ArrayLike | None = None,
     ) -> Tensor: ...
     def dot(self, other: Any) -> Tensor: ...
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor: ...
@@ -150,10 +163,18 @@ class Methods:
     def requires_grad_(self, requires_grad: bool = True) -> Tensor: ...
     def masked_fill(self, mask: Any, value: Any) -> Tensor: ...
     def gather(self, axis: int, index: Any, **unknown: Never) -> Tensor: ...
-    def scatter(self, axis: int, index: Any, src: Any, **unknown: Never) -> Tensor: ...
-    def scatter_add(self, axis: int, index: Any, src: Any, **unknown: Never) -> Tensor: ...
+    def scatter(self, axis: int, index: ArrayLike, src: ArrayLike, **unknown: Never) -> Tensor: ...
+    def scatter_add(
+        self, axis: int, index: ArrayLike, src: ArrayLike, **unknown: Never
+    ) -> Tensor: ...
     def index_add(
-        self, axis: int, index: Any, source: Any, *, alpha: builtins.float = 1, **unknown: Never
+        self,
+        axis: int,
+        index: ArrayLike,
+        source: ArrayLike,
+        *,
+        alpha: builtins.float = 1,
+        **unknown: Never,
     ) -> Tensor: ...
     def unfold(self, axis: int, size: int, step: int = 1, **unknown: Never) -> Tensor: ...
     def permute(self, *axes: Any) -> Tensor: ...
@@ -169,7 +190,7 @@ class Methods:
     def __pos__(self) -> Tensor: ...
     def __abs__(self) -> Tensor: ...
     def __invert__(self) -> Tensor: ...
-    def __divmod__(self, b: Any) -> tuple[Tensor, Tensor]: ...
+    def __divmod__(self, b: ArrayLike) -> tuple[Tensor, Tensor]: ...
     def __rdivmod__(self, other: Any) -> tuple[Tensor, Tensor]: ...
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any: ...
     def __array_function__(

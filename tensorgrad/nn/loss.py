@@ -21,7 +21,7 @@ from tensorgrad.core.checks import (
 from tensorgrad.core.dtypes import compute_dtype, float64, is_float
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.operands import constant_of, float_operand, operands, tensor_of
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.nn.module import Module
 from tensorgrad.ops.creation import asarray
 from tensorgrad.ops.cross_entropy import REDUCTIONS, cross_entropy, nll_loss, reduced
@@ -32,7 +32,7 @@ from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.shape import astype
 
 
-def mse_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
+def mse_loss(x: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
     """Return the squared error, (x - target)^2.
 
     Args:
@@ -57,7 +57,7 @@ def mse_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
     return reduced("mse_loss", _squared_error(x, target), reduction)
 
 
-def l1_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
+def l1_loss(x: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
     """Return the absolute error, |x - target|.
 
     Args:
@@ -77,7 +77,9 @@ def l1_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
     return reduced("l1_loss", _absolute_error(x, target), reduction)
 
 
-def huber_loss(x: Any, target: Any, reduction: str = "mean", delta: float = 1.0) -> Tensor:
+def huber_loss(
+    x: ArrayLike, target: ArrayLike, reduction: str = "mean", delta: float = 1.0
+) -> Tensor:
     """Return the squared error where it is small, and the absolute error elsewhere.
 
     With e = |x - target|: e^2 / 2 where e < delta, else delta * (e - delta / 2).
@@ -105,7 +107,11 @@ def huber_loss(x: Any, target: Any, reduction: str = "mean", delta: float = 1.0)
 
 
 def binary_cross_entropy_with_logits(
-    logits: Any, target: Any, weight: Any = None, reduction: str = "mean", pos_weight: Any = None
+    logits: ArrayLike,
+    target: ArrayLike,
+    weight: ArrayLike | None = None,
+    reduction: str = "mean",
+    pos_weight: ArrayLike | None = None,
 ) -> Tensor:
     """Return the cross entropy of targets and probabilities sigmoid(logits).
 
@@ -144,7 +150,9 @@ def binary_cross_entropy_with_logits(
     return reduced(op, losses if weight is None else losses * weight, reduction)
 
 
-def kl_div(x: Any, target: Any, reduction: str = "mean", log_target: bool = False) -> Tensor:
+def kl_div(
+    x: ArrayLike, target: ArrayLike, reduction: str = "mean", log_target: bool = False
+) -> Tensor:
     """Return the terms of the Kullback-Leibler divergence of x from target.
 
     loss = target * (log(target) - x), and 0 where target is 0

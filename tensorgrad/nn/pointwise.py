@@ -19,7 +19,7 @@ from tensorgrad.core.operands import (
     float_tensor,
     operands,
 )
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.linalg import vector_norm
 from tensorgrad.nn.loss import huber_loss
 from tensorgrad.ops.cross_entropy import reduced
@@ -41,7 +41,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def celu(x: Any, alpha: float = 1.0) -> Tensor:
+def celu(x: ArrayLike, alpha: float = 1.0) -> Tensor:
     """Return x, or alpha * (exp(x / alpha) - 1) where x < 0 (Barron 2017, arXiv:1704.07483).
 
     Args:
@@ -60,7 +60,7 @@ def celu(x: Any, alpha: float = 1.0) -> Tensor:
     return where(x.data >= 0, x, alpha * expm1(minimum(x, 0) / alpha))
 
 
-def selu(x: Any) -> Tensor:
+def selu(x: ArrayLike) -> Tensor:
     """Return 1.0507 * elu(x, 1.6733), which keeps mean 0 and variance 1 (arXiv:1706.02515).
 
     Args:
@@ -77,7 +77,7 @@ def selu(x: Any) -> Tensor:
     return y
 
 
-def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+def hardtanh(x: ArrayLike, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """Return x within [min_val, max_val], else the nearer bound, where the gradient is 0.
 
     Args:
@@ -103,7 +103,7 @@ def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     return where(x.data <= low, low, where(x.data >= high, high, x))
 
 
-def relu6(x: Any) -> Tensor:
+def relu6(x: ArrayLike) -> Tensor:
     """Return `hardtanh(x, 0, 6)`.
 
     Args:
@@ -119,7 +119,7 @@ def relu6(x: Any) -> Tensor:
     return hardtanh(x, 0.0, 6.0)
 
 
-def hardsigmoid(x: Any) -> Tensor:
+def hardsigmoid(x: ArrayLike) -> Tensor:
     """Return (x + 3) / 6 within [0, 1].
 
     Args:
@@ -135,7 +135,7 @@ def hardsigmoid(x: Any) -> Tensor:
     return hardtanh(float_tensor("hardsigmoid", "x", x) + 3.0, 0.0, 6.0) / 6.0
 
 
-def hardswish(x: Any) -> Tensor:
+def hardswish(x: ArrayLike) -> Tensor:
     """Return x * hardsigmoid(x) (Howard et al. 2019, arXiv:1905.02244).
 
     Args:
@@ -152,7 +152,7 @@ def hardswish(x: Any) -> Tensor:
     return given * hardsigmoid(given)
 
 
-def hardshrink(x: Any, lambd: float = 0.5) -> Tensor:
+def hardshrink(x: ArrayLike, lambd: float = 0.5) -> Tensor:
     """Return x where |x| > lambd, else 0.
 
     Args:
@@ -171,7 +171,7 @@ def hardshrink(x: Any, lambd: float = 0.5) -> Tensor:
     return where(abs(x.detach()).data > lambd, x, 0.0)
 
 
-def softshrink(x: Any, lambd: float = 0.5) -> Tensor:
+def softshrink(x: ArrayLike, lambd: float = 0.5) -> Tensor:
     """Return x brought nearer to 0 by lambd, and 0 where |x| <= lambd.
 
     Args:
@@ -190,7 +190,7 @@ def softshrink(x: Any, lambd: float = 0.5) -> Tensor:
     return relu(x - lambd) - relu(-x - lambd)
 
 
-def tanhshrink(x: Any) -> Tensor:
+def tanhshrink(x: ArrayLike) -> Tensor:
     """Return x - tanh(x).
 
     Args:
@@ -207,7 +207,7 @@ def tanhshrink(x: Any) -> Tensor:
     return given - tanh(given)
 
 
-def softsign(x: Any) -> Tensor:
+def softsign(x: ArrayLike) -> Tensor:
     """Return x / (1 + |x|).
 
     Args:
@@ -224,7 +224,7 @@ def softsign(x: Any) -> Tensor:
     return given / (1.0 + abs(given))
 
 
-def logsigmoid(x: Any) -> Tensor:
+def logsigmoid(x: ArrayLike) -> Tensor:
     """Return log(sigmoid(x)), without overflow.
 
     Args:
@@ -240,7 +240,7 @@ def logsigmoid(x: Any) -> Tensor:
     return -SOFTPLUS(-float_tensor("logsigmoid", "x", x))
 
 
-def mish(x: Any) -> Tensor:
+def mish(x: ArrayLike) -> Tensor:
     """Return x * tanh(softplus(x)) (Misra 2019, arXiv:1908.08681).
 
     Args:
@@ -257,7 +257,7 @@ def mish(x: Any) -> Tensor:
     return given * tanh(SOFTPLUS(given))
 
 
-def threshold(x: Any, threshold: float, value: float) -> Tensor:
+def threshold(x: ArrayLike, threshold: float, value: float) -> Tensor:
     """Return x where it is above a threshold, else a value.
 
     Args:
@@ -278,7 +278,7 @@ def threshold(x: Any, threshold: float, value: float) -> Tensor:
     return where(x.data > threshold, x, float(value))
 
 
-def prelu(x: Any, weight: Any) -> Tensor:
+def prelu(x: ArrayLike, weight: ArrayLike) -> Tensor:
     """Return x, or weight * x where x < 0.
 
     Args:
@@ -304,7 +304,7 @@ def prelu(x: Any, weight: Any) -> Tensor:
     return leaky_relu(x, reshape(weight, (channels,) + (1,) * (x.ndim - 2)))
 
 
-def glu(x: Any, axis: int = -1, **unknown: Never) -> Tensor:
+def glu(x: ArrayLike, axis: int = -1, **unknown: Never) -> Tensor:
     """Return the first half of x along an axis, times the sigmoid of the second.
 
     Args:
@@ -334,7 +334,9 @@ def glu(x: Any, axis: int = -1, **unknown: Never) -> Tensor:
     return y
 
 
-def softmin(x: Any, axis: int = -1, *, dtype: DtypeLike | None = None, **unknown: Never) -> Tensor:
+def softmin(
+    x: ArrayLike, axis: int = -1, *, dtype: DtypeLike | None = None, **unknown: Never
+) -> Tensor:
     """Return `softmax(-x, axis)`, of x in a dtype if one is given.
 
     Args:
@@ -356,7 +358,7 @@ def softmin(x: Any, axis: int = -1, *, dtype: DtypeLike | None = None, **unknown
 
 
 def normalize(
-    x: Any, p: float = 2.0, axis: int = 1, eps: float = 1e-12, **unknown: Never
+    x: ArrayLike, p: float = 2.0, axis: int = 1, eps: float = 1e-12, **unknown: Never
 ) -> Tensor:
     """Return x / max(norm, eps), with norms of order 1, 2 or inf along an axis.
 
@@ -380,7 +382,9 @@ def normalize(
     return given / maximum(norm(given, axis, ord=p, keepdims=True), eps)
 
 
-def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **unknown: Never) -> Tensor:
+def cosine_similarity(
+    x: ArrayLike, y: ArrayLike, axis: int = 1, eps: float = 1e-8, **unknown: Never
+) -> Tensor:
     """Return the cosine of the angle of x and y, which broadcast, along an axis.
 
     Args:
@@ -405,7 +409,12 @@ def cosine_similarity(x: Any, y: Any, axis: int = 1, eps: float = 1e-8, **unknow
 
 
 def pairwise_distance(
-    x: Any, y: Any, p: float = 2.0, eps: float = 1e-6, keepdims: bool = False, **unknown: Never
+    x: ArrayLike,
+    y: ArrayLike,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    keepdims: bool = False,
+    **unknown: Never,
 ) -> Tensor:
     """Return the norms of order 1, 2 or inf of x - y + eps along the last axis.
 
@@ -430,7 +439,7 @@ def pairwise_distance(
     return norm(x - y + eps, -1, ord=p, keepdims=keepdims)
 
 
-def cdist(x: Any, y: Any, *, p: float = 2.0) -> Tensor:
+def cdist(x: ArrayLike, y: ArrayLike, *, p: float = 2.0) -> Tensor:
     """Return the distances of all rows of x from all rows of y; the gradient at 0 is 0.
 
     Args:
@@ -455,7 +464,9 @@ def cdist(x: Any, y: Any, *, p: float = 2.0) -> Tensor:
     return vector_norm(expand_dims(x, -2) - expand_dims(y, -3), axis=-1, ord=p)
 
 
-def smooth_l1_loss(x: Any, target: Any, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+def smooth_l1_loss(
+    x: ArrayLike, target: ArrayLike, reduction: str = "mean", beta: float = 1.0
+) -> Tensor:
     """Return `huber_loss(x, target, reduction, beta) / beta`.
 
     Args:
@@ -479,7 +490,7 @@ def smooth_l1_loss(x: Any, target: Any, reduction: str = "mean", beta: float = 1
     return huber_loss(x, target, reduction, beta) / beta
 
 
-def soft_margin_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
+def soft_margin_loss(x: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
     """Return log(1 + exp(-target * x)).
 
     Args:
@@ -499,7 +510,7 @@ def soft_margin_loss(x: Any, target: Any, reduction: str = "mean") -> Tensor:
 
 
 def margin_ranking_loss(
-    x: Any, y: Any, target: Any, margin: float = 0.0, reduction: str = "mean"
+    x: ArrayLike, y: ArrayLike, target: ArrayLike, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
     """Return max(0, margin - target * (x - y)): for target 1, 0 where x is above y + margin.
 
@@ -527,7 +538,7 @@ _LABELS = "labels have none"
 
 
 def hinge_embedding_loss(
-    x: Any, target: Any, margin: float = 1.0, reduction: str = "mean"
+    x: ArrayLike, target: ArrayLike, margin: float = 1.0, reduction: str = "mean"
 ) -> Tensor:
     """Return x where the target is 1, and max(0, margin - x) where it is -1.
 
@@ -557,8 +568,8 @@ def hinge_embedding_loss(
 
 
 def poisson_nll_loss(
-    x: Any,
-    target: Any,
+    x: ArrayLike,
+    target: ArrayLike,
     log_input: bool = True,
     full: bool = False,
     eps: float = 1e-8,
@@ -594,7 +605,7 @@ def poisson_nll_loss(
 
 
 def binary_cross_entropy(
-    x: Any, target: Any, weight: Any = None, reduction: str = "mean"
+    x: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, reduction: str = "mean"
 ) -> Tensor:
     """Return the cross entropy of probabilities x; logarithms are -100 at least.
 
@@ -625,7 +636,12 @@ def binary_cross_entropy(
 
 
 def gaussian_nll_loss(
-    x: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+    x: ArrayLike,
+    target: ArrayLike,
+    var: ArrayLike,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
 ) -> Tensor:
     """Return the negative log-likelihood of targets under normal distributions of mean x.
 
@@ -666,7 +682,7 @@ def gaussian_nll_loss(
 
 
 def cosine_embedding_loss(
-    x: Any, y: Any, target: Any, margin: float = 0.0, reduction: str = "mean"
+    x: ArrayLike, y: ArrayLike, target: ArrayLike, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
     """Return 1 - cos(x, y) where the target is 1, and max(0, cos(x, y) - margin) where it is -1.
 
@@ -701,9 +717,9 @@ def cosine_embedding_loss(
 
 
 def triplet_margin_loss(
-    anchor: Any,
-    positive: Any,
-    negative: Any,
+    anchor: ArrayLike,
+    positive: ArrayLike,
+    negative: ArrayLike,
     margin: float = 1.0,
     p: float = 2.0,
     eps: float = 1e-6,

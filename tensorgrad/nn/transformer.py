@@ -113,12 +113,12 @@ class SwiGLU(Module):
         gate, up = self.gate, self.up
         if can_fuse(gate, "affine") and can_fuse(up, "affine"):
             check_input(self, gate.weight, x=x)
-            weights, biases = zip(gate.affine(), up.affine(), strict=True)
+            (gate_weight, gate_bias), (weight, bias) = gate.affine(), up.affine()
             fused = can_fuse(self.dropout, "drops")
             p = self.dropout.p if fused and self.dropout.drops else 0.0
             x = gate.enter(x)
             with self.dropout.stream():
-                hidden = gated_linear(x, *weights, *biases, dropout=p)
+                hidden = gated_linear(x, gate_weight, weight, gate_bias, bias, dropout=p)
             if not fused:
                 hidden = self.dropout(hidden)
         else:

@@ -35,7 +35,7 @@ from tensorgrad.core.gradient import Gradient, Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
 from tensorgrad.core.operands import constant_of, float_tensor, integer_array, mask_operand
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import simple as attention_simple
 from tensorgrad.kernels.attention import sm80 as attention_sm80
@@ -74,10 +74,10 @@ def attention(
 
 
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    mask: ArrayLike | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
@@ -173,11 +173,11 @@ def attention(
 
 
 def attention_packed(
-    qkv: Any,
+    qkv: ArrayLike,
     heads: int,
     *,
     kv_heads: int | None = None,
-    mask: Any = None,
+    mask: ArrayLike | None = None,
     causal: bool = False,
     scale: float | None = None,
     dropout: float = 0.0,
@@ -272,10 +272,10 @@ def attention_packed(
 
 
 def attention_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    starts: Any,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    starts: ArrayLike,
     k_starts: Any = None,
     *,
     max_length: int | None = None,

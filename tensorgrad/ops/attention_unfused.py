@@ -9,14 +9,13 @@ Tests: tests/ops/test_attention_unfused.py.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, Shape
 from tensorgrad.core.checks import broadcast, probability
 from tensorgrad.core.errors import ShapeError
 from tensorgrad.core.operands import float_tensor, mask_operand, tensor_of
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.dropout import dropout as dropout_op
 from tensorgrad.ops.elementwise import exp, where
 from tensorgrad.ops.matmul import matmul
@@ -28,10 +27,10 @@ __all__ = ["attention_unfused"]
 
 
 def attention_unfused(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    mask: ArrayLike | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
@@ -106,7 +105,7 @@ def _check_shapes(op: str, q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _learned_bias(op: str, mask: Tensor, q: Tensor, shape: Shape) -> Tensor:
+def _learned_bias(op: str, mask: ArrayLike, q: Tensor, shape: Shape) -> Tensor:
     """Return a mask that requires a gradient, broadcast to the scores, in the dtype of q."""
     mask = float_tensor(op, "mask", mask)
     backend.same_device(op, ("q", "mask"), (q.data, mask.data))

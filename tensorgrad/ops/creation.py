@@ -39,7 +39,7 @@ from tensorgrad.core.dtypes import (
 )
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.operands import constant_of, integer_array, leaves_of, tensor_of, values_of
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.shape import astype, stack, to
 from tensorgrad.ops.shape import copy as copied
@@ -256,7 +256,7 @@ def empty(
 
 def full(
     shape: Shapes,
-    fill_value: Any,
+    fill_value: ArrayLike,
     dtype: DtypeLike | None = None,
     *,
     device: str | None = None,
@@ -306,7 +306,7 @@ def full(
 
 
 def zeros_like(
-    x: Any,
+    x: ArrayLike,
     dtype: DtypeLike | None = None,
     *,
     device: str | None = None,
@@ -331,7 +331,7 @@ def zeros_like(
 
 
 def ones_like(
-    x: Any,
+    x: ArrayLike,
     dtype: DtypeLike | None = None,
     *,
     device: str | None = None,
@@ -356,7 +356,7 @@ def ones_like(
 
 
 def empty_like(
-    x: Any,
+    x: ArrayLike,
     dtype: DtypeLike | None = None,
     *,
     device: str | None = None,
@@ -384,8 +384,8 @@ def empty_like(
 
 
 def full_like(
-    x: Any,
-    fill_value: Any,
+    x: ArrayLike,
+    fill_value: ArrayLike,
     dtype: DtypeLike | None = None,
     *,
     device: str | None = None,
@@ -688,7 +688,7 @@ def eye(
     return Tensor(data.astype(target), requires_grad)
 
 
-def tril(x: Any, k: int = 0) -> Tensor:
+def tril(x: ArrayLike, k: int = 0) -> Tensor:
     """Return x with zeros above the k-th diagonal of its last two axes.
 
     Args:
@@ -709,7 +709,7 @@ def tril(x: Any, k: int = 0) -> Tensor:
     return _triangle("tril", x, k, lower=True)
 
 
-def triu(x: Any, k: int = 0) -> Tensor:
+def triu(x: ArrayLike, k: int = 0) -> Tensor:
     """Return x with zeros below the k-th diagonal of its last two axes.
 
     Args:
@@ -746,7 +746,7 @@ def _below(xp: Any, shape: tuple[int, ...], k: int) -> Array:
     return xp.arange(shape[1]) <= xp.arange(shape[0])[:, None] + k
 
 
-def one_hot(indices: Any, num_classes: int = -1, *, dtype: DtypeLike = int64) -> Tensor:
+def one_hot(indices: ArrayLike, num_classes: int = -1, *, dtype: DtypeLike = int64) -> Tensor:
     """Return for each index i a row of zeros with a one at position i.
 
     Args:
@@ -767,14 +767,14 @@ def one_hot(indices: Any, num_classes: int = -1, *, dtype: DtypeLike = int64) ->
         tensor([[1, 0, 0],
                 [0, 0, 1]], dtype=int64)
     """
-    indices = integer_array("one_hot", "indices", indices)
+    classes = integer_array("one_hot", "indices", indices)
     check_integer("one_hot", "num_classes", num_classes, -1)
     if num_classes == -1:
-        if not indices.size:
+        if not classes.size:
             raise ArgumentError("one_hot: num_classes is -1 without an index, expected a number")
-        num_classes = max(int(indices.max()) + 1, 0)
-    if backend.is_numpy(indices):
-        outside = (indices < 0) | (indices >= num_classes)
-        check_indices("one_hot", "indices", indices, outside, f"0 to {num_classes - 1}")
-    classes = backend.namespace(indices).arange(num_classes)
-    return Tensor((indices[..., None] == classes).astype(as_dtype(dtype)))
+        num_classes = max(int(classes.max()) + 1, 0)
+    if backend.is_numpy(classes):
+        outside = (classes < 0) | (classes >= num_classes)
+        check_indices("one_hot", "indices", classes, outside, f"0 to {num_classes - 1}")
+    columns = backend.namespace(classes).arange(num_classes)
+    return Tensor((classes[..., None] == columns).astype(as_dtype(dtype)))

@@ -32,7 +32,7 @@ from tensorgrad.core.gradient import Early, Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
 from tensorgrad.core.operands import float_tensor, integer_array, tensor_of
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import LossOptions
 from tensorgrad.ops.elementwise import where
@@ -47,9 +47,9 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 def cross_entropy(
-    logits: Any,
-    targets: Any,
-    weight: Any = None,
+    logits: ArrayLike,
+    targets: ArrayLike,
+    weight: ArrayLike | None = None,
     ignore_index: int | None = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -104,10 +104,10 @@ def cross_entropy(
     if unknown:
         raise unexpected("cross_entropy", unknown)
     op = "cross_entropy"
-    has_dtype = isinstance(targets, Tensor) or backend.is_array(targets)
-    soft = has_dtype and is_float(targets.dtype)
+    target_dtype = getattr(targets, "dtype", None)
+    soft = target_dtype is not None and is_float(target_dtype)
     logits = float_tensor(op, "logits", logits, weight, targets if soft else None)
-    soft = soft and targets.ndim == logits.ndim
+    soft = soft and getattr(targets, "ndim", 0) == logits.ndim
     if not isinstance(axis, int) or axis != -1:
         logits = moveaxis(logits, axis_index(op, axis, logits.ndim), -1)
         targets = moveaxis(targets, axis, -1) if soft else targets
@@ -155,9 +155,9 @@ def cross_entropy(
 
 
 def nll_loss(
-    x: Any,
-    targets: Any,
-    weight: Any = None,
+    x: ArrayLike,
+    targets: ArrayLike,
+    weight: ArrayLike | None = None,
     ignore_index: int | None = -100,
     reduction: str = "mean",
     *,

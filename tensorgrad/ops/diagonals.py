@@ -23,7 +23,7 @@ from tensorgrad.core.dtypes import (
 )
 from tensorgrad.core.errors import ShapeError
 from tensorgrad.core.operands import operands, tensor_of
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.einsum import dot, tensordot
 from tensorgrad.ops.elementwise import conj, multiply, power
 from tensorgrad.ops.indexing import getitem
@@ -47,7 +47,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+def diagonal(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     """Return the diagonal of two axes as the last axis of the result.
 
     Args:
@@ -78,7 +78,7 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
 
 
 def trace(
-    x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DtypeLike | None = None
+    x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DtypeLike | None = None
 ) -> Tensor:
     """Return the sum along a diagonal.
 
@@ -98,7 +98,7 @@ def trace(
     return sum(diagonal(x, offset, axis1, axis2), -1, dtype=dtype)
 
 
-def diag(x: Any, k: int = 0) -> Tensor:
+def diag(x: ArrayLike, k: int = 0) -> Tensor:
     """Return the k-th diagonal of a matrix, or a matrix of zeros with the vector x on it.
 
     Args:
@@ -132,7 +132,7 @@ def diag(x: Any, k: int = 0) -> Tensor:
     return pad(square, ((max(-k, 0), max(k, 0)), (max(k, 0), max(-k, 0))))
 
 
-def diag_embed(x: Any, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Tensor:
+def diag_embed(x: ArrayLike, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Tensor:
     """Return zeros with the last axis of x on a diagonal of two new axes: see `diagonal`.
 
     Args:
@@ -197,7 +197,7 @@ def block_diag(*matrices: Any) -> Tensor:
     return concatenate(rows, 0)
 
 
-def diagflat(x: Any, k: int = 0) -> Tensor:
+def diagflat(x: ArrayLike, k: int = 0) -> Tensor:
     """Return a matrix of zeros with the elements of x on its k-th diagonal.
 
     Args:
@@ -293,7 +293,7 @@ def triu_indices(rows: int, k: int = 0, columns: int | None = None) -> tuple[Ten
     return Tensor(first), Tensor(second)
 
 
-def inner(a: Any, b: Any) -> Tensor:
+def inner(a: ArrayLike, b: ArrayLike) -> Tensor:
     """Return the sums of products over the last axes of a and b; a number multiplies.
 
     Args:
@@ -314,7 +314,7 @@ def inner(a: Any, b: Any) -> Tensor:
     return tensordot(a, b, (-1, -1)) if a.ndim and b.ndim else multiply(a, b)
 
 
-def vdot(a: Any, b: Any) -> Tensor:
+def vdot(a: ArrayLike, b: ArrayLike) -> Tensor:
     """Return the sum of the products of the flattened a and b; complex a is conjugated.
 
     Args:
@@ -334,7 +334,7 @@ def vdot(a: Any, b: Any) -> Tensor:
     return dot(ravel(_conjugated(a)), ravel(b))
 
 
-def vecdot(a: Any, b: Any, *, axis: int = -1, **unknown: Never) -> Tensor:
+def vecdot(a: ArrayLike, b: ArrayLike, *, axis: int = -1, **unknown: Never) -> Tensor:
     """Return the sums of products along an axis; the others broadcast. Complex a is conjugated.
 
     Args:
@@ -367,7 +367,7 @@ def _conjugated(a: Tensor) -> Tensor:
     return conj(a) if is_complex(a.dtype) else a
 
 
-def matvec(a: Any, b: Any) -> Tensor:
+def matvec(a: ArrayLike, b: ArrayLike) -> Tensor:
     """Return the products of matrices with vectors; the other axes broadcast.
 
     Args:
@@ -385,7 +385,7 @@ def matvec(a: Any, b: Any) -> Tensor:
     return squeeze(matmul(a, expand_dims(b, -1)), -1)
 
 
-def vecmat(a: Any, b: Any) -> Tensor:
+def vecmat(a: ArrayLike, b: ArrayLike) -> Tensor:
     """Return the products of vectors with matrices; the other axes broadcast.
 
     Args:
@@ -403,7 +403,7 @@ def vecmat(a: Any, b: Any) -> Tensor:
     return squeeze(matmul(expand_dims(a, -2), b), -2)
 
 
-def kron(a: Any, b: Any) -> Tensor:
+def kron(a: ArrayLike, b: ArrayLike) -> Tensor:
     """Return the Kronecker product: every element of a times all of b.
 
     Args:
@@ -425,7 +425,7 @@ def kron(a: Any, b: Any) -> Tensor:
     return reshape(first * second, [m * n for m, n in zip(of_a, of_b, strict=True)])
 
 
-def cross(a: Any, b: Any, *, axis: int = -1, **unknown: Never) -> Tensor:
+def cross(a: ArrayLike, b: ArrayLike, *, axis: int = -1, **unknown: Never) -> Tensor:
     """Return the vector product of vectors of three elements along an axis.
 
     Args:
@@ -457,7 +457,7 @@ def cross(a: Any, b: Any, *, axis: int = -1, **unknown: Never) -> Tensor:
     return moveaxis(concatenate(parts, -1), -1, axis)
 
 
-def vander(x: Any, columns: int | None = None, increasing: bool = False) -> Tensor:
+def vander(x: ArrayLike, columns: int | None = None, increasing: bool = False) -> Tensor:
     """Return the matrix of the powers of a vector, the highest first unless `increasing`.
 
     Args:

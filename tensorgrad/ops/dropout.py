@@ -6,8 +6,6 @@ random bits again. Tests: tests/ops/test_dropout.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tensorgrad import random
@@ -21,7 +19,7 @@ from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.nodes import Node
 from tensorgrad.core.operands import data_of, float_operands, float_tensor
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import dropout as dropout_cuda
 from tensorgrad.kernels.dropout import KeepMask
 from tensorgrad.ops import philox
@@ -31,7 +29,7 @@ from tensorgrad.ops.elementwise.activation import swiglu
 __all__ = ["dropout", "dropout_add"]
 
 
-def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
+def dropout(x: ArrayLike, p: float = 0.5, training: bool = True) -> Tensor:
     """Set elements to 0 with probability p and scale the others by 1 / (1 - p).
 
     Which ones depends on the state of `tensorgrad.random` alone, not on the device.
@@ -67,7 +65,12 @@ def dropout(x: Any, p: float = 0.5, training: bool = True) -> Tensor:
 
 
 def dropout_add(
-    x: Any, residual: Any, *, p: float = 0.5, bias: Any = None, training: bool = True
+    x: ArrayLike,
+    residual: ArrayLike,
+    *,
+    p: float = 0.5,
+    bias: ArrayLike | None = None,
+    training: bool = True,
 ) -> Tensor:
     """Return residual + dropout(x + bias), with the random numbers of `dropout`.
 

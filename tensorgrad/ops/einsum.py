@@ -25,7 +25,7 @@ from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
 from tensorgrad.core.operands import operands as operands_of
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.elementwise import multiply
 from tensorgrad.ops.matmul import product
 from tensorgrad.ops.shape import ravel
@@ -79,7 +79,7 @@ def einsum(subscripts: str, *operands: Any) -> Tensor:
     return y
 
 
-def tensordot(a: Any, b: Any, axes: int | tuple[Any, Any] = 2) -> Tensor:
+def tensordot(a: ArrayLike, b: ArrayLike, axes: int | tuple[Any, Any] = 2) -> Tensor:
     """Return the products of a and b summed over pairs of axes.
 
     Args:
@@ -126,7 +126,7 @@ def tensordot(a: Any, b: Any, axes: int | tuple[Any, Any] = 2) -> Tensor:
     return _labelled("tensordot", [a, b], [labels_a, labels_b], out)
 
 
-def outer(a: Any, b: Any) -> Tensor:
+def outer(a: ArrayLike, b: ArrayLike) -> Tensor:
     """Return y[i, j] = a[i] b[j] of the flattened operands.
 
     Args:
@@ -143,7 +143,7 @@ def outer(a: Any, b: Any) -> Tensor:
     return _labelled("outer", [ravel(a), ravel(b)], [["i"], ["j"]], ["i", "j"])
 
 
-def dot(a: Any, b: Any) -> Tensor:
+def dot(a: ArrayLike, b: ArrayLike) -> Tensor:
     """Return the sum of products over the last axis of a and the second-to-last of b.
 
     For vectors that is the inner product, for matrices the matrix product; a scalar multiplies.

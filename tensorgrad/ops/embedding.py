@@ -19,14 +19,16 @@ from tensorgrad.core.errors import DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved, add_at, out_of
 from tensorgrad.core.operands import float_tensor, integer_array
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.embedding import forward as _forward_cuda
 from tensorgrad.ops.indexing import add_rows
 
 __all__ = ["embedding"]
 
 
-def embedding(weight: Any, ids: Any, positions: Any = None, *, start: Any = 0) -> Tensor:
+def embedding(
+    weight: ArrayLike, ids: ArrayLike, positions: Any = None, *, start: Any = 0
+) -> Tensor:
     """Return the row of `weight` that each id names, and with positions their sum.
 
         y[..., t, :] = weight[ids[..., t], :] + positions[start[...] + t, :]
@@ -56,25 +58,25 @@ def embedding(weight: Any, ids: Any, positions: Any = None, *, start: Any = 0) -
     """
     op = "embedding"
     weight = float_tensor(op, "weight", weight, positions)
-    ids = integer_array(op, "ids", ids)
+    numbers = integer_array(op, "ids", ids)
     if weight.ndim != 2:
         raise ShapeError(f"{op}: weight has shape {weight.shape}, expected (V, C)")
-    backend.same_device(op, ("weight", "ids"), (weight.data, ids))
+    backend.same_device(op, ("weight", "ids"), (weight.data, numbers))
     rows = starts = None
     start = start.data if isinstance(start, Tensor) else start
     if positions is not None:
         positions = float_tensor(op, "positions", positions, weight)
-        _check_positions(weight, ids, positions)
+        _check_positions(weight, numbers, positions)
         rows = positions.data
         if backend.is_array(start):
-            starts = _checked_starts(ids, positions, start)
+            starts = _checked_starts(numbers, positions, start)
         else:
-            _check_start(ids, positions, start)
-            rows = rows[start : start + ids.shape[-1]]
+            _check_start(numbers, positions, start)
+            rows = rows[start : start + numbers.shape[-1]]
     forward = _forward_numpy if type(weight.data) is np.ndarray else _forward_cuda
-    y = forward(weight.data, ids, rows, starts)
+    y = forward(weight.data, numbers, rows, starts)
     shapes = weight.shape, None if positions is None else positions.shape
-    return record(op, y, (weight, positions), _backward, (ids, start, *shapes))
+    return record(op, y, (weight, positions), _backward, (numbers, start, *shapes))
 
 
 def _check_positions(weight: Tensor, ids: Array, positions: Tensor) -> None:

@@ -40,7 +40,7 @@ from tensorgrad.core.gradient import Gradients, Needs, Saved, add_at
 from tensorgrad.core.modes import mode
 from tensorgrad.core.operands import array_beside, integer_array, tensor_of
 from tensorgrad.core.record import no_grad, record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.indexing import add_rows_cuda
 
 __all__ = [
@@ -53,7 +53,7 @@ _AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
 _WIDE = 32  # from this row length on, adding whole rows beats adding single elements
 
 
-def getitem(x: Any, key: Any) -> Tensor:
+def getitem(x: ArrayLike, key: Any) -> Tensor:
     """Return x[key]: a view for integers, slices, `...` and None; a copy for index arrays.
 
     Args:
@@ -207,7 +207,7 @@ def _check_writeable(op: str, x: Tensor) -> None:
         raise ArgumentError(f"{op}: the tensor's memory is read-only; assign to a copy")
 
 
-def take(x: Any, indices: Any, axis: int | None = None, **unknown: Never) -> Tensor:
+def take(x: ArrayLike, indices: ArrayLike, axis: int | None = None, **unknown: Never) -> Tensor:
     """Return the slices of x at `indices` along an axis; axis None takes from the flattened x.
 
     Args:
@@ -251,7 +251,9 @@ def _take_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dx.swapaxes(0, 1).reshape(own),)
 
 
-def take_along_axis(x: Any, indices: Any, axis: int | None = -1, **unknown: Never) -> Tensor:
+def take_along_axis(
+    x: ArrayLike, indices: ArrayLike, axis: int | None = -1, **unknown: Never
+) -> Tensor:
     """Return x[..., indices[..., j, ...], ...]: each line along the axis has its own indices.
 
     Args:
@@ -314,7 +316,7 @@ def lines(shape: Shape, rows: Array, axis: int) -> tuple[Array, ...]:
 
 
 def put_along_axis(
-    x: Tensor, indices: Any, values: Any, axis: int | None = -1, **unknown: Never
+    x: Tensor, indices: ArrayLike, values: ArrayLike, axis: int | None = -1, **unknown: Never
 ) -> None:
     """Assign x[..., indices[..., j, ...], ...] = values in place; no gradient flows through.
 
@@ -351,7 +353,7 @@ def put_along_axis(
         assign(x, lines(x.shape, rows, place), values)
 
 
-def nonzero(x: Any) -> tuple[Tensor, ...]:
+def nonzero(x: ArrayLike) -> tuple[Tensor, ...]:
     """Return the indices of the elements that are not 0: one tensor for each axis.
 
     On the GPU the host waits for their number, so no CUDA graph can capture it.
@@ -376,7 +378,7 @@ def nonzero(x: Any) -> tuple[Tensor, ...]:
     return tuple([Tensor(found) for found in x.data.nonzero()])
 
 
-def flatnonzero(x: Any) -> Tensor:
+def flatnonzero(x: ArrayLike) -> Tensor:
     """Return the indices of the elements of the flattened x that are not 0.
 
     On the GPU the host waits for their number, so no CUDA graph can capture it.
@@ -394,7 +396,7 @@ def flatnonzero(x: Any) -> Tensor:
     return Tensor(tensor_of("flatnonzero", "x", x).data.reshape(-1).nonzero()[0])
 
 
-def argwhere(x: Any) -> Tensor:
+def argwhere(x: ArrayLike) -> Tensor:
     """Return the indices of the elements that are not 0, a row for each.
 
     On the GPU the host waits for their number, so no CUDA graph can capture it.
@@ -414,7 +416,9 @@ def argwhere(x: Any) -> Tensor:
     return Tensor(namespace(x.data).argwhere(x.data))
 
 
-def count_nonzero(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+def count_nonzero(
+    x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return the number of elements that are not 0.
 
     Args:

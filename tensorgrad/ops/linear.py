@@ -31,7 +31,7 @@ from tensorgrad.core.gradient import (
 from tensorgrad.core.modes import mode
 from tensorgrad.core.operands import data_of, float_operand, operands, tensor_of
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import sum_rows_into
@@ -46,11 +46,11 @@ __all__ = ["feed_forward", "gated_linear", "linear", "linear_gelu"]
 
 
 def linear(
-    x: Any,
-    weight: Any,
-    bias: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
     *,
-    residual: Any = None,
+    residual: ArrayLike | None = None,
     dtype: DtypeLike | None = None,
     kernel: str | None = None,
 ) -> Tensor:
@@ -112,7 +112,9 @@ def _gradients(
     return dx, dweight, _bias_gradient(dy, needs[2], sums)
 
 
-def linear_gelu(x: Any, weight: Any, bias: Any = None, *, approximate: str = "tanh") -> Tensor:
+def linear_gelu(
+    x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *, approximate: str = "tanh"
+) -> Tensor:
     """Return y = gelu(x W^T + b).
 
     Args:
@@ -157,12 +159,12 @@ def _linear_gelu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def feed_forward(
-    x: Any,
-    up: Any,
-    up_bias: Any,
-    down: Any,
-    down_bias: Any,
-    residual: Any = None,
+    x: ArrayLike,
+    up: ArrayLike,
+    up_bias: ArrayLike | None,
+    down: ArrayLike,
+    down_bias: ArrayLike | None,
+    residual: ArrayLike | None = None,
     *,
     approximate: str = "tanh",
 ) -> Tensor:
@@ -231,7 +233,13 @@ def _feed_forward_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
 
 
 def gated_linear(
-    x: Any, gate: Any, up: Any, gate_bias: Any = None, up_bias: Any = None, *, dropout: float = 0.0
+    x: ArrayLike,
+    gate: ArrayLike,
+    up: ArrayLike,
+    gate_bias: ArrayLike | None = None,
+    up_bias: ArrayLike | None = None,
+    *,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Return y = dropout(swiglu(x G^T + b, x U^T + c)): a linear layer with a gate.
 
@@ -264,17 +272,16 @@ def gated_linear(
     p = probability("gated_linear", "dropout", dropout)
     matrices = {"x": x, "gate": gate, "up": up}
     biases = {"gate_bias": gate_bias, "up_bias": up_bias}
-    inputs = x, gate, gate_bias, up, up_bias = _tensors(
-        "gated_linear", matrices, biases, ("x", "gate", "gate_bias", "up", "up_bias")
-    )
-    check_shape("gated_linear", "up", up, gate.shape, " as gate has")
-    x_alone, *gate_alone, up_alone, up_bias_alone = [  # tensors of which nothing is recorded
+    inputs = _tensors("gated_linear", matrices, biases, ("x", "gate", "gate_bias", "up", "up_bias"))
+    check_shape("gated_linear", "up", inputs[3], inputs[1].shape, " as gate has")
+    alone: list[Any] = [  # tensors of which nothing is recorded
         None if tensor is None else tensor.detach() for tensor in inputs
     ]
+    x_alone, *gate_alone, up_alone, up_bias_alone = alone
     opened = linear(x_alone, *gate_alone)
     if not mode.grad_enabled:  # up times silu(gate) as the epilogue of one product
-        alone = _operands("linear", x_alone, up_alone, up_bias_alone)
-        a, w, b, _ = [data_of(tensor) for tensor in alone]
+        tensors = _operands("linear", x_alone, up_alone, up_bias_alone)
+        a, w, b, _ = [data_of(tensor) for tensor in tensors]
         few = _skinny(flat(a), w, b, gate=flat(opened.data))
         if few is not None:
             y = few.reshape(opened.shape)
@@ -283,8 +290,8 @@ def gated_linear(
     for half in both:
         half.requires_grad = True  # so that swiglu keeps what its backward needs
     y = swiglu_dropout(*both, p)
-    arrays = (x.data, gate.data, up.data)
-    kept, of_norm = operand_to_save(x)
+    arrays = [inputs[i].data for i in (0, 1, 3)]
+    kept, of_norm = operand_to_save(inputs[0])
     saved = (kept, *arrays[1:], y.node, product_kernel(*arrays), *of_norm)
     return record("gated_linear", y.data, inputs, _gated_linear_backward, saved)
 

@@ -28,7 +28,7 @@ from tensorgrad.core.gradient import Early, Gradients, Loan, Needs, Saved
 from tensorgrad.core.modes import mode
 from tensorgrad.core.operands import data_of, float_operands, integer_array
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers, rows_numpy
@@ -41,10 +41,10 @@ _ROWS = 128  # a chunk is a multiple of this
 
 
 def linear_cross_entropy(
-    x: Any,
-    weight: Any,
-    targets: Any,
-    bias: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike,
+    targets: ArrayLike,
+    bias: ArrayLike | None = None,
     *,
     ignore_index: int | None = -100,
     label_smoothing: float = 0.0,
@@ -87,7 +87,7 @@ def linear_cross_entropy(
     """
     op = "linear_cross_entropy"
     x, weight, bias = float_operands(op, ("x", "weight", "bias"), (x, weight, bias), 1)
-    x, weight, targets, classes = loss_operands(op, x, weight, targets, vocab_size)
+    x, weight, labels, classes = loss_operands(op, x, weight, targets, vocab_size)
     if bias is not None:
         backend.same_device(op, ("x", "bias"), (x.data, bias.data))
         check_shape(op, "bias", bias, weight.shape[:1], " (V of weight)")
@@ -96,13 +96,13 @@ def linear_cross_entropy(
     check_options(op, options, reduction)
     dtype = promoted(op, ("x", "weight"), arrays[:2])
     row_bytes = len(arrays[1]) * dtype.itemsize
-    chunk = rows_at_a_time(op, chunk, targets.size, row_bytes, is_numpy(targets))
-    if is_numpy(targets):
-        counted = counted_targets(op, targets, ignore_index, classes)
+    chunk = rows_at_a_time(op, chunk, labels.size, row_bytes, is_numpy(labels))
+    if is_numpy(labels):
+        counted = counted_targets(op, labels, ignore_index, classes)
         count = np.asarray(max(int(counted.sum()), 1), compute_dtype(arrays[1].dtype))
-        ids = targets.reshape(-1)
+        ids = labels.reshape(-1)
     else:
-        ids, counted, count = cross_entropy_cuda.flat_ids(targets), None, None
+        ids, counted, count = cross_entropy_cuda.flat_ids(labels), None, None
         if reduction == "mean":
             count = cross_entropy_cuda.count_targets(ids, options)
     count = count if reduction == "mean" else None
@@ -116,7 +116,7 @@ def linear_cross_entropy(
     memory = None if loan is None else loan.array
     gradients = loss_of.run(losses, wants if early else (False,) * 3, scale, memory)
     if reduction == "none":
-        loss = losses.reshape(targets.shape)
+        loss = losses.reshape(labels.shape)
     elif is_numpy(losses):
         loss = losses.sum() if count is None else losses.sum() / count
         if count is not None and not losses.size:

@@ -7,7 +7,6 @@ operands come in float32: the walk rounds them, but for leaves with a float32 gr
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -20,14 +19,14 @@ from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
 from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 
 __all__ = ["matmul"]
 
 
-def matmul(a: Any, b: Any, *, kernel: str | None = None) -> Tensor:
+def matmul(a: ArrayLike, b: ArrayLike, *, kernel: str | None = None) -> Tensor:
     """Return the matrix product over the last axis of a and the second-to-last of b.
 
     y[..., i, j] = sum_k a[..., i, k] b[..., k, j]

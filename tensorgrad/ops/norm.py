@@ -31,7 +31,7 @@ from tensorgrad.core.modes import mode
 from tensorgrad.core.nodes import assigned_since, latest_version
 from tensorgrad.core.operands import float_tensor
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import norm as norm_cuda
 from tensorgrad.kernels.reduce import PartialSum, sum_parts
 from tensorgrad.ops.elementwise.fuse import fuse
@@ -40,7 +40,13 @@ from tensorgrad.ops.shape import astype, reshape
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
 
 
-def layer_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
+def layer_norm(
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    eps: float = 1e-5,
+) -> Tensor:
     """Normalise the last axis to mean 0 and variance 1, then scale and shift.
 
     y = (x - E[x]) / sqrt(Var[x] + eps) * weight + bias
@@ -68,7 +74,7 @@ def layer_norm(x: Any, weight: Any = None, bias: Any = None, *, eps: float = 1e-
     return _run("layer_norm", x, weight, bias, eps, centre=True)
 
 
-def rms_norm(x: Any, weight: Any = None, *, eps: float | None = None) -> Tensor:
+def rms_norm(x: ArrayLike, weight: ArrayLike | None = None, *, eps: float | None = None) -> Tensor:
     """Divide the last axis by its root mean square, then scale.
 
     y = x / sqrt(E[x^2] + eps) * weight
@@ -97,7 +103,11 @@ def rms_norm(x: Any, weight: Any = None, *, eps: float | None = None) -> Tensor:
 
 
 def group_norm(
-    x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    x: ArrayLike,
+    num_groups: int,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    eps: float = 1e-5,
 ) -> Tensor:
     """Normalise groups of channels to mean 0 and variance 1, then scale and shift channels.
 
@@ -156,7 +166,12 @@ def _scaled_and_shifted(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
 
 
 def add_layer_norm(
-    x: Any, residual: Any = None, weight: Any = None, bias: Any = None, *, eps: float = 1e-5
+    x: ArrayLike,
+    residual: ArrayLike | None = None,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    *,
+    eps: float = 1e-5,
 ) -> tuple[Tensor, Tensor]:
     """Add, then normalise: the end of one residual branch and the beginning of the next.
 
@@ -188,7 +203,11 @@ def add_layer_norm(
 
 
 def add_rms_norm(
-    x: Any, residual: Any = None, weight: Any = None, *, eps: float | None = None
+    x: ArrayLike,
+    residual: ArrayLike | None = None,
+    weight: ArrayLike | None = None,
+    *,
+    eps: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Add, then divide by the root mean square, as `add_layer_norm` does with `layer_norm`.
 

@@ -43,7 +43,7 @@ from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import operands, tensor_of
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
 from tensorgrad.ops.elementwise import sqrt
 from tensorgrad.ops.elementwise import where as choose
@@ -74,12 +74,12 @@ Axes = tuple[int, ...]
 
 
 def sum(
-    x: Any,
+    x: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike | None = None,
     *,
     keepdims: bool = False,
-    where: Any = None,
+    where: ArrayLike | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the sum; 0 for no elements.
@@ -116,12 +116,12 @@ def _sum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def mean(
-    x: Any,
+    x: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike | None = None,
     *,
     keepdims: bool = False,
-    where: Any = None,
+    where: ArrayLike | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the mean, sum(x) / n; NaN for no elements.
@@ -161,13 +161,13 @@ def _mean_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def var(
-    x: Any,
+    x: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike | None = None,
     *,
     ddof: float = 0,
     keepdims: bool = False,
-    where: Any = None,
+    where: ArrayLike | None = None,
     correction: float | None = None,
     **unknown: Never,
 ) -> Tensor:
@@ -199,13 +199,13 @@ def var(
 
 
 def std(
-    x: Any,
+    x: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike | None = None,
     *,
     ddof: float = 0,
     keepdims: bool = False,
-    where: Any = None,
+    where: ArrayLike | None = None,
     correction: float | None = None,
     **unknown: Never,
 ) -> Tensor:
@@ -278,12 +278,12 @@ def _deviation_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def max(
-    x: Any,
+    x: ArrayLike,
     axis: Axis = None,
     *,
     keepdims: bool = False,
     initial: float | None = None,
-    where: Any = None,
+    where: ArrayLike | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the maximum; NaN if there is one. The gradient is split equally among equal maxima.
@@ -315,12 +315,12 @@ def max(
 
 
 def min(
-    x: Any,
+    x: ArrayLike,
     axis: Axis = None,
     *,
     keepdims: bool = False,
     initial: float | None = None,
-    where: Any = None,
+    where: ArrayLike | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the minimum; NaN if there is one. The gradient is split equally among equal minima.
@@ -372,12 +372,12 @@ def _extremum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def prod(
-    x: Any,
+    x: ArrayLike,
     axis: Axis = None,
     dtype: DtypeLike | None = None,
     *,
     keepdims: bool = False,
-    where: Any = None,
+    where: ArrayLike | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the product; 1 for no elements. The gradient is exact where factors are 0.
@@ -428,7 +428,9 @@ def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (PROD_GRADIENT(keep_axes(dy, x.shape, axes), x, product, zeros).data,)
 
 
-def argmax(x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+def argmax(
+    x: ArrayLike, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return the index of the first maximum or NaN, int64; into the flattened x without an axis.
 
     Args:
@@ -451,7 +453,9 @@ def argmax(x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown
     return _arg("argmax", "ArgMax", x, axis, keepdims)
 
 
-def argmin(x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+def argmin(
+    x: ArrayLike, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return the index of the first minimum or NaN, int64; into the flattened x without an axis.
 
     Args:
@@ -487,7 +491,12 @@ def _constant(name: str, op: str, x: Any, axis: Axis, keepdims: bool, dtype: Dty
 
 
 def any(
-    x: Any, axis: Axis = None, *, keepdims: bool = False, where: Any = None, **unknown: Never
+    x: ArrayLike,
+    axis: Axis = None,
+    *,
+    keepdims: bool = False,
+    where: ArrayLike | None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return whether any element is true (not 0); False for no elements.
 
@@ -511,7 +520,12 @@ def any(
 
 
 def all(
-    x: Any, axis: Axis = None, *, keepdims: bool = False, where: Any = None, **unknown: Never
+    x: ArrayLike,
+    axis: Axis = None,
+    *,
+    keepdims: bool = False,
+    where: ArrayLike | None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return whether all elements are true (not 0); True for no elements.
 
@@ -534,7 +548,9 @@ def all(
     return _constant("all", "All", x, axis, keepdims, bool_)
 
 
-def logsumexp(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+def logsumexp(
+    x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return log(sum(exp(x))) without overflow; -inf for no elements.
 
     The gradient is softmax(x), NaN at what makes the result infinite: an inf, or all that is -inf.
@@ -579,7 +595,7 @@ def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def norm(
-    x: Any, axis: Axis = None, *, ord: float = 2, keepdims: bool = False, **unknown: Never
+    x: ArrayLike, axis: Axis = None, *, ord: float = 2, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the norm of x as a vector; 0 for no elements. The gradient at 0 is 0.
 
@@ -629,7 +645,7 @@ def _norm_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def cumsum(
-    x: Any, axis: int | None = None, dtype: DtypeLike | None = None, **unknown: Never
+    x: ArrayLike, axis: int | None = None, dtype: DtypeLike | None = None, **unknown: Never
 ) -> Tensor:
     """Return the running sums along an axis, y[i] = x[0] + ... + x[i].
 
@@ -667,7 +683,7 @@ def _cumsum_from_end(x: Array, axis: int) -> Array:
 
 
 def cumprod(
-    x: Any, axis: int | None = None, dtype: DtypeLike | None = None, **unknown: Never
+    x: ArrayLike, axis: int | None = None, dtype: DtypeLike | None = None, **unknown: Never
 ) -> Tensor:
     """Return the running products along an axis, y[i] = x[0] * ... * x[i].
 
@@ -718,7 +734,7 @@ def _cumprod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def cumulative_sum(
-    x: Any,
+    x: ArrayLike,
     *,
     axis: int | None = None,
     dtype: DtypeLike | None = None,
@@ -751,7 +767,7 @@ def cumulative_sum(
 
 
 def cumulative_prod(
-    x: Any,
+    x: ArrayLike,
     *,
     axis: int | None = None,
     dtype: DtypeLike | None = None,

@@ -6,8 +6,6 @@ Tests: tests/ops/test_rotary.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tensorgrad.core import backend
@@ -17,7 +15,7 @@ from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import float_tensor
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import rotary as kernel
 from tensorgrad.kernels.rotary import Rotation
 
@@ -25,7 +23,12 @@ __all__ = ["rotary"]
 
 
 def rotary(
-    x: Any, cos: Any, sin: Any, *, heads: int | None = None, interleaved: bool = False
+    x: ArrayLike,
+    cos: ArrayLike,
+    sin: ArrayLike,
+    *,
+    heads: int | None = None,
+    interleaved: bool = False,
 ) -> Tensor:
     """Rotate each pair (a, b) of the last axis: (a cos - b sin, b cos + a sin).
 

@@ -26,7 +26,7 @@ from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import operands, tensor_of
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.indexing import add_rows, explained, index_array, lines, plain_key
 from tensorgrad.ops.shape import broadcast_to, moveaxis
 
@@ -36,7 +36,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-def index_put(x: Any, indices: Any, values: Any, *, accumulate: bool = False) -> Tensor:
+def index_put(
+    x: ArrayLike, indices: ArrayLike, values: ArrayLike, *, accumulate: bool = False
+) -> Tensor:
     """Return a copy of x with y[indices] = values, or y[indices] += values for each index.
 
     Args:
@@ -65,7 +67,7 @@ def index_put(x: Any, indices: Any, values: Any, *, accumulate: bool = False) ->
     return _put("index_put", x, indices, values, accumulate)
 
 
-def scatter(x: Any, axis: int, index: Any, src: Any, **unknown: Never) -> Tensor:
+def scatter(x: ArrayLike, axis: int, index: ArrayLike, src: ArrayLike, **unknown: Never) -> Tensor:
     """Return a copy of x with y[index[i][j]][j] = src[i][j] for axis 0, and so for the others.
 
     Args:
@@ -90,7 +92,9 @@ def scatter(x: Any, axis: int, index: Any, src: Any, **unknown: Never) -> Tensor
     return _scatter("scatter", x, axis, index, src, False)
 
 
-def scatter_add(x: Any, axis: int, index: Any, src: Any, **unknown: Never) -> Tensor:
+def scatter_add(
+    x: ArrayLike, axis: int, index: ArrayLike, src: ArrayLike, **unknown: Never
+) -> Tensor:
     """Return a copy of x with src added at `index`: y[index[i][j]][j] += src[i][j] for axis 0.
 
     Args:
@@ -115,7 +119,13 @@ def scatter_add(x: Any, axis: int, index: Any, src: Any, **unknown: Never) -> Te
 
 
 def index_add(
-    x: Any, axis: int, index: Any, source: Any, *, alpha: float = 1, **unknown: Never
+    x: ArrayLike,
+    axis: int,
+    index: ArrayLike,
+    source: ArrayLike,
+    *,
+    alpha: float = 1,
+    **unknown: Never,
 ) -> Tensor:
     """Return a copy of x with alpha * source[i] added to slice index[i] along an axis.
 
@@ -145,7 +155,9 @@ def index_add(
     return _put("index_add", x, _slices("index_add", x, axis, index), source, True, "source")
 
 
-def index_copy(x: Any, axis: int, index: Any, source: Any, **unknown: Never) -> Tensor:
+def index_copy(
+    x: ArrayLike, axis: int, index: ArrayLike, source: ArrayLike, **unknown: Never
+) -> Tensor:
     """Return a copy of x with slice index[i] replaced by source[i] along an axis.
 
     Args:
@@ -169,7 +181,9 @@ def index_copy(x: Any, axis: int, index: Any, source: Any, **unknown: Never) -> 
     return _put("index_copy", x, _slices("index_copy", x, axis, index), source, False, "source")
 
 
-def index_fill(x: Any, axis: int, index: Any, value: Any, **unknown: Never) -> Tensor:
+def index_fill(
+    x: ArrayLike, axis: int, index: ArrayLike, value: ArrayLike, **unknown: Never
+) -> Tensor:
     """Return a copy of x with a number in the slices `index` along an axis.
 
     Args:
@@ -197,7 +211,7 @@ def index_fill(x: Any, axis: int, index: Any, value: Any, **unknown: Never) -> T
     return _put("index_fill", x, _slices("index_fill", x, axis, index), value, False)
 
 
-def select_scatter(x: Any, src: Any, axis: int, index: int, **unknown: Never) -> Tensor:
+def select_scatter(x: ArrayLike, src: ArrayLike, axis: int, index: int, **unknown: Never) -> Tensor:
     """Return a copy of x with the slice at one index along an axis replaced by src.
 
     Args:
@@ -223,8 +237,8 @@ def select_scatter(x: Any, src: Any, axis: int, index: int, **unknown: Never) ->
 
 
 def slice_scatter(
-    x: Any,
-    src: Any,
+    x: ArrayLike,
+    src: ArrayLike,
     axis: int = 0,
     start: int | None = None,
     end: int | None = None,
@@ -260,7 +274,9 @@ def slice_scatter(
     return _put("slice_scatter", x, key, src, False, "src")
 
 
-def diagonal_scatter(x: Any, src: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+def diagonal_scatter(
+    x: ArrayLike, src: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1
+) -> Tensor:
     """Return a copy of x with a diagonal, as of `diagonal`, replaced by src.
 
     Args:

@@ -32,7 +32,7 @@ from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import constant_of, operands, tensor_of, tensors_of
 from tensorgrad.core.record import cast_of, record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.indexing import take
 
 __all__ = [
@@ -60,7 +60,9 @@ __all__ = [
 PadMode = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 
 
-def astype(x: Any, dtype: DtypeLike, *, copy: bool = True, device: str | None = None) -> Tensor:
+def astype(
+    x: ArrayLike, dtype: DtypeLike, *, copy: bool = True, device: str | None = None
+) -> Tensor:
     """Return the values as `dtype`; between float types the gradient flows back.
 
     Args:
@@ -90,7 +92,7 @@ def astype(x: Any, dtype: DtypeLike, *, copy: bool = True, device: str | None = 
     return cast_of(y, given) if is_float(target) else Tensor(y)
 
 
-def copy(x: Any) -> Tensor:
+def copy(x: ArrayLike) -> Tensor:
     """Return the values in memory of their own, C-contiguous; the gradient flows back.
 
     Args:
@@ -114,7 +116,7 @@ def _copy_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy,)
 
 
-def to(x: Any, device: str) -> Tensor:
+def to(x: ArrayLike, device: str) -> Tensor:
     """Return x on a device: x itself when it is there; the gradient flows back.
 
     Args:
@@ -142,7 +144,7 @@ def _to_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (backend.to_device(dy, *saved),)
 
 
-def reshape(x: Any, shape: int | Sequence[int], *, copy: bool | None = None) -> Tensor:
+def reshape(x: ArrayLike, shape: int | Sequence[int], *, copy: bool | None = None) -> Tensor:
     """Return the elements, in C order, in another shape; one length may be -1.
 
     Args:
@@ -183,7 +185,7 @@ def _reshape_copying(x: Tensor, shape: int | Sequence[int], copying: bool) -> Te
     return copy(y) if copying and not fresh else y
 
 
-def ravel(x: Any) -> Tensor:
+def ravel(x: ArrayLike) -> Tensor:
     """Return the elements, in C order, in one axis.
 
     Args:
@@ -204,7 +206,7 @@ def _reshape_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy.reshape(*saved),)
 
 
-def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
+def transpose(x: ArrayLike, axes: Sequence[int] | None = None) -> Tensor:
     """Return a view with the axes in another order; reversed by default.
 
     Args:
@@ -247,7 +249,7 @@ def _transpose_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy.transpose(sorted(range(dy.ndim), key=order.__getitem__)),)
 
 
-def swapaxes(x: Any, axis1: int, axis2: int) -> Tensor:
+def swapaxes(x: ArrayLike, axis1: int, axis2: int) -> Tensor:
     """Return a view with two axes exchanged.
 
     Args:
@@ -278,7 +280,7 @@ def _swapaxes_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy.swapaxes(*saved),)
 
 
-def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+def moveaxis(x: ArrayLike, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Return a view with some axes moved to other positions, the others in their old order.
 
     Args:
@@ -310,7 +312,7 @@ def moveaxis(x: Any, source: int | Sequence[int], destination: int | Sequence[in
     return record("moveaxis", x.data.transpose(order), (x,), _transpose_backward, (order,))
 
 
-def expand_dims(x: Any, axis: int | Sequence[int], **unknown: Never) -> Tensor:
+def expand_dims(x: ArrayLike, axis: int | Sequence[int], **unknown: Never) -> Tensor:
     """Return a view with axes of length 1 inserted, so that they stand at `axis` in the result.
 
     Args:
@@ -340,7 +342,7 @@ def expand_dims(x: Any, axis: int | Sequence[int], **unknown: Never) -> Tensor:
     return record("expand_dims", x.data.reshape(shape), (x,), _reshape_backward, (x.data.shape,))
 
 
-def squeeze(x: Any, axis: int | Sequence[int] | None = None, **unknown: Never) -> Tensor:
+def squeeze(x: ArrayLike, axis: int | Sequence[int] | None = None, **unknown: Never) -> Tensor:
     """Return a view without the axes of length 1, all of them or those named.
 
     Args:
@@ -371,7 +373,7 @@ def squeeze(x: Any, axis: int | Sequence[int] | None = None, **unknown: Never) -
     return record("squeeze", x.data.squeeze(axes), (x,), _reshape_backward, (shape,))
 
 
-def broadcast_to(x: Any, shape: int | Sequence[int]) -> Tensor:
+def broadcast_to(x: ArrayLike, shape: int | Sequence[int]) -> Tensor:
     """Return a read-only view of x repeated to `shape` by NumPy's broadcasting rules.
 
     Args:
@@ -489,7 +491,7 @@ def stack(tensors: Sequence[Any], axis: int = 0, **unknown: Never) -> Tensor:
 
 
 def split(
-    x: Any, indices_or_sections: int | Sequence[int], axis: int = 0, **unknown: Never
+    x: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0, **unknown: Never
 ) -> list[Tensor]:
     """Cut x along an axis.
 
@@ -535,7 +537,7 @@ def split(
     return [x[(*before, piece)] for piece in pieces]
 
 
-def repeat(x: Any, repeats: Any, axis: int | None = None, **unknown: Never) -> Tensor:
+def repeat(x: ArrayLike, repeats: Any, axis: int | None = None, **unknown: Never) -> Tensor:
     """Repeat each element (axis None: of the flattened x) or each slice along an axis.
 
     Args:
@@ -585,7 +587,7 @@ def _repeat_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (copies.sum(axis + 1, dtype=compute_dtype(dy.dtype)),)
 
 
-def tile(x: Any, reps: int | Sequence[int]) -> Tensor:
+def tile(x: ArrayLike, reps: int | Sequence[int]) -> Tensor:
     """Repeat all of x `reps` times along each axis, new axes first.
 
     Args:
@@ -621,7 +623,7 @@ def _tile_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (copies.sum(every_other, dtype=compute_dtype(dy.dtype)).reshape(own),)
 
 
-def flip(x: Any, axis: int | Sequence[int] | None = None, **unknown: Never) -> Tensor:
+def flip(x: ArrayLike, axis: int | Sequence[int] | None = None, **unknown: Never) -> Tensor:
     """Return a view with the order of elements reversed along an axis, several or all.
 
     Args:
@@ -649,7 +651,10 @@ def _slice_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def roll(
-    x: Any, shift: int | Sequence[int], axis: int | Sequence[int] | None = None, **unknown: Never
+    x: ArrayLike,
+    shift: int | Sequence[int],
+    axis: int | Sequence[int] | None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Move elements along an axis; those that leave at one end come back at the other.
 
@@ -696,7 +701,7 @@ def _roll_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def pad(
-    x: Any, pad_width: Any, mode: PadMode = "constant", *, constant_values: float = 0
+    x: ArrayLike, pad_width: Any, mode: PadMode = "constant", *, constant_values: float = 0
 ) -> Tensor:
     """Add elements before and after each axis.
 

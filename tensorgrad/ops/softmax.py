@@ -7,7 +7,7 @@ mask. Tests: tests/ops/test_softmax.py.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import float_tensor, mask_operand
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.softmax import backward as _backward_cuda
 from tensorgrad.kernels.softmax import forward as _forward_cuda
 from tensorgrad.ops.shape import astype
@@ -28,11 +28,11 @@ __all__ = ["log_softmax", "softmax"]
 
 
 def softmax(
-    x: Any,
+    x: ArrayLike,
     axis: int = -1,
     *,
     scale: float | None = None,
-    mask: Any = None,
+    mask: ArrayLike | None = None,
     causal: bool = False,
     dtype: DtypeLike | None = None,
     **unknown: Never,
@@ -84,7 +84,7 @@ def softmax(
 
 
 def log_softmax(
-    x: Any, axis: int = -1, *, dtype: DtypeLike | None = None, **unknown: Never
+    x: ArrayLike, axis: int = -1, *, dtype: DtypeLike | None = None, **unknown: Never
 ) -> Tensor:
     """Return the logarithm of `softmax`, accurate where that is close to 0.
 

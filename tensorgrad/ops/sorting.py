@@ -25,7 +25,7 @@ from tensorgrad.core.checks import (
 )
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.operands import constant_of, integer_array, operands, tensor_of
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.stacking import broadcast_shapes
 
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def sort(
-    x: Any,
+    x: ArrayLike,
     axis: int | None = -1,
     *,
     descending: bool = False,
@@ -74,7 +74,7 @@ def sort(
 
 
 def argsort(
-    x: Any,
+    x: ArrayLike,
     axis: int | None = -1,
     *,
     descending: bool = False,
@@ -106,7 +106,7 @@ def argsort(
 
 
 def topk(
-    x: Any, k: int, axis: int = -1, *, largest: bool = True, **unknown: Never
+    x: ArrayLike, k: int, axis: int = -1, *, largest: bool = True, **unknown: Never
 ) -> tuple[Tensor, Tensor]:
     """Return the k largest (or smallest) elements along an axis, the extreme first.
 
@@ -141,7 +141,10 @@ def topk(
 
 
 def searchsorted(
-    sorted_sequence: Any, values: Any, side: Literal["left", "right"] = "left", sorter: Any = None
+    sorted_sequence: ArrayLike,
+    values: ArrayLike,
+    side: Literal["left", "right"] = "left",
+    sorter: ArrayLike | None = None,
 ) -> Tensor:
     """Return for each value the index to insert it at so that the sequence stays sorted.
 
@@ -216,7 +219,7 @@ class UniqueInverse(NamedTuple):
 
 
 def unique(
-    x: Any,
+    x: ArrayLike,
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -274,7 +277,7 @@ def unique(
     return tensors if len(tensors) > 1 else tensors[0]
 
 
-def unique_all(x: Any) -> UniqueAll:
+def unique_all(x: ArrayLike) -> UniqueAll:
     """Return `unique` with indices, inverse and counts; each NaN counts for itself.
 
     Args:
@@ -294,7 +297,7 @@ def unique_all(x: Any) -> UniqueAll:
     return UniqueAll(*unique(x, True, True, True, equal_nan=False))
 
 
-def unique_counts(x: Any) -> UniqueCounts:
+def unique_counts(x: ArrayLike) -> UniqueCounts:
     """Return `unique` with counts; each NaN counts for itself.
 
     Args:
@@ -314,7 +317,7 @@ def unique_counts(x: Any) -> UniqueCounts:
     return UniqueCounts(*unique(x, return_counts=True, equal_nan=False))
 
 
-def unique_inverse(x: Any) -> UniqueInverse:
+def unique_inverse(x: ArrayLike) -> UniqueInverse:
     """Return `unique` with the inverse; each NaN counts for itself.
 
     Args:
@@ -334,7 +337,7 @@ def unique_inverse(x: Any) -> UniqueInverse:
     return UniqueInverse(*unique(x, return_inverse=True, equal_nan=False))
 
 
-def unique_values(x: Any) -> Tensor:
+def unique_values(x: ArrayLike) -> Tensor:
     """Return `unique`; each NaN counts for itself.
 
     Args:
@@ -354,7 +357,7 @@ def unique_values(x: Any) -> Tensor:
     return found
 
 
-def isin(x: Any, values: Any, *, invert: bool = False) -> Tensor:
+def isin(x: ArrayLike, values: ArrayLike, *, invert: bool = False) -> Tensor:
     """Return for each element of x whether it is among the values (or, inverted, is not).
 
     Args:
@@ -374,7 +377,7 @@ def isin(x: Any, values: Any, *, invert: bool = False) -> Tensor:
     return Tensor(namespace(a).isin(a, b, invert=invert))
 
 
-def union1d(a: Any, b: Any) -> Tensor:
+def union1d(a: ArrayLike, b: ArrayLike) -> Tensor:
     """Return the elements of a and b, each once, in order.
 
     Args:
@@ -393,7 +396,7 @@ def union1d(a: Any, b: Any) -> Tensor:
     return _of_sets("union1d", a, b)
 
 
-def intersect1d(a: Any, b: Any) -> Tensor:
+def intersect1d(a: ArrayLike, b: ArrayLike) -> Tensor:
     """Return the elements that are in a and in b, each once, in order.
 
     Args:
@@ -412,7 +415,7 @@ def intersect1d(a: Any, b: Any) -> Tensor:
     return _of_sets("intersect1d", a, b)
 
 
-def setdiff1d(a: Any, b: Any) -> Tensor:
+def setdiff1d(a: ArrayLike, b: ArrayLike) -> Tensor:
     """Return the elements of a that are not in b, each once, in order.
 
     Args:
@@ -431,7 +434,7 @@ def setdiff1d(a: Any, b: Any) -> Tensor:
     return _of_sets("setdiff1d", a, b)
 
 
-def setxor1d(a: Any, b: Any) -> Tensor:
+def setxor1d(a: ArrayLike, b: ArrayLike) -> Tensor:
     """Return the elements that are in one of a and b, each once, in order.
 
     Args:
@@ -471,7 +474,7 @@ def _pair(op: str, name: str, other: str, a: Any, b: Any) -> tuple[Array, Array]
 
 
 def isclose(
-    a: Any, b: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+    a: ArrayLike, b: ArrayLike, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> Tensor:
     """Return whether |a - b| <= atol + rtol |b|, elementwise; infinities are close to themselves.
 
@@ -502,7 +505,7 @@ def isclose(
 
 
 def allclose(
-    a: Any, b: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+    a: ArrayLike, b: ArrayLike, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> bool:
     """Return whether all elements are close; see `isclose`. The host waits for the answer.
 
@@ -524,7 +527,7 @@ def allclose(
     return bool(isclose(a, b, rtol, atol, equal_nan).data.all())
 
 
-def array_equal(a: Any, b: Any, equal_nan: bool = False) -> bool:
+def array_equal(a: ArrayLike, b: ArrayLike, equal_nan: bool = False) -> bool:
     """Return whether a and b have one shape and equal elements. The host waits for the answer.
 
     Args:
@@ -548,7 +551,7 @@ def array_equal(a: Any, b: Any, equal_nan: bool = False) -> bool:
     return bool(alike.all())
 
 
-def array_equiv(a: Any, b: Any) -> bool:
+def array_equiv(a: ArrayLike, b: ArrayLike) -> bool:
     """Return whether a and b broadcast to one shape and have equal elements there.
 
     Args:

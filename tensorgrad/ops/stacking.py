@@ -21,7 +21,7 @@ from tensorgrad.core.checks import (
 )
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.operands import operands, tensor_of, tensors_of
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.shape import (
     broadcast_to,
     concatenate,
@@ -113,7 +113,7 @@ def column_stack(tensors: Sequence[Any]) -> Tensor:
     return concatenate([reshape(p, (-1, 1)) if p.ndim < 2 else p for p in parts], 1)
 
 
-def append(x: Any, values: Any, axis: int | None = None, **unknown: Never) -> Tensor:
+def append(x: ArrayLike, values: ArrayLike, axis: int | None = None, **unknown: Never) -> Tensor:
     """Return x with values behind it along an axis; without one both are flattened.
 
     Args:
@@ -133,7 +133,9 @@ def append(x: Any, values: Any, axis: int | None = None, **unknown: Never) -> Te
     return concatenate(operands("append", ("x", "values"), (x, values)), axis)
 
 
-def array_split(x: Any, indices_or_sections: Cuts, axis: int = 0, **unknown: Never) -> list[Tensor]:
+def array_split(
+    x: ArrayLike, indices_or_sections: Cuts, axis: int = 0, **unknown: Never
+) -> list[Tensor]:
     """Cut x as `split` does, but into parts that may differ by one in length, longer ones first.
 
     Args:
@@ -164,7 +166,7 @@ def array_split(x: Any, indices_or_sections: Cuts, axis: int = 0, **unknown: Nev
     return split(x, [i * short + min(i, longer) for i in range(1, count)], axis)
 
 
-def hsplit(x: Any, indices_or_sections: Cuts) -> list[Tensor]:
+def hsplit(x: ArrayLike, indices_or_sections: Cuts) -> list[Tensor]:
     """Cut x along its second axis, a vector along its only one; see `split`.
 
     Args:
@@ -182,7 +184,7 @@ def hsplit(x: Any, indices_or_sections: Cuts) -> list[Tensor]:
     return split(x, indices_or_sections, 0 if x.ndim == 1 else 1)
 
 
-def vsplit(x: Any, indices_or_sections: Cuts) -> list[Tensor]:
+def vsplit(x: ArrayLike, indices_or_sections: Cuts) -> list[Tensor]:
     """Cut x along its first axis; see `split`.
 
     Args:
@@ -199,7 +201,7 @@ def vsplit(x: Any, indices_or_sections: Cuts) -> list[Tensor]:
     return split(x, indices_or_sections, 0)
 
 
-def dsplit(x: Any, indices_or_sections: Cuts) -> list[Tensor]:
+def dsplit(x: ArrayLike, indices_or_sections: Cuts) -> list[Tensor]:
     """Cut x along its third axis; see `split`.
 
     Args:
@@ -216,7 +218,7 @@ def dsplit(x: Any, indices_or_sections: Cuts) -> list[Tensor]:
     return split(x, indices_or_sections, 2)
 
 
-def unstack(x: Any, *, axis: int = 0, **unknown: Never) -> tuple[Tensor, ...]:
+def unstack(x: ArrayLike, *, axis: int = 0, **unknown: Never) -> tuple[Tensor, ...]:
     """Return the slices of x along an axis, which they lack.
 
     Args:
@@ -238,7 +240,7 @@ def unstack(x: Any, *, axis: int = 0, **unknown: Never) -> tuple[Tensor, ...]:
     return tuple([x[(*before, i)] for i in range(x.shape[axis])])
 
 
-def atleast_1d(x: Any) -> Tensor:
+def atleast_1d(x: ArrayLike) -> Tensor:
     """Return x, a number as (1,).
 
     Args:
@@ -255,7 +257,7 @@ def atleast_1d(x: Any) -> Tensor:
     return x if x.ndim else ravel(x)
 
 
-def atleast_2d(x: Any) -> Tensor:
+def atleast_2d(x: ArrayLike) -> Tensor:
     """Return x, a vector (N,) as (1, N), a number as (1, 1).
 
     Args:
@@ -272,7 +274,7 @@ def atleast_2d(x: Any) -> Tensor:
     return x if x.ndim > 1 else expand_dims(x, 0)
 
 
-def atleast_3d(x: Any) -> Tensor:
+def atleast_3d(x: ArrayLike) -> Tensor:
     """Return x, a matrix (M, N) as (M, N, 1), a vector (N,) as (1, N, 1).
 
     Args:
@@ -373,7 +375,7 @@ def meshgrid(
     return tuple(parts) if sparse else broadcast_arrays(*parts)
 
 
-def fliplr(x: Any) -> Tensor:
+def fliplr(x: ArrayLike) -> Tensor:
     """Return a view with the order of the second axis reversed.
 
     Args:
@@ -393,7 +395,7 @@ def fliplr(x: Any) -> Tensor:
     return flip(x, 1)
 
 
-def flipud(x: Any) -> Tensor:
+def flipud(x: ArrayLike) -> Tensor:
     """Return a view with the order of the first axis reversed.
 
     Args:
@@ -413,7 +415,7 @@ def flipud(x: Any) -> Tensor:
     return flip(x, 0)
 
 
-def rot90(x: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
+def rot90(x: ArrayLike, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
     """Return a view rotated by k quarter turns, from the first of two axes to the second.
 
     Args:
@@ -446,7 +448,7 @@ def rot90(x: Any, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
     return flip(swapaxes(x, first, second), second) if k % 4 else flip(x, ())
 
 
-def rollaxis(x: Any, axis: int, start: int = 0, **unknown: Never) -> Tensor:
+def rollaxis(x: ArrayLike, axis: int, start: int = 0, **unknown: Never) -> Tensor:
     """Return a view with an axis moved to stand before the axis `start`; x.ndim is the end.
 
     Args:
@@ -474,7 +476,7 @@ def rollaxis(x: Any, axis: int, start: int = 0, **unknown: Never) -> Tensor:
     return moveaxis(x, axis, start - (axis < start))
 
 
-def matrix_transpose(x: Any) -> Tensor:
+def matrix_transpose(x: ArrayLike) -> Tensor:
     """Return a view with the last two axes exchanged.
 
     Args:

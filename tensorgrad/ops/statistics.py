@@ -39,7 +39,7 @@ from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import array_beside, constant_of, operands, tensor_of
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops import reduce
 from tensorgrad.ops.diagonals import diagonal
 from tensorgrad.ops.elementwise import clip, equal, isnan, not_equal, where
@@ -71,8 +71,8 @@ QuantileMethod = Literal[
 
 
 def quantile(
-    x: Any,
-    q: Any,
+    x: ArrayLike,
+    q: ArrayLike,
     axis: Axis = None,
     *,
     method: QuantileMethod = "linear",
@@ -112,8 +112,8 @@ def quantile(
 
 
 def percentile(
-    x: Any,
-    q: Any,
+    x: ArrayLike,
+    q: ArrayLike,
     axis: Axis = None,
     *,
     method: QuantileMethod = "linear",
@@ -142,7 +142,7 @@ def percentile(
     return _quantile("percentile", x, q, axis, method, keepdims, skip_nan=False)
 
 
-def median(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+def median(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the element in the middle, or the mean of the two there; NaN for no elements.
 
     Args:
@@ -163,8 +163,8 @@ def median(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Neve
 
 
 def nanquantile(
-    x: Any,
-    q: Any,
+    x: ArrayLike,
+    q: ArrayLike,
     axis: Axis = None,
     *,
     method: QuantileMethod = "linear",
@@ -194,8 +194,8 @@ def nanquantile(
 
 
 def nanpercentile(
-    x: Any,
-    q: Any,
+    x: ArrayLike,
+    q: ArrayLike,
     axis: Axis = None,
     *,
     method: QuantileMethod = "linear",
@@ -224,7 +224,9 @@ def nanpercentile(
     return _quantile("nanpercentile", x, q, axis, method, keepdims, skip_nan=True)
 
 
-def nanmedian(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+def nanmedian(
+    x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return `median` of the elements that are not NaN; NaN where all are.
 
     Args:
@@ -362,7 +364,12 @@ def _weight(xp: Any, place: Array, low: Array, method: str) -> Array:
 
 
 def average(
-    x: Any, axis: Axis = None, weights: Any = None, *, keepdims: bool = False, **unknown: Never
+    x: ArrayLike,
+    axis: Axis = None,
+    weights: ArrayLike | None = None,
+    *,
+    keepdims: bool = False,
+    **unknown: Never,
 ) -> Tensor:
     """Return sum(x * weights) / sum(weights); the mean without weights.
 
@@ -412,7 +419,7 @@ def _along_axes(x: Tensor, axis: Axis, weights: Tensor) -> Tensor:
     return reshape(weights, [n if i in axes else 1 for i, n in enumerate(x.shape)])
 
 
-def ptp(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+def ptp(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the maximum minus the minimum ("peak to peak").
 
     Args:
@@ -435,7 +442,7 @@ def ptp(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) 
     return reduce.max(x, axis, keepdims=keepdims) - reduce.min(x, axis, keepdims=keepdims)
 
 
-def nansum(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+def nansum(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the sum of the elements that are not NaN; 0 where all are.
 
     Args:
@@ -455,7 +462,7 @@ def nansum(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Neve
     return reduce.sum(_filled("nansum", x, 0), axis, keepdims=keepdims)
 
 
-def nanprod(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+def nanprod(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the product of the elements that are not NaN; 1 where all are.
 
     Args:
@@ -475,7 +482,7 @@ def nanprod(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Nev
     return reduce.prod(_filled("nanprod", x, 1), axis, keepdims=keepdims)
 
 
-def nancumsum(x: Any, axis: int | None = None, **unknown: Never) -> Tensor:
+def nancumsum(x: ArrayLike, axis: int | None = None, **unknown: Never) -> Tensor:
     """Return `cumsum` with 0 in place of NaN.
 
     Args:
@@ -494,7 +501,7 @@ def nancumsum(x: Any, axis: int | None = None, **unknown: Never) -> Tensor:
     return reduce.cumsum(_filled("nancumsum", x, 0), axis)
 
 
-def nancumprod(x: Any, axis: int | None = None, **unknown: Never) -> Tensor:
+def nancumprod(x: ArrayLike, axis: int | None = None, **unknown: Never) -> Tensor:
     """Return `cumprod` with 1 in place of NaN.
 
     Args:
@@ -513,7 +520,7 @@ def nancumprod(x: Any, axis: int | None = None, **unknown: Never) -> Tensor:
     return reduce.cumprod(_filled("nancumprod", x, 1), axis)
 
 
-def nanmean(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+def nanmean(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the mean of the elements that are not NaN; NaN where all are.
 
     Args:
@@ -540,7 +547,7 @@ def nanmean(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Nev
 
 
 def nanvar(
-    x: Any, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False, **unknown: Never
+    x: ArrayLike, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the variance of the elements that are not NaN; NaN for `ddof` of them or fewer.
 
@@ -563,7 +570,7 @@ def nanvar(
 
 
 def nanstd(
-    x: Any, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False, **unknown: Never
+    x: ArrayLike, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the standard deviation of what is not NaN, the square root of `nanvar`.
 
@@ -598,7 +605,7 @@ def _nan_variance(op: str, x: Any, axis: Axis, ddof: float, keepdims: bool, powe
     return astype(variance**power if power != 1 else variance, x.dtype, copy=False)
 
 
-def nanmax(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+def nanmax(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the maximum of the elements that are not NaN; NaN where all are.
 
     Args:
@@ -621,7 +628,7 @@ def nanmax(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Neve
     return _nan_extremum("nanmax", reduce.max, x, axis, keepdims)
 
 
-def nanmin(x: Any, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+def nanmin(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
     """Return the minimum of the elements that are not NaN; NaN where all are.
 
     Args:
@@ -653,7 +660,7 @@ def _nan_extremum(op: str, function: Any, x: Any, axis: Axis, keepdims: bool) ->
 
 
 def nanargmax(
-    x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
+    x: ArrayLike, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the index of the first maximum beside NaN, int64.
 
@@ -679,7 +686,7 @@ def nanargmax(
 
 
 def nanargmin(
-    x: Any, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
+    x: ArrayLike, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the index of the first minimum beside NaN, int64.
 
@@ -727,13 +734,13 @@ def _count(x: Tensor, axis: Axis, keepdims: bool, ddof: float = 0) -> Tensor:
 
 
 def cov(
-    x: Any,
-    y: Any = None,
+    x: ArrayLike,
+    y: ArrayLike | None = None,
     rowvar: bool = True,
     bias: bool = False,
     ddof: int | None = None,
-    fweights: Any = None,
-    aweights: Any = None,
+    fweights: ArrayLike | None = None,
+    aweights: ArrayLike | None = None,
     *,
     dtype: DtypeLike | None = None,
 ) -> Tensor:
@@ -814,7 +821,7 @@ def _weights_of_cov(name: str, given: Any, x: Tensor) -> Tensor | None:
 
 
 def corrcoef(
-    x: Any, y: Any = None, rowvar: bool = True, *, dtype: DtypeLike | None = None
+    x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True, *, dtype: DtypeLike | None = None
 ) -> Tensor:
     """Return the matrix of correlation coefficients, -1 to 1: `cov` divided by the deviations.
 
@@ -855,7 +862,12 @@ def _variables(name: str, x: Tensor, rowvar: bool, dtype: Dtype) -> Tensor:
 
 
 def diff(
-    x: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None, **unknown: Never
+    x: ArrayLike,
+    n: int = 1,
+    axis: int = -1,
+    prepend: ArrayLike | None = None,
+    append: ArrayLike | None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return the differences of neighbours along an axis, n times; of bool, whether they differ.
 
@@ -901,7 +913,9 @@ def _edge(value: Tensor, x: Tensor, axis: int) -> Tensor:
     return value + astype(Tensor(namespace(x.data).zeros(shape)), x.dtype)
 
 
-def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1, **unknown: Never) -> Tensor:
+def trapezoid(
+    y: ArrayLike, x: ArrayLike | None = None, dx: float = 1.0, axis: int = -1, **unknown: Never
+) -> Tensor:
     """Return the integral of y by the trapezoidal rule.
 
     Args:
@@ -933,7 +947,7 @@ def trapezoid(y: Any, x: Any = None, dx: float = 1.0, axis: int = -1, **unknown:
     return reduce.sum(widths * (y[..., 1:] + y[..., :-1]) / 2, -1)
 
 
-def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
+def bincount(x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0) -> Tensor:
     """Return how often each of the integers 0, 1, ... occurs in x, or the sums of their weights.
 
     Args:
@@ -982,7 +996,7 @@ def _bincount_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def histogram(
-    x: Any,
+    x: ArrayLike,
     bins: int | str | Sequence[float] = 10,
     range: tuple[float, float] | None = None,
     density: bool = False,
@@ -1036,7 +1050,7 @@ def histogram(
     return Tensor(counts), Tensor(edges)
 
 
-def digitize(x: Any, bins: Any, right: bool = False) -> Tensor:
+def digitize(x: ArrayLike, bins: ArrayLike, right: bool = False) -> Tensor:
     """Return for each element the number of the bin that it lies in, int64; without a gradient.
 
     Args:

@@ -344,3 +344,11 @@ def test_positions_of_linear_algebra_are_numpys() -> None:
         if function.__module__ == tg.linalg.__name__ and numpys is not None:
             ours, theirs = positional(function), positional(numpys)
             assert ours[1:] == theirs[1 : len(ours)], name
+
+
+def test_type_checkers_know_operands() -> None:
+    with pytest.raises(DtypeError, match="sum: x is a NoneType, expected a tensor"):
+        tg.sum(None)  # type: ignore[arg-type]
+    with pytest.raises(DtypeError, match="add: b is a dict, expected a tensor"):
+        tg.add(1.0, {})  # type: ignore[arg-type]
+    assert tg.add([1, [2][0]], np.float32(1)).tolist() == [2, 3]

@@ -411,6 +411,7 @@ def test_weight_gradients_of_16_bits_are_added_to_wide_ones_unrounded(device: st
 
 
 X = np.ones((2, 3))
+NOTHING: Any = None
 
 
 @pytest.mark.parametrize("sizes", [(3, 1), (5, 31), (0, 4), (300, 64), (2100, 512), (4096, 12)])
@@ -449,7 +450,7 @@ def test_gradients_of_biases_are_added_to_what_is_there(
          r"gated_linear: dropout is 1\.0, expected 0 <= dropout < 1"),
         (lambda: tg.gated_linear(X, X, X, dropout="a"),  # type: ignore[arg-type]  # a user may
          ArgumentError, "gated_linear: dropout is 'a', expected a number"),
-        (lambda: tg.gated_linear(None, X, X), DtypeError, "gated_linear: x is a NoneType"),
+        (lambda: tg.gated_linear(NOTHING, X, X), DtypeError, "gated_linear: x is a NoneType"),
         (lambda: tg.gated_linear(X, X, np.ones((4, 3))), ShapeError,
          r"gated_linear: up has shape \(4, 3\), expected \(2, 3\) as gate has"),
         (lambda: tg.gated_linear(X, X.T, X.T), ShapeError,

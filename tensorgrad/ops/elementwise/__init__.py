@@ -24,7 +24,7 @@ from tensorgrad.core.checks import check_flag, check_integer, check_range
 from tensorgrad.core.dtypes import compute_dtype, float32, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, DtypeError
 from tensorgrad.core.operands import array_beside, constant_of, tensor_of
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.elementwise.row import Row, binary, unary
 from tensorgrad.ops.indexing import nonzero
 
@@ -298,7 +298,7 @@ POWER = Row(
 )
 
 
-def power(a: Any, b: Any) -> Tensor:
+def power(a: ArrayLike, b: ArrayLike) -> Tensor:
     """Return a to the power of b.
 
     Gradients: da = dy * b * a**(b - 1), 0 where b is 0; db = dy * y * log(a), where a <= 0 it is 0,
@@ -321,7 +321,7 @@ def power(a: Any, b: Any) -> Tensor:
     return POWER(a, b)
 
 
-def divmod(a: Any, b: Any) -> tuple[Tensor, Tensor]:
+def divmod(a: ArrayLike, b: ArrayLike) -> tuple[Tensor, Tensor]:
     """Return floor_divide(a, b) and remainder(a, b).
 
     Args:
@@ -345,7 +345,9 @@ WHERE = Row("where", "c a b", "where(c, a, b)", "", "where(c, dy, 0)", "where(c,
 def where(condition: Any) -> tuple[Tensor, ...]: ...
 @overload
 def where(condition: Any, a: Any, b: Any) -> Tensor: ...
-def where(condition: Any, a: Any = None, b: Any = None) -> Tensor | tuple[Tensor, ...]:
+def where(
+    condition: ArrayLike, a: ArrayLike | None = None, b: ArrayLike | None = None
+) -> Tensor | tuple[Tensor, ...]:
     """Return a where the condition holds, else b; of a condition alone, `nonzero(condition)`.
 
     Gradients: da = where(condition, dy, 0), db = where(condition, 0, dy)
@@ -379,7 +381,7 @@ CLIP_MIN = Row("clip", "x a", "maximum(x, a)", "where(x < a, 0, dy)", "where(x <
 CLIP_MAX = Row("clip", "x b", "minimum(x, b)", "where(x > b, 0, dy)", "where(x > b, dy, 0)")
 
 
-def clip(x: Any, min: Any = None, max: Any = None) -> Tensor:
+def clip(x: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Tensor:
     """Return x limited to [min, max]; a bound that is None does not limit.
 
     Gradients: dy flows to x within the bounds and at them, elsewhere to the bound
@@ -413,7 +415,7 @@ NAN_TO_NUM = Row(
 
 
 def nan_to_num(
-    x: Any, *, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+    x: ArrayLike, *, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
     """Return x with numbers in place of NaN and infinities; integers are returned as they are.
 
@@ -450,7 +452,7 @@ def nan_to_num(
 ROUND = Row("round", "x", "round_nearest(x)")
 
 
-def round(x: Any, decimals: int = 0) -> Tensor:
+def round(x: ArrayLike, decimals: int = 0) -> Tensor:
     """Return the nearest number with that many decimals, in the dtype of x; without a gradient.
 
     Halves go to the even neighbour.
@@ -491,7 +493,7 @@ def round(x: Any, decimals: int = 0) -> Tensor:
 NEXTAFTER = Row("nextafter", "a b", "nextafter(a, b)")
 
 
-def nextafter(a: Any, b: Any) -> Tensor:
+def nextafter(a: ArrayLike, b: ArrayLike) -> Tensor:
     """Return the float after a on the way to b; without a gradient.
 
     Args:
@@ -516,7 +518,7 @@ def nextafter(a: Any, b: Any) -> Tensor:
     return NEXTAFTER(a, b)
 
 
-def real(x: Any) -> Tensor:
+def real(x: ArrayLike) -> Tensor:
     """Return the real part: a view of complex x, a copy of real x through which gradients flow.
 
     Args:
@@ -538,7 +540,7 @@ def real(x: Any) -> Tensor:
     return Tensor(x.data.copy()) if x.dtype.kind == "b" else positive(x)
 
 
-def imag(x: Any) -> Tensor:
+def imag(x: ArrayLike) -> Tensor:
     """Return the imaginary part: a view of complex x, zeros for real x.
 
     Args:
@@ -560,7 +562,7 @@ def imag(x: Any) -> Tensor:
     return Tensor(namespace(x.data).zeros_like(x.data))
 
 
-def conj(x: Any) -> Tensor:
+def conj(x: ArrayLike) -> Tensor:
     """Return the complex conjugate; of real x a copy through which gradients flow, of bool int8.
 
     Args:
@@ -592,7 +594,7 @@ sinc = unary(
 LOGIT = Row("logit", "x", "log(x) - log1p(-x)", "dy / (x * (1 - x))")
 
 
-def logit(x: Any, *, eps: float | None = None) -> Tensor:
+def logit(x: ArrayLike, *, eps: float | None = None) -> Tensor:
     """Return log(x / (1 - x)), the inverse of `sigmoid`; infinite at 0 and 1, NaN beyond.
 
     Gradient: dx = dy / (x * (1 - x))
@@ -619,7 +621,7 @@ LERP = Row(
 )
 
 
-def lerp(a: Any, b: Any, weight: Any) -> Tensor:
+def lerp(a: ArrayLike, b: ArrayLike, weight: ArrayLike) -> Tensor:
     """Return a + weight * (b - a), elementwise: a where the weight is 0, b where it is 1.
 
     Gradients: da = dy * (1 - weight), db = dy * weight, dweight = dy * (b - a)
@@ -640,7 +642,7 @@ def lerp(a: Any, b: Any, weight: Any) -> Tensor:
 ANGLE = Row("angle", "x", "atan2(where(is_nan(x), x, 0), x)", "0 * dy")
 
 
-def angle(x: Any, deg: bool = False) -> Tensor:
+def angle(x: ArrayLike, deg: bool = False) -> Tensor:
     """Return the angle of complex numbers; of real ones pi where x < 0, else 0.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tensorgrad.core.checks import check_choice, check_number
 from tensorgrad.core.errors import ArgumentError
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.elementwise.row import Row, unary
 
@@ -39,7 +39,7 @@ SCALED_SOFTPLUS = Row(
 )
 
 
-def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+def softplus(x: ArrayLike, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """Return log(1 + exp(beta * x)) / beta.
 
     Gradient: dx = dy * sigmoid(beta * x)
@@ -70,7 +70,7 @@ def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 SILU = Row("silu", "x", "x * sigmoid(x)", "dy * silu_derivative(x)")
 
 
-def silu(x: Any) -> Tensor:
+def silu(x: ArrayLike) -> Tensor:
     """Return x * sigmoid(x).
 
     Gradient: dx = dy * sigmoid(x) * (1 + x * (1 - sigmoid(x)))
@@ -99,7 +99,7 @@ LEAKY_RELU = Row(
 )
 
 
-def leaky_relu(x: Any, negative_slope: Any = 0.01) -> Tensor:
+def leaky_relu(x: ArrayLike, negative_slope: Any = 0.01) -> Tensor:
     """Return x, or negative_slope * x where x < 0; the derivative at 0 is 1.
 
     Args:
@@ -125,7 +125,7 @@ ELU = Row(
 )
 
 
-def elu(x: Any, alpha: Any = 1.0) -> Tensor:
+def elu(x: ArrayLike, alpha: ArrayLike = 1.0) -> Tensor:
     """Return x, or alpha * (exp(x) - 1) where x < 0; the derivative at 0 is 1.
 
     Args:
@@ -153,7 +153,7 @@ GELU_ERF = Row(
 )
 
 
-def gelu(x: Any, *, approximate: str = "none") -> Tensor:
+def gelu(x: ArrayLike, *, approximate: str = "none") -> Tensor:
     """Return x times the normal distribution's probability of being below x.
 
     Args:
@@ -183,7 +183,7 @@ def _bias_gelu(x: Tensor, bias: Tensor, *, approximate: str) -> Tensor:
     return gelu(x + bias, approximate=approximate)
 
 
-def bias_gelu(x: Any, bias: Any, *, approximate: str = "tanh") -> Tensor:
+def bias_gelu(x: ArrayLike, bias: ArrayLike, *, approximate: str = "tanh") -> Tensor:
     """Return gelu(x + bias, approximate), in one kernel that does not save the sum.
 
     Args:
@@ -206,7 +206,7 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return silu(gate) * up
 
 
-def swiglu(gate: Any, up: Any) -> Tensor:
+def swiglu(gate: ArrayLike, up: ArrayLike) -> Tensor:
     """Return silu(gate) * up, in one kernel; backward needs only the two arguments.
 
     Args:

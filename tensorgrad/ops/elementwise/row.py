@@ -27,7 +27,7 @@ from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError, Tensor
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import array_beside
 from tensorgrad.core.record import record
-from tensorgrad.core.tensor import Tensor
+from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
 from tensorgrad.ops.elementwise.trace import Symbol
@@ -328,14 +328,14 @@ class _UnparsedRow(Row):
 class UnaryOp(Protocol):
     """An op of one operand."""
 
-    def __call__(self, x: Any) -> Tensor:
+    def __call__(self, x: ArrayLike) -> Tensor:
         """Return the result in the shape of x."""
 
 
 class BinaryOp(Protocol):
     """An op of two operands."""
 
-    def __call__(self, a: Any, b: Any) -> Tensor:
+    def __call__(self, a: ArrayLike, b: ArrayLike) -> Tensor:
         """Return the result in the shape that a and b broadcast to."""
 
 
