@@ -64,9 +64,9 @@ def shape_of(op: str, shape: Any, name: str = "shape") -> Shape:
         checked = tuple([operator.index(length) for length in lengths])
     except TypeError as error:
         raise ShapeError(f"{op}: {name} is {shape!r:.80}, expected integers") from error
-    if any(length < 0 for length in checked):
+    if checked and min(checked) < 0:
         raise ShapeError(f"{op}: {name} is {checked}, expected 0 or more")
-    if math.prod(checked) >= _MOST or any(length >= _MOST for length in checked):
+    if checked and (math.prod(checked) >= _MOST or max(checked) >= _MOST):
         raise ShapeError(f"{op}: {name} is {checked}, expected fewer than 2^63 elements")
     return checked
 
