@@ -244,6 +244,7 @@ def _deviation(
     if correction is not None:
         if ddof != 0:
             raise ArgumentError(f"{op}: got ddof={ddof} and correction={correction}, expected one")
+        check_number(op, "correction", correction)
         ddof = correction
     if dtype is not None:
         x = _converted(op, x, dtype)

@@ -433,12 +433,10 @@ def _constant(row: Row, place: int, operands: Sequence[Any]) -> Any:
         if isinstance(operand, np.ndarray):
             operand = np.asarray(operand)  # without its subclass, which would pass for CuPy's
         return _Constant(operand)
+    name = "condition" if row.operands[place] == "c" else row.operands[place]
     if isinstance(operand, (list, tuple)):  # conditions do not take part in promotion
-        return _Constant(
-            array_beside(row.name, row.operands[place], operand, *operands[row._leading :])
-        )
-    name = row.operands[place]
-    raise not_an_operand(row.name, "condition" if name == "c" else name, operand)
+        return _Constant(array_beside(row.name, name, operand, *operands[row._leading :]))
+    raise not_an_operand(row.name, name, operand)
 
 
 def _computable(arrays: Sequence[Any], compute: Dtype) -> list[Any]:
