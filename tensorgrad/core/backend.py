@@ -213,9 +213,9 @@ def gpu_index(device: str) -> int | None:
 
 def _number(device: str) -> int | None:
     """Return None for "cpu", N for "cuda:N", -1 for "cuda"."""
-    if isinstance(device, str) and device == "cpu":
+    if (text := device if isinstance(device, str) else "") == "cpu":
         return None
-    kind, _, number = device.partition(":") if isinstance(device, str) else ("", "", "")
+    kind, _, number = text.partition(":")
     if kind != "cuda" or (number and not number.isdigit()):
         raise DeviceError(f"device: got {device!r:.80}, expected 'cpu', 'cuda' or 'cuda:N'")
     count = gpu_count()

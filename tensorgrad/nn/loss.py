@@ -180,7 +180,7 @@ def kl_div(
     check_choice("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean"))
     losses = _divergence_of_logs(x, target) if log_target else _divergence(x, target)
     if reduction != "batchmean":
-        return reduced("kl_div", losses, reduction, (*REDUCTIONS, "batchmean"))
+        return reduced("kl_div", losses, reduction)
     if not x.ndim:
         raise ArgumentError("kl_div: reduction is 'batchmean' for x of shape (), expected an axis")
     total: Tensor = losses.sum() / x.shape[0]

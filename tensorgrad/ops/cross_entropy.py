@@ -229,13 +229,13 @@ def _of_probabilities(
     return reduced(op, -reduce_sum(targets * log_softmax(logits), -1), reduction)
 
 
-def reduced(op: str, losses: Tensor, reduction: str, known: tuple[str, ...] = REDUCTIONS) -> Tensor:
+def reduced(op: str, losses: Tensor, reduction: str) -> Tensor:
     """Return the mean or the sum of losses, or the losses themselves ("none").
 
     Raises:
         ArgumentError: another reduction.
     """
-    check_choice(op, "reduction", reduction, known)
+    check_choice(op, "reduction", reduction, REDUCTIONS)
     if reduction == "mean":
         return mean(losses)
     return reduce_sum(losses) if reduction == "sum" else losses
