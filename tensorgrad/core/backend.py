@@ -562,15 +562,15 @@ def same_device(op: str, names: Sequence[str], arrays: Sequence[Array]) -> None:
             break
     else:
         return
-    first = _place(arrays[0])
+    first = place(arrays[0])
     for name, array in zip(names[1:], arrays[1:], strict=True):
-        if _place(array) != first:
+        if place(array) != first:
             raise DeviceError(
                 f"{op}: {name} is on {device_of(array)}, expected {device_of(arrays[0])} like "
                 f"{names[0]}"
             )
 
 
-def _place(array: Array) -> int:
+def place(array: Array) -> int:
     """Return the number of the array's GPU, -1 for the CPU."""
     return -1 if type(array) is np.ndarray else int(array.device.id)

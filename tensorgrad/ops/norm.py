@@ -15,9 +15,9 @@ import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
-from tensorgrad.core.checks import check_integer, check_range, check_shape, promoted
+from tensorgrad.core.checks import promoted
 from tensorgrad.core.dtypes import compute_dtype
-from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.gradient import (
     Gradient,
     Gradients,
@@ -29,8 +29,9 @@ from tensorgrad.core.gradient import (
 )
 from tensorgrad.core.modes import mode
 from tensorgrad.core.nodes import assigned_since, latest_version
-from tensorgrad.core.operands import float_tensor
+from tensorgrad.core.operands import data_of
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Count, Float, NotNegative, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import norm as norm_cuda
 from tensorgrad.kernels.reduce import PartialSum, sum_parts
@@ -39,13 +40,15 @@ from tensorgrad.ops.shape import astype, reshape
 
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
 
+takes = Signatures(globals())
+
 
 def layer_norm(
-    x: ArrayLike,
-    weight: ArrayLike | None = None,
-    bias: ArrayLike | None = None,
+    x: Float[ArrayLike, "... C"],
+    weight: Float[ArrayLike, "C"] | None = None,
+    bias: Float[ArrayLike, "C"] | None = None,
     *,
-    eps: float = 1e-5,
+    eps: NotNegative = 1e-5,
 ) -> Tensor:
     """Normalise the last axis to mean 0 and variance 1, then scale and shift.
 
@@ -61,20 +64,26 @@ def layer_norm(
         (..., C), dtype of x.
 
     Raises:
-        ShapeError: x has no axis, or weight or bias is not (C,).
-        ArgumentError: eps is negative or not finite.
-        DtypeError: an argument is not a float.
-        DeviceError: the arguments are on different devices.
+        DtypeError: x, weight or bias does not hold floats.
+        ShapeError: x is not (..., C), weight not (C,), bias not (C,).
+        ArgumentError: eps is not a finite number from 0.
+        DeviceError: the operands are on different devices.
     Source: Ba et al. 2016, arXiv:1607.06450, eq. 4.
 
     Example:
         >>> tg.layer_norm([1.0, 3.0], bias=[0.0, 10.0], eps=0.0).tolist()
         [-1.0, 11.0]
     """
+    x, weight, bias = takes.layer_norm(x, weight, bias, eps)
     return _run("layer_norm", x, weight, bias, eps, centre=True)
 
 
-def rms_norm(x: ArrayLike, weight: ArrayLike | None = None, *, eps: float | None = None) -> Tensor:
+def rms_norm(
+    x: Float[ArrayLike, "... C"],
+    weight: Float[ArrayLike, "C"] | None = None,
+    *,
+    eps: NotNegative | None = None,
+) -> Tensor:
     """Divide the last axis by its root mean square, then scale.
 
     y = x / sqrt(E[x^2] + eps) * weight
@@ -89,25 +98,26 @@ def rms_norm(x: ArrayLike, weight: ArrayLike | None = None, *, eps: float | None
         (..., C), dtype of x.
 
     Raises:
-        ShapeError: x has no axis, or weight is not (C,).
-        ArgumentError: eps is negative or not finite.
-        DtypeError: an argument is not a float.
-        DeviceError: the arguments are on different devices.
+        DtypeError: x or weight does not hold floats.
+        ShapeError: x is not (..., C), weight not (C,).
+        ArgumentError: eps is not a finite number from 0.
+        DeviceError: the operands are on different devices.
     Source: Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4.
 
     Example:
         >>> tg.rms_norm([1.0, 7.0], weight=[5.0, 5.0], eps=0.0).tolist()
         [1.0, 7.0]
     """
+    x, weight = takes.rms_norm(x, weight, eps)
     return _run("rms_norm", x, weight, None, eps, centre=False)
 
 
 def group_norm(
-    x: ArrayLike,
-    num_groups: int,
-    weight: ArrayLike | None = None,
-    bias: ArrayLike | None = None,
-    eps: float = 1e-5,
+    x: Float[ArrayLike, "B C ..."],
+    num_groups: Count,
+    weight: Float[ArrayLike, "C"] | None = None,
+    bias: Float[ArrayLike, "C"] | None = None,
+    eps: NotNegative = 1e-5,
 ) -> Tensor:
     """Normalise groups of channels to mean 0 and variance 1, then scale and shift channels.
 
@@ -125,39 +135,31 @@ def group_norm(
         The shape and dtype of x.
 
     Raises:
-        ShapeError: x has fewer than two axes, or weight or bias is not (C,).
-        ArgumentError: num_groups does not divide C, or eps is negative or not finite.
-        DtypeError: an operand is not a float.
+        DtypeError: x, weight or bias does not hold floats.
+        ShapeError: x is not (B, C, ...), weight not (C,), bias not (C,).
+        ArgumentError: num_groups is not 1 or more.
+        ArgumentError: eps is not a finite number from 0.
         DeviceError: the operands are on different devices.
+        ArgumentError: num_groups does not divide C.
     Source: Wu & He 2018, arXiv:1803.08494, eq. 1 to 7.
 
     Example:
         >>> tg.nn.functional.group_norm([[1.0, 3.0, 10.0, 10.0]], 2, eps=1e-9).round(3).tolist()
         [[-1.0, 1.0, 0.0, 0.0]]
     """
-    op = "group_norm"
-    x = float_tensor(op, "x", x, weight, bias)
-    check_integer(op, "num_groups", num_groups, 1)
-    if x.ndim < 2:
-        raise ShapeError(f"{op}: x has shape {x.shape}, expected (B, C, ...)")
+    x, weight, bias = takes.group_norm(x, num_groups, weight, bias, eps)
     channels = x.shape[1]
     if channels % num_groups:
-        raise ArgumentError(f"{op}: num_groups is {num_groups}, expected a divisor of {channels}")
+        got = f"group_norm: num_groups is {num_groups}"
+        raise ArgumentError(f"{got}, expected a divisor of {channels}")
     size = channels // num_groups * math.prod(x.shape[2:])
     y = reshape(layer_norm(reshape(x, (x.shape[0], num_groups, size)), eps=eps), x.shape)
     if weight is None and bias is None:
         return y
-    factor = 1 if weight is None else _of_channels(op, "weight", weight, x)
-    shift = 0 if bias is None else _of_channels(op, "bias", bias, x)
+    along = (channels, *(1,) * (x.ndim - 2))
+    factor = 1 if weight is None else reshape(weight, along)
+    shift = 0 if bias is None else reshape(bias, along)
     return astype(_scaled_and_shifted(y, factor, shift), x.dtype, copy=False)
-
-
-def _of_channels(op: str, name: str, value: Any, x: Tensor) -> Tensor:
-    """Return one number for each channel, in a shape that broadcasts to x."""
-    value = float_tensor(op, name, value, x)
-    check_shape(op, name, value, x.shape[1:2], " (axis 1 of x)")
-    backend.same_device(op, ("x", name), (x.data, value.data))
-    return reshape(value, (x.shape[1], *(1,) * (x.ndim - 2)))
 
 
 @fuse
@@ -166,12 +168,12 @@ def _scaled_and_shifted(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
 
 
 def add_layer_norm(
-    x: ArrayLike,
-    residual: ArrayLike | None = None,
-    weight: ArrayLike | None = None,
-    bias: ArrayLike | None = None,
+    x: Float[ArrayLike, "*B C"],
+    residual: Float[ArrayLike, "*B C"] | None = None,
+    weight: Float[ArrayLike, "C"] | None = None,
+    bias: Float[ArrayLike, "C"] | None = None,
     *,
-    eps: float = 1e-5,
+    eps: NotNegative = 1e-5,
 ) -> tuple[Tensor, Tensor]:
     """Add, then normalise: the end of one residual branch and the beginning of the next.
 
@@ -189,25 +191,26 @@ def add_layer_norm(
         s and y, both (..., C) in the dtype that x and residual promote to.
 
     Raises:
-        ShapeError: x has no axis, residual has another shape, or weight or bias is not (C,).
-        ArgumentError: eps is negative or not finite.
-        DtypeError: an argument is not a float.
-        DeviceError: the arguments are on different devices.
+        DtypeError: x, residual, weight or bias does not hold floats.
+        ShapeError: x is not (*B, C), residual not (*B, C), weight not (C,), bias not (C,).
+        ArgumentError: eps is not a finite number from 0.
+        DeviceError: the operands are on different devices.
 
     Example:
         >>> added, normed = tg.add_layer_norm([1.0, 1.0], [0.0, 2.0], eps=0.0)
         >>> added.tolist(), normed.tolist()
         ([1.0, 3.0], [-1.0, 1.0])
     """
+    x, residual, weight, bias = takes.add_layer_norm(x, residual, weight, bias, eps)
     return _run_added("add_layer_norm", x, residual, weight, bias, eps, centre=True)
 
 
 def add_rms_norm(
-    x: ArrayLike,
-    residual: ArrayLike | None = None,
-    weight: ArrayLike | None = None,
+    x: Float[ArrayLike, "*B C"],
+    residual: Float[ArrayLike, "*B C"] | None = None,
+    weight: Float[ArrayLike, "C"] | None = None,
     *,
-    eps: float | None = None,
+    eps: NotNegative | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Add, then divide by the root mean square, as `add_layer_norm` does with `layer_norm`.
 
@@ -223,16 +226,17 @@ def add_rms_norm(
         s and y, both (..., C) in the dtype that x and residual promote to.
 
     Raises:
-        ShapeError: x has no axis, residual has another shape, or weight is not (C,).
-        ArgumentError: eps is negative or not finite.
-        DtypeError: an argument is not a float.
-        DeviceError: the arguments are on different devices.
+        DtypeError: x, residual or weight does not hold floats.
+        ShapeError: x is not (*B, C), residual not (*B, C), weight not (C,).
+        ArgumentError: eps is not a finite number from 0.
+        DeviceError: the operands are on different devices.
 
     Example:
         >>> added, normed = tg.add_rms_norm([1.0, 1.0], [0.0, 6.0], [5.0, 5.0], eps=0.0)
         >>> added.tolist(), normed.tolist()
         ([1.0, 7.0], [1.0, 7.0])
     """
+    x, residual, weight = takes.add_rms_norm(x, residual, weight, eps)
     return _run_added("add_rms_norm", x, residual, weight, None, eps, centre=False)
 
 
@@ -260,64 +264,58 @@ def _output(eps: float, centre: bool, x: Array, weight: Array | None, bias: Arra
     return forward(x, None, weight, bias, eps, centre)[0]
 
 
-def _run(op: str, x: Any, weight: Any, bias: Any, eps: float | None, centre: bool) -> Tensor:
-    (x, _, *parameters), (_, y), saved, again = _normalise(op, x, None, weight, bias, eps, centre)
-    normed = record(op, y, (x, *parameters), _backward, saved)
+def _run(
+    op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float | None, centre: bool
+) -> Tensor:
+    operands = (x.data, None, data_of(weight), data_of(bias))
+    (_, y), saved, again = _normalise(*operands, eps, centre)
+    normed = record(op, y, (x, weight, bias), _backward, saved)
     normed.recompute = again
     return normed
 
 
 def _run_added(
-    op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float | None, centre: bool
+    op: str,
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float | None,
+    centre: bool,
 ) -> tuple[Tensor, Tensor]:
-    inputs, outputs, saved, again = _normalise(op, x, residual, weight, bias, eps, centre)
-    added, normed = record(op, outputs, inputs, _backward_added, saved)
+    first, second = x.data, data_of(residual)
+    if second is not None:
+        dtype = promoted(op, ("x", "residual"), (first, second))
+        first, second = first.astype(dtype, copy=False), second.astype(dtype, copy=False)
+    operands = (first, second, data_of(weight), data_of(bias))
+    outputs, saved, again = _normalise(*operands, eps, centre)
+    added, normed = record(op, outputs, (x, residual, weight, bias), _backward_added, saved)
     normed.recompute = again
     return added, normed
 
 
 def _normalise(
-    op: str, x: Any, residual: Any, weight: Any, bias: Any, eps: float | None, centre: bool
-) -> tuple[list[Any], tuple[Array, Array], Saved, Recompute | None]:
-    """Return the operands as tensors, the sum and its normalised rows, and what backward needs.
+    x: Array,
+    residual: Array | None,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float | None,
+    centre: bool,
+) -> tuple[tuple[Array, Array], Saved, Recompute | None]:
+    """Return the sum and its normalised rows, and what backward needs.
 
     Under `mode.recompute_norms` also how to compute the normalised rows again.
     """
-    x = float_tensor(op, "x", x, residual, weight, bias)
-    if eps is not None:
-        check_range(op, "eps", eps)
-    shape = x.data.shape
-    if not shape:
-        raise ShapeError(f"{op}: x has shape (), expected (..., C)")
-    tensors: list[Tensor | None] = [x, None, None, None]
-    data: list[Array] = [x.data, None, None, None]
-    names, arrays = ["x"], [x.data]
-    for place, name, value, expected, why in (
-        (1, "residual", residual, shape, " like x"),
-        (2, "weight", weight, shape[-1:], " (last axis of x)"),
-        (3, "bias", bias, shape[-1:], " (last axis of x)"),
-    ):
-        if value is not None:
-            tensor = tensors[place] = float_tensor(op, name, value, x)
-            array = data[place] = tensor.data
-            check_shape(op, name, array, expected, why)
-            names.append(name)
-            arrays.append(array)
-    backend.same_device(op, names, arrays)
-    first, second, scale, shift = data
-    if second is not None:
-        dtype = promoted(op, ("x", "residual"), (first, second))
-        first, second = first.astype(dtype, copy=False), second.astype(dtype, copy=False)
     if eps is None:
-        eps = float(np.finfo(compute_dtype(first.dtype)).eps)
-    forward = _forward_numpy if type(first) is np.ndarray else norm_cuda.forward
-    y, total, mean, rstd = forward(first, second, scale, shift, eps, centre)
-    aligned = second is None or type(second) is np.ndarray or second.data.ptr % 16 == 0
+        eps = float(np.finfo(compute_dtype(x.dtype)).eps)
+    forward = _forward_numpy if type(x) is np.ndarray else norm_cuda.forward
+    y, total, mean, rstd = forward(x, residual, weight, bias, eps, centre)
+    aligned = residual is None or type(residual) is np.ndarray or residual.data.ptr % 16 == 0
     again = None
     if mode.recompute_norms and mode.grad_enabled and aligned:  # otherwise by another kernel
         output = partial(_output, eps, centre)
-        again = Recompute(output, (total, scale, shift), y.shape, latest_version())
-    return tensors, (total, y), (total, scale, mean, rstd), again
+        again = Recompute(output, (total, weight, bias), y.shape, latest_version())
+    return (total, y), (total, weight, mean, rstd), again
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs, dsum: Array | None = None) -> Gradients:
