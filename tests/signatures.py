@@ -10,9 +10,9 @@ import ast
 import importlib
 import inspect
 import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from tensorgrad.core.signature import Argument, Operand, Range, Signatures, declared, limits
@@ -25,7 +25,7 @@ _HOLDS = {
 _WRITTEN = [  # entries as `raises` writes them
     re.compile(rf"DtypeError: [\w, ]+ (?:{'|'.join(_HOLDS.values())})[^.;]*\."),
     re.compile(r"ShapeError: \w+ is not \([^)]*\)(?:, \w+ (?:is )?not \([^)]*\))*\."),
-    re.compile(r"ArgumentError: \w+ is not (?:\S+ or more|a finite number from \S+|\S+ <= [^,]*)\."),
+    re.compile(r"ArgumentError: \w+ is not (?:\S+ or more|a finite number from .+|\S+ <= [^,]*)\."),
     re.compile(r"DeviceError: the operands are on different devices\."),
 ]
 
@@ -66,8 +66,8 @@ def raises(function: Callable[..., Any]) -> list[str]:
         entries.append(f"DtypeError: {', or '.join(dtypes)}.")
     shaped = [a for a in operands if a.takes.axes != "..."]
     if shaped:
-        first, *others = (_shape(a) for a in shaped)
-        entries.append(f"ShapeError: {first.replace(' not ', ' is not ', 1)}{''.join(', ' + one for one in others)}.")
+        shapes = ", ".join(_shape(a) for a in shaped)
+        entries.append(f"ShapeError: {shapes.replace(' not ', ' is not ', 1)}.")
     entries += [
         f"ArgumentError: {a.name} is not {limits(a.name, a.takes)}."
         for a in arguments
@@ -109,37 +109,27 @@ def main() -> None:
 
 
 def _write(module: Any, function: Callable[..., Any], entries: list[str]) -> None:
-    from pathlib import Path
-
+    """Replace the entries of `Raises` in the docstring of a function."""
     path = Path(inspect.getsourcefile(module) or "")
     text = path.read_text()
-    tree = ast.parse(text)
-    node = next(
-        n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == function.__name__
-        and ast.get_docstring(n)
-    )
-    lines = text.splitlines(keepends=True)
-    doc = node.body[0]
-    start, end = doc.lineno - 1, doc.end_lineno
-    body = "".join(lines[start:end])
-    body = re.sub(r"\n\n?    Raises:\n(?:        .*\n)+", "\n", body)
-    block = ""
-    if entries:
-        wrapped = (
-            textwrap.fill(
-                entry, 100, initial_indent=" " * 8, subsequent_indent=" " * 12,
-                break_long_words=False, break_on_hyphens=False,
-            )
-            for entry in entries
+    nodes = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)]
+    node = next(n for n in nodes if n.name == function.__name__ and ast.get_docstring(n))
+    doc = (ast.get_source_segment(text, node) or "").split('"""')[1]
+    body = re.sub(r"\n\n?    Raises:\n(?:        .*\n)+", "\n", doc)
+    place = re.search(r"^    (Source|Example):", body, re.MULTILINE)
+    at = place.start() if place else body.rindex("\n") + 1
+    wrapped = (
+        textwrap.fill(
+            entry, 100, initial_indent=" " * 8, subsequent_indent=" " * 12,
+            break_long_words=False, break_on_hyphens=False,
         )
-        block = "    Raises:\n" + "".join(f"{one}\n" for one in wrapped)
-    place = re.search(r"\n    (Source|Example):", body)
-    at = place.start() + 1 if place else body.rindex("    \"\"\"")
-    before, after = body[:at].rstrip("\n"), body[at:]
-    gap = "" if after.lstrip().startswith("Source") or not place else "\n"
-    body = before + "\n\n" + block + gap + after if block else before + "\n\n" + after
-    path.write_text("".join([*lines[:start], body, *lines[end:]]))
+        for entry in entries
+    )  # fmt: skip
+    block = "".join(f"{entry}\n" for entry in ("    Raises:", *wrapped)) if entries else ""
+    new = f"{body[:at].rstrip()}\n\n{block}"
+    gap = "\n" if entries and place and place[1] == "Example" else ""
+    path.write_text(text.replace(doc, f"{new}{gap}{body[at:]}", 1))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

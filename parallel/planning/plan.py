@@ -69,8 +69,8 @@ def fit(
                 continue  # several blocks are in use at a time
             for micro_batches in _micros(job, mesh):
                 tried = replace(job, mesh=mesh, zero=stage, micro_batches=micro_batches)
-                ends = {0, mesh.pp - 1}  # the fullest stages
-                need = reserved + max(sum(stage_memory(tried, end).values()) for end in ends)
+                useful = memory if nearest is None else max(memory, nearest[0])
+                need = reserved + _memory(tried, useful - reserved)
                 if nearest is None or need < nearest[0]:
                     nearest = (need, tried)
                 if need > memory:
@@ -89,6 +89,16 @@ def fit(
         )
     # Among plans of about equal time prefer large micro-batches, whose products are more efficient.
     return min(found, key=lambda each: (float(f"{each.seconds:.2g}"), each.job.micro_batches))
+
+
+def _memory(job: TrainingJob, useful: float) -> float:
+    """Return the bytes that the fullest stages need, or those of the first that need too many."""
+    need = 0.0
+    for stage in dict.fromkeys((0, job.mesh.pp - 1)):
+        need = max(need, sum(stage_memory(job, stage).values()))
+        if need > useful:
+            break
+    return need
 
 
 def usual_micro_batches(batch: int, dp: int = 1, pp: int = 1) -> int:

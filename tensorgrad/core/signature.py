@@ -12,9 +12,9 @@
 with `takes = Signatures(globals())` in the module. The call raises the errors and returns the
 operands as tensors. It gets the arguments that declare something, in the order of the signature.
 
-An operand is `ArrayLike`, or says its dtypes and its axes as jaxtyping does: `Float`, `Int`, `Bool`,
-`Real` (no complex numbers) or `Inexact` (floats and complex numbers); a name for the length of an
-axis, a number, "..." for any axes, "*B" for axes with a name. A name means the same in all
+An operand is `ArrayLike`, or says its dtypes and its axes as jaxtyping does: `Float`, `Int`,
+`Bool`, `Real` (no complex numbers) or `Inexact` (floats and complex numbers); a name for the length
+of an axis, a number, "..." for any axes, "*B" for axes with a name. A name means the same in all
 operands, and the first that has it decides. Operands must be on one device. A literal takes its
 dtype with the other operands of the same kind, see `operands`.
 
@@ -38,17 +38,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Never, Union, get_arg
 import numpy as np
 
 from tensorgrad.core import backend, instrument
-from tensorgrad.core.checks import (
-    check_choice,
-    check_flag,
-    check_integer,
-    check_number,
-    unexpected,
-)
+from tensorgrad.core.checks import check_choice, check_flag, check_integer, check_number, unexpected
 from tensorgrad.core.dtypes import int64
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.operands import operands
 from tensorgrad.core.tensor import ArrayLike, Tensor
+
+__all__ = ["Bool", "Float", "Inexact", "Int", "Real"]  # for type checkers
 
 _OFTEN = 20  # calls after which compiling pays
 _MOST = 1 << 63
@@ -163,9 +159,10 @@ def _meaning(text: str, function: Callable[..., Any]) -> tuple[Any, bool]:
 def _declaration(choices: set[Any]) -> Any:
     if choices == set(get_args(ArrayLike)):
         return Operand()
-    kind = choices.pop() if len(choices) == 1 else None
+    kind: Any = choices.pop() if len(choices) == 1 else None
     if get_origin(kind) is Annotated:
-        return next((one for one in kind.__metadata__ if isinstance(one, (Operand, Range))), None)
+        (meaning,) = kind.__metadata__
+        return meaning
     if get_origin(kind) is Literal:
         return get_args(kind)
     return kind if kind in (bool, int, float, Never) else None
@@ -188,6 +185,7 @@ class Check:
         self._calls = 0
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
+        """Return the operands among the arguments as tensors, or raise the error."""
         if instrument.observer is not None:
             instrument.observer.enter(self.op)
         self._calls += 1
@@ -205,8 +203,9 @@ class Check:
             if tensor is not None:
                 self._operand(argument, tensor.data, lengths)
         pairs = zip(given, tensors, strict=True)
-        present = [(a.name, tensor.data) for (a, _), tensor in pairs if tensor is not None]
-        backend.same_device(self.op, *zip(*present, strict=True)) if len(present) > 1 else None
+        arrays = {a.name: tensor.data for (a, _), tensor in pairs if tensor is not None}
+        if len(arrays) > 1:
+            backend.same_device(self.op, list(arrays), list(arrays.values()))
         return tensors
 
     def _option(self, argument: Argument, value: Any) -> None:
@@ -229,8 +228,11 @@ class Check:
         tensors = [value for _, value in given]
         literal = {i: a for i, (a, value) in enumerate(given) if not _is_tensor(a, value)}
         for kind in {argument.takes.kind for argument in literal.values()}:
-            places = [i for i, (a, value) in enumerate(given) if a.takes.kind == kind
-                      and (value is not None or not a.optional)]
+            places = [
+                i
+                for i, (a, value) in enumerate(given)
+                if a.takes.kind == kind and (value is not None or not a.optional)
+            ]
             names = [given[i][0].name for i in places]
             made = operands(self.op, names, [tensors[i] for i in places])
             for i, tensor in zip(places, made, strict=True):
@@ -327,11 +329,15 @@ def compiled(check: Check) -> Callable[..., tuple[Tensor, ...]]:
     names = ", ".join(argument.name for argument in check.arguments)
     results = "".join(f"{argument.name}, " for argument in operands)
     name = check.op.rpartition(".")[2]
-    lines = [f"def {name}({names}):", f"    if {' and '.join(tests)}:", f"        return ({results})"]
-    scope = dict(_SCOPE, check=check)
-    exec("\n".join([*lines, f"    return check({names})"]), scope)
-    compiled: Callable[..., tuple[Tensor, ...]] = scope[name]
-    return compiled
+    source = f"""
+def {name}({names}):
+    if {" and ".join(tests)}:
+        return ({results})
+    return check({names})
+"""
+    scope: dict[str, Any] = dict(_SCOPE, check=check)
+    exec(source, scope)
+    return scope[name]  # type: ignore[no-any-return]
 
 
 def _option(name: str, takes: Any) -> str:
@@ -395,5 +401,6 @@ def _on_one_device(*tensors: Tensor | None) -> bool:
 
 
 _SCOPE = {
-    "Tensor": Tensor, "inf": math.inf, "instrument": instrument, "ndarray": np.ndarray, "on_one_device": _on_one_device,
+    "Tensor": Tensor, "inf": math.inf, "instrument": instrument, "ndarray": np.ndarray,
+    "on_one_device": _on_one_device,
 }  # fmt: skip
