@@ -1,6 +1,6 @@
 """Gradient buckets: all-reduce of gradients that overlaps with backward.
 
-A bucket is a segment of the flat gradient buffer (optim/flat.py), of consecutive parameters.
+A bucket is a slice of the flat gradient buffer (optim/flat.py), of consecutive parameters.
 Backward reaches the last parameters first, so buckets are sent from the last to the first, each as
 soon as all its gradients are complete. The order is the same on every rank, whatever the order in
 which gradients become ready.
@@ -18,7 +18,7 @@ from tensorgrad.core.modes import replaced
 from tensorgrad.core.record import on_grad_ready
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import Embedding, Module
-from tensorgrad.optim.flat import Segment
+from tensorgrad.optim.flat import Bucket
 from tensorgrad.parallel.bucket_size import default_bucket_bytes
 from tensorgrad.parallel.comm.handle import Handle
 
@@ -71,25 +71,25 @@ def leading_embeddings(model: Module, parameters: Mapping[str, Tensor]) -> list[
 
 
 class Buckets:
-    """Sends each segment once, when the gradients of all its parameters are complete.
+    """Sends each bucket once, when the gradients of all its parameters are complete.
 
     Args:
-        segments: of the flat gradients.
-        parameters: all parameters of the segments, by name.
-        send: starts sending the segment with a number.
+        buckets: of the flat gradients.
+        parameters: all parameters of the buckets, by name.
+        send: starts sending the bucket with a number.
     """
 
     def __init__(
         self,
-        segments: Sequence[Segment],
+        buckets: Sequence[Bucket],
         parameters: Mapping[str, Tensor],
         send: Callable[[int], Handle],
     ) -> None:
-        self._names = [segment.names for segment in segments]
+        self._names = [bucket.names for bucket in buckets]
         self._send = send
         self._holds = False
         self._handles: list[Handle] = []
-        self._missing: list[set[str]] = [set() for _ in segments]
+        self._missing: list[set[str]] = [set() for _ in buckets]
         self._begin()
         for missing, names in zip(self._missing, self._names, strict=True):
             for name in names:
@@ -139,7 +139,7 @@ class Buckets:
         return ready
 
     def _send_complete(self) -> None:
-        """Send the next segments whose gradients are complete."""
+        """Send the next buckets whose gradients are complete."""
         while self._next >= 0 and not self._missing[self._next]:
             self._handles.append(self._send(self._next))
             self._next -= 1

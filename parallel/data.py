@@ -138,7 +138,7 @@ class DataParallel(Strategy):
         if self._reduction == "overlap":
             buckets = self._assign_buckets(model, parameters)
             self._flat = FlatParameters(parameters.items(), groups=buckets.__getitem__)
-            self._buckets = Buckets(self._flat.segments, parameters, self._send)
+            self._buckets = Buckets(self._flat.buckets, parameters, self._send)
             self._shared = self._comm.share(self._flat.grad)
         else:
             self._flat = FlatParameters(parameters.items())
@@ -234,7 +234,7 @@ class DataParallel(Strategy):
         return assign_buckets(parameters, self._bucket_mb, leading_embeddings(model, parameters))
 
     def _send(self, number: int) -> Handle:
-        """Start to replace the gradients of a segment by their mean; the last runs alone."""
+        """Start to replace the gradients of a bucket by their mean; the last runs alone."""
         flat = self._prepared()
-        begin, _, end, _ = flat.segments[number]
+        begin, _, end, _ = flat.buckets[number]
         return self._comm.all_reduce(flat.grad[begin:end], "mean", wait=number == 0)

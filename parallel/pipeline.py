@@ -210,12 +210,12 @@ class Pipeline(NestedStrategy):
         """Add, in place, the squares of the other stages' gradients; count a tied head once."""
         if self._tied is not None and self._comm.rank > 0:
             slot = self._flat.slots[self._tied]
-            for piece in self._flat.pieces:
-                begin = max(slot.offset, piece.begin) - piece.begin
-                end = min(slot.piece.stop - piece.begin, piece.grad.size)
+            for shard in self._flat.shards:
+                begin = max(slot.offset, shard.begin) - shard.begin
+                end = min(slot.span.stop - shard.begin, shard.grad.size)
                 if begin < end:
                     with np.errstate(invalid="ignore"):  # inf - inf: this step will be skipped
-                        squares -= sum_of_squares(piece.grad[begin:end])
+                        squares -= sum_of_squares(shard.grad[begin:end])
         self._comm.all_reduce(squares)
         self._inner.reduce_norm(squares)
 

@@ -1,7 +1,7 @@
-"""Sharded flat parameters for ZeRO: each rank updates its shard of every segment.
+"""Sharded flat parameters for ZeRO: each rank updates its shard of every bucket.
 
-The layout is that of optim/flat.py. Every segment is divided into equal shards, one for each rank.
-These are the pieces that the rank's optimizer updates. What else a rank holds depends on the ZeRO
+The layout is that of optim/flat.py. Every bucket is divided into equal shards, one for each rank.
+These are the shards that the rank's optimizer updates. What else a rank holds depends on the ZeRO
 stage:
 
     stage   parameters                            gradients
@@ -9,7 +9,7 @@ stage:
     2       all                                   its shards, and slots for two units
     3       its shards, and slots for two units   its shards, and slots for two units
 
-A unit is a segment that is whole only while it is used: the parameters of one block of a model (in
+A unit is a bucket that is whole only while it is used: the parameters of one block of a model (in
 FSDP: an FSDP unit). Unit u then occupies slot u % 2. Parameters in no unit are the root, which
 stays whole in all stages.
 """
@@ -23,26 +23,26 @@ from tensorgrad.core.backend import Array
 from tensorgrad.core.dtypes import Dtype, compute_dtype
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.optim import FlatParameters
-from tensorgrad.optim.flat import ALIGNMENT, NamedParameters, Piece, zeros
+from tensorgrad.optim.flat import ALIGNMENT, FlatShard, NamedParameters, zeros
 from tensorgrad.parallel.comm.collectives import Comm
 
 SLOTS = 2
 
 
 class ShardedParameters(FlatParameters):
-    """Flat parameters of which this rank updates a shard of every segment.
+    """Flat parameters of which this rank updates a shard of every bucket.
 
     Args:
         named_parameters: as for FlatParameters.
         rank, ranks: which shard, and the number of ranks.
         stage: what is sharded: 1 optimizer state, 2 also gradients, 3 also parameters.
-        groups: the segment of each parameter. For stages 2 and 3: its unit, a number from 0, or
+        groups: the bucket of each parameter. For stages 2 and 3: its unit, a number from 0, or
             None for the root.
         comm: the ranks, for optimizers that gather or add what is sharded; None: there is none.
 
     Attributes:
-        units: for each unit its segment; empty in stage 1.
-        storage: for each segment the arrays of its whole parameters and whole gradients.
+        units: for each unit its bucket; empty in stage 1.
+        storage: for each bucket the arrays of its whole parameters and whole gradients.
         gradient_memory: the arrays in which gradients lie.
     """
 
@@ -64,13 +64,13 @@ class ShardedParameters(FlatParameters):
         super().__init__(named_parameters, multiple=ALIGNMENT * ranks, groups=groups.__getitem__)
 
     def part(self, whole: Array) -> Array:
-        """Return this rank's shard of a whole segment."""
+        """Return this rank's shard of a whole bucket."""
         size = whole.size // self.ranks
         return whole[self.rank * size : (self.rank + 1) * size]
 
     def gather(self, number: int, part: Array) -> Array:
-        """Return what ranks have of a segment as one array, 1-D, from the shard of each."""
-        whole = backend.empty((self.segments[number].size,), part.dtype, like=part)
+        """Return what ranks have of a bucket as one array, 1-D, from the shard of each."""
+        whole = backend.empty((self.buckets[number].size,), part.dtype, like=part)
         self._ranks().all_gather(part, whole)
         return whole
 
@@ -90,7 +90,7 @@ class ShardedParameters(FlatParameters):
             return
         for grad in self.grads:
             grad.fill(0)
-        for number in range(len(self.segments)):
+        for number in range(len(self.buckets)):
             if number not in self.units:
                 self.storage[number][1].fill(0)
 
@@ -99,7 +99,7 @@ class ShardedParameters(FlatParameters):
 
     def _allocate(self, like: Array) -> list[tuple[Array, Array]]:
         if self.stage > 1:
-            numbers = {self._groups[s.names[0]]: i for i, s in enumerate(self.segments)}
+            numbers = {self._groups[s.names[0]]: i for i, s in enumerate(self.buckets)}
             self.units = [numbers[unit] for unit in sorted(u for u in numbers if u is not None)]
         self._move_to_host(like)
         wide = compute_dtype(self.dtype)
@@ -110,10 +110,10 @@ class ShardedParameters(FlatParameters):
         if self.stage == 1:
             self.grad = self.gradient_memory[0]
         offset = 0
-        for segment, data, grad in zip(self.segments, data_parts, parts, strict=True):
-            begin = segment.begin + self.rank * data.size
-            decayed = min(max(segment.decayed - begin, 0), data.size)
-            self.pieces.append(Piece(begin, offset, decayed, data, grad))
+        for bucket, data, grad in zip(self.buckets, data_parts, parts, strict=True):
+            begin = bucket.begin + self.rank * data.size
+            decayed = min(max(bucket.decayed - begin, 0), data.size)
+            self.shards.append(FlatShard(begin, offset, decayed, data, grad))
             offset += data.size
         shards = [] if self.stage == 1 else self.gradient_memory[:1]  # the shards of all units
         self.grads = shards + [part for i, part in enumerate(parts) if i not in self.units]
@@ -131,35 +131,35 @@ class ShardedParameters(FlatParameters):
     def _buffers(
         self, dtype: Dtype, like: Array, sharded: bool
     ) -> tuple[list[Array], list[Array], list[Array]]:
-        """Return the whole segments, this rank's shards of them, and the memory of both."""
+        """Return the whole buckets, this rank's shards of them, and the memory of both."""
         if not sharded:
             whole = zeros(self.size, dtype, like)
-            storage = [whole[segment.begin : segment.end] for segment in self.segments]
+            storage = [whole[bucket.begin : bucket.end] for bucket in self.buckets]
             return storage, [self.part(array) for array in storage], [whole]
-        sizes = [self.segments[number].size for number in self.units]
+        sizes = [self.buckets[number].size for number in self.units]
         slots = [zeros(max(sizes[i::SLOTS]), dtype, like) for i in range(min(SLOTS, len(sizes)))]
         shards = zeros(sum(sizes) // self.ranks, dtype, like)
         memory = [shards, *slots]
         storage, parts = [], []
         offset = 0
-        for number, segment in enumerate(self.segments):
+        for number, bucket in enumerate(self.buckets):
             if number in self.units:
-                storage.append(slots[self.units.index(number) % SLOTS][: segment.size])
-                end = offset + segment.size // self.ranks
+                storage.append(slots[self.units.index(number) % SLOTS][: bucket.size])
+                end = offset + bucket.size // self.ranks
                 parts.append(shards[offset:end])
                 offset = end
             else:
-                storage.append(zeros(segment.size, dtype, like))
+                storage.append(zeros(bucket.size, dtype, like))
                 parts.append(self.part(storage[-1]))
                 memory.append(storage[-1])
         return storage, parts, memory
 
     def _moved(self, number: int) -> None:
-        """Keep this rank's shard, and free the slots for the next segment."""
+        """Keep this rank's shard, and free the slots for the next bucket."""
         if number not in self.units:
             return
         data, grad = self.storage[number]
         if self.stage == 3:
-            self.pieces[number].data[...] = self.part(data)
+            self.shards[number].data[...] = self.part(data)
             data.fill(0)
         grad.fill(0)

@@ -428,14 +428,14 @@ class _JoinedGradients:
         apart = {name: flat.slots[name].offset - place for name, place in places.items()}
         ordered = sorted(flat.slots, key=lambda name: flat.slots[name].offset)
         for distance, run in groupby(ordered, apart.get):
-            slots = [flat.slots[name].piece for name in run]
-            for piece in flat.pieces:
-                first = max(slots[0].start, piece.begin)
-                last = min(slots[-1].stop, piece.begin + int(piece.grad.size))
+            slots = [flat.slots[name].span for name in run]
+            for part in flat.shards:
+                first = max(slots[0].start, part.begin)
+                last = min(slots[-1].stop, part.begin + int(part.grad.size))
                 if distance is not None and first < last:
-                    grad = piece.grad[first - piece.begin : last - piece.begin]
+                    grad = part.grad[first - part.begin : last - part.begin]
                     self._parts.append((first - distance, grad))
-        like = flat.pieces[0].grad
+        like = flat.shards[0].grad
         self._joined: Array | None = None
         if [int(grad.size) for _, grad in self._parts] != [length]:
             self._joined = zeros(length, like.dtype, like)

@@ -97,9 +97,9 @@ class Units:
         self._gathers: dict[int, Handle] = {}  # in flight, by slot
         self._scatters: dict[int, Handle] = {}  # in flight, by unit
         self._last = self._count - 1  # the last unit whose gradients are not yet scattered
-        for unit, (module, segment) in enumerate(zip(modules, flat.units, strict=True)):
+        for unit, (module, bucket) in enumerate(zip(modules, flat.units, strict=True)):
             module.forward = self._with_hooks(unit, module)
-            for name in flat.segments[segment].names:
+            for name in flat.buckets[bucket].names:
                 on_grad_ready(parameters[name], self._guard(unit, name))
 
     def gather_all(self) -> None:
@@ -184,8 +184,8 @@ class Units:
         if self._flat.stage < 3 or not 0 <= unit < self._count or self._unit_in_slot[slot] == unit:
             return
         self._wait_for_gather(slot)  # a unit that was not run has not waited
-        segment = self._flat.units[unit]
-        part, whole = self._flat.pieces[segment].data, self._flat.storage[segment][0]
+        bucket = self._flat.units[unit]
+        part, whole = self._flat.shards[bucket].data, self._flat.storage[bucket][0]
         self._gathers[slot] = self._comm.all_gather(part, whole, wait=False)
         self._unit_in_slot[slot] = unit
 
@@ -209,7 +209,7 @@ class Units:
         if handle is None:
             return
         handle.wait()
-        segment = self._flat.units[unit]
-        whole = self._flat.storage[segment][1]
-        add_into(self._flat.pieces[segment].grad, self._flat.part(whole))
+        bucket = self._flat.units[unit]
+        whole = self._flat.storage[bucket][1]
+        add_into(self._flat.shards[bucket].grad, self._flat.part(whole))
         whole.fill(0)

@@ -1,7 +1,7 @@
 """ZeRO stages 1, 2 and 3: data parallelism that shards what ranks would hold several times.
 
 In plain data parallelism all ranks hold the same optimizer state, gradients and parameters. With
-ZeRO rank r updates the r-th shard of every segment of the flat buffers (shards.py), and keeps
+ZeRO rank r updates the r-th shard of every bucket of the flat buffers (shards.py), and keeps
 
     stage 1   only its shard of the optimizer state,
     stage 2   also only its shard of the gradients,
@@ -87,7 +87,7 @@ class Zero(DataParallel):
         )
         self._flat = flat
         if self.stage == 1:
-            self._buckets = Buckets(flat.segments, parameters, self._scatter)
+            self._buckets = Buckets(flat.buckets, parameters, self._scatter)
         else:
             self._units = Units(flat, modules, parameters, self._comm)
         state = model.state_dict().items()
@@ -121,7 +121,7 @@ class Zero(DataParallel):
             super().reduce_gradients()
             return
         self._units.end_backward()
-        for number in range(len(flat.segments)):
+        for number in range(len(flat.buckets)):
             if number not in flat.units:
                 self._scatter(number).wait()
         self._share_untouched(flat)
@@ -138,9 +138,9 @@ class Zero(DataParallel):
         """Gather updated parameters; those of blocks in stage 3 only in the next forward."""
         flat = self._prepared()
         handles = [
-            self._comm.all_gather(piece.data, whole, wait=False)
-            for number, (piece, (whole, _)) in enumerate(
-                zip(flat.pieces, flat.storage, strict=True)
+            self._comm.all_gather(shard.data, whole, wait=False)
+            for number, (shard, (whole, _)) in enumerate(
+                zip(flat.shards, flat.storage, strict=True)
             )
             if self.stage < 3 or number not in flat.units
         ]
@@ -180,7 +180,7 @@ class Zero(DataParallel):
         self._units.end_backward()
 
     def _scatter(self, number: int) -> Handle:
-        """Start reduce-scattering the gradients of a segment."""
+        """Start reduce-scattering the gradients of a bucket."""
         flat: ShardedParameters = self._prepared()
         whole = flat.storage[number][1]
         return self._comm.reduce_scatter(whole, flat.part(whole), "mean", wait=False)

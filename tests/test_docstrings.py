@@ -114,8 +114,8 @@ class _Checker(doctest.OutputChecker):
         """Whether an example printed what it should."""
         if super().check_output(want, got, optionflags):
             return True
-        floats = [[float(number) for number in _NUMBER.findall(text)] for text in (want, got)]
-        if len(floats[0]) != len(floats[1]) or not np.allclose(*floats, rtol=1e-7, atol=1e-12):
+        expected, printed = ([float(x) for x in _NUMBER.findall(text)] for text in (want, got))
+        if printed != pytest.approx(expected, rel=1e-7, abs=1e-12):
             return False
         texts = [_NUMBER.sub("0.0", text) for text in (want, got)]
         return super().check_output(texts[0], texts[1], optionflags)

@@ -13,7 +13,7 @@ from tensorgrad.core.checks import check_number, check_range
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.optim.clip import sum_of_squares
-from tensorgrad.optim.flat import Decays, FlatParameters, Owned, cut
+from tensorgrad.optim.flat import Decays, FlatParameters, ParameterShard, cut
 from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import DECAY, FACTOR, LR, STEPS, Optimizer, two_numbers
 
@@ -111,19 +111,21 @@ class Adafactor(Optimizer):
             hyper[STEPS : STEPS + 1] += hyper[FACTOR] != 0
             hyper[DECAY : DECAY + 1] = 1 - hyper[LR] * decay
         views = {kind: cut(self.state[kind], slots) for kind, slots in self.slots.items()}
-        pieces = {
-            name: (hyper, piece)
-            for hyper, _, _, segment, piece in self._segments()
-            for name in segment.names
+        shards = {
+            name: (hyper, shard)
+            for hyper, _, _, bucket, shard in self._buckets()
+            for name in bucket.names
         }
         for name in self.flat.parameters:  # in the model's order, the same on all ranks
             if math.prod(self.flat.slots[name].shape) and name not in self._idle:
-                hyper, piece = pieces[name]
-                part = self.flat.owned_part(name, piece)
+                hyper, shard = shards[name]
+                part = self.flat.parameter_shard(name, shard)
                 state = {kind: found[name] for kind, found in views.items() if name in found}
-                self._update(hyper, part, piece.grad_of(part), state)
+                self._update(hyper, part, shard.grad_of(part), state)
 
-    def _update(self, hyper: Array, part: Owned, grad: Array, state: dict[str, Array]) -> None:
+    def _update(
+        self, hyper: Array, part: ParameterShard, grad: Array, state: dict[str, Array]
+    ) -> None:
         """Update this rank's part of a parameter, which may be empty, and its whole state."""
         xp, g = backend.namespace(grad), self._scaled(hyper, grad)
         p = self.values(part)
@@ -143,7 +145,9 @@ class Adafactor(Optimizer):
         step = step / xp.maximum(rms[1] / self.d, 1.0)
         self._subtract(hyper, part, p, u * step.astype(g.dtype))
 
-    def _second_moment(self, hyper: Array, part: Owned, g: Array, state: dict[str, Array]) -> Array:
+    def _second_moment(
+        self, hyper: Array, part: ParameterShard, g: Array, state: dict[str, Array]
+    ) -> Array:
         """Update the state of a parameter; return v of this rank's part of it, 1-D."""
         shape, boxes = self.flat.slots[part.name].shape, self.flat.boxes
         whole = g

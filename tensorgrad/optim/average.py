@@ -53,8 +53,8 @@ class WeightAverage:
         self._optimizer, self._flat = optimizer, optimizer.flat
         wide = compute_dtype(self._flat.dtype)
         self._average: Array = zeros(self._flat.size, wide, self._flat.data)
-        for piece in self._flat.pieces:
-            self._average[piece.state] = optimizer.values(piece)
+        for shard in self._flat.shards:
+            self._average[shard.state] = optimizer.values(shard)
 
     def __repr__(self) -> str:
         return call_text(self, decay=self.decay, optimizer=self._optimizer)
@@ -62,8 +62,8 @@ class WeightAverage:
     def update(self) -> None:
         """Set average = decay * average + (1 - decay) * parameters; call it after each step."""
         self._average *= self.decay
-        for piece in self._flat.pieces:
-            self._average[piece.state] += (1 - self.decay) * self._optimizer.values(piece)
+        for shard in self._flat.shards:
+            self._average[shard.state] += (1 - self.decay) * self._optimizer.values(shard)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

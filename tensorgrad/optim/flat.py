@@ -6,9 +6,9 @@ Each `parameter.data` and `parameter.grad` becomes a view of its buffer:
     | tokens.weight | ...qkv.weight | ... | blocks.0.norm1.weight | ...norm1.bias | ... |
 
 An optimizer step is then one pass over contiguous memory, the global gradient norm one reduction,
-and what ranks exchange a slice. The layout may have several such segments in a row: ranks reduce
-gradients during backward, and shard parameters, segment by segment. The optimizer updates a list of
-pieces of this layout: here the segments; with sharding this rank's part of each.
+and what ranks exchange a slice. The layout may have several such buckets in a row: ranks reduce
+gradients during backward, and shard parameters, bucket by bucket. The optimizer updates a shard of
+each bucket: here the whole bucket; with sharding this rank's part of it.
 Tests: tests/optim/test_flat.py.
 """
 
@@ -40,13 +40,13 @@ class Slot(NamedTuple):
     shape: Shape
 
     @property
-    def piece(self) -> slice:
+    def span(self) -> slice:
         """The parameter's slice of a flat buffer."""
         return slice(self.offset, self.offset + math.prod(self.shape))
 
 
-class Segment(NamedTuple):
-    """The part [begin, end) of the layout; the decay rule selects [begin, decayed)."""
+class Bucket(NamedTuple):
+    """The slice [begin, end) of the layout; the decay rule selects [begin, decayed)."""
 
     begin: int
     decayed: int
@@ -59,12 +59,12 @@ class Segment(NamedTuple):
         return self.end - self.begin
 
 
-class Piece(NamedTuple):
+class FlatShard(NamedTuple):
     """A contiguous part of the layout that an optimizer updates at once.
 
     Attributes:
         begin: its first element in the layout.
-        offset: its first element in the optimizer's state buffers, which hold only the pieces.
+        offset: its first element in the optimizer's state buffers, which hold only the shards.
         decayed: the number of its first elements that the decay rule selects.
         data, grad: its parameters and gradients, 1-D.
     """
@@ -80,12 +80,12 @@ class Piece(NamedTuple):
         """Its slice of the optimizer's state buffers."""
         return slice(self.offset, self.offset + self.data.size)
 
-    def grad_of(self, part: Owned) -> Array:
+    def grad_of(self, part: ParameterShard) -> Array:
         """Return the gradients of a part of it; float32 of 16 bits."""
         return upcast(self.grad[part.state.start - self.offset : part.state.stop - self.offset])
 
 
-class Owned(NamedTuple):
+class ParameterShard(NamedTuple):
     """The contiguous part of one parameter that this rank updates.
 
     Attributes:
@@ -179,10 +179,10 @@ class FlatParameters:
             tensors, as `Module.parameters()` does, whose names are "0", "1" and so on; all of one
             float dtype and on one device.
         decay: (name, tensor) -> whether weight decay applies; these parameters come first in a
-            segment. None: optimizers decide; matrices come first.
-        multiple: the length of every segment is a multiple of this and of 64; with 64 * ranks,
+            bucket. None: optimizers decide; matrices come first.
+        multiple: the length of every bucket is a multiple of this and of 64; with 64 * ranks,
             equal shards are aligned.
-        groups: parameter name -> segment, any hashable value; default: one segment. Segments are
+        groups: parameter name -> bucket, any hashable value; default: one bucket. Buckets are
             in the order of their first parameters.
         grad_dtype: dtype of the gradients, see above; None: float32 or float64.
 
@@ -192,9 +192,9 @@ class FlatParameters:
         parameters: name -> tensor, in the order of the arguments.
         slots: name -> Slot.
         decay: the argument.
-        segments: the segments of the layout.
-        pieces: the parts that the optimizer updates.
-        grads: the arrays that contain the gradients of the pieces, each once.
+        buckets: the buckets of the layout.
+        shards: the parts that the optimizer updates.
+        grads: the arrays that contain the gradients of the shards, each once.
         memory: the arrays that contain the parameters.
         dtype, grad_dtype: of the parameters and of the gradients.
         touched_elsewhere: the parameters whose gradients come from other ranks alone.
@@ -229,17 +229,17 @@ class FlatParameters:
         self.grad_dtype = _checked_grad_dtype(grad_dtype, self.dtype)
         like = backend.empty((0,), self.dtype, next(iter(found.values())).data)
         rule, multiple = decay or decays_matrices, math.lcm(multiple, ALIGNMENT)
-        self.slots, self.segments = _lay_out(found, rule, multiple, groups or (lambda _: None))
+        self.slots, self.buckets = _lay_out(found, rule, multiple, groups or (lambda _: None))
         self.data: Array
         self.grad: Array
-        self.pieces: list[Piece] = []
+        self.shards: list[FlatShard] = []
         self.grads: list[Array] = []
         self.memory: list[Array] = []
         self._parts: list[tuple[str, Tensor, Array, Array]] = []
         buffers = self._allocate(like)
-        for number, (segment, (data, grad)) in enumerate(zip(self.segments, buffers, strict=True)):
-            for name in segment.names:
-                self._move(segment, name, found[name], data, grad)
+        for number, (bucket, (data, grad)) in enumerate(zip(self.buckets, buffers, strict=True)):
+            for name in bucket.names:
+                self._move(bucket, name, found[name], data, grad)
             self._moved(number)
         self._zeroed_in: object = None  # the capture of the last `zero_grad`
         self.touched_elsewhere: frozenset[str] = frozenset()
@@ -254,40 +254,40 @@ class FlatParameters:
     @property
     def size(self) -> int:
         """The length of the layout, gaps included."""
-        return self.segments[-1].end
+        return self.buckets[-1].end
 
     @property
     def whole(self) -> bool:
-        """Whether the pieces cover the layout: nothing is sharded."""
-        return sum(int(piece.data.size) for piece in self.pieces) == self.size
+        """Whether the shards cover the layout: nothing is sharded."""
+        return sum(int(shard.data.size) for shard in self.shards) == self.size
 
-    def owned(self) -> Iterator[Owned]:
-        """Yield the part of each parameter in each piece, in the order of the layout."""
-        for segment, piece in zip(self.segments, self.pieces, strict=True):
-            for name in segment.names:
-                part = self.owned_part(name, piece)
+    def parameter_shards(self) -> Iterator[ParameterShard]:
+        """Yield the part of each parameter in each shard, in the order of the layout."""
+        for bucket, shard in zip(self.buckets, self.shards, strict=True):
+            for name in bucket.names:
+                part = self.parameter_shard(name, shard)
                 if part.data.size:
                     yield part
 
-    def owned_part(self, name: str, piece: Piece) -> Owned:
-        """Return the part of a parameter in the piece of its segment; it may be empty."""
+    def parameter_shard(self, name: str, shard: FlatShard) -> ParameterShard:
+        """Return the part of a parameter in the shard of its bucket; it may be empty."""
         slot = self.slots[name]
-        begin = max(slot.offset, piece.begin)
-        end = max(begin, min(slot.piece.stop, piece.begin + piece.data.size))
-        place = slice(begin - piece.begin, end - piece.begin)
-        return Owned(
+        begin = max(slot.offset, shard.begin)
+        end = max(begin, min(slot.span.stop, shard.begin + shard.data.size))
+        place = slice(begin - shard.begin, end - shard.begin)
+        return ParameterShard(
             name,
             slice(begin - slot.offset, end - slot.offset),
-            slice(piece.offset + place.start, piece.offset + place.stop),
-            piece.data[place],
+            slice(shard.offset + place.start, shard.offset + place.stop),
+            shard.data[place],
         )
 
     def gather(self, number: int, part: Array) -> Array:
-        """Return what the ranks have of a segment as one array, 1-D: here `part` itself.
+        """Return what the ranks have of a bucket as one array, 1-D: here `part` itself.
 
         Args:
-            number: of the segment.
-            part: what this rank has, as long as its piece.
+            number: of the bucket.
+            part: what this rank has, as long as its shard.
         """
         return part
 
@@ -338,20 +338,20 @@ class FlatParameters:
         return frozenset(names) - frozenset(written)
 
     def _is_written(self, name: str) -> bool:
-        grad = self.grad[self.slots[name].piece]
+        grad = self.grad[self.slots[name].span]
         return not grad.size or bool(grad.any())
 
-    def runs(self, piece: Piece, without: Collection[str]) -> list[Piece]:
-        """Return the parts of a piece between some parameters."""
-        found: list[Piece] = []
-        begin, end = piece.begin, piece.begin + int(piece.data.size)
-        holes = sorted((self.slots[name].offset, self.slots[name].piece.stop) for name in without)
+    def runs(self, shard: FlatShard, without: Collection[str]) -> list[FlatShard]:
+        """Return the parts of a shard between some parameters."""
+        found: list[FlatShard] = []
+        begin, end = shard.begin, shard.begin + int(shard.data.size)
+        holes = sorted((self.slots[name].offset, self.slots[name].span.stop) for name in without)
         for start, stop in [*holes, (end, end)]:
             if begin < min(start, end):
-                place = slice(begin - piece.begin, min(start, end) - piece.begin)
-                decayed = min(max(piece.decayed - place.start, 0), place.stop - place.start)
-                data, grad = piece.data[place], piece.grad[place]
-                found.append(Piece(begin, piece.offset + place.start, decayed, data, grad))
+                place = slice(begin - shard.begin, min(start, end) - shard.begin)
+                decayed = min(max(shard.decayed - place.start, 0), place.stop - place.start)
+                data, grad = shard.data[place], shard.grad[place]
+                found.append(FlatShard(begin, shard.offset + place.start, decayed, data, grad))
             begin = max(begin, _round_up(stop, ALIGNMENT))
         return found
 
@@ -376,24 +376,22 @@ class FlatParameters:
                 )
 
     def _allocate(self, like: Array) -> list[tuple[Array, Array]]:
-        """Allocate the buffers and pieces; return data and grad of each segment."""
+        """Allocate the buffers and shards; return data and grad of each bucket."""
         self.data = zeros(self.size, self.dtype, like)
         self.grad = zeros(self.size, self.grad_dtype, like)
         self.memory, self.grads = [self.data], [self.grad]
-        for begin, decayed, end, _ in self.segments:
+        for begin, decayed, end, _ in self.buckets:
             data, grad = self.data[begin:end], self.grad[begin:end]
-            self.pieces.append(Piece(begin, begin, decayed - begin, data, grad))
-        return [(piece.data, piece.grad) for piece in self.pieces]
+            self.shards.append(FlatShard(begin, begin, decayed - begin, data, grad))
+        return [(shard.data, shard.grad) for shard in self.shards]
 
     def _moved(self, number: int) -> None:
-        """Finish a segment whose parameters have been moved; sharded parameters override this."""
+        """Finish a bucket whose parameters have been moved; sharded parameters override this."""
 
-    def _move(
-        self, segment: Segment, name: str, parameter: Tensor, data: Array, grad: Array
-    ) -> None:
-        """Make the parameter and its gradient views of its segment's buffers."""
+    def _move(self, bucket: Bucket, name: str, parameter: Tensor, data: Array, grad: Array) -> None:
+        """Make the parameter and its gradient views of its bucket's buffers."""
         slot = self.slots[name]
-        place = slice(slot.offset - segment.begin, slot.piece.stop - segment.begin)
+        place = slice(slot.offset - bucket.begin, slot.span.stop - bucket.begin)
         view, grad_view = (array[place].reshape(slot.shape) for array in (data, grad))
         view[...] = backend.asarray_like(parameter.data, view)
         if parameter.grad is not None:
@@ -404,7 +402,7 @@ class FlatParameters:
 
 def cut(buffer: Array, slots: Mapping[str, Slot]) -> dict[str, Array]:
     """Cut a flat buffer into named views."""
-    return {name: buffer[slot.piece].reshape(slot.shape) for name, slot in slots.items()}
+    return {name: buffer[slot.span].reshape(slot.shape) for name, slot in slots.items()}
 
 
 def slots_of(shapes: Mapping[str, Shape]) -> dict[str, Slot]:
@@ -413,7 +411,7 @@ def slots_of(shapes: Mapping[str, Shape]) -> dict[str, Slot]:
     end = 0
     for name, shape in shapes.items():
         slots[name] = slot = Slot(end, shape)
-        end = _round_up(slot.piece.stop, ALIGNMENT)
+        end = _round_up(slot.span.stop, ALIGNMENT)
     return slots
 
 
@@ -426,13 +424,13 @@ def zeros(length: int, dtype: Dtype, like: Array) -> Array:
 
 def _lay_out(
     found: dict[str, Tensor], decay: Decays, multiple: int, groups: Callable[[str], Hashable]
-) -> tuple[dict[str, Slot], list[Segment]]:
+) -> tuple[dict[str, Slot], list[Bucket]]:
     """Give each parameter its slot; in each group those that decay come first."""
     members: dict[Hashable, list[str]] = {}
     for name in found:
         members.setdefault(groups(name), []).append(name)
     slots: dict[str, Slot] = {}
-    segments = []
+    buckets = []
     end = 0
     for group in members.values():
         begin = end
@@ -441,12 +439,12 @@ def _lay_out(
         decayed = begin
         for name in names:
             slots[name] = slot = Slot(end, found[name].shape)
-            end = _round_up(slot.piece.stop, ALIGNMENT)
+            end = _round_up(slot.span.stop, ALIGNMENT)
             if name in decaying:
                 decayed = end
         end = begin + _round_up(end - begin, multiple)
-        segments.append(Segment(begin, decayed, end, tuple(names)))
-    return slots, segments
+        buckets.append(Bucket(begin, decayed, end, tuple(names)))
+    return slots, buckets
 
 
 def named(parameters: NamedParameters, start: int = 0) -> Iterator[tuple[str, Tensor]]:

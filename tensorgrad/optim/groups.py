@@ -47,7 +47,7 @@ class ParameterGroup(NamedTuple):
 def read_groups(
     op: str, parameters: FlatParameters | Parameters, lr: float, decay: Decays | None
 ) -> tuple[FlatParameters, list[ParameterGroup]]:
-    """Return the flat parameters, and their groups: one, or one for each segment.
+    """Return the flat parameters, and their groups: one, or one for each bucket.
 
     Args:
         op: the optimizer, for errors.
@@ -86,10 +86,10 @@ def _grouped(
 
     flat = FlatParameters(pairs, decays, groups=members.__getitem__)
     found = []
-    for segment in flat.segments:
-        group = groups[members[segment.names[0]]]
+    for bucket in flat.buckets:
+        group = groups[members[bucket.names[0]]]
         rate = group["lr"] / lr if "lr" in group else 1.0
-        found.append(ParameterGroup(segment.names, rate, group.get("weight_decay")))
+        found.append(ParameterGroup(bucket.names, rate, group.get("weight_decay")))
     return flat, found
 
 

@@ -15,7 +15,7 @@ from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops.matmul import product
 from tensorgrad.optim.adamw import AdamW
 from tensorgrad.optim.clip import sum_of_squares
-from tensorgrad.optim.flat import Decays, FlatParameters, Owned, zeros
+from tensorgrad.optim.flat import Decays, FlatParameters, ParameterShard, zeros
 from tensorgrad.optim.groups import Parameters
 from tensorgrad.optim.optimizer import FACTOR, LR
 
@@ -35,8 +35,8 @@ class Muon(AdamW):
     with `match_adamw`. The matrices are updated one after another, in float32.
 
     An update needs a whole matrix u. Where ranks shard parameters, the momentum is sharded too. A
-    step gathers u of one segment after another that has matrices (of a bucket in stage 1 of `Zero`,
-    of a block in stages 2 and 3), 4 bytes a parameter in all, into memory of the size of a segment.
+    step gathers u of one bucket after another that has matrices (in stages 2 and 3 of `Zero` a
+    bucket is a block), 4 bytes a parameter in all, into memory of the size of a bucket.
     A rank orthogonalizes the matrices that have elements in its shard: those that are cut between
     ranks are orthogonalized by each of these. So the layout is that of every other optimizer, and
     checkpoints are too. Where ranks share layers, they put u of a matrix together, and each
@@ -121,22 +121,22 @@ class Muon(AdamW):
         """
         super()._update_all()
         others = frozenset(self.flat.slots) - self._apart | self._idle
-        for hyper, _, number, segment, piece in self._segments():
-            names = [name for name in segment.names if name not in others]
+        for hyper, _, number, bucket, shard in self._buckets():
+            names = [name for name in bucket.names if name not in others]
             if self.flat.whole:  # matrix after matrix, which takes less memory
-                for part in (self.flat.owned_part(name, piece) for name in names):
-                    u = self._direction(hyper, piece.grad_of(part), self._of("m", part.state))
+                for part in (self.flat.parameter_shard(name, shard) for name in names):
+                    u = self._direction(hyper, shard.grad_of(part), self._of("m", part.state))
                     self._update(hyper, part, u)
             elif names:
-                shard = zeros(piece.grad.size, self.state["m"].dtype, piece.grad)
-                for run in self.flat.runs(piece, others):
-                    place = slice(run.begin - piece.begin, run.begin - piece.begin + run.grad.size)
-                    shard[place] = self._direction(hyper, run.grad, self._of("m", run.state))
-                whole = self.flat.gather(number, shard)
+                momentum = zeros(shard.grad.size, self.state["m"].dtype, shard.grad)
+                for run in self.flat.runs(shard, others):
+                    place = slice(run.begin - shard.begin, run.begin - shard.begin + run.grad.size)
+                    momentum[place] = self._direction(hyper, run.grad, self._of("m", run.state))
+                whole = self.flat.gather(number, momentum)
                 for name in names:
-                    place = self.flat.slots[name].piece
-                    u = whole[place.start - segment.begin : place.stop - segment.begin]
-                    self._update(hyper, self.flat.owned_part(name, piece), u)
+                    place = self.flat.slots[name].span
+                    u = whole[place.start - bucket.begin : place.stop - bucket.begin]
+                    self._update(hyper, self.flat.parameter_shard(name, shard), u)
 
     def _direction(self, hyper: Array, grad: Array, m: Array) -> Array:
         """Update the momentum, unless the step is skipped; return what is orthogonalized."""
@@ -145,7 +145,7 @@ class Muon(AdamW):
         m[...] = xp.where(hyper[FACTOR] != 0, mean, m)
         return g + (mean - g) * wide.type(self.momentum) if self.nesterov else mean
 
-    def _update(self, hyper: Array, part: Owned, u: Array) -> None:
+    def _update(self, hyper: Array, part: ParameterShard, u: Array) -> None:
         """Update this rank's part of a matrix, which may be empty; u is of the whole matrix."""
         name, boxes = part.name, self.flat.boxes
         u = boxes.join(name, u.reshape(self.flat.slots[name].shape))

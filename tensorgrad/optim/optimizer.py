@@ -29,11 +29,11 @@ from tensorgrad.kernels.optim import Update
 from tensorgrad.optim import master
 from tensorgrad.optim.clip import ReduceNorm, check_max_norm, clip_factor, total_of_squares
 from tensorgrad.optim.flat import (
+    Bucket,
     Decays,
     FlatParameters,
-    Owned,
-    Piece,
-    Segment,
+    FlatShard,
+    ParameterShard,
     Slot,
     slots_of,
     zeros,
@@ -60,7 +60,7 @@ def two_numbers(op: str, name: str, value: Any, member: str) -> tuple[Any, Any]:
     return first, second
 
 
-class HeldState(NamedTuple):
+class StateShard(NamedTuple):
     """This rank's part of the state of one parameter.
 
     Attributes:
@@ -99,7 +99,7 @@ class Optimizer:
 
     Attributes:
         flat: the parameters and their gradients.
-        state: name -> buffer, with `flat.pieces` one after the other, of parameters that lack the
+        state: name -> buffer, with `flat.shards` one after the other, of parameters that lack the
             state nothing; those in `slots` differ.
         slots: name -> (parameter -> place in the buffer), of states with shapes of their own. Ranks
             that have parts of parameters have all of such a state, the same on all of them.
@@ -142,13 +142,13 @@ class Optimizer:
             name: rule is None or bool(rule(name, parameter))
             for name, parameter in parameters.parameters.items()
         }
-        self._pieces = self._pieces_to_update()
-        like = parameters.pieces[0].data
+        self._shards = self._shards_to_update()
+        like = parameters.shards[0].data
         wide = compute_dtype(parameters.dtype)
         self.hyper: Array = zeros(_END * len(self.groups), float64, like)
         self._updates = [Update() for _ in self.groups]
         self.lr, self.weight_decay = lr, weight_decay
-        length = sum(piece.data.size for piece in parameters.pieces)
+        length = sum(shard.data.size for shard in parameters.shards)
         self._idle: frozenset[str] = frozenset()  # the parameters without a gradient in this step
         self._apart: frozenset[str] = frozenset()  # not updated element by element
         self.state: dict[str, Array] = {}
@@ -159,8 +159,8 @@ class Optimizer:
             self.state["low_bits"] = zeros(length, uint16, like)
         elif parameters.dtype != wide:
             self.state["master"] = backend.empty((length,), wide, like)
-            for piece in parameters.pieces:
-                self.state["master"][piece.state] = piece.data
+            for shard in parameters.shards:
+                self.state["master"][shard.state] = shard.data
         for name in states:
             self.state[name] = self._zeros(length)
 
@@ -278,7 +278,7 @@ class Optimizer:
         found: dict[str, Any] = self.numbers()
         for kind, buffer in self.state.items():
             for name, slot in self.entries(kind).items():
-                values = buffer[slot.piece] if kind in self.slots else self._of(kind, slot.piece)
+                values = buffer[slot.span] if kind in self.slots else self._of(kind, slot.span)
                 found[f"{kind}/{name}"] = values.reshape(slot.shape)
         return found
 
@@ -329,23 +329,25 @@ class Optimizer:
                     f"and {expected[1]}"
                 )
         self.load_numbers(state)
-        for held in self.held():
+        for held in self.state_shards():
             values = state[f"{held.kind}/{held.name}"].reshape(-1)[held.values]
             held.array[...] = backend.asarray_like(values, held.array)
 
-    def held(self) -> Iterator[HeldState]:
+    def state_shards(self) -> Iterator[StateShard]:
         """Yield what this rank has of the state of each parameter that has elements."""
         for kind, buffer in self.state.items():
             if kind in self.slots:
                 for name, slot in self.slots[kind].items():
-                    whole = slice(0, slot.piece.stop - slot.offset)
-                    yield HeldState(kind, name, slot.shape, whole, buffer[slot.piece])
+                    whole = slice(0, slot.span.stop - slot.offset)
+                    yield StateShard(kind, name, slot.shape, whole, buffer[slot.span])
                 continue
             entries = self.entries(kind)
-            for part in self.flat.owned():
+            for part in self.flat.parameter_shards():
                 if part.name in entries:
                     shape = entries[part.name].shape
-                    yield HeldState(kind, part.name, shape, part.values, self._of(kind, part.state))
+                    yield StateShard(
+                        kind, part.name, shape, part.values, self._of(kind, part.state)
+                    )
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers of the state: "step" and "lr", as in `state_dict`."""
@@ -372,24 +374,24 @@ class Optimizer:
         """Write one scalar of all groups without waiting for the device."""
         self.hyper[place::_END].fill(value)
 
-    def _parts(self) -> Iterator[tuple[Array, float, Sequence[Piece]]]:
-        """Yield the scalars, the weight decay and the pieces of each group."""
+    def _parts(self) -> Iterator[tuple[Array, float, Sequence[FlatShard]]]:
+        """Yield the scalars, the weight decay and the shards of each group."""
         for number, group in enumerate(self.groups):
-            pieces = self._pieces if len(self.groups) == 1 else self._pieces[number:][:1]
+            shards = self._shards if len(self.groups) == 1 else self._shards[number:][:1]
             decay = self.weight_decay if group.weight_decay is None else group.weight_decay
-            yield self.hyper[number * _END : (number + 1) * _END], decay, pieces
+            yield self.hyper[number * _END : (number + 1) * _END], decay, shards
 
-    def _pieces_to_update(self) -> list[Piece]:
-        """Return the pieces of the layout, of which weight decay applies to the first elements."""
-        pieces = []
-        for segment, piece in zip(self.flat.segments, self.flat.pieces, strict=True):
-            names = [n for n in segment.names if math.prod(self.flat.slots[n].shape)]
+    def _shards_to_update(self) -> list[FlatShard]:
+        """Return the shards of the layout, of which weight decay applies to the first elements."""
+        shards = []
+        for bucket, shard in zip(self.flat.buckets, self.flat.shards, strict=True):
+            names = [n for n in bucket.names if math.prod(self.flat.slots[n].shape)]
             decays = [self._decays[n] for n in names]
-            first = [self.flat.slots[n].offset < segment.decayed for n in names]
+            first = [self.flat.slots[n].offset < bucket.decayed for n in names]
             if all(decays):
-                piece = piece._replace(decayed=piece.data.size)
+                shard = shard._replace(decayed=shard.data.size)
             elif not any(decays):
-                piece = piece._replace(decayed=0)
+                shard = shard._replace(decayed=0)
             elif decays != first:
                 wrong = next(i for i in range(len(names)) if decays[i] != first[i])
                 raise ArgumentError(
@@ -397,28 +399,28 @@ class Optimizer:
                     f"{first[wrong]}, as the flat parameters are laid out; give the rule to "
                     "FlatParameters(..., decay=...)"
                 )
-            pieces.append(piece)
-        return pieces
+            shards.append(shard)
+        return shards
 
-    def _segments(self) -> Iterator[tuple[Array, float, int, Segment, Piece]]:
-        """Yield the scalars, the weight decay, the number, names and piece of each segment."""
+    def _buckets(self) -> Iterator[tuple[Array, float, int, Bucket, FlatShard]]:
+        """Yield the scalars, the weight decay, the number, names and shard of each bucket."""
         number = 0
-        for hyper, decay, pieces in self._parts():
-            for piece in pieces:
-                yield hyper, decay, number, self.flat.segments[number], piece
+        for hyper, decay, shards in self._parts():
+            for shard in shards:
+                yield hyper, decay, number, self.flat.buckets[number], shard
                 number += 1
 
     def _add_state(self, kind: str, shapes: Mapping[str, Shape]) -> None:
         """Add a state of zeros with the shapes given by the name of the parameter, if there are."""
         if shapes:
             self.slots[kind] = slots = slots_of(shapes)
-            self.state[kind] = self._zeros(max(slot.piece.stop for slot in slots.values()))
+            self.state[kind] = self._zeros(max(slot.span.stop for slot in slots.values()))
 
     def _add_partial_state(self, kind: str, without: frozenset[str]) -> None:
         """Add a state of zeros that some parameters lack, if others have it."""
         length, shifts = 0, []
-        for piece in self.flat.pieces:
-            for run in self.flat.runs(piece, without):
+        for shard in self.flat.shards:
+            for run in self.flat.runs(shard, without):
                 shifts.append((run.offset, length - run.offset))
                 length += int(run.data.size)
         if length:
@@ -426,7 +428,7 @@ class Optimizer:
             self.state[kind] = self._zeros(length)
 
     def _zeros(self, length: int) -> Array:
-        return zeros(length, compute_dtype(self.flat.dtype), self.flat.pieces[0].data)
+        return zeros(length, compute_dtype(self.flat.dtype), self.flat.shards[0].data)
 
     def _of(self, kind: str, place: slice) -> Array:
         """Return the elements of a state that a slice of a buffer of all parameters means."""
@@ -436,11 +438,11 @@ class Optimizer:
         shift = shifts[max(0, bisect_right(shifts, (place.start, sys.maxsize)) - 1)][1]
         return self.state[kind][place.start + shift : place.stop + shift]
 
-    def _states(self, piece: Piece) -> dict[str, Array]:
-        """Return the states of a piece, all of whose parameters have them."""
-        return {kind: self._of(kind, piece.state) for kind in self.state}
+    def _states(self, shard: FlatShard) -> dict[str, Array]:
+        """Return the states of a shard, all of whose parameters have them."""
+        return {kind: self._of(kind, shard.state) for kind in self.state}
 
-    def values(self, part: Owned | Piece) -> Array:
+    def values(self, part: ParameterShard | FlatShard) -> Array:
         """Return parameters in the dtype that they are updated in: of 16 bits the master weights.
 
         A float16 parameter that is not the rounded master weight was assigned to: it counts.
@@ -459,13 +461,13 @@ class Optimizer:
         wide, factor = compute_dtype(self.flat.dtype), hyper[FACTOR]  # read on the device
         return backend.namespace(grad).where(factor != 0, grad * factor.astype(wide), 0)
 
-    def _subtract(self, hyper: Array, part: Owned, values: Array, change: Array) -> None:
+    def _subtract(self, hyper: Array, part: ParameterShard, values: Array, change: Array) -> None:
         """Subtract a change from the values of a part, which decay first, in a step that counts."""
         if self._decays[part.name]:
             values = values * hyper[DECAY].astype(change.dtype)
         self._assign(part, values - change, hyper[FACTOR] != 0)
 
-    def _assign(self, part: Owned, values: Array, taken: Any) -> None:
+    def _assign(self, part: ParameterShard, values: Array, taken: Any) -> None:
         """Write parameters and their master weights, unless `taken`, on the device, is false."""
         if "low_bits" in self.state:
             data, kept = master.halves(values)
@@ -482,36 +484,36 @@ class Optimizer:
         if backend.is_numpy(self.hyper):
             self._step_numpy()
             return
-        for update, (hyper, decay, pieces) in zip(self._updates, self._parts(), strict=True):
-            active = self._active(pieces)
+        for update, (hyper, decay, shards) in zip(self._updates, self._parts(), strict=True):
+            active = self._active(shards)
             update(active, self.state, self._states, hyper, *self._kernels(decay))
 
-    def _active(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
-        """Return the parts of pieces that this step updates element by element."""
+    def _active(self, shards: Sequence[FlatShard]) -> Sequence[FlatShard]:
+        """Return the parts of shards that this step updates element by element."""
         without = self._idle | self._apart
         if not without:
-            return pieces
-        return [run for piece in pieces for run in self.flat.runs(piece, without)]
+            return shards
+        return [run for shard in shards for run in self.flat.runs(shard, without)]
 
     @np.errstate(all="ignore")  # inf and NaN reach the parameters, as on the GPU
     def _step_numpy(self) -> None:
         if self.hyper[FACTOR] == 0:
             return
         workspaces = self._workspaces()  # before anything changes: the allocation may fail
-        for hyper, decay, pieces in self._parts():
+        for hyper, decay, shards in self._parts():
             hyper[STEPS] += 1
             self._prepare_numpy(hyper, decay)
-            for piece in self._active(pieces):
+            for shard in self._active(shards):
                 for begin, end, decays in (
-                    (0, piece.decayed, decay),
-                    (piece.decayed, piece.data.size, 0.0),
+                    (0, shard.decayed, decay),
+                    (shard.decayed, shard.data.size, 0.0),
                 ):
-                    update = partial(self._update_block, workspaces, piece, begin, hyper, decays)
+                    update = partial(self._update_block, workspaces, shard, begin, hyper, decays)
                     backend.parallel_blocks(update, end - begin, backend.BLOCK)
 
     def _workspaces(self) -> list[Array]:
         """Return arrays of the length of a block for each thread: 2, or 3 with joined halves."""
-        longest = max(piece.data.size for piece in self.flat.pieces)
+        longest = max(shard.data.size for shard in self.flat.shards)
         blocks = -(-longest // backend.BLOCK)
         shape = 3 if "low_bits" in self.state else 2, min(longest, backend.BLOCK)
         wide = compute_dtype(self.flat.dtype)
@@ -520,18 +522,18 @@ class Optimizer:
     def _update_block(
         self,
         workspaces: list[Array],
-        piece: Piece,
+        shard: FlatShard,
         begin: int,
         hyper: Array,
         decay: float,
         block: slice,
     ) -> None:
-        """Update a block, counted from `begin` of a piece, with weight decay `decay`."""
+        """Update a block, counted from `begin` of a shard, with weight decay `decay`."""
         part = slice(begin + block.start, begin + block.stop)
         workspace = workspaces.pop()
         t, u, *others = workspace[:, : block.stop - block.start]
-        states = {name: array[part] for name, array in self._states(piece).items()}
-        data, g, factor = piece.data[part], piece.grad[part], float(hyper[FACTOR])
+        states = {name: array[part] for name, array in self._states(shard).items()}
+        data, g, factor = shard.data[part], shard.grad[part], float(hyper[FACTOR])
         p, low = states.pop("master", data), states.pop("low_bits", None)
         mask = u.view(bool)[: data.size]
         if low is not None:

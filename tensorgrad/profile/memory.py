@@ -205,7 +205,7 @@ class MemoryTracker:
     def start(self, model: Any, optimizer: Any) -> None:
         """Begin, with the arrays of a model and an optimizer, or None."""
         if optimizer is not None:
-            for piece in optimizer.flat.pieces:
+            for piece in optimizer.flat.shards:
                 self._follow(piece.data, "parameters", _NOWHERE, _BEFORE)
                 self._follow(piece.grad, "gradients", _NOWHERE, _BEFORE)
             for array in (*optimizer.state.values(), optimizer.hyper):

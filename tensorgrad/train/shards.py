@@ -166,10 +166,10 @@ def pieces_of(
         return replace(box, name=f"{kind}/{box.name}")
 
     held = []
-    for name, values, _, data in optimizer.flat.owned():
+    for name, values, _, data in optimizer.flat.parameter_shards():
         span, shape = (values.start, values.stop), optimizer.flat.slots[name].shape
         held.append((ArrayPiece(named("model", name, shape), *span), data))
-    for kind, name, shape, values, array in optimizer.held():
+    for kind, name, shape, values, array in optimizer.state_shards():
         placement = named(f"optimizer/{kind}", name, shape)
         if kind in optimizer.slots:  # whole on each rank
             placement = Placement(placement.name, shape)

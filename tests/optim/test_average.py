@@ -64,7 +64,7 @@ def test_the_average_is_saved_and_loaded() -> None:
     first._average += 1
     second.load_state_dict({name: Tensor(view) for name, view in first.state_dict().items()})
     assert toy.same_bits(list(second.state_dict().values()), list(first.state_dict().values()))
-    (piece,) = optimizer.flat.pieces
-    optimizer.flat.pieces = [piece._replace(data=piece.data[:64])]
+    (piece,) = optimizer.flat.shards
+    optimizer.flat.shards = [piece._replace(data=piece.data[:64])]
     with pytest.raises(ArgumentError, match="the parameters are sharded, expected whole ones"):
         WeightAverage(optimizer)

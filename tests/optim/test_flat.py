@@ -13,7 +13,7 @@ from tensorgrad import Tensor, dtypes
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError
 from tensorgrad.optim import SGD, AdamW, FlatParameters, decays_matrices, in_blocks
-from tensorgrad.optim.flat import ALIGNMENT, Boxes, Piece, Slot, slots_of
+from tensorgrad.optim.flat import ALIGNMENT, Boxes, FlatShard, Slot, slots_of
 from tests.optim import toy
 
 
@@ -40,20 +40,20 @@ def test_the_layout_is_aligned_and_grouped_by_decay() -> None:
     assert flat.size % ALIGNMENT == 0
     assert flat.size % 96 == 0
     assert flat.size == flat.data.size == flat.grad.size
-    (segment,) = flat.segments
-    assert (segment.begin, segment.end) == (0, flat.size)
+    (bucket,) = flat.buckets
+    assert (bucket.begin, bucket.end) == (0, flat.size)
     taken = np.zeros(flat.size, int)
     for name, slot in flat.slots.items():
         assert slot.offset % ALIGNMENT == 0
         assert slot.shape == toy.SHAPES[name]
-        taken[slot.piece] += 1
+        taken[slot.span] += 1
         decays = len(slot.shape) >= 2
-        assert (slot.piece.stop <= segment.decayed) if decays else (slot.offset >= segment.decayed)
+        assert (slot.span.stop <= bucket.decayed) if decays else (slot.offset >= bucket.decayed)
     assert taken.max() == 1
     assert not flat.data[taken == 0].any(), "the gaps hold something"
     assert list(flat.slots)[:2] == ["wte", "h.0.weight"]
     cut = flat.views(np.arange(flat.size))
-    assert cut["h.0.bias"].tolist() == list(range(flat.size))[flat.slots["h.0.bias"].piece]
+    assert cut["h.0.bias"].tolist() == list(range(flat.size))[flat.slots["h.0.bias"].span]
 
 
 def test_segments_by_group_lie_one_after_the_other() -> None:
@@ -61,27 +61,27 @@ def test_segments_by_group_lie_one_after_the_other() -> None:
     flat = FlatParameters(
         toy.parameters().items(), multiple=96, groups=lambda name: groups.get(name, "block")
     )
-    assert [segment.names for segment in flat.segments] == [
+    assert [bucket.names for bucket in flat.buckets] == [
         ("wte", "scale", "norm"),
         ("h.0.weight", "h.0.bias"),
         ("empty",),
     ]
     end = 0
-    for segment, piece in zip(flat.segments, flat.pieces, strict=True):
-        assert segment.begin == piece.begin == piece.offset == end
-        assert segment.size % 192 == 0
-        assert piece.data.size == piece.grad.size == segment.size
-        for name in segment.names:
+    for bucket, shard in zip(flat.buckets, flat.shards, strict=True):
+        assert bucket.begin == shard.begin == shard.offset == end
+        assert bucket.size % 192 == 0
+        assert shard.data.size == shard.grad.size == bucket.size
+        for name in bucket.names:
             slot = flat.slots[name]
-            assert segment.begin <= slot.offset <= slot.piece.stop <= segment.end
+            assert bucket.begin <= slot.offset <= slot.span.stop <= bucket.end
             decays = len(slot.shape) >= 2
-            assert decays == (slot.offset < segment.decayed) or slot.shape == (0, 4)
-        assert piece.decayed == segment.decayed - segment.begin
-        end = segment.end
+            assert decays == (slot.offset < bucket.decayed) or slot.shape == (0, 4)
+        assert shard.decayed == bucket.decayed - bucket.begin
+        end = bucket.end
     assert end == flat.size
     assert flat.whole
-    for name, values, state, data in flat.owned():
-        assert state == flat.slots[name].piece
+    for name, values, state, data in flat.parameter_shards():
+        assert state == flat.slots[name].span
         assert (values.start, values.stop) == (0, data.size)
         assert np.shares_memory(data, flat.data[state])
 
@@ -89,7 +89,7 @@ def test_segments_by_group_lie_one_after_the_other() -> None:
 def test_a_rule_chooses_what_decays() -> None:
     flat = FlatParameters(toy.parameters().items(), decay=lambda name, _: name == "h.0.bias")
     assert next(iter(flat.slots)) == "h.0.bias"
-    assert flat.segments[0].decayed == -(-257 // ALIGNMENT) * ALIGNMENT
+    assert flat.buckets[0].decayed == -(-257 // ALIGNMENT) * ALIGNMENT
 
 
 def test_rules_by_name_and_shape() -> None:
@@ -110,7 +110,7 @@ def test_slots_follow_each_other_aligned() -> None:
         "a": Slot(0, (3, 30)), "b": Slot(128, ()), "c": Slot(192, (64,)), "d": Slot(256, (0,)),
         "e": Slot(256, (2,)),
     }  # fmt: skip
-    assert found["a"].piece == slice(0, 90)
+    assert found["a"].span == slice(0, 90)
 
 
 def test_one_rank_has_all_of_each_parameter() -> None:
@@ -130,11 +130,11 @@ def test_runs_are_what_lies_between_parameters() -> None:
     assert {name: slot.offset for name, slot in flat.slots.items()} == {
         "a": 0, "c": 192, "b": 256, "d": 320,
     }  # fmt: skip
-    (piece,) = flat.pieces
-    assert (piece.decayed, flat.size) == (256, 384)
+    (shard,) = flat.shards
+    assert (shard.decayed, flat.size) == (256, 384)
 
-    def runs(*without: str, piece: Piece = piece) -> list[tuple[int, ...]]:
-        found = flat.runs(piece, without)
+    def runs(*without: str, shard: FlatShard = shard) -> list[tuple[int, ...]]:
+        found = flat.runs(shard, without)
         for run in found:
             assert run.data.size == run.grad.size
             assert np.shares_memory(run.data[:1], flat.data[run.begin : run.begin + 1])
@@ -148,23 +148,23 @@ def test_runs_are_what_lies_between_parameters() -> None:
     assert runs("b") == [(0, 0, 256, 256), (320, 320, 0, 64)]
     assert runs("c", "a") == [(256, 256, 0, 128)]
     assert runs(*shapes) == []
-    part = flat.owned_part("c", piece)
+    part = flat.parameter_shard("c", shard)
     assert (part.values, part.state) == (slice(0, 15), slice(192, 207))
     flat.grad[:] = np.arange(384)
-    assert piece.grad_of(part).tolist() == list(range(192, 207))
-    half = piece._replace(begin=64, offset=0, data=flat.data[64:200], grad=flat.grad[64:200])
+    assert shard.grad_of(part).tolist() == list(range(192, 207))
+    half = shard._replace(begin=64, offset=0, data=flat.data[64:200], grad=flat.grad[64:200])
     half = half._replace(decayed=130)
-    assert runs(piece=half) == [(64, 0, 130, 136)]
-    assert runs("a", piece=half) == [(192, 128, 2, 8)]
-    assert runs("c", piece=half) == [(64, 0, 128, 128)]
-    assert runs("b", piece=half) == [(64, 0, 130, 136)]
-    assert (half.state, flat.owned_part("d", half).data.size) == (slice(0, 136), 0)
-    part = flat.owned_part("a", half)
+    assert runs(shard=half) == [(64, 0, 130, 136)]
+    assert runs("a", shard=half) == [(192, 128, 2, 8)]
+    assert runs("c", shard=half) == [(64, 0, 128, 128)]
+    assert runs("b", shard=half) == [(64, 0, 130, 136)]
+    assert (half.state, flat.parameter_shard("d", half).data.size) == (slice(0, 136), 0)
+    part = flat.parameter_shard("a", half)
     assert (part.values, part.state) == (slice(64, 140), slice(0, 76))
     assert half.grad_of(part).tolist() == list(range(64, 140))
-    part = flat.owned_part("c", half)
+    part = flat.parameter_shard("c", half)
     assert (part.values, part.state) == (slice(0, 8), slice(128, 136))
-    assert not flat.owned_part("b", half).data.size
+    assert not flat.parameter_shard("b", half).data.size
 
 
 def test_parameters_without_a_gradient() -> None:
@@ -175,9 +175,9 @@ def test_parameters_without_a_gradient() -> None:
     (tensors["a"] * 2).sum().backward()
     assert flat.untouched() == ["b"]
     assert flat.without_gradient() == {"b"}
-    flat.grad[flat.slots["b"].piece.start] = 1
+    flat.grad[flat.slots["b"].span.start] = 1
     assert flat.without_gradient() == set()
-    flat.grad[flat.slots["b"].piece.start] = 0  # written ones count until zero_grad
+    flat.grad[flat.slots["b"].span.start] = 0  # written ones count until zero_grad
     assert flat.without_gradient() == set()
     flat.zero_grad()
     assert flat.without_gradient() == {"a", "b"}

@@ -93,9 +93,9 @@ def step(values: np.ndarray[Any, Any], change: float, device: str) -> tuple[Any,
     optimizer.state["low_bits"][: low.size] = backend.to_device(low, device)
     optimizer.flat.grad.fill(change)
     optimizer.step()
-    (piece,) = optimizer.flat.pieces
-    (part,) = optimizer.flat.owned()
-    return backend.to_numpy(optimizer.values(part)), (piece.data, optimizer.state["low_bits"])
+    (shard,) = optimizer.flat.shards
+    (part,) = optimizer.flat.parameter_shards()
+    return backend.to_numpy(optimizer.values(part)), (shard.data, optimizer.state["low_bits"])
 
 
 def test_a_step_updates_the_joined_float32(device: str) -> None:

@@ -199,7 +199,7 @@ def test_gaps_stay_zero(make: Make, device: str) -> None:
     optimizer = run(make, 3, device=device)
     gaps = np.ones(optimizer.flat.size, bool)
     for slot in optimizer.flat.slots.values():
-        gaps[slot.piece] = False
+        gaps[slot.span] = False
     assert gaps.any()
     for buffer in everything(optimizer):
         assert not backend.to_numpy(buffer)[gaps].any()
@@ -263,7 +263,7 @@ def test_shards_decay_as_the_whole(rule: Decays | None) -> None:
         flat = ShardedParameters(toy.parameters().items(), rank, 3, 1, groups)
         optimizer = AdamW(flat, 0.1, weight_decay=0.1, decay=rule)
         optimizer.step()
-        for part in flat.owned():
+        for part in flat.parameter_shards():
             found[part.name][part.values] = part.data
     assert toy.same_bits(list(found.values()), [t.numpy().reshape(-1) for t in whole.values()])
 
@@ -451,7 +451,7 @@ def test_segments_change_no_bit(make: Make, dtype: Any, device: str) -> None:
     cut = make(FlatParameters(other.items(), groups=lambda name: name))
     for optimizer, tensors in ((whole, one), (cut, other)):
         proceed(optimizer, tensors, range(3))
-    assert len(cut.flat.pieces) == len(toy.SHAPES)
+    assert len(cut.flat.shards) == len(toy.SHAPES)
     assert toy.same_bits([one[n].data for n in one], [other[n].data for n in one])
     before, after = whole.state_dict(), cut.state_dict()
     arrays = [name for name in before if "/" in name]
@@ -546,9 +546,9 @@ def test_a_sharded_state_is_not_whole() -> None:
     optimizer = AdamW(flat)
     with pytest.raises(ArgumentError, match=r"AdamW\.state_dict: the state is sharded, expected a"):
         optimizer.state_dict()
-    held = {(one.kind, one.name): one for one in optimizer.held()}
+    held = {(one.kind, one.name): one for one in optimizer.state_shards()}
     assert {one.shape for one in held.values()} <= set(toy.SHAPES.values())
-    for part in flat.owned():
+    for part in flat.parameter_shards():
         one = held["v", part.name]
         assert one.values == part.values
         assert one.shape == toy.SHAPES[part.name]
@@ -557,7 +557,7 @@ def test_a_sharded_state_is_not_whole() -> None:
 
 def test_states_of_other_shapes_are_held_whole() -> None:
     optimizer = Adafactor(toy.parameters().items())
-    held = {(one.kind, one.name): one for one in optimizer.held()}
+    held = {(one.kind, one.name): one for one in optimizer.state_shards()}
     assert held["row", "wte"].shape == (37,)
     assert held["row", "wte"].values == slice(0, 37)
     assert held["column", "wte"].array.shape == (11,)

@@ -79,8 +79,8 @@ def values(tensors: dict[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
 
 def weights(optimizer: Optimizer) -> np.ndarray[Any, Any]:
     """Return what an optimizer updates, 1-D: of 16-bit parameters the float32 master weights."""
-    pieces = optimizer.flat.pieces
-    return np.concatenate([backend.to_numpy(optimizer.values(piece)) for piece in pieces])
+    shards = optimizer.flat.shards
+    return np.concatenate([backend.to_numpy(optimizer.values(shard)) for shard in shards])
 
 
 def rounded(master: np.ndarray[Any, Any], dtype: Any) -> Any:
@@ -104,7 +104,7 @@ class Shards(ShardedParameters):
         self._met, self._barrier = met, all_
 
     def gather(self, number: int, part: Any) -> Any:
-        """Return what both ranks have of a segment."""
+        """Return what both ranks have of a bucket."""
         self._met[self.rank] = part.copy()
         self._barrier.wait()
         whole = np.concatenate(self._met)
@@ -132,7 +132,7 @@ def on_two_ranks(
         for step in range(steps):
             set_gradients(tensors, step)
             optimizer.step()
-        for part in flat.owned():
+        for part in flat.parameter_shards():
             found[part.name].reshape(-1)[part.values] = part.data
 
     with ThreadPoolExecutor(2) as pool:

@@ -321,7 +321,7 @@ def check_overflow(comm: Comm) -> None:
     model = small_gpt2().to(Here.device)
     optimizer = strategy.prepare(model, AdamW)
     before = optimizer.flat.data.copy()
-    for piece in optimizer.flat.pieces:
+    for piece in optimizer.flat.shards:
         piece.grad.fill(np.inf)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -161,7 +161,7 @@ def vector(run: Run, other: Run) -> tuple[Array, Array]:
     """
     whole = {name: p.numpy() for name, p in other.model.named_parameters()}
     ours, others = [], []
-    for name, values, _, data in run.optimizer.flat.owned():
+    for name, values, _, data in run.optimizer.flat.parameter_shards():
         expected = whole[name].reshape(-1)[values]
         kept = np.ones(len(data), bool)
         if name.endswith("qkv.bias"):
@@ -215,7 +215,7 @@ def has_equal_bits(comm: Comm, strategies: Sequence[str], **options: Any) -> Non
     expected = {name: p.numpy() for name, p in naive.model.named_parameters()}
     for strategy in strategies:
         run = train(STRATEGIES[strategy](comm), clip=None, steps=2, **options)
-        for name, values, _, data in run.optimizer.flat.owned():
+        for name, values, _, data in run.optimizer.flat.parameter_shards():
             bits = expected[name].reshape(-1)[values].tobytes()
             assert backend.to_numpy(data).tobytes() == bits, f"{strategy}: {name}"
     tolerance = 2e-2 if options.get("dtype") else 1e-5 if options else 1e-6
@@ -234,7 +234,9 @@ def check_captured_steps(comm: Comm, folder: Path) -> None:
         )
         assert (eager.losses, eager.norms) == (found.losses, found.norms), name
         for one, other in zip(
-            eager.optimizer.flat.owned(), found.optimizer.flat.owned(), strict=True
+            eager.optimizer.flat.parameter_shards(),
+            found.optimizer.flat.parameter_shards(),
+            strict=True,
         ):
             assert backend.to_numpy(one.data).tobytes() == backend.to_numpy(other.data).tobytes()
 
@@ -271,7 +273,7 @@ def check_16_bit_parameters_with_master_weights(comm: Comm, folder: Path) -> Non
         ]
         for run in runs[1:]:
             same(run, runs[0], tolerance=2e-3)
-            for part in run.optimizer.flat.owned():
+            for part in run.optimizer.flat.parameter_shards():
                 master = backend.to_numpy(run.optimizer.values(part))
                 assert master.dtype == np.float32
                 assert toy.same_bits([toy.rounded(master, part.data.dtype)], [part.data])
@@ -301,9 +303,9 @@ def check_a_parameter_that_one_rank_alone_uses(comm: Comm, folder: Path) -> None
             return found + run.model.unused.sum() if run.strategy.rank == 0 else found
 
         run.strategy.compute_gradients(loss, parts_of(batch(1, ODD), run.strategy, 1))
-        for piece in run.optimizer.flat.pieces:
+        for piece in run.optimizer.flat.shards:
             places = piece.begin + np.arange(len(piece.grad))
-            slot = run.optimizer.flat.slots["unused"].piece
+            slot = run.optimizer.flat.slots["unused"].span
             used = (places >= slot.start) & (places < slot.stop)
             assert np.all(backend.to_numpy(piece.grad)[used] == np.float32(1 / comm.size)), name
         assert run.optimizer.flat.without_gradient() == {"blocks.1.unused"}
@@ -359,7 +361,7 @@ def check_muon(comm: Comm, folder: Path) -> None:
                 assert run.optimizer.state["m"].size * comm.size == flat.size
                 cut = [
                     part.name
-                    for part in flat.owned()
+                    for part in flat.parameter_shards()
                     if part.data.size < math.prod(flat.slots[part.name].shape)
                 ]
                 assert comm.size == 1 or cut, "no matrix is cut between ranks"
@@ -376,7 +378,7 @@ def check_steps_that_are_not_finite_are_skipped_by_all(comm: Comm, folder: Path)
 def skips_a_step(strategy: Strategy, name: str, **options: Any) -> None:
     """Check that a step whose loss is NaN on the last rank changes nothing."""
     run = train(strategy, steps=1, **options)
-    before = [data.copy() for *_, data in run.optimizer.flat.owned()]
+    before = [data.copy() for *_, data in run.optimizer.flat.parameter_shards()]
     before += [array.copy() for array in run.optimizer.state.values()]
     run.optimizer.zero_grad()
 
@@ -388,7 +390,7 @@ def skips_a_step(strategy: Strategy, name: str, **options: Any) -> None:
     norm = run.optimizer.step(1.0, None, strategy.reduce_norm)
     assert norm is not None
     assert not np.isfinite(float(norm)), name
-    after = [data for *_, data in run.optimizer.flat.owned()]
+    after = [data for *_, data in run.optimizer.flat.parameter_shards()]
     after += run.optimizer.state.values()
     assert all(bool((a == b).all()) for a, b in zip(before, after, strict=True)), name
 
@@ -440,7 +442,7 @@ def check_memory(comm: Comm, folder: Path) -> None:
             parameters.items(), 0, n, 2,
             {name: int(name.split(".")[1]) if "blocks" in name else None for name in parameters},
         )  # fmt: skip
-        sizes = [flat.segments[number].size for number in flat.units]
+        sizes = [flat.buckets[number].size for number in flat.units]
         p, u, r = flat.size, sizes[0], flat.size - sum(sizes)
         assert sizes == [u] * ODD.layers
         slots = (p - r) // n + 2 * u + r
@@ -491,7 +493,7 @@ def check_a_run_resumes_on_other_ranks(comm: Comm, folder: Path) -> None:
                 trainer.run()
             comm.barrier()
         assert trainer.step == 12
-        for name, values, _, data in trainer.optimizer.flat.owned():
+        for name, values, _, data in trainer.optimizer.flat.parameter_shards():
             np.testing.assert_allclose(
                 data, alone[make][name].reshape(-1)[values], atol=3e-4, err_msg=f"{chain} {name}"
             )

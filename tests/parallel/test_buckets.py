@@ -90,7 +90,7 @@ def test_a_gradient_that_is_on_its_way_gets_no_more_until_all_begin_again() -> N
         def abandon(self) -> None:
             abandoned.append(self.number)
 
-    buckets = Buckets(flat.segments, parameters, Sent)
+    buckets = Buckets(flat.buckets, parameters, Sent)
     last = parameters["p1"]
     last.sum().backward()
     with pytest.raises(GradError, match=r"gradient of p1 is already on its way .* no_sync\(\)"):
@@ -112,7 +112,7 @@ def test_buckets_go_in_one_order_whatever_order_gradients_come_in() -> None:
         sent.append(number)
         return Handle()
 
-    buckets = Buckets(flat.segments, parameters, send)
+    buckets = Buckets(flat.buckets, parameters, send)
     first, second, third = parameters.values()
     for _ in range(2):
         sent.clear()

@@ -80,8 +80,8 @@ def test_kinds_sum_up_to_the_peak_and_nothing_is_negative() -> None:
         assert min(sample.kinds) >= 0
     sizes = dict(zip(KINDS, memory.samples[-1].kinds, strict=True))
     flat = step.optimizer.flat
-    assert sizes["parameters"] == sum(piece.data.nbytes for piece in flat.pieces)
-    assert sizes["gradients"] == sum(piece.grad.nbytes for piece in flat.pieces)
+    assert sizes["parameters"] == sum(piece.data.nbytes for piece in flat.shards)
+    assert sizes["gradients"] == sum(piece.grad.nbytes for piece in flat.shards)
     state = [*step.optimizer.state.values(), step.optimizer.hyper]
     assert sizes["optimizer"] == sum(array.nbytes for array in state)
 

@@ -134,7 +134,7 @@ def test_every_optimizer_has_the_state_that_is_planned(name: str) -> None:
     for dtype in ("float32", "bfloat16-parameters"):
         model = GPT2(SMALL).to(TrainSettings(dtype=dtype).parameter_dtype)
         optimizer = TrainSettings(optimizer_name=name).optimizer(model.named_parameters())
-        found = sum(each.array.nbytes for each in optimizer.held())
+        found = sum(each.array.nbytes for each in optimizer.state_shards())
         job = TrainingJob(SMALL, Mesh(), 8, dtype=dtype, optimizer=name)
         assert stage_memory(job, 0)["optimizer state"] == found
 
