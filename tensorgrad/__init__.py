@@ -9,7 +9,7 @@ train, and what each of them lists in its `__all__`. `data`, `models`, `parallel
 __distribution__ = "tensorgrad-cupy"  # which tensorgrad this is, for distribution.py
 
 # First: whether the files are those of this project; Ctrl-C during the imports below ends quietly.
-from tensorgrad.core import interrupt  # noqa: F401
+from tensorgrad.startup import interrupt  # noqa: F401
 
 # isort: split
 from importlib import import_module as _import_module

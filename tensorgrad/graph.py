@@ -33,10 +33,10 @@ from tensorgrad.core.callers import line_of, user_line
 from tensorgrad.core.checks import check_integer
 from tensorgrad.core.errors import ArgumentError, GraphError
 from tensorgrad.core.gradient import LeafGradient
-from tensorgrad.core.interrupt import uninterrupted
 from tensorgrad.core.modes import changes, mode, replaced
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.capturing import capturing
+from tensorgrad.startup.interrupt import uninterrupted
 
 __all__ = ["Captured", "capture", "on_replay"]
 

@@ -10,6 +10,7 @@ from html import escape
 from tests.source_tree import ROOT, examples, library
 
 LAYERS: dict[str, tuple[str, ...]] = {
+    "start-up": ("startup",),
     "core: arrays, tensors, gradients": ("core",),
     "files, and names for core/": (
         *("errors", "dtypes", "backend", "io", "compat.omitted", "compat.dlpack"),

@@ -23,7 +23,7 @@ from typing import IO
 import numpy as np
 
 from tensorgrad.core import backend, errors
-from tensorgrad.core.interrupt import INTERRUPTED, during_import
+from tensorgrad.startup.interrupt import INTERRUPTED, during_import
 
 _log = logging.getLogger(__name__)
 

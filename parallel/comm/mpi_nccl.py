@@ -26,7 +26,6 @@ import numpy as np
 from tensorgrad import graph
 from tensorgrad.core import backend, dtypes
 from tensorgrad.core.backend import Array
-from tensorgrad.core.distribution import install
 from tensorgrad.core.errors import ArgumentError, CommError, DeviceError
 from tensorgrad.io.command import open_standard_streams
 from tensorgrad.parallel.comm import launch, watchdog_client
@@ -35,6 +34,7 @@ from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.messages import HostTransport, ProgressEngine, parts_of
 from tensorgrad.parallel.comm.transport import CommCall, Finish, Transport
 from tensorgrad.parallel.comm.watchdog import Message
+from tensorgrad.startup.distribution import install
 
 _log = logging.getLogger(__name__)
 _connecting = threading.Lock()

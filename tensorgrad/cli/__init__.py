@@ -14,7 +14,7 @@ from typing import Any
 from cyclopts import App
 from cyclopts.exceptions import CycloptsError
 
-from tensorgrad.core import distribution  # noqa: F401  first: whether the files are this project's
+from tensorgrad.startup import distribution  # noqa: F401  first: whether the files are this project's
 
 # isort: split
 from tensorgrad import __version__

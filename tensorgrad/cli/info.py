@@ -10,10 +10,10 @@ from importlib import metadata
 
 from tensorgrad import __version__
 from tensorgrad.core import backend
-from tensorgrad.core.distribution import cuda_extra, install
 from tensorgrad.kernels import device as kernel_device
 from tensorgrad.kernels import gpu
 from tensorgrad.parallel.comm.mpi_nccl import nccl_version
+from tensorgrad.startup.distribution import cuda_extra, install
 
 _CUDA = ""  # the extra that `cuda_extra` names
 _EXTRAS = {

@@ -13,7 +13,6 @@ from cyclopts import Parameter
 
 from tensorgrad.cli.sizes import DEFAULT_MODEL, ModelOptions, given
 from tensorgrad.cli.sweeps import Progress, ranks_of
-from tensorgrad.core.distribution import install
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.io.command import aligned, printable
 from tensorgrad.io.files import make_folder
@@ -24,6 +23,7 @@ from tensorgrad.parallel.program import strategy_name
 from tensorgrad.profile.overlap import overlaps_to_markdown
 from tensorgrad.profile.step import StepProfile, profile_step, settings_of_run, write_step_profile
 from tensorgrad.profile.tables import attention_split, kernel_table, op_table, to_markdown
+from tensorgrad.startup.distribution import install
 from tensorgrad.train.device import choose_device
 from tensorgrad.train.folder import check_new_folder, free_folder
 from tensorgrad.train.language import LanguageSettings

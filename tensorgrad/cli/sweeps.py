@@ -13,12 +13,12 @@ from tqdm import tqdm
 from tensorgrad import __version__
 from tensorgrad.bench.sweep import OK, Case, Sweep, run_sweep, to_markdown
 from tensorgrad.core import backend
-from tensorgrad.core.distribution import install
 from tensorgrad.io.command import aligned, printable, status_and_line
 from tensorgrad.kernels import gpu
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.launch import launched_ranks
 from tensorgrad.parallel.comm.mpi_nccl import world
+from tensorgrad.startup.distribution import install
 from tensorgrad.train.folder import check_new_folder
 
 _log = logging.getLogger(__name__)

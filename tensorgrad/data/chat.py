@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.core.distribution import install
 from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.data import template_program
 from tensorgrad.data.limited import run_program
 from tensorgrad.io.readers import parse_json
+from tensorgrad.startup.distribution import install
 
 _SECONDS = 5.0
 _OUTPUT = 1 << 18  # bytes, besides 8 times those of the messages

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import ParamSpec
 
 from tensorgrad.core.errors import TensorgradError
-from tensorgrad.core.interrupt import INTERRUPTED
+from tensorgrad.startup.interrupt import INTERRUPTED
 
 _FIXABLE = (TensorgradError, OSError, UnicodeError)  # by the user, who needs no traceback
 _NO_THREADS = "can't start new thread", "ThreadPoolBuildError"  # Python, tokenizers

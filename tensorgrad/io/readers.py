@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 
-from tensorgrad.core.distribution import install
 from tensorgrad.core.errors import DataError
+from tensorgrad.startup.distribution import install
 
 JSON_BYTES = 1 << 23  # read in some seconds, whatever they are
 VOCABULARY_BYTES = 1 << 26  # 64 MB: some published tokenizer.json have 30

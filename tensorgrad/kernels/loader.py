@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensorgrad.core import backend
-from tensorgrad.core.distribution import cuda_extra, install
 from tensorgrad.core.errors import KernelError
 from tensorgrad.kernels.device import capability, shared_memory_per_block
 from tensorgrad.kernels.structs import static_asserts
+from tensorgrad.startup.distribution import cuda_extra, install
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from tensorgrad.core.backend import Array, Shape
 from tensorgrad.core.checks import check_function, check_range
 from tensorgrad.core.dtypes import bfloat16, c_name, compute_dtype, float64, uint16
 from tensorgrad.core.errors import ArgumentError, CheckpointError, GraphError
-from tensorgrad.core.interrupt import uninterrupted
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.io.display import call_text
 from tensorgrad.kernels.optim import Update
@@ -39,6 +38,7 @@ from tensorgrad.optim.flat import (
     zeros,
 )
 from tensorgrad.optim.groups import Parameters, read_groups
+from tensorgrad.startup.interrupt import uninterrupted
 
 if TYPE_CHECKING:
     from tensorgrad.optim.scaler import LossScaler

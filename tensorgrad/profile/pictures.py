@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from tensorgrad.bench.pictures import new_figure, save
-from tensorgrad.core.distribution import install
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.profile.ceilings import Ceilings
 from tensorgrad.profile.memory import KINDS, MemoryRecording
 from tensorgrad.profile.overlap import Timeline
 from tensorgrad.profile.recording import intersection, union
 from tensorgrad.profile.tables import Table, TableRow
+from tensorgrad.startup.distribution import install
 
 _COLORS = ("#4c72b0", "#8172b3", "#55a868", "#dd8452", "#ccb974", "#8c8c8c", "#c44e52")
 _OTHER = ("other", "#8c8c8c")

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorgrad.core import backend
-from tensorgrad.core.distribution import cuda_extra, install
 from tensorgrad.core.errors import DeviceError
 from tensorgrad.profile.recording import Kernel
+from tensorgrad.startup.distribution import cuda_extra, install
 
 _BUFFER = 8 << 20  # bytes of CUPTI's records; it asks for another when one is full
 

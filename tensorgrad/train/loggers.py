@@ -23,10 +23,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorgrad.core.distribution import install
 from tensorgrad.core.errors import ArgumentError, DataError
 from tensorgrad.io.files import finite, to_json, write_json
 from tensorgrad.io.readers import no_link, read_json
+from tensorgrad.startup.distribution import install
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.log import read_metrics, read_samples
 from tensorgrad.train.settings import LOGGERS

@@ -22,11 +22,11 @@ from tensorgrad import graph, random
 from tensorgrad.core import backend, instrument
 from tensorgrad.core.backend import Array
 from tensorgrad.core.errors import ArgumentError, GraphError
-from tensorgrad.core.interrupt import uninterrupted
 from tensorgrad.io.files import finite
 from tensorgrad.io.weights import check_savable
 from tensorgrad.nn import Module, evaluating
 from tensorgrad.optim import LossScaler, Optimizer
+from tensorgrad.startup.interrupt import uninterrupted
 from tensorgrad.train.callbacks import Callback
 from tensorgrad.train.checkpoint import Checkpoint, check_state, list_checkpoints
 from tensorgrad.train.run import Fingerprint, Outcome, TrainingRun

@@ -13,8 +13,8 @@ import pytest
 
 from tensorgrad import __version__
 from tensorgrad.cli import info
-from tensorgrad.core import distribution
 from tensorgrad.kernels import device, gpu
+from tensorgrad.startup import distribution
 from tests.source_tree import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -20,7 +20,6 @@ import numpy as np
 from tensorgrad.core import backend, instrument
 from tensorgrad.core.arrays import not_an_operand
 from tensorgrad.core.backend import BLOCK, Array
-from tensorgrad.core.blocks import evaluate
 from tensorgrad.core.checks import note_widening
 from tensorgrad.core.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64, is_float
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
@@ -30,6 +29,7 @@ from tensorgrad.core.record import record
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.elementwise import launch
 from tensorgrad.kernels.expression import Expressions, Formula
+from tensorgrad.ops.elementwise.blocks import evaluate
 from tensorgrad.ops.elementwise.trace import Symbol
 
 _NDARRAY = np.ndarray

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from tensorgrad.core.interrupt import uninterrupted
+from tensorgrad.startup.interrupt import uninterrupted
 from tests.ranks import run_ranks
 from tests.source_tree import ROOT
 
