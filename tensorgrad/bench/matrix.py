@@ -357,7 +357,8 @@ class MatrixBench:
 
     def _mesh(self, case: Case) -> Mesh:
         """Return the mesh of a mode, or of ours beside a peer."""
-        mode, ranks = case["parallel"], case["ranks"]
+        mode: str = case["parallel"]
+        ranks: int = case["ranks"]
         sizes = _sizes(PEERS.get(mode, mode), ranks)
         return make_mesh(ranks, self._comm.rank % ranks, **{"dp": 1, **sizes})
 
