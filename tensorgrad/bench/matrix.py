@@ -2,18 +2,22 @@
 
 All ranks train on random tokens: `matrix` a TransformerLM with each attention kernel, `parallel` a
 GPT-2. In the mode "none" each trains for itself while the others do the same, so that all GPUs are
-equally warm; its figures are those of one GPU. Peers are PyTorch alone and PyTorch's DDP, with the
-same model. Modes of data parallelism give each rank a batch; schedules of a pipeline and tensor
-parallelism share one. "ratio", of a peer, is its time over that of ours: of "none" with the flash
-kernel, or of "overlap". "idle" is the time that the rank with most to do waits for others,
-"most_idle" that of the one with least, and "bubble" the formula for stages of equal time.
-"peak_mb" is the memory of arrays; "device_mb" all memory used on a GPU, with NCCL's buffers and the
-memory pool's free blocks. Tests: tests/bench/test_matrix.py, tests/bench/test_parallel.py.
+equally warm; its figures are those of one GPU. Peers are PyTorch alone, its DDP and its FSDP2, with
+the same model. A mode is a way to use all ranks along one axis, or the word of a mesh: "tp2xdp2".
+Data parallel ranks have a batch each; stages of a pipeline and tensor parallel ranks share one.
+"ratio", of a peer, is its time over that of ours: of "none", "overlap" or "zero3" with the flash
+kernel. "idle" is the time that the rank with most to do waits for others, "most_idle" that of the
+one with least, and "bubble" the formula for stages of equal time. "planned_ms", of GPUs, and
+"planned_mb" are the planner's, at its default speeds. "peak_mb" is the memory of arrays;
+"device_mb" all memory used on a GPU, with NCCL's buffers and the memory pool's free blocks.
+Tests: tests/bench/test_matrix.py, tests/bench/test_parallel.py.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -25,6 +29,7 @@ from tensorgrad.bench.memory import release
 from tensorgrad.bench.pictures import bar_figure
 from tensorgrad.bench.steps import Preset, RankTimer, Step, settings_of, sized, sizes_of
 from tensorgrad.bench.sweep import OK, Case, Row, Sweep, like
+from tensorgrad.core.errors import ArgumentError
 from tensorgrad.models.presets import model_name
 from tensorgrad.models.transformer_lm import TransformerLMConfig
 from tensorgrad.nn import ATTENTION_KERNELS
@@ -39,9 +44,11 @@ from tensorgrad.train.strategy_settings import MODES, REDUCTIONS, ZERO
 PLANNED = {"gpt2"}  # models whose memory the planner has formulas for
 # The setting of a published course project; its head is a matrix of its own.
 PUBLISHED = TransformerLMConfig(10_000, 256, 24, 16, 16, 512, 4096, tied=False)
-PEERS = {"pytorch": "none", "pytorch-ddp": "overlap"}  # modes of PyTorch, and ours beside them
+# Modes of PyTorch, and ours beside them.
+PEERS = {"pytorch": "none", "pytorch-ddp": "overlap", "pytorch-fsdp": "zero3"}
 KINDS: dict[str, dict[str, dict[str, Any]]] = {  # axis -> mode -> options of `mesh_strategy`
     "dp": {
+        "none": {},
         **{reduction: {"reduction": reduction} for reduction in REDUCTIONS},
         **{name: {"zero": stage} for name, stage in ZERO.items()},
     },
@@ -53,11 +60,11 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {  # axis -> mode -> options of `m
 }
 AXIS = {mode: axis for axis, modes in KINDS.items() for mode in modes}
 OPTIONS = {mode: options for modes in KINDS.values() for mode, options in modes.items()}
-ALL_MODES = ("none", *OPTIONS)
 PARTS = {
     "data": MODES[:4], "pipeline": ("none", *KINDS["pp"]), "tensor": ("none", *KINDS["tp"]),
-    "zero": MODES[3:],
+    "zero": ("none", *ZERO),
 }  # fmt: skip
+_OF_MESH: dict[str, Any] = {"schedule": "1f1b"}  # options of a mode that is the word of a mesh
 # mode -> the mode that `speed_up` is against
 _SLOWER = {
     **dict.fromkeys(REDUCTIONS[1:], REDUCTIONS[0]),
@@ -116,10 +123,12 @@ def matrix_sweep(
 
 
 def parallel_sweep(
-    parts: tuple[Literal[tuple(PARTS)], ...] = tuple(PARTS),  # type: ignore[valid-type]
+    parts: tuple[Literal[(*PARTS, "mesh")], ...] = tuple(PARTS),  # type: ignore[valid-type]
     /,
     *,
     comm: Comm,
+    modes: tuple[Literal[(*OPTIONS, *PEERS)], ...] = (),  # type: ignore[valid-type]
+    meshes: tuple[str, ...] = (),
     model: Preset = "gpt2-124M",
     sizes: options.Sizes = options.PRESET,
     batch: int = 32,
@@ -133,13 +142,16 @@ def parallel_sweep(
     captured: bool = False,
     device: options.Device = "auto",
 ) -> Iterator[Sweep]:
-    """Measure data, pipeline, tensor and sharded parallelism beside one GPU and PyTorch's DDP.
+    """Measure parallelism on one axis or several, beside one GPU, PyTorch's DDP and FSDP.
 
     Args:
-        parts: data, each gradient reduction; pipeline, each schedule; tensor; zero, each stage.
+        parts: data, each gradient reduction; pipeline, each schedule; tensor; zero, each stage;
+            mesh, those of --meshes.
+        modes: of the parts, that are measured (default: all).
+        meshes: of all ranks, by the sizes of dp, pp and tp, such as tp2xdp2 pp4.
         model: preset.
-        batch: sequences of a rank, or of a pipeline.
-        micro_batches: of a pipeline.
+        batch: sequences of a data parallel rank, which is a pipeline or tensor parallel ranks.
+        micro_batches: of a pipeline, and of each mesh of --meshes.
         dtype: of matrix products, as in training (default: bfloat16-parameters, on a CPU float32).
         steps: of a timed window.
         windows: of which the median counts.
@@ -153,7 +165,7 @@ def parallel_sweep(
         "bucket_mb": bucket, "compiled": compiled, "captured": captured,
     }  # fmt: skip
     config = sized(model, sizes)
-    cases = parallel_cases(config, case, comm.size, parts, options.is_measured(peer))
+    cases = parallel_cases(config, case, comm.size, parts, options.is_measured(peer), meshes, modes)
     with closing(MatrixBench(config, comm, device)) as measure:
         yield table("parallel", cases, measure, device)
 
@@ -175,61 +187,112 @@ def matrix_cases(
             whether PyTorch compiles its model and whether our steps are CUDA graphs.
         ranks: how many there are. On one rank "none" is the only mode.
         kernels: of ATTENTION_KERNELS.
-        modes: of ALL_MODES: none, naive, flat, overlap, zero1 to zero3, those of a pipeline, and
-            of tensor parallelism. Those that do not fit the ranks are skipped.
-        peer: whether PyTorch is measured too.
+        modes: of OPTIONS: none, naive, flat, overlap, zero1 to zero3, those of a pipeline, and
+            of tensor parallelism; those that do not fit the ranks are skipped. Or words of meshes.
+        peer: whether PyTorch is measured too, beside the modes of PEERS.
     Raises:
         ArgumentError: the micro-batches do not divide the batch, or the dtype is unknown.
     """
     settings_of(shared, config)
-    fits = ("none",) if ranks == 1 else _fitting(config.layers, shared["micro_batches"], ranks)
-    chosen = [mode for mode in ALL_MODES if mode in modes and mode in fits]
+    fits = partial(_fits, config.layers, shared["micro_batches"], ranks)
+    chosen = [mode for mode in dict.fromkeys((*OPTIONS, *modes)) if mode in modes and fits(mode)]
     pairs = [(kernel, mode) for kernel in dict.fromkeys(kernels) for mode in chosen]
     if peer:
-        pairs += [("sdpa", mode) for mode in tuple(PEERS)[:ranks]]
+        pairs += [("sdpa", mode) for mode, ours in PEERS.items() if ours in chosen]
     sizes = {"model": model_name(config), **sizes_of(config), "hidden": config.hidden_width}
     return [
         {
             "attention": kernel, "parallel": mode,
-            "ranks": 1 if mode in ("none", "pytorch") else ranks, "world": ranks, **sizes,
+            "ranks": 1 if PEERS.get(mode, mode) == "none" else ranks, "world": ranks, **sizes,
             **shared, "compiled": shared["compiled"] and mode in PEERS,
-            "captured": shared["captured"] and (mode not in PEERS or shared["compiled"]),
+            "captured": shared["captured"]
+            and (mode not in PEERS or (shared["compiled"] and mode != "pytorch-fsdp")),
         }
         for kernel, mode in pairs
     ]  # fmt: skip
 
 
-def _fitting(layers: int, micro_batches: int, ranks: int) -> tuple[str, ...]:
-    """Return the modes that a number of ranks can have."""
-    chunks = {mode: options.get("chunks", 1) for mode, options in KINDS["pp"].items()}
-    return tuple(
-        mode
-        for mode in ALL_MODES
-        if ranks * chunks.get(mode, 0) <= layers
-        and not (chunks.get(mode, 1) > 1 and micro_batches % ranks)
-    )
+def _sizes(mode: str, ranks: int) -> dict[str, int]:
+    """Return the sizes of the mesh of a mode by axis; unless a word says them, it has all ranks."""
+    return {AXIS[mode]: ranks} if mode in AXIS else _sizes_in(mode)
+
+
+def _sizes_in(word: str) -> dict[str, int]:
+    """Return the sizes in a word such as "tp2xdp2" by axis.
+
+    Raises:
+        ArgumentError: the word has something else than different axes with their sizes.
+    """
+    parts = [re.fullmatch(r"(dp|pp|tp)([1-9]\d*)", part) for part in word.split("x")]
+    sizes = {part[1]: int(part[2]) for part in parts if part is not None}
+    if len(sizes) != len(parts):
+        raise ArgumentError(
+            f"--meshes: got {word!r}, expected sizes of dp, pp and tp, such as tp2xdp2"
+        )
+    return sizes
+
+
+def _fits(layers: int, micro_batches: int, ranks: int, mode: str) -> bool:
+    """Whether a number of ranks can have a mode."""
+    stages = _sizes(mode, ranks).get("pp", 1)
+    chunks = OPTIONS.get(mode, _OF_MESH).get("chunks", 1)
+    uneven = chunks > 1 and micro_batches % stages
+    return mode == "none" or (ranks > 1 and stages * chunks <= layers and not uneven)
+
+
+def _check_meshes(meshes: Sequence[str], ranks: int, layers: int) -> None:
+    """Raise ArgumentError unless each mesh has all ranks, and a layer for each stage."""
+    for word in meshes:
+        sizes = _sizes_in(word)
+        size, stages = math.prod(sizes.values()), sizes.get("pp", 1)
+        if size != ranks:
+            raise ArgumentError(f"--meshes: got {word}, {size} ranks, expected the {ranks} started")
+        if stages > layers:
+            raise ArgumentError(
+                f"--meshes: got {word}, {stages} stages, expected at most the {layers} layers"
+            )
 
 
 def parallel_cases(
-    config: Any, shared: Case, ranks: int, parts: Sequence[str] = tuple(PARTS), peer: bool = False
+    config: Any,
+    shared: Case,
+    ranks: int,
+    parts: Sequence[str] = tuple(PARTS),
+    peer: bool = False,
+    meshes: Sequence[str] = (),
+    modes: Sequence[str] = (),
 ) -> list[Case]:
     """Return the cases of `bench parallel`.
 
     Args:
-        config, shared: as for `matrix_cases`; the micro-batches are those of pipelines.
+        config, shared: as for `matrix_cases`; the micro-batches are those of pipelines and meshes.
         ranks: how many there are.
-        parts: of PARTS.
-        peer: whether PyTorch is measured beside data parallelism.
+        parts: of PARTS, or mesh.
+        peer: whether PyTorch is measured beside data parallelism and ZeRO.
+        meshes: words of the part mesh.
+        modes: of the parts, beside meshes, that are measured; none: all.
     Raises:
-        ArgumentError: as for `matrix_cases`, or there is one rank.
+        ArgumentError: as for `matrix_cases`, there is one rank, meshes do not fit the ranks, or a
+            mode is of no part.
     """
     options.check_ranks("parallel", ranks)
+    if bool(meshes) != ("mesh" in parts):
+        raise ArgumentError(
+            f"--meshes: got {' '.join(meshes) or 'none'} with the parts {', '.join(parts)}, "
+            "expected meshes such as tp2xdp2 and the part mesh, or neither"
+        )
+    _check_meshes(meshes, ranks, config.layers)
     found: list[Case] = []
     for part in dict.fromkeys(parts):
-        own = shared if part == "pipeline" else {**shared, "micro_batches": 1}
-        cases = matrix_cases(config, own, ranks, ["flash"], PARTS[part], peer and part == "data")
+        own = shared if part in ("pipeline", "mesh") else {**shared, "micro_batches": 1}
+        of_part = PARTS.get(part, ("none", *meshes))
+        beside = peer and part in ("data", "zero")
+        cases = matrix_cases(config, own, ranks, ["flash"], of_part, beside)
         found += [case for case in cases if case not in found]
-    return found
+    there = dict.fromkeys(case["parallel"] for case in found)
+    if not set(modes).issubset(there):
+        raise ArgumentError(f"--modes: got {' '.join(modes)}, expected some of {' '.join(there)}")
+    return [case for case in found if not modes or case["parallel"] in (*modes, *meshes)]
 
 
 class MatrixBench:
@@ -249,8 +312,7 @@ class MatrixBench:
         """Return the results of a case."""
         timer = RankTimer(self._comm, self._device, case["windows"])
         row = (self._peer if case["parallel"] in PEERS else self._ours)(case, timer)
-        shared = AXIS.get(case["parallel"]) in ("pp", "tp")
-        tokens = case["batch"] * self._config.context * (1 if shared else case["ranks"])
+        tokens = case["batch"] * self._config.context * self._mesh(case).dp
         speed = 1e3 * tokens / row["ms"]
         return {**row, "tokens_per_second": speed, "epoch_s": case["epoch_tokens"] / speed}
 
@@ -261,18 +323,16 @@ class MatrixBench:
             self._torch = None
 
     def _ours(self, case: Case, timer: RankTimer) -> Row:
-        mode = case["parallel"]
-
         def make() -> Step:
             step = self._step(case)
             return graph.capture(step, self._device) if case["captured"] else step
 
         step = make()
         row: Row = {"ms": 1e3 * timer.seconds(step, case["steps"])}
-        if AXIS.get(mode) == "pp":
-            chunks = OPTIONS[mode].get("chunks", 1)
-            bubble = bubble_fraction(mode, self._comm.size, case["micro_batches"], chunks)
-            row["bubble"] = 100 * bubble
+        stages, given = self._mesh(case).pp, OPTIONS.get(case["parallel"], _OF_MESH)
+        if stages > 1:
+            pipeline = given["schedule"], stages, case["micro_batches"], given.get("chunks", 1)
+            row["bubble"] = 100 * bubble_fraction(*pipeline)
             if not case["captured"]:  # a replay waits on the GPU, unseen
                 idle = timer.idle(step, case["steps"])
                 row |= {"idle": 100 * min(idle), "most_idle": 100 * max(idle)}
@@ -281,39 +341,42 @@ class MatrixBench:
             step = make()
             step()
             step()
-        planned = self._planned_mb(case)
-        if planned is not None:
-            row |= {"planned_mb": planned, "planned_ratio": row["peak_mb"] / planned}
+        row |= self._planned(case)
+        if "planned_mb" in row:
+            row["planned_ratio"] = row["peak_mb"] / row["planned_mb"]
         return row
 
     def _step(self, case: Case) -> Step:
         """Return a training step with the strategy of a mode."""
-        mode, strategy = case["parallel"], None
+        mode, mesh, strategy = case["parallel"], self._mesh(case), None
         if mode != "none":
-            bucket = {"bucket_mb": case["bucket_mb"]} if "reduction" in OPTIONS[mode] else {}
-            strategy = mesh_strategy(self._comm, self._mesh(mode), **OPTIONS[mode], **bucket)
-        batch = case["batch"] * self._mesh(mode).dp
-        settings, config = settings_of({**case, "batch": batch}, self._config)
+            given = OPTIONS.get(mode, _OF_MESH)
+            strategy = mesh_strategy(self._comm, mesh, bucket_mb=case["bucket_mb"], **given)
+        settings, config = settings_of({**case, "batch": case["batch"] * mesh.dp}, self._config)
         return language_step(settings, config, self._device, strategy)
 
-    def _mesh(self, mode: str) -> Mesh:
-        if mode == "none":
-            return make_mesh(1)
-        return make_mesh(self._comm.size, self._comm.rank, **{"dp": 1, AXIS[mode]: self._comm.size})
+    def _mesh(self, case: Case) -> Mesh:
+        """Return the mesh of a mode, or of ours beside a peer."""
+        mode: str = case["parallel"]
+        ranks: int = case["ranks"]
+        sizes = _sizes(PEERS.get(mode, mode), ranks)
+        return make_mesh(ranks, self._comm.rank % ranks, **{"dp": 1, **sizes})
 
-    def _planned_mb(self, case: Case) -> float | None:
-        """Return the peak memory of arrays by the plan; None where it has no formula."""
-        mode = case["parallel"]
+    def _planned(self, case: Case) -> Row:
+        """Return memory and, on a GPU, time by the plan; nothing where it has no formula."""
+        mode, mesh = case["parallel"], self._mesh(case)
         formula = case["model"] in PLANNED and case["attention"] == "flash"
         if not formula or mode in ("naive", "flat"):
-            return None
-        mesh, arguments = self._mesh(mode), dict(OPTIONS.get(mode, {}))
-        arguments.pop("reduction", None)
+            return {}
+        given = {**OPTIONS.get(mode, _OF_MESH)}
+        given.pop("reduction", None)
         job = TrainingJob(
             self._config, mesh, case["batch"] * mesh.dp, case["micro_batches"],
-            dtype=case["dtype"], **arguments,
+            dtype=case["dtype"], **given,
         )  # fmt: skip
-        return estimate(job).bytes / 1e6
+        plan = estimate(job, bucket=None if case["bucket_mb"] is None else 1e6 * case["bucket_mb"])
+        row: Row = {"planned_mb": plan.bytes / 1e6}
+        return row if self._device == "cpu" else {**row, "planned_ms": 1e3 * plan.seconds}
 
     def _peer(self, case: Case, timer: RankTimer) -> Row:
         """Return time and memory of PyTorch."""
@@ -328,7 +391,7 @@ class MatrixBench:
         step = torch_ddp.training_step(
             settings, config, self._device, compiled=case["compiled"],
             mode="reduce-overhead" if case["captured"] else "default",
-            several=case["parallel"] == "pytorch-ddp",
+            together=case["parallel"].partition("-")[2],
         )  # fmt: skip
         row: Row = {"ms": 1e3 * timer.seconds(step, case["steps"])}
         if cuda is not None:
@@ -379,8 +442,9 @@ def draw_matrix(rows: Sequence[Row]) -> dict[str, Any]:
 def table(name: str, cases: Sequence[Case], measure: MatrixBench, device: str) -> Sweep:
     """Return the sweep of a matrix."""
     results = (
-        *("ms", "tokens_per_second", "scaling", "speed_up", "ratio", "peak_mb", "memory_overhead"),
-        *("device_mb", "planned_mb", "planned_ratio", "idle", "most_idle", "bubble", "epoch_s"),
+        *("ms", "tokens_per_second", "scaling", "speed_up", "ratio", "planned_ms"),
+        *("peak_mb", "memory_overhead", "device_mb", "planned_mb", "planned_ratio"),
+        *("idle", "most_idle", "bubble", "epoch_s"),
     )
     percents = "scaling", "memory_overhead", "idle", "most_idle", "bubble"
     return Sweep(

@@ -1,7 +1,8 @@
-"""Training in PyTorch, alone or with DistributedDataParallel: the peer of our training steps.
+"""Training in PyTorch, alone, with DDP or with FSDP2: the peer of our training steps.
 
 It uses bf16 autocast, scaled_dot_product_attention (cuDNN's on GPUs), fused AdamW, clipping by the
-global norm, gradients as views of the buckets and, with `compiled`, torch.compile.
+global norm, gradients as views of the buckets and, with `compiled`, torch.compile. FSDP2 shards
+float32 parameters by block, gathers them in bf16 and reduces gradients in float32.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib
 import math
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tensorgrad.bench.steps import Step
@@ -47,7 +49,7 @@ class TorchTrainer:
         device: "cpu", "cuda" or "cuda:N".
         matrices: whether vectors have no weight decay.
         cudnn: whether attention of a GPU is cuDNN's under autocast; otherwise PyTorch chooses.
-        several: whether all ranks train together.
+        together: how all ranks train together, "ddp" or "fsdp"; "": each for itself.
         compiled: whether the model is compiled.
         mode: of torch.compile.
     """
@@ -60,7 +62,7 @@ class TorchTrainer:
         *,
         matrices: bool = False,
         cudnn: bool = False,
-        several: bool = False,
+        together: str = "",
         compiled: bool = False,
         mode: str = "default",
     ) -> None:
@@ -71,11 +73,14 @@ class TorchTrainer:
         self._device, self._clip, self._mode = device, settings.clip or math.inf, mode
         self._cudnn = self._autocast and cudnn
         self.model = self._run = model().to(device)
-        if several:
-            wrap = torch.nn.parallel.DistributedDataParallel
-            self._run = wrap(self.model, gradient_as_bucket_view=True)
-        if compiled:
-            self._run = torch.compile(self._run, mode=mode)
+        if together == "fsdp":
+            self._shard(compiled)
+        else:
+            if together:
+                wrap = torch.nn.parallel.DistributedDataParallel
+                self._run = wrap(self.model, gradient_as_bucket_view=True)
+            if compiled:
+                self._run = torch.compile(self._run, mode=mode)
         decayed, vectors = list(self.model.parameters()), []
         if matrices:
             vectors = [weight for weight in decayed if weight.ndim <= 1]
@@ -85,6 +90,26 @@ class TorchTrainer:
             groups[: 1 + bool(vectors)], settings.lr, (settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay, fused=device != "cpu",
         )  # fmt: skip
+
+    def _shard(self, compiled: bool) -> None:
+        """Shard the model; the parts between FSDP's hooks are compiled, a graph ends at each."""
+        torch, model = self._torch, self.model
+        fsdp = importlib.import_module("torch.distributed.fsdp")
+        narrow = (torch.bfloat16, torch.float32) if self._autocast else ()
+        shard = partial(
+            fsdp.fully_shard,
+            mesh=torch.distributed.init_device_mesh(
+                self._device.partition(":")[0], (torch.distributed.get_world_size(),)
+            ),
+            mp_policy=fsdp.MixedPrecisionPolicy(*narrow),
+        )
+        if compiled:
+            model.loss = torch.compile(model.loss, mode=self._mode)
+            for number, block in enumerate(model.blocks):
+                model.blocks[number] = torch.compile(block, mode=self._mode)
+        for block in model.blocks:
+            shard(block)
+        shard(model)
 
     def loss(self, tokens: Any, targets: Any) -> Any:
         """Return the mean loss of a batch."""
@@ -127,10 +152,12 @@ def training_step(settings: TrainSettings, config: Any, device: str, **options: 
     torch = importlib.import_module("torch")
     torch.set_float32_matmul_precision("high")
     recompute = getattr(settings, "recompute", False)
-    trainer = TorchTrainer(
-        settings, lambda: TORCH[model_name(config)](config, recompute=recompute), device,
-        cudnn=True, **options,
-    )  # fmt: skip
+
+    def model() -> Any:
+        with torch.device(device):  # a host takes half a minute for the values of 1.5B parameters
+            return TORCH[model_name(config)](config, recompute=recompute)
+
+    trainer = TorchTrainer(settings, model, device, cudnn=True, **options)
     size = settings.batch, config.context
     x, y = (
         torch.randint(0, config.vocab_size, size, device=device).chunk(settings.micro_batches)

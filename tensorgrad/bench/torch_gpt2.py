@@ -23,6 +23,10 @@ def gpt2(config: GPT2Config, recompute: bool = False) -> Any:
     width, heads = config.width, config.heads
     inner = config.hidden_width
 
+    def loss(x: Any, head: Any, targets: Any) -> Any:
+        logits = x @ head.t()
+        return functional.cross_entropy(logits.view(-1, config.rows), targets.view(-1))
+
     class Block(nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -44,7 +48,7 @@ def gpt2(config: GPT2Config, recompute: bool = False) -> Any:
             self.tokens = nn.Embedding(config.rows, width)
             self.positions = nn.Embedding(config.context, width)
             self.blocks = nn.ModuleList(Block() for _ in range(config.layers))
-            self.norm = nn.LayerNorm(width)
+            self.norm, self.loss = nn.LayerNorm(width), loss
             for weight in self.parameters():  # wider logits would meet denormal numbers
                 if weight.ndim == 2:
                     nn.init.normal_(weight, std=0.02)
@@ -53,7 +57,6 @@ def gpt2(config: GPT2Config, recompute: bool = False) -> Any:
             x = self.tokens(tokens) + self.positions.weight
             for block in self.blocks:
                 x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
-            logits = self.norm(x) @ self.tokens.weight.t()
-            return functional.cross_entropy(logits.view(-1, config.rows), targets.view(-1))
+            return self.loss(self.norm(x), self.tokens.weight, targets)
 
     return Model()

@@ -34,6 +34,11 @@ def transformer_lm(
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).type_as(x)
 
+    def loss(x: Any, head: Any, targets: Any) -> Any:
+        return functional.cross_entropy(
+            (x @ head.t()).flatten(0, 1), targets.flatten(), label_smoothing=label_smoothing
+        )
+
     class LlamaBlock(nn.Module):  # type: ignore[misc]  # PyTorch's types are not read here
         def __init__(self) -> None:
             super().__init__()
@@ -64,6 +69,7 @@ def transformer_lm(
             self.tokens = nn.Embedding(config.vocab_size, width)
             self.blocks = nn.ModuleList(LlamaBlock() for _ in range(config.layers))
             self.norm, self.dropout = nn.RMSNorm(width, 1e-6), nn.Dropout(dropout)
+            self.loss = loss
             if not config.tied:
                 self.output = nn.Linear(width, config.vocab_size, bias=False)
             rates = config.rope_base ** (-torch.arange(half) / half)
@@ -93,9 +99,7 @@ def transformer_lm(
                 again = recompute and self.training
                 x = checkpoint(block, *operands, use_reentrant=False) if again else block(*operands)
             head = self.tokens if config.tied else self.output
-            logits = self.norm(x[:, length - targets.shape[1] :]) @ head.weight.t()
-            return functional.cross_entropy(
-                logits.flatten(0, 1), targets.flatten(), label_smoothing=label_smoothing
-            )
+            last = self.norm(x[:, length - targets.shape[1] :])
+            return self.loss(last, head.weight, targets)
 
     return LlamaModel()

@@ -22,8 +22,9 @@ from tensorgrad.bench.matrix import (
     table,
     with_scaling,
 )
-from tensorgrad.bench.steps import RankTimer, sized
+from tensorgrad.bench.steps import RankTimer, settings_of, sized
 from tensorgrad.bench.sweep import Row, run_sweep
+from tensorgrad.bench.torch_gpt2 import gpt2
 from tensorgrad.errors import ArgumentError
 from tensorgrad.models.gpt2 import GPT2Config
 from tensorgrad.models.transformer_lm import TransformerLMConfig
@@ -95,7 +96,49 @@ def test_every_part_has_its_modes() -> None:
         for case in parallel_cases(sized("gpt2-124M"), CASE, 2, [part, part], peer=True)
         if case["attention"] == "sdpa"
     ]
-    assert peers == [("data", "pytorch"), ("data", "pytorch-ddp")]
+    assert peers == [
+        *(
+            ("data", "pytorch"),
+            ("data", "pytorch-ddp"),
+            ("zero", "pytorch"),
+            ("zero", "pytorch-fsdp"),
+        )
+    ]
+
+
+def test_meshes_have_the_micro_batches_of_pipelines() -> None:
+    comm = Comm()
+    comm.size = 4
+    chosen: dict[str, Any] = {"comm": comm, "peer": False, "device": "cpu", "model": "gpt2-1558M"}
+    words = ("tp2xdp2", "pp4", "tp2xpp2", "pp4")
+    cases = next(parallel_sweep(("zero", "mesh"), meshes=words, **chosen)).cases
+    assert [(case["parallel"], case["ranks"], case["micro_batches"]) for case in cases] == [
+        *(("none", 1, 1), ("zero1", 4, 1), ("zero2", 4, 1), ("zero3", 4, 1), ("none", 1, 8)),
+        *(("tp2xdp2", 4, 8), ("pp4", 4, 8), ("tp2xpp2", 4, 8)),
+    ]
+    some = next(parallel_sweep(("mesh", "zero"), meshes=("tp4",), modes=("zero2",), **chosen)).cases
+    assert [case["parallel"] for case in some] == ["tp4", "zero2"]
+
+
+@pytest.mark.parametrize(
+    ("meshes", "modes", "message"),
+    [
+        ([], [], "--meshes: got none with the parts zero, mesh, expected meshes such as tp2xdp2"),
+        (["tp2xxdp2"], [], "--meshes: got 'tp2xxdp2', expected sizes of dp, pp and tp, such as"),
+        (["dp2xdp2"], [], "--meshes: got 'dp2xdp2', expected sizes"),
+        (["gpipe"], [], "--meshes: got 'gpipe', expected sizes"),
+        (["tp4", "tp2"], [], "--meshes: got tp2, 2 ranks, expected the 4 started"),
+        (["pp4"], [], "--meshes: got pp4, 4 stages, expected at most the 2 layers"),
+        (["tp4"], ["naive"], "--modes: got naive, expected some of none zero1 zero2 zero3 tp4"),
+    ],
+)
+def test_meshes_that_cannot_be_are_errors(
+    meshes: list[str], modes: list[str], message: str
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        parallel_cases(TINY, CASE, 4, ["zero", "mesh"], meshes=meshes, modes=modes)
+    with pytest.raises(ArgumentError, match="--meshes: got tp4 with the parts data, expected"):
+        parallel_cases(TINY, CASE, 4, ["data"], meshes=["tp4"])
 
 
 def test_one_rank_measures_kernels_alone(tmp_path: Path) -> None:
@@ -112,7 +155,10 @@ def test_one_rank_measures_kernels_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "sequences"),
-    [("none", 2), ("zero3", 6), ("pytorch-ddp", 6), ("gpipe", 2), ("tensor", 2)],
+    [
+        *(("none", 2), ("zero3", 6), ("pytorch-ddp", 6), ("pytorch-fsdp", 6), ("pytorch", 2)),
+        *(("gpipe", 2), ("tensor", 2), ("tp3", 2), ("pp1xdp3", 6)),
+    ],
 )
 def test_ranks_with_batches_of_their_own_multiply_the_tokens(
     mode: str, sequences: int, monkeypatch: pytest.MonkeyPatch
@@ -120,7 +166,7 @@ def test_ranks_with_batches_of_their_own_multiply_the_tokens(
     bench = MatrixBench(TINY, Comm(), "cpu")
     measured = "_peer" if mode.startswith("pytorch") else "_ours"
     monkeypatch.setattr(bench, measured, lambda case, timer: {"ms": 500.0})
-    row = bench({**CASE, "parallel": mode, "ranks": 1 if mode == "none" else 3})
+    row = bench({**CASE, "parallel": mode, "ranks": 1 if mode in ("none", "pytorch") else 3})
     assert row["tokens_per_second"] == sequences * 8 / 0.5
     assert row["epoch_s"] == 1000 / row["tokens_per_second"]
 
@@ -128,7 +174,7 @@ def test_ranks_with_batches_of_their_own_multiply_the_tokens(
 def test_cases_of_ranks_and_of_the_peer() -> None:
     cases = matrix_cases(TINY, CASE, 2, ["flash"], ["zero3", "none"], peer=True)
     assert [(case["parallel"], case["ranks"]) for case in cases] == [
-        *(("none", 1), ("zero3", 2), ("pytorch", 1), ("pytorch-ddp", 2))
+        *(("none", 1), ("zero3", 2), ("pytorch", 1), ("pytorch-fsdp", 2))
     ]
 
 
@@ -145,20 +191,34 @@ def test_schedules_that_do_not_fit_are_left_out() -> None:
         parallel_cases(TINY, CASE, 1, ["zero"])
 
 
-def test_memory_is_planned_where_there_are_formulas() -> None:
+def test_memory_and_time_of_gpus_are_planned_where_there_are_formulas() -> None:
     config = GPT2Config(64, 8, 2, 2, 16)
-    bench = MatrixBench(config, Comm(), "cpu")
+    comm = Comm()
 
-    def planned(attention: str, parallel: str, model: str = "gpt2") -> float | None:
+    def planned(attention: str, parallel: str, ranks: int = 1, **changed: Any) -> Row:
         (case,) = matrix_cases(config, CASE, 1, [attention], ["none"])
-        return bench._planned_mb({**case, "parallel": parallel, "model": model})
+        comm.size, device = ranks, changed.pop("device", "cuda")
+        return MatrixBench(config, comm, device)._planned(
+            {**case, "parallel": parallel, "ranks": ranks, **changed}
+        )
 
     for name in ("none", "overlap"):
-        job = TrainingJob(config, Mesh(), 2, dtype="float32")
-        assert planned("flash", name) == estimate(job).bytes / 1e6
+        plan = estimate(TrainingJob(config, Mesh(), 2, dtype="float32"))
+        row = planned("flash", name)
+        assert row == {"planned_mb": plan.bytes / 1e6, "planned_ms": 1e3 * plan.seconds}
+        assert planned("flash", name, device="cpu") == {"planned_mb": plan.bytes / 1e6}
+    for name, job in (
+        ("zero3", TrainingJob(config, Mesh(4), 8, dtype="float32", zero=3)),
+        ("tp2xdp2", TrainingJob(config, Mesh(dp=2, tp=2), 4, 2, dtype="float32")),
+        ("pp2xdp2", TrainingJob(config, Mesh(dp=2, pp=2), 4, 2, dtype="float32")),
+    ):
+        row = planned("flash", name, 4, micro_batches=job.micro_batches, bucket_mb=1e-3)
+        plan = estimate(job, bucket=1e3)
+        assert row == {"planned_mb": plan.bytes / 1e6, "planned_ms": 1e3 * plan.seconds}
+        assert plan.seconds > estimate(job).seconds or name == "zero3"
     for case in (("flash", "naive"), ("flash", "flat"), ("unfused", "none")):
-        assert planned(*case) is None
-    assert planned("flash", "none", "transformer-lm") is None
+        assert planned(*case) == {}
+    assert planned("flash", "none", model="transformer-lm") == {}
 
 
 def test_scaling_and_overhead_are_against_one_gpu() -> None:
@@ -185,6 +245,7 @@ def test_scaling_and_overhead_are_against_one_gpu() -> None:
         ("1f1b", "model-parallel", "speed_up"),
         ("tensor", "none", "speed_up"),
         ("pytorch-ddp", "overlap", "ratio"),
+        ("pytorch-fsdp", "zero3", "ratio"),
     ):
         before = [{**row, "parallel": other, "ms": 9.0}, {**row, "parallel": "zero", "ms": 1.0}]
         found = with_scaling({**row, "parallel": mode, "ms": 6.0}, before)
@@ -237,18 +298,43 @@ def test_the_peer_is_connected_once_and_at_the_end_not_any_more(
     with closing(MatrixBench(TINY, Comm(), "cpu")) as bench:
         rows = [
             bench({**case, "captured": captured})
-            for case, captured in zip(cases, (False, True), strict=True)
+            for case, captured in zip(cases, (False, True, False), strict=True)
         ]
-    assert [row["ms"] for row in rows] == [500, 500]
-    given = {"compiled": True, "mode": "default", "several": False}
+    assert [row["ms"] for row in rows] == [500, 500, 500]
+    given = {"compiled": True, "mode": "default", "together": ""}
     assert calls == [
         "cpu",
         (2, TINY, given),
-        (2, TINY, given | {"mode": "reduce-overhead", "several": True}),
+        (2, TINY, given | {"mode": "reduce-overhead", "together": "ddp"}),
+        (2, TINY, given | {"together": "fsdp"}),
         "left",
     ]
     bench.close()
-    assert len(calls) == 4
+    assert len(calls) == 5
+
+
+def test_the_peers_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    models: list[Any] = []
+
+    def kept(*sizes: Any, **options: Any) -> Any:
+        models.append(gpt2(*sizes, **options))
+        return models[-1]
+
+    monkeypatch.setitem(torch_ddp.TORCH, "gpt2", kept)
+    settings, config = settings_of({"batch": 2, "dtype": "float32"}, GPT2Config(64, 8, 2, 2, 16))
+    torch_ddp.join(torch, Comm(), "cpu")
+    try:
+        for together in ("", "ddp", "fsdp"):
+            step = torch_ddp.training_step(settings, config, "cpu", together=together)
+            step()
+            step()
+        alone, replicated, sharded = (list(model.parameters()) for model in models)
+        whole = [weight.full_tensor() for weight in sharded]
+    finally:
+        torch.distributed.destroy_process_group()
+    for one, *others in zip(alone, replicated, whole, strict=True):
+        assert all((one - other).abs().max() < 1e-6 for other in others)
 
 
 @pytest.mark.parametrize(

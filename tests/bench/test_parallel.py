@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tensorgrad.bench.matrix import PEERS
 from tensorgrad.io.readers import read_json
-from tests.ranks import run_ranks
+from tests.ranks import run_each, run_ranks
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 MODEL = "--layers 4 --width 128 --heads 4 --context 32 --vocab 100 --batch 4 --micro-batches 4"
+SMALL = """--layers 2 --width 32 --heads 2 --context 16 --vocab 100 --batch 4 --steps 1
+    --windows 1"""
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly)])
@@ -47,11 +50,42 @@ def test_it_measures_every_part_and_the_plan_is_near(tmp_path: Path, dtype: str)
     assert found["naive", 1]["speed_up"] is None
 
 
-def test_micro_batches_that_do_not_divide_the_batch_are_said_before_anything_is_measured(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("ranks", "meshes"),
+    [(2, ["tp2", "pp2"]), pytest.param(4, ["tp2xdp2", "pp2xdp2"], marks=pytest.mark.nightly)],
+)
+def test_meshes_are_beside_one_rank_and_their_plan(
+    ranks: int, meshes: list[str], tmp_path: Path
 ) -> None:
-    given = ["--device", "cpu", "--batch", 4, "--micro-batches", 3, "--out", tmp_path / "out"]
-    result = run_ranks("tensorgrad", 2, ["bench", "parallel", *given], check=False)
-    assert result.returncode == 1
-    assert "--micro-batches: got 3, expected a divisor of the 4" in result.stderr
-    assert not (tmp_path / "out").exists()
+    options = ["mesh", "--meshes", *meshes, "--device", "cpu", *SMALL.split()]
+    wrong = ["bench", "parallel", *options, "--micro-batches", 3, "--out", tmp_path / "wrong"]
+    command = ["bench", "parallel", *options, "--micro-batches", 2, "--out", tmp_path / "out"]
+    refused, _ = run_each("tensorgrad", ranks, [wrong, command], tmp_path)
+    assert refused.returncode == 1
+    assert "--micro-batches: got 3, expected a divisor of the 4" in refused.stderr
+    assert not (tmp_path / "wrong").exists()  # before anything is measured
+    rows = read_json(tmp_path / "out" / "parallel.json")["rows"]
+    assert [(row["parallel"], row["status"]) for row in rows] == [
+        (name, "ok") for name in ("none", *meshes)
+    ]
+    for row in rows:
+        sequences = 4 if row["parallel"] == "none" or ranks == 2 else 8
+        assert row["tokens_per_second"] == pytest.approx(sequences * 16e3 / row["ms"], rel=1e-3)
+        assert row["planned_mb"] == pytest.approx(row["peak_mb"] / row["planned_ratio"], rel=1e-3)
+        assert row["planned_ms"] is None  # of a GPU
+    assert [row["bubble"] for row in rows] == [None, None, pytest.approx(100 / 3, rel=1e-3)]
+
+
+@pytest.mark.nightly
+def test_peers_train_on_all_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    modes = ["--modes", "none", "overlap", "zero3", "pytorch", "pytorch-ddp", "pytorch-fsdp"]
+    options = ["--device", "cpu", *SMALL.split(), "--out", tmp_path / "out"]
+    run_ranks("tensorgrad", 2, ["bench", "parallel", "data", "zero", *modes, *options])
+    rows = read_json(tmp_path / "out" / "parallel.json")["rows"]
+    found = {row["parallel"]: row for row in rows}
+    assert list(found) == ["none", "overlap", "pytorch", "pytorch-ddp", "zero3", "pytorch-fsdp"]
+    for peer, ours in PEERS.items():
+        ratio = found[peer]["ms"] / found[ours]["ms"]
+        assert found[peer]["ratio"] == pytest.approx(ratio, rel=1e-3)
+        assert (found[peer]["scaling"] is None) == (peer == "pytorch")
