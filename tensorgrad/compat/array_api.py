@@ -111,7 +111,7 @@ def finfo(dtype: DtypeLike | Tensor) -> FloatLimits:
         >>> tg.finfo("bfloat16").eps
         0.0078125
     """
-    kind = _dtype_of("finfo", dtype)
+    kind = _dtype_of("finfo: dtype", dtype)
     kind = np.empty(0, kind).real.dtype if is_complex(kind) else kind
     if not is_float(kind):
         raise DtypeError(f"finfo: got dtype {kind}, expected a float")
@@ -136,7 +136,7 @@ def iinfo(dtype: DtypeLike | Tensor) -> IntegerLimits:
         >>> tg.iinfo("int8").max
         127
     """
-    kind = _dtype_of("iinfo", dtype)
+    kind = _dtype_of("iinfo: dtype", dtype)
     if kind.kind not in "iu":
         raise DtypeError(f"iinfo: got dtype {kind}, expected an integer")
     limits = np.iinfo(kind)
@@ -161,11 +161,11 @@ def isdtype(dtype: DtypeLike, kind: Any) -> builtins.bool:
         >>> tg.isdtype(tg.bfloat16, "real floating"), tg.isdtype(tg.bool, ("integral", tg.uint8))
         (True, False)
     """
-    found = as_dtype(dtype)
+    found = as_dtype(dtype, "isdtype: dtype")
     if isinstance(kind, tuple):
         return any([isdtype(found, one) for one in kind])
     if not isinstance(kind, str):
-        return found == as_dtype(kind)
+        return found == as_dtype(kind, "isdtype: kind")
     if kind not in _KINDS:
         raise ArgumentError(f"isdtype: kind is {kind!r}, expected one of {', '.join(_KINDS)}")
     return found in _KINDS[kind] or (is_float(found) and kind in ("real floating", "numeric"))
@@ -191,7 +191,10 @@ def result_type(*operands: Any) -> Dtype:
     """
     if not operands:
         raise ArgumentError("result_type: got no operands, expected at least one")
-    kinds = [x if type(x) in dtypes.SCALARS else _dtype_of("result_type", x) for x in operands]
+    kinds = [
+        x if type(x) in dtypes.SCALARS else _dtype_of(f"result_type: operands[{i}]", x)
+        for i, x in enumerate(operands)
+    ]
     try:
         return as_dtype(np.result_type(*kinds))
     except TypeError as error:
@@ -212,7 +215,7 @@ def promote_types(a: DtypeLike, b: DtypeLike) -> Dtype:
         >>> tg.promote_types("int8", "uint8")
         dtype('int16')
     """
-    return result_type(as_dtype(a), as_dtype(b))
+    return result_type(as_dtype(a, "promote_types: a"), as_dtype(b, "promote_types: b"))
 
 
 def can_cast(source: Any, to: DtypeLike) -> builtins.bool:
@@ -232,13 +235,12 @@ def can_cast(source: Any, to: DtypeLike) -> builtins.bool:
         >>> tg.can_cast("int32", "int64"), tg.can_cast("float64", "float32")
         (True, False)
     """
-    return np.can_cast(_dtype_of("can_cast", source), as_dtype(to, "can_cast: to"))
+    return np.can_cast(_dtype_of("can_cast: source", source), as_dtype(to, "can_cast: to"))
 
 
-def _dtype_of(op: str, value: Any) -> Dtype:
-    if isinstance(value, Tensor) or backend.is_array(value):
-        return as_dtype(value.dtype)
-    return as_dtype(value)
+def _dtype_of(name: str, value: Any) -> Dtype:
+    array = isinstance(value, Tensor) or backend.is_array(value)
+    return as_dtype(value.dtype if array else value, name)
 
 
 class NamespaceInfo:

@@ -129,6 +129,8 @@ def gelu_tanh(x: Values) -> Values:
 
     (1 + tanh(u)) / 2 is sigmoid(2 u), which loses no digits where tanh is close to -1.
     """
+    if x.dtype.kind in "iub":
+        x = x.astype(np.float64)
     with np.errstate(over="ignore"):  # the same overflow is harmless in `sigmoid`
         t = _exp_minus_2u(x)
     t += 1

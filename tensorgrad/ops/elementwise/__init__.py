@@ -371,14 +371,14 @@ def where(
 
 CLIP = Row(
     "clip",
-    "x a b",
-    "minimum(maximum(x, a), b)",
-    "where(maximum(x, a) > b, 0, where(x < a, 0, dy))",
-    "where(maximum(x, a) > b, 0, where(x < a, dy, 0))",
-    "where(maximum(x, a) > b, dy, 0)",
+    "x min max",
+    "minimum(maximum(x, min), max)",
+    "where(maximum(x, min) > max, 0, where(x < min, 0, dy))",
+    "where(maximum(x, min) > max, 0, where(x < min, dy, 0))",
+    "where(maximum(x, min) > max, dy, 0)",
 )
-CLIP_MIN = Row("clip", "x a", "maximum(x, a)", "where(x < a, 0, dy)", "where(x < a, dy, 0)")
-CLIP_MAX = Row("clip", "x b", "minimum(x, b)", "where(x > b, 0, dy)", "where(x > b, dy, 0)")
+CLIP_MIN = Row("clip", "x min", "maximum(x, min)", "where(x < min, 0, dy)", "where(x < min, dy, 0)")
+CLIP_MAX = Row("clip", "x max", "minimum(x, max)", "where(x > max, 0, dy)", "where(x > max, dy, 0)")
 
 
 def clip(x: ArrayLike, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Tensor:

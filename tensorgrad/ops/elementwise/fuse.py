@@ -82,18 +82,20 @@ def fuse(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
             row, used = rows[key]
         except (KeyError, TypeError):
             if any([isinstance(operand, (list, tuple)) for operand in operands]):
-                return run(*[_plain(f.__name__, one, operands) for one in operands], **constants)
+                return run(*_plain(f, operands), **constants)
             row, used = rows[key] = _row(f, kinds, constants)
         return row(*operands) if len(used) == len(operands) else row(*[operands[i] for i in used])
 
     return run
 
 
-def _plain(op: str, operand: Any, operands: Sequence[Any]) -> Any:
+def _plain(f: Callable[..., Tensor], operands: Sequence[Any]) -> list[Any]:
     """Return lists as arrays, all else as it is."""
-    if not isinstance(operand, (list, tuple)):
-        return operand
-    return array_beside(op, "value", operand, *operands)
+    op = Trace(f).name
+    return [
+        array_beside(op, name, one, *operands) if isinstance(one, (list, tuple)) else one
+        for name, one in zip(_names(f, len(operands)), operands, strict=True)
+    ]
 
 
 def _row(
