@@ -277,7 +277,9 @@ def _swapaxes_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy.swapaxes(*saved),)
 
 
-def moveaxis(x: ArrayLike, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+def moveaxis(
+    x: ArrayLike, source: SupportsIndex | Sequence[int], destination: SupportsIndex | Sequence[int]
+) -> Tensor:
     """Return a view with some axes moved to other positions, the others in their old order.
 
     Args:
@@ -738,7 +740,7 @@ def _pad_pairs(pad_width: Any, ndim: int) -> list[tuple[int, int]]:
     return [(before, after) for before, after in pairs]
 
 
-def _pad_constant(x: Tensor, widths: list[tuple[int, int]], value: float) -> Tensor:
+def _pad_constant(x: Tensor, widths: list[tuple[int, int]], value: complex) -> Tensor:
     data = x.data
     lengths = [b + n + a for (b, a), n in zip(widths, data.shape, strict=True)]
     inner = tuple([slice(b, b + n) for (b, _), n in zip(widths, data.shape, strict=True)])

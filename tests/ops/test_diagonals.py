@@ -95,9 +95,10 @@ def test_indices_of_triangles_are_numpys() -> None:
                 np.testing.assert_array_equal(rows.numpy(), numpys)
     assert tg.tri(2).dtype == np.float32
     np.testing.assert_array_equal(tg.tri(2).numpy(), np.tri(2))
-    rows: Any = np.uint8(2)
-    for k in (2**63 - 1, -(2**63), np.int8(-128)):
-        below, above = tg.tri(rows, 3, k), tg.triu_indices(rows, k, 3)[0]
+    two: Any = np.uint8(2)
+    far: list[Any] = [2**63 - 1, -(2**63), np.int8(-128)]
+    for k in far:
+        below, above = tg.tri(two, 3, k), tg.triu_indices(two, k, 3)[0]
         assert (below.sum().item(), len(above)) == ((6, 0) if k > 0 else (0, 6))
     assert tg.block_diag().shape == (1, 0)
     assert tg.block_diag().dtype == np.float32
