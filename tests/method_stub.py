@@ -22,7 +22,7 @@ The functions are in ops/methods.py.
 
 import builtins
 from collections.abc import Sequence
-from typing import Any, Literal, Never, Self
+from typing import Any, Literal, Never, Self, SupportsIndex
 
 from tensorgrad.core.backend import Axis
 from tensorgrad.core.dtypes import DtypeLike

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, SupportsIndex
 
 import numpy as np
 
@@ -16,15 +16,7 @@ from tensorgrad.compat.interop import from_dlpack
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import array_of
 from tensorgrad.core.backend import Array, namespace_on
-from tensorgrad.core.checks import (
-    check_flag,
-    check_holds,
-    check_indices,
-    check_integer,
-    check_no_length,
-    check_number,
-    shape_of,
-)
+from tensorgrad.core.checks import check_holds, check_indices, check_no_length, shape_of
 from tensorgrad.core.dtypes import (
     Dtype,
     DtypeLike,
@@ -38,7 +30,8 @@ from tensorgrad.core.dtypes import (
     uint64,
 )
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.core.operands import constant_of, integer_array, leaves_of, tensor_of, values_of
+from tensorgrad.core.operands import constant_of, integer_array, leaves_of, values_of
+from tensorgrad.core.signature import Operand, Range, Signatures, Size
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.shape import astype, stack, to
@@ -67,6 +60,7 @@ __all__ = [
     "zeros_like",
 ]
 
+takes = Signatures(globals())
 Shapes = int | Sequence[int]
 _MOST = 2**60  # elements: more is a mistake, whatever the memory
 
@@ -146,6 +140,7 @@ def asarray(
         >>> x
         tensor([1., 0., 0.], dtype=float32)
     """
+    takes.asarray(copy)
     if isinstance(value, (list, tuple)) and any([isinstance(v, Tensor) for v in leaves_of(value)]):
         value = stack([asarray(part) for part in value])
     if not isinstance(value, Tensor):
@@ -154,8 +149,6 @@ def asarray(
     x = value if isinstance(value, Tensor) else Tensor(values_of("asarray", "value", value, dtype))
     y = x if dtype is None else astype(x, dtype, copy=False)
     y = y if device is None else to(y, device)
-    if copy is not None:
-        check_flag("asarray", "copy", copy)
     fresh = y is not x or not (isinstance(value, Tensor) or backend.is_array(value))
     if copy is False and fresh:
         raise ArgumentError("asarray: copy is False, expected a value that needs no copy")
@@ -377,7 +370,7 @@ def empty_like(
         >>> tg.empty_like([[4, 5]], dtype="float16").dtype
         dtype('float16')
     """
-    x = tensor_of("empty_like", "x", x)
+    (x,) = takes.empty_like(x, requires_grad)
     device = x.device if device is None else device
     dtype = x.dtype if dtype is None else dtype
     return empty(x.shape, dtype, device=device, requires_grad=requires_grad)
@@ -385,7 +378,7 @@ def empty_like(
 
 def full_like(
     x: ArrayLike,
-    fill_value: ArrayLike,
+    fill_value: Any,
     dtype: DtypeLike | None = None,
     *,
     device: str | None = None,
@@ -407,7 +400,7 @@ def full_like(
         >>> tg.full_like([1.5, 2.5], 3)
         tensor([3., 3.], dtype=float32)
     """
-    x = tensor_of("full_like", "x", x)
+    (x,) = takes.full_like(x, requires_grad)
     device = x.device if device is None else device
     dtype = x.dtype if dtype is None else dtype
     return full(x.shape, fill_value, dtype, device=device, requires_grad=requires_grad)
@@ -446,11 +439,11 @@ def arange(
         >>> tg.arange(1, 2, 0.25)
         tensor([1.  , 1.25, 1.5 , 1.75], dtype=float32)
     """
+    takes.arange(start, stop, step, requires_grad)
     if stop is None:
         start, stop = 0, start
     named = {"start": start, "stop": stop, "step": step}
     for name, number in named.items():
-        check_number("arange", name, number)
         if not isinstance(number, int) and not math.isfinite(number):
             raise ArgumentError(f"arange: {name} is {number}, expected a finite number")
     if step == 0:
@@ -476,7 +469,7 @@ def arange(
 def linspace(
     start: float,
     stop: float,
-    num: int = 50,
+    num: Size = 50,
     endpoint: bool = True,
     *,
     dtype: DtypeLike | None = None,
@@ -497,16 +490,14 @@ def linspace(
         (num,).
 
     Raises:
-        ArgumentError: num is negative, or the dtype does not hold the numbers.
+        ArgumentError: num is not 0 or more.
+        ArgumentError: the dtype does not hold the numbers.
 
     Example:
         >>> tg.linspace(0, 1, 5)
         tensor([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float32)
     """
-    check_number("linspace", "start", start)
-    check_number("linspace", "stop", stop)
-    check_integer("linspace", "num", num, 0)
-    check_flag("linspace", "endpoint", endpoint)
+    takes.linspace(start, stop, num, endpoint, requires_grad)
     target = _float_dtype(dtype)
     first, last = (_number("linspace", n, v, float) for n, v in (("start", start), ("stop", stop)))
     _check_holds("linspace", target, (first, last) if num else ())
@@ -518,7 +509,7 @@ def linspace(
 def logspace(
     start: float,
     stop: float,
-    num: int = 50,
+    num: Size = 50,
     endpoint: bool = True,
     base: float = 10.0,
     dtype: DtypeLike | None = None,
@@ -539,13 +530,13 @@ def logspace(
         (num,).
 
     Raises:
-        ArgumentError: num is negative.
+        ArgumentError: num is not 0 or more.
 
     Example:
         >>> tg.logspace(0, 3, 4, base=2)
         tensor([1., 2., 4., 8.], dtype=float32)
     """
-    check_number("logspace", "base", base)
+    takes.logspace(start, stop, num, endpoint, base)
     powers = linspace(start, stop, num, endpoint, dtype=float64, device=device)
     return astype(float(base) ** powers, _float_dtype(dtype))
 
@@ -553,7 +544,7 @@ def logspace(
 def geomspace(
     start: float,
     stop: float,
-    num: int = 50,
+    num: Size = 50,
     endpoint: bool = True,
     dtype: DtypeLike | None = None,
     *,
@@ -572,14 +563,14 @@ def geomspace(
         (num,).
 
     Raises:
-        ArgumentError: num is negative, or start and stop are not both above or below 0.
+        ArgumentError: num is not 0 or more.
+        ArgumentError: start and stop are not both above or below 0.
 
     Example:
         >>> tg.geomspace(1, 8, 4).round(3)
         tensor([1., 2., 4., 8.], dtype=float32)
     """
-    check_number("geomspace", "start", start)
-    check_number("geomspace", "stop", stop)
+    takes.geomspace(start, stop, num, endpoint)
     if not start * stop > 0:
         raise ArgumentError(f"geomspace: stop is {stop}, expected the sign of start, {start}")
     ends = math.log10(abs(start)), math.log10(abs(stop))
@@ -651,8 +642,8 @@ def _check_holds(op: str, dtype: Dtype, numbers: Sequence[float]) -> None:
 
 
 def eye(
-    rows: int,
-    columns: int | None = None,
+    rows: SupportsIndex,
+    columns: SupportsIndex | None = None,
     k: int = 0,
     dtype: DtypeLike | None = None,
     *,
@@ -673,22 +664,22 @@ def eye(
         (rows, columns).
 
     Raises:
-        ArgumentError: k is not an integer.
+        ShapeError: rows or columns is negative.
 
     Example:
         >>> tg.eye(2, 3, 1)
         tensor([[0., 1., 0.],
                 [0., 0., 1.]], dtype=float32)
     """
+    takes.eye(k, requires_grad)
     lengths = shape_of("eye", (rows, rows if columns is None else columns))
-    check_integer("eye", "k", k)
     target = _float_dtype(dtype)
     xp = namespace_on("cpu" if device is None else device)
-    data = _below(xp, lengths, k) & ~_below(xp, lengths, k - 1)
+    data = below(xp, lengths, k) & ~below(xp, lengths, k - 1)
     return Tensor(data.astype(target), requires_grad)
 
 
-def tril(x: ArrayLike, k: int = 0) -> Tensor:
+def tril(x: Annotated[ArrayLike, Operand(axes="... M N")], k: int = 0) -> Tensor:
     """Return x with zeros above the k-th diagonal of its last two axes.
 
     Args:
@@ -699,17 +690,18 @@ def tril(x: ArrayLike, k: int = 0) -> Tensor:
         In the shape and dtype of x.
 
     Raises:
-        ShapeError: x has fewer than two axes.
+        ShapeError: x is not (..., M, N).
 
     Example:
         >>> tg.tril([[1, 2], [3, 4]])
         tensor([[1, 0],
                 [3, 4]], dtype=int64)
     """
-    return _triangle("tril", x, k, lower=True)
+    (x,) = takes.tril(x, k)
+    return _triangle(x, k, lower=True)
 
 
-def triu(x: ArrayLike, k: int = 0) -> Tensor:
+def triu(x: Annotated[ArrayLike, Operand(axes="... M N")], k: int = 0) -> Tensor:
     """Return x with zeros below the k-th diagonal of its last two axes.
 
     Args:
@@ -720,33 +712,32 @@ def triu(x: ArrayLike, k: int = 0) -> Tensor:
         In the shape and dtype of x.
 
     Raises:
-        ShapeError: x has fewer than two axes.
+        ShapeError: x is not (..., M, N).
 
     Example:
         >>> tg.triu([[1, 2], [3, 4]], k=1)
         tensor([[0, 2],
                 [0, 0]], dtype=int64)
     """
-    return _triangle("triu", x, k, lower=False)
+    (x,) = takes.triu(x, k)
+    return _triangle(x, k, lower=False)
 
 
-def _triangle(op: str, x: Any, k: int, lower: bool) -> Tensor:
-    x = tensor_of(op, "x", x)
-    check_integer(op, "k", k)
-    if x.ndim < 2:
-        raise ShapeError(f"{op}: x has shape {x.shape}, expected two axes or more")
+def _triangle(x: Tensor, k: int, lower: bool) -> Tensor:
     xp = backend.namespace(x.data)
-    keep = _below(xp, x.shape[-2:], k) if lower else ~_below(xp, x.shape[-2:], k - 1)
+    keep = below(xp, x.shape[-2:], k) if lower else ~below(xp, x.shape[-2:], k - 1)
     return where(keep, x, x.dtype == bool_ and False)
 
 
-def _below(xp: Any, shape: tuple[int, ...], k: int) -> Array:
+def below(xp: Any, shape: tuple[int, ...], k: int) -> Array:
     """Return where a matrix lies on or below its k-th diagonal."""
     k = min(max(k, -shape[0]), shape[1])  # int64 holds it, and no farther one has elements
     return xp.arange(shape[1]) <= xp.arange(shape[0])[:, None] + k
 
 
-def one_hot(indices: ArrayLike, num_classes: int = -1, *, dtype: DtypeLike = int64) -> Tensor:
+def one_hot(
+    indices: Any, num_classes: Annotated[int, Range(int, -1)] = -1, *, dtype: DtypeLike = int64
+) -> Tensor:
     """Return for each index i a row of zeros with a one at position i.
 
     Args:
@@ -758,7 +749,8 @@ def one_hot(indices: ArrayLike, num_classes: int = -1, *, dtype: DtypeLike = int
         (*indices.shape, num_classes).
 
     Raises:
-        ArgumentError: num_classes is below -1, or -1 without an index.
+        ArgumentError: num_classes is not -1 or more.
+        ArgumentError: num_classes is -1 without an index.
         OutOfRangeError: an index is outside its range (on the GPU its row is all zeros instead).
         DtypeError: the indices are not integers.
 
@@ -767,8 +759,8 @@ def one_hot(indices: ArrayLike, num_classes: int = -1, *, dtype: DtypeLike = int
         tensor([[1, 0, 0],
                 [0, 0, 1]], dtype=int64)
     """
+    takes.one_hot(num_classes)
     classes = integer_array("one_hot", "indices", indices)
-    check_integer("one_hot", "num_classes", num_classes, -1)
     if num_classes == -1:
         if not classes.size:
             raise ArgumentError("one_hot: num_classes is -1 without an index, expected a number")

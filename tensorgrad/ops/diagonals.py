@@ -6,12 +6,12 @@ Tests: tests/ops/test_diagonals.py.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Annotated, Any, Never, SupportsIndex
 
 import numpy as np
 
-from tensorgrad.core.backend import namespace, namespace_on
-from tensorgrad.core.checks import axis_index, check_flag, check_integer, unexpected
+from tensorgrad.core.backend import Array, namespace, namespace_on
+from tensorgrad.core.checks import axis_index
 from tensorgrad.core.dtypes import (
     DtypeLike,
     as_dtype,
@@ -22,8 +22,10 @@ from tensorgrad.core.dtypes import (
     is_float,
 )
 from tensorgrad.core.errors import ShapeError
-from tensorgrad.core.operands import operands, tensor_of
+from tensorgrad.core.operands import operands
+from tensorgrad.core.signature import Operand, Signatures, Size
 from tensorgrad.core.tensor import ArrayLike, Tensor
+from tensorgrad.ops.creation import below
 from tensorgrad.ops.einsum import dot, tensordot
 from tensorgrad.ops.elementwise import conj, multiply, power
 from tensorgrad.ops.indexing import getitem
@@ -46,8 +48,12 @@ __all__ = [
     "trace", "tri", "tril_indices", "triu_indices", "vander", "vdot", "vecdot", "vecmat",
 ]  # fmt: skip
 
+takes = Signatures(globals())
 
-def diagonal(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+
+def diagonal(
+    x: ArrayLike, offset: int = 0, axis1: SupportsIndex = 0, axis2: SupportsIndex = 1
+) -> Tensor:
     """Return the diagonal of two axes as the last axis of the result.
 
     Args:
@@ -66,8 +72,7 @@ def diagonal(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> T
         >>> tg.diagonal([[1, 2, 3], [4, 5, 6]], 1)
         tensor([2, 6], dtype=int64)
     """
-    x = tensor_of("diagonal", "x", x)
-    check_integer("diagonal", "offset", offset)
+    (x,) = takes.diagonal(x, offset)
     if x.ndim < 2:
         raise ShapeError(f"diagonal: x has shape {x.shape}, expected two axes or more")
     x = moveaxis(x, two_axes("diagonal", axis1, axis2, x.ndim), (-2, -1))
@@ -78,7 +83,11 @@ def diagonal(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> T
 
 
 def trace(
-    x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: DtypeLike | None = None
+    x: ArrayLike,
+    offset: int = 0,
+    axis1: SupportsIndex = 0,
+    axis2: SupportsIndex = 1,
+    dtype: DtypeLike | None = None,
 ) -> Tensor:
     """Return the sum along a diagonal.
 
@@ -118,12 +127,11 @@ def diag(x: ArrayLike, k: int = 0) -> Tensor:
         >>> tg.diag([[1, 2], [3, 4]])
         tensor([1, 4], dtype=int64)
     """
-    x = tensor_of("diag", "x", x)
+    (x,) = takes.diag(x, k)
     if x.ndim == 2:
         return diagonal(x, k)
     if x.ndim != 1:
         raise ShapeError(f"diag: x has shape {x.shape}, expected a vector or a matrix")
-    check_integer("diag", "k", k)
     n = x.shape[0]
     if not n:
         return pad(reshape(x, (0, 0)), ((0, abs(k)), (0, abs(k))))
@@ -132,7 +140,12 @@ def diag(x: ArrayLike, k: int = 0) -> Tensor:
     return pad(square, ((max(-k, 0), max(k, 0)), (max(k, 0), max(-k, 0))))
 
 
-def diag_embed(x: ArrayLike, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Tensor:
+def diag_embed(
+    x: Annotated[ArrayLike, Operand(axes="... N")],
+    offset: int = 0,
+    axis1: SupportsIndex = -2,
+    axis2: SupportsIndex = -1,
+) -> Tensor:
     """Return zeros with the last axis of x on a diagonal of two new axes: see `diagonal`.
 
     Args:
@@ -144,17 +157,14 @@ def diag_embed(x: ArrayLike, offset: int = 0, axis1: int = -2, axis2: int = -1) 
         One axis more than x has; the two axes have length N + |offset|.
 
     Raises:
-        ShapeError: x has no axes.
+        ShapeError: x is not (..., N).
         ArgumentError: the two axes are one.
 
     Example:
         >>> tg.diag_embed([[1, 2], [3, 4]]).tolist()
         [[[1, 0], [0, 2]], [[3, 0], [0, 4]]]
     """
-    x = tensor_of("diag_embed", "x", x)
-    check_integer("diag_embed", "offset", offset)
-    if not x.ndim:
-        raise ShapeError("diag_embed: x has shape (), expected an axis or more")
+    (x,) = takes.diag_embed(x, offset)
     axes = two_axes("diag_embed", axis1, axis2, x.ndim + 1)
     length = x.shape[-1] + abs(int(offset))
     zeros = Tensor(namespace(x.data).zeros((*x.shape[:-1], length, length), x.dtype))
@@ -216,8 +226,8 @@ def diagflat(x: ArrayLike, k: int = 0) -> Tensor:
 
 
 def tri(
-    rows: int,
-    columns: int | None = None,
+    rows: Size,
+    columns: Size | None = None,
     k: int = 0,
     dtype: DtypeLike = float32,
     *,
@@ -236,22 +246,23 @@ def tri(
         (rows, columns).
 
     Raises:
-        ArgumentError: rows is negative.
+        ArgumentError: rows is not 0 or more.
+        ArgumentError: columns is not 0 or more.
 
     Example:
         >>> tg.tri(2, 3)
         tensor([[1., 0., 0.],
                 [1., 1., 0.]], dtype=float32)
     """
-    check_integer("tri", "rows", rows, 0)
-    check_integer("tri", "columns", rows if columns is None else columns, 0)
-    check_integer("tri", "k", k)
-    xp = namespace_on(device)
-    wide = xp.arange(rows if columns is None else columns)
-    return Tensor((wide <= xp.arange(rows)[:, None] + k).astype(as_dtype(dtype)))
+    takes.tri(rows, columns, k)
+    return Tensor(_lower(namespace_on(device), rows, columns, k).astype(as_dtype(dtype)))
 
 
-def tril_indices(rows: int, k: int = 0, columns: int | None = None) -> tuple[Tensor, Tensor]:
+def _lower(xp: Any, rows: int, columns: int | None, k: int) -> Array:
+    return below(xp, (int(rows), int(rows if columns is None else columns)), int(k))
+
+
+def tril_indices(rows: Size, k: int = 0, columns: Size | None = None) -> tuple[Tensor, Tensor]:
     """Return the row and column indices of a matrix on and below its k-th diagonal.
 
     Args:
@@ -262,17 +273,21 @@ def tril_indices(rows: int, k: int = 0, columns: int | None = None) -> tuple[Ten
     Returns:
         Two vectors, int64.
 
+    Raises:
+        ArgumentError: rows is not 0 or more.
+        ArgumentError: columns is not 0 or more.
+
     Example:
         >>> rows, columns = tg.tril_indices(2)
         >>> rows.tolist(), columns.tolist()
         ([0, 1, 1], [0, 0, 1])
     """
-    check_integer("tril_indices", "k", k)
-    first, second = tri(rows, columns, k).data.nonzero()
+    takes.tril_indices(rows, k, columns)
+    first, second = _lower(np, rows, columns, k).nonzero()
     return Tensor(first), Tensor(second)
 
 
-def triu_indices(rows: int, k: int = 0, columns: int | None = None) -> tuple[Tensor, Tensor]:
+def triu_indices(rows: Size, k: int = 0, columns: Size | None = None) -> tuple[Tensor, Tensor]:
     """Return the row and column indices of a matrix on and above its k-th diagonal.
 
     Args:
@@ -283,13 +298,17 @@ def triu_indices(rows: int, k: int = 0, columns: int | None = None) -> tuple[Ten
     Returns:
         Two vectors, int64.
 
+    Raises:
+        ArgumentError: rows is not 0 or more.
+        ArgumentError: columns is not 0 or more.
+
     Example:
         >>> rows, columns = tg.triu_indices(2, 1, 3)
         >>> rows.tolist(), columns.tolist()
         ([0, 0, 1], [1, 2, 2])
     """
-    check_integer("triu_indices", "k", k)
-    first, second = (tri(rows, columns, k - 1).data == 0).nonzero()
+    takes.triu_indices(rows, k, columns)
+    first, second = (~_lower(np, rows, columns, int(k) - 1)).nonzero()
     return Tensor(first), Tensor(second)
 
 
@@ -304,13 +323,14 @@ def inner(a: ArrayLike, b: ArrayLike) -> Tensor:
         The other axes of a, then those of b.
 
     Raises:
+        DeviceError: the operands are on different devices.
         ShapeError: the last axes differ in length.
 
     Example:
         >>> tg.inner([1, 2], [[3, 4], [5, 6]])
         tensor([11, 17], dtype=int64)
     """
-    a, b = operands("inner", ("a", "b"), (a, b))
+    a, b = takes.inner(a, b)
     return tensordot(a, b, (-1, -1)) if a.ndim and b.ndim else multiply(a, b)
 
 
@@ -324,17 +344,18 @@ def vdot(a: ArrayLike, b: ArrayLike) -> Tensor:
         One number.
 
     Raises:
+        DeviceError: the operands are on different devices.
         ShapeError: they differ in size.
 
     Example:
         >>> tg.vdot([1j, 2], [1j, 3])
         tensor(7.+0.j, dtype=complex64)
     """
-    a, b = operands("vdot", ("a", "b"), (a, b))
+    a, b = takes.vdot(a, b)
     return dot(ravel(_conjugated(a)), ravel(b))
 
 
-def vecdot(a: ArrayLike, b: ArrayLike, *, axis: int = -1, **unknown: Never) -> Tensor:
+def vecdot(a: ArrayLike, b: ArrayLike, *, axis: SupportsIndex = -1, **unknown: Never) -> Tensor:
     """Return the sums of products along an axis; the others broadcast. Complex a is conjugated.
 
     Args:
@@ -345,15 +366,14 @@ def vecdot(a: ArrayLike, b: ArrayLike, *, axis: int = -1, **unknown: Never) -> T
         The other axes, broadcast.
 
     Raises:
+        DeviceError: the operands are on different devices.
         ShapeError: the axes differ in length, or the others do not broadcast.
 
     Example:
         >>> tg.vecdot([[1, 2], [3, 4]], [10, 1])
         tensor([12, 34], dtype=int64)
     """
-    if unknown:
-        raise unexpected("vecdot", unknown)
-    a, b = operands("vecdot", ("a", "b"), (a, b))
+    a, b = takes.vecdot(a, b, unknown)
     a = moveaxis(_conjugated(a), axis_index("vecdot", axis, a.ndim), -1)
     b = moveaxis(b, axis_index("vecdot", axis, b.ndim), -1)
     if a.shape[-1] != b.shape[-1]:
@@ -377,11 +397,14 @@ def matvec(a: ArrayLike, b: ArrayLike) -> Tensor:
     Returns:
         (..., M); errors are those of `matmul`.
 
+    Raises:
+        DeviceError: the operands are on different devices.
+
     Example:
         >>> tg.matvec([[1, 2], [3, 4]], [10, 1])
         tensor([12, 34], dtype=int64)
     """
-    a, b = operands("matvec", ("a", "b"), (a, b))
+    a, b = takes.matvec(a, b)
     return squeeze(matmul(a, expand_dims(b, -1)), -1)
 
 
@@ -395,11 +418,14 @@ def vecmat(a: ArrayLike, b: ArrayLike) -> Tensor:
     Returns:
         (..., N); errors are those of `matmul`.
 
+    Raises:
+        DeviceError: the operands are on different devices.
+
     Example:
         >>> tg.vecmat([10, 1], [[1, 2], [3, 4]])
         tensor([13, 24], dtype=int64)
     """
-    a, b = operands("vecmat", ("a", "b"), (a, b))
+    a, b = takes.vecmat(a, b)
     return squeeze(matmul(expand_dims(a, -2), b), -2)
 
 
@@ -412,11 +438,14 @@ def kron(a: ArrayLike, b: ArrayLike) -> Tensor:
     Returns:
         Along each axis the product of their lengths.
 
+    Raises:
+        DeviceError: the operands are on different devices.
+
     Example:
         >>> tg.kron([1, 10], [1, 2, 3])
         tensor([ 1,  2,  3, 10, 20, 30], dtype=int64)
     """
-    a, b = operands("kron", ("a", "b"), (a, b))
+    a, b = takes.kron(a, b)
     ndim = max(a.ndim, b.ndim)
     of_a = (1,) * (ndim - a.ndim) + a.shape
     of_b = (1,) * (ndim - b.ndim) + b.shape
@@ -425,7 +454,7 @@ def kron(a: ArrayLike, b: ArrayLike) -> Tensor:
     return reshape(first * second, [m * n for m, n in zip(of_a, of_b, strict=True)])
 
 
-def cross(a: ArrayLike, b: ArrayLike, *, axis: int = -1, **unknown: Never) -> Tensor:
+def cross(a: ArrayLike, b: ArrayLike, *, axis: SupportsIndex = -1, **unknown: Never) -> Tensor:
     """Return the vector product of vectors of three elements along an axis.
 
     Args:
@@ -436,15 +465,14 @@ def cross(a: ArrayLike, b: ArrayLike, *, axis: int = -1, **unknown: Never) -> Te
         The other axes, broadcast, and that of the vectors.
 
     Raises:
+        DeviceError: the operands are on different devices.
         ShapeError: the axis has another length, or the other axes do not broadcast.
 
     Example:
         >>> tg.cross([1, 0, 0], [0, 1, 0])
         tensor([0, 0, 1], dtype=int64)
     """
-    if unknown:
-        raise unexpected("cross", unknown)
-    a, b = operands("cross", ("a", "b"), (a, b))
+    a, b = takes.cross(a, b, unknown)
     for name, x in (("a", a), ("b", b)):
         length = x.shape[axis_index("cross", axis, x.ndim)]
         if length != 3:
@@ -457,33 +485,33 @@ def cross(a: ArrayLike, b: ArrayLike, *, axis: int = -1, **unknown: Never) -> Te
     return moveaxis(concatenate(parts, -1), -1, axis)
 
 
-def vander(x: ArrayLike, columns: int | None = None, increasing: bool = False) -> Tensor:
+def vander(
+    x: Annotated[ArrayLike, Operand(axes="N")],
+    columns: Size | None = None,
+    increasing: bool = False,
+) -> Tensor:
     """Return the matrix of the powers of a vector, the highest first unless `increasing`.
 
     Args:
-        x: (n,).
-        columns: how many powers, from 0; n by default.
+        x: (N,).
+        columns: how many powers, from 0; N by default.
         increasing: whether the powers ascend.
 
     Returns:
-        (n, columns), in the dtype that x and int64 have in common, as in NumPy: int64 for bool
+        (N, columns), in the dtype that x and int64 have in common, as in NumPy: int64 for bool
         and small integers, float64 for floats.
 
     Raises:
-        ShapeError: x is not a vector.
-        ArgumentError: columns is negative.
+        ShapeError: x is not (N,).
+        ArgumentError: columns is not 0 or more.
 
     Example:
         >>> tg.vander([2, 3], 3)
         tensor([[4, 2, 1],
                 [9, 3, 1]], dtype=int64)
     """
-    x = tensor_of("vander", "x", x)
-    if x.ndim != 1:
-        raise ShapeError(f"vander: x has shape {x.shape}, expected one axis")
+    (x,) = takes.vander(x, columns, increasing)
     count = len(x) if columns is None else columns
-    check_integer("vander", "columns", count, 0)
-    check_flag("vander", "increasing", increasing)
     dtype = float64 if is_float(x.dtype) else np.promote_types(x.dtype, int64)
     x = astype(x, dtype, copy=False)
     powers = namespace(x.data).arange(count, dtype=x.dtype)

@@ -12,21 +12,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Never, TypeVar
+from typing import Annotated, Any, Never, SupportsIndex, TypeVar
 
 import numpy as np
 
 from tensorgrad.core import backend, nodes
 from tensorgrad.core.arrays import array_of, converted, not_an_operand, sum_array
 from tensorgrad.core.backend import Array, Axis, Shape, is_array, is_numpy, namespace, same_device
-from tensorgrad.core.checks import (
-    along,
-    axis_tuple,
-    check_flag,
-    check_holds,
-    check_indices,
-    unexpected,
-)
+from tensorgrad.core.checks import along, axis_tuple, check_holds, check_indices
 from tensorgrad.core.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.core.errors import (
     ArgumentError,
@@ -38,8 +31,9 @@ from tensorgrad.core.errors import (
 )
 from tensorgrad.core.gradient import Gradients, Needs, Saved, add_at
 from tensorgrad.core.modes import mode
-from tensorgrad.core.operands import array_beside, integer_array, tensor_of
+from tensorgrad.core.operands import array_beside, integer_array
 from tensorgrad.core.record import no_grad, record
+from tensorgrad.core.signature import Operand, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.indexing import add_rows_cuda
 
@@ -48,6 +42,7 @@ __all__ = [
     "take_along_axis",
 ]  # fmt: skip
 
+takes = Signatures(globals())
 _REALS = frozenset((bool, int, float))
 _AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
 _WIDE = 32  # from this row length on, adding whole rows beats adding single elements
@@ -77,7 +72,7 @@ def getitem(x: ArrayLike, key: Any) -> Tensor:
         >>> x[:, [2, 0]].shape
         (2, 2)
     """
-    x = tensor_of("getitem", "x", x)
+    (x,) = takes.getitem(x)
     basic = _is_basic(key)
     if not basic:
         key = plain_key("getitem", key, x.data)
@@ -207,7 +202,7 @@ def _check_writeable(op: str, x: Tensor) -> None:
         raise ArgumentError(f"{op}: the tensor's memory is read-only; assign to a copy")
 
 
-def take(x: ArrayLike, indices: ArrayLike, axis: int | None = None, **unknown: Never) -> Tensor:
+def take(x: ArrayLike, indices: Any, axis: SupportsIndex | None = None, **unknown: Never) -> Tensor:
     """Return the slices of x at `indices` along an axis; axis None takes from the flattened x.
 
     Args:
@@ -229,9 +224,7 @@ def take(x: ArrayLike, indices: ArrayLike, axis: int | None = None, **unknown: N
         tensor([[3, 1],
                 [6, 4]], dtype=int64)
     """
-    if unknown:
-        raise unexpected("take", unknown)
-    x = tensor_of("take", "x", x)
+    (x,) = takes.take(x, unknown)
     data = x.data
     rows = index_array("take", indices, data)
     data, axis = along("take", data, axis)
@@ -252,7 +245,7 @@ def _take_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def take_along_axis(
-    x: ArrayLike, indices: ArrayLike, axis: int | None = -1, **unknown: Never
+    x: ArrayLike, indices: Any, axis: SupportsIndex | None = -1, **unknown: Never
 ) -> Tensor:
     """Return x[..., indices[..., j, ...], ...]: each line along the axis has its own indices.
 
@@ -275,9 +268,7 @@ def take_along_axis(
         tensor([[3],
                 [9]], dtype=int64)
     """
-    if unknown:
-        raise unexpected("take_along_axis", unknown)
-    x = tensor_of("take_along_axis", "x", x)
+    (x,) = takes.take_along_axis(x, unknown)
     data = x.data
     rows = index_array("take_along_axis", indices, data)
     data, axis = along("take_along_axis", data, axis)
@@ -316,7 +307,7 @@ def lines(shape: Shape, rows: Array, axis: int) -> tuple[Array, ...]:
 
 
 def put_along_axis(
-    x: Tensor, indices: ArrayLike, values: ArrayLike, axis: int | None = -1, **unknown: Never
+    x: Tensor, indices: Any, values: Any, axis: SupportsIndex | None = -1, **unknown: Never
 ) -> None:
     """Assign x[..., indices[..., j, ...], ...] = values in place; no gradient flows through.
 
@@ -337,8 +328,7 @@ def put_along_axis(
         tensor([[0, 1, 2],
                 [7, 0, 8]], dtype=int64)
     """
-    if unknown:
-        raise unexpected("put_along_axis", unknown)
+    takes.put_along_axis(unknown)
     if not isinstance(x, Tensor):
         raise DtypeError(f"put_along_axis: x is a {type(x).__name__}, expected a tensor to change")
     rows = index_array("put_along_axis", indices, x.data)
@@ -353,28 +343,26 @@ def put_along_axis(
         assign(x, lines(x.shape, rows, place), values)
 
 
-def nonzero(x: ArrayLike) -> tuple[Tensor, ...]:
+def nonzero(x: Annotated[ArrayLike, Operand(axes="N ...")]) -> tuple[Tensor, ...]:
     """Return the indices of the elements that are not 0: one tensor for each axis.
 
     On the GPU the host waits for their number, so no CUDA graph can capture it.
 
     Args:
-        x: one axis or more, any dtype.
+        x: (N, ...), any dtype.
 
     Returns:
         (n,) int64 for each axis, in C order of the elements.
 
     Raises:
-        ShapeError: x has no axes.
+        ShapeError: x is not (N, ...).
 
     Example:
         >>> rows, columns = tg.nonzero([[0, 5], [6, 0]])
         >>> rows.tolist(), columns.tolist()
         ([0, 1], [1, 0])
     """
-    x = tensor_of("nonzero", "x", x)
-    if not x.ndim:
-        raise ShapeError("nonzero: x has shape (), expected an axis or more")
+    (x,) = takes.nonzero(x)
     return tuple([Tensor(found) for found in x.data.nonzero()])
 
 
@@ -393,7 +381,8 @@ def flatnonzero(x: ArrayLike) -> Tensor:
         >>> tg.flatnonzero([[0, 5], [6, 0]])
         tensor([1, 2], dtype=int64)
     """
-    return Tensor(tensor_of("flatnonzero", "x", x).data.reshape(-1).nonzero()[0])
+    (x,) = takes.flatnonzero(x)
+    return Tensor(x.data.reshape(-1).nonzero()[0])
 
 
 def argwhere(x: ArrayLike) -> Tensor:
@@ -412,7 +401,7 @@ def argwhere(x: ArrayLike) -> Tensor:
         tensor([[0, 1],
                 [1, 0]], dtype=int64)
     """
-    x = tensor_of("argwhere", "x", x)
+    (x,) = takes.argwhere(x)
     return Tensor(namespace(x.data).argwhere(x.data))
 
 
@@ -433,10 +422,7 @@ def count_nonzero(
         >>> tg.count_nonzero([[0, 5], [6, 7]], axis=1)
         tensor([1, 2], dtype=int64)
     """
-    if unknown:
-        raise unexpected("count_nonzero", unknown)
-    x = tensor_of("count_nonzero", "x", x)
-    check_flag("count_nonzero", "keepdims", keepdims)
+    (x,) = takes.count_nonzero(x, keepdims, unknown)
     axes = tuple(sorted(axis_tuple("count_nonzero", axis, x.ndim)))
     nonzero = namespace(x.data).asarray(x.data != 0)  # 0-d results come as scalars
     return Tensor(sum_array(nonzero, axes, keepdims))

@@ -7,25 +7,18 @@ and to the values. Keys are checked as in indexing. Tests: tests/ops/test_scatte
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Annotated, Any, Never, SupportsIndex
 
 import numpy as np
 
 from tensorgrad.core.arrays import cast, sum_to_shape
-from tensorgrad.core.backend import Array, Shape, is_array, is_numpy, namespace, same_device
-from tensorgrad.core.checks import (
-    axis_index,
-    check_flag,
-    check_holds,
-    check_integer,
-    check_number,
-    unexpected,
-)
+from tensorgrad.core.backend import Array, Shape, is_array, is_numpy, namespace
+from tensorgrad.core.checks import axis_index, check_holds
 from tensorgrad.core.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
-from tensorgrad.core.operands import operands, tensor_of
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Operand, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.indexing import add_rows, explained, index_array, lines, plain_key
 from tensorgrad.ops.shape import broadcast_to, moveaxis
@@ -35,10 +28,10 @@ __all__ = [
     "scatter_add", "select_scatter", "slice_scatter",
 ]  # fmt: skip
 
+takes = Signatures(globals())
 
-def index_put(
-    x: ArrayLike, indices: ArrayLike, values: ArrayLike, *, accumulate: bool = False
-) -> Tensor:
+
+def index_put(x: ArrayLike, indices: Any, values: ArrayLike, *, accumulate: bool = False) -> Tensor:
     """Return a copy of x with y[indices] = values, or y[indices] += values for each index.
 
     Args:
@@ -52,10 +45,10 @@ def index_put(
         In the shape and dtype of x. 16-bit floats are added up in float32 and rounded once.
 
     Raises:
+        DeviceError: the operands are on different devices.
         ShapeError: the values do not broadcast to x[indices], or the indices do not fit x.
         OutOfRangeError: an index lies outside its axis (not checked on the GPU for arrays).
         DtypeError: an index is neither an integer, bool, slice, None nor `...`.
-        DeviceError: the operands are on two devices.
 
     Example:
         >>> tg.index_put([1, 2, 3], [0, 0], [10, 20])
@@ -63,11 +56,13 @@ def index_put(
         >>> tg.index_put([1, 2, 3], [0, 0], [10, 20], accumulate=True)
         tensor([31,  2,  3], dtype=int64)
     """
-    check_flag("index_put", "accumulate", accumulate)
+    x, values = takes.index_put(x, values, accumulate)
     return _put("index_put", x, indices, values, accumulate)
 
 
-def scatter(x: ArrayLike, axis: int, index: ArrayLike, src: ArrayLike, **unknown: Never) -> Tensor:
+def scatter(
+    x: ArrayLike, axis: SupportsIndex, index: Any, src: ArrayLike, **unknown: Never
+) -> Tensor:
     """Return a copy of x with y[index[i][j]][j] = src[i][j] for axis 0, and so for the others.
 
     Args:
@@ -77,23 +72,23 @@ def scatter(x: ArrayLike, axis: int, index: ArrayLike, src: ArrayLike, **unknown
         src: a number, or an array at least as long as `index` along each axis.
 
     Returns:
-        In the shape and dtype of x.
+        In the shape and dtype of x; errors are those of `index_put`.
 
     Raises:
-        As `index_put`; ShapeError where index or src does not fit.
+        DeviceError: the operands are on different devices.
+        ShapeError: index or src does not fit.
 
     Example:
         >>> tg.scatter(tg.zeros((2, 3)), 1, [[2], [0]], [[5.0], [6.0]])
         tensor([[0., 0., 5.],
                 [6., 0., 0.]], dtype=float32)
     """
-    if unknown:
-        raise unexpected("scatter", unknown)
+    x, src = takes.scatter(x, src, unknown)
     return _scatter("scatter", x, axis, index, src, False)
 
 
 def scatter_add(
-    x: ArrayLike, axis: int, index: ArrayLike, src: ArrayLike, **unknown: Never
+    x: ArrayLike, axis: SupportsIndex, index: Any, src: ArrayLike, **unknown: Never
 ) -> Tensor:
     """Return a copy of x with src added at `index`: y[index[i][j]][j] += src[i][j] for axis 0.
 
@@ -105,23 +100,24 @@ def scatter_add(
 
     Returns:
         In the shape and dtype of x; an element that occurs repeatedly gets all its values.
+        Errors are those of `index_put`.
 
     Raises:
-        As `index_put`; ShapeError where index or src does not fit.
+        DeviceError: the operands are on different devices.
+        ShapeError: index or src does not fit.
 
     Example:
         >>> tg.scatter_add([1, 1, 1], 0, [2, 2, 0], [10, 20, 30])
         tensor([31,  1, 31], dtype=int64)
     """
-    if unknown:
-        raise unexpected("scatter_add", unknown)
+    x, src = takes.scatter_add(x, src, unknown)
     return _scatter("scatter_add", x, axis, index, src, True)
 
 
 def index_add(
     x: ArrayLike,
-    axis: int,
-    index: ArrayLike,
+    axis: SupportsIndex,
+    index: Any,
     source: ArrayLike,
     *,
     alpha: float = 1,
@@ -137,26 +133,23 @@ def index_add(
         alpha: a factor.
 
     Returns:
-        In the shape and dtype of x.
+        In the shape and dtype of x; errors are those of `index_put`.
 
     Raises:
-        As `index_put`.
+        DeviceError: the operands are on different devices.
 
     Example:
         >>> tg.index_add(tg.zeros((2, 2)), 0, [1, 1], [[1.0, 2.0], [3.0, 4.0]])
         tensor([[0., 0.],
                 [4., 6.]], dtype=float32)
     """
-    if unknown:
-        raise unexpected("index_add", unknown)
-    x, source = operands("index_add", ("x", "source"), (x, source))
-    check_number("index_add", "alpha", alpha)
+    x, source = takes.index_add(x, source, alpha, unknown)
     source = source if isinstance(alpha, int) and alpha == 1 else source * alpha
     return _put("index_add", x, _slices("index_add", x, axis, index), source, True, "source")
 
 
 def index_copy(
-    x: ArrayLike, axis: int, index: ArrayLike, source: ArrayLike, **unknown: Never
+    x: ArrayLike, axis: SupportsIndex, index: Any, source: ArrayLike, **unknown: Never
 ) -> Tensor:
     """Return a copy of x with slice index[i] replaced by source[i] along an axis.
 
@@ -167,22 +160,25 @@ def index_copy(
         source: broadcasts to x with N slices along the axis.
 
     Returns:
-        In the shape and dtype of x.
+        In the shape and dtype of x; errors are those of `index_put`.
 
     Raises:
-        As `index_put`.
+        DeviceError: the operands are on different devices.
 
     Example:
         >>> tg.index_copy([1, 2, 3], 0, [2, 0], [30, 10])
         tensor([10,  2, 30], dtype=int64)
     """
-    if unknown:
-        raise unexpected("index_copy", unknown)
+    x, source = takes.index_copy(x, source, unknown)
     return _put("index_copy", x, _slices("index_copy", x, axis, index), source, False, "source")
 
 
 def index_fill(
-    x: ArrayLike, axis: int, index: ArrayLike, value: ArrayLike, **unknown: Never
+    x: ArrayLike,
+    axis: SupportsIndex,
+    index: Any,
+    value: Annotated[ArrayLike, Operand(axes="")],
+    **unknown: Never,
 ) -> Tensor:
     """Return a copy of x with a number in the slices `index` along an axis.
 
@@ -193,25 +189,24 @@ def index_fill(
         value: a number, or a tensor without axes.
 
     Returns:
-        In the shape and dtype of x.
+        In the shape and dtype of x; errors are those of `index_put`.
 
     Raises:
-        As `index_put`; ShapeError where the value has axes.
+        ShapeError: value is not ().
+        DeviceError: the operands are on different devices.
 
     Example:
         >>> tg.index_fill([[1, 2, 3], [4, 5, 6]], 1, [0, 2], 9)
         tensor([[9, 2, 9],
                 [9, 5, 9]], dtype=int64)
     """
-    if unknown:
-        raise unexpected("index_fill", unknown)
-    x, value = operands("index_fill", ("x", "value"), (x, value))
-    if value.ndim:
-        raise ShapeError(f"index_fill: value has shape {value.shape}, expected ()")
+    x, value = takes.index_fill(x, value, unknown)
     return _put("index_fill", x, _slices("index_fill", x, axis, index), value, False)
 
 
-def select_scatter(x: ArrayLike, src: ArrayLike, axis: int, index: int, **unknown: Never) -> Tensor:
+def select_scatter(
+    x: ArrayLike, src: ArrayLike, axis: SupportsIndex, index: SupportsIndex, **unknown: Never
+) -> Tensor:
     """Return a copy of x with the slice at one index along an axis replaced by src.
 
     Args:
@@ -221,28 +216,27 @@ def select_scatter(x: ArrayLike, src: ArrayLike, axis: int, index: int, **unknow
         index: where the slice lies.
 
     Returns:
-        In the shape and dtype of x.
+        In the shape and dtype of x; errors are those of `index_put`.
 
     Raises:
-        As `index_put`.
+        DeviceError: the operands are on different devices.
 
     Example:
         >>> tg.select_scatter([[1, 2], [3, 4]], [8, 9], 1, 0)
         tensor([[8, 2],
                 [9, 4]], dtype=int64)
     """
-    if unknown:
-        raise unexpected("select_scatter", unknown)
+    x, src = takes.select_scatter(x, src, unknown)
     return _put("select_scatter", x, _slices("select_scatter", x, axis, index), src, False, "src")
 
 
 def slice_scatter(
     x: ArrayLike,
     src: ArrayLike,
-    axis: int = 0,
+    axis: SupportsIndex = 0,
     start: int | None = None,
     end: int | None = None,
-    step: int = 1,
+    step: int | None = 1,
     **unknown: Never,
 ) -> Tensor:
     """Return a copy of x with slices `start:end:step` along an axis replaced by src.
@@ -256,26 +250,26 @@ def slice_scatter(
         step: from one slice to the next.
 
     Returns:
-        In the shape and dtype of x.
+        In the shape and dtype of x; errors are those of `index_put`.
 
     Raises:
-        As `index_put`.
+        DeviceError: the operands are on different devices.
 
     Example:
         >>> tg.slice_scatter([1, 2, 3, 4], [20, 30], 0, 1, 3)
         tensor([ 1, 20, 30,  4], dtype=int64)
     """
-    if unknown:
-        raise unexpected("slice_scatter", unknown)
-    for name, place in (("start", start), ("end", end), ("step", step)):
-        if place is not None:
-            check_integer("slice_scatter", name, place)
+    x, src = takes.slice_scatter(x, src, start, end, step, unknown)
     key = _slices("slice_scatter", x, axis, slice(start, end, step))
     return _put("slice_scatter", x, key, src, False, "src")
 
 
 def diagonal_scatter(
-    x: ArrayLike, src: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1
+    x: ArrayLike,
+    src: ArrayLike,
+    offset: int = 0,
+    axis1: SupportsIndex = 0,
+    axis2: SupportsIndex = 1,
 ) -> Tensor:
     """Return a copy of x with a diagonal, as of `diagonal`, replaced by src.
 
@@ -289,6 +283,7 @@ def diagonal_scatter(
         In the shape and dtype of x.
 
     Raises:
+        DeviceError: the operands are on different devices.
         ArgumentError: the two axes are one.
         ShapeError: src does not broadcast to the diagonal.
 
@@ -298,8 +293,7 @@ def diagonal_scatter(
                 [0., 0., 2.]], dtype=float32)
     """
     op = "diagonal_scatter"
-    x, src = operands(op, ("x", "src"), (x, src))
-    check_integer(op, "offset", offset)
+    x, src = takes.diagonal_scatter(x, src, offset)
     first, second = two_axes(op, axis1, axis2, x.ndim)
     rows, columns = max(0, -offset), max(0, offset)
     length = max(0, min(x.shape[first] - rows, x.shape[second] - columns))
@@ -310,7 +304,7 @@ def diagonal_scatter(
     return moveaxis(_put(op, y, key, src, False, "src"), (0, 1), (first, second))
 
 
-def two_axes(op: str, axis1: int, axis2: int, ndim: int) -> tuple[int, int]:
+def two_axes(op: str, axis1: SupportsIndex, axis2: SupportsIndex, ndim: int) -> tuple[int, int]:
     """Return two different axes, counted from the front."""
     first, second = axis_index(op, axis1, ndim, "axis1"), axis_index(op, axis2, ndim, "axis2")
     if first == second:
@@ -318,9 +312,8 @@ def two_axes(op: str, axis1: int, axis2: int, ndim: int) -> tuple[int, int]:
     return first, second
 
 
-def _scatter(op: str, x: Any, axis: int, index: Any, src: Any, add: bool) -> Tensor:
+def _scatter(op: str, x: Tensor, axis: SupportsIndex, index: Any, src: Tensor, add: bool) -> Tensor:
     """Put src, cropped to the shape of the index, at the index along an axis."""
-    x, src = operands(op, ("x", "src"), (x, src))
     axis = axis_index(op, axis, x.ndim)
     rows = index_array(op, index, x.data, "index")
     fits = rows.ndim == x.ndim and all(
@@ -339,9 +332,8 @@ def _scatter(op: str, x: Any, axis: int, index: Any, src: Any, add: bool) -> Ten
     return _put(op, x, lines(rows.shape, rows, axis), src, add, "src")
 
 
-def _slices(op: str, x: Any, axis: int, part: Any) -> tuple[Any, ...]:
+def _slices(op: str, x: Tensor, axis: SupportsIndex, part: Any) -> tuple[Any, ...]:
     """Return the key of slices along an axis."""
-    x = tensor_of(op, "x", x)
     if not isinstance(part, slice | int):
         part = index_array(op, part, x.data, "index")
         if part.ndim > 1:
@@ -349,12 +341,10 @@ def _slices(op: str, x: Any, axis: int, part: Any) -> tuple[Any, ...]:
     return (slice(None),) * axis_index(op, axis, x.ndim) + (part,)
 
 
-def _put(op: str, x: Any, key: Any, values: Any, add: bool, name: str = "values") -> Tensor:
+def _put(op: str, x: Tensor, key: Any, values: Tensor, add: bool, name: str = "values") -> Tensor:
     """Compute `index_put`, and record it under the name of the op."""
-    x, values = operands(op, ("x", name), (x, values))
     array, given = x.data, values.data
     key = plain_key(op, key, array)
-    same_device(op, ("x", name), (array, given))
     check_holds(op, name, given, array.dtype)
     try:
         shape = array[key].shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any, Literal, Never, get_args
+from typing import Any, Literal, Never, SupportsIndex
 
 import numpy as np
 
@@ -20,18 +20,16 @@ from tensorgrad.core.checks import (
     axis_index,
     axis_tuple,
     broadcast,
-    check_choice,
-    check_flag,
     check_holds,
     promoted,
     shape_of,
-    unexpected,
 )
 from tensorgrad.core.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
-from tensorgrad.core.operands import constant_of, operands, tensor_of, tensors_of
+from tensorgrad.core.operands import constant_of, operands, tensors_of
 from tensorgrad.core.record import cast_of, record
+from tensorgrad.core.signature import Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.indexing import take
 
@@ -57,6 +55,7 @@ __all__ = [
     "transpose",
 ]
 
+takes = Signatures(globals())
 PadMode = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 
 
@@ -81,8 +80,7 @@ def astype(
         >>> tg.astype([1.7, -2.3], "int64")
         tensor([ 1, -2], dtype=int64)
     """
-    check_flag("astype", "copy", copy)
-    given = tensor_of("astype", "x", x)
+    (given,) = takes.astype(x, copy)
     if device is not None:
         given = to(given, device)
     target = as_dtype(dtype)
@@ -108,7 +106,7 @@ def copy(x: ArrayLike) -> Tensor:
         >>> x.tolist(), y.tolist()
         ([1, 2], [5, 2])
     """
-    x = tensor_of("copy", "x", x)
+    (x,) = takes.copy(x)
     return record("copy", x.data.copy(), (x,), _copy_backward, ())
 
 
@@ -133,7 +131,7 @@ def to(x: ArrayLike, device: str) -> Tensor:
         >>> tg.to([1, 2], "cpu").device
         'cpu'
     """
-    given = tensor_of("to", "x", x)
+    (given,) = takes.to(x)
     y = backend.to_device(given.data, device)
     if y is given.data:
         return given
@@ -164,9 +162,8 @@ def reshape(x: ArrayLike, shape: int | Sequence[int], *, copy: bool | None = Non
         tensor([[1, 2, 3],
                 [4, 5, 6]], dtype=int64)
     """
-    x = tensor_of("reshape", "x", x)
+    (x,) = takes.reshape(x, copy)
     if copy is not None:
-        check_flag("reshape", "copy", copy)
         return _reshape_copying(x, shape, copy)
     try:
         y = x.data.reshape(shape)
@@ -198,7 +195,7 @@ def ravel(x: ArrayLike) -> Tensor:
         >>> tg.ravel([[1, 2], [3, 4]])
         tensor([1, 2, 3, 4], dtype=int64)
     """
-    x = tensor_of("ravel", "x", x)
+    (x,) = takes.ravel(x)
     return record("ravel", x.data.reshape(-1), (x,), _reshape_backward, (x.data.shape,))
 
 
@@ -227,7 +224,7 @@ def transpose(x: ArrayLike, axes: Sequence[int] | None = None) -> Tensor:
         >>> tg.permute_dims(tg.zeros((2, 3, 4)), (2, 0, 1)).shape
         (4, 2, 3)
     """
-    x = tensor_of("transpose", "x", x)
+    (x,) = takes.transpose(x)
     ndim = x.data.ndim
     if axes is None:
         order = tuple(range(ndim))[::-1]
@@ -249,7 +246,7 @@ def _transpose_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy.transpose(sorted(range(dy.ndim), key=order.__getitem__)),)
 
 
-def swapaxes(x: ArrayLike, axis1: int, axis2: int) -> Tensor:
+def swapaxes(x: ArrayLike, axis1: SupportsIndex, axis2: SupportsIndex) -> Tensor:
     """Return a view with two axes exchanged.
 
     Args:
@@ -266,7 +263,7 @@ def swapaxes(x: ArrayLike, axis1: int, axis2: int) -> Tensor:
         >>> tg.swapaxes(tg.zeros((2, 3, 4)), 0, 2).shape
         (4, 3, 2)
     """
-    x = tensor_of("swapaxes", "x", x)
+    (x,) = takes.swapaxes(x)
     try:
         y = x.data.swapaxes(axis1, axis2)
     except (ValueError, TypeError, OverflowError):
@@ -280,7 +277,9 @@ def _swapaxes_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy.swapaxes(*saved),)
 
 
-def moveaxis(x: ArrayLike, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+def moveaxis(
+    x: ArrayLike, source: SupportsIndex | Sequence[int], destination: SupportsIndex | Sequence[int]
+) -> Tensor:
     """Return a view with some axes moved to other positions, the others in their old order.
 
     Args:
@@ -298,7 +297,7 @@ def moveaxis(x: ArrayLike, source: int | Sequence[int], destination: int | Seque
         >>> tg.moveaxis(tg.zeros((2, 3, 4)), 0, -1).shape
         (3, 4, 2)
     """
-    x = tensor_of("moveaxis", "x", x)
+    (x,) = takes.moveaxis(x)
     ndim = x.data.ndim
     sources = axis_tuple("moveaxis", source, ndim, "source")
     targets = axis_tuple("moveaxis", destination, ndim, "destination")
@@ -331,9 +330,7 @@ def expand_dims(x: ArrayLike, axis: int | Sequence[int], **unknown: Never) -> Te
         >>> tg.expand_dims([1, 2, 3], (0, -1)).shape
         (1, 3, 1)
     """
-    if unknown:
-        raise unexpected("expand_dims", unknown)
-    x = tensor_of("expand_dims", "x", x)
+    (x,) = takes.expand_dims(x, unknown)
     inserted = axis if isinstance(axis, (tuple, list)) else (axis,)
     count = len(inserted)
     axes = axis_tuple("expand_dims", inserted, x.data.ndim + count)
@@ -359,9 +356,7 @@ def squeeze(x: ArrayLike, axis: int | Sequence[int] | None = None, **unknown: Ne
         >>> tg.squeeze(tg.zeros((1, 3, 1)), 0).shape
         (3, 1)
     """
-    if unknown:
-        raise unexpected("squeeze", unknown)
-    x = tensor_of("squeeze", "x", x)
+    (x,) = takes.squeeze(x, unknown)
     shape = x.data.shape
     if axis is None:
         axes = tuple([i for i, length in enumerate(shape) if length == 1])
@@ -391,7 +386,7 @@ def broadcast_to(x: ArrayLike, shape: int | Sequence[int]) -> Tensor:
         tensor([[1, 2, 3],
                 [1, 2, 3]], dtype=int64)
     """
-    x = tensor_of("broadcast_to", "x", x)
+    (x,) = takes.broadcast_to(x)
     target = shape_of("broadcast_to", shape)
     y = broadcast("broadcast_to", "x", x.data, target)
     return record("broadcast_to", y, (x,), _broadcast_backward, ())
@@ -402,7 +397,7 @@ def _broadcast_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy,)
 
 
-def concatenate(tensors: Sequence[Any], axis: int | None = 0, **unknown: Never) -> Tensor:
+def concatenate(tensors: Sequence[Any], axis: SupportsIndex | None = 0, **unknown: Never) -> Tensor:
     """Join tensors along an existing axis; with axis None they are flattened first.
 
     Args:
@@ -424,8 +419,7 @@ def concatenate(tensors: Sequence[Any], axis: int | None = 0, **unknown: Never) 
         >>> tg.concat([[[1, 2]], [[3, 4]]], axis=1)
         tensor([[1, 2, 3, 4]], dtype=int64)
     """
-    if unknown:
-        raise unexpected("concatenate", unknown)
+    takes.concatenate(unknown)
     parts = tensors_of("concatenate", tensors)
     if axis is None:
         parts, axis = [ravel(part) for part in parts], 0
@@ -460,7 +454,7 @@ def _concatenate_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     ]
 
 
-def stack(tensors: Sequence[Any], axis: int = 0, **unknown: Never) -> Tensor:
+def stack(tensors: Sequence[Any], axis: SupportsIndex = 0, **unknown: Never) -> Tensor:
     """Join tensors of one shape along a new axis, which stands at `axis` in the result.
 
     Args:
@@ -479,8 +473,7 @@ def stack(tensors: Sequence[Any], axis: int = 0, **unknown: Never) -> Tensor:
         tensor([[1, 3],
                 [2, 4]], dtype=int64)
     """
-    if unknown:
-        raise unexpected("stack", unknown)
+    takes.stack(unknown)
     parts = tensors_of("stack", tensors)
     shape = parts[0].data.shape
     for i, part in enumerate(parts):
@@ -491,7 +484,10 @@ def stack(tensors: Sequence[Any], axis: int = 0, **unknown: Never) -> Tensor:
 
 
 def split(
-    x: ArrayLike, indices_or_sections: int | Sequence[int], axis: int = 0, **unknown: Never
+    x: ArrayLike,
+    indices_or_sections: int | Sequence[int],
+    axis: SupportsIndex = 0,
+    **unknown: Never,
 ) -> list[Tensor]:
     """Cut x along an axis.
 
@@ -512,9 +508,7 @@ def split(
         >>> [part.tolist() for part in tg.split([1, 2, 3, 4], [1, 3])]
         [[1], [2, 3], [4]]
     """
-    if unknown:
-        raise unexpected("split", unknown)
-    x = tensor_of("split", "x", x)
+    (x,) = takes.split(x, unknown)
     axis = axis_index("split", axis, x.data.ndim)
     length = x.data.shape[axis]
     if isinstance(indices_or_sections, (int, np.integer)):
@@ -537,7 +531,9 @@ def split(
     return [x[(*before, piece)] for piece in pieces]
 
 
-def repeat(x: ArrayLike, repeats: Any, axis: int | None = None, **unknown: Never) -> Tensor:
+def repeat(
+    x: ArrayLike, repeats: Any, axis: SupportsIndex | None = None, **unknown: Never
+) -> Tensor:
     """Repeat each element (axis None: of the flattened x) or each slice along an axis.
 
     Args:
@@ -560,9 +556,7 @@ def repeat(x: ArrayLike, repeats: Any, axis: int | None = None, **unknown: Never
                 [3, 4],
                 [3, 4]], dtype=int64)
     """
-    if unknown:
-        raise unexpected("repeat", unknown)
-    x = tensor_of("repeat", "x", x)
+    (x,) = takes.repeat(x, unknown)
     if axis is None:
         x, axis = ravel(x), 0
     axis = axis_index("repeat", axis, x.data.ndim)
@@ -607,7 +601,7 @@ def tile(x: ArrayLike, reps: int | Sequence[int]) -> Tensor:
         tensor([[1, 2],
                 [1, 2]], dtype=int64)
     """
-    x = tensor_of("tile", "x", x)
+    (x,) = takes.tile(x)
     counts = shape_of("tile", reps, "reps")
     ndim = max(len(counts), x.data.ndim)
     counts = (1,) * (ndim - len(counts)) + counts
@@ -638,9 +632,7 @@ def flip(x: ArrayLike, axis: int | Sequence[int] | None = None, **unknown: Never
         tensor([[2, 1],
                 [4, 3]], dtype=int64)
     """
-    if unknown:
-        raise unexpected("flip", unknown)
-    x = tensor_of("flip", "x", x)
+    (x,) = takes.flip(x, unknown)
     axes = axis_tuple("flip", axis, x.data.ndim)
     key = (*[slice(None, None, -1 if i in axes else 1) for i in range(x.data.ndim)], ...)
     return record("flip", x.data[key], (x,), _slice_backward, key)
@@ -674,9 +666,7 @@ def roll(
         >>> tg.roll([1, 2, 3, 4], 1)
         tensor([4, 1, 2, 3], dtype=int64)
     """
-    if unknown:
-        raise unexpected("roll", unknown)
-    x = tensor_of("roll", "x", x)
+    (x,) = takes.roll(x, unknown)
     several = isinstance(shift, (tuple, list)) or (isinstance(shift, np.ndarray) and shift.ndim)
     given: Any = shift if several else (shift,)
     try:
@@ -701,7 +691,7 @@ def _roll_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def pad(
-    x: ArrayLike, pad_width: Any, mode: PadMode = "constant", *, constant_values: float = 0
+    x: ArrayLike, pad_width: Any, mode: PadMode = "constant", *, constant_values: complex = 0
 ) -> Tensor:
     """Add elements before and after each axis.
 
@@ -724,9 +714,8 @@ def pad(
         >>> tg.pad([1, 2, 3], 2, "reflect")
         tensor([3, 2, 1, 2, 3, 2, 1], dtype=int64)
     """
-    y = tensor_of("pad", "x", x)
+    (y,) = takes.pad(x, mode)
     widths = _pad_pairs(pad_width, y.data.ndim)
-    check_choice("pad", "mode", mode, get_args(PadMode))
     if mode == "constant":
         return _pad_constant(y, widths, constant_values)
     for axis, width in enumerate(widths):
@@ -751,7 +740,7 @@ def _pad_pairs(pad_width: Any, ndim: int) -> list[tuple[int, int]]:
     return [(before, after) for before, after in pairs]
 
 
-def _pad_constant(x: Tensor, widths: list[tuple[int, int]], value: float) -> Tensor:
+def _pad_constant(x: Tensor, widths: list[tuple[int, int]], value: complex) -> Tensor:
     data = x.data
     lengths = [b + n + a for (b, a), n in zip(widths, data.shape, strict=True)]
     inner = tuple([slice(b, b + n) for (b, _), n in zip(widths, data.shape, strict=True)])

@@ -7,20 +7,14 @@ Tests: tests/ops/test_stacking.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Never
+from typing import Annotated, Any, Literal, Never, SupportsIndex
 
 import numpy as np
 
-from tensorgrad.core.checks import (
-    axis_index,
-    check_choice,
-    check_flag,
-    check_integer,
-    shape_of,
-    unexpected,
-)
+from tensorgrad.core.checks import axis_index, shape_of
 from tensorgrad.core.errors import ArgumentError, ShapeError
-from tensorgrad.core.operands import operands, tensor_of, tensors_of
+from tensorgrad.core.operands import tensors_of
+from tensorgrad.core.signature import Operand, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.shape import (
     broadcast_to,
@@ -40,6 +34,7 @@ __all__ = [
     "matrix_transpose", "meshgrid", "rollaxis", "rot90", "unstack", "vsplit", "vstack",
 ]  # fmt: skip
 
+takes = Signatures(globals())
 Cuts = int | Sequence[int]
 
 
@@ -113,7 +108,9 @@ def column_stack(tensors: Sequence[Any]) -> Tensor:
     return concatenate([reshape(p, (-1, 1)) if p.ndim < 2 else p for p in parts], 1)
 
 
-def append(x: ArrayLike, values: ArrayLike, axis: int | None = None, **unknown: Never) -> Tensor:
+def append(
+    x: ArrayLike, values: ArrayLike, axis: SupportsIndex | None = None, **unknown: Never
+) -> Tensor:
     """Return x with values behind it along an axis; without one both are flattened.
 
     Args:
@@ -124,17 +121,18 @@ def append(x: ArrayLike, values: ArrayLike, axis: int | None = None, **unknown: 
     Returns:
         A tensor in the dtype that both have in common; errors are those of `concatenate`.
 
+    Raises:
+        DeviceError: the operands are on different devices.
+
     Example:
         >>> tg.append([1, 2], [[3], [4]])
         tensor([1, 2, 3, 4], dtype=int64)
     """
-    if unknown:
-        raise unexpected("append", unknown)
-    return concatenate(operands("append", ("x", "values"), (x, values)), axis)
+    return concatenate(takes.append(x, values, unknown), axis)
 
 
 def array_split(
-    x: ArrayLike, indices_or_sections: Cuts, axis: int = 0, **unknown: Never
+    x: ArrayLike, indices_or_sections: Cuts, axis: SupportsIndex = 0, **unknown: Never
 ) -> list[Tensor]:
     """Cut x as `split` does, but into parts that may differ by one in length, longer ones first.
 
@@ -153,9 +151,7 @@ def array_split(
         >>> [part.tolist() for part in tg.array_split([1, 2, 3, 4, 5], 2)]
         [[1, 2, 3], [4, 5]]
     """
-    if unknown:
-        raise unexpected("array_split", unknown)
-    x = tensor_of("array_split", "x", x)
+    (x,) = takes.array_split(x, unknown)
     axis = axis_index("array_split", axis, x.ndim)
     if not isinstance(indices_or_sections, (int, np.integer)):
         return split(x, indices_or_sections, axis)
@@ -180,7 +176,7 @@ def hsplit(x: ArrayLike, indices_or_sections: Cuts) -> list[Tensor]:
         >>> [part.tolist() for part in tg.hsplit([[1, 2], [3, 4]], 2)]
         [[[1], [3]], [[2], [4]]]
     """
-    x = tensor_of("hsplit", "x", x)
+    (x,) = takes.hsplit(x)
     return split(x, indices_or_sections, 0 if x.ndim == 1 else 1)
 
 
@@ -218,7 +214,7 @@ def dsplit(x: ArrayLike, indices_or_sections: Cuts) -> list[Tensor]:
     return split(x, indices_or_sections, 2)
 
 
-def unstack(x: ArrayLike, *, axis: int = 0, **unknown: Never) -> tuple[Tensor, ...]:
+def unstack(x: ArrayLike, *, axis: SupportsIndex = 0, **unknown: Never) -> tuple[Tensor, ...]:
     """Return the slices of x along an axis, which they lack.
 
     Args:
@@ -232,9 +228,7 @@ def unstack(x: ArrayLike, *, axis: int = 0, **unknown: Never) -> tuple[Tensor, .
         >>> [column.tolist() for column in tg.unstack([[1, 2], [3, 4]], axis=1)]
         [[1, 3], [2, 4]]
     """
-    if unknown:
-        raise unexpected("unstack", unknown)
-    x = tensor_of("unstack", "x", x)
+    (x,) = takes.unstack(x, unknown)
     axis = axis_index("unstack", axis, x.ndim)
     before = (slice(None),) * axis
     return tuple([x[(*before, i)] for i in range(x.shape[axis])])
@@ -253,7 +247,7 @@ def atleast_1d(x: ArrayLike) -> Tensor:
         >>> tg.atleast_1d(3)
         tensor([3], dtype=int64)
     """
-    x = tensor_of("atleast_1d", "x", x)
+    (x,) = takes.atleast_1d(x)
     return x if x.ndim else ravel(x)
 
 
@@ -353,16 +347,12 @@ def meshgrid(
     Returns:
         As many tensors as axes, each with as many axes.
 
-    Raises:
-        ArgumentError: another indexing.
-
     Example:
         >>> x, y = tg.meshgrid([1, 2, 3], [10, 20])
         >>> (x + y).tolist()
         [[11, 12, 13], [21, 22, 23]]
     """
-    check_choice("meshgrid", "indexing", indexing, ("xy", "ij"))
-    check_flag("meshgrid", "sparse", sparse)
+    takes.meshgrid(indexing, sparse)
     if not axes:
         return ()
     count = len(axes)
@@ -427,15 +417,14 @@ def rot90(x: ArrayLike, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
         The shape of x, the two axes exchanged where k is odd.
 
     Raises:
-        ArgumentError: there are not two different axes, or k is not an integer.
+        ArgumentError: there are not two different axes.
 
     Example:
         >>> tg.rot90([[1, 2], [3, 4]])
         tensor([[2, 4],
                 [1, 3]], dtype=int64)
     """
-    x = tensor_of("rot90", "x", x)
-    check_integer("rot90", "k", k)
+    (x,) = takes.rot90(x, k)
     if not isinstance(axes, (tuple, list)) or len(axes) != 2:
         raise ArgumentError(f"rot90: axes is {axes}, expected two of them")
     first, second = (axis_index("rot90", axis, x.ndim, "axes") for axis in axes)
@@ -448,7 +437,7 @@ def rot90(x: ArrayLike, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
     return flip(swapaxes(x, first, second), second) if k % 4 else flip(x, ())
 
 
-def rollaxis(x: ArrayLike, axis: int, start: int = 0, **unknown: Never) -> Tensor:
+def rollaxis(x: ArrayLike, axis: SupportsIndex, start: int = 0, **unknown: Never) -> Tensor:
     """Return a view with an axis moved to stand before the axis `start`; x.ndim is the end.
 
     Args:
@@ -466,17 +455,14 @@ def rollaxis(x: ArrayLike, axis: int, start: int = 0, **unknown: Never) -> Tenso
         >>> tg.rollaxis(tg.zeros((2, 3, 4)), 2).shape
         (4, 2, 3)
     """
-    if unknown:
-        raise unexpected("rollaxis", unknown)
-    x = tensor_of("rollaxis", "x", x)
+    (x,) = takes.rollaxis(x, start, unknown)
     axis = axis_index("rollaxis", axis, x.ndim)
-    check_integer("rollaxis", "start", start)
     if start != x.ndim:
         start = axis_index("rollaxis", start, x.ndim, "start")
     return moveaxis(x, axis, start - (axis < start))
 
 
-def matrix_transpose(x: ArrayLike) -> Tensor:
+def matrix_transpose(x: Annotated[ArrayLike, Operand(axes="... M N")]) -> Tensor:
     """Return a view with the last two axes exchanged.
 
     Args:
@@ -486,14 +472,12 @@ def matrix_transpose(x: ArrayLike) -> Tensor:
         (..., N, M).
 
     Raises:
-        ShapeError: x has fewer than two axes.
+        ShapeError: x is not (..., M, N).
 
     Example:
         >>> tg.matrix_transpose([[1, 2], [3, 4]])
         tensor([[1, 3],
                 [2, 4]], dtype=int64)
     """
-    x = tensor_of("matrix_transpose", "x", x)
-    if x.ndim < 2:
-        raise ShapeError(f"matrix_transpose: x has shape {x.shape}, expected two axes or more")
+    (x,) = takes.matrix_transpose(x)
     return swapaxes(x, -1, -2)

@@ -72,7 +72,7 @@ def put(value: Any) -> None:
         (lambda: anything.repeat(X, [[1], [2, 3]]), ShapeError, "repeat: repeats is .*equal leng"),
         (lambda: put(300), ArgumentError, "assignment: the value is 300, expected int8"),
         (lambda: anything.einsum(3, X), ArgumentError, "einsum: subscripts is 3, expected a str"),
-        (lambda: anything.arange("a"), ArgumentError, "arange: stop is 'a', expected a number"),
+        (lambda: anything.arange("a"), ArgumentError, "arange: start is 'a', expected a number"),
         (lambda: anything.linspace(0, 1, 2.5), ArgumentError, "linspace: num is 2.5, expected an"),
         (lambda: anything.tril(X, "a"), ArgumentError, "tril: k is 'a', expected an integer"),
         (lambda: anything.one_hot([0], 2.5), ArgumentError, "one_hot: num_classes is 2.5, expecte"),
@@ -159,6 +159,18 @@ def test_integers_of_numpy_are_integers() -> None:
     np.testing.assert_array_equal(anything.roll(X, one, 0), np.roll(X.data, 1, 0))
     np.testing.assert_array_equal(anything.roll(X, one), np.roll(X.data, 1))
     np.testing.assert_array_equal(anything.transpose(X[0], np.int64(0)), X.data[0])
+
+
+def test_an_axis_is_all_that_python_indexes_with() -> None:
+    for one in (1, np.int8(1), np.array(1), tg.tensor(1)):
+        assert tg.swapaxes(X, 0, one).shape == (3, 2)
+        assert tg.stack([X, X], one).shape == (2, 2, 3)
+        assert tg.concatenate([X, X], one).shape == tg.append(X, X, one).shape == (2, 6)
+        assert tg.take(X, range(2), one).shape == (2, 2)
+        assert tg.vecdot(X, X, axis=one).shape == tg.diagonal(X, 0, 0, one).shape == (2,)
+        assert tg.select_scatter(X, [8, 9], one, one)[:, 1].tolist() == [8, 9]
+        assert tg.eye(one).tolist() == [[1]]
+    assert tg.slice_scatter(X, 0, step=None).sum().item() == 0
 
 
 def test_a_loss_of_features_without_width() -> None:

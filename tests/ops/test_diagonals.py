@@ -95,6 +95,11 @@ def test_indices_of_triangles_are_numpys() -> None:
                 np.testing.assert_array_equal(rows.numpy(), numpys)
     assert tg.tri(2).dtype == np.float32
     np.testing.assert_array_equal(tg.tri(2).numpy(), np.tri(2))
+    two: Any = np.uint8(2)
+    far: list[Any] = [2**63 - 1, -(2**63), np.int8(-128)]
+    for k in far:
+        below, above = tg.tri(two, 3, k), tg.triu_indices(two, k, 3)[0]
+        assert (below.sum().item(), len(above)) == ((6, 0) if k > 0 else (0, 6))
     assert tg.block_diag().shape == (1, 0)
     assert tg.block_diag().dtype == np.float32
 
@@ -110,7 +115,7 @@ def test_errors_name_argument_and_expectation() -> None:
     x = Tensor(np.ones((2, 3)))
     with pytest.raises(ArgumentError, match="diag_embed: axis2 is 0, expected another axis"):
         tg.diag_embed(x, 0, 0, 0)
-    with pytest.raises(ShapeError, match=r"diag_embed: x has shape \(\), expected an axis"):
+    with pytest.raises(ShapeError, match=r"diag_embed: x has shape \(\), expected \(\.\.\., N\)"):
         tg.diag_embed(1.0)
     with pytest.raises(ShapeError, match=r"block_diag: matrices\[1\] has shape \(1, 2, 3\)"):
         tg.block_diag(x, x[None])
@@ -126,10 +131,12 @@ def test_errors_name_argument_and_expectation() -> None:
         tg.diag(x[None])
     with pytest.raises(ArgumentError, match="diag: k is"):
         tg.diag(x[0], 0.5)  # type: ignore[arg-type]
-    with pytest.raises(ShapeError, match=r"vander: x has shape \(2, 3\), expected one axis"):
+    with pytest.raises(ShapeError, match=r"vander: x has shape \(2, 3\), expected \(N,\)"):
         tg.vander(x)
     with pytest.raises(ArgumentError, match="tri: rows is -1, expected 0 or more"):
         tg.tri(-1)
+    with pytest.raises(ArgumentError, match="tril_indices: columns is -1, expected 0 or more"):
+        tg.tril_indices(2, columns=-1)
     with pytest.raises(ShapeError, match="cross: b has length 2 along the axis, expected 3"):
         tg.cross(x, x.T)
     with pytest.raises(ShapeError, match="vecdot: b has length 2 along the axis, expected 3"):
