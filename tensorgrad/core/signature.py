@@ -13,10 +13,10 @@ with `takes = Signatures(globals())` in the module. The call raises the errors a
 operands as tensors. It gets the arguments that declare something, in the order of the signature.
 
 An operand is `ArrayLike`, or says its dtypes and its axes as jaxtyping does: `Float`, `Int`,
-`Bool`, `Real` (no complex numbers) or `Inexact` (floats and complex numbers); a name for the length
-of an axis, a number, "..." for any axes, "*B" for axes with a name. A name means the same in all
-operands, and the first that has it decides. Operands must be on one device. A literal takes its
-dtype with the other operands of the same kind, see `operands`.
+`Bool`, `Real` (no complex numbers), `Inexact` (floats and complex numbers) or `Shaped` (any
+numbers); a name for the length of an axis, a number, "..." for any axes, "*B" for axes with a name.
+A name means the same in all operands, and the first that has it decides. Operands must be on one
+device. A literal takes its dtype with the other operands of the same kind, see `operands`.
 
 An option is checked where its type says enough: bool, int, float, a Literal of words, or one of
 the ranges below. `**unknown: Never` answers PyTorch's `dim=`.
@@ -44,7 +44,7 @@ from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.operands import operands
 from tensorgrad.core.tensor import ArrayLike, Tensor
 
-__all__ = ["Bool", "Float", "Inexact", "Int", "Real"]  # for type checkers
+__all__ = ["Bool", "Float", "Inexact", "Int", "Real", "Shaped"]  # for type checkers
 
 _OFTEN = 20  # calls after which compiling pays
 _MOST = 1 << 63
@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from typing import Annotated as Inexact
     from typing import Annotated as Int
     from typing import Annotated as Real
+    from typing import Annotated as Shaped
 else:
 
     class _Kind:
@@ -96,6 +97,7 @@ else:
             return Annotated[item[0], Operand(self.name, item[1])]
 
     Float, Int, Bool, Real, Inexact = map(_Kind, KINDS)
+    Shaped = _Kind("")
 
 
 @dataclass(frozen=True)
@@ -349,10 +351,11 @@ def _option(name: str, takes: Any) -> str:
     if isinstance(takes, tuple):
         return f"type({name}) is str and {name} in {takes}"
     if takes is float:
-        return f"type({name}) is float"
+        return f"({name}.__class__ is float or {name}.__class__ is int)"
     limits = takes if isinstance(takes, Range) else Range(int, -_MOST, _MOST)
     end = min(limits.end, _MOST) if limits.kind is int else limits.end
-    return f"type({name}) is {limits.kind.__name__} and {limits.low} <= {name} < {end}"
+    kind = _option(name, float) if limits.kind is float else f"{name}.__class__ is int"
+    return f"{kind} and {limits.low} <= {name} < {end}"
 
 
 def _tensor(argument: Argument, known: set[str]) -> str:

@@ -31,7 +31,7 @@ from tensorgrad.core.dtypes import (
 )
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.operands import constant_of, integer_array, leaves_of, values_of
-from tensorgrad.core.signature import Operand, Range, Signatures, Size
+from tensorgrad.core.signature import Range, Shaped, Signatures, Size
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.shape import astype, stack, to
@@ -679,7 +679,7 @@ def eye(
     return Tensor(data.astype(target), requires_grad)
 
 
-def tril(x: Annotated[ArrayLike, Operand(axes="... M N")], k: int = 0) -> Tensor:
+def tril(x: Shaped[ArrayLike, "... M N"], k: int = 0) -> Tensor:
     """Return x with zeros above the k-th diagonal of its last two axes.
 
     Args:
@@ -701,7 +701,7 @@ def tril(x: Annotated[ArrayLike, Operand(axes="... M N")], k: int = 0) -> Tensor
     return _triangle(x, k, lower=True)
 
 
-def triu(x: Annotated[ArrayLike, Operand(axes="... M N")], k: int = 0) -> Tensor:
+def triu(x: Shaped[ArrayLike, "... M N"], k: int = 0) -> Tensor:
     """Return x with zeros below the k-th diagonal of its last two axes.
 
     Args:

@@ -6,7 +6,7 @@ Tests: tests/ops/test_diagonals.py.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Never, SupportsIndex
+from typing import Any, Never, SupportsIndex
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from tensorgrad.core.dtypes import (
 )
 from tensorgrad.core.errors import ShapeError
 from tensorgrad.core.operands import operands
-from tensorgrad.core.signature import Operand, Signatures, Size
+from tensorgrad.core.signature import Shaped, Signatures, Size
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.creation import below
 from tensorgrad.ops.einsum import dot, tensordot
@@ -141,7 +141,7 @@ def diag(x: ArrayLike, k: int = 0) -> Tensor:
 
 
 def diag_embed(
-    x: Annotated[ArrayLike, Operand(axes="... N")],
+    x: Shaped[ArrayLike, "... N"],
     offset: int = 0,
     axis1: SupportsIndex = -2,
     axis2: SupportsIndex = -1,
@@ -486,9 +486,7 @@ def cross(a: ArrayLike, b: ArrayLike, *, axis: SupportsIndex = -1, **unknown: Ne
 
 
 def vander(
-    x: Annotated[ArrayLike, Operand(axes="N")],
-    columns: Size | None = None,
-    increasing: bool = False,
+    x: Shaped[ArrayLike, "N"], columns: Size | None = None, increasing: bool = False
 ) -> Tensor:
     """Return the matrix of the powers of a vector, the highest first unless `increasing`.
 

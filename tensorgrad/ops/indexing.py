@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Never, SupportsIndex, TypeVar
+from typing import Any, Never, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from tensorgrad.core.gradient import Gradients, Needs, Saved, add_at
 from tensorgrad.core.modes import mode
 from tensorgrad.core.operands import array_beside, integer_array
 from tensorgrad.core.record import no_grad, record
-from tensorgrad.core.signature import Operand, Signatures
+from tensorgrad.core.signature import Shaped, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.indexing import add_rows_cuda
 
@@ -343,7 +343,7 @@ def put_along_axis(
         assign(x, lines(x.shape, rows, place), values)
 
 
-def nonzero(x: Annotated[ArrayLike, Operand(axes="N ...")]) -> tuple[Tensor, ...]:
+def nonzero(x: Shaped[ArrayLike, "N ..."]) -> tuple[Tensor, ...]:
     """Return the indices of the elements that are not 0: one tensor for each axis.
 
     On the GPU the host waits for their number, so no CUDA graph can capture it.

@@ -7,7 +7,7 @@ and to the values. Keys are checked as in indexing. Tests: tests/ops/test_scatte
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Never, SupportsIndex
+from typing import Any, Never, SupportsIndex
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from tensorgrad.core.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.record import record
-from tensorgrad.core.signature import Operand, Signatures
+from tensorgrad.core.signature import Shaped, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.indexing import add_rows, explained, index_array, lines, plain_key
 from tensorgrad.ops.shape import broadcast_to, moveaxis
@@ -174,11 +174,7 @@ def index_copy(
 
 
 def index_fill(
-    x: ArrayLike,
-    axis: SupportsIndex,
-    index: Any,
-    value: Annotated[ArrayLike, Operand(axes="")],
-    **unknown: Never,
+    x: ArrayLike, axis: SupportsIndex, index: Any, value: Shaped[ArrayLike, ""], **unknown: Never
 ) -> Tensor:
     """Return a copy of x with a number in the slices `index` along an axis.
 

@@ -7,14 +7,14 @@ Tests: tests/ops/test_stacking.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Never, SupportsIndex
+from typing import Any, Literal, Never, SupportsIndex
 
 import numpy as np
 
 from tensorgrad.core.checks import axis_index, shape_of
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.operands import tensors_of
-from tensorgrad.core.signature import Operand, Signatures
+from tensorgrad.core.signature import Shaped, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.shape import (
     broadcast_to,
@@ -462,7 +462,7 @@ def rollaxis(x: ArrayLike, axis: SupportsIndex, start: int = 0, **unknown: Never
     return moveaxis(x, axis, start - (axis < start))
 
 
-def matrix_transpose(x: Annotated[ArrayLike, Operand(axes="... M N")]) -> Tensor:
+def matrix_transpose(x: Shaped[ArrayLike, "... M N"]) -> Tensor:
     """Return a view with the last two axes exchanged.
 
     Args:
