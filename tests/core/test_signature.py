@@ -67,6 +67,7 @@ def dropped(
 
 
 takes = Signatures(globals(), "test.")
+MODULES = list(dict.fromkeys(module for module, _ in checked()))
 
 
 def _right() -> dict[str, tuple[Any, ...]]:
@@ -218,7 +219,7 @@ def test_a_profiler_hears_of_an_op_whose_check_is_compiled(monkeypatch: pytest.M
     assert heard == ["normed"]
 
 
-@pytest.mark.parametrize("module", {module for module, _ in checked()}, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_checks_are_called_with_the_arguments_that_they_declare(module: Any) -> None:
     for call in calls(module):
         name = call.func.attr  # type: ignore[attr-defined]
@@ -226,7 +227,7 @@ def test_checks_are_called_with_the_arguments_that_they_declare(module: Any) -> 
         assert given == [argument.name for argument in declared(getattr(module, name))], name
 
 
-@pytest.mark.parametrize("module", {module for module, _ in checked()}, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_docstrings_begin_raises_with_what_is_declared(module: Any) -> None:
     for call in calls(module):
         function = getattr(module, call.func.attr)  # type: ignore[attr-defined]
