@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tensorgrad.core.signature import Argument, Operand, Range, Signatures, declared, limits
+from tensorgrad.core.signature import Argument, Interval, Operand, Signatures, declared, limits
 from tests.source_tree import ROOT
 
 _HOLDS = {
@@ -71,7 +71,7 @@ def raises(function: Callable[..., Any]) -> list[str]:
     entries += [
         f"ArgumentError: {a.name} is not {limits(a.name, a.takes)}."
         for a in arguments
-        if isinstance(a.takes, Range)
+        if isinstance(a.takes, Interval)
     ]
     if len(operands) > 1:
         entries.append("DeviceError: the operands are on different devices.")

@@ -59,7 +59,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Range:
+class Interval:
     """The numbers from `low`, below `end`, that an option of a type may be."""
 
     kind: type
@@ -67,10 +67,10 @@ class Range:
     end: float = math.inf
 
 
-NotNegative = Annotated[float, Range(float, 0)]
-Probability = Annotated[float, Range(float, 0, 1)]  # of dropping
-Size = Annotated[int, Range(int, 0)]
-Count = Annotated[int, Range(int, 1)]
+NotNegative = Annotated[float, Interval(float, 0)]
+Probability = Annotated[float, Interval(float, 0, 1)]  # of dropping
+Size = Annotated[int, Interval(int, 0)]
+Count = Annotated[int, Interval(int, 1)]
 
 # For each kind of operand the kinds of its dtypes, V that of bfloat16, and how errors call them.
 KINDS = {
@@ -106,7 +106,7 @@ class Argument:
 
     Attributes:
         name: of the parameter.
-        takes: an `Operand`, a `Range`, a tuple of words, or one of the types bool, int and float;
+        takes: an `Operand`, a `Interval`, a tuple of words, or one of the types bool, int and float;
             Never for `**unknown`.
         optional: whether it may be None.
     """
@@ -218,7 +218,7 @@ class Check:
                 raise unexpected(self.op, value)
         elif isinstance(takes, tuple):
             check_choice(self.op, name, value, takes)
-        elif isinstance(takes, Range):
+        elif isinstance(takes, Interval):
             _TYPES[takes.kind](self.op, name, value)
             if not takes.low <= value < takes.end:
                 raise ArgumentError(f"{self.op}: {name} is {value}, expected {limits(name, takes)}")
@@ -267,7 +267,7 @@ def _is_tensor(argument: Argument, value: Any) -> bool:
     return isinstance(value, Tensor) or (value is None and argument.optional)
 
 
-def limits(name: str, takes: Range) -> str:
+def limits(name: str, takes: Interval) -> str:
     """Return the numbers of a range in words."""
     if takes.end < math.inf:
         return f"{takes.low} <= {name} < {takes.end}"
@@ -352,7 +352,7 @@ def _option(name: str, takes: Any) -> str:
         return f"type({name}) is str and {name} in {takes}"
     if takes is float:
         return f"({name}.__class__ is float or {name}.__class__ is int)"
-    limits = takes if isinstance(takes, Range) else Range(int, -_MOST, _MOST)
+    limits = takes if isinstance(takes, Interval) else Interval(int, -_MOST, _MOST)
     end = min(limits.end, _MOST) if limits.kind is int else limits.end
     kind = _option(name, float) if limits.kind is float else f"{name}.__class__ is int"
     return f"{kind} and {limits.low} <= {name} < {end}"

@@ -31,7 +31,7 @@ from tensorgrad.core.dtypes import (
 )
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.operands import constant_of, integer_array, leaves_of, values_of
-from tensorgrad.core.signature import Range, Shaped, Signatures, Size
+from tensorgrad.core.signature import Interval, Shaped, Signatures, Size
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.shape import astype, stack, to
@@ -736,7 +736,7 @@ def below(xp: Any, shape: tuple[int, ...], k: int) -> Array:
 
 
 def one_hot(
-    indices: Any, num_classes: Annotated[int, Range(int, -1)] = -1, *, dtype: DtypeLike = int64
+    indices: Any, num_classes: Annotated[int, Interval(int, -1)] = -1, *, dtype: DtypeLike = int64
 ) -> Tensor:
     """Return for each index i a row of zeros with a one at position i.
 
