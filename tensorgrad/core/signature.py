@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from typing import Annotated as Shaped
 else:
 
-    class _Kind:
+    class _Notation:
         """What becomes `Annotated[ArrayLike, Operand(name, axes)]`."""
 
         def __init__(self, name):
@@ -96,8 +96,8 @@ else:
         def __getitem__(self, item):
             return Annotated[item[0], Operand(self.name, item[1])]
 
-    Float, Int, Bool, Real, Inexact = map(_Kind, KINDS)
-    Shaped = _Kind("")
+    Float, Int, Bool, Real, Inexact = map(_Notation, KINDS)
+    Shaped = _Notation("")
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class Argument:
 
     Attributes:
         name: of the parameter.
-        takes: an `Operand`, a `Interval`, a tuple of words, or one of the types bool, int and float;
-            Never for `**unknown`.
+        takes: an `Operand`, an `Interval`, a tuple of words, or one of bool, int and float; Never
+            for `**unknown`.
         optional: whether it may be None.
     """
 
