@@ -151,7 +151,7 @@ def binary_cross_entropy_with_logits(
     op = "binary_cross_entropy_with_logits"
     logits = tensor_of(op, "logits", logits, target, weight, pos_weight)
     logits, target = takes.binary_cross_entropy_with_logits(logits, target, reduction)
-    logits, target = _wide(op, logits, target, "logits")
+    logits, target = _wide(op, logits, target, name="logits")
     weight, pos_weight = [
         None if one is None else astype(tensor_of(op, name, one, logits), logits.dtype, copy=False)
         for name, one in (("weight", weight), ("pos_weight", pos_weight))
@@ -242,7 +242,7 @@ def _divergence_of_logs(x: Tensor, target: Tensor) -> Tensor:
     return exp(target) * (target - x)
 
 
-def _wide(op: str, x: Tensor, target: Tensor, name: str = "x") -> tuple[Tensor, Tensor]:
+def _wide(op: str, x: Tensor, target: Tensor, *, name: str = "x") -> tuple[Tensor, Tensor]:
     """Return both operands in at least float32; x must hold floats."""
     float_operand(op, name, x)
     target_dtype = target.dtype if is_float(target.dtype) else x.dtype
