@@ -11,21 +11,15 @@ real numbers raise DtypeError for complex ones. Tests: tests/ops/test_complex.py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from tensorgrad.compat.omitted import missing as _missing
 from tensorgrad.core.backend import Axis, namespace, namespace_on, upcast
-from tensorgrad.core.checks import (
-    axis_index,
-    axis_tuple,
-    check_choice,
-    check_integer,
-    check_number,
-    shape_of,
-)
-from tensorgrad.core.dtypes import DtypeLike, as_dtype, float32, is_complex, is_float
+from tensorgrad.core.checks import axis_index, axis_tuple, shape_of
+from tensorgrad.core.dtypes import DtypeLike, as_dtype, float32, is_float
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
-from tensorgrad.core.operands import constant_of, tensor_of
+from tensorgrad.core.operands import constant_of
+from tensorgrad.core.signature import Count, Real, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.shape import roll
 
@@ -37,8 +31,12 @@ __all__ = [
 Norm = Literal["backward", "ortho", "forward"]
 Lengths = Sequence[int] | None
 
+takes = Signatures(globals())
 
-def fft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+
+def fft(
+    x: ArrayLike, n: Count | None = None, axis: SupportsIndex = -1, norm: Norm = "backward"
+) -> Tensor:
     """Return y[k] = sum_j x[j] exp(-2 pi i j k / n) along an axis.
 
     Args:
@@ -51,14 +49,20 @@ def fft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backwa
     Returns:
         Complex numbers in the shape of x, with n elements along the axis.
 
+    Raises:
+        ArgumentError: n is not 1 or more.
+
     Example:
         >>> tg.fft.fft([1, 2, 3, 4])
         tensor([10.+0.j, -2.+2.j, -2.+0.j, -2.-2.j], dtype=complex128)
     """
+    (x,) = takes.fft(x, n, norm)
     return _line("fft", x, n, axis, norm)
 
 
-def ifft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+def ifft(
+    x: ArrayLike, n: Count | None = None, axis: SupportsIndex = -1, norm: Norm = "backward"
+) -> Tensor:
     """Return the inverse of `fft`.
 
     Args:
@@ -71,14 +75,23 @@ def ifft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backw
     Returns:
         Complex numbers in the shape of x, with n elements along the axis.
 
+    Raises:
+        ArgumentError: n is not 1 or more.
+
     Example:
         >>> tg.fft.ifft([10, -2 + 2j, -2, -2 - 2j])
         tensor([1.+0.j, 2.+0.j, 3.+0.j, 4.+0.j], dtype=complex64)
     """
+    (x,) = takes.ifft(x, n, norm)
     return _line("ifft", x, n, axis, norm)
 
 
-def rfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+def rfft(
+    x: Real[ArrayLike, "..."],
+    n: Count | None = None,
+    axis: SupportsIndex = -1,
+    norm: Norm = "backward",
+) -> Tensor:
     """Return the first n // 2 + 1 elements of `fft` of real numbers; they determine the others.
 
     Args:
@@ -91,14 +104,21 @@ def rfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backw
     Returns:
         Complex numbers in the shape of x, with n // 2 + 1 elements along the axis.
 
+    Raises:
+        DtypeError: x holds complex numbers.
+        ArgumentError: n is not 1 or more.
+
     Example:
         >>> tg.fft.rfft([1, 2, 3, 4])
         tensor([10.+0.j, -2.+2.j, -2.+0.j], dtype=complex128)
     """
-    return _line("rfft", _real("rfft", x), n, axis, norm)
+    (x,) = takes.rfft(x, n, norm)
+    return _line("rfft", x, n, axis, norm)
 
 
-def irfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+def irfft(
+    x: ArrayLike, n: Count | None = None, axis: SupportsIndex = -1, norm: Norm = "backward"
+) -> Tensor:
     """Return the inverse of `rfft`, real; n is the length of the result, default 2 (len - 1).
 
     Args:
@@ -111,14 +131,20 @@ def irfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "back
     Returns:
         Real numbers in the shape of x, with n elements along the axis.
 
+    Raises:
+        ArgumentError: n is not 1 or more.
+
     Example:
         >>> tg.fft.irfft([10, -2 + 2j, -2])
         tensor([1., 2., 3., 4.], dtype=float32)
     """
+    (x,) = takes.irfft(x, n, norm)
     return _line("irfft", x, n, axis, norm)
 
 
-def hfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+def hfft(
+    x: ArrayLike, n: Count | None = None, axis: SupportsIndex = -1, norm: Norm = "backward"
+) -> Tensor:
     """Return the `fft` of a Hermitian signal, which is real, from the first half of the signal.
 
     Args:
@@ -131,14 +157,23 @@ def hfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backw
     Returns:
         Real numbers in the shape of x, with n elements along the axis.
 
+    Raises:
+        ArgumentError: n is not 1 or more.
+
     Example:
         >>> tg.fft.hfft([10, -2 + 2j, -2])
         tensor([ 4., 16., 12.,  8.], dtype=float32)
     """
+    (x,) = takes.hfft(x, n, norm)
     return _line("hfft", x, n, axis, norm)
 
 
-def ihfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
+def ihfft(
+    x: Real[ArrayLike, "..."],
+    n: Count | None = None,
+    axis: SupportsIndex = -1,
+    norm: Norm = "backward",
+) -> Tensor:
     """Return the inverse of `hfft`, complex.
 
     Args:
@@ -151,11 +186,16 @@ def ihfft(x: ArrayLike, n: int | None = None, axis: int = -1, norm: Norm = "back
     Returns:
         Complex numbers in the shape of x, with n // 2 + 1 elements along the axis.
 
+    Raises:
+        DtypeError: x holds complex numbers.
+        ArgumentError: n is not 1 or more.
+
     Example:
         >>> tg.fft.hfft(tg.fft.ihfft([1, 2, 3, 4]))
         tensor([1., 2., 3., 4.], dtype=float64)
     """
-    return _line("ihfft", _real("ihfft", x), n, axis, norm)
+    (x,) = takes.ihfft(x, n, norm)
+    return _line("ihfft", x, n, axis, norm)
 
 
 def fftn(x: ArrayLike, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
@@ -176,6 +216,7 @@ def fftn(x: ArrayLike, s: Lengths = None, axes: Axis = None, norm: Norm = "backw
         tensor([[10.+0.j, -2.+0.j],
                 [-4.+0.j,  0.+0.j]], dtype=complex128)
     """
+    (x,) = takes.fftn(x, norm)
     return _lines("fftn", x, s, axes, norm)
 
 
@@ -197,10 +238,13 @@ def ifftn(x: ArrayLike, s: Lengths = None, axes: Axis = None, norm: Norm = "back
         tensor([[1.+0.j, 2.+0.j],
                 [3.+0.j, 4.+0.j]], dtype=complex128)
     """
+    (x,) = takes.ifftn(x, norm)
     return _lines("ifftn", x, s, axes, norm)
 
 
-def rfftn(x: ArrayLike, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
+def rfftn(
+    x: Real[ArrayLike, "..."], s: Lengths = None, axes: Axis = None, norm: Norm = "backward"
+) -> Tensor:
     """Return `rfft` along the last of several axes and `fft` along the others.
 
     Args:
@@ -214,11 +258,15 @@ def rfftn(x: ArrayLike, s: Lengths = None, axes: Axis = None, norm: Norm = "back
         Complex numbers in the shape of x, with the lengths s along the axes, but s[-1] // 2 + 1
         along the last of them.
 
+    Raises:
+        DtypeError: x holds complex numbers.
+
     Example:
         >>> tg.fft.rfftn(tg.ones((4, 4))).shape
         (4, 3)
     """
-    return _lines("rfftn", _real("rfftn", x), s, axes, norm)
+    (x,) = takes.rfftn(x, norm)
+    return _lines("rfftn", x, s, axes, norm)
 
 
 def irfftn(x: ArrayLike, s: Lengths = None, axes: Axis = None, norm: Norm = "backward") -> Tensor:
@@ -240,11 +288,12 @@ def irfftn(x: ArrayLike, s: Lengths = None, axes: Axis = None, norm: Norm = "bac
         tensor([[1., 2.],
                 [3., 4.]], dtype=float64)
     """
+    (x,) = takes.irfftn(x, norm)
     return _lines("irfftn", x, s, axes, norm)
 
 
 def fftfreq(
-    n: int, d: float = 1.0, *, dtype: DtypeLike | None = None, device: str | None = None
+    n: Count, d: float = 1.0, *, dtype: DtypeLike | None = None, device: str | None = None
 ) -> Tensor:
     """Return the frequencies of the elements of `fft`.
 
@@ -257,15 +306,19 @@ def fftfreq(
     Returns:
         (n,): 0, 1, ..., then the negative ones, divided by n d: cycles per unit of d.
 
+    Raises:
+        ArgumentError: n is not 1 or more.
+
     Example:
         >>> tg.fft.fftfreq(4)
         tensor([ 0.  ,  0.25, -0.5 , -0.25], dtype=float32)
     """
+    takes.fftfreq(n, d)
     return _frequencies("fftfreq", n, d, dtype, device)
 
 
 def rfftfreq(
-    n: int, d: float = 1.0, *, dtype: DtypeLike | None = None, device: str | None = None
+    n: Count, d: float = 1.0, *, dtype: DtypeLike | None = None, device: str | None = None
 ) -> Tensor:
     """Return the frequencies of the elements of `rfft`.
 
@@ -278,10 +331,14 @@ def rfftfreq(
     Returns:
         (n // 2 + 1,): 0, 1, ..., n // 2, divided by n d: cycles per unit of d.
 
+    Raises:
+        ArgumentError: n is not 1 or more.
+
     Example:
         >>> tg.fft.rfftfreq(4)
         tensor([0.  , 0.25, 0.5 ], dtype=float32)
     """
+    takes.rfftfreq(n, d)
     return _frequencies("rfftfreq", n, d, dtype, device)
 
 
@@ -299,7 +356,7 @@ def fftshift(x: ArrayLike, axes: Axis = None) -> Tensor:
         >>> tg.fft.fftshift([0, 1, 2, -2, -1])
         tensor([-2, -1,  0,  1,  2], dtype=int64)
     """
-    x = tensor_of("fftshift", "x", x)
+    (x,) = takes.fftshift(x)
     places = axis_tuple("fftshift", axes, x.ndim, "axes")
     return roll(x, [x.shape[axis] // 2 for axis in places], places) if places else x
 
@@ -318,27 +375,16 @@ def ifftshift(x: ArrayLike, axes: Axis = None) -> Tensor:
         >>> tg.fft.ifftshift([-2, -1, 0, 1, 2])
         tensor([ 0,  1,  2, -2, -1], dtype=int64)
     """
-    x = tensor_of("ifftshift", "x", x)
+    (x,) = takes.ifftshift(x)
     places = axis_tuple("ifftshift", axes, x.ndim, "axes")
     return roll(x, [-(x.shape[axis] // 2) for axis in places], places) if places else x
 
 
-def _real(op: str, x: Any) -> Tensor:
-    tensor = tensor_of(op, "x", x)
-    if is_complex(tensor.dtype):
-        raise DtypeError(f"{op}: x has dtype {tensor.dtype}, expected real numbers")
-    return tensor
-
-
-def _line(op: str, x: Any, n: int | None, axis: int, norm: str) -> Tensor:
-    x = tensor_of(op, "x", x)
-    if n is not None:
-        check_integer(op, "n", n, 1)
+def _line(op: str, x: Tensor, n: int | None, axis: SupportsIndex, norm: str) -> Tensor:
     return _computed(op, x, n, axis_index(op, axis, x.ndim), norm)
 
 
-def _lines(op: str, x: Any, s: Lengths, axes: Axis, norm: str) -> Tensor:
-    x = tensor_of(op, "x", x)
+def _lines(op: str, x: Tensor, s: Lengths, axes: Axis, norm: str) -> Tensor:
     lengths = None if s is None else shape_of(op, s, "s")
     if axes is None and lengths is not None:
         axes = tuple(range(x.ndim - len(lengths), x.ndim))
@@ -351,7 +397,6 @@ def _lines(op: str, x: Any, s: Lengths, axes: Axis, norm: str) -> Tensor:
 
 
 def _computed(op: str, x: Tensor, lengths: Any, axes: Any, norm: str) -> Tensor:
-    check_choice(op, "norm", norm, ("backward", "ortho", "forward"))
     array = upcast(constant_of(op, "x", x))
     try:
         return Tensor(getattr(namespace(array).fft, op)(array, lengths, axes, norm))
@@ -362,8 +407,6 @@ def _computed(op: str, x: Tensor, lengths: Any, axes: Any, norm: str) -> Tensor:
 
 
 def _frequencies(op: str, n: int, d: float, dtype: DtypeLike | None, device: str | None) -> Tensor:
-    check_integer(op, "n", n, 1)
-    check_number(op, "d", d)
     target = float32 if dtype is None else as_dtype(dtype)
     if not is_float(target):
         raise DtypeError(f"{op}: dtype is {target}, expected a float")

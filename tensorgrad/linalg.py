@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Never
 import numpy as np
 
 from tensorgrad.compat.omitted import missing as _missing
-from tensorgrad.core.backend import Array, Axis, namespace, same_device
-from tensorgrad.core.checks import axis_tuple, check_choice, check_flag, check_integer, unexpected
+from tensorgrad.core.backend import Array, Axis, namespace
+from tensorgrad.core.checks import axis_tuple
 from tensorgrad.core.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import array_beside, constant_of, operands, tensor_of, tensors_of
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.diagonals import cross, vecdot
 from tensorgrad.ops.diagonals import diagonal as _diagonal
@@ -43,6 +44,8 @@ __all__ = [
 ]  # fmt: skip
 
 Order = float | Literal["fro", "nuc"] | None
+
+takes = Signatures(globals())
 
 
 class EighResult(NamedTuple):
@@ -126,7 +129,7 @@ def inv(x: ArrayLike) -> Tensor:
         >>> tg.linalg.inv([[2, 0], [0, 4]]).tolist()
         [[0.5, 0.0], [0.0, 0.25]]
     """
-    x, dtype = _square("inv", x)
+    x, dtype = _square("inv", *takes.inv(x))
     y = _computed("inv", namespace(x.data).linalg.inv, x.data)
     return _rounded(record("inv", y, (x,), _inv_backward, (y,)), dtype)
 
@@ -147,6 +150,7 @@ def solve(a: ArrayLike, b: ArrayLike) -> Tensor:
         (..., N) or (..., N, K), in the dtype that both promote to; float64 for integers.
 
     Raises:
+        DeviceError: the operands are on different devices.
         ShapeError: a is not square, or b does not fit it.
         ArgumentError: a is singular (on the GPU the result is not finite instead).
 
@@ -154,10 +158,9 @@ def solve(a: ArrayLike, b: ArrayLike) -> Tensor:
         >>> tg.linalg.solve([[2, 0], [0, 4]], [2, 2]).round(6).tolist()
         [1.0, 0.5]
     """
-    a, b = operands("solve", ("a", "b"), (a, b))
+    a, b = takes.solve(a, b)
     a, first = _square("solve", a)
-    b, second = _floats("solve", "b", b)
-    same_device("solve", ("a", "b"), (a.data, b.data))
+    b, second = _floats(b)
     vector = b.ndim == 1
     columns = expand_dims(b, 1) if vector else b
     if columns.ndim < 2 or columns.shape[-2] != a.shape[-1]:
@@ -200,8 +203,7 @@ def tensorinv(x: ArrayLike, ind: int = 2) -> Tensor:
         >>> tg.linalg.tensorinv(tg.reshape(tg.eye(6), (6, 2, 3)), ind=1).shape
         (2, 3, 6)
     """
-    x = tensor_of("tensorinv", "x", x)
-    check_integer("tensorinv", "ind", ind)
+    (x,) = takes.tensorinv(x, ind)
     if not 0 < ind <= x.ndim:
         raise ArgumentError(f"tensorinv: ind is {ind}, expected 1 to {x.ndim}")
     rows, columns = math.prod(x.shape[:ind]), math.prod(x.shape[ind:])
@@ -223,6 +225,7 @@ def tensorsolve(a: ArrayLike, b: ArrayLike, axes: Sequence[int] | None = None) -
         The last axes of a, in the dtype that both promote to; float64 for integers.
 
     Raises:
+        DeviceError: the operands are on different devices.
         ShapeError: a does not fit b.
         ArgumentError: a is singular.
 
@@ -230,7 +233,7 @@ def tensorsolve(a: ArrayLike, b: ArrayLike, axes: Sequence[int] | None = None) -
         >>> tg.linalg.tensorsolve(2 * tg.reshape(tg.eye(4), (4, 2, 2)), [2, 4, 6, 8]).tolist()
         [[1.0, 2.0], [3.0, 4.0]]
     """
-    a, b = operands("tensorsolve", ("a", "b"), (a, b))
+    a, b = takes.tensorsolve(a, b)
     if axes is not None:
         places = axis_tuple("tensorsolve", axes, a.ndim, "axes")
         a = moveaxis(a, places, tuple(range(a.ndim - len(places), a.ndim)))
@@ -257,7 +260,7 @@ def det(x: ArrayLike) -> Tensor:
         >>> tg.linalg.det([[2, 0], [0, 4]]).round(6).item()
         8.0
     """
-    x, dtype = _square("det", x)
+    x, dtype = _square("det", *takes.det(x))
     xp = namespace(x.data)
     y = xp.asarray(xp.linalg.det(x.data))
     return _rounded(record("det", y, (x,), _det_backward, (x.data, y)), dtype)
@@ -286,7 +289,7 @@ def slogdet(x: ArrayLike) -> SlogdetResult:
         >>> sign.item(), logabsdet.item()
         (-1.0, 0.0)
     """
-    x, dtype = _square("slogdet", x)
+    x, dtype = _square("slogdet", *takes.slogdet(x))
     xp = namespace(x.data)
     sign, value = xp.linalg.slogdet(x.data)
     y = record("slogdet", xp.asarray(value), (x,), _slogdet_backward, (x.data,))
@@ -318,8 +321,7 @@ def cholesky(x: ArrayLike, *, upper: bool = False) -> Tensor:
         >>> tg.linalg.cholesky([[4, 2], [2, 2]]).tolist()
         [[2.0, 0.0], [1.0, 1.0]]
     """
-    check_flag("cholesky", "upper", upper)
-    x, dtype = _square("cholesky", x)
+    x, dtype = _square("cholesky", *takes.cholesky(x, upper))
     y = _computed("cholesky", namespace(x.data).linalg.cholesky, x.data)
     factor = _rounded(record("cholesky", y, (x,), _cholesky_backward, (y,)), dtype)
     if not upper:
@@ -358,8 +360,7 @@ def eigh(x: ArrayLike, UPLO: Literal["L", "U"] = "L") -> EighResult:
         >>> values.round(6).tolist(), tg.abs(vectors).round(6).tolist()
         ([2.0, 3.0], [[0.0, 1.0], [1.0, 0.0]])
     """
-    check_choice("eigh", "UPLO", UPLO, ("L", "U"))
-    x, dtype = _square("eigh", x)
+    x, dtype = _square("eigh", *takes.eigh(x, UPLO))
     if UPLO == "U":
         x = matrix_transpose(conj(x) if is_complex(x.dtype) else x)
     return EighResult(*_factors("eigh", x, dtype, _eigh_backward))
@@ -419,8 +420,7 @@ def qr(x: ArrayLike, mode: Literal["reduced", "complete"] = "reduced") -> QRResu
         >>> q.shape, tg.abs(q @ r).round(6).tolist()
         ((3, 2), [[3.0, 1.0], [4.0, 2.0], [0.0, 5.0]])
     """
-    check_choice("qr", "mode", mode, ("reduced", "complete"))
-    x, dtype = _matrices("qr", x)
+    x, dtype = _matrices("qr", *takes.qr(x, mode))
     return QRResult(*_factors("qr", x, dtype, _qr_backward, mode))
 
 
@@ -461,8 +461,7 @@ def svd(x: ArrayLike, full_matrices: bool = True) -> SVDResult:
         >>> u.shape, s.round(6).tolist(), vh.shape
         ((3, 2), [2.0, 1.0], (2, 2))
     """
-    check_flag("svd", "full_matrices", full_matrices)
-    x, dtype = _matrices("svd", x)
+    x, dtype = _matrices("svd", *takes.svd(x, full_matrices))
     return SVDResult(*_factors("svd", x, dtype, _svd_backward, full_matrices))
 
 
@@ -522,7 +521,7 @@ def pinv(x: ArrayLike, *, rtol: ArrayLike | None = None) -> Tensor:
         >>> tg.linalg.pinv([[1], [1]]).round(6).tolist()
         [[0.5, 0.5]]
     """
-    x, dtype = _matrices("pinv", x)
+    x, dtype = _matrices("pinv", tensor_of("pinv", "x", x))
     cut = _cutoff(x, rtol)
     shape = getattr(cut, "shape", ())
     if shape not in ((), x.shape[:-2]):
@@ -553,7 +552,7 @@ def matrix_rank(x: ArrayLike, *, rtol: ArrayLike | None = None) -> Tensor:
         >>> tg.linalg.matrix_rank([[1, 2], [2, 4]]).item()
         1
     """
-    x, _ = _matrices("matrix_rank", x)
+    x, _ = _matrices("matrix_rank", tensor_of("matrix_rank", "x", x))
     values = svdvals(x.detach())
     largest = max(values, -1, keepdims=True) if values.shape[-1] else 0.0
     cut = _cutoff(x, rtol)
@@ -589,7 +588,7 @@ def cond(x: ArrayLike, p: Order = None) -> Tensor:
         >>> tg.linalg.cond([[4, 0], [0, 2]]).round(6).item()
         2.0
     """
-    x, dtype = _matrices("cond", x)
+    x, dtype = _matrices("cond", *takes.cond(x))
     if not x.shape[-1] * x.shape[-2]:
         raise ShapeError(f"cond: x has shape {x.shape}, expected elements in the matrices")
     if not isinstance(p, (str, int, float, type(None))):
@@ -628,9 +627,8 @@ def matrix_power(x: ArrayLike, n: int) -> Tensor:
         >>> tg.linalg.matrix_power([[1, 1], [0, 1]], 3).tolist()
         [[1, 3], [0, 1]]
     """
-    given = tensor_of("matrix_power", "x", x)
-    check_integer("matrix_power", "n", n)
-    base: Tensor | None = _check_square("matrix_power", given) if n >= 0 else inv(given)
+    (x,) = takes.matrix_power(x, n)
+    base: Tensor | None = _check_square("matrix_power", x) if n >= 0 else inv(x)
     power, n = None, -n if n < 0 else n
     while n:
         if n % 2:
@@ -638,9 +636,9 @@ def matrix_power(x: ArrayLike, n: int) -> Tensor:
         n //= 2
         base = matmul(base, base) if n and base is not None else None
     if power is None:
-        xp = namespace(given.data)
-        eye = xp.eye(given.shape[-1], dtype=given.dtype)
-        return Tensor(xp.broadcast_to(eye, given.shape).copy())
+        xp = namespace(x.data)
+        eye = xp.eye(x.shape[-1], dtype=x.dtype)
+        return Tensor(xp.broadcast_to(eye, x.shape).copy())
     return power
 
 
@@ -692,14 +690,11 @@ def vector_norm(
         >>> tg.linalg.vector_norm([3, -4]).item(), tg.linalg.vector_norm([3, -4], ord=1).item()
         (5.0, 7.0)
     """
-    if unknown:
-        raise unexpected("vector_norm", unknown)
-    if not isinstance(ord, (int, float, np.number)):
-        raise ArgumentError(f"norm: ord is {ord!r}, expected a number for vectors")
-    x = _magnitudes("norm", x)
+    (x,) = takes.vector_norm(x, keepdims, ord, unknown)
+    x = _magnitudes(x)
     if ord in (1, 2, math.inf):
         return _norm(x, axis, ord=ord, keepdims=keepdims)
-    x, dtype = _floats("norm", "x", x)
+    x, dtype = _floats(x)
     if ord == -math.inf:
         y = min(abs(x), axis, keepdims=keepdims)
     elif ord == 0:
@@ -744,14 +739,12 @@ def matrix_norm(
         >>> tg.linalg.matrix_norm([[3, 0], [0, 4]]).item()
         5.0
     """
-    if unknown:
-        raise unexpected("matrix_norm", unknown)
-    x, dtype = _matrices("norm", x)
+    x, dtype = _matrices("norm", *takes.matrix_norm(x, keepdims, unknown))
     y: Tensor
     if not isinstance(ord, (str, int, float, type(None))):
         raise _not_an_order("norm", "ord", ord)
     if ord in ("fro", None):
-        y = _norm(_magnitudes("norm", x), (-2, -1), keepdims=keepdims)
+        y = _norm(_magnitudes(x), (-2, -1), keepdims=keepdims)
     elif ord in ("nuc", 2, -2):
         function: Any = {"nuc": sum, 2: _largest, -2: min}[ord]
         y = function(svdvals(x), -1)
@@ -797,23 +790,22 @@ def norm(
         >>> tg.linalg.norm([[3, 4], [6, 8]], axis=1).tolist()
         [5.0, 10.0]
     """
-    if unknown:
-        raise unexpected("norm", unknown)
-    x = tensor_of("norm", "x", x)
+    (x,) = takes.norm(x, keepdims, unknown)
     if ord is None:
         return vector_norm(x, axis=axis, keepdims=keepdims)
     axes = axis_tuple("norm", tuple(axis) if isinstance(axis, list) else axis, x.ndim)
     if len(axes) == 1:
-        return vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)  # type: ignore[arg-type]
+        if isinstance(ord, str):
+            raise ArgumentError(f"norm: ord is {ord!r:.80}, expected a number for vectors")
+        return vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)
     if len(axes) != 2:
         raise ArgumentError(f"norm: axis is {axis} for x of {x.ndim} axes, expected one or two")
     y = matrix_norm(moveaxis(x, axes, (-2, -1)), ord=ord)
     return reshape(y, [1 if i in axes else n for i, n in enumerate(x.shape)]) if keepdims else y
 
 
-def _floats(op: str, name: str, x: Any) -> tuple[Tensor, Any]:
+def _floats(x: Tensor) -> tuple[Tensor, Any]:
     """Return x in float32, float64 or a complex dtype, and the dtype of the result."""
-    x = tensor_of(op, name, x)
     dtype = x.dtype if is_float(x.dtype) or is_complex(x.dtype) else float64
     return astype(x, compute_dtype(dtype), copy=False), dtype
 
@@ -823,23 +815,22 @@ def _rounded(y: Tensor, dtype: Any) -> Tensor:
     return y if is_complex(dtype) else astype(y, dtype, copy=False)
 
 
-def _matrices(op: str, x: Any) -> tuple[Tensor, Any]:
+def _matrices(op: str, x: Tensor) -> tuple[Tensor, Any]:
     """Do as `_floats`, for two axes or more."""
-    x, dtype = _floats(op, "x", x)
+    x, dtype = _floats(x)
     if x.ndim < 2:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected two axes or more")
     return x, dtype
 
 
-def _magnitudes(op: str, x: Any) -> Tensor:
+def _magnitudes(x: Tensor) -> Tensor:
     """Return |x| of complex numbers, real ones as they are."""
-    x = tensor_of(op, "x", x)
     return abs(x) if is_complex(x.dtype) else x
 
 
-def _square(op: str, x: Any) -> tuple[Tensor, Any]:
+def _square(op: str, x: Tensor) -> tuple[Tensor, Any]:
     """Do as `_floats`, for square matrices."""
-    x, dtype = _floats(op, "x", x)
+    x, dtype = _floats(x)
     return _check_square(op, x), dtype
 
 

@@ -8,31 +8,29 @@ Tests: tests/nn/test_loss.py, tests/parity/test_losses.py.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from tensorgrad.core.backend import same_device
-from tensorgrad.core.checks import (
-    check_between,
-    check_choice,
-    check_flag,
-    check_number,
-    check_shape,
-)
+from tensorgrad.core.checks import check_between
 from tensorgrad.core.dtypes import compute_dtype, float64, is_float
 from tensorgrad.core.errors import ArgumentError
-from tensorgrad.core.operands import constant_of, float_operand, operands, tensor_of
+from tensorgrad.core.operands import constant_of, float_operand, tensor_of
+from tensorgrad.core.signature import Real, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.nn.module import Module
 from tensorgrad.ops.creation import asarray
-from tensorgrad.ops.cross_entropy import REDUCTIONS, cross_entropy, nll_loss, reduced
+from tensorgrad.ops.cross_entropy import REDUCTIONS, Reduction, cross_entropy, nll_loss, reduced
 from tensorgrad.ops.elementwise import abs as absolute
 from tensorgrad.ops.elementwise import exp, log, square, where
 from tensorgrad.ops.elementwise.activation import SOFTPLUS
 from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.shape import astype
 
+takes = Signatures(globals())
 
-def mse_loss(x: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
+
+def mse_loss(
+    x: Real[ArrayLike, "*B"], target: Real[ArrayLike, "*B"], reduction: Reduction = "mean"
+) -> Tensor:
     """Return the squared error, (x - target)^2.
 
     Args:
@@ -44,20 +42,23 @@ def mse_loss(x: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor
         A scalar, or the shape of x for "none"; at least float32.
 
     Raises:
-        ShapeError: target has another shape than x.
+        DtypeError: x or target holds complex numbers.
+        ShapeError: x is not (*B,), target not (*B,).
+        DeviceError: the operands are on different devices.
         DtypeError: x is not a float.
-        DeviceError: the operands are on two devices.
         ArgumentError: another reduction.
 
     Example:
         >>> tg.nn.functional.mse_loss([1.0, 2.0], [1.0, 4.0]).item()
         2.0
     """
-    x, target = _operands("mse_loss", x, target)
-    return reduced("mse_loss", _squared_error(x, target), reduction)
+    x, target = _wide("mse_loss", *takes.mse_loss(x, target, reduction))
+    return reduced(_squared_error(x, target), reduction)
 
 
-def l1_loss(x: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
+def l1_loss(
+    x: Real[ArrayLike, "*B"], target: Real[ArrayLike, "*B"], reduction: Reduction = "mean"
+) -> Tensor:
     """Return the absolute error, |x - target|.
 
     Args:
@@ -67,18 +68,24 @@ def l1_loss(x: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
         A scalar, or the shape of x for "none"; at least float32.
 
     Raises:
-        As `mse_loss`.
+        DtypeError: x or target holds complex numbers.
+        ShapeError: x is not (*B,), target not (*B,).
+        DeviceError: the operands are on different devices.
+        DeviceError: the operands are on different devices. As `mse_loss`.
 
     Example:
         >>> tg.nn.functional.l1_loss([1.0, 2.0], [1.0, 4.0]).item()
         1.0
     """
-    x, target = _operands("l1_loss", x, target)
-    return reduced("l1_loss", _absolute_error(x, target), reduction)
+    x, target = _wide("l1_loss", *takes.l1_loss(x, target, reduction))
+    return reduced(_absolute_error(x, target), reduction)
 
 
 def huber_loss(
-    x: ArrayLike, target: ArrayLike, reduction: str = "mean", delta: float = 1.0
+    x: Real[ArrayLike, "*B"],
+    target: Real[ArrayLike, "*B"],
+    reduction: Reduction = "mean",
+    delta: float = 1.0,
 ) -> Tensor:
     """Return the squared error where it is small, and the absolute error elsewhere.
 
@@ -92,6 +99,9 @@ def huber_loss(
         A scalar, or the shape of x for "none"; at least float32.
 
     Raises:
+        DtypeError: x or target holds complex numbers.
+        ShapeError: x is not (*B,), target not (*B,).
+        DeviceError: the operands are on different devices.
         ArgumentError: delta is not above 0; other errors are those of `mse_loss`.
     Source: Huber 1964, "Robust estimation of a location parameter", eq. 1.1 and section 4.
 
@@ -99,19 +109,18 @@ def huber_loss(
         >>> tg.nn.functional.huber_loss([0.5, 3.0], [0.0, 0.0], "none").tolist()
         [0.125, 2.5]
     """
-    x, target = _operands("huber_loss", x, target)
-    check_number("huber_loss", "delta", delta)
+    x, target = _wide("huber_loss", *takes.huber_loss(x, target, reduction, delta))
     if not delta > 0:
         raise ArgumentError(f"huber_loss: delta is {delta}, expected a number above 0")
-    return reduced("huber_loss", _huber(x, target, delta=float(delta)), reduction)
+    return reduced(_huber(x, target, delta=float(delta)), reduction)
 
 
 def binary_cross_entropy_with_logits(
-    logits: ArrayLike,
-    target: ArrayLike,
-    weight: ArrayLike | None = None,
-    reduction: str = "mean",
-    pos_weight: ArrayLike | None = None,
+    logits: Real[ArrayLike, "*B"],
+    target: Real[ArrayLike, "*B"],
+    weight: Any = None,
+    reduction: Reduction = "mean",
+    pos_weight: Any = None,
 ) -> Tensor:
     """Return the cross entropy of targets and probabilities sigmoid(logits).
 
@@ -129,7 +138,10 @@ def binary_cross_entropy_with_logits(
         A scalar, or the shape of logits for "none"; at least float32.
 
     Raises:
-        As `mse_loss`.
+        DtypeError: logits or target holds complex numbers.
+        ShapeError: logits is not (*B,), target not (*B,).
+        DeviceError: the operands are on different devices.
+        DeviceError: the operands are on different devices. As `mse_loss`.
 
     Example:
         >>> F = tg.nn.functional
@@ -138,7 +150,8 @@ def binary_cross_entropy_with_logits(
     """
     op = "binary_cross_entropy_with_logits"
     logits = tensor_of(op, "logits", logits, target, weight, pos_weight)
-    logits, target = _operands(op, logits, target, "logits")
+    logits, target = takes.binary_cross_entropy_with_logits(logits, target, reduction)
+    logits, target = _wide(op, logits, target, name="logits")
     weight, pos_weight = [
         None if one is None else astype(tensor_of(op, name, one, logits), logits.dtype, copy=False)
         for name, one in (("weight", weight), ("pos_weight", pos_weight))
@@ -147,11 +160,14 @@ def binary_cross_entropy_with_logits(
         losses = _binary(logits, target)
     else:
         losses = _weighted_binary(logits, target, pos_weight)
-    return reduced(op, losses if weight is None else losses * weight, reduction)
+    return reduced(losses if weight is None else losses * weight, reduction)
 
 
 def kl_div(
-    x: ArrayLike, target: ArrayLike, reduction: str = "mean", log_target: bool = False
+    x: Real[ArrayLike, "*B"],
+    target: Real[ArrayLike, "*B"],
+    reduction: Literal[Reduction, "batchmean"] = "mean",
+    log_target: bool = False,
 ) -> Tensor:
     """Return the terms of the Kullback-Leibler divergence of x from target.
 
@@ -168,6 +184,9 @@ def kl_div(
         A scalar, or the shape of x for "none"; at least float32.
 
     Raises:
+        DtypeError: x or target holds complex numbers.
+        ShapeError: x is not (*B,), target not (*B,).
+        DeviceError: the operands are on different devices.
         ArgumentError: "batchmean" for x without an axis; other errors are those of `mse_loss`.
 
     Example:
@@ -175,12 +194,10 @@ def kl_div(
         >>> tg.nn.functional.kl_div(x, [[1.0, 0.0]], "batchmean").item()
         0.693...
     """
-    x, target = _operands("kl_div", x, target)
-    check_flag("kl_div", "log_target", log_target)
-    check_choice("kl_div", "reduction", reduction, (*REDUCTIONS, "batchmean"))
+    x, target = _wide("kl_div", *takes.kl_div(x, target, reduction, log_target))
     losses = _divergence_of_logs(x, target) if log_target else _divergence(x, target)
     if reduction != "batchmean":
-        return reduced("kl_div", losses, reduction)
+        return reduced(losses, reduction)
     if not x.ndim:
         raise ArgumentError("kl_div: reduction is 'batchmean' for x of shape (), expected an axis")
     total: Tensor = losses.sum() / x.shape[0]
@@ -225,12 +242,9 @@ def _divergence_of_logs(x: Tensor, target: Tensor) -> Tensor:
     return exp(target) * (target - x)
 
 
-def _operands(op: str, x: Any, target: Any, name: str = "x") -> tuple[Tensor, Tensor]:
-    """Return both operands, of one shape and device, in at least float32."""
-    x, target = operands(op, (name, "target"), (x, target))
+def _wide(op: str, x: Tensor, target: Tensor, *, name: str = "x") -> tuple[Tensor, Tensor]:
+    """Return both operands in at least float32; x must hold floats."""
     float_operand(op, name, x)
-    check_shape(op, "target", target, x.shape, f" as {name}")
-    same_device(op, (name, "target"), (x.data, target.data))
     target_dtype = target.dtype if is_float(target.dtype) else x.dtype
     return (
         astype(x, compute_dtype(x.dtype), copy=False),
@@ -249,7 +263,7 @@ class _Loss(Module):
             raise ArgumentError(
                 f"{name}: reduction is {reduction!r}, expected one of {self._reductions}"
             )
-        self.reduction = reduction
+        self.reduction: Any = reduction
 
     def extra_repr(self) -> str:
         """Return the reduction."""

@@ -7,22 +7,18 @@ samples in tests/parity/test_op_db.py.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never, SupportsIndex
 
-from tensorgrad.core.checks import axis_index, check_flag, check_number, unexpected
+from tensorgrad.core.backend import Axis
+from tensorgrad.core.checks import axis_index
 from tensorgrad.core.dtypes import DtypeLike
 from tensorgrad.core.errors import ArgumentError, ShapeError
-from tensorgrad.core.operands import (
-    constant_of,
-    float_operand,
-    float_operands,
-    float_tensor,
-    operands,
-)
+from tensorgrad.core.operands import constant_of, float_operand
+from tensorgrad.core.signature import Float, Real, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.linalg import vector_norm
 from tensorgrad.nn.loss import huber_loss
-from tensorgrad.ops.cross_entropy import reduced
+from tensorgrad.ops.cross_entropy import Reduction, reduced
 from tensorgrad.ops.elementwise import abs, exp, expm1, log, maximum, minimum, sqrt, tanh, where
 from tensorgrad.ops.elementwise.activation import SOFTPLUS, elu, leaky_relu, relu, sigmoid
 from tensorgrad.ops.elementwise.row import Row
@@ -40,8 +36,10 @@ __all__ = [
     "triplet_margin_loss",
 ]  # fmt: skip
 
+takes = Signatures(globals())
 
-def celu(x: ArrayLike, alpha: float = 1.0) -> Tensor:
+
+def celu(x: Float[ArrayLike, "..."], alpha: float = 1.0) -> Tensor:
     """Return x, or alpha * (exp(x / alpha) - 1) where x < 0 (Barron 2017, arXiv:1704.07483).
 
     Args:
@@ -51,16 +49,19 @@ def celu(x: ArrayLike, alpha: float = 1.0) -> Tensor:
     Returns:
         The shape and dtype of x.
 
+    Raises:
+        DtypeError: x does not hold floats.
+
     Example:
         >>> tg.nn.functional.celu([-1.0, 2.0]).tolist()
         [-0.632..., 2.0]
     """
-    x = float_tensor("celu", "x", x)
+    (x,) = takes.celu(x, alpha)
     _check_positive("celu", "alpha", alpha)
     return where(x.data >= 0, x, alpha * expm1(minimum(x, 0) / alpha))
 
 
-def selu(x: ArrayLike) -> Tensor:
+def selu(x: Float[ArrayLike, "..."]) -> Tensor:
     """Return 1.0507 * elu(x, 1.6733), which keeps mean 0 and variance 1 (arXiv:1706.02515).
 
     Args:
@@ -69,15 +70,19 @@ def selu(x: ArrayLike) -> Tensor:
     Returns:
         The shape and dtype of x.
 
+    Raises:
+        DtypeError: x does not hold floats.
+
     Example:
         >>> tg.nn.functional.selu([0.0, 2.0]).tolist()
         [0.0, 2.101...]
     """
-    y: Tensor = 1.0507009873554805 * elu(float_tensor("selu", "x", x), 1.6732632423543772)
+    (x,) = takes.selu(x)
+    y: Tensor = 1.0507009873554805 * elu(x, 1.6732632423543772)
     return y
 
 
-def hardtanh(x: ArrayLike, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+def hardtanh(x: Float[ArrayLike, "..."], min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """Return x within [min_val, max_val], else the nearer bound, where the gradient is 0.
 
     Args:
@@ -88,15 +93,14 @@ def hardtanh(x: ArrayLike, min_val: float = -1.0, max_val: float = 1.0) -> Tenso
         The shape and dtype of x.
 
     Raises:
+        DtypeError: x does not hold floats.
         ArgumentError: min_val is not below max_val.
 
     Example:
         >>> tg.nn.functional.hardtanh([-3.0, 0.5, 2.0]).tolist()
         [-1.0, 0.5, 1.0]
     """
-    x = float_tensor("hardtanh", "x", x)
-    check_number("hardtanh", "min_val", min_val)
-    check_number("hardtanh", "max_val", max_val)
+    (x,) = takes.hardtanh(x, min_val, max_val)
     if not min_val < max_val:
         raise ArgumentError(f"hardtanh: min_val is {min_val}, expected less than max_val {max_val}")
     low, high = float(min_val), float(max_val)
@@ -119,7 +123,7 @@ def relu6(x: ArrayLike) -> Tensor:
     return hardtanh(x, 0.0, 6.0)
 
 
-def hardsigmoid(x: ArrayLike) -> Tensor:
+def hardsigmoid(x: Float[ArrayLike, "..."]) -> Tensor:
     """Return (x + 3) / 6 within [0, 1].
 
     Args:
@@ -128,14 +132,18 @@ def hardsigmoid(x: ArrayLike) -> Tensor:
     Returns:
         The shape and dtype of x.
 
+    Raises:
+        DtypeError: x does not hold floats.
+
     Example:
         >>> tg.nn.functional.hardsigmoid([-4.0, 0.0, 4.0]).tolist()
         [0.0, 0.5, 1.0]
     """
-    return hardtanh(float_tensor("hardsigmoid", "x", x) + 3.0, 0.0, 6.0) / 6.0
+    (x,) = takes.hardsigmoid(x)
+    return hardtanh(x + 3.0, 0.0, 6.0) / 6.0
 
 
-def hardswish(x: ArrayLike) -> Tensor:
+def hardswish(x: Float[ArrayLike, "..."]) -> Tensor:
     """Return x * hardsigmoid(x) (Howard et al. 2019, arXiv:1905.02244).
 
     Args:
@@ -144,15 +152,18 @@ def hardswish(x: ArrayLike) -> Tensor:
     Returns:
         The shape and dtype of x.
 
+    Raises:
+        DtypeError: x does not hold floats.
+
     Example:
         >>> tg.nn.functional.hardswish([-4.0, 0.0, 4.0]).tolist()
         [-0.0, 0.0, 4.0]
     """
-    given = float_tensor("hardswish", "x", x)
-    return given * hardsigmoid(given)
+    (x,) = takes.hardswish(x)
+    return x * hardsigmoid(x)
 
 
-def hardshrink(x: ArrayLike, lambd: float = 0.5) -> Tensor:
+def hardshrink(x: Float[ArrayLike, "..."], lambd: float = 0.5) -> Tensor:
     """Return x where |x| > lambd, else 0.
 
     Args:
@@ -162,16 +173,18 @@ def hardshrink(x: ArrayLike, lambd: float = 0.5) -> Tensor:
     Returns:
         The shape and dtype of x.
 
+    Raises:
+        DtypeError: x does not hold floats.
+
     Example:
         >>> tg.nn.functional.hardshrink([-1.0, 0.25, 2.0]).tolist()
         [-1.0, 0.0, 2.0]
     """
-    x = float_tensor("hardshrink", "x", x)
-    check_number("hardshrink", "lambd", lambd)
+    (x,) = takes.hardshrink(x, lambd)
     return where(abs(x.detach()).data > lambd, x, 0.0)
 
 
-def softshrink(x: ArrayLike, lambd: float = 0.5) -> Tensor:
+def softshrink(x: Float[ArrayLike, "..."], lambd: float = 0.5) -> Tensor:
     """Return x brought nearer to 0 by lambd, and 0 where |x| <= lambd.
 
     Args:
@@ -181,16 +194,18 @@ def softshrink(x: ArrayLike, lambd: float = 0.5) -> Tensor:
     Returns:
         The shape and dtype of x.
 
+    Raises:
+        DtypeError: x does not hold floats.
+
     Example:
         >>> tg.nn.functional.softshrink([-1.0, 0.25, 2.0]).tolist()
         [-0.5, 0.0, 1.5]
     """
-    x = float_tensor("softshrink", "x", x)
-    check_number("softshrink", "lambd", lambd)
+    (x,) = takes.softshrink(x, lambd)
     return relu(x - lambd) - relu(-x - lambd)
 
 
-def tanhshrink(x: ArrayLike) -> Tensor:
+def tanhshrink(x: Float[ArrayLike, "..."]) -> Tensor:
     """Return x - tanh(x).
 
     Args:
@@ -199,15 +214,18 @@ def tanhshrink(x: ArrayLike) -> Tensor:
     Returns:
         The shape and dtype of x.
 
+    Raises:
+        DtypeError: x does not hold floats.
+
     Example:
         >>> tg.nn.functional.tanhshrink([0.0, 1.0]).tolist()
         [0.0, 0.238...]
     """
-    given = float_tensor("tanhshrink", "x", x)
-    return given - tanh(given)
+    (x,) = takes.tanhshrink(x)
+    return x - tanh(x)
 
 
-def softsign(x: ArrayLike) -> Tensor:
+def softsign(x: Float[ArrayLike, "..."]) -> Tensor:
     """Return x / (1 + |x|).
 
     Args:
@@ -216,15 +234,18 @@ def softsign(x: ArrayLike) -> Tensor:
     Returns:
         The shape and dtype of x.
 
+    Raises:
+        DtypeError: x does not hold floats.
+
     Example:
         >>> tg.nn.functional.softsign([-1.0, 3.0]).tolist()
         [-0.5, 0.75]
     """
-    given = float_tensor("softsign", "x", x)
-    return given / (1.0 + abs(given))
+    (x,) = takes.softsign(x)
+    return x / (1.0 + abs(x))
 
 
-def logsigmoid(x: ArrayLike) -> Tensor:
+def logsigmoid(x: Float[ArrayLike, "..."]) -> Tensor:
     """Return log(sigmoid(x)), without overflow.
 
     Args:
@@ -233,14 +254,18 @@ def logsigmoid(x: ArrayLike) -> Tensor:
     Returns:
         The shape and dtype of x.
 
+    Raises:
+        DtypeError: x does not hold floats.
+
     Example:
         >>> tg.nn.functional.logsigmoid([0.0, -1000.0]).tolist()
         [-0.693..., -1000.0]
     """
-    return -SOFTPLUS(-float_tensor("logsigmoid", "x", x))
+    (x,) = takes.logsigmoid(x)
+    return -SOFTPLUS(-x)
 
 
-def mish(x: ArrayLike) -> Tensor:
+def mish(x: Float[ArrayLike, "..."]) -> Tensor:
     """Return x * tanh(softplus(x)) (Misra 2019, arXiv:1908.08681).
 
     Args:
@@ -249,15 +274,18 @@ def mish(x: ArrayLike) -> Tensor:
     Returns:
         The shape and dtype of x.
 
+    Raises:
+        DtypeError: x does not hold floats.
+
     Example:
         >>> tg.nn.functional.mish([0.0, 1.0]).tolist()
         [0.0, 0.865...]
     """
-    given = float_tensor("mish", "x", x)
-    return given * tanh(SOFTPLUS(given))
+    (x,) = takes.mish(x)
+    return x * tanh(SOFTPLUS(x))
 
 
-def threshold(x: ArrayLike, threshold: float, value: float) -> Tensor:
+def threshold(x: Float[ArrayLike, "..."], threshold: float, value: float) -> Tensor:
     """Return x where it is above a threshold, else a value.
 
     Args:
@@ -268,17 +296,18 @@ def threshold(x: ArrayLike, threshold: float, value: float) -> Tensor:
     Returns:
         The shape and dtype of x.
 
+    Raises:
+        DtypeError: x does not hold floats.
+
     Example:
         >>> tg.nn.functional.threshold([0.0, 1.0, 2.0], 1.0, -5.0).tolist()
         [-5.0, -5.0, 2.0]
     """
-    x = float_tensor("threshold", "x", x)
-    check_number("threshold", "threshold", threshold)
-    check_number("threshold", "value", value)
+    (x,) = takes.threshold(x, threshold, value)
     return where(x.data > threshold, x, float(value))
 
 
-def prelu(x: ArrayLike, weight: ArrayLike) -> Tensor:
+def prelu(x: Float[ArrayLike, "..."], weight: Float[ArrayLike, "..."]) -> Tensor:
     """Return x, or weight * x where x < 0.
 
     Args:
@@ -289,13 +318,15 @@ def prelu(x: ArrayLike, weight: ArrayLike) -> Tensor:
         The shape of x, in the dtype that both promote to.
 
     Raises:
+        DtypeError: x or weight does not hold floats.
+        DeviceError: the operands are on different devices.
         ShapeError: weight has another number of elements.
 
     Example:
         >>> tg.nn.functional.prelu([[-2.0, -2.0]], [0.5, 0.25]).tolist()
         [[-1.0, -0.5]]
     """
-    x, weight = float_operands("prelu", ("x", "weight"), (x, weight))
+    x, weight = takes.prelu(x, weight)
     channels = x.shape[1] if x.ndim > 1 else 1
     if weight.size not in (1, channels) or weight.ndim > 1:
         raise ShapeError(f"prelu: weight has shape {weight.shape}, expected (1,) or ({channels},)")
@@ -304,7 +335,7 @@ def prelu(x: ArrayLike, weight: ArrayLike) -> Tensor:
     return leaky_relu(x, reshape(weight, (channels,) + (1,) * (x.ndim - 2)))
 
 
-def glu(x: ArrayLike, axis: int = -1, **unknown: Never) -> Tensor:
+def glu(x: Float[ArrayLike, "..."], axis: SupportsIndex = -1, **unknown: Never) -> Tensor:
     """Return the first half of x along an axis, times the sigmoid of the second.
 
     Args:
@@ -315,6 +346,7 @@ def glu(x: ArrayLike, axis: int = -1, **unknown: Never) -> Tensor:
         The shape of x, half as long along the axis, in its dtype.
 
     Raises:
+        DtypeError: x does not hold floats.
         ShapeError: the axis has an odd length.
     Source: Dauphin et al. 2016, arXiv:1612.08083.
 
@@ -322,20 +354,23 @@ def glu(x: ArrayLike, axis: int = -1, **unknown: Never) -> Tensor:
         >>> tg.nn.functional.glu([4.0, 2.0, 0.0, 0.0]).tolist()
         [2.0, 1.0]
     """
-    if unknown:
-        raise unexpected("glu", unknown)
-    x = float_tensor("glu", "x", x)
-    axis = axis_index("glu", axis, x.ndim)
-    half = x.shape[axis] // 2
-    if x.shape[axis] % 2:
-        raise ShapeError(f"glu: axis {axis} of x has length {x.shape[axis]}, expected an even one")
-    before = (slice(None),) * axis
+    (x,) = takes.glu(x, unknown)
+    place = axis_index("glu", axis, x.ndim)
+    length = x.shape[place]
+    half = length // 2
+    if length % 2:
+        raise ShapeError(f"glu: axis {place} of x has length {length}, expected an even one")
+    before = (slice(None),) * place
     y: Tensor = x[(*before, slice(half))] * sigmoid(x[(*before, slice(half, None))])
     return y
 
 
 def softmin(
-    x: ArrayLike, axis: int = -1, *, dtype: DtypeLike | None = None, **unknown: Never
+    x: Float[ArrayLike, "..."],
+    axis: SupportsIndex = -1,
+    *,
+    dtype: DtypeLike | None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return `softmax(-x, axis)`, of x in a dtype if one is given.
 
@@ -347,18 +382,20 @@ def softmin(
     Returns:
         The shape of x, in its dtype or the given one.
 
+    Raises:
+        DtypeError: x does not hold floats.
+
     Example:
         >>> tg.nn.functional.softmin([3.0, 3.0]).tolist()
         [0.5, 0.5]
     """
-    if unknown:
-        raise unexpected("softmin", unknown)
     x = x if dtype is None else astype(x, dtype, copy=False)
-    return softmax(-float_tensor("softmin", "x", x), axis)
+    (x,) = takes.softmin(x, unknown)
+    return softmax(-x, axis_index("softmin", axis, x.ndim))
 
 
 def normalize(
-    x: ArrayLike, p: float = 2.0, axis: int = 1, eps: float = 1e-12, **unknown: Never
+    x: Float[ArrayLike, "..."], p: float = 2.0, axis: Axis = 1, eps: float = 1e-12, **unknown: Never
 ) -> Tensor:
     """Return x / max(norm, eps), with norms of order 1, 2 or inf along an axis.
 
@@ -371,19 +408,23 @@ def normalize(
     Returns:
         The shape and dtype of x.
 
+    Raises:
+        DtypeError: x does not hold floats.
+
     Example:
         >>> tg.nn.functional.normalize([[0.0, 4.0], [2.0, 0.0]]).tolist()
         [[0.0, 1.0], [1.0, 0.0]]
     """
-    if unknown:
-        raise unexpected("normalize", unknown)
-    given = float_tensor("normalize", "x", x)
-    check_number("normalize", "eps", eps)
-    return given / maximum(norm(given, axis, ord=p, keepdims=True), eps)
+    (x,) = takes.normalize(x, p, eps, unknown)
+    return x / maximum(norm(x, axis, ord=p, keepdims=True), eps)
 
 
 def cosine_similarity(
-    x: ArrayLike, y: ArrayLike, axis: int = 1, eps: float = 1e-8, **unknown: Never
+    x: Float[ArrayLike, "..."],
+    y: Float[ArrayLike, "..."],
+    axis: Axis = 1,
+    eps: float = 1e-8,
+    **unknown: Never,
 ) -> Tensor:
     """Return the cosine of the angle of x and y, which broadcast, along an axis.
 
@@ -395,22 +436,23 @@ def cosine_similarity(
     Returns:
         The shape that x and y broadcast to, without the axis, in the dtype that both promote to.
 
+    Raises:
+        DtypeError: x or y does not hold floats.
+        DeviceError: the operands are on different devices.
+
     Example:
         >>> tg.nn.functional.cosine_similarity([[2.0, 0.0]], [[3.0, 0.0], [0.0, 5.0]]).tolist()
         [1.0, 0.0]
     """
-    if unknown:
-        raise unexpected("cosine_similarity", unknown)
-    x, y = float_operands("cosine_similarity", ("x", "y"), (x, y))
-    check_number("cosine_similarity", "eps", eps)
+    x, y = takes.cosine_similarity(x, y, eps, unknown)
     x, y = broadcast_arrays(x, y)
     lengths = [maximum(norm(vector, axis, keepdims=True), eps) for vector in (x, y)]
     return sum((x / lengths[0]) * (y / lengths[1]), axis)
 
 
 def pairwise_distance(
-    x: ArrayLike,
-    y: ArrayLike,
+    x: Float[ArrayLike, "..."],
+    y: Float[ArrayLike, "..."],
     p: float = 2.0,
     eps: float = 1e-6,
     keepdims: bool = False,
@@ -428,18 +470,21 @@ def pairwise_distance(
         The shape that x and y broadcast to without its last axis, in the dtype that both promote
         to.
 
+    Raises:
+        DtypeError: x or y does not hold floats.
+        DeviceError: the operands are on different devices.
+
     Example:
         >>> tg.nn.functional.pairwise_distance([[3.0, 4.0]], [[0.0, 0.0]], eps=0.0).tolist()
         [5.0]
     """
-    if unknown:
-        raise unexpected("pairwise_distance", unknown)
-    x, y = float_operands("pairwise_distance", ("x", "y"), (x, y))
-    check_number("pairwise_distance", "eps", eps)
+    x, y = takes.pairwise_distance(x, y, p, eps, keepdims, unknown)
     return norm(x - y + eps, -1, ord=p, keepdims=keepdims)
 
 
-def cdist(x: ArrayLike, y: ArrayLike, *, p: float = 2.0) -> Tensor:
+def cdist(
+    x: Float[ArrayLike, "... M C"], y: Float[ArrayLike, "... N C"], *, p: float = 2.0
+) -> Tensor:
     """Return the distances of all rows of x from all rows of y; the gradient at 0 is 0.
 
     Args:
@@ -451,21 +496,23 @@ def cdist(x: ArrayLike, y: ArrayLike, *, p: float = 2.0) -> Tensor:
         (..., M, N), in the dtype that both promote to.
 
     Raises:
-        ShapeError: they have no rows, or rows of different lengths.
+        DtypeError: x or y does not hold floats.
+        ShapeError: x is not (..., M, C), y not (..., N, C).
+        DeviceError: the operands are on different devices.
 
     Example:
         >>> tg.nn.functional.cdist([[0.0, 0.0]], [[3.0, 4.0], [0.0, 1.0]]).tolist()
         [[5.0, 1.0]]
     """
-    x, y = float_operands("cdist", ("x", "y"), (x, y))
-    if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-1]:
-        raise ShapeError(f"cdist: y has shape {y.shape}, expected rows as long as those of x, "
-                         f"{x.shape}")  # fmt: skip
+    x, y = takes.cdist(x, y, p)
     return vector_norm(expand_dims(x, -2) - expand_dims(y, -3), axis=-1, ord=p)
 
 
 def smooth_l1_loss(
-    x: ArrayLike, target: ArrayLike, reduction: str = "mean", beta: float = 1.0
+    x: Real[ArrayLike, "*B"],
+    target: Real[ArrayLike, "*B"],
+    reduction: Reduction = "mean",
+    beta: float = 1.0,
 ) -> Tensor:
     """Return `huber_loss(x, target, reduction, beta) / beta`.
 
@@ -479,18 +526,24 @@ def smooth_l1_loss(
         A scalar, or the shape of x for "none"; at least float32.
 
     Raises:
+        DtypeError: x or target holds complex numbers.
+        ShapeError: x is not (*B,), target not (*B,).
+        DeviceError: the operands are on different devices.
+        DtypeError: x is not a float.
         ArgumentError: beta is not above 0, or another reduction.
-        ShapeError: target has another shape than x.
 
     Example:
         >>> tg.nn.functional.smooth_l1_loss([0.0, 3.0], [1.0, 0.0], "none").tolist()
         [0.5, 2.5]
     """
+    x, target = takes.smooth_l1_loss(x, target, reduction, beta)
     _check_positive("smooth_l1_loss", "beta", beta)
     return huber_loss(x, target, reduction, beta) / beta
 
 
-def soft_margin_loss(x: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
+def soft_margin_loss(
+    x: Real[ArrayLike, "*B"], target: Real[ArrayLike, "*B"], reduction: Reduction = "mean"
+) -> Tensor:
     """Return log(1 + exp(-target * x)).
 
     Args:
@@ -501,16 +554,27 @@ def soft_margin_loss(x: ArrayLike, target: ArrayLike, reduction: str = "mean") -
     Returns:
         A scalar, or the shape of x for "none".
 
+    Raises:
+        DtypeError: x or target holds complex numbers.
+        ShapeError: x is not (*B,), target not (*B,).
+        DeviceError: the operands are on different devices.
+        DtypeError: x is not a float.
+
     Example:
         >>> tg.nn.functional.soft_margin_loss([0.0, 1.0], [1.0, -1.0], "none").tolist()
         [0.693..., 1.313...]
     """
-    x, target = _both("soft_margin_loss", x, target)
-    return reduced("soft_margin_loss", SOFTPLUS(-target * x), reduction)
+    x, target = takes.soft_margin_loss(x, target, reduction)
+    float_operand("soft_margin_loss", "x", x)
+    return reduced(SOFTPLUS(-target * x), reduction)
 
 
 def margin_ranking_loss(
-    x: ArrayLike, y: ArrayLike, target: ArrayLike, margin: float = 0.0, reduction: str = "mean"
+    x: Real[ArrayLike, "*B"],
+    y: Real[ArrayLike, "*B"],
+    target: Real[ArrayLike, "..."],
+    margin: float = 0.0,
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """Return max(0, margin - target * (x - y)): for target 1, 0 where x is above y + margin.
 
@@ -523,22 +587,30 @@ def margin_ranking_loss(
     Returns:
         A scalar, or the shape of x for "none".
 
+    Raises:
+        DtypeError: x, y or target holds complex numbers.
+        ShapeError: x is not (*B,), y not (*B,).
+        DeviceError: the operands are on different devices.
+        DtypeError: x is not a float.
+
     Example:
         >>> F = tg.nn.functional
         >>> F.margin_ranking_loss([2.0, 1.0], [1.0, 3.0], 1.0, reduction="none").tolist()
         [0.0, 2.0]
     """
-    x, y, target = operands("margin_ranking_loss", ("x", "y", "target"), (x, y, target))
-    x, y = _both("margin_ranking_loss", x, y, "y")
-    check_number("margin_ranking_loss", "margin", margin)
-    return reduced("margin_ranking_loss", relu(margin - target * (x - y)), reduction)
+    x, y, target = takes.margin_ranking_loss(x, y, target, margin, reduction)
+    float_operand("margin_ranking_loss", "x", x)
+    return reduced(relu(margin - target * (x - y)), reduction)
 
 
 _LABELS = "labels have none"
 
 
 def hinge_embedding_loss(
-    x: ArrayLike, target: ArrayLike, margin: float = 1.0, reduction: str = "mean"
+    x: Real[ArrayLike, "*B"],
+    target: Real[ArrayLike, "*B"],
+    margin: float = 1.0,
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """Return x where the target is 1, and max(0, margin - x) where it is -1.
 
@@ -552,6 +624,10 @@ def hinge_embedding_loss(
         A scalar, or the shape of x for "none".
 
     Raises:
+        DtypeError: x or target holds complex numbers.
+        ShapeError: x is not (*B,), target not (*B,).
+        DeviceError: the operands are on different devices.
+        DtypeError: x is not a float.
         GradError: target requires a gradient.
 
     Example:
@@ -559,21 +635,21 @@ def hinge_embedding_loss(
         >>> F.hinge_embedding_loss([0.25, 0.25], [1.0, -1.0], reduction="none").tolist()
         [0.25, 0.75]
     """
-    x, target = _both("hinge_embedding_loss", x, target)
-    check_number("hinge_embedding_loss", "margin", margin)
+    x, target = takes.hinge_embedding_loss(x, target, margin, reduction)
+    float_operand("hinge_embedding_loss", "x", x)
     constant_of("hinge_embedding_loss", "target", target, _LABELS)
     near, far = where(target.data != -1, x, 0.0), where(target.data != 1, relu(margin - x), 0.0)
     losses = near + far  # other targets get both
-    return reduced("hinge_embedding_loss", losses, reduction)
+    return reduced(losses, reduction)
 
 
 def poisson_nll_loss(
-    x: ArrayLike,
-    target: ArrayLike,
+    x: Real[ArrayLike, "*B"],
+    target: Real[ArrayLike, "*B"],
     log_input: bool = True,
     full: bool = False,
     eps: float = 1e-8,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """Return the negative log-likelihood of counts under Poisson distributions of rate exp(x).
 
@@ -588,24 +664,31 @@ def poisson_nll_loss(
     Returns:
         A scalar, or the shape of x for "none".
 
+    Raises:
+        DtypeError: x or target holds complex numbers.
+        ShapeError: x is not (*B,), target not (*B,).
+        DeviceError: the operands are on different devices.
+        DtypeError: x is not a float.
+
     Example:
         >>> tg.nn.functional.poisson_nll_loss([0.0, 0.0], [1.0, 3.0], reduction="none").tolist()
         [1.0, 1.0]
     """
-    x, target = _both("poisson_nll_loss", x, target)
-    check_number("poisson_nll_loss", "eps", eps)
-    check_flag("poisson_nll_loss", "log_input", log_input)
-    check_flag("poisson_nll_loss", "full", full)
+    x, target = takes.poisson_nll_loss(x, target, log_input, full, eps, reduction)
+    float_operand("poisson_nll_loss", "x", x)
     losses = exp(x) - target * x if log_input else x - target * log(x + eps)
     if full:
         large = where(target.data > 1, target, 2.0)
         stirling = large * log(large) - large + 0.5 * log(6.283185307179586 * large)
         losses = losses + where(target.data > 1, stirling, 0.0)
-    return reduced("poisson_nll_loss", losses, reduction)
+    return reduced(losses, reduction)
 
 
 def binary_cross_entropy(
-    x: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, reduction: str = "mean"
+    x: Real[ArrayLike, "*B"],
+    target: Real[ArrayLike, "*B"],
+    weight: Real[ArrayLike, "..."] | None = None,
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """Return the cross entropy of probabilities x; logarithms are -100 at least.
 
@@ -621,27 +704,29 @@ def binary_cross_entropy(
         A scalar, or the shape of x for "none".
 
     Raises:
-        ShapeError: target has another shape than x.
+        DtypeError: x, target or weight holds complex numbers.
+        ShapeError: x is not (*B,), target not (*B,).
+        DeviceError: the operands are on different devices.
+        DtypeError: x is not a float.
 
     Example:
         >>> tg.nn.functional.binary_cross_entropy([0.5, 1.0], [1.0, 0.0], reduction="none").tolist()
         [0.693..., 100.0]
     """
-    names = ("x", "target", "weight")
-    x, target, weight = operands("binary_cross_entropy", names, (x, target, weight), 1)
-    x, target = _both("binary_cross_entropy", x, target)
+    x, target, weight = takes.binary_cross_entropy(x, target, weight, reduction)
+    float_operand("binary_cross_entropy", "x", x)
     logs = [_FINITE_LOG(p) for p in (x, 1.0 - x)]
     losses = -(target * logs[0] + (1.0 - target) * logs[1])
-    return reduced("binary_cross_entropy", losses if weight is None else losses * weight, reduction)
+    return reduced(losses if weight is None else losses * weight, reduction)
 
 
 def gaussian_nll_loss(
-    x: ArrayLike,
-    target: ArrayLike,
-    var: ArrayLike,
+    x: Real[ArrayLike, "*B"],
+    target: Real[ArrayLike, "*B"],
+    var: Real[ArrayLike, "..."],
     full: bool = False,
     eps: float = 1e-6,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """Return the negative log-likelihood of targets under normal distributions of mean x.
 
@@ -658,6 +743,10 @@ def gaussian_nll_loss(
         A scalar, or the shape of x for "none".
 
     Raises:
+        DtypeError: x, target or var holds complex numbers.
+        ShapeError: x is not (*B,), target not (*B,).
+        DeviceError: the operands are on different devices.
+        DtypeError: x or var is not a float.
         ShapeError: var has another shape.
 
     Example:
@@ -666,11 +755,9 @@ def gaussian_nll_loss(
         [0.5, 2.0]
     """
     op = "gaussian_nll_loss"
-    x, target, var = operands(op, ("x", "target", "var"), (x, target, var))
-    x, target = _both(op, x, target)
+    x, target, var = takes.gaussian_nll_loss(x, target, var, full, eps, reduction)
+    float_operand(op, "x", x)
     float_operand(op, "var", var)
-    check_number(op, "eps", eps)
-    check_flag(op, "full", full)
     if var.shape == x.shape[:-1] and var.shape != x.shape:
         var = expand_dims(var, -1)
     if var.ndim and var.shape not in (x.shape, (*x.shape[:-1], 1)):
@@ -678,11 +765,15 @@ def gaussian_nll_loss(
     var = var + maximum(eps - var.detach(), 0.0)
     difference = x - target
     losses = 0.5 * (log(var) + difference * difference / var)
-    return reduced(op, losses + 0.9189385332046727 if full else losses, reduction)
+    return reduced(losses + 0.9189385332046727 if full else losses, reduction)
 
 
 def cosine_embedding_loss(
-    x: ArrayLike, y: ArrayLike, target: ArrayLike, margin: float = 0.0, reduction: str = "mean"
+    x: Real[ArrayLike, "*B C"],
+    y: Real[ArrayLike, "*B C"],
+    target: Real[ArrayLike, "*B"],
+    margin: float = 0.0,
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """Return 1 - cos(x, y) where the target is 1, and max(0, cos(x, y) - margin) where it is -1.
 
@@ -696,7 +787,10 @@ def cosine_embedding_loss(
         A scalar, or the shape of target for "none".
 
     Raises:
-        ShapeError: x and y differ in shape, or target does not fit them.
+        DtypeError: x, y or target holds complex numbers.
+        ShapeError: x is not (*B, C), y not (*B, C), target not (*B,).
+        DeviceError: the operands are on different devices.
+        DtypeError: x is not a float.
         GradError: target requires a gradient.
 
     Example:
@@ -704,27 +798,24 @@ def cosine_embedding_loss(
         1.0
     """
     op = "cosine_embedding_loss"
-    x, y, target = operands(op, ("x", "y", "target"), (x, y, target))
-    x, y = _both(op, x, y, "y")
-    check_number(op, "margin", margin)
+    x, y, target = takes.cosine_embedding_loss(x, y, target, margin, reduction)
+    float_operand(op, "x", x)
     constant_of(op, "target", target, _LABELS)
-    if target.shape != x.shape[:-1]:
-        raise ShapeError(f"{op}: target has shape {target.shape}, expected {x.shape[:-1]}")
     cosine = sum(x * y, -1) / sqrt((sum(x * x, -1) + 1e-12) * (sum(y * y, -1) + 1e-12))
     losses = where(target.data == 1, 1.0 - cosine, 0.0)
     losses = losses + where(target.data == -1, maximum(cosine - margin, 0.0), 0.0)
-    return reduced(op, losses, reduction)
+    return reduced(losses, reduction)
 
 
 def triplet_margin_loss(
-    anchor: ArrayLike,
-    positive: ArrayLike,
-    negative: ArrayLike,
+    anchor: Float[ArrayLike, "..."],
+    positive: Float[ArrayLike, "..."],
+    negative: Float[ArrayLike, "..."],
     margin: float = 1.0,
     p: float = 2.0,
     eps: float = 1e-6,
     swap: bool = False,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
 ) -> Tensor:
     """Return max(0, margin + |anchor - positive| - |anchor - negative|), by `pairwise_distance`.
 
@@ -739,31 +830,22 @@ def triplet_margin_loss(
     Returns:
         A scalar, or the shape that all broadcast to without its last axis for "none".
 
+    Raises:
+        DtypeError: anchor, positive or negative does not hold floats.
+        DeviceError: the operands are on different devices.
+
     Example:
         >>> tg.nn.functional.triplet_margin_loss([0.0], [1.0], [1.5], eps=0.0).tolist()
         0.5
     """
-    names = ("anchor", "positive", "negative")
-    anchor, positive, negative = float_operands(
-        "triplet_margin_loss", names, (anchor, positive, negative)
+    anchor, positive, negative = takes.triplet_margin_loss(
+        anchor, positive, negative, margin, p, eps, swap, reduction
     )
-    check_number("triplet_margin_loss", "margin", margin)
-    check_number("triplet_margin_loss", "eps", eps)
-    check_flag("triplet_margin_loss", "swap", swap)
     far = pairwise_distance(anchor, negative, p, eps)
     if swap:
         far = minimum(far, pairwise_distance(positive, negative, p, eps))
     losses = relu(margin + pairwise_distance(anchor, positive, p, eps) - far)
-    return reduced("triplet_margin_loss", losses, reduction)
-
-
-def _both(op: str, x: Any, other: Any, name: str = "target") -> tuple[Tensor, Tensor]:
-    """Return both operands of a loss, checked to be of one shape."""
-    x, other = operands(op, ("x", name), (x, other))
-    float_operand(op, "x", x)
-    if x.shape != other.shape:
-        raise ShapeError(f"{op}: {name} has shape {other.shape}, expected {x.shape} as x")
-    return x, other
+    return reduced(losses, reduction)
 
 
 # Its gradient is as large as PyTorch's where log is -100: 1e12, and no NaN.
@@ -776,6 +858,5 @@ _FINITE_LOG = Row(
 
 
 def _check_positive(op: str, name: str, value: float) -> None:
-    check_number(op, name, value)
     if not value > 0:
         raise ArgumentError(f"{op}: {name} is {value}, expected more than 0")

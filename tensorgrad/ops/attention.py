@@ -21,20 +21,20 @@ from tensorgrad import random
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, Shape
-from tensorgrad.core.checks import (
-    broadcast,
-    check_flag,
-    check_integer,
-    check_number,
-    check_shape,
-    probability,
-)
+from tensorgrad.core.checks import broadcast, check_integer, check_shape
 from tensorgrad.core.dtypes import Dtype, compute_dtype, int32
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.gradient import Gradient, Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
-from tensorgrad.core.operands import constant_of, float_tensor, integer_array, mask_operand
+from tensorgrad.core.operands import (
+    constant_of,
+    float_tensor,
+    integer_array,
+    mask_operand,
+    tensor_of,
+)
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Count, Float, Probability, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.attention import short as attention_short
 from tensorgrad.kernels.attention import simple as attention_simple
@@ -56,6 +56,8 @@ from tensorgrad.ops.rotary import rotary, rotated, rotation_of
 
 __all__ = ["attention", "attention_packed", "attention_varlen"]
 
+takes = Signatures(globals())
+
 _SAVED = 7  # values that `_forward` keeps for backward
 
 
@@ -74,15 +76,15 @@ def attention(
 
 
 def attention(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    mask: ArrayLike | None = None,
+    q: Float[ArrayLike, "B H Tq D"],
+    k: Float[ArrayLike, "... Hkv Tk D"],
+    v: Float[ArrayLike, "... Hkv Tk Dv"],
+    mask: Any = None,
     *,
     causal: bool = False,
     scale: float | None = None,
-    dropout: float = 0.0,
-    window: int | None = None,
+    dropout: Probability = 0.0,
+    window: Count | None = None,
     return_logsumexp: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return for each query the mean of the values, weighted by the softmax of its scores.
@@ -119,11 +121,15 @@ def attention(
         any key; no gradient flows through it.
 
     Raises:
-        ShapeError: the shapes do not fit as above.
-        DtypeError: q, k, v are not floats of one dtype, or mask is neither bool nor float.
-        DeviceError: the arguments are on different devices.
-        ArgumentError: dropout outside [0, 1), window less than 1, or return_logsumexp where
-            `attention_unfused` runs.
+        DtypeError: q, k or v does not hold floats.
+        ShapeError: q is not (B, H, Tq, D), k not (..., Hkv, Tk, D), v not (..., Hkv, Tk, Dv).
+        ArgumentError: dropout is not 0 <= dropout < 1.
+        ArgumentError: window is not 1 or more.
+        DeviceError: the operands are on different devices.
+        ShapeError: B of k or v is not that of q, 1 or missing; H is not a multiple of Hkv; D is 0;
+            or mask does not broadcast.
+        DtypeError: q, k, v are not of one dtype, or mask is neither bool nor float.
+        ArgumentError: return_logsumexp where `attention_unfused` runs.
     Source: Vaswani et al. 2017, arXiv:1706.03762, eq. 1; grouped queries: Ainslie et al. 2023,
         arXiv:2305.13245; without the matrix of weights: Dao 2023, arXiv:2307.08691; windows:
         Beltagy et al. 2020, arXiv:2004.05150.
@@ -135,12 +141,16 @@ def attention(
         [1.0, 2.0]
     """
     op = "attention"
-    check_flag(op, "return_logsumexp", return_logsumexp)
-    q, k, v = _operands(op, q, k, v, mask)
-    if q.ndim != 4:
-        raise ShapeError(f"{op}: q has shape {q.shape}, expected (B, H, Tq, D)")
-    batch, heads, _, width = q.shape
-    _check_keys(op, k, v, batch, width)
+    if mask is not None:
+        q = tensor_of(op, "q", q, k, v, mask)  # a literal takes its dtype with the mask too
+    q, k, v = takes.attention(q, k, v, causal, scale, dropout, window, return_logsumexp)
+    q, k, v = _cast(op, q, k, v)
+    batch, heads = q.shape[:2]
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.shape[:-3] not in ((batch,), (1,), ()):
+            rest = ", ".join(map(str, tensor.shape[-3:]))
+            got = f"{op}: {name} has shape {tensor.shape}"
+            raise ShapeError(f"{got}, expected ({batch}, {rest}), (1, {rest}) or ({rest})")
     _check_heads(op, heads, k.shape[-3])
     if v.shape != k.shape or k.shape[:-3] != (batch,) or _needs_gradient(mask):
         if return_logsumexp:
@@ -148,7 +158,6 @@ def attention(
                 f"{op}: return_logsumexp is True, expected False with a mask that requires a "
                 "gradient, Dv other than D, or a batch that broadcasts"
             )
-        _check_options(op, q.data, scale, dropout, window, causal)
         return attention_unfused(
             q,
             k,
@@ -173,15 +182,15 @@ def attention(
 
 
 def attention_packed(
-    qkv: ArrayLike,
+    qkv: Float[ArrayLike, "B T channels"],
     heads: int,
     *,
     kv_heads: int | None = None,
-    mask: ArrayLike | None = None,
+    mask: Any = None,
     causal: bool = False,
     scale: float | None = None,
-    dropout: float = 0.0,
-    window: int | None = None,
+    dropout: Probability = 0.0,
+    window: Count | None = None,
     angles: tuple[Any, Any] | None = None,
     interleaved: bool = False,
     overwrite: bool = False,
@@ -211,6 +220,10 @@ def attention_packed(
         (B, T, H * D), dtype of qkv.
 
     Raises:
+        DtypeError: qkv does not hold floats.
+        ShapeError: qkv is not (B, T, channels).
+        ArgumentError: dropout is not 0 <= dropout < 1.
+        ArgumentError: window is not 1 or more.
         ShapeError, ArgumentError, DtypeError, DeviceError, GradError: as in `attention` and
             `rotary`.
 
@@ -222,11 +235,15 @@ def attention_packed(
     op = "attention_packed"
     if angles is not None and (not isinstance(angles, tuple) or len(angles) != 2):
         raise ArgumentError(f"{op}: angles is {angles!r:.80}, expected a pair: cosines and sines")
-    qkv = float_tensor(op, "qkv", qkv, mask, *(angles or ()))
+    if mask is not None or angles is not None:
+        qkv = tensor_of(op, "qkv", qkv, mask, *(angles or ()))  # a literal takes its dtype with all
+    (qkv,) = takes.attention_packed(
+        qkv, heads, kv_heads, causal, scale, dropout, window, interleaved, overwrite
+    )
     kv_heads = heads if kv_heads is None else kv_heads
     _check_heads(op, heads, kv_heads)
     parts = heads + 2 * kv_heads
-    if qkv.ndim != 3 or not qkv.shape[2] or qkv.shape[2] % parts:
+    if not qkv.shape[2] or qkv.shape[2] % parts:
         raise ShapeError(
             f"{op}: qkv has shape {qkv.shape}, expected (B, T, {parts} * D) for {heads} heads "
             f"and {kv_heads} heads of keys and values"
@@ -243,7 +260,6 @@ def attention_packed(
             (qkv,), rotation = cast_operands(encoded.reshape(given.shape)), None
     if _needs_gradient(mask):
         q, k, v = _unpack(qkv, heads, kv_heads)
-        _check_options(op, q.data, scale, dropout, window, causal)
         y = attention_unfused(
             q,
             k,
@@ -272,18 +288,18 @@ def attention_packed(
 
 
 def attention_varlen(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    starts: ArrayLike,
+    q: Float[ArrayLike, "total H D"],
+    k: Float[ArrayLike, "keys Hkv D"],
+    v: Float[ArrayLike, "keys Hkv D"],
+    starts: Any,
     k_starts: Any = None,
     *,
     max_length: int | None = None,
     max_k_length: int | None = None,
     causal: bool = False,
     scale: float | None = None,
-    dropout: float = 0.0,
-    window: int | None = None,
+    dropout: Probability = 0.0,
+    window: Count | None = None,
 ) -> Tensor:
     """Return the attention within each of several sequences, packed one after the other.
 
@@ -291,8 +307,8 @@ def attention_varlen(
 
     Args:
         q: (total, H, D), any float dtype.
-        k: (total k, Hkv, D), dtype of q; H is a multiple of Hkv.
-        v: (total k, Hkv, D), dtype of q.
+        k: (keys, Hkv, D), dtype of q; H is a multiple of Hkv.
+        v: (keys, Hkv, D), dtype of q.
         starts: (sequences + 1), integers: 0, the sums of the first lengths, total. Lengths of 0
             are allowed. On the CPU (a list will do), or where q is: then its values are not
             checked.
@@ -307,9 +323,14 @@ def attention_varlen(
         (total, H, D), dtype of q.
 
     Raises:
-        ShapeError: the shapes do not fit as above, or starts does not rise from 0 to total.
-        ArgumentError: dropout, window or a length out of range.
-        DtypeError, DeviceError: as in `attention`; starts holds no integers.
+        DtypeError: q, k or v does not hold floats.
+        ShapeError: q is not (total, H, D), k not (keys, Hkv, D), v not (keys, Hkv, D).
+        ArgumentError: dropout is not 0 <= dropout < 1.
+        ArgumentError: window is not 1 or more.
+        DeviceError: the operands are on different devices.
+        ShapeError: H is not a multiple of Hkv, D is 0, or starts does not rise from 0 to total.
+        ArgumentError: a length is out of range.
+        DtypeError: q, k, v are not of one dtype, or starts holds no integers.
 
     Example:
         >>> q = k = tg.zeros((3, 1, 2))  # a sequence of 1 and one of 2
@@ -318,14 +339,11 @@ def attention_varlen(
         [1.0, 3.0, 3.0]
     """
     op = "attention_varlen"
-    q, k, v = _operands(op, q, k, v)
-    if q.ndim != 3:
-        raise ShapeError(f"{op}: q has shape {q.shape}, expected (total, H, D)")
-    heads, width = q.shape[1:]
-    if k.ndim != 3 or k.shape[2] != width:
-        raise ShapeError(f"{op}: k has shape {k.shape}, expected (total k, Hkv, {width})")
-    check_shape(op, "v", v, k.shape, " like k")
-    _check_heads(op, heads, k.shape[1])
+    q, k, v = takes.attention_varlen(
+        q, k, v, max_length, max_k_length, causal, scale, dropout, window
+    )
+    q, k, v = _cast(op, q, k, v)
+    _check_heads(op, q.shape[1], k.shape[1])
     arrays: Any = tuple(a[None].swapaxes(1, 2) for a in (q.data, k.data, v.data))
     found, longest = _starts(op, "starts", "max_length", starts, max_length, q)
     if k_starts is None:
@@ -416,23 +434,20 @@ def _gradient_dtype(q: Array) -> Dtype:
     return compute_dtype(q.dtype) if type(q) is np.ndarray else q.dtype
 
 
-def _operands(op: str, q: Any, k: Any, v: Any, mask: Any = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, k and v as float tensors of one dtype on one device."""
-    q = float_tensor(op, "q", q, k, v, mask)
-    k, v = float_tensor(op, "k", k, q), float_tensor(op, "v", v, q)
+def _cast(op: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q, k and v as autocast wants them, of one dtype and with heads that are not empty."""
     if mode.autocast is not None:
         q, k, v = cast_operands(q, k, v)
-    backend.same_device(op, ("q", "k", "v"), (q.data, k.data, v.data))
+    dtype = q.data.dtype
     for name, tensor in (("k", k), ("v", v)):
-        if tensor.dtype != q.dtype:
-            raise DtypeError(f"{op}: {name} has dtype {tensor.dtype}, expected {q.dtype} like q")
+        if tensor.data.dtype != dtype:
+            raise DtypeError(f"{op}: {name} has dtype {tensor.dtype}, expected {dtype} like q")
+    if not q.shape[-1]:
+        raise ShapeError(f"{op}: q has shape {q.shape}, expected heads of width 1 or more")
     return q, k, v
 
 
 def _check_heads(op: str, heads: int, kv_heads: int) -> None:
-    if type(heads) is not int or type(kv_heads) is not int:
-        check_integer(op, "heads", heads)
-        check_integer(op, "kv_heads", kv_heads)
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ShapeError(
             f"{op}: got {heads} query heads and {kv_heads} heads of keys and values (kv_heads), "
@@ -462,6 +477,7 @@ def _rotation(
         tables.append(float_tensor(op, name, angle, *angles, qkv))
         constant_of(op, f"angles, {name}", tables[-1], "rotary() has it")
     cos, sin = tables
+    backend.same_device(op, ("qkv", "cosines", "sines"), (qkv.data, cos.data, sin.data))
     return rotation_of(op, "qkv", _separated(qkv.data, parts), cos, sin, heads, interleaved)
 
 
@@ -506,9 +522,8 @@ def _options(
     window: int | None,
     sequences: Sequences | None = None,
 ) -> AttentionOptions:
-    """Return the checked options of one attention."""
+    """Return the options of one attention."""
     q, k, _ = arrays
-    _check_options(op, q, scale, dropout, window, causal)
     shape = (*q.shape[:3], k.shape[2])
     if sequences is not None:
         shape = (len(sequences.q_starts) - 1, q.shape[1], *sequences.longest)
@@ -532,31 +547,8 @@ def _options(
     )
 
 
-def _check_options(
-    op: str, q: Array, scale: float | None, dropout: float, window: int | None, causal: bool
-) -> None:
-    if not q.shape[3]:
-        raise ShapeError(f"{op}: q has shape {q.shape}, expected heads of width 1 or more")
-    probability(op, "dropout", dropout)
-    check_flag(op, "causal", causal)
-    if window is not None:
-        check_integer(op, "window", window, 1)
-    if scale is not None:
-        check_number(op, "scale", scale)
-
-
 def _needs_gradient(mask: Any) -> bool:
     return isinstance(mask, Tensor) and mask.requires_grad
-
-
-def _check_keys(op: str, k: Tensor, v: Tensor, batch: int, width: int) -> None:
-    """Raise ShapeError unless k is (B or 1, Hkv, Tk, D) or (Hkv, Tk, D), and v fits it."""
-    batches = (batch,), (1,), ()
-    if k.shape[:-3] not in batches or k.ndim < 3 or k.shape[-1] != width:
-        raise ShapeError(f"{op}: k has shape {k.shape}, expected ({batch}, Hkv, Tk, {width})")
-    if v.shape[:-3] not in batches or v.ndim < 3 or v.shape[-3:-1] != k.shape[-3:-1]:
-        expected = f"({batch}, {k.shape[-3]}, {k.shape[-2]}, Dv)"
-        raise ShapeError(f"{op}: v has shape {v.shape}, expected {expected}")
 
 
 def _bias(op: str, mask: Any, shape: Shape, q: Array) -> tuple[Array, bool]:

@@ -9,12 +9,14 @@ Tests: tests/ops/test_attention_unfused.py.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, Shape
-from tensorgrad.core.checks import broadcast, probability
+from tensorgrad.core.checks import broadcast
 from tensorgrad.core.errors import ShapeError
 from tensorgrad.core.operands import float_tensor, mask_operand, tensor_of
+from tensorgrad.core.signature import Count, Float, Probability, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.dropout import dropout as dropout_op
 from tensorgrad.ops.elementwise import exp, where
@@ -25,17 +27,19 @@ from tensorgrad.ops.softmax import softmax
 
 __all__ = ["attention_unfused"]
 
+takes = Signatures(globals())
+
 
 def attention_unfused(
-    q: ArrayLike,
-    k: ArrayLike,
-    v: ArrayLike,
-    mask: ArrayLike | None = None,
+    q: Float[ArrayLike, "..."],
+    k: Float[ArrayLike, "..."],
+    v: Float[ArrayLike, "..."],
+    mask: Any = None,
     *,
     causal: bool = False,
     scale: float | None = None,
-    dropout: float = 0.0,
-    window: int | None = None,
+    dropout: Probability = 0.0,
+    window: Count | None = None,
     fused_softmax: bool = False,
 ) -> Tensor:
     """Return `attention` computed op by op: scores, mask, softmax, dropout, weighted mean.
@@ -51,8 +55,12 @@ def attention_unfused(
         (B, H, Tq, Dv), dtype of q.
 
     Raises:
+        DtypeError: q, k or v does not hold floats.
+        ArgumentError: dropout is not 0 <= dropout < 1.
+        ArgumentError: window is not 1 or more.
+        DeviceError: the operands are on different devices.
         ShapeError: q, k, v are not (B, H, T, D) of fitting sizes.
-        DtypeError, DeviceError, ArgumentError: as for `attention`.
+        DtypeError, DeviceError: the mask is not as for `attention`.
 
     Example:
         >>> from tensorgrad.ops.attention_unfused import attention_unfused
@@ -61,14 +69,14 @@ def attention_unfused(
         [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
     """
     op = "attention_unfused"
-    q = float_tensor(op, "q", q, k, v, mask)
-    k, v = float_tensor(op, "k", k, q), float_tensor(op, "v", v, q)
+    if mask is not None:
+        q = tensor_of(op, "q", q, k, v, mask)  # a literal takes its dtype with the mask too
+    q, k, v = takes.attention_unfused(q, k, v, causal, scale, dropout, window, fused_softmax)
     _check_shapes(op, q, k, v)
     k, v = (x.reshape(1, *x.shape) if x.ndim == 3 else x for x in (k, v))
     batch, heads, length, width = q.shape
     kv_heads, steps = k.shape[1:3]
     groups = kv_heads, heads // kv_heads
-    probability(op, "dropout", dropout)
     scale = 1 / math.sqrt(width) if scale is None else scale
     grouped = q.reshape(batch, *groups, length, width)
     k, v = (x.reshape(x.shape[0], kv_heads, 1, *x.shape[2:]) for x in (k, v))

@@ -10,7 +10,7 @@ Tests: tests/ops/test_cross_entropy.py.
 from __future__ import annotations
 
 import math
-from typing import Any, Never
+from typing import Any, Literal, Never, SupportsIndex, get_args
 
 import numpy as np
 
@@ -24,14 +24,14 @@ from tensorgrad.core.checks import (
     check_integer,
     check_range,
     check_shape,
-    unexpected,
 )
 from tensorgrad.core.dtypes import Dtype, compute_dtype, float16, is_float
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Early, Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
-from tensorgrad.core.operands import float_tensor, integer_array, tensor_of
+from tensorgrad.core.operands import integer_array, tensor_of
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Float, Int, NotNegative, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import LossOptions
@@ -43,19 +43,22 @@ from tensorgrad.ops.shape import astype, moveaxis
 from tensorgrad.ops.softmax import log_softmax
 
 __all__ = ["cross_entropy", "nll_loss"]
-REDUCTIONS = ("mean", "sum", "none")
+Reduction = Literal["mean", "sum", "none"]
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
+
+takes = Signatures(globals())
 
 
 def cross_entropy(
-    logits: ArrayLike,
-    targets: ArrayLike,
-    weight: ArrayLike | None = None,
+    logits: Float[ArrayLike, "..."],
+    targets: Any,
+    weight: Float[ArrayLike, "..."] | None = None,
     ignore_index: int | None = -100,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     label_smoothing: float = 0.0,
     *,
-    z_loss: float = 0.0,
-    axis: int = -1,
+    z_loss: NotNegative = 0.0,
+    axis: SupportsIndex = -1,
     **unknown: Never,
 ) -> Tensor:
     """Return the negative log-probability of each target under the softmax of its logits.
@@ -86,12 +89,15 @@ def cross_entropy(
         A scalar, or (...) for "none"; float32, float64 for float64 logits.
 
     Raises:
+        DtypeError: logits or weight does not hold floats.
+        ArgumentError: z_loss is not a finite number from 0.
+        DeviceError: the operands are on different devices.
         OutOfRangeError: a target outside the vocabulary (on the CPU).
-        ArgumentError: another reduction, label_smoothing outside [0, 1], z_loss below 0 or with a
-            weight or probabilities, or no such axis.
+        ArgumentError: another reduction, label_smoothing outside [0, 1], z_loss with a weight or
+            probabilities, or no such axis.
         ShapeError: the shape of targets is not that of logits without the classes, or that of
             weight is not (V,).
-        DtypeError: logits are not floats, or targets not integers.
+        DtypeError: targets are neither integers nor probabilities.
         DeviceError: targets are on another device than logits.
     Source: label smoothing: Szegedy et al. 2015, arXiv:1512.00567, section 7; z_loss: Chowdhery
         et al. 2022, arXiv:2204.02311, section 5.
@@ -101,19 +107,22 @@ def cross_entropy(
         >>> tg.cross_entropy(logits, [1, -100]).item(), np.log(4).item()
         (1.386..., 1.386...)
     """
-    if unknown:
-        raise unexpected("cross_entropy", unknown)
     op = "cross_entropy"
     target_dtype = getattr(targets, "dtype", None)
     soft = target_dtype is not None and is_float(target_dtype)
-    logits = float_tensor(op, "logits", logits, weight, targets if soft else None)
+    if soft:
+        logits = tensor_of(op, "logits", logits, weight, targets)  # a literal in their dtype
+    logits, weight = takes.cross_entropy(
+        logits, weight, ignore_index, reduction, label_smoothing, z_loss, unknown
+    )
+    check_between(op, "label_smoothing", label_smoothing, 0, 1)
+    options = LossOptions(ignore_index, label_smoothing, z_loss)
     soft = soft and getattr(targets, "ndim", 0) == logits.ndim
     if not isinstance(axis, int) or axis != -1:
-        logits = moveaxis(logits, axis_index(op, axis, logits.ndim), -1)
-        targets = moveaxis(targets, axis, -1) if soft else targets
+        place = axis_index(op, axis, logits.ndim)
+        logits = moveaxis(logits, place, -1)
+        targets = moveaxis(targets, place, -1) if soft else targets
     if soft or weight is not None:
-        options = LossOptions(ignore_index, label_smoothing, z_loss)
-        check_options(op, options, reduction)
         if z_loss:
             raise ArgumentError(
                 f"{op}: z_loss is {z_loss} with a weight or probabilities, expected 0"
@@ -126,8 +135,6 @@ def cross_entropy(
     if not logits.ndim or not logits.shape[-1]:
         raise ShapeError(f"{op}: logits have shape {logits.shape}, expected (..., V), V at least 1")
     check_shape(op, "targets", targets, logits.shape[:-1], " (logits without the last axis)")
-    options = LossOptions(ignore_index, label_smoothing, z_loss)
-    check_options(op, options, reduction)
     backend.same_device(op, ("logits", "targets"), (logits.data, targets))
     wanted = mode.grad_enabled and logits.requires_grad
     if type(targets) is not np.ndarray:
@@ -155,13 +162,13 @@ def cross_entropy(
 
 
 def nll_loss(
-    x: ArrayLike,
-    targets: ArrayLike,
-    weight: ArrayLike | None = None,
+    x: Float[ArrayLike, "..."],
+    targets: Int[ArrayLike, "..."],
+    weight: Float[ArrayLike, "..."] | None = None,
     ignore_index: int | None = -100,
-    reduction: str = "mean",
+    reduction: Reduction = "mean",
     *,
-    axis: int = -1,
+    axis: SupportsIndex = -1,
     **unknown: Never,
 ) -> Tensor:
     """Return the negative log-likelihood, -x[target] * weight[target], of each target.
@@ -175,32 +182,36 @@ def nll_loss(
         A scalar, or (...) for "none"; float32, float64 for float64 x.
 
     Raises:
-        As `cross_entropy`.
+        DtypeError: x or weight does not hold floats, or targets does not hold integers.
+        DeviceError: the operands are on different devices.
+        DeviceError: the operands are on different devices. As `cross_entropy` with integer targets.
 
     Example:
         >>> tg.nn.functional.nll_loss(tg.log([[0.25, 0.75]]), [0]).item()
         1.386...
     """
-    if unknown:
-        raise unexpected("nll_loss", unknown)
     op = "nll_loss"
-    x = float_tensor(op, "x", x, weight)
+    if not isinstance(targets, Tensor):  # also ranges and lists of arrays
+        targets = Tensor(integer_array(op, "targets", targets))
+    x, targets, weight = takes.nll_loss(x, targets, weight, ignore_index, reduction, unknown)
     x = moveaxis(x, axis_index(op, axis, x.ndim), -1)
     x = astype(x, compute_dtype(x.dtype), copy=False)
-    targets = integer_array(op, "targets", targets)
     check_shape(op, "targets", targets, x.shape[:-1], " (x without the classes)")
-    check_options(op, LossOptions(ignore_index, 0.0, 0.0), reduction)
-    backend.same_device(op, ("x", "targets"), (x.data, targets))
-    counted, ids = _counted_ids(op, targets, ignore_index, x.shape[-1])
+    counted, ids = _counted_ids(op, targets.data, ignore_index, x.shape[-1])
     losses = -take_along_axis(x, ids[..., None], -1)[..., 0]
     inside = (ids >= 0) & (ids < x.shape[-1])  # on the GPU a target outside makes its loss NaN
     losses = where(Tensor(counted), where(Tensor(inside), losses, math.nan), 0)
     weights = _of_targets(op, weight, counted, ids, x)
-    return _weighted_reduction(op, losses, weights, reduction)
+    return _weighted_reduction(losses, weights, reduction)
 
 
 def _weighted(
-    op: str, logits: Tensor, targets: Any, weight: Any, options: LossOptions, reduction: str
+    op: str,
+    logits: Tensor,
+    targets: Any,
+    weight: Tensor,
+    options: LossOptions,
+    reduction: Reduction,
 ) -> Tensor:
     """Return the loss of integer targets with class weights."""
     smoothing = options.label_smoothing
@@ -212,11 +223,11 @@ def _weighted(
     if smoothing:
         each = _class_weight(op, weight, logits) * (-smoothing / logits.shape[-1])
         uniform = where(Tensor(counted), reduce_sum(log_softmax(logits) * each, -1), 0)
-    return _weighted_reduction(op, losses * (1 - smoothing), weights, reduction, uniform)
+    return _weighted_reduction(losses * (1 - smoothing), weights, reduction, uniform)
 
 
 def _of_probabilities(
-    op: str, logits: Tensor, targets: Any, weight: Any, smoothing: float, reduction: str
+    op: str, logits: Tensor, targets: Any, weight: Any, smoothing: float, reduction: Reduction
 ) -> Tensor:
     """Return the loss of targets that are probabilities of the classes."""
     targets = tensor_of(op, "targets", targets, logits)
@@ -226,30 +237,25 @@ def _of_probabilities(
         targets = targets * (1 - smoothing) + smoothing / logits.shape[-1]
     if weight is not None:
         targets = targets * _class_weight(op, weight, logits)
-    return reduced(op, -reduce_sum(targets * log_softmax(logits), -1), reduction)
+    return reduced(-reduce_sum(targets * log_softmax(logits), -1), reduction)
 
 
-def reduced(op: str, losses: Tensor, reduction: str) -> Tensor:
-    """Return the mean or the sum of losses, or the losses themselves ("none").
-
-    Raises:
-        ArgumentError: another reduction.
-    """
-    check_choice(op, "reduction", reduction, REDUCTIONS)
+def reduced(losses: Tensor, reduction: Reduction) -> Tensor:
+    """Return the mean or the sum of losses, or the losses themselves ("none")."""
     if reduction == "mean":
         return mean(losses)
     return reduce_sum(losses) if reduction == "sum" else losses
 
 
 def _weighted_reduction(
-    op: str, losses: Tensor, weights: Tensor, reduction: str, further: Tensor | None = None
+    losses: Tensor, weights: Tensor, reduction: Reduction, further: Tensor | None = None
 ) -> Tensor:
     """Reduce losses * weights + further; the mean divides by the sum of the weights."""
     losses = losses * weights
     if further is not None:
         losses = losses + further
     if reduction != "mean":
-        return reduced(op, losses, reduction)
+        return reduced(losses, reduction)
     divisor = reduce_sum(weights)
     return reduce_sum(losses) / (where(divisor == 0, 1, divisor) if losses.size else divisor)
 
@@ -265,15 +271,13 @@ def _counted_ids(
     return counted, backend.namespace(targets).where(counted, targets, 0)
 
 
-def _class_weight(op: str, weight: Any, like: Tensor) -> Tensor:
-    """Return the class weights, (V,), checked against logits (..., V)."""
-    weight = float_tensor(op, "weight", weight, like)
+def _class_weight(op: str, weight: Tensor, like: Tensor) -> Tensor:
+    """Return the class weights, checked to be (V,) for logits (..., V), in their dtype."""
     check_shape(op, "weight", weight, like.shape[-1:], " (one for each class)")
-    backend.same_device(op, ("logits", "weight"), (like.data, weight.data))
     return astype(weight, like.dtype, copy=False)
 
 
-def _of_targets(op: str, weight: Any, counted: Array, ids: Array, like: Tensor) -> Tensor:
+def _of_targets(op: str, weight: Tensor | None, counted: Array, ids: Array, like: Tensor) -> Tensor:
     """Return the weight of each target, 1 without class weights; 0 where it is ignored."""
     chosen = 1 if weight is None else take(_class_weight(op, weight, like), ids, 0)
     return astype(where(Tensor(counted), chosen, 0), like.dtype, copy=False)

@@ -12,13 +12,13 @@ from tensorgrad import random
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.backward import gradients_within
-from tensorgrad.core.checks import check_flag, check_shape, probability
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.nodes import Node
-from tensorgrad.core.operands import data_of, float_operands, float_tensor
+from tensorgrad.core.operands import data_of
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Float, Probability, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import dropout as dropout_cuda
 from tensorgrad.kernels.dropout import KeepMask
@@ -28,8 +28,10 @@ from tensorgrad.ops.elementwise.activation import swiglu
 
 __all__ = ["dropout", "dropout_add"]
 
+takes = Signatures(globals())
 
-def dropout(x: ArrayLike, p: float = 0.5, training: bool = True) -> Tensor:
+
+def dropout(x: Float[ArrayLike, "..."], p: Probability = 0.5, training: bool = True) -> Tensor:
     """Set elements to 0 with probability p and scale the others by 1 / (1 - p).
 
     Which ones depends on the state of `tensorgrad.random` alone, not on the device.
@@ -43,8 +45,8 @@ def dropout(x: ArrayLike, p: float = 0.5, training: bool = True) -> Tensor:
         The shape and dtype of x.
 
     Raises:
-        ArgumentError: p outside [0, 1).
-        DtypeError: x is not a float.
+        DtypeError: x does not hold floats.
+        ArgumentError: p is not 0 <= p < 1.
     Source: Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from
         overfitting", section 10 (inverted).
 
@@ -55,21 +57,20 @@ def dropout(x: ArrayLike, p: float = 0.5, training: bool = True) -> Tensor:
         >>> tg.dropout([1.0, 2.0], training=False).tolist()
         [1.0, 2.0]
     """
-    check_flag("dropout", "training", training)
-    tensor = float_tensor("dropout", "x", x)
-    if probability("dropout", "p", p) == 0 or not training:
-        return tensor
-    mask = KeepMask(random.next_key(), 1 - p, tensor.dtype)
-    y = _forward(tensor.data, mask)
-    return record("dropout", y, (tensor,), _backward, (mask,))
+    (x,) = takes.dropout(x, p, training)
+    if p == 0 or not training:
+        return x
+    mask = KeepMask(random.next_key(), 1 - p, x.data.dtype)
+    y = _forward(x.data, mask)
+    return record("dropout", y, (x,), _backward, (mask,))
 
 
 def dropout_add(
-    x: ArrayLike,
-    residual: ArrayLike,
+    x: Float[ArrayLike, "*B"],
+    residual: Float[ArrayLike, "*B"],
     *,
-    p: float = 0.5,
-    bias: ArrayLike | None = None,
+    p: Probability = 0.5,
+    bias: Float[ArrayLike, "..."] | None = None,
     training: bool = True,
 ) -> Tensor:
     """Return residual + dropout(x + bias), with the random numbers of `dropout`.
@@ -88,25 +89,20 @@ def dropout_add(
         one kernel, but for x of 16 bits, as under autocast, and a float32 residual.
 
     Raises:
-        ArgumentError: p outside [0, 1).
-        ShapeError: residual or bias does not fit x.
-        DtypeError: an argument is not a float.
-        DeviceError: the arguments are on different devices.
+        DtypeError: x, residual or bias does not hold floats.
+        ShapeError: x is not (*B,), residual not (*B,).
+        ArgumentError: p is not 0 <= p < 1.
+        DeviceError: the operands are on different devices.
 
     Example:
         >>> tg.dropout_add([1.0, 2.0], [10.0, 10.0], bias=[0.5, 0.5], training=False).tolist()
         [11.5, 12.5]
     """
     op = "dropout_add"
-    x, residual, bias = float_operands(op, ("x", "residual", "bias"), (x, residual, bias), 1)
-    check_flag(op, "training", training)
-    check_shape(op, "residual", residual, x.shape, " like x")
-    backend.same_device(op, ("x", "residual"), (x.data, residual.data))
-    if bias is not None:
-        if bias.shape != x.shape[-1:] or not x.ndim:
-            raise ShapeError(f"{op}: bias has shape {bias.shape}, expected (C,) of x {x.shape}")
-        backend.same_device(op, ("x", "bias"), (x.data, bias.data))
-    drops = probability(op, "p", p) > 0 and training
+    x, residual, bias = takes.dropout_add(x, residual, p, bias, training)
+    if bias is not None and (bias.shape != x.shape[-1:] or not x.ndim):
+        raise ShapeError(f"{op}: bias has shape {bias.shape}, expected (C,) of x {x.shape}")
+    drops = p > 0 and training
     alike = bias is None or bias.dtype == x.dtype
     if not drops or not alike or residual.dtype not in (x.dtype, compute_dtype(x.dtype)):
         shifted = x if bias is None else add(x, bias)
@@ -116,7 +112,7 @@ def dropout_add(
     return record(op, y, (x, residual, bias), _add_backward, (mask,))
 
 
-def swiglu_dropout(gate: Tensor, up: Tensor, p: float) -> Tensor:
+def swiglu_dropout(gate: Float[Tensor, "..."], up: Float[Tensor, "..."], p: Probability) -> Tensor:
     """Return dropout(swiglu(gate, up), p) as one op with the bits of the two; for `gated_linear`.
 
     On the GPU it is one kernel forward and one backward, for arguments of one dtype.
@@ -128,9 +124,15 @@ def swiglu_dropout(gate: Tensor, up: Tensor, p: float) -> Tensor:
 
     Returns:
         The shape of gate, in the dtype that both promote to.
+
+    Raises:
+        DtypeError: gate or up does not hold floats.
+        ArgumentError: p is not 0 <= p < 1.
+        DeviceError: the operands are on different devices.
     """
     op = "swiglu_dropout"
-    a, b = float_tensor(op, "gate", gate).data, float_tensor(op, "up", up).data
+    gate, up = takes.swiglu_dropout(gate, up, p)
+    a, b = gate.data, up.data
     mask = KeepMask(random.next_key(), 1 - p, a.dtype) if p else None
     if type(a) is not np.ndarray and a.dtype == b.dtype:
         y = dropout_cuda.swiglu(mask, a, b) if mask else swiglu(gate.detach(), up.detach()).data

@@ -17,17 +17,24 @@ from tensorgrad.core.checks import check_indices, check_integer, check_shape
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved, add_at, out_of
-from tensorgrad.core.operands import float_tensor, integer_array
+from tensorgrad.core.operands import integer_array
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Float, Int, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.embedding import forward as _forward_cuda
 from tensorgrad.ops.indexing import add_rows
 
 __all__ = ["embedding"]
 
+takes = Signatures(globals())
+
 
 def embedding(
-    weight: ArrayLike, ids: ArrayLike, positions: Any = None, *, start: Any = 0
+    weight: Float[ArrayLike, "V C"],
+    ids: Int[ArrayLike, "..."],
+    positions: Float[ArrayLike, "..."] | None = None,
+    *,
+    start: Any = 0,
 ) -> Tensor:
     """Return the row of `weight` that each id names, and with positions their sum.
 
@@ -46,10 +53,13 @@ def embedding(
         (*ids.shape, C), dtype of weight.
 
     Raises:
+        DtypeError: weight or positions does not hold floats, or ids does not hold integers.
+        ShapeError: weight is not (V, C).
+        DeviceError: the operands are on different devices.
         OutOfRangeError: an id outside the vocabulary (on the CPU), or too few positions.
-        ShapeError: weight is not (V, C), or positions does not fit.
-        DtypeError: ids are not integers, weight is not a float, or positions has another dtype.
-        DeviceError: the arguments are on different devices.
+        ShapeError: positions is not (P, C), or ids has no axis for them.
+        DtypeError: positions has another dtype than weight.
+        ShapeError, DtypeError, DeviceError: start is not as above.
 
     Example:
         >>> weight = tg.tensor([[0.0, 0.0], [1.0, 2.0], [3.0, 4.0]])
@@ -57,15 +67,12 @@ def embedding(
         [[3.0, 4.0], [1.0, 2.0]]
     """
     op = "embedding"
-    weight = float_tensor(op, "weight", weight, positions)
-    numbers = integer_array(op, "ids", ids)
-    if weight.ndim != 2:
-        raise ShapeError(f"{op}: weight has shape {weight.shape}, expected (V, C)")
-    backend.same_device(op, ("weight", "ids"), (weight.data, numbers))
-    rows = starts = None
+    if not isinstance(ids, Tensor):  # also ranges and lists of arrays
+        ids = Tensor(integer_array(op, "ids", ids))
+    weight, ids, positions = takes.embedding(weight, ids, positions)
+    numbers, rows, starts = ids.data, None, None
     start = start.data if isinstance(start, Tensor) else start
     if positions is not None:
-        positions = float_tensor(op, "positions", positions, weight)
         _check_positions(weight, numbers, positions)
         rows = positions.data
         if backend.is_array(start):
@@ -82,7 +89,6 @@ def embedding(
 def _check_positions(weight: Tensor, ids: Array, positions: Tensor) -> None:
     """Raise unless positions fits to weight."""
     op = "embedding"
-    backend.same_device(op, ("weight", "positions"), (weight.data, positions.data))
     if positions.ndim != 2 or positions.shape[1] != weight.shape[1] or not ids.ndim:
         raise ShapeError(
             f"{op}: positions has shape {positions.shape}, expected (P, {weight.shape[1]}) for "

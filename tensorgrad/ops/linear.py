@@ -8,16 +8,16 @@ far itself. Where no gradient is recorded, products of few rows take a skinny GE
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import converted, sum_array
-from tensorgrad.core.backend import Array, contiguous, is_numpy, same_device
-from tensorgrad.core.checks import check_choice, check_shape, probability, promoted
+from tensorgrad.core.backend import Array, contiguous, is_numpy
+from tensorgrad.core.checks import check_choice, promoted
 from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, compute_dtype, float32, is_float
-from tensorgrad.core.errors import DtypeError, ShapeError
+from tensorgrad.core.errors import DtypeError
 from tensorgrad.core.gradient import (
     Gradient,
     Gradients,
@@ -29,8 +29,9 @@ from tensorgrad.core.gradient import (
     parts_of,
 )
 from tensorgrad.core.modes import mode
-from tensorgrad.core.operands import data_of, float_operand, operands, tensor_of
+from tensorgrad.core.operands import data_of
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Float, Probability, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
@@ -44,21 +45,23 @@ from tensorgrad.ops.norm import column_sums, operand_to_save, saved_operand
 
 __all__ = ["feed_forward", "gated_linear", "linear", "linear_gelu"]
 
+takes = Signatures(globals())
+
 
 def linear(
-    x: ArrayLike,
-    weight: ArrayLike,
-    bias: ArrayLike | None = None,
+    x: Float[ArrayLike, "*B C"],
+    weight: Float[ArrayLike, "out C"],
+    bias: Float[ArrayLike, "out"] | None = None,
     *,
-    residual: ArrayLike | None = None,
+    residual: Float[ArrayLike, "*B out"] | None = None,
     dtype: DtypeLike | None = None,
     kernel: str | None = None,
 ) -> Tensor:
     """Return y = x W^T + b + residual as one matrix product over all rows of x.
 
     Args:
-        x: (..., in), any float dtype.
-        weight: (out, in).
+        x: (..., C), any float dtype.
+        weight: (out, C).
         bias: (out,) or None; added before the result is rounded.
         residual: (..., out) or None; added before the result is rounded.
         dtype: of the result, a float; float32 keeps the sums of 16-bit operands as they are.
@@ -69,24 +72,29 @@ def linear(
         (..., out).
 
     Raises:
-        ShapeError: weight is not (out, in), bias not (out,) or residual not (..., out).
-        DtypeError: an operand or `dtype` is not a float.
+        DtypeError: x, weight, bias or residual does not hold floats.
+        ShapeError: x is not (*B, C), weight not (out, C), bias not (out,), residual not (*B, out).
+        DeviceError: the operands are on different devices.
+        DtypeError: `dtype` is not a float.
         ArgumentError: there is no such kernel here, or it does not support this product.
 
     Example:
         >>> tg.linear([1.0, 2.0], weight=[[1.0, 0.0], [0.0, 2.0]], bias=[0.0, 5.0]).tolist()
         [1.0, 9.0]
     """
-    inputs = _operands("linear", x, weight, bias, residual)
-    a, w, added, residual_data = [data_of(tensor) for tensor in inputs]
+    x, weight, bias, residual = takes.linear(x, weight, bias, residual)
+    if mode.autocast is not None:
+        x, weight = cast_operands(x, weight)
+    a, w, added, residual_data = x.data, weight.data, data_of(bias), data_of(residual)
     common = promoted("linear", ("x", "weight"), (a, w))
     if residual_data is not None and residual_data.dtype is not common:
         common = promoted("linear", ("x", "weight", "residual"), (a, w, residual_data))
     kernel = product_kernel(a, w, residual_data) if kernel is None else kernel
     y = _affine(flat(a), w, added, residual_data, _result_dtype(dtype, common), kernel)
     y = y.reshape(*a.shape[:-1], w.shape[0])
-    kept, of_norm = operand_to_save(inputs[0])
+    kept, of_norm = operand_to_save(x)
     saved = (kept, w, kernel, *of_norm)
+    inputs = (x, weight, bias, residual)
     return record("linear", y, inputs, _linear_backward, saved, takes_gradient=True)
 
 
@@ -113,13 +121,17 @@ def _gradients(
 
 
 def linear_gelu(
-    x: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, *, approximate: str = "tanh"
+    x: Float[ArrayLike, "... C"],
+    weight: Float[ArrayLike, "out C"],
+    bias: Float[ArrayLike, "out"] | None = None,
+    *,
+    approximate: str = "tanh",
 ) -> Tensor:
     """Return y = gelu(x W^T + b).
 
     Args:
-        x: (..., in), any float dtype.
-        weight: (out, in).
+        x: (..., C), any float dtype.
+        weight: (out, C).
         bias: (out,) or None.
         approximate: "tanh" (as in GPT-2) or "none" (exact), as for `gelu`, whose default is "none".
 
@@ -127,8 +139,9 @@ def linear_gelu(
         (..., out), in the dtype that x and weight promote to.
 
     Raises:
-        ShapeError: weight is not (out, in) or bias not (out,).
-        DtypeError: an operand is not a float.
+        DtypeError: x, weight or bias does not hold floats.
+        ShapeError: x is not (..., C), weight not (out, C), bias not (out,).
+        DeviceError: the operands are on different devices.
         ArgumentError: another name for `approximate`.
 
     Example:
@@ -136,8 +149,11 @@ def linear_gelu(
         [0.841..., 0.0]
     """
     check_choice("linear_gelu", "approximate", approximate, ("tanh", "none"))
-    inputs = _operands("linear_gelu", x, weight, bias)
-    a, w, added, _ = [data_of(tensor) for tensor in inputs]
+    x, weight, bias = takes.linear_gelu(x, weight, bias)
+    if mode.autocast is not None:
+        x, weight = cast_operands(x, weight)
+    a, w, added = x.data, weight.data, data_of(bias)
+    inputs = (x, weight, bias)
     kernel = product_kernel(a, w)
     few = approximate == "tanh" and kernel is None
     y = _skinny(flat(a), w, added, gelu=True) if few else None
@@ -147,7 +163,7 @@ def linear_gelu(
             return gelu(linear(x, weight, bias), approximate=approximate)
         y, kept, _ = _activated(flat(a), w, added, inputs, kernel, False)
     y = y.reshape(*a.shape[:-1], len(w))
-    x_kept, of_norm = operand_to_save(inputs[0])
+    x_kept, of_norm = operand_to_save(x)
     saved = (x_kept, w, kept, kernel, *of_norm)
     return record("linear_gelu", y, inputs, _linear_gelu_backward, saved)
 
@@ -155,24 +171,24 @@ def linear_gelu(
 def _linear_gelu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, weight, operand, kernel, *_ = saved
     dpre = _GELU_BACKWARD(flat(dy), operand).data
-    return *_gradients(dpre, None, x, weight, kernel, needs), None
+    return _gradients(dpre, None, x, weight, kernel, needs)
 
 
 def feed_forward(
-    x: ArrayLike,
-    up: ArrayLike,
-    up_bias: ArrayLike | None,
-    down: ArrayLike,
-    down_bias: ArrayLike | None,
-    residual: ArrayLike | None = None,
+    x: Float[ArrayLike, "*B C"],
+    up: Float[ArrayLike, "hidden C"],
+    up_bias: Float[ArrayLike, "hidden"] | None,
+    down: Float[ArrayLike, "out hidden"],
+    down_bias: Float[ArrayLike, "out"] | None,
+    residual: Float[ArrayLike, "*B out"] | None = None,
     *,
     approximate: str = "tanh",
 ) -> Tensor:
     """Return y = gelu(x U^T + b) D^T + c + residual: the feed-forward block of a transformer.
 
     Args:
-        x: (..., in), any float dtype.
-        up: U, (hidden, in).
+        x: (..., C), any float dtype.
+        up: U, (hidden, C).
         up_bias: b, (hidden,) or None.
         down: D, (out, hidden).
         down_bias: c, (out,) or None.
@@ -183,33 +199,36 @@ def feed_forward(
         (..., out), in the dtype that x, the weights and the residual promote to.
 
     Raises:
-        ShapeError, DtypeError, ArgumentError: as `linear_gelu` and `linear`, which it names.
+        DtypeError: x, up, up_bias, down, down_bias or residual does not hold floats.
+        ShapeError: x is not (*B, C), up not (hidden, C), up_bias not (hidden,), down not (out,
+            hidden), down_bias not (out,), residual not (*B, out).
+        DeviceError: the operands are on different devices.
+        ArgumentError: another name for `approximate`.
 
     Example:
         >>> x, up, down = tg.ones((3, 2)), tg.zeros((8, 2)), tg.zeros((2, 8))
         >>> tg.feed_forward(x, up, None, down, [1.0, 2.0], residual=x)[0].tolist()
         [2.0, 3.0]
     """
-    op, matrices = "feed_forward", {"x": x, "up": up, "down": down}
-    check_choice(op, "approximate", approximate, ("tanh", "none"))
-    others = {"up_bias": up_bias, "down_bias": down_bias, "residual": residual}
-    inputs = x, up, up_bias, down, down_bias, residual = _tensors(
-        op, matrices, others, ("x", "up", "up_bias", "down", "down_bias", "residual")
+    check_choice("feed_forward", "approximate", approximate, ("tanh", "none"))
+    x, up, up_bias, down, down_bias, residual = takes.feed_forward(
+        x, up, up_bias, down, down_bias, residual
     )
-    arrays = [data_of(tensor) for tensor in inputs]
-    a, u, b, d, c, r = arrays
+    if mode.autocast is not None:
+        x, up, down = cast_operands(x, up, down)
+    inputs = x, up, up_bias, down, down_bias, residual
+    a, u, b, d, c, r = [data_of(tensor) for tensor in inputs]
     matrices_given = (a, u, d) if r is None else (a, u, d, r)
     kernel = product_kernel(*matrices_given)
     fused = _is_fused(matrices_given, (b, c), kernel)
-    shapes = [getattr(array, "shape", None) for array in arrays]
-    if approximate != "tanh" or not fused or not _fit(*shapes) or not mode.grad_enabled:
+    if approximate != "tanh" or not fused or not mode.grad_enabled:
         hidden = linear_gelu(x, up, up_bias, approximate=approximate)
         return linear(hidden, down, down_bias, residual=residual)
     h, kept, is_derivative = _activated(flat(a), u, b, inputs, kernel, True)
     y = _affine(h, d, c, r, a.dtype, kernel).reshape(*a.shape[:-1], len(d))
     x_kept, of_norm = operand_to_save(x)
     saved = (x_kept, u, d, kept, h, is_derivative, kernel, *of_norm)
-    return record(op, y, inputs, _feed_forward_backward, saved, takes_gradient=True)
+    return record("feed_forward", y, inputs, _feed_forward_backward, saved, takes_gradient=True)
 
 
 def _feed_forward_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
@@ -233,13 +252,13 @@ def _feed_forward_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
 
 
 def gated_linear(
-    x: ArrayLike,
-    gate: ArrayLike,
-    up: ArrayLike,
-    gate_bias: ArrayLike | None = None,
-    up_bias: ArrayLike | None = None,
+    x: Float[ArrayLike, "... C"],
+    gate: Float[ArrayLike, "hidden C"],
+    up: Float[ArrayLike, "hidden C"],
+    gate_bias: Float[ArrayLike, "hidden"] | None = None,
+    up_bias: Float[ArrayLike, "hidden"] | None = None,
     *,
-    dropout: float = 0.0,
+    dropout: Probability = 0.0,
 ) -> Tensor:
     """Return y = dropout(swiglu(x G^T + b, x U^T + c)): a linear layer with a gate.
 
@@ -249,9 +268,9 @@ def gated_linear(
     without it. On the GPU dropout is part of the kernels of SwiGLU.
 
     Args:
-        x: (..., in), any float dtype.
-        gate: G, (hidden, in).
-        up: U, (hidden, in).
+        x: (..., C), any float dtype.
+        gate: G, (hidden, C).
+        up: U, (hidden, C).
         gate_bias: b, (hidden,) or None.
         up_bias: c, (hidden,) or None.
         dropout: probability with which an element is set to 0; the others grow by
@@ -261,37 +280,37 @@ def gated_linear(
         (..., hidden), in the dtype that x and the weights promote to.
 
     Raises:
-        ArgumentError: dropout outside [0, 1).
-        ShapeError: gate and up differ in shape, or do not fit x or their biases.
-        DtypeError, DeviceError: as `linear`, which it names.
+        DtypeError: x, gate, up, gate_bias or up_bias does not hold floats.
+        ShapeError: x is not (..., C), gate not (hidden, C), up not (hidden, C), gate_bias not
+            (hidden,), up_bias not (hidden,).
+        ArgumentError: dropout is not 0 <= dropout < 1.
+        DeviceError: the operands are on different devices.
 
     Example:
         >>> tg.gated_linear([1.0], gate=[[0.0], [100.0]], up=[[3.0], [0.5]]).tolist()
         [0.0, 50.0]
     """
-    p = probability("gated_linear", "dropout", dropout)
-    matrices = {"x": x, "gate": gate, "up": up}
-    biases = {"gate_bias": gate_bias, "up_bias": up_bias}
-    inputs = _tensors("gated_linear", matrices, biases, ("x", "gate", "gate_bias", "up", "up_bias"))
-    check_shape("gated_linear", "up", inputs[3], inputs[1].shape, " as gate has")
+    x, gate, up, gate_bias, up_bias = takes.gated_linear(x, gate, up, gate_bias, up_bias, dropout)
+    if mode.autocast is not None:
+        x, gate, up = cast_operands(x, gate, up)
+    inputs = x, gate, gate_bias, up, up_bias
     alone: list[Any] = [  # tensors of which nothing is recorded
         None if tensor is None else tensor.detach() for tensor in inputs
     ]
     x_alone, *gate_alone, up_alone, up_bias_alone = alone
     opened = linear(x_alone, *gate_alone)
     if not mode.grad_enabled:  # up times silu(gate) as the epilogue of one product
-        tensors = _operands("linear", x_alone, up_alone, up_bias_alone)
-        a, w, b, _ = [data_of(tensor) for tensor in tensors]
-        few = _skinny(flat(a), w, b, gate=flat(opened.data))
+        added = data_of(up_bias)
+        few = _skinny(flat(x.data), up.data, added, gate=flat(opened.data))
         if few is not None:
             y = few.reshape(opened.shape)
-            return drop(record("gated_linear", y, inputs, _gated_linear_backward, ()), p)
+            return drop(record("gated_linear", y, inputs, _gated_linear_backward, ()), dropout)
     both = opened, linear(x_alone, up_alone, up_bias_alone)
     for half in both:
         half.requires_grad = True  # so that swiglu keeps what its backward needs
-    y = swiglu_dropout(*both, p)
-    arrays = [inputs[i].data for i in (0, 1, 3)]
-    kept, of_norm = operand_to_save(inputs[0])
+    y = swiglu_dropout(*both, dropout)
+    arrays = x.data, gate.data, up.data
+    kept, of_norm = operand_to_save(x)
     saved = (kept, *arrays[1:], y.node, product_kernel(*arrays), *of_norm)
     return record("gated_linear", y.data, inputs, _gated_linear_backward, saved)
 
@@ -339,45 +358,7 @@ def _sum_of_products(
     return total
 
 
-def _tensors(
-    op: str, matrices: Mapping[str, Any], others: Mapping[str, Any], order: Sequence[str]
-) -> list[Any]:
-    """Return operands as tensors: matrices cast under autocast, others None where not given."""
-    names = (*matrices, *others)
-    tensors = operands(op, names, (*matrices.values(), *others.values()), len(others))
-    found = dict(zip(names, tensors, strict=True))
-    if mode.autocast is not None:
-        found |= zip(matrices, cast_operands(*tensors[: len(matrices)]), strict=True)
-    return [found[name] for name in order]
-
-
 _GELU_BACKWARD = Row("linear_gelu", "dy x", "dy * gelu_tanh_derivative(x)")
-
-
-def _operands(op: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> list[Tensor | None]:
-    """Return x, weight, bias and residual as tensors, checked; None where not given."""
-    x = tensor_of(op, "x", x, weight, bias, residual)
-    weight = tensor_of(op, "weight", weight, x)
-    if mode.autocast is not None:
-        x, weight = cast_operands(x, weight)
-    a, w = x.data, weight.data
-    if w.ndim != 2 or not a.ndim or a.shape[-1] != w.shape[1]:
-        width = a.shape[-1] if a.ndim else "in"
-        raise ShapeError(
-            f"{op}: weight has shape {w.shape}, expected (out, {width}) as x has shape {a.shape}"
-        )
-    given = {"x": x, "weight": weight}
-    if bias is not None:
-        given["bias"] = bias = tensor_of(op, "bias", bias, x)
-        check_shape(op, "bias", bias.data, w.shape[:1], " (out of weight)")
-    if residual is not None:
-        given["residual"] = residual = tensor_of(op, "residual", residual, x)
-        check_shape(op, "residual", residual.data, (*a.shape[:-1], w.shape[0]))
-    for name, operand in given.items():
-        if operand.data.dtype.kind != "f":  # bfloat16 has another kind
-            float_operand(op, name, operand)
-    same_device(op, list(given), [t.data for t in given.values()])
-    return [x, weight, bias, residual]
 
 
 def _affine(
@@ -489,17 +470,6 @@ def _is_fused(arrays: Sequence[Array], biases: Sequence[Array | None], kernel: s
         if array.dtype != dtype or not array.size:
             return False
     return all([bias is None or bias.dtype in (dtype, float32) for bias in biases])
-
-
-def _fit(x: Any, up: Any, up_bias: Any, down: Any, down_bias: Any, residual: Any) -> bool:
-    """Whether the shapes are those that `feed_forward` takes."""
-    return (
-        len(up) == len(down) == 2
-        and (x[-1:], up[:1]) == (up[1:], down[1:])
-        and (up_bias is None or up_bias == up[:1])
-        and (down_bias is None or down_bias == down[:1])
-        and (residual is None or residual == (*x[:-1], down[0]))
-    )
 
 
 def _weight_gradient(

@@ -21,35 +21,39 @@ from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import sum_array
 from tensorgrad.core.backend import Array, is_numpy
-from tensorgrad.core.checks import check_integer, check_shape, promoted
+from tensorgrad.core.checks import check_between, check_integer, check_shape, promoted
 from tensorgrad.core.dtypes import Dtype, compute_dtype
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Early, Gradients, Loan, Needs, Saved
 from tensorgrad.core.modes import mode
 from tensorgrad.core.operands import data_of, float_operands, integer_array
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Float, Int, NotNegative, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
-from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers, rows_numpy
+from tensorgrad.ops.cross_entropy import Reduction, counted_targets, defers, rows_numpy
 from tensorgrad.ops.matmul import flat, product, product_into
 
 __all__ = ["linear_cross_entropy"]
+
+takes = Signatures(globals())
+
 # The most bytes of logits of a chunk, and of all rows that are one chunk.
 _CPU_BYTES, _GPU_BYTES = (64 * 2**20, 128 * 2**20), (340 * 2**20, 800 * 2**20)
 _ROWS = 128  # a chunk is a multiple of this
 
 
 def linear_cross_entropy(
-    x: ArrayLike,
-    weight: ArrayLike,
-    targets: ArrayLike,
-    bias: ArrayLike | None = None,
+    x: Float[ArrayLike, "*B C"],
+    weight: Float[ArrayLike, "V C"],
+    targets: Int[ArrayLike, "*B"],
+    bias: Float[ArrayLike, "V"] | None = None,
     *,
     ignore_index: int | None = -100,
     label_smoothing: float = 0.0,
-    reduction: str = "mean",
-    z_loss: float = 0.0,
+    reduction: Reduction = "mean",
+    z_loss: NotNegative = 0.0,
     vocab_size: int | None = None,
     chunk: int | None = None,
 ) -> Tensor:
@@ -73,11 +77,13 @@ def linear_cross_entropy(
         A scalar, or (...) for "none"; float32, float64 for float64 operands.
 
     Raises:
-        ShapeError: weight is not (V, C), or targets or bias do not fit.
-        ArgumentError: an option is outside its range.
+        DtypeError: x, weight or bias does not hold floats, or targets does not hold integers.
+        ShapeError: x is not (*B, C), weight not (V, C), targets not (*B,), bias not (V,).
+        ArgumentError: z_loss is not a finite number from 0.
+        DeviceError: the operands are on different devices.
+        ArgumentError: another reduction, label_smoothing outside [0, 1], vocab_size outside [1, V]
+            or chunk below 1.
         OutOfRangeError: a target outside the vocabulary (on the CPU).
-        DtypeError: an operand is of the wrong kind.
-        DeviceError: the operands are on several devices.
     Source: Wijmans et al. 2024, arXiv:2411.09009, computes the same without logits in memory.
 
     Example:
@@ -86,14 +92,22 @@ def linear_cross_entropy(
         (1.386..., 1.386...)
     """
     op = "linear_cross_entropy"
-    x, weight, bias = float_operands(op, ("x", "weight", "bias"), (x, weight, bias), 1)
-    x, weight, labels, classes = loss_operands(op, x, weight, targets, vocab_size)
-    if bias is not None:
-        backend.same_device(op, ("x", "bias"), (x.data, bias.data))
-        check_shape(op, "bias", bias, weight.shape[:1], " (V of weight)")
+    if not isinstance(targets, Tensor):  # also ranges and lists of arrays
+        targets = Tensor(integer_array(op, "targets", targets))
+    x, weight, targets, bias = takes.linear_cross_entropy(
+        x, weight, targets, bias,
+        ignore_index, label_smoothing, reduction, z_loss, vocab_size, chunk,
+    )  # fmt: skip
+    check_between(op, "label_smoothing", label_smoothing, 0, 1)
+    if mode.autocast is not None:
+        x, weight = cast_operands(x, weight)
+    rows = len(weight.data)
+    if not rows:
+        raise ShapeError(f"{op}: weight has shape {weight.shape}, expected (V, C), V at least 1")
+    classes = _classes(op, vocab_size, rows, "rows of weight")
+    labels = targets.data
     inputs, arrays = (x, weight, bias), (x.data, weight.data, data_of(bias))
     options = LossOptions(ignore_index, label_smoothing, z_loss)
-    check_options(op, options, reduction)
     dtype = promoted(op, ("x", "weight"), arrays[:2])
     row_bytes = len(arrays[1]) * dtype.itemsize
     chunk = rows_at_a_time(op, chunk, labels.size, row_bytes, is_numpy(labels))
@@ -226,13 +240,13 @@ def rows_at_a_time(op: str, chunk: int | None, rows: int, row_bytes: int, on_hos
 
 
 def loss_operands(
-    op: str, x: Any, weight: Any, targets: Any, vocab_size: int | None, ranks: int | None = None
+    op: str, x: Any, weight: Any, targets: Any, vocab_size: int | None, ranks: int
 ) -> tuple[Tensor, Tensor, Array, int]:
-    """Return the checked operands, and the number of classes.
+    """Return the checked operands of a loss whose weight is shared, and the number of classes.
 
     Args:
         op, x, weight, targets, vocab_size: see `linear_cross_entropy`.
-        ranks: how many ranks share the weight, each with equally many rows; None: it is whole.
+        ranks: how many ranks share the weight, each with equally many rows.
     """
     x, weight = float_operands(op, ("x", "weight"), (x, weight))
     if mode.autocast is not None:
@@ -240,19 +254,23 @@ def loss_operands(
     targets = integer_array(op, "targets", targets)
     backend.same_device(op, ("x", "weight", "targets"), (x.data, weight.data, targets))
     if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[1] or not len(weight.data):
-        shape = f"({'V' if ranks is None else 'n'}, {x.shape[-1] if x.ndim else 'C'})"
+        shape = f"(n, {x.shape[-1] if x.ndim else 'C'})"
         raise ShapeError(
             f"{op}: weight has shape {weight.shape}, expected {shape} as x has shape {x.shape}"
         )
     check_shape(op, "targets", targets, x.shape[:-1], " (x without the last axis)")
     own = len(weight.data)
-    rows = own * (1 if ranks is None else ranks)
+    what = f"{own} rows on each of {ranks} ranks"
+    return x, weight, targets, _classes(op, vocab_size, own * ranks, what)
+
+
+def _classes(op: str, vocab_size: int | None, rows: int, what: str) -> int:
+    """Return the number of classes among the rows of a weight, `what` for errors."""
     classes = rows if vocab_size is None else vocab_size
     check_integer(op, "vocab_size", classes)
     if not 1 <= classes <= rows:
-        what = "rows of weight" if ranks is None else f"{own} rows on each of {ranks} ranks"
         raise ArgumentError(f"{op}: vocab_size is {classes}, expected 1 to {rows} ({what})")
-    return x, weight, targets, classes
+    return classes
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:

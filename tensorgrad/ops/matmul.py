@@ -11,19 +11,21 @@ import math
 import numpy as np
 
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.core.backend import Array, is_numpy, namespace, same_device, upcast
+from tensorgrad.core.backend import Array, is_numpy, namespace, upcast
 from tensorgrad.core.checks import promoted
 from tensorgrad.core.dtypes import Dtype, compute_dtype, is_complex
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
-from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 
 __all__ = ["matmul"]
+
+takes = Signatures(globals())
 
 
 def matmul(a: ArrayLike, b: ArrayLike, *, kernel: str | None = None) -> Tensor:
@@ -42,6 +44,7 @@ def matmul(a: ArrayLike, b: ArrayLike, *, kernel: str | None = None) -> Tensor:
         (..., M, N) in the dtype that NumPy promotes to.
 
     Raises:
+        DeviceError: the operands are on different devices.
         ShapeError: an operand has no axes, K differs, or the leading axes do not broadcast.
         DtypeError: NumPy has no common dtype for them.
         ArgumentError: there is no such kernel here, or it does not support this product.
@@ -50,11 +53,10 @@ def matmul(a: ArrayLike, b: ArrayLike, *, kernel: str | None = None) -> Tensor:
         >>> tg.matmul([[1, 2], [3, 4]], [[1], [10]]).tolist()
         [[21], [43]]
     """
-    a, b = tensor_of("matmul", "a", a, b), tensor_of("matmul", "b", b, a)
+    a, b = takes.matmul(a, b)
     if mode.autocast is not None:
         a, b = cast_operands(a, b)
     x, z = a.data, b.data
-    same_device("matmul", ("a", "b"), (x, z))
     if not x.ndim or not z.ndim:
         raise ShapeError(f"matmul: a has shape {x.shape}, b {z.shape}, expected an axis or more")
     if x.shape[-1] != z.shape[-min(z.ndim, 2)]:

@@ -10,22 +10,24 @@ import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
-from tensorgrad.core.checks import broadcast, check_flag, check_integer
+from tensorgrad.core.checks import broadcast
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
-from tensorgrad.core.operands import float_tensor
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Float, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import rotary as kernel
 from tensorgrad.kernels.rotary import Rotation
 
 __all__ = ["rotary"]
 
+takes = Signatures(globals())
+
 
 def rotary(
-    x: ArrayLike,
-    cos: ArrayLike,
-    sin: ArrayLike,
+    x: Float[ArrayLike, "... H D"],
+    cos: Float[ArrayLike, "..."],
+    sin: Float[ArrayLike, "..."],
     *,
     heads: int | None = None,
     interleaved: bool = False,
@@ -43,10 +45,11 @@ def rotary(
         The shape and dtype of x.
 
     Raises:
+        DtypeError: x, cos or sin does not hold floats.
+        ShapeError: x is not (..., H, D).
+        DeviceError: the operands are on different devices.
         ShapeError: D is odd, or cos or sin does not broadcast.
         ArgumentError: heads outside [0, H].
-        DtypeError: an argument is not a float.
-        DeviceError: the arguments are on different devices.
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
 
     Example:
@@ -54,13 +57,7 @@ def rotary(
         >>> quarter.tolist()
         [[0.0, 1.0]]
     """
-    x = float_tensor("rotary", "x", x, cos, sin)
-    if x.ndim < 2:
-        raise ShapeError(f"rotary: x has shape {x.shape}, expected (..., H, D), D even")
-    angles = cos, sin
-    cos = float_tensor("rotary", "cos", cos, *angles, x)
-    sin = float_tensor("rotary", "sin", sin, *angles, x)
-    check_flag("rotary", "interleaved", interleaved)
+    x, cos, sin = takes.rotary(x, cos, sin, heads, interleaved)
     rotation = rotation_of("rotary", "x", x.data, cos, sin, heads, interleaved)
     y = rotated(x.data, rotation, 1)
     of_angles = x.data if cos.requires_grad or sin.requires_grad else None
@@ -71,13 +68,9 @@ def rotation_of(
     op: str, name: str, x: Array, cos: Tensor, sin: Tensor, heads: int | None, interleaved: bool
 ) -> Rotation:
     """Return how an op rotates its operand x, (..., H, D), by arguments as of `rotary`."""
-    backend.same_device(op, (name, "cos", "sin"), (x, cos.data, sin.data))
     if x.shape[-1] % 2:
         raise ShapeError(f"{op}: {name} has shape {x.shape}, expected (..., H, D), D even")
-    if heads is None:
-        heads = x.shape[-2]
-    else:
-        check_integer(op, "heads", heads)
+    heads = x.shape[-2] if heads is None else heads
     if not 0 <= heads <= x.shape[-2]:
         raise ArgumentError(f"{op}: heads is {heads}, expected 0 to {x.shape[-2]}")
     pairs = (*x.shape[:-2], heads, x.shape[-1] // 2)

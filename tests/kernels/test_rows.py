@@ -16,7 +16,7 @@ from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels import rows
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
 from tensorgrad.kernels.rows import RowLayout
-from tensorgrad.ops.cross_entropy import rows_numpy
+from tensorgrad.ops.cross_entropy import Reduction, rows_numpy
 from tensorgrad.testing import Ulps, assert_within
 from tests import gpu_array
 
@@ -132,7 +132,7 @@ def test_many_rows_share_blocks() -> None:
 @pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.01)])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_cross_entropy(
-    width: int, dtype: Any, smoothing: float, z_loss: float, reduction: str
+    width: int, dtype: Any, smoothing: float, z_loss: float, reduction: Reduction
 ) -> None:
     rng = np.random.default_rng(width)
     logits = (3 * rng.standard_normal((ROWS, width))).astype(dtype)

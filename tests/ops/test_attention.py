@@ -456,9 +456,9 @@ def test_arguments_that_do_not_fit() -> None:
     q = tensor(2, 4, 5, 8)
     with pytest.raises(ShapeError, match=r"q has shape \(4, 5, 8\), expected \(B, H, Tq, D\)"):
         tg.attention(tensor(4, 5, 8), q, q)
-    with pytest.raises(ShapeError, match=r"k has shape \(2, 4, 5, 7\), expected \(2, Hkv, Tk, 8"):
+    with pytest.raises(ShapeError, match=r"shape \(2, 4, 5, 7\), expected \(..., Hkv, Tk, 8\)"):
         tg.attention(q, tensor(2, 4, 5, 7), q)
-    with pytest.raises(ShapeError, match=r"v has shape \(2, 4, 6, 8\), expected \(2, 4, 5, Dv"):
+    with pytest.raises(ShapeError, match=r"v has shape \(2, 4, 6, 8\), expected \(..., 4, 5, Dv"):
         tg.attention(q, q, tensor(2, 4, 6, 8))
     with pytest.raises(ShapeError, match="got 4 query heads and 3 heads of keys and values"):
         tg.attention(q, tensor(2, 3, 5, 8), tensor(2, 3, 5, 8))
@@ -472,7 +472,7 @@ def test_arguments_that_do_not_fit() -> None:
         tg.attention(q, tensor(2, 4, 5, 8, dtype="float64"), q)
     with pytest.raises(ShapeError, match=r"mask has shape \(5, 6\), expected one that broadcasts"):
         tg.attention(q, q, q, Tensor(np.ones((5, 6), "float32"), requires_grad=True))
-    with pytest.raises(ShapeError, match=r"k has shape \(3, 4, 5, 8\), expected \(2, Hkv, Tk, 8"):
+    with pytest.raises(ShapeError, match=r"k has shape \(3, 4, 5, 8\), expected \(2, 4, 5, 8\)"):
         tg.attention(q, tensor(3, 4, 5, 8), tensor(3, 4, 5, 8))
     with pytest.raises(ArgumentError, match="return_logsumexp is True, expected False with a mask"):
         tg.attention(q, q, tensor(2, 4, 5, 3), return_logsumexp=True)
@@ -626,7 +626,7 @@ def test_sequences_that_do_not_fit() -> None:
     run = tg.attention_varlen
     with pytest.raises(ShapeError, match=r"q has shape \(1, 5, 4, 8\), expected \(total, H, D\)"):
         run(q[None], q, q, [0, 5])
-    with pytest.raises(ShapeError, match=r"k has shape \(5, 4, 7\), expected \(total k, Hkv, 8\)"):
+    with pytest.raises(ShapeError, match=r"k has shape \(5, 4, 7\), expected \(keys, Hkv, 8\)"):
         run(q, q[:, :, :7], q, [0, 5])
     with pytest.raises(ShapeError, match=r"v has shape \(4, 4, 8\), expected \(5, 4, 8\) like k"):
         run(q, q, q[1:], [0, 5])

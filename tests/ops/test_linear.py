@@ -445,16 +445,16 @@ def test_gradients_of_biases_are_added_to_what_is_there(
         (lambda: tg.linear_gelu(X, np.ones((2, 3), int)), DtypeError,
          "linear_gelu: weight has dtype int64, expected a float"),
         (lambda: tg.feed_forward(X, X, None, X, None), ShapeError,
-         r"linear: weight has shape \(2, 3\), expected \(out, 2\)"),
+         r"feed_forward: down has shape \(2, 3\), expected \(out, 2\) \(axis 0 of up\)"),
         (lambda: tg.gated_linear(X, X, X, dropout=1.0), ArgumentError,
          r"gated_linear: dropout is 1\.0, expected 0 <= dropout < 1"),
         (lambda: tg.gated_linear(X, X, X, dropout="a"),  # type: ignore[arg-type]  # a user may
          ArgumentError, "gated_linear: dropout is 'a', expected a number"),
         (lambda: tg.gated_linear(NOTHING, X, X), DtypeError, "gated_linear: x is a NoneType"),
         (lambda: tg.gated_linear(X, X, np.ones((4, 3))), ShapeError,
-         r"gated_linear: up has shape \(4, 3\), expected \(2, 3\) as gate has"),
+         r"gated_linear: up has shape \(4, 3\), expected \(2, 3\) like gate"),
         (lambda: tg.gated_linear(X, X.T, X.T), ShapeError,
-         r"linear: weight has shape \(3, 2\), expected \(out, 3\)"),
+         r"gated_linear: gate has shape \(3, 2\), expected \(hidden, 3\) \(last axis of x\)"),
     ],
 )  # fmt: skip
 def test_errors_name_the_argument(call: Any, error: Any, message: str) -> None:

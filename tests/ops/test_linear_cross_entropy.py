@@ -221,7 +221,12 @@ def test_arguments_that_do_not_fit() -> None:
     for wrong in (np.zeros((0, 3)), np.zeros(3), np.zeros((3, 4))):
         with pytest.raises(ShapeError, match=r"weight has shape .*, expected \(n, 3\) as x has"):
             loss_operands("op", x, wrong, targets, None, ranks=2)
-    with pytest.raises(ShapeError, match=r"expected \(V, C\) as x has shape \(\)"):
+    with pytest.raises(ShapeError, match=r"weight has shape \(0, 3\), expected .*, V at least 1"):
+        tg.linear_cross_entropy(x, np.zeros((0, 3)), targets)
+    for wrong in (np.zeros(3), np.zeros((3, 4))):
+        with pytest.raises(ShapeError, match=r"weight has shape .*, expected \(V, 3\) \(last axis"):
+            tg.linear_cross_entropy(x, wrong, targets)
+    with pytest.raises(ShapeError, match=r"x has shape \(\), expected \(\*B, C\)"):
         tg.linear_cross_entropy(np.ones(()), weight, targets)
     with pytest.raises(ArgumentError, match="chunk is 0, expected 1 or more"):
         tg.linear_cross_entropy(x, weight, targets, chunk=0)

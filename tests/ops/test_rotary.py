@@ -115,7 +115,7 @@ def test_arguments_that_do_not_fit() -> None:
         tg.rotary(x, Tensor(np.ones(3, "float32")), angle)
     with pytest.raises(ShapeError, match=r"sin has shape \(3,\), .* broadcasts to \(2, 3, 2\)"):
         tg.rotary(x, angle, Tensor(np.ones(3, "float32")))
-    with pytest.raises(ShapeError, match=r"x has shape \(4,\), expected \(..., H, D\), D even"):
+    with pytest.raises(ShapeError, match=r"x has shape \(4,\), expected \(..., H, D\)"):
         tg.rotary(x[0, 0], angle, angle)
     for heads in (4, -1):
         with pytest.raises(ArgumentError, match=f"heads is {heads}, expected 0 to 3"):

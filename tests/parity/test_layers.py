@@ -10,6 +10,7 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor, nn
+from tensorgrad.ops.cross_entropy import Reduction
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -71,7 +72,7 @@ def test_softmax(axis: int) -> None:
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("ignored", [-100, 3])
-def test_cross_entropy(reduction: str, smoothing: float, ignored: int) -> None:
+def test_cross_entropy(reduction: Reduction, smoothing: float, ignored: int) -> None:
     targets = RNG.integers(0, 65, (4, 9))
     targets[0, :5] = ignored
     flat = torch.from_numpy(targets).flatten()
