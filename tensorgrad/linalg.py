@@ -23,7 +23,7 @@ from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import array_beside, constant_of, operands, tensor_of, tensors_of
 from tensorgrad.core.record import record
-from tensorgrad.core.signature import Signatures
+from tensorgrad.core.signature import Shaped, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.diagonals import cross, vecdot
 from tensorgrad.ops.diagonals import diagonal as _diagonal
@@ -112,7 +112,7 @@ def trace(x: ArrayLike, *, offset: int = 0, dtype: DtypeLike | None = None) -> T
     return _trace(x, offset, -2, -1, dtype)
 
 
-def inv(x: ArrayLike) -> Tensor:
+def inv(x: Shaped[ArrayLike, "... N N"]) -> Tensor:
     """Return the inverse of square matrices.
 
     Args:
@@ -122,14 +122,14 @@ def inv(x: ArrayLike) -> Tensor:
         (..., N, N), in the dtype of x; float64 for integers.
 
     Raises:
-        ShapeError: the matrices are not square.
+        ShapeError: x is not (..., N, N).
         ArgumentError: one is singular (on the GPU the result is not finite instead).
 
     Example:
         >>> tg.linalg.inv([[2, 0], [0, 4]]).tolist()
         [[0.5, 0.0], [0.0, 0.25]]
     """
-    x, dtype = _square("inv", *takes.inv(x))
+    x, dtype = _floats(*takes.inv(x))
     y = _computed("inv", namespace(x.data).linalg.inv, x.data)
     return _rounded(record("inv", y, (x,), _inv_backward, (y,)), dtype)
 
@@ -139,7 +139,7 @@ def _inv_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (-(y @ dy @ y),)
 
 
-def solve(a: ArrayLike, b: ArrayLike) -> Tensor:
+def solve(a: Shaped[ArrayLike, "... N N"], b: ArrayLike) -> Tensor:
     """Return x with a @ x = b.
 
     Args:
@@ -150,8 +150,9 @@ def solve(a: ArrayLike, b: ArrayLike) -> Tensor:
         (..., N) or (..., N, K), in the dtype that both promote to; float64 for integers.
 
     Raises:
+        ShapeError: a is not (..., N, N).
         DeviceError: the operands are on different devices.
-        ShapeError: a is not square, or b does not fit it.
+        ShapeError: b does not fit a.
         ArgumentError: a is singular (on the GPU the result is not finite instead).
 
     Example:
@@ -159,7 +160,7 @@ def solve(a: ArrayLike, b: ArrayLike) -> Tensor:
         [1.0, 0.5]
     """
     a, b = takes.solve(a, b)
-    a, first = _square("solve", a)
+    a, first = _floats(a)
     b, second = _floats(b)
     vector = b.ndim == 1
     columns = expand_dims(b, 1) if vector else b
@@ -244,7 +245,7 @@ def tensorsolve(a: ArrayLike, b: ArrayLike, axes: Sequence[int] | None = None) -
     return reshape(solve(reshape(a, (b.size, b.size)), reshape(b, (b.size,))), own)
 
 
-def det(x: ArrayLike) -> Tensor:
+def det(x: Shaped[ArrayLike, "... N N"]) -> Tensor:
     """Return the determinants of square matrices; the gradient needs an inverse.
 
     Args:
@@ -254,13 +255,13 @@ def det(x: ArrayLike) -> Tensor:
         (...,), in the dtype of x; float64 for integers.
 
     Raises:
-        ShapeError: the matrices are not square.
+        ShapeError: x is not (..., N, N).
 
     Example:
         >>> tg.linalg.det([[2, 0], [0, 4]]).round(6).item()
         8.0
     """
-    x, dtype = _square("det", *takes.det(x))
+    x, dtype = _floats(*takes.det(x))
     xp = namespace(x.data)
     y = xp.asarray(xp.linalg.det(x.data))
     return _rounded(record("det", y, (x,), _det_backward, (x.data, y)), dtype)
@@ -272,7 +273,7 @@ def _det_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return ((dy * y)[..., None, None] * _transposed(inverse),)
 
 
-def slogdet(x: ArrayLike) -> SlogdetResult:
+def slogdet(x: Shaped[ArrayLike, "... N N"]) -> SlogdetResult:
     """Return sign and log|det| of square matrices; the gradient needs an inverse.
 
     Args:
@@ -282,14 +283,14 @@ def slogdet(x: ArrayLike) -> SlogdetResult:
         sign and logabsdet, (...,) each, in the dtype of x; float64 for integers.
 
     Raises:
-        ShapeError: the matrices are not square.
+        ShapeError: x is not (..., N, N).
 
     Example:
         >>> sign, logabsdet = tg.linalg.slogdet([[0, 1], [1, 0]])
         >>> sign.item(), logabsdet.item()
         (-1.0, 0.0)
     """
-    x, dtype = _square("slogdet", *takes.slogdet(x))
+    x, dtype = _floats(*takes.slogdet(x))
     xp = namespace(x.data)
     sign, value = xp.linalg.slogdet(x.data)
     y = record("slogdet", xp.asarray(value), (x,), _slogdet_backward, (x.data,))
@@ -302,7 +303,7 @@ def _slogdet_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy[..., None, None] * _transposed(inverse),)
 
 
-def cholesky(x: ArrayLike, *, upper: bool = False) -> Tensor:
+def cholesky(x: Shaped[ArrayLike, "... N N"], *, upper: bool = False) -> Tensor:
     """Return the lower triangle L with L L^T = x, or the upper one with U^T U = x.
 
     Args:
@@ -313,7 +314,7 @@ def cholesky(x: ArrayLike, *, upper: bool = False) -> Tensor:
         (..., N, N), in the dtype of x; float64 for integers.
 
     Raises:
-        ShapeError: the matrices are not square.
+        ShapeError: x is not (..., N, N).
         ArgumentError: one is not positive definite.
     Source: Murray 2016, arXiv:1602.07527, eq. 10; the gradient is symmetric.
 
@@ -321,7 +322,7 @@ def cholesky(x: ArrayLike, *, upper: bool = False) -> Tensor:
         >>> tg.linalg.cholesky([[4, 2], [2, 2]]).tolist()
         [[2.0, 0.0], [1.0, 1.0]]
     """
-    x, dtype = _square("cholesky", *takes.cholesky(x, upper))
+    x, dtype = _floats(*takes.cholesky(x, upper))
     y = _computed("cholesky", namespace(x.data).linalg.cholesky, x.data)
     factor = _rounded(record("cholesky", y, (x,), _cholesky_backward, (y,)), dtype)
     if not upper:
@@ -339,7 +340,7 @@ def _cholesky_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return ((dx + _transposed(dx)) / 2,)
 
 
-def eigh(x: ArrayLike, UPLO: Literal["L", "U"] = "L") -> EighResult:
+def eigh(x: Shaped[ArrayLike, "... N N"], UPLO: Literal["L", "U"] = "L") -> EighResult:
     """Return eigenvalues and eigenvectors of symmetric matrices.
 
     Args:
@@ -352,7 +353,7 @@ def eigh(x: ArrayLike, UPLO: Literal["L", "U"] = "L") -> EighResult:
         of x, float64 for integers.
 
     Raises:
-        ShapeError: the matrices are not square.
+        ShapeError: x is not (..., N, N).
         ArgumentError: another UPLO.
 
     Example:
@@ -360,7 +361,7 @@ def eigh(x: ArrayLike, UPLO: Literal["L", "U"] = "L") -> EighResult:
         >>> values.round(6).tolist(), tg.abs(vectors).round(6).tolist()
         ([2.0, 3.0], [[0.0, 1.0], [1.0, 0.0]])
     """
-    x, dtype = _square("eigh", *takes.eigh(x, UPLO))
+    x, dtype = _floats(*takes.eigh(x, UPLO))
     if UPLO == "U":
         x = matrix_transpose(conj(x) if is_complex(x.dtype) else x)
     return EighResult(*_factors("eigh", x, dtype, _eigh_backward))
@@ -389,7 +390,6 @@ def eigvalsh(x: ArrayLike, UPLO: Literal["L", "U"] = "L") -> Tensor:
         (..., N), in the dtype of x; float64 for integers.
 
     Raises:
-        ShapeError: the matrices are not square.
         ArgumentError: another UPLO.
 
     Example:
@@ -399,7 +399,9 @@ def eigvalsh(x: ArrayLike, UPLO: Literal["L", "U"] = "L") -> Tensor:
     return eigh(x, UPLO).eigenvalues
 
 
-def qr(x: ArrayLike, mode: Literal["reduced", "complete"] = "reduced") -> QRResult:
+def qr(
+    x: Shaped[ArrayLike, "... M N"], mode: Literal["reduced", "complete"] = "reduced"
+) -> QRResult:
     """Return Q with orthonormal columns and the upper triangle R with Q R = x.
 
     Args:
@@ -411,6 +413,7 @@ def qr(x: ArrayLike, mode: Literal["reduced", "complete"] = "reduced") -> QRResu
         integers.
 
     Raises:
+        ShapeError: x is not (..., M, N).
         ArgumentError: another mode.
         GradError: in backward, there is no gradient.
     Source: Walter & Lehmann 2018, arXiv:1009.6112.
@@ -420,7 +423,7 @@ def qr(x: ArrayLike, mode: Literal["reduced", "complete"] = "reduced") -> QRResu
         >>> q.shape, tg.abs(q @ r).round(6).tolist()
         ((3, 2), [[3.0, 1.0], [4.0, 2.0], [0.0, 5.0]])
     """
-    x, dtype = _matrices("qr", *takes.qr(x, mode))
+    x, dtype = _floats(*takes.qr(x, mode))
     return QRResult(*_factors("qr", x, dtype, _qr_backward, mode))
 
 
@@ -439,7 +442,7 @@ def _qr_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
     return (_transposed(xp.linalg.solve(r, _transposed(dq + q @ inner))),)
 
 
-def svd(x: ArrayLike, full_matrices: bool = True) -> SVDResult:
+def svd(x: Shaped[ArrayLike, "... M N"], full_matrices: bool = True) -> SVDResult:
     """Return U, S and Vh with U diag(S) Vh = x.
 
     Args:
@@ -452,6 +455,7 @@ def svd(x: ArrayLike, full_matrices: bool = True) -> SVDResult:
         U, S of shape (..., K), descending, and Vh, in the dtype of x; float64 for integers.
 
     Raises:
+        ShapeError: x is not (..., M, N).
         GradError: in backward, there is no gradient.
     Source: Giles 2008, "Collected matrix derivative results for forward and reverse mode
         algorithmic differentiation", section 3.2.
@@ -461,7 +465,7 @@ def svd(x: ArrayLike, full_matrices: bool = True) -> SVDResult:
         >>> u.shape, s.round(6).tolist(), vh.shape
         ((3, 2), [2.0, 1.0], (2, 2))
     """
-    x, dtype = _matrices("svd", *takes.svd(x, full_matrices))
+    x, dtype = _floats(*takes.svd(x, full_matrices))
     return SVDResult(*_factors("svd", x, dtype, _svd_backward, full_matrices))
 
 
@@ -521,7 +525,7 @@ def pinv(x: ArrayLike, *, rtol: ArrayLike | None = None) -> Tensor:
         >>> tg.linalg.pinv([[1], [1]]).round(6).tolist()
         [[0.5, 0.5]]
     """
-    x, dtype = _matrices("pinv", tensor_of("pinv", "x", x))
+    x, dtype = _matrices("pinv", x)
     cut = _cutoff(x, rtol)
     shape = getattr(cut, "shape", ())
     if shape not in ((), x.shape[:-2]):
@@ -552,7 +556,7 @@ def matrix_rank(x: ArrayLike, *, rtol: ArrayLike | None = None) -> Tensor:
         >>> tg.linalg.matrix_rank([[1, 2], [2, 4]]).item()
         1
     """
-    x, _ = _matrices("matrix_rank", tensor_of("matrix_rank", "x", x))
+    x, _ = _matrices("matrix_rank", x)
     values = svdvals(x.detach())
     largest = max(values, -1, keepdims=True) if values.shape[-1] else 0.0
     cut = _cutoff(x, rtol)
@@ -570,7 +574,7 @@ def _cutoff(x: Tensor, rtol: Any) -> Any:
     return constant_of("pinv", "rtol", rtol, "the rank is constant")
 
 
-def cond(x: ArrayLike, p: Order = None) -> Tensor:
+def cond(x: Shaped[ArrayLike, "... M N"], p: Order = None) -> Tensor:
     """Return the condition numbers of matrices: the norm times that of the inverse.
 
     Args:
@@ -581,14 +585,15 @@ def cond(x: ArrayLike, p: Order = None) -> Tensor:
         (...,); inf for singular matrices, NaN for those that hold NaN.
 
     Raises:
-        ShapeError: the matrices have no elements, or are not square.
+        ShapeError: x is not (..., M, N).
+        ShapeError: the matrices have no elements, or are not square for another p than 2 and -2.
         ArgumentError: another order, or a matrix has no singular values.
 
     Example:
         >>> tg.linalg.cond([[4, 0], [0, 2]]).round(6).item()
         2.0
     """
-    x, dtype = _matrices("cond", *takes.cond(x))
+    x, dtype = _floats(*takes.cond(x))
     if not x.shape[-1] * x.shape[-2]:
         raise ShapeError(f"cond: x has shape {x.shape}, expected elements in the matrices")
     if not isinstance(p, (str, int, float, type(None))):
@@ -604,13 +609,15 @@ def _cond(x: Tensor, p: Order) -> Tensor:
     if p is None or p in (2, -2):
         values = svdvals(x)
         return values[..., -1] / values[..., 0] if p == -2 else values[..., 0] / values[..., -1]
-    singular = slogdet(_check_square("cond", x).detach()).sign.data == 0
+    if x.shape[-1] != x.shape[-2]:
+        raise ShapeError(f"cond: x has shape {x.shape}, expected (..., N, N) for p {p!r}")
+    singular = slogdet(x.detach()).sign.data == 0
     eye = namespace(x.data).eye(x.shape[-1], dtype=x.dtype)
     regular = where(singular[..., None, None], eye, x)
     return where(singular, math.nan, matrix_norm(x, ord=p) * matrix_norm(inv(regular), ord=p))
 
 
-def matrix_power(x: ArrayLike, n: int) -> Tensor:
+def matrix_power(x: Shaped[ArrayLike, "... N N"], n: int) -> Tensor:
     """Return square matrices multiplied by themselves n times; negative n: their inverses.
 
     Args:
@@ -621,14 +628,14 @@ def matrix_power(x: ArrayLike, n: int) -> Tensor:
         (..., N, N), in the dtype of x; for negative n of integers float64.
 
     Raises:
-        ShapeError: the matrices are not square.
+        ShapeError: x is not (..., N, N).
 
     Example:
         >>> tg.linalg.matrix_power([[1, 1], [0, 1]], 3).tolist()
         [[1, 3], [0, 1]]
     """
     (x,) = takes.matrix_power(x, n)
-    base: Tensor | None = _check_square("matrix_power", x) if n >= 0 else inv(x)
+    base: Tensor | None = x if n >= 0 else inv(x)
     power, n = None, -n if n < 0 else n
     while n:
         if n % 2:
@@ -718,7 +725,7 @@ def _root(x: Tensor, order: float) -> Tensor:
 
 
 def matrix_norm(
-    x: ArrayLike, *, keepdims: bool = False, ord: Order = "fro", **unknown: Never
+    x: Shaped[ArrayLike, "... M N"], *, keepdims: bool = False, ord: Order = "fro", **unknown: Never
 ) -> Tensor:
     """Return the norms of matrices.
 
@@ -733,13 +740,14 @@ def matrix_norm(
         (...,), in the dtype of x; float64 for integers.
 
     Raises:
+        ShapeError: x is not (..., M, N).
         ArgumentError: another order.
 
     Example:
         >>> tg.linalg.matrix_norm([[3, 0], [0, 4]]).item()
         5.0
     """
-    x, dtype = _matrices("norm", *takes.matrix_norm(x, keepdims, unknown))
+    x, dtype = _floats(*takes.matrix_norm(x, keepdims, unknown))
     y: Tensor
     if not isinstance(ord, (str, int, float, type(None))):
         raise _not_an_order("norm", "ord", ord)
@@ -815,29 +823,17 @@ def _rounded(y: Tensor, dtype: Any) -> Tensor:
     return y if is_complex(dtype) else astype(y, dtype, copy=False)
 
 
-def _matrices(op: str, x: Tensor) -> tuple[Tensor, Any]:
+def _matrices(op: str, x: Any) -> tuple[Tensor, Any]:
     """Do as `_floats`, for two axes or more."""
-    x, dtype = _floats(x)
+    x, dtype = _floats(tensor_of(op, "x", x))
     if x.ndim < 2:
-        raise ShapeError(f"{op}: x has shape {x.shape}, expected two axes or more")
+        raise ShapeError(f"{op}: x has shape {x.shape}, expected (..., M, N)")
     return x, dtype
 
 
 def _magnitudes(x: Tensor) -> Tensor:
     """Return |x| of complex numbers, real ones as they are."""
     return abs(x) if is_complex(x.dtype) else x
-
-
-def _square(op: str, x: Tensor) -> tuple[Tensor, Any]:
-    """Do as `_floats`, for square matrices."""
-    x, dtype = _floats(x)
-    return _check_square(op, x), dtype
-
-
-def _check_square(op: str, x: Tensor) -> Tensor:
-    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
-        raise ShapeError(f"{op}: x has shape {x.shape}, expected square matrices (..., N, N)")
-    return x
 
 
 def _factors(op: str, x: Tensor, dtype: Any, backward: Any, *options: Any) -> list[Tensor]:

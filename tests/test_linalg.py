@@ -191,11 +191,11 @@ def test_errors_name_argument_and_expectation() -> None:
     wrong: Any = "max"
     missing: Any = linalg
     calls: list[tuple[Callable[[], Any], Any, str]] = [
-        (lambda: linalg.inv(TALL), ShapeError, r"inv: x has shape \(4, 3\), expected square"),
+        (lambda: linalg.inv(TALL), ShapeError, r"inv: x has shape \(4, 3\), expected \(..., N, "),
         (lambda: linalg.inv(singular), ArgumentError, "inv: the matrix is unfit: Singular"),
         (lambda: linalg.cholesky(-singular), ArgumentError, "cholesky: the matrix is unfit"),
         (lambda: linalg.solve(SQUARE, TALL), ShapeError, r"solve: b has shape \(4, 3\), expected"),
-        (lambda: linalg.svd(TALL[0]), ShapeError, r"svd: x has shape \(3,\), expected two axes"),
+        (lambda: linalg.svd(TALL[0]), ShapeError, r"svd: x has shape \(3,\), expected \(..., M"),
         (lambda: linalg.qr(leaf).Q.sum().backward(), GradError, "qr: R has shape"),
         (lambda: linalg.svd(leaf).Vh.sum().backward(), GradError, "svd: full matrices"),
         (lambda: linalg.norm(TALL, "max"), ArgumentError,  # type: ignore[arg-type]
@@ -206,12 +206,12 @@ def test_errors_name_argument_and_expectation() -> None:
         (lambda: linalg.norm(TALL, wrong, axis=0), ArgumentError,
          "^norm: ord is 'max', expected a number for vectors"),
         (lambda: linalg.qr(TALL, wrong), ArgumentError, "qr: mode is 'max', expected one"),
-        (lambda: linalg.matrix_norm(TALL[0]), ShapeError, r"norm: x has shape \(3,\), expected t"),
+        (lambda: linalg.matrix_norm(TALL[0]), ShapeError, r"norm: x has shape \(3,\), expected \(..., M"),
         (lambda: linalg.solve(SQUARE, 1.0), ShapeError, r"solve: b has shape \(\), expected 3 ro"),
-        (lambda: linalg.solve(TALL, TALL), ShapeError, "solve: x has shape .*, expected square"),
-        (lambda: linalg.det(TALL[0]), ShapeError, r"det: x has shape \(3,\), expected square"),
+        (lambda: linalg.solve(TALL, TALL), ShapeError, r"solve: a has shape .*, expected \(..., N"),
+        (lambda: linalg.det(TALL[0]), ShapeError, r"det: x has shape \(3,\), expected \(..., N"),
         (lambda: linalg.matrix_power(TALL, 0), ShapeError, "matrix_power: x has shape .*, expecte"),
-        (lambda: linalg.cond(TALL, 1), ShapeError, "cond: x has shape .*, expected square matric"),
+        (lambda: linalg.cond(TALL, 1), ShapeError, r"cond: x has shape .*\) for p 1"),
         (lambda: linalg.cond(np.zeros((3, 0))), ShapeError, r"cond: x has shape \(3, 0\), expect"),
         (lambda: linalg.pinv(TALL, rtol=Tensor(np.ones(()), requires_grad=True)), GradError,
          "pinv: rtol requires a gradient"),
