@@ -141,10 +141,10 @@ class Methods:
     def sort(self, axis: int = -1, **unknown: Never) -> None: ...
     def argsort(
         self,
-        axis: int | None = -1,
+        axis: SupportsIndex | None = -1,
         *,
         descending: bool = False,
-        stable: bool = True,
+        stable: Any = True,
         **unknown: Never,
     ) -> Tensor: ...
     def searchsorted(
