@@ -53,10 +53,10 @@ class Methods:
         axis: Axis = None,
         dtype: DtypeLike | None = None,
         *,
-        ddof: int | builtins.float = 0,
+        ddof: builtins.float = 0,
         keepdims: bool = False,
         where: Bool[ArrayLike, "..."] | None = None,
-        correction: int | builtins.float | None = None,
+        correction: builtins.float | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def std(
@@ -64,10 +64,10 @@ class Methods:
         axis: Axis = None,
         dtype: DtypeLike | None = None,
         *,
-        ddof: int | builtins.float = 0,
+        ddof: builtins.float = 0,
         keepdims: bool = False,
         where: Bool[ArrayLike, "..."] | None = None,
-        correction: int | builtins.float | None = None,
+        correction: builtins.float | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def max(

@@ -19,14 +19,7 @@ import numpy as np
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import cast, keep_axes, sum_array, sum_dtype
 from tensorgrad.core.backend import Array, Axis, Shape, upcast
-from tensorgrad.core.checks import (
-    along,
-    axis_index,
-    axis_tuple,
-    check_holds,
-    check_no_number,
-    check_number,
-)
+from tensorgrad.core.checks import along, axis_index, axis_tuple, check_holds, check_no_number
 from tensorgrad.core.dtypes import (
     Dtype,
     DtypeLike,
@@ -171,10 +164,10 @@ def var(
     axis: Axis = None,
     dtype: DtypeLike | None = None,
     *,
-    ddof: int | float = 0,
+    ddof: float = 0,
     keepdims: bool = False,
     where: Bool[ArrayLike, "..."] | None = None,
-    correction: int | float | None = None,
+    correction: float | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the variance, sum((x - mean(x))^2) / (n - ddof).
@@ -201,7 +194,7 @@ def var(
         >>> tg.var([1.0, 2.0, 6.0], ddof=1)
         tensor(7., dtype=float32)
     """
-    x, where = takes.var(x, keepdims, where, unknown)
+    x, where = takes.var(x, ddof, keepdims, where, correction, unknown)
     return _deviation("var", x, axis, ddof, keepdims, dtype, correction, where)
 
 
@@ -210,10 +203,10 @@ def std(
     axis: Axis = None,
     dtype: DtypeLike | None = None,
     *,
-    ddof: int | float = 0,
+    ddof: float = 0,
     keepdims: bool = False,
     where: Bool[ArrayLike, "..."] | None = None,
-    correction: int | float | None = None,
+    correction: float | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the standard deviation, the square root of `var`; its gradient is 0 where it is 0.
@@ -240,7 +233,7 @@ def std(
         >>> tg.std([[1.0, 3.0], [2.0, 8.0]], axis=1)
         tensor([1., 3.], dtype=float32)
     """
-    x, where = takes.std(x, keepdims, where, unknown)
+    x, where = takes.std(x, ddof, keepdims, where, correction, unknown)
     return _deviation("std", x, axis, ddof, keepdims, dtype, correction, where)
 
 
@@ -252,10 +245,7 @@ def _deviation(
     if correction is not None:
         if ddof != 0:
             raise ArgumentError(f"{op}: got ddof={ddof} and correction={correction}, expected one")
-        check_number(op, "correction", correction)
         ddof = correction
-    elif type(ddof) is not int:
-        check_number(op, "ddof", ddof)
     if dtype is not None:
         x = _converted(op, x, dtype)
     if is_complex(x.data.dtype):

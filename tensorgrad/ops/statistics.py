@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Never, SupportsIndex
+from typing import Any, Literal, Never, SupportsIndex
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import array_beside, constant_of, operands, tensor_of
 from tensorgrad.core.record import record
-from tensorgrad.core.signature import Operand, Real, Signatures, Size
+from tensorgrad.core.signature import Real, Shaped, Signatures, Size
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops import reduce
 from tensorgrad.ops.diagonals import diagonal
@@ -542,12 +542,7 @@ def _nan_mean(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
 
 
 def nanvar(
-    x: ArrayLike,
-    axis: Axis = None,
-    *,
-    ddof: int | float = 0,
-    keepdims: bool = False,
-    **unknown: Never,
+    x: ArrayLike, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the variance of the elements that are not NaN; NaN for `ddof` of them or fewer.
 
@@ -564,17 +559,12 @@ def nanvar(
         >>> tg.nanvar([1.0, float("nan"), 5.0])
         tensor(4., dtype=float32)
     """
-    (x,) = takes.nanvar(x, keepdims, unknown)
-    return _nan_variance("nanvar", x, axis, ddof, keepdims, 1.0)
+    (x,) = takes.nanvar(x, ddof, keepdims, unknown)
+    return _nan_variance(x, axis, ddof, keepdims, 1.0)
 
 
 def nanstd(
-    x: ArrayLike,
-    axis: Axis = None,
-    *,
-    ddof: int | float = 0,
-    keepdims: bool = False,
-    **unknown: Never,
+    x: ArrayLike, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the standard deviation of what is not NaN, the square root of `nanvar`.
 
@@ -591,14 +581,11 @@ def nanstd(
         >>> tg.nanstd([1.0, float("nan"), 5.0])
         tensor(2., dtype=float32)
     """
-    (x,) = takes.nanstd(x, keepdims, unknown)
-    return _nan_variance("nanstd", x, axis, ddof, keepdims, 0.5)
+    (x,) = takes.nanstd(x, ddof, keepdims, unknown)
+    return _nan_variance(x, axis, ddof, keepdims, 0.5)
 
 
-def _nan_variance(
-    op: str, x: Tensor, axis: Axis, ddof: float, keepdims: bool, power: float
-) -> Tensor:
-    check_number(op, "ddof", ddof)
+def _nan_variance(x: Tensor, axis: Axis, ddof: float, keepdims: bool, power: float) -> Tensor:
     if not is_float(x.dtype):
         return (reduce.var if power == 1 else reduce.std)(x, axis, ddof=ddof, keepdims=keepdims)
     wide = astype(x, compute_dtype(x.dtype), copy=False)
@@ -942,9 +929,7 @@ def trapezoid(
 
 
 def bincount(
-    x: Annotated[ArrayLike, Operand(axes="N")],
-    weights: Annotated[ArrayLike, Operand(axes="N")] | None = None,
-    minlength: Size = 0,
+    x: Shaped[ArrayLike, "N"], weights: Shaped[ArrayLike, "N"] | None = None, minlength: Size = 0
 ) -> Tensor:
     """Return how often each of the integers 0, 1, ... occurs in x, or the sums of their weights.
 
@@ -960,6 +945,7 @@ def bincount(
         ShapeError: x is not (N,), weights not (N,).
         ArgumentError: minlength is not 0 or more.
         DeviceError: the operands are on different devices.
+        DtypeError: x has no integers, or weights complex numbers.
         ArgumentError: an integer is negative.
 
     Example:
@@ -968,8 +954,7 @@ def bincount(
         >>> tg.bincount([0, 2, 2], [0.5, 1.0, 2.0])
         tensor([0.5, 0. , 3. ], dtype=float64)
     """
-    if isinstance(x, list) and not x:
-        x = np.zeros(0, int64)
+    x = tensor_of("bincount", "x", np.zeros(0, int64) if isinstance(x, list) and not x else x)
     x, weights = takes.bincount(x, weights, minlength)
     if x.dtype.kind not in "biu":
         raise DtypeError(f"bincount: x has dtype {x.dtype}, expected integers")
