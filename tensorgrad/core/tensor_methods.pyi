@@ -144,7 +144,7 @@ class Methods:
         axis: SupportsIndex | None = -1,
         *,
         descending: bool = False,
-        stable: Any = True,
+        stable: bool | int = True,
         **unknown: Never,
     ) -> Tensor: ...
     def searchsorted(

@@ -42,7 +42,7 @@ def sort(
     axis: SupportsIndex | None = -1,
     *,
     descending: bool = False,
-    stable: Any = True,
+    stable: bool | int = True,
     **unknown: Never,
 ) -> Tensor:
     """Return the elements in ascending (or descending) order along an axis.
@@ -76,7 +76,7 @@ def argsort(
     axis: SupportsIndex | None = -1,
     *,
     descending: bool = False,
-    stable: Any = True,
+    stable: bool | int = True,
     **unknown: Never,
 ) -> Tensor:
     """Return the indices that sort x along an axis; equal elements keep their order.
