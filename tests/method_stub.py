@@ -26,6 +26,7 @@ from typing import Any, Literal, Never, Self, SupportsIndex
 
 from tensorgrad.core.backend import Axis
 from tensorgrad.core.dtypes import DtypeLike
+from tensorgrad.core.signature import Bool
 from tensorgrad.core.tensor import ArrayLike, Tensor
 
 class Methods:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Never, Self, SupportsIndex
 
 from tensorgrad.core.backend import Axis
 from tensorgrad.core.dtypes import DtypeLike
+from tensorgrad.core.signature import Bool
 from tensorgrad.core.tensor import ArrayLike, Tensor
 
 class Methods:
@@ -35,7 +36,7 @@ class Methods:
         dtype: DtypeLike | None = None,
         *,
         keepdims: bool = False,
-        where: ArrayLike | None = None,
+        where: Bool[ArrayLike, "..."] | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def mean(
@@ -44,7 +45,7 @@ class Methods:
         dtype: DtypeLike | None = None,
         *,
         keepdims: bool = False,
-        where: ArrayLike | None = None,
+        where: Bool[ArrayLike, "..."] | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def var(
@@ -54,7 +55,7 @@ class Methods:
         *,
         ddof: builtins.float = 0,
         keepdims: bool = False,
-        where: ArrayLike | None = None,
+        where: Bool[ArrayLike, "..."] | None = None,
         correction: builtins.float | None = None,
         **unknown: Never,
     ) -> Tensor: ...
@@ -65,7 +66,7 @@ class Methods:
         *,
         ddof: builtins.float = 0,
         keepdims: bool = False,
-        where: ArrayLike | None = None,
+        where: Bool[ArrayLike, "..."] | None = None,
         correction: builtins.float | None = None,
         **unknown: Never,
     ) -> Tensor: ...
@@ -75,7 +76,7 @@ class Methods:
         *,
         keepdims: bool = False,
         initial: builtins.float | None = None,
-        where: ArrayLike | None = None,
+        where: Bool[ArrayLike, "..."] | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def min(
@@ -84,7 +85,7 @@ class Methods:
         *,
         keepdims: bool = False,
         initial: builtins.float | None = None,
-        where: ArrayLike | None = None,
+        where: Bool[ArrayLike, "..."] | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def prod(
@@ -93,21 +94,21 @@ class Methods:
         dtype: DtypeLike | None = None,
         *,
         keepdims: bool = False,
-        where: ArrayLike | None = None,
+        where: Bool[ArrayLike, "..."] | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def argmax(
-        self, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
+        self, axis: SupportsIndex | None = None, *, keepdims: bool = False, **unknown: Never
     ) -> Tensor: ...
     def argmin(
-        self, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
+        self, axis: SupportsIndex | None = None, *, keepdims: bool = False, **unknown: Never
     ) -> Tensor: ...
     def any(
         self,
         axis: Axis = None,
         *,
         keepdims: bool = False,
-        where: ArrayLike | None = None,
+        where: Bool[ArrayLike, "..."] | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def all(
@@ -115,14 +116,14 @@ class Methods:
         axis: Axis = None,
         *,
         keepdims: bool = False,
-        where: ArrayLike | None = None,
+        where: Bool[ArrayLike, "..."] | None = None,
         **unknown: Never,
     ) -> Tensor: ...
     def cumsum(
-        self, axis: int | None = None, dtype: DtypeLike | None = None, **unknown: Never
+        self, axis: SupportsIndex | None = None, dtype: DtypeLike | None = None, **unknown: Never
     ) -> Tensor: ...
     def cumprod(
-        self, axis: int | None = None, dtype: DtypeLike | None = None, **unknown: Never
+        self, axis: SupportsIndex | None = None, dtype: DtypeLike | None = None, **unknown: Never
     ) -> Tensor: ...
     def reshape(self, *lengths: Any) -> Tensor: ...
     def ravel(self) -> Tensor: ...
@@ -140,10 +141,10 @@ class Methods:
     def sort(self, axis: int = -1, **unknown: Never) -> None: ...
     def argsort(
         self,
-        axis: int | None = -1,
+        axis: SupportsIndex | None = -1,
         *,
         descending: bool = False,
-        stable: bool = True,
+        stable: bool | int = True,
         **unknown: Never,
     ) -> Tensor: ...
     def searchsorted(

@@ -9,7 +9,7 @@ Tests: tests/ops/test_einsum.py.
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from itertools import chain
 from math import prod
@@ -25,12 +25,15 @@ from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
 from tensorgrad.core.operands import operands as operands_of
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.elementwise import multiply
 from tensorgrad.ops.matmul import product
 from tensorgrad.ops.shape import ravel
 
 __all__ = ["dot", "einsum", "outer", "tensordot"]
+
+takes = Signatures(globals())
 
 Labels = list[Hashable]
 
@@ -91,6 +94,7 @@ def tensordot(a: ArrayLike, b: ArrayLike, axes: int | tuple[Any, Any] = 2) -> Te
         The other axes of a, then the other axes of b.
 
     Raises:
+        DeviceError: the operands are on different devices.
         ShapeError: lengths of a pair differ.
         ArgumentError: an axis does not exist, or the sequences differ in length.
 
@@ -98,7 +102,7 @@ def tensordot(a: ArrayLike, b: ArrayLike, axes: int | tuple[Any, Any] = 2) -> Te
         >>> tg.tensordot([[1, 2], [3, 4]], [1, 10], axes=1).tolist()
         [21, 43]
     """
-    a, b = operands_of("tensordot", ("a", "b"), (a, b))
+    a, b = takes.tensordot(a, b)
     if not isinstance(axes, (tuple, list)):
         check_integer("tensordot", "axes", axes)
         axes = (range(a.ndim - axes, a.ndim), range(axes))
@@ -116,6 +120,11 @@ def tensordot(a: ArrayLike, b: ArrayLike, axes: int | tuple[Any, Any] = 2) -> Te
                 f"tensordot: axis {j} of b has length {b.shape[j]}, expected {a.shape[i]} "
                 f"as axis {i} of a"
             )
+    return _over_pairs(a, b, of_a, of_b)
+
+
+def _over_pairs(a: Tensor, b: Tensor, of_a: Sequence[int], of_b: Sequence[int]) -> Tensor:
+    """Return the products summed over axes of a with those of b, of the same lengths."""
     labels_a: Labels = list(range(a.ndim))
     pairs = dict(zip(of_b, of_a, strict=True))
     labels_b: Labels = [pairs.get(j, a.ndim + j) for j in range(b.ndim)]
@@ -135,11 +144,14 @@ def outer(a: ArrayLike, b: ArrayLike) -> Tensor:
     Returns:
         (M, N), in the dtype that NumPy promotes to.
 
+    Raises:
+        DeviceError: the operands are on different devices.
+
     Example:
         >>> tg.outer([1, 2], [3, 4]).tolist()
         [[3, 4], [6, 8]]
     """
-    a, b = operands_of("outer", ("a", "b"), (a, b))
+    a, b = takes.outer(a, b)
     return _labelled("outer", [ravel(a), ravel(b)], [["i"], ["j"]], ["i", "j"])
 
 
@@ -155,13 +167,14 @@ def dot(a: ArrayLike, b: ArrayLike) -> Tensor:
         The other axes of a, then those of b, in the dtype that NumPy promotes to.
 
     Raises:
+        DeviceError: the operands are on different devices.
         ShapeError: these axes differ in length.
 
     Example:
         >>> tg.dot([1, 2], [3, 4]).item()
         11
     """
-    a, b = operands_of("dot", ("a", "b"), (a, b))
+    a, b = takes.dot(a, b)
     if not a.ndim or not b.ndim:
         return multiply(a, b)
     axis = b.ndim - min(b.ndim, 2)
@@ -170,7 +183,7 @@ def dot(a: ArrayLike, b: ArrayLike) -> Tensor:
             f"dot: axis {axis} of b has length {b.shape[axis]}, expected {a.shape[-1]} "
             "as the last axis of a"
         )
-    return tensordot(a, b, (-1, axis))
+    return _over_pairs(a, b, (a.ndim - 1,), (axis,))
 
 
 def _listed(axes: Any) -> list[Any]:

@@ -12,23 +12,14 @@ from __future__ import annotations
 
 import builtins
 import math
-from typing import Any, Never
+from typing import Any, Never, SupportsIndex
 
 import numpy as np
 
-from tensorgrad.core import backend, instrument
+from tensorgrad.core import backend
 from tensorgrad.core.arrays import cast, keep_axes, sum_array, sum_dtype
 from tensorgrad.core.backend import Array, Axis, Shape, upcast
-from tensorgrad.core.checks import (
-    along,
-    axis_index,
-    axis_tuple,
-    check_flag,
-    check_holds,
-    check_no_number,
-    check_number,
-    unexpected,
-)
+from tensorgrad.core.checks import along, axis_index, axis_tuple, check_holds, check_no_number
 from tensorgrad.core.dtypes import (
     Dtype,
     DtypeLike,
@@ -37,12 +28,12 @@ from tensorgrad.core.dtypes import (
     float64,
     int64,
     is_complex,
-    is_float,
 )
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
-from tensorgrad.core.operands import operands, tensor_of
+from tensorgrad.core.operands import array_beside, tensor_of
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Bool, Real, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
 from tensorgrad.ops.elementwise import sqrt
@@ -70,6 +61,7 @@ __all__ = [
     "var",
 ]
 
+takes = Signatures(globals())
 Axes = tuple[int, ...]
 
 
@@ -79,7 +71,7 @@ def sum(
     dtype: DtypeLike | None = None,
     *,
     keepdims: bool = False,
-    where: ArrayLike | None = None,
+    where: Bool[ArrayLike, "..."] | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the sum; 0 for no elements.
@@ -95,20 +87,23 @@ def sum(
     Returns:
         The remaining axes of x.
 
+    Raises:
+        DtypeError: where does not hold bools.
+        DeviceError: the operands are on different devices.
+
     Example:
         >>> tg.sum([[1, 2], [3, 4]], 0)
         tensor([4, 6], dtype=int64)
     """
-    if unknown:
-        raise unexpected("sum", unknown)
+    x, where = takes.sum(x, keepdims, where, unknown)
     if where is not None:
-        return sum(_counted("sum", x, where, 0), axis, dtype, keepdims=keepdims)
+        x = _counted("sum", x, where, 0)
     if dtype is not None:
-        total = sum(_converted("sum", x, dtype), axis, keepdims=keepdims)
-        return astype(total, dtype, copy=False)
-    x, axes = _operand("sum", x, axis, keepdims)
-    y = sum_array(x.data, axes, keepdims)
-    return record("sum", y, (x,), _sum_backward, (x.data.shape, axes))
+        x = _converted("sum", x, dtype)
+    axes = _axes("sum", axis, x.data.ndim)
+    total = sum_array(x.data, axes, keepdims)
+    y = record("sum", total, (x,), _sum_backward, (x.data.shape, axes))
+    return y if dtype is None else astype(y, dtype, copy=False)
 
 
 def _sum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -121,7 +116,7 @@ def mean(
     dtype: DtypeLike | None = None,
     *,
     keepdims: bool = False,
-    where: ArrayLike | None = None,
+    where: Bool[ArrayLike, "..."] | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the mean, sum(x) / n; NaN for no elements.
@@ -137,21 +132,25 @@ def mean(
     Returns:
         The remaining axes of x.
 
+    Raises:
+        DtypeError: where does not hold bools.
+        DeviceError: the operands are on different devices.
+
     Example:
         >>> tg.mean([[1.0, 2.0], [3.0, 6.0]], 1)
         tensor([1.5, 4.5], dtype=float32)
     """
-    if unknown:
-        raise unexpected("mean", unknown)
+    x, where = takes.mean(x, keepdims, where, unknown)
     if dtype is not None:
-        y = mean(_converted("mean", x, dtype), axis, keepdims=keepdims, where=where)
-        return astype(y, dtype, copy=False)
+        x = _converted("mean", x, dtype)
     if where is not None:
-        return _mean_where(x, where, axis, keepdims)
-    x, axes = _operand("mean", x, axis, keepdims)
-    array, count = _as_float("mean", x.data, True), _count(x.data.shape, axes)
-    y = _reduce("Mean", array, axes, keepdims, array.dtype, count)
-    return record("mean", y, (x,), _mean_backward, (array.shape, axes, count))
+        y = _mean_where(x, where, axis, keepdims)
+    else:
+        axes = _axes("mean", axis, x.data.ndim)
+        array, count = _as_float(x.data), _count(x.data.shape, axes)
+        average = _reduce("Mean", array, axes, keepdims, array.dtype, count)
+        y = record("mean", average, (x,), _mean_backward, (array.shape, axes, count))
+    return y if dtype is None else astype(y, dtype, copy=False)
 
 
 def _mean_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -167,7 +166,7 @@ def var(
     *,
     ddof: float = 0,
     keepdims: bool = False,
-    where: ArrayLike | None = None,
+    where: Bool[ArrayLike, "..."] | None = None,
     correction: float | None = None,
     **unknown: Never,
 ) -> Tensor:
@@ -186,15 +185,16 @@ def var(
         The remaining axes of x, in its dtype; float64 for integers and bool.
 
     Raises:
+        DtypeError: where does not hold bools.
+        DeviceError: the operands are on different devices.
         ArgumentError: both ddof and correction are given.
-        DtypeError: x holds complex numbers.
+        DtypeError: x has complex numbers.
 
     Example:
         >>> tg.var([1.0, 2.0, 6.0], ddof=1)
         tensor(7., dtype=float32)
     """
-    if unknown:
-        raise unexpected("var", unknown)
+    x, where = takes.var(x, ddof, keepdims, where, correction, unknown)
     return _deviation("var", x, axis, ddof, keepdims, dtype, correction, where)
 
 
@@ -205,7 +205,7 @@ def std(
     *,
     ddof: float = 0,
     keepdims: bool = False,
-    where: ArrayLike | None = None,
+    where: Bool[ArrayLike, "..."] | None = None,
     correction: float | None = None,
     **unknown: Never,
 ) -> Tensor:
@@ -224,35 +224,37 @@ def std(
         The remaining axes of x, in its dtype; float64 for integers and bool.
 
     Raises:
+        DtypeError: where does not hold bools.
+        DeviceError: the operands are on different devices.
         ArgumentError: both ddof and correction are given.
-        DtypeError: x holds complex numbers.
+        DtypeError: x has complex numbers.
 
     Example:
         >>> tg.std([[1.0, 3.0], [2.0, 8.0]], axis=1)
         tensor([1., 3.], dtype=float32)
     """
-    if unknown:
-        raise unexpected("std", unknown)
+    x, where = takes.std(x, ddof, keepdims, where, correction, unknown)
     return _deviation("std", x, axis, ddof, keepdims, dtype, correction, where)
 
 
 def _deviation(
-    op: str, x: Any, axis: Axis, ddof: float, keepdims: bool, dtype: DtypeLike | None,
-    correction: float | None, where: Any,
+    op: str, x: Tensor, axis: Axis, ddof: float, keepdims: bool, dtype: DtypeLike | None,
+    correction: float | None, where: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Return the variance, or its root for `std`."""
     if correction is not None:
         if ddof != 0:
             raise ArgumentError(f"{op}: got ddof={ddof} and correction={correction}, expected one")
-        check_number(op, "correction", correction)
         ddof = correction
     if dtype is not None:
         x = _converted(op, x, dtype)
+    if is_complex(x.data.dtype):
+        raise DtypeError(f"{op}: x has dtype {x.dtype}, expected real numbers")
     if where is not None:
         return _deviation_where(op, x, where, axis, ddof, keepdims)
-    x, axes = _operand(op, x, axis, keepdims)
-    array = _as_float(op, x.data)
-    divisor = _divisor(op, array.shape, axes, ddof)
+    axes = _axes(op, axis, x.data.ndim)
+    array = _as_float(x.data)
+    divisor = _divisor(array.shape, axes, ddof)
     wide = _reduce("Var", array, axes, keepdims, compute_dtype(array.dtype), divisor)
     saved: Saved = (array, axes, ddof)
     if op == "std":
@@ -271,7 +273,7 @@ STD_GRADIENT = Row(
 
 def _deviation_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, axes, ddof, *std = saved
-    divisor = _divisor("var", x.shape, axes, ddof) or math.nan
+    divisor = _divisor(x.shape, axes, ddof) or math.nan
     dy, mean = keep_axes(dy, x.shape, axes), _mean_array(x, axes)
     if not std:
         return (VAR_GRADIENT(dy, x, mean, divisor).data,)
@@ -284,7 +286,7 @@ def max(
     *,
     keepdims: bool = False,
     initial: float | None = None,
-    where: ArrayLike | None = None,
+    where: Bool[ArrayLike, "..."] | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the maximum; NaN if there is one. The gradient is split equally among equal maxima.
@@ -300,6 +302,8 @@ def max(
         The remaining axes of x, in its dtype.
 
     Raises:
+        DtypeError: where does not hold bools.
+        DeviceError: the operands are on different devices.
         ShapeError: there are no elements to reduce, and no `initial`.
         ArgumentError: `where` without `initial`.
 
@@ -310,8 +314,9 @@ def max(
         >>> tg.amax([1, 5], initial=6)
         tensor(6, dtype=int64)
     """
-    if unknown:
-        raise unexpected("max", unknown)
+    if initial is not None:
+        x = tensor_of("max", "x", x, initial)  # a literal takes its dtype with it
+    x, where = takes.max(x, keepdims, initial, where, unknown)
     return _extremum("max", "Max", x, axis, keepdims, initial, where)
 
 
@@ -321,7 +326,7 @@ def min(
     *,
     keepdims: bool = False,
     initial: float | None = None,
-    where: ArrayLike | None = None,
+    where: Bool[ArrayLike, "..."] | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the minimum; NaN if there is one. The gradient is split equally among equal minima.
@@ -337,6 +342,8 @@ def min(
         The remaining axes of x, in its dtype.
 
     Raises:
+        DtypeError: where does not hold bools.
+        DeviceError: the operands are on different devices.
         ShapeError: there are no elements to reduce, and no `initial`.
         ArgumentError: `where` without `initial`.
 
@@ -346,17 +353,19 @@ def min(
         >>> tg.amin([1, 5], initial=0)
         tensor(0, dtype=int64)
     """
-    if unknown:
-        raise unexpected("min", unknown)
+    if initial is not None:
+        x = tensor_of("min", "x", x, initial)  # a literal takes its dtype with it
+    x, where = takes.min(x, keepdims, initial, where, unknown)
     return _extremum("min", "Min", x, axis, keepdims, initial, where)
 
 
 def _extremum(
-    name: str, op: str, x: Any, axis: Axis, keepdims: bool, initial: float | None, where: Any
-) -> Tensor:
+    name: str, op: str, x: Tensor, axis: Axis, keepdims: bool, initial: float | None,
+    where: Tensor | None,
+) -> Tensor:  # fmt: skip
     if initial is not None or where is not None:
         x, axis, keepdims = _with_initial(name, x, axis, keepdims, initial, where)
-    x, axes = _operand(name, x, axis, keepdims)
+    axes = _axes(name, axis, x.data.ndim)
     y = _reduce(op, x.data, axes, keepdims, x.data.dtype)
     return record(name, y, (x,), _extremum_backward, (x.data, y, axes))
 
@@ -378,7 +387,7 @@ def prod(
     dtype: DtypeLike | None = None,
     *,
     keepdims: bool = False,
-    where: ArrayLike | None = None,
+    where: Bool[ArrayLike, "..."] | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return the product; 1 for no elements. The gradient is exact where factors are 0.
@@ -394,20 +403,23 @@ def prod(
     Returns:
         The remaining axes of x.
 
+    Raises:
+        DtypeError: where does not hold bools.
+        DeviceError: the operands are on different devices.
+
     Example:
         >>> tg.prod([[1, 2], [3, 4]], axis=1)
         tensor([ 2, 12], dtype=int64)
     """
-    if unknown:
-        raise unexpected("prod", unknown)
+    x, where = takes.prod(x, keepdims, where, unknown)
     if where is not None:
-        return prod(_counted("prod", x, where, 1), axis, dtype, keepdims=keepdims)
+        x = _counted("prod", x, where, 1)
     if dtype is not None:
-        product = prod(_converted("prod", x, dtype), axis, keepdims=keepdims)
-        return astype(product, dtype, copy=False)
-    x, axes = _operand("prod", x, axis, keepdims)
-    y = _reduce("Prod", x.data, axes, keepdims, sum_dtype(x.data.dtype))
-    return record("prod", y, (x,), _prod_backward, (x.data, axes))
+        x = _converted("prod", x, dtype)
+    axes = _axes("prod", axis, x.data.ndim)
+    product = _reduce("Prod", x.data, axes, keepdims, sum_dtype(x.data.dtype))
+    y = record("prod", product, (x,), _prod_backward, (x.data, axes))
+    return y if dtype is None else astype(y, dtype, copy=False)
 
 
 IS_ZERO = Row("is_zero", "x", "x == 0")
@@ -430,7 +442,7 @@ def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def argmax(
-    x: ArrayLike, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
+    x: ArrayLike, axis: SupportsIndex | None = None, *, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the index of the first maximum or NaN, int64; into the flattened x without an axis.
 
@@ -449,13 +461,12 @@ def argmax(
         >>> tg.argmax([[1, 5, 5], [7, 2, 0]], axis=1)
         tensor([1, 0], dtype=int64)
     """
-    if unknown:
-        raise unexpected("argmax", unknown)
+    (x,) = takes.argmax(x, keepdims, unknown)
     return _arg("argmax", "ArgMax", x, axis, keepdims)
 
 
 def argmin(
-    x: ArrayLike, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
+    x: ArrayLike, axis: SupportsIndex | None = None, *, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the index of the first minimum or NaN, int64; into the flattened x without an axis.
 
@@ -474,21 +485,14 @@ def argmin(
         >>> tg.argmin([[1, 5, 5], [7, 2, 0]])
         tensor(5, dtype=int64)
     """
-    if unknown:
-        raise unexpected("argmin", unknown)
+    (x,) = takes.argmin(x, keepdims, unknown)
     return _arg("argmin", "ArgMin", x, axis, keepdims)
 
 
-def _arg(name: str, op: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
-    if axis is not None:
-        axis_index(name, axis, tensor_of(name, "x", x).ndim)  # refuses several axes
-    return _constant(name, op, x, axis, keepdims, int64)
-
-
-def _constant(name: str, op: str, x: Any, axis: Axis, keepdims: bool, dtype: Dtype) -> Tensor:
-    """Return a reduction that has no gradient."""
-    x, axes = _operand(name, x, axis, keepdims)
-    return Tensor(_reduce(op, x.data, axes, keepdims, dtype))
+def _arg(name: str, op: str, x: Tensor, axis: SupportsIndex | None, keepdims: bool) -> Tensor:
+    ndim = x.data.ndim
+    axes = _axes(name, None, ndim) if axis is None else (axis_index(name, axis, ndim),)
+    return Tensor(_reduce(op, x.data, axes, keepdims, int64))
 
 
 def any(
@@ -496,7 +500,7 @@ def any(
     axis: Axis = None,
     *,
     keepdims: bool = False,
-    where: ArrayLike | None = None,
+    where: Bool[ArrayLike, "..."] | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return whether any element is true (not 0); False for no elements.
@@ -510,14 +514,18 @@ def any(
     Returns:
         The remaining axes of x, bool.
 
+    Raises:
+        DtypeError: where does not hold bools.
+        DeviceError: the operands are on different devices.
+
     Example:
         >>> tg.any([[0, 1], [0, 0]], axis=1)
         tensor([ True, False], dtype=bool)
     """
-    if unknown:
-        raise unexpected("any", unknown)
+    x, where = takes.any(x, keepdims, where, unknown)
     x = x if where is None else _counted("any", x, where, 0)
-    return _constant("any", "Any", x, axis, keepdims, bool_)
+    axes = _axes("any", axis, x.data.ndim)
+    return Tensor(_reduce("Any", x.data, axes, keepdims, bool_))
 
 
 def all(
@@ -525,7 +533,7 @@ def all(
     axis: Axis = None,
     *,
     keepdims: bool = False,
-    where: ArrayLike | None = None,
+    where: Bool[ArrayLike, "..."] | None = None,
     **unknown: Never,
 ) -> Tensor:
     """Return whether all elements are true (not 0); True for no elements.
@@ -539,18 +547,22 @@ def all(
     Returns:
         The remaining axes of x, bool.
 
+    Raises:
+        DtypeError: where does not hold bools.
+        DeviceError: the operands are on different devices.
+
     Example:
         >>> tg.all([[0, 1], [2, 3]], axis=1)
         tensor([False,  True], dtype=bool)
     """
-    if unknown:
-        raise unexpected("all", unknown)
+    x, where = takes.all(x, keepdims, where, unknown)
     x = x if where is None else _counted("all", x, where, 1)
-    return _constant("all", "All", x, axis, keepdims, bool_)
+    axes = _axes("all", axis, x.data.ndim)
+    return Tensor(_reduce("All", x.data, axes, keepdims, bool_))
 
 
 def logsumexp(
-    x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never
+    x: Real[ArrayLike, "..."], axis: Axis = None, *, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return log(sum(exp(x))) without overflow; -inf for no elements.
 
@@ -571,17 +583,16 @@ def logsumexp(
         >>> tg.logsumexp([1000.0, 1000.0]).round(3)
         tensor(1000.693, dtype=float32)
     """
-    if unknown:
-        raise unexpected("logsumexp", unknown)
+    (x,) = takes.logsumexp(x, keepdims, unknown)
     return _real("logsumexp", "LogSumExp", x, axis, keepdims, _logsumexp_backward)
 
 
 def _real(
-    name: str, op: str, x: Any, axis: Axis, keepdims: bool, backward: Any, *options: Any
+    name: str, op: str, x: Tensor, axis: Axis, keepdims: bool, backward: Any, *options: Any
 ) -> Tensor:
     """Return a reduction of real numbers to floats, whose backward needs the unrounded result."""
-    x, axes = _operand(name, x, axis, keepdims)
-    array = _as_float(name, x.data)
+    axes = _axes(name, axis, x.data.ndim)
+    array = _as_float(x.data)
     wide = _reduce(op, array, axes, keepdims, compute_dtype(array.dtype))
     y = cast(wide, array.dtype)
     return record(name, y, (x,), backward, (array, wide, axes, *options))
@@ -596,7 +607,12 @@ def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def norm(
-    x: ArrayLike, axis: Axis = None, *, ord: float = 2, keepdims: bool = False, **unknown: Never
+    x: Real[ArrayLike, "..."],
+    axis: Axis = None,
+    *,
+    ord: int | float = 2,
+    keepdims: bool = False,
+    **unknown: Never,
 ) -> Tensor:
     """Return the norm of x as a vector; 0 for no elements. The gradient at 0 is 0.
 
@@ -610,15 +626,14 @@ def norm(
         The remaining axes of x, in its dtype; float64 for integers and bool.
 
     Raises:
-        ArgumentError: ord is none of these.
         DtypeError: x holds complex numbers.
+        ArgumentError: ord is none of these.
 
     Example:
         >>> tg.norm([[3.0, 4.0], [0.0, -2.0]], axis=1)
         tensor([5., 2.], dtype=float32)
     """
-    if unknown:
-        raise unexpected("norm", unknown)
+    (x,) = takes.norm(x, keepdims, unknown)
     if not isinstance(ord, (int, float, np.number)) or ord not in _NORMS:
         raise ArgumentError(f"norm: ord is {ord!r}, expected 1, 2 or inf")
     return _real("norm", _NORMS[ord], x, axis, keepdims, _norm_backward, ord)
@@ -646,7 +661,10 @@ def _norm_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def cumsum(
-    x: ArrayLike, axis: int | None = None, dtype: DtypeLike | None = None, **unknown: Never
+    x: ArrayLike,
+    axis: SupportsIndex | None = None,
+    dtype: DtypeLike | None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return the running sums along an axis, y[i] = x[0] + ... + x[i].
 
@@ -663,14 +681,13 @@ def cumsum(
         >>> tg.cumsum([1, 2, 3])
         tensor([1, 3, 6], dtype=int64)
     """
-    if unknown:
-        raise unexpected("cumsum", unknown)
+    (x,) = takes.cumsum(x, unknown)
     if dtype is not None:
-        return astype(cumsum(_converted("cumsum", x, dtype), axis), dtype, copy=False)
-    x = tensor_of("cumsum", "x", x)
-    array, axis = along("cumsum", x.data, axis)
-    y = _cumsum_array(array, axis)
-    return record("cumsum", y, (x,), _cumsum_backward, (x.data.shape, axis))
+        x = _converted("cumsum", x, dtype)
+    array, place = along("cumsum", x.data, axis)
+    sums = _cumsum_array(array, place)
+    y = record("cumsum", sums, (x,), _cumsum_backward, (x.data.shape, place))
+    return y if dtype is None else astype(y, dtype, copy=False)
 
 
 def _cumsum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
@@ -684,7 +701,10 @@ def _cumsum_from_end(x: Array, axis: int) -> Array:
 
 
 def cumprod(
-    x: ArrayLike, axis: int | None = None, dtype: DtypeLike | None = None, **unknown: Never
+    x: ArrayLike,
+    axis: SupportsIndex | None = None,
+    dtype: DtypeLike | None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return the running products along an axis, y[i] = x[0] * ... * x[i].
 
@@ -704,14 +724,13 @@ def cumprod(
         tensor([[  1,   2,   6],
                 [  4,  20, 120]], dtype=int64)
     """
-    if unknown:
-        raise unexpected("cumprod", unknown)
+    (x,) = takes.cumprod(x, unknown)
     if dtype is not None:
-        return astype(cumprod(_converted("cumprod", x, dtype), axis), dtype, copy=False)
-    x = tensor_of("cumprod", "x", x)
-    array, axis = along("cumprod", x.data, axis)
-    y = _cumprod_array(array, axis)
-    return record("cumprod", y, (x,), _cumprod_backward, (x.data.shape, array, axis))
+        x = _converted("cumprod", x, dtype)
+    array, place = along("cumprod", x.data, axis)
+    products = _cumprod_array(array, place)
+    y = record("cumprod", products, (x,), _cumprod_backward, (x.data.shape, array, place))
+    return y if dtype is None else astype(y, dtype, copy=False)
 
 
 FIRST_ZERO = Row("first_zero", "x count", "logical_and(x == 0, count == 1)")
@@ -737,7 +756,7 @@ def _cumprod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def cumulative_sum(
     x: ArrayLike,
     *,
-    axis: int | None = None,
+    axis: SupportsIndex | None = None,
     dtype: DtypeLike | None = None,
     include_initial: bool = False,
     **unknown: Never,
@@ -761,16 +780,14 @@ def cumulative_sum(
         >>> tg.cumulative_sum([1, 2, 3], include_initial=True)
         tensor([0, 1, 3, 6], dtype=int64)
     """
-    if unknown:
-        raise unexpected("cumulative_sum", unknown)
-    check_flag("cumulative_sum", "include_initial", include_initial)
+    (x,) = takes.cumulative_sum(x, include_initial, unknown)
     return _cumulative("cumulative_sum", x, axis, dtype, include_initial)
 
 
 def cumulative_prod(
     x: ArrayLike,
     *,
-    axis: int | None = None,
+    axis: SupportsIndex | None = None,
     dtype: DtypeLike | None = None,
     include_initial: bool = False,
     **unknown: Never,
@@ -794,42 +811,37 @@ def cumulative_prod(
         >>> tg.cumulative_prod([2, 3, 4], include_initial=True)
         tensor([ 1,  2,  6, 24], dtype=int64)
     """
-    if unknown:
-        raise unexpected("cumulative_prod", unknown)
-    check_flag("cumulative_prod", "include_initial", include_initial)
+    (x,) = takes.cumulative_prod(x, include_initial, unknown)
     return _cumulative("cumulative_prod", x, axis, dtype, include_initial)
 
 
-def _cumulative(op: str, x: Any, axis: int | None, dtype: Any, include_initial: bool) -> Tensor:
+def _cumulative(
+    op: str, x: Tensor, axis: SupportsIndex | None, dtype: Any, include_initial: bool
+) -> Tensor:
     running, initial = (cumsum, 0) if op == "cumulative_sum" else (cumprod, 1)
-    x = tensor_of(op, "x", x)
     if axis is None and x.ndim > 1:
         raise ArgumentError(f"{op}: axis is None for x of {x.ndim} axes, expected an axis")
     if axis is None and not x.ndim:
         x = x[None]
-    axis = axis_index(op, 0 if axis is None else axis, x.ndim)
-    y = running(x, axis, dtype)
+    place = axis_index(op, 0 if axis is None else axis, x.ndim)
+    y = running(x, place, dtype)
     if include_initial:
-        y = pad(y, [(int(i == axis), 0) for i in range(y.ndim)], constant_values=initial)
+        y = pad(y, [(int(i == place), 0) for i in range(y.ndim)], constant_values=initial)
     return y
 
 
-def _converted(op: str, x: Any, dtype: DtypeLike) -> Tensor:
+def _converted(op: str, x: Tensor, dtype: DtypeLike) -> Tensor:
     """Return x as a dtype; raise ArgumentError where PyTorch's `keepdim` stands in its place."""
     check_no_number(op, dtype, "keepdims and ddof are given by name")
     return astype(x, dtype, copy=False)
 
 
-def _counted(op: str, x: Any, where: Any, otherwise: float) -> Tensor:
+def _counted(op: str, x: Tensor, where: Tensor, otherwise: float) -> Tensor:
     """Return x with a number in the place of elements that do not count.
 
     Raises:
-        DtypeError: `where` does not hold bools.
-        ShapeError: it does not broadcast to x.
+        ShapeError: `where` does not broadcast to x.
     """
-    x, where = tensor_of(op, "x", x), tensor_of(op, "where", where)
-    if where.dtype != bool_:
-        raise DtypeError(f"{op}: where has dtype {where.dtype}, expected bool")
     along_x = x.shape[x.ndim - where.ndim :] if where.ndim <= x.ndim else ()
     if where.ndim > x.ndim or not builtins.all(
         n in (1, most) for n, most in zip(where.shape, along_x, strict=True)
@@ -840,14 +852,13 @@ def _counted(op: str, x: Any, where: Any, otherwise: float) -> Tensor:
     return choose(where, x, x.dtype.type(otherwise))
 
 
-def _widened(op: str, x: Any, or_complex: bool = False) -> tuple[Tensor, Dtype]:
+def _widened(x: Tensor) -> tuple[Tensor, Dtype]:
     """Return x to compute with in several steps, and the dtype of the result."""
-    x = tensor_of(op, "x", x)
-    dtype = _as_float(op, x.data.reshape(-1)[:0], or_complex).dtype
+    dtype = _as_float(x.data.reshape(-1)[:0]).dtype
     return astype(x, compute_dtype(dtype), copy=False), dtype
 
 
-def _mean_of(op: str, x: Tensor, where: Any, axis: Axis) -> tuple[Tensor, Tensor]:
+def _mean_of(op: str, x: Tensor, where: Tensor, axis: Axis) -> tuple[Tensor, Tensor]:
     """Return the mean of what counts and how many elements count; reduced axes are kept."""
     ones = Tensor(backend.namespace(x.data).ones(x.shape, x.dtype))
     count = sum(_counted(op, ones, where, 0), axis, keepdims=True)
@@ -856,24 +867,22 @@ def _mean_of(op: str, x: Tensor, where: Any, axis: Axis) -> tuple[Tensor, Tensor
 
 def _finished(op: str, y: Tensor, axis: Axis, keepdims: bool, dtype: Dtype) -> Tensor:
     """Return a result whose reduced axes were kept, rounded."""
-    check_flag(op, "keepdims", keepdims)
     y = y if keepdims else squeeze(y, axis_tuple(op, axis, y.ndim))
     return astype(y, dtype, copy=False)
 
 
-def _mean_where(x: Any, where: Any, axis: Axis, keepdims: bool) -> Tensor:
+def _mean_where(x: Tensor, where: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     """Return the mean of what counts."""
-    wide, dtype = _widened("mean", x, or_complex=True)
+    wide, dtype = _widened(x)
     mean, _ = _mean_of("mean", wide, where, axis)
     return _finished("mean", mean, axis, keepdims, dtype)
 
 
 def _deviation_where(
-    op: str, x: Any, where: Any, axis: Axis, ddof: float, keepdims: bool
+    op: str, x: Tensor, where: Tensor, axis: Axis, ddof: float, keepdims: bool
 ) -> Tensor:
     """Return the variance of what counts, or its root, whose gradient is 0 where it is 0."""
-    wide, dtype = _widened(op, x)
-    check_number(op, "ddof", ddof)
+    wide, dtype = _widened(x)
     mean, count = _mean_of(op, wide, where, axis)
     centered = wide - mean
     total = sum(_counted(op, centered * centered, where, 0), axis, keepdims=True)
@@ -885,14 +894,12 @@ def _deviation_where(
 
 
 def _with_initial(
-    op: str, x: Any, axis: Axis, keepdims: bool, initial: float | None, where: Any
+    op: str, x: Tensor, axis: Axis, keepdims: bool, initial: float | None, where: Tensor | None
 ) -> tuple[Tensor, Axis, bool]:
     """Return x with another element along an axis, and with it in the place of uncounted ones."""
     if initial is None:
         raise ArgumentError(f"{op}: initial is None, expected a number with `where`")
-    check_number(op, "initial", initial)
-    x, start = operands(op, ("x", "initial"), (x, initial))
-    check_holds(op, "initial", start.data, x.data.dtype)
+    check_holds(op, "initial", array_beside(op, "initial", initial, x), x.data.dtype)
     if where is not None:
         x = _counted(op, x, where, initial)
     axes = axis_tuple(op, axis, x.ndim)
@@ -902,20 +909,13 @@ def _with_initial(
     return pad(x, lengths, constant_values=initial), axis, keepdims
 
 
-def _operand(op: str, x: Any, axis: Axis, keepdims: bool = False) -> tuple[Tensor, Axes]:
-    """Return x as a tensor and the axes to reduce in ascending order."""
-    if instrument.observer is not None:
-        instrument.observer.enter(op)
-    if keepdims is not False and keepdims is not True:
-        check_flag(op, "keepdims", keepdims)
-    if type(x) is not Tensor:
-        x = tensor_of(op, "x", x)
-    ndim = x.data.ndim
+def _axes(op: str, axis: Axis, ndim: int) -> Axes:
+    """Return the axes to reduce in ascending order."""
     if axis is None:
-        return x, tuple(range(ndim))
+        return tuple(range(ndim))
     if type(axis) is int and -ndim <= axis < ndim:
-        return x, (axis % ndim,)
-    return x, tuple(sorted(axis_tuple(op, axis, ndim)))
+        return (axis % ndim,)
+    return tuple(sorted(axis_tuple(op, axis, ndim)))
 
 
 def _reduce(
@@ -923,8 +923,8 @@ def _reduce(
 ) -> Array:
     """Run an operation of reduce.cu, or its NumPy reference."""
     if type(x) is np.ndarray and x.size:
-        y = _NUMPY[op](upcast(x), axes, keepdims, parameter)
-        return cast(y if type(y) is np.ndarray else np.asarray(y), dtype)
+        y = np.asarray(_NUMPY[op](upcast(x), axes, keepdims, parameter))
+        return y if y.dtype is dtype else cast(y, dtype)
     if op in _COMPLEX and is_complex(x.dtype):
         return getattr(backend.namespace(x), _COMPLEX[op])(x, axes, keepdims=keepdims)
     y = (reduce_cuda if x.size else _reduce_empty)(op, x, axes, dtype, parameter)
@@ -947,9 +947,7 @@ _OF_NOTHING = {
 }  # fmt: skip
 
 
-def _divisor(op: str, shape: Shape, axes: Axes, ddof: float) -> float:
-    if type(ddof) is not int:
-        check_number(op, "ddof", ddof)
+def _divisor(shape: Shape, axes: Axes, ddof: float) -> float:
     divisor = float(_count(shape, axes) - ddof)
     return divisor if divisor > 0 else 0.0
 
@@ -972,18 +970,13 @@ def _cumprod_array(x: Array, axis: int) -> Array:
     return cast(backend.namespace(x).cumprod(upcast(x), axis), sum_dtype(x.dtype))
 
 
-def _as_float(op: str, x: Array, or_complex: bool = False) -> Array:
-    if is_float(x.dtype):
-        return x
-    if not is_complex(x.dtype):
-        return x.astype(float64)
-    if not or_complex:
-        raise DtypeError(f"{op}: x has dtype {x.dtype}, expected real numbers")
-    return x
+def _as_float(x: Array) -> Array:
+    """Return integers and bools as float64; floats and complex numbers as they are."""
+    return x.astype(float64) if x.dtype.kind in "biu" else x
 
 
 def _count(shape: Shape, axes: Axes) -> int:
-    return math.prod([shape[axis] for axis in axes])
+    return math.prod(map(shape.__getitem__, axes))
 
 
 def _spread(dy: Array, shape: Shape, axes: Axes) -> Array:

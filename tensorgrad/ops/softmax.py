@@ -7,18 +7,19 @@ mask. Tests: tests/ops/test_softmax.py.
 
 from __future__ import annotations
 
-from typing import Never
+from typing import Any, Never, SupportsIndex
 
 import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
-from tensorgrad.core.checks import axis_index, broadcast, check_flag, check_number, unexpected
+from tensorgrad.core.checks import axis_index, broadcast
 from tensorgrad.core.dtypes import DtypeLike
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
-from tensorgrad.core.operands import float_tensor, mask_operand
+from tensorgrad.core.operands import mask_operand, tensor_of
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Float, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.softmax import backward as _backward_cuda
 from tensorgrad.kernels.softmax import forward as _forward_cuda
@@ -26,13 +27,15 @@ from tensorgrad.ops.shape import astype
 
 __all__ = ["log_softmax", "softmax"]
 
+takes = Signatures(globals())
+
 
 def softmax(
-    x: ArrayLike,
-    axis: int = -1,
+    x: Float[ArrayLike, "..."],
+    axis: SupportsIndex = -1,
     *,
     scale: float | None = None,
-    mask: ArrayLike | None = None,
+    mask: Any = None,
     causal: bool = False,
     dtype: DtypeLike | None = None,
     **unknown: Never,
@@ -54,7 +57,8 @@ def softmax(
         The shape and dtype of x; 0 where all of an axis is masked.
 
     Raises:
-        DtypeError: x is not a float, or mask is neither bool nor float.
+        DtypeError: x does not hold floats.
+        DtypeError: mask is neither bool nor float.
         ArgumentError: x has no such axis, or causal with an axis that is not the last.
         ShapeError: mask does not broadcast to x, or causal without two axes.
         DeviceError: the arguments are on different devices.
@@ -66,25 +70,28 @@ def softmax(
         >>> tg.softmax([[1.0, 2.0, 3.0]], mask=[[True, False, False]]).tolist()
         [[1.0, 0.0, 0.0]]
     """
-    if unknown:
-        raise unexpected("softmax", unknown)
     op = "softmax"
-    x = float_tensor(op, "x", x if dtype is None else astype(x, dtype, copy=False), mask)
-    axis = axis_index(op, axis, x.ndim)
-    check_flag(op, "causal", causal)
+    if dtype is not None:
+        x = astype(x, dtype, copy=False)
+    elif mask is not None:
+        x = tensor_of(op, "x", x, mask)  # a literal takes its dtype with the mask
+    (x,) = takes.softmax(x, scale, causal, unknown)
+    place = axis_index(op, axis, x.data.ndim)
     if causal and x.ndim < 2:
         raise ShapeError(f"{op}: x has shape {x.shape}, expected (..., Tq, Tk) for causal")
-    if causal and axis != x.ndim - 1:
-        raise ArgumentError(f"{op}: axis is {axis}, expected {x.ndim - 1} (the last) for causal")
-    if scale is not None:
-        check_number(op, "scale", scale)
+    if causal and place != x.ndim - 1:
+        raise ArgumentError(f"{op}: axis is {place}, expected {x.ndim - 1} (the last) for causal")
     if mask is not None:
-        mask = _swapped(broadcast(op, "mask", mask_operand(op, mask, "x", x.data), x.shape), axis)
-    return _run(op, x, axis, 1.0 if scale is None else float(scale), mask, causal)
+        mask = _swapped(broadcast(op, "mask", mask_operand(op, mask, "x", x.data), x.shape), place)
+    return _run(op, x, place, 1.0 if scale is None else float(scale), mask, causal)
 
 
 def log_softmax(
-    x: ArrayLike, axis: int = -1, *, dtype: DtypeLike | None = None, **unknown: Never
+    x: Float[ArrayLike, "..."],
+    axis: SupportsIndex = -1,
+    *,
+    dtype: DtypeLike | None = None,
+    **unknown: Never,
 ) -> Tensor:
     """Return the logarithm of `softmax`, accurate where that is close to 0.
 
@@ -99,18 +106,17 @@ def log_softmax(
         The shape and dtype of x.
 
     Raises:
-        DtypeError: x is not a float.
+        DtypeError: x does not hold floats.
         ArgumentError: x has no such axis.
 
     Example:
         >>> tg.log_softmax([0.0, 0.0]).tolist()
         [-0.693..., -0.693...]
     """
-    if unknown:
-        raise unexpected("log_softmax", unknown)
-    x = float_tensor("log_softmax", "x", x if dtype is None else astype(x, dtype, copy=False))
-    axis = axis_index("log_softmax", axis, x.ndim)
-    return _run("log_softmax", x, axis, logarithm=True)
+    if dtype is not None:
+        x = astype(x, dtype, copy=False)
+    (x,) = takes.log_softmax(x, unknown)
+    return _run("log_softmax", x, axis_index("log_softmax", axis, x.data.ndim), logarithm=True)
 
 
 def _run(

@@ -10,7 +10,7 @@ tests/ops/test_close.py.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Never
+from typing import Any, Literal, NamedTuple, Never, SupportsIndex
 
 from tensorgrad.core.backend import Array, namespace, same_device, upcast
 from tensorgrad.core.checks import (
@@ -18,13 +18,12 @@ from tensorgrad.core.checks import (
     axis_index,
     check_choice,
     check_flag,
-    check_integer,
     check_number,
     promoted,
-    unexpected,
 )
 from tensorgrad.core.errors import ArgumentError, ShapeError
-from tensorgrad.core.operands import constant_of, integer_array, operands, tensor_of
+from tensorgrad.core.operands import constant_of, integer_array, operands
+from tensorgrad.core.signature import Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.stacking import broadcast_shapes
@@ -35,13 +34,15 @@ __all__ = [
     "unique_counts", "unique_inverse", "unique_values",
 ]  # fmt: skip
 
+takes = Signatures(globals())
+
 
 def sort(
     x: ArrayLike,
-    axis: int | None = -1,
+    axis: SupportsIndex | None = -1,
     *,
     descending: bool = False,
-    stable: bool = True,
+    stable: bool | int = True,
     **unknown: Never,
 ) -> Tensor:
     """Return the elements in ascending (or descending) order along an axis.
@@ -65,20 +66,17 @@ def sort(
         >>> tg.sort([3, 1, 2], descending=True)
         tensor([3, 2, 1], dtype=int64)
     """
-    if unknown:
-        raise unexpected("sort", unknown)
-    x = tensor_of("sort", "x", x)
-    check_flag("sort", "descending", descending)
+    (x,) = takes.sort(x, descending, unknown)
     order = _order("sort", x.data, axis, descending)
     return take_along_axis(x, order, axis)
 
 
 def argsort(
     x: ArrayLike,
-    axis: int | None = -1,
+    axis: SupportsIndex | None = -1,
     *,
     descending: bool = False,
-    stable: bool = True,
+    stable: bool | int = True,
     **unknown: Never,
 ) -> Tensor:
     """Return the indices that sort x along an axis; equal elements keep their order.
@@ -99,14 +97,12 @@ def argsort(
         >>> tg.argsort([30, 10, 20])
         tensor([1, 2, 0], dtype=int64)
     """
-    if unknown:
-        raise unexpected("argsort", unknown)
-    check_flag("argsort", "descending", descending)
-    return Tensor(_order("argsort", tensor_of("argsort", "x", x).data, axis, descending))
+    (x,) = takes.argsort(x, descending, unknown)
+    return Tensor(_order("argsort", x.data, axis, descending))
 
 
 def topk(
-    x: ArrayLike, k: int, axis: int = -1, *, largest: bool = True, **unknown: Never
+    x: ArrayLike, k: int, axis: SupportsIndex = -1, *, largest: bool = True, **unknown: Never
 ) -> tuple[Tensor, Tensor]:
     """Return the k largest (or smallest) elements along an axis, the extreme first.
 
@@ -127,17 +123,13 @@ def topk(
         >>> values.tolist(), indices.tolist()
         ([5.0, 3.0], [1, 2])
     """
-    if unknown:
-        raise unexpected("topk", unknown)
-    x = tensor_of("topk", "x", x)
-    axis = axis_index("topk", axis, x.ndim)
-    check_integer("topk", "k", k)
-    if not 0 <= k <= x.shape[axis]:
-        raise ArgumentError(f"topk: k is {k}, expected 0 to {x.shape[axis]} (axis {axis} of x)")
-    check_flag("topk", "largest", largest)
-    order = _order("topk", x.data, axis, largest)
-    first = order[(*[slice(None)] * axis, slice(0, k))]
-    return take_along_axis(x, first, axis), Tensor(first)
+    (x,) = takes.topk(x, k, largest, unknown)
+    place = axis_index("topk", axis, x.ndim)
+    if not 0 <= k <= x.shape[place]:
+        raise ArgumentError(f"topk: k is {k}, expected 0 to {x.shape[place]} (axis {place} of x)")
+    order = _order("topk", x.data, place, largest)
+    first = order[(*[slice(None)] * place, slice(0, k))]
+    return take_along_axis(x, first, place), Tensor(first)
 
 
 def searchsorted(
@@ -184,15 +176,15 @@ def searchsorted(
     return Tensor(indices.reshape(wanted.shape))
 
 
-def _order(op: str, array: Array, axis: int | None, descending: bool) -> Array:
+def _order(op: str, array: Array, axis: SupportsIndex | None, descending: bool) -> Array:
     """Return the indices that sort stably along an axis."""
-    array, axis = along(op, array, axis)
+    array, place = along(op, array, axis)
     array = upcast(array)  # 16-bit NaNs of ml_dtypes do not sort
     if not descending:
-        return array.argsort(axis, kind="stable")
-    backwards = (*[slice(None)] * axis, slice(None, None, -1))
-    order = array[backwards].argsort(axis, kind="stable")
-    return (array.shape[axis] - 1 - order)[backwards]
+        return array.argsort(place, kind="stable")
+    backwards = (*[slice(None)] * place, slice(None, None, -1))
+    order = array[backwards].argsort(place, kind="stable")
+    return (array.shape[place] - 1 - order)[backwards]
 
 
 class UniqueAll(NamedTuple):
@@ -223,7 +215,7 @@ def unique(
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
-    axis: int | None = None,
+    axis: SupportsIndex | None = None,
     *,
     equal_nan: bool = True,
     **unknown: Never,
@@ -251,16 +243,7 @@ def unique(
         >>> counts.tolist()
         [1, 2]
     """
-    if unknown:
-        raise unexpected("unique", unknown)
-    for name, flag in (
-        ("return_index", return_index),
-        ("return_inverse", return_inverse),
-        ("return_counts", return_counts),
-        ("equal_nan", equal_nan),
-    ):
-        check_flag("unique", name, flag)
-    x = tensor_of("unique", "x", x)
+    (x,) = takes.unique(x, return_index, return_inverse, return_counts, equal_nan, unknown)
     if axis is not None:
         axis = axis_index("unique", axis, x.ndim)
     xp = namespace(x.data)

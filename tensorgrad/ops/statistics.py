@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Never, get_args
+from typing import Any, Literal, Never, SupportsIndex
 
 import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import array_of
-from tensorgrad.core.backend import Array, Axis, namespace, same_device, upcast
-from tensorgrad.core.checks import (
-    axis_index,
-    axis_tuple,
-    check_choice,
-    check_flag,
-    check_integer,
-    check_number,
-    unexpected,
-)
+from tensorgrad.core.backend import Array, Axis, namespace, upcast
+from tensorgrad.core.checks import axis_index, axis_tuple, check_flag, check_number
 from tensorgrad.core.dtypes import (
     Dtype,
     DtypeLike,
@@ -39,6 +31,7 @@ from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import array_beside, constant_of, operands, tensor_of
 from tensorgrad.core.record import record
+from tensorgrad.core.signature import Real, Shaped, Signatures, Size
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops import reduce
 from tensorgrad.ops.diagonals import diagonal
@@ -63,6 +56,7 @@ __all__ = [
     "percentile", "ptp", "quantile", "trapezoid",
 ]  # fmt: skip
 
+takes = Signatures(globals())
 QuantileMethod = Literal[
     "linear", "lower", "higher", "nearest", "midpoint", "inverted_cdf", "averaged_inverted_cdf",
     "closest_observation", "interpolated_inverted_cdf", "hazen", "weibull", "median_unbiased",
@@ -71,8 +65,8 @@ QuantileMethod = Literal[
 
 
 def quantile(
-    x: ArrayLike,
-    q: ArrayLike,
+    x: Real[ArrayLike, "..."],
+    q: Any,
     axis: Axis = None,
     *,
     method: QuantileMethod = "linear",
@@ -94,8 +88,8 @@ def quantile(
         elements are taken, otherwise floats, float64 for integers or for an array q of float64.
 
     Raises:
-        ArgumentError: a fraction is outside 0 to 1, or there is no such method.
         DtypeError: x holds complex numbers.
+        ArgumentError: a fraction is outside 0 to 1, or there is no such method.
         GradError: q requires a gradient, which there is none of.
         ShapeError: there are no elements to reduce, or q has more than two axes (one beside NaN).
     Source: Hyndman & Fan 1996, doi:10.2307/2684934.
@@ -106,14 +100,13 @@ def quantile(
         >>> tg.quantile([1.0, 2.0, 3.0, 5.0], 0.5, method="lower")
         tensor(2., dtype=float32)
     """
-    if unknown:
-        raise unexpected("quantile", unknown)
+    (x,) = takes.quantile(x, method, keepdims, unknown)
     return _quantile("quantile", x, q, axis, method, keepdims, skip_nan=False)
 
 
 def percentile(
-    x: ArrayLike,
-    q: ArrayLike,
+    x: Real[ArrayLike, "..."],
+    q: Any,
     axis: Axis = None,
     *,
     method: QuantileMethod = "linear",
@@ -133,16 +126,20 @@ def percentile(
         The remaining axes of x, behind an axis for a sequence of percentages; dtype and errors are
         those of `quantile`.
 
+    Raises:
+        DtypeError: x holds complex numbers.
+
     Example:
         >>> tg.percentile([[1.0, 2.0, 3.0], [4.0, 6.0, 8.0]], 50, axis=1)
         tensor([2., 6.], dtype=float32)
     """
-    if unknown:
-        raise unexpected("percentile", unknown)
+    (x,) = takes.percentile(x, method, keepdims, unknown)
     return _quantile("percentile", x, q, axis, method, keepdims, skip_nan=False)
 
 
-def median(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
+def median(
+    x: Real[ArrayLike, "..."], axis: Axis = None, *, keepdims: bool = False, **unknown: Never
+) -> Tensor:
     """Return the element in the middle, or the mean of the two there; NaN for no elements.
 
     Args:
@@ -153,18 +150,20 @@ def median(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown
     Returns:
         The remaining axes of x, in its dtype; float64 for integers and bool.
 
+    Raises:
+        DtypeError: x holds complex numbers.
+
     Example:
         >>> tg.median([1.0, 7.0, 3.0, 2.0])
         tensor(2.5, dtype=float32)
     """
-    if unknown:
-        raise unexpected("median", unknown)
+    (x,) = takes.median(x, keepdims, unknown)
     return _quantile("median", x, 0.5, axis, "median", keepdims, skip_nan=False)
 
 
 def nanquantile(
-    x: ArrayLike,
-    q: ArrayLike,
+    x: Real[ArrayLike, "..."],
+    q: Any,
     axis: Axis = None,
     *,
     method: QuantileMethod = "linear",
@@ -184,18 +183,20 @@ def nanquantile(
         The remaining axes of x, behind an axis for a sequence of fractions; dtype and errors are
         those of `quantile`.
 
+    Raises:
+        DtypeError: x holds complex numbers.
+
     Example:
         >>> tg.nanquantile([1.0, float("nan"), 2.0, 3.0], 0.5)
         tensor(2., dtype=float32)
     """
-    if unknown:
-        raise unexpected("nanquantile", unknown)
+    (x,) = takes.nanquantile(x, method, keepdims, unknown)
     return _quantile("nanquantile", x, q, axis, method, keepdims, skip_nan=True)
 
 
 def nanpercentile(
-    x: ArrayLike,
-    q: ArrayLike,
+    x: Real[ArrayLike, "..."],
+    q: Any,
     axis: Axis = None,
     *,
     method: QuantileMethod = "linear",
@@ -215,17 +216,19 @@ def nanpercentile(
         The remaining axes of x, behind an axis for a sequence of percentages; dtype and errors are
         those of `quantile`.
 
+    Raises:
+        DtypeError: x holds complex numbers.
+
     Example:
         >>> tg.nanpercentile([1.0, float("nan"), 2.0, 3.0], [0, 100])
         tensor([1., 3.], dtype=float32)
     """
-    if unknown:
-        raise unexpected("nanpercentile", unknown)
+    (x,) = takes.nanpercentile(x, method, keepdims, unknown)
     return _quantile("nanpercentile", x, q, axis, method, keepdims, skip_nan=True)
 
 
 def nanmedian(
-    x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never
+    x: Real[ArrayLike, "..."], axis: Axis = None, *, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return `median` of the elements that are not NaN; NaN where all are.
 
@@ -237,28 +240,25 @@ def nanmedian(
     Returns:
         The remaining axes of x, in its dtype; float64 for integers and bool.
 
+    Raises:
+        DtypeError: x holds complex numbers.
+
     Example:
         >>> tg.nanmedian([[1.0, float("nan"), 4.0], [2.0, 3.0, 9.0]], axis=1)
         tensor([2.5, 3. ], dtype=float32)
     """
-    if unknown:
-        raise unexpected("nanmedian", unknown)
+    (x,) = takes.nanmedian(x, keepdims, unknown)
     return _quantile("nanmedian", x, 0.5, axis, "median", keepdims, skip_nan=True)
 
 
 def _quantile(
-    op: str, x: Any, q: Any, axis: Axis, method: str, keepdims: bool, skip_nan: bool
+    op: str, x: Tensor, q: Any, axis: Axis, method: str, keepdims: bool, skip_nan: bool
 ) -> Tensor:
-    x = tensor_of(op, "x", x)
     axes = axis_tuple(op, axis, x.ndim)
-    check_flag(op, "keepdims", keepdims)
-    if is_complex(x.dtype):
-        raise DtypeError(f"{op}: x has dtype {x.dtype}, expected real numbers")
     fractions = _fractions(op, q, 1 if skip_nan else 2)
-    check_choice(op, "method", method, ("median", *get_args(QuantileMethod)))
-    takes = method in _TAKES or (method == "linear" and fractions.dtype.kind in "biu")
-    dtype = x.dtype if takes or is_float(x.dtype) else float64
-    if not takes and isinstance(q, Tensor | np.ndarray | np.generic):
+    one = method in _TAKES or (method == "linear" and fractions.dtype.kind in "biu")
+    dtype = x.dtype if one or is_float(x.dtype) else float64
+    if not one and isinstance(q, Tensor | np.ndarray | np.generic):
         dtype = np.result_type(dtype, fractions.dtype)
     kept = [i for i in range(x.ndim) if i not in axes]
     shape = [x.shape[i] for i in kept]
@@ -278,7 +278,7 @@ def _quantile(
     rows = sort(rows, -1)
     results = []
     for fraction in fractions.reshape(-1).tolist():
-        value = reshape(_at_fraction(rows, present, fraction, method, takes), shape)
+        value = reshape(_at_fraction(rows, present, fraction, method, one), shape)
         if not skip_nan and is_float(x.dtype):
             value = where(missing.reshape(shape) > 0, float("nan"), value)
         results.append(astype(reshape(value, whole), dtype, copy=False))
@@ -312,7 +312,7 @@ _OFFSETS = {
 }  # fmt: skip
 
 
-def _at_fraction(rows: Tensor, count: Array, fraction: float, method: str, takes: bool) -> Tensor:
+def _at_fraction(rows: Tensor, count: Array, fraction: float, method: str, one: bool) -> Tensor:
     """Return the value at a fraction of the first `count` of sorted rows; NaN where that is 0."""
     xp = namespace(rows.data)
     last = xp.maximum(count - 1, 0)
@@ -321,7 +321,7 @@ def _at_fraction(rows: Tensor, count: Array, fraction: float, method: str, takes
     weight = _weight(xp, place, low, method)
     high = xp.clip(low + 1, 0, last)
     low = xp.clip(low, 0, last)
-    if takes:
+    if one:
         return take_along_axis(rows, xp.where(weight > 0, high, low), -1)
     below, above = (take_along_axis(rows, index, -1) for index in (low, high))
     if not is_float(rows.dtype):
@@ -384,6 +384,7 @@ def average(
         integers and bool.
 
     Raises:
+        DeviceError: the operands are on different devices.
         ShapeError: the weights have another shape.
         ArgumentError: weights sum to 0 (on the GPU the result is not finite instead).
 
@@ -391,11 +392,9 @@ def average(
         >>> tg.average([1.0, 2.0, 6.0], weights=[1.0, 1.0, 2.0])
         tensor(3.75, dtype=float32)
     """
-    if unknown:
-        raise unexpected("average", unknown)
+    x, weights = takes.average(x, weights, keepdims, unknown)
     if weights is None:
         return reduce.mean(x, axis, keepdims=keepdims)
-    x, weights = operands("average", ("x", "weights"), (x, weights))
     if weights.shape != x.shape:
         weights = _along_axes(x, axis, weights)
     dtype = np.result_type(x.dtype, weights.dtype)
@@ -437,8 +436,7 @@ def ptp(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: N
         >>> tg.ptp([[1, 5, 2], [4, 4, 7]], axis=1)
         tensor([4, 3], dtype=int64)
     """
-    if unknown:
-        raise unexpected("ptp", unknown)
+    (x,) = takes.ptp(x, keepdims, unknown)
     return reduce.max(x, axis, keepdims=keepdims) - reduce.min(x, axis, keepdims=keepdims)
 
 
@@ -457,9 +455,8 @@ def nansum(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown
         >>> tg.nansum([1.0, float("nan"), 2.0])
         tensor(3., dtype=float32)
     """
-    if unknown:
-        raise unexpected("nansum", unknown)
-    return reduce.sum(_filled("nansum", x, 0), axis, keepdims=keepdims)
+    (x,) = takes.nansum(x, keepdims, unknown)
+    return reduce.sum(_filled(x, 0), axis, keepdims=keepdims)
 
 
 def nanprod(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
@@ -477,12 +474,11 @@ def nanprod(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknow
         >>> tg.nanprod([2.0, float("nan"), 3.0])
         tensor(6., dtype=float32)
     """
-    if unknown:
-        raise unexpected("nanprod", unknown)
-    return reduce.prod(_filled("nanprod", x, 1), axis, keepdims=keepdims)
+    (x,) = takes.nanprod(x, keepdims, unknown)
+    return reduce.prod(_filled(x, 1), axis, keepdims=keepdims)
 
 
-def nancumsum(x: ArrayLike, axis: int | None = None, **unknown: Never) -> Tensor:
+def nancumsum(x: ArrayLike, axis: SupportsIndex | None = None, **unknown: Never) -> Tensor:
     """Return `cumsum` with 0 in place of NaN.
 
     Args:
@@ -496,12 +492,11 @@ def nancumsum(x: ArrayLike, axis: int | None = None, **unknown: Never) -> Tensor
         >>> tg.nancumsum([1.0, float("nan"), 2.0])
         tensor([1., 1., 3.], dtype=float32)
     """
-    if unknown:
-        raise unexpected("nancumsum", unknown)
-    return reduce.cumsum(_filled("nancumsum", x, 0), axis)
+    (x,) = takes.nancumsum(x, unknown)
+    return reduce.cumsum(_filled(x, 0), axis)
 
 
-def nancumprod(x: ArrayLike, axis: int | None = None, **unknown: Never) -> Tensor:
+def nancumprod(x: ArrayLike, axis: SupportsIndex | None = None, **unknown: Never) -> Tensor:
     """Return `cumprod` with 1 in place of NaN.
 
     Args:
@@ -515,9 +510,8 @@ def nancumprod(x: ArrayLike, axis: int | None = None, **unknown: Never) -> Tenso
         >>> tg.nancumprod([2.0, float("nan"), 3.0])
         tensor([2., 2., 6.], dtype=float32)
     """
-    if unknown:
-        raise unexpected("nancumprod", unknown)
-    return reduce.cumprod(_filled("nancumprod", x, 1), axis)
+    (x,) = takes.nancumprod(x, unknown)
+    return reduce.cumprod(_filled(x, 1), axis)
 
 
 def nanmean(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
@@ -535,15 +529,16 @@ def nanmean(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknow
         >>> tg.nanmean([[1.0, float("nan")], [2.0, 6.0]], axis=1)
         tensor([1., 4.], dtype=float32)
     """
-    if unknown:
-        raise unexpected("nanmean", unknown)
-    x = tensor_of("nanmean", "x", x)
+    (x,) = takes.nanmean(x, keepdims, unknown)
+    return _nan_mean(x, axis, keepdims)
+
+
+def _nan_mean(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     if not (is_float(x.dtype) or is_complex(x.dtype)):
         return reduce.mean(x, axis, keepdims=keepdims)
     wide = astype(x, compute_dtype(x.dtype), copy=False) if is_float(x.dtype) else x
-    return astype(
-        nansum(wide, axis, keepdims=keepdims) / _count(x, axis, keepdims), x.dtype, copy=False
-    )
+    total = reduce.sum(_filled(wide, 0), axis, keepdims=keepdims)
+    return astype(total / _count(x, axis, keepdims), x.dtype, copy=False)
 
 
 def nanvar(
@@ -564,9 +559,8 @@ def nanvar(
         >>> tg.nanvar([1.0, float("nan"), 5.0])
         tensor(4., dtype=float32)
     """
-    if unknown:
-        raise unexpected("nanvar", unknown)
-    return _nan_variance("nanvar", x, axis, ddof, keepdims, 1.0)
+    (x,) = takes.nanvar(x, ddof, keepdims, unknown)
+    return _nan_variance(x, axis, ddof, keepdims, 1.0)
 
 
 def nanstd(
@@ -587,18 +581,15 @@ def nanstd(
         >>> tg.nanstd([1.0, float("nan"), 5.0])
         tensor(2., dtype=float32)
     """
-    if unknown:
-        raise unexpected("nanstd", unknown)
-    return _nan_variance("nanstd", x, axis, ddof, keepdims, 0.5)
+    (x,) = takes.nanstd(x, ddof, keepdims, unknown)
+    return _nan_variance(x, axis, ddof, keepdims, 0.5)
 
 
-def _nan_variance(op: str, x: Any, axis: Axis, ddof: float, keepdims: bool, power: float) -> Tensor:
-    x = tensor_of(op, "x", x)
-    check_number(op, "ddof", ddof)
+def _nan_variance(x: Tensor, axis: Axis, ddof: float, keepdims: bool, power: float) -> Tensor:
     if not is_float(x.dtype):
         return (reduce.var if power == 1 else reduce.std)(x, axis, ddof=ddof, keepdims=keepdims)
     wide = astype(x, compute_dtype(x.dtype), copy=False)
-    centered = where(isnan(wide), 0, wide - nanmean(wide, axis, keepdims=True))
+    centered = where(isnan(wide), 0, wide - _nan_mean(wide, axis, True))
     variance = reduce.sum(centered * centered, axis, keepdims=keepdims) / _count(
         x, axis, keepdims, ddof
     )
@@ -623,9 +614,8 @@ def nanmax(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown
         >>> tg.nanmax([[1.0, float("nan")], [2.0, 6.0]], axis=1)
         tensor([1., 6.], dtype=float32)
     """
-    if unknown:
-        raise unexpected("nanmax", unknown)
-    return _nan_extremum("nanmax", reduce.max, x, axis, keepdims)
+    (x,) = takes.nanmax(x, keepdims, unknown)
+    return _nan_extremum(reduce.max, x, axis, keepdims)
 
 
 def nanmin(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown: Never) -> Tensor:
@@ -646,21 +636,19 @@ def nanmin(x: ArrayLike, axis: Axis = None, *, keepdims: bool = False, **unknown
         >>> tg.nanmin([[1.0, float("nan")], [2.0, 6.0]], axis=1)
         tensor([1., 2.], dtype=float32)
     """
-    if unknown:
-        raise unexpected("nanmin", unknown)
-    return _nan_extremum("nanmin", reduce.min, x, axis, keepdims)
+    (x,) = takes.nanmin(x, keepdims, unknown)
+    return _nan_extremum(reduce.min, x, axis, keepdims)
 
 
-def _nan_extremum(op: str, function: Any, x: Any, axis: Axis, keepdims: bool) -> Tensor:
-    x = tensor_of(op, "x", x)
+def _nan_extremum(function: Any, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     worst = float("-inf") if function is reduce.max else float("inf")
-    y: Tensor = function(_filled(op, x, worst), axis, keepdims=keepdims)
+    y: Tensor = function(_filled(x, worst), axis, keepdims=keepdims)
     empty = reduce.all(isnan(x), axis, keepdims=keepdims)
     return where(empty, float("nan"), y) if is_float(x.dtype) or is_complex(x.dtype) else y
 
 
 def nanargmax(
-    x: ArrayLike, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
+    x: ArrayLike, axis: SupportsIndex | None = None, *, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the index of the first maximum beside NaN, int64.
 
@@ -679,14 +667,13 @@ def nanargmax(
         >>> tg.nanargmax([float("nan"), 2.0, 6.0, 6.0])
         tensor(2, dtype=int64)
     """
-    if unknown:
-        raise unexpected("nanargmax", unknown)
+    (x,) = takes.nanargmax(x, keepdims, unknown)
     filled = _filled_but_some("nanargmax", x, float("-inf"), axis)
     return reduce.argmax(filled, axis, keepdims=keepdims)
 
 
 def nanargmin(
-    x: ArrayLike, axis: int | None = None, *, keepdims: bool = False, **unknown: Never
+    x: ArrayLike, axis: SupportsIndex | None = None, *, keepdims: bool = False, **unknown: Never
 ) -> Tensor:
     """Return the index of the first minimum beside NaN, int64.
 
@@ -705,23 +692,20 @@ def nanargmin(
         >>> tg.nanargmin([[float("nan"), 2.0], [3.0, 1.0]], axis=1)
         tensor([1, 1], dtype=int64)
     """
-    if unknown:
-        raise unexpected("nanargmin", unknown)
+    (x,) = takes.nanargmin(x, keepdims, unknown)
     filled = _filled_but_some("nanargmin", x, float("inf"), axis)
     return reduce.argmin(filled, axis, keepdims=keepdims)
 
 
-def _filled_but_some(op: str, x: Any, value: float, axis: Axis) -> Tensor:
+def _filled_but_some(op: str, x: Tensor, value: float, axis: Any) -> Tensor:
     """Do as `_filled`; raise ArgumentError on the CPU where everything along the axis is NaN."""
-    x = tensor_of(op, "x", x)
     if x.size and backend.is_numpy(x.data) and reduce.all(isnan(x), axis).data.any():
         raise ArgumentError(f"{op}: x holds nothing but NaN along axis {axis}, expected a number")
-    return _filled(op, x, value)
+    return _filled(x, value)
 
 
-def _filled(op: str, x: Any, value: float) -> Tensor:
+def _filled(x: Tensor, value: float) -> Tensor:
     """Return x with a number in place of NaN."""
-    x = tensor_of(op, "x", x)
     return where(isnan(x), value, x) if is_float(x.dtype) or is_complex(x.dtype) else x
 
 
@@ -734,13 +718,13 @@ def _count(x: Tensor, axis: Axis, keepdims: bool, ddof: float = 0) -> Tensor:
 
 
 def cov(
-    x: ArrayLike,
-    y: ArrayLike | None = None,
+    x: Real[ArrayLike, "..."],
+    y: Real[ArrayLike, "..."] | None = None,
     rowvar: bool = True,
     bias: bool = False,
     ddof: int | None = None,
-    fweights: ArrayLike | None = None,
-    aweights: ArrayLike | None = None,
+    fweights: Any = None,
+    aweights: Any = None,
     *,
     dtype: DtypeLike | None = None,
 ) -> Tensor:
@@ -760,21 +744,19 @@ def cov(
         (variables, variables), or a number for one.
 
     Raises:
-        ArgumentError: ddof is not an integer, or a weight is negative.
-        DtypeError: x holds complex numbers, or `fweights` fractions.
-        ShapeError: x has more than two axes, or weights do not fit.
+        DtypeError: x or y holds complex numbers.
+        DeviceError: the operands are on different devices.
+        ArgumentError: a weight is negative.
+        DtypeError: `fweights` holds fractions.
+        ShapeError: x or y has more than two axes, or weights do not fit.
 
     Example:
         >>> tg.cov([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]])
         tensor([[1., 2.],
                 [2., 4.]], dtype=float64)
     """
-    if ddof is not None:
-        check_integer("cov", "ddof", ddof)
-    check_flag("cov", "rowvar", rowvar)
-    check_flag("cov", "bias", bias)
+    x, y = takes.cov(x, y, rowvar, bias, ddof)
     dtype = float64 if dtype is None else as_dtype(dtype)
-    x, y = operands("cov", ("x", "y"), (x, y), 1)
     first = _variables("x", x, rowvar, dtype)
     if not first.shape[0]:
         return Tensor(namespace(first.data).zeros((0, 0), dtype))
@@ -851,8 +833,6 @@ def corrcoef(
 
 
 def _variables(name: str, x: Tensor, rowvar: bool, dtype: Dtype) -> Tensor:
-    if is_complex(x.dtype):
-        raise DtypeError(f"cov: {name} has dtype {x.dtype}, expected real numbers")
     if x.ndim > 2:
         raise ShapeError(f"cov: {name} has shape {x.shape}, expected two axes at most")
     x = astype(x, dtype, copy=False)
@@ -863,8 +843,8 @@ def _variables(name: str, x: Tensor, rowvar: bool, dtype: Dtype) -> Tensor:
 
 def diff(
     x: ArrayLike,
-    n: int = 1,
-    axis: int = -1,
+    n: Size = 1,
+    axis: SupportsIndex = -1,
     prepend: ArrayLike | None = None,
     append: ArrayLike | None = None,
     **unknown: Never,
@@ -881,7 +861,9 @@ def diff(
         The shape of x with n fewer elements along the axis, beside those joined to it; its dtype.
 
     Raises:
-        ArgumentError: n is negative, or x has no such axis.
+        ArgumentError: n is not 0 or more.
+        DeviceError: the operands are on different devices.
+        ArgumentError: x has no such axis.
 
     Example:
         >>> tg.diff([1, 4, 9, 16])
@@ -889,17 +871,13 @@ def diff(
         >>> tg.diff([1, 4, 9, 16], 2)
         tensor([2, 2], dtype=int64)
     """
-    if unknown:
-        raise unexpected("diff", unknown)
-    given: Tensor
-    given, *edges = operands("diff", ("x", "prepend", "append"), (x, prepend, append), 2)
-    check_integer("diff", "n", n, 0)
-    axis = axis_index("diff", axis, given.ndim)
+    x, *edges = takes.diff(x, n, prepend, append, unknown)
+    place = axis_index("diff", axis, x.ndim)
     if not n:
-        return given
-    before, after = [[] if edge is None else [_edge(edge, given, axis)] for edge in edges]
-    y = concatenate([*before, given, *after], axis) if before or after else given
-    outer = (slice(None),) * axis
+        return x
+    before, after = [[] if edge is None else [_edge(edge, x, place)] for edge in edges]
+    y = concatenate([*before, x, *after], place) if before or after else x
+    outer = (slice(None),) * place
     for _ in range(n):
         last, first = y[(*outer, slice(1, None))], y[(*outer, slice(None, -1))]
         y = not_equal(last, first) if y.dtype.kind == "b" else last - first
@@ -914,7 +892,11 @@ def _edge(value: Tensor, x: Tensor, axis: int) -> Tensor:
 
 
 def trapezoid(
-    y: ArrayLike, x: ArrayLike | None = None, dx: float = 1.0, axis: int = -1, **unknown: Never
+    y: ArrayLike,
+    x: ArrayLike | None = None,
+    dx: Any = 1.0,
+    axis: SupportsIndex = -1,
+    **unknown: Never,
 ) -> Tensor:
     """Return the integral of y by the trapezoidal rule.
 
@@ -928,6 +910,7 @@ def trapezoid(
         The remaining axes of y, floats.
 
     Raises:
+        DeviceError: the operands are on different devices.
         ArgumentError: y has no such axis.
 
     Example:
@@ -936,9 +919,7 @@ def trapezoid(
         >>> tg.trapezoid([0.0, 1.0, 4.0], [0.0, 1.0, 3.0])
         tensor(5.5, dtype=float32)
     """
-    if unknown:
-        raise unexpected("trapezoid", unknown)
-    y, x = operands("trapezoid", ("y", "x"), (y, x), 1)
+    y, x = takes.trapezoid(y, x, unknown)
     y = moveaxis(y, axis_index("trapezoid", axis, y.ndim), -1)
     array_beside("trapezoid", "dx", dx, y)  # raises an error that names it
     widths: Any = dx
@@ -947,21 +928,25 @@ def trapezoid(
     return reduce.sum(widths * (y[..., 1:] + y[..., :-1]) / 2, -1)
 
 
-def bincount(x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0) -> Tensor:
+def bincount(
+    x: Shaped[ArrayLike, "N"], weights: Shaped[ArrayLike, "N"] | None = None, minlength: Size = 0
+) -> Tensor:
     """Return how often each of the integers 0, 1, ... occurs in x, or the sums of their weights.
 
     Args:
-        x: (n,) integers from 0.
-        weights: (n,), with a gradient.
+        x: (N,) integers from 0.
+        weights: (N,), with a gradient.
         minlength: the least length of the result, which otherwise ends with the largest integer.
 
     Returns:
         (max(x) + 1,) or longer: int64, float64 with weights.
 
     Raises:
-        DtypeError: x does not hold integers, or the weights are complex.
+        ShapeError: x is not (N,), weights not (N,).
+        ArgumentError: minlength is not 0 or more.
+        DeviceError: the operands are on different devices.
+        DtypeError: x has no integers, or weights complex numbers.
         ArgumentError: an integer is negative.
-        ShapeError: x does not have one axis, or the weights have another shape.
 
     Example:
         >>> tg.bincount([0, 2, 2], minlength=4)
@@ -970,21 +955,15 @@ def bincount(x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0)
         tensor([0.5, 0. , 3. ], dtype=float64)
     """
     x = tensor_of("bincount", "x", np.zeros(0, int64) if isinstance(x, list) and not x else x)
+    x, weights = takes.bincount(x, weights, minlength)
     if x.dtype.kind not in "biu":
         raise DtypeError(f"bincount: x has dtype {x.dtype}, expected integers")
-    if x.ndim != 1:
-        raise ShapeError(f"bincount: x has shape {x.shape}, expected one axis")
     xp, places = namespace(x.data), x.data.astype(int64)
     if x.size and int(places.min()) < 0:  # beyond int64 too
         outside = int(x.data.max() if x.dtype.kind == "u" else places.min())
         raise ArgumentError(f"bincount: x holds {outside}, expected 0 or more, below 2^63")
-    check_integer("bincount", "minlength", minlength, 0)
     if weights is None:
         return Tensor(xp.bincount(places, minlength=minlength))
-    weights = tensor_of("bincount", "weights", weights, x)
-    same_device("bincount", ("x", "weights"), (x.data, weights.data))
-    if weights.shape != x.shape:
-        raise ShapeError(f"bincount: weights has shape {weights.shape}, expected {x.shape}")
     if is_complex(weights.dtype):
         raise DtypeError(f"bincount: weights has dtype {weights.dtype}, expected real numbers")
     y = xp.bincount(places, upcast(weights.data), minlength)
@@ -1022,8 +1001,7 @@ def histogram(
         >>> counts, edges.tolist()
         (tensor([2, 0, 1], dtype=int64), [0.0, 2.0, 4.0, 6.0])
     """
-    x = tensor_of("histogram", "x", x)
-    check_flag("histogram", "density", density)
+    (x,) = takes.histogram(x, density)
     constant_of("histogram", "x", x, "counts have none")
     if isinstance(bins, Tensor):
         bins = backend.to_numpy(constant_of("histogram", "bins", bins, "counts have none"))

@@ -170,6 +170,13 @@ def test_an_axis_is_all_that_python_indexes_with() -> None:
         assert tg.vecdot(X, X, axis=one).shape == tg.diagonal(X, 0, 0, one).shape == (2,)
         assert tg.select_scatter(X, [8, 9], one, one)[:, 1].tolist() == [8, 9]
         assert tg.eye(one).tolist() == [[1]]
+        assert tg.argmax(X, one).shape == tg.nanargmin(X, one).shape == (2,)
+        assert (
+            tg.cumsum(X, one).shape == tg.sort(X, one).shape == tg.argsort(X, one).shape == (2, 3)
+        )
+        assert tg.softmax(X, one).shape == tg.log_softmax(X, one).shape == (2, 3)
+        assert tg.topk(X, 1, one)[0].shape == (2, 1)
+        assert tg.diff(X, 1, one).shape == (2, 2)
     assert tg.slice_scatter(X, 0, step=None).sum().item() == 0
 
 

@@ -310,6 +310,8 @@ def test_errors_name_argument_and_expectation() -> None:
         (lambda: tg.quantile(x, 1.5), ArgumentError, "quantile: q is 1.5, expected 0 to 1"),
         (lambda: tg.quantile(x, 0.5, method="mid"),  # type: ignore[arg-type]
          ArgumentError, "quantile: method is 'mid'"),
+        (lambda: tg.nanquantile(x, 0.5, method="median"),  # type: ignore[arg-type]
+         ArgumentError, "nanquantile: method is 'median', expected one of 'linear', 'lower'"),
         (lambda: tg.quantile(x[:0], 0.5), ShapeError, r"quantile: x has shape \(0, 3\), expect"),
         (lambda: tg.average(x, 1, np.ones(2)), ShapeError, r"average: weights has shape \(2,\)"),
         (lambda: tg.average(x, None, np.ones(3)), ShapeError, r"expected \(2, 3\)$"),
