@@ -395,7 +395,11 @@ def _together(operands: Sequence[Argument]) -> str:
         else f"type({a.name}.data) is ndarray"
         for a in operands
     ]
-    return f"({' and '.join(on_cpu)} or on_one_device({', '.join(a.name for a in operands)}))"
+    names = ", ".join(a.name for a in operands)
+    tests = [" and ".join(on_cpu), f"on_one_device({names})"]
+    if sum(not a.optional for a in operands) == 1:
+        tests.insert(0, " and ".join(f"{a.name} is None" for a in operands if a.optional))
+    return f"({' or '.join(tests)})"
 
 
 def _on_one_device(*tensors: Tensor | None) -> bool:

@@ -625,9 +625,10 @@ def test_one_op_calls_few_functions() -> None:
     calls = calls_of(lambda: ys.pop().backward(dy))
     assert len(calls) <= 14, calls
     assert len({file for file, _ in calls}) <= 5, calls
-    tg.layer_norm(x, weight, bias)
+    for _ in range(20):
+        tg.layer_norm(x, weight, bias)  # often enough that its check is compiled
     calls = calls_of(lambda: tg.layer_norm(x, weight, bias))
-    assert len(calls) <= 24, calls
+    assert len(calls) <= 18, calls
 
 
 def test_a_gradient_that_two_edges_hold_is_copied() -> None:
