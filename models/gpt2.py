@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tensorgrad import nn
-from tensorgrad.core.checks import check_integer, probability
+from tensorgrad.core.checks import check_integer, check_range
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.models.flops import training_flops
@@ -63,7 +63,7 @@ class GPT2Config:
             raise ArgumentError(
                 f"GPT2Config: width is {self.width}, expected a multiple of heads, {self.heads}"
             )
-        probability("GPT2Config", "dropout", self.dropout)
+        check_range("GPT2Config", "dropout", self.dropout, 1)
 
     @property
     def rows(self) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from tensorgrad import nn
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
-from tensorgrad.core.checks import check_integer, probability
+from tensorgrad.core.checks import check_integer, check_range
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.nodes import assign
 from tensorgrad.core.operands import integer_array
@@ -71,7 +71,7 @@ class ClassifierConfig:
         name = type(self).__name__
         for field, value in vars(self).items():
             if field.endswith("dropout"):
-                probability(name, field, value)
+                check_range(name, field, value, 1)
             else:
                 check_integer(name, field, value, 0 if field == "layers" else 1)
 

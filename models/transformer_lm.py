@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from tensorgrad import nn
-from tensorgrad.core.checks import check_integer, check_range, probability
+from tensorgrad.core.checks import check_integer, check_range
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.models.flops import training_flops
@@ -104,7 +104,7 @@ class TransformerLMConfig:
                 )
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if name not in optional or getattr(self, name) is not None:
-                probability("TransformerLMConfig", name, getattr(self, name))
+                check_range("TransformerLMConfig", name, getattr(self, name), 1)
 
     @property
     def parameters(self) -> int:

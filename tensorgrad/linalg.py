@@ -21,10 +21,11 @@ from tensorgrad.core.checks import axis_tuple
 from tensorgrad.core.dtypes import DtypeLike, compute_dtype, float64, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
-from tensorgrad.core.operands import array_beside, constant_of, operands, tensor_of, tensors_of
+from tensorgrad.core.operands import array_beside, constant_of, operands, tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.signature import Shaped, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
+from tensorgrad.ops.arguments import tensors_of
 from tensorgrad.ops.diagonals import cross, vecdot
 from tensorgrad.ops.diagonals import diagonal as _diagonal
 from tensorgrad.ops.diagonals import trace as _trace

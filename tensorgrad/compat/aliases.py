@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import Any, Never
 
 from tensorgrad.core import backend
-from tensorgrad.core.checks import axis_index, check_holds, unexpected
+from tensorgrad.core.checks import axis_index, unexpected
 from tensorgrad.core.dtypes import DtypeLike, is_float
 from tensorgrad.core.errors import ArgumentError, DtypeError, GradError, ShapeError
 from tensorgrad.core.operands import operands, tensor_of
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.ops import elementwise, shape
+from tensorgrad.ops.arguments import check_holds
 from tensorgrad.ops.creation import tensor
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.reduce import max, min

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, Shape
 from tensorgrad.core.callers import user_level
-from tensorgrad.core.dtypes import Dtype, float64, is_complex, is_float
+from tensorgrad.core.dtypes import Dtype, float64, is_float
 from tensorgrad.core.errors import (
     ArgumentError,
     DtypeError,
@@ -50,13 +49,6 @@ def axis_tuple(op: str, axis: Any, ndim: int, name: str = "axis") -> tuple[int, 
     return axes
 
 
-def along(op: str, array: Array, axis: Any) -> tuple[Array, int]:
-    """Return the array and the axis, counted from the front; None flattens the array."""
-    if axis is None:
-        return array.reshape(-1), 0
-    return array, axis_index(op, axis, array.ndim)
-
-
 def shape_of(op: str, shape: Any, name: str = "shape") -> Shape:
     """Return a shape given as one length or as a sequence of lengths."""
     lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
@@ -75,23 +67,6 @@ def check_shape(op: str, name: str, array: Any, shape: Shape, why: str = "") -> 
     """Raise ShapeError unless an array has this shape; `why` says where that comes from."""
     if array.shape != shape:
         raise ShapeError(f"{op}: {name} has shape {array.shape}, expected {shape}{why}")
-
-
-def broadcast(op: str, name: str, array: Array, shape: Shape) -> Array:
-    """Return a view of the array in a shape that it broadcasts to."""
-    try:
-        return backend.namespace(array).broadcast_to(array, shape)
-    except ValueError as error:
-        expected = f"expected one that broadcasts to {shape}"
-        raise ShapeError(f"{op}: {name} has shape {array.shape}, {expected}") from error
-
-
-def check_indices(op: str, name: str, indices: Array, outside: Array, expected: str) -> None:
-    """Raise OutOfRangeError for the first index that is marked as outside."""
-    if outside.any():
-        place = tuple(map(int, np.argwhere(outside)[0]))
-        got = f"{name}{list(place) or ''} is {indices[place]}"
-        raise OutOfRangeError(f"{op}: {got}, expected {expected}")
 
 
 def promoted(op: str, names: Sequence[str], arrays: Sequence[Array]) -> Dtype:
@@ -129,37 +104,6 @@ def note_widening(op: str, dtypes: Sequence[Dtype]) -> None:
         stacklevel=user_level(),
     )
     _warned.add(op)
-
-
-def check_holds(op: str, name: str, array: Array, dtype: Dtype) -> None:
-    """Raise an error where values would lose more than digits as elements of a dtype.
-
-    Floats do not become integers or bool, complex numbers not real ones. Integers must lie in the
-    range of the dtype, 0 to 1 for bool; on the GPU, where looking would wait, they are not checked.
-
-    Raises:
-        DtypeError: the values are of a kind that the dtype does not hold.
-        ArgumentError: an integer lies outside its range.
-    """
-    own = array.dtype
-    if own == dtype or own.kind == "b" or is_complex(dtype):
-        return
-    if is_float(dtype):
-        if is_complex(own):
-            raise DtypeError(f"{op}: {name} has dtype {own}, expected real numbers for {dtype}")
-        return
-    if own.kind not in "iu":
-        raise DtypeError(
-            f"{op}: {name} has dtype {own}, expected integers for {dtype}; round and convert it "
-            "with astype(), or convert the tensor"
-        )
-    if np.can_cast(own, dtype) or not array.size or not backend.is_numpy(array):
-        return
-    limits = np.iinfo(dtype) if dtype.kind in "iu" else None
-    low, high = (0, 1) if limits is None else (limits.min, limits.max)
-    for value in (int(array.min()), int(array.max())):
-        if not low <= value <= high:
-            raise ArgumentError(f"{op}: {name} is {value}, expected {low} to {high} for {dtype}")
 
 
 def check_flag(op: str, name: str, value: Any) -> None:
@@ -224,8 +168,8 @@ def check_range(op: str, name: str, value: Any, end: float = math.inf) -> None:
     """Raise ArgumentError unless 0 <= value < end."""
     if not isinstance(value, _NUMBERS) or not 0 <= value < end:
         check_number(op, name, value)
-        limits = "finite number from 0" if end == math.inf else f"number from 0, below {end:g}"
-        raise ArgumentError(f"{op}: {name} is {value}, expected a {limits}")
+        limits = "a finite number from 0" if end == math.inf else f"0 <= {name} < {end:g}"
+        raise ArgumentError(f"{op}: {name} is {value}, expected {limits}")
 
 
 def check_between(op: str, name: str, value: Any, low: float, high: float) -> None:
@@ -233,14 +177,6 @@ def check_between(op: str, name: str, value: Any, low: float, high: float) -> No
     check_number(op, name, value)
     if not low <= value <= high:
         raise ArgumentError(f"{op}: {name} is {value}, expected {low} to {high}")
-
-
-def probability(op: str, name: str, value: Any) -> float:
-    """Return the value, which must lie in [0, 1)."""
-    check_number(op, name, value)
-    if not 0 <= value < 1:
-        raise ArgumentError(f"{op}: {name} is {value}, expected 0 <= {name} < 1")
-    return float(value)
 
 
 def unexpected(op: str, keywords: Mapping[str, Any]) -> Exception:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Literal, overload
+from typing import Any
 
 import numpy as np
 
@@ -34,10 +34,6 @@ from tensorgrad.core.tensor import Tensor
 
 Names = Sequence[str]
 Values = Sequence[Any]
-_All = Sequence[Tensor]
-_Three = tuple[Any, Any, Any]
-_OneOrTwo = tuple[Tensor, Tensor | None]
-_TwoOrThree = tuple[Tensor, Tensor, Tensor | None]
 # The kind of a number of Python, or of a list of them: the last of these types that it holds.
 _KINDS: tuple[type, ...] = (bool, int, float, complex)
 _ALONE: dict[Any, Dtype] = {bool: bool_, float: float32, complex: complex64}
@@ -46,18 +42,8 @@ _LITERALS = (*_KINDS, list, tuple)
 _BESIDE_INTEGERS: dict[Any, Dtype] = {bool: bool_, float: float64, complex: complex128}
 
 
-@overload
-def operands(op: str, names: Names, values: Values, *, compared: bool = ...) -> _All: ...
-@overload
-def operands(op: str, names: Names, values: tuple[Any, Any], optional: Literal[1]) -> _OneOrTwo: ...
-@overload
-def operands(op: str, names: Names, values: _Three, optional: Literal[1]) -> _TwoOrThree: ...
-@overload
-def operands(op: str, names: Names, values: Values, optional: int) -> Values: ...
-def operands(
-    op: str, names: Names, values: Values, optional: int = 0, compared: bool = False
-) -> Values:
-    """Return the operands of an op as tensors, and None for an optional one that is not given.
+def operands(op: str, names: Names, values: Values, compared: bool = False) -> Sequence[Tensor]:
+    """Return the operands of an op as tensors.
 
     A literal (a number of Python, or nested lists of them) has no dtype of its own. It is decided
     here, with the other operands: floats and integers beside floats take the dtype of these, floats
@@ -69,7 +55,6 @@ def operands(
         op: for errors.
         names: of the operands, for errors.
         values: tensors, arrays or literals.
-        optional: how many of the last may be None.
         compared: the op compares the operands, so an integer outside their dtype is wider.
 
     Raises:
@@ -79,23 +64,14 @@ def operands(
     """
     if instrument.observer is not None:
         instrument.observer.enter(op)
-    for value in values:
-        if not isinstance(value, Tensor):
-            break
-    else:
-        return values
-    required = len(values) - optional
-    kinds = {
-        i: _kind_of(op, names[i], value)
-        for i, value in enumerate(values)
-        if value is not None or i < required
-    }
-    known = frozenset(kinds.values())
-    tensors = list(values)
-    for i, kind in kinds.items():
-        if not isinstance(values[i], Tensor):
-            tensors[i] = Tensor(_array_of(op, names[i], values[i], kind, known, compared))
-    return tensors
+    kinds = [_kind_of(op, name, value) for name, value in zip(names, values, strict=True)]
+    known = frozenset(kinds)
+    return [
+        value
+        if isinstance(value, Tensor)
+        else Tensor(_array_of(op, name, value, kind, known, compared))
+        for name, value, kind in zip(names, values, kinds, strict=True)
+    ]
 
 
 def tensor_of(op: str, name: str, value: Any, *others: Any) -> Tensor:
@@ -254,20 +230,6 @@ def data_of(tensor: Tensor | None) -> Any:
     return None if tensor is None else tensor.data
 
 
-def tensors_of(op: str, values: Any) -> list[Tensor]:
-    """Return a sequence of operands as tensors on one device; see `operands`."""
-    whole = isinstance(values, Tensor) or backend.is_array(values)
-    if whole or not hasattr(values, "__iter__"):
-        raise not_an_operand(op, "tensors", values, "a list or tuple of them")
-    values = list(values)
-    if not values:
-        raise ArgumentError(f"{op}: tensors is empty, expected at least one")
-    names = [f"tensors[{i}]" for i in range(len(values))]
-    tensors = list(operands(op, names, values))
-    backend.same_device(op, names, [t.data for t in tensors])
-    return tensors
-
-
 def float_operand(op: str, name: str, tensor: Tensor) -> None:
     """Raise DtypeError unless the tensor holds floats."""
     if not is_float(tensor.data.dtype):
@@ -281,37 +243,6 @@ def float_tensor(op: str, name: str, value: Any, *others: Any) -> Tensor:
     if tensor.data.dtype.kind != "f":  # bfloat16 has another kind
         float_operand(op, name, tensor)
     return tensor
-
-
-@overload
-def float_operands(op: str, names: Names, values: Values) -> _All: ...
-@overload
-def float_operands(op: str, names: Names, values: _Three, optional: Literal[1]) -> _TwoOrThree: ...
-@overload
-def float_operands(op: str, names: Names, values: Values, optional: int) -> Values: ...
-def float_operands(op: str, names: Names, values: Values, optional: int = 0) -> Values:
-    """Return the operands of an op as tensors of floats; see `operands`."""
-    tensors = operands(op, names, values, optional)
-    for name, tensor in zip(names, tensors, strict=True):
-        if tensor is not None and tensor.data.dtype.kind != "f":  # bfloat16 has another kind
-            float_operand(op, name, tensor)
-    return tensors
-
-
-def mask_operand(op: str, mask: Any, name: str, other: Array) -> Array:
-    """Return a mask of bools or floats on the device of the operand that `name` names.
-
-    Raises:
-        GradError: the mask requires a gradient.
-        DtypeError: it holds neither bools nor floats.
-    """
-    tensor = tensor_of(op, "mask", mask)
-    if tensor.requires_grad:
-        raise GradError(f"{op}: mask requires a gradient, expected one that does not")
-    backend.same_device(op, (name, "mask"), (other, tensor.data))
-    if tensor.dtype != np.bool_ and not is_float(tensor.dtype):
-        raise DtypeError(f"{op}: mask has dtype {tensor.dtype}, expected bool or a float")
-    return tensor.data if tensor is mask else array_beside(op, "mask", mask, other)
 
 
 def integer_array(op: str, name: str, value: Any) -> Array:

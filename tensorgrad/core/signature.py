@@ -121,17 +121,15 @@ class Signatures:
 
     Args:
         functions: the module's globals().
-        prefix: of the functions' names in errors.
     """
 
-    def __init__(self, functions: Mapping[str, Any], prefix: str = "") -> None:
+    def __init__(self, functions: Mapping[str, Any]) -> None:
         self._functions = functions
-        self._prefix = prefix
 
     def __getattr__(self, name: str) -> Callable[..., tuple[Tensor, ...]]:
         if name not in self._functions:
             raise AttributeError(name)
-        check = Check(self._prefix + name, declared(self._functions[name]))
+        check = Check(name, declared(self._functions[name]))
         check.often = lambda: setattr(self, name, compiled(check))
         setattr(self, name, check)
         return check
@@ -188,8 +186,6 @@ class Check:
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
         """Return the operands among the arguments as tensors, or raise the error."""
-        if instrument.observer is not None:
-            instrument.observer.enter(self.op)
         self._calls += 1
         if self._calls == _OFTEN:
             self.often()
@@ -228,17 +224,16 @@ class Check:
     def _tensors(self, given: Sequence[tuple[Argument, Any]]) -> tuple[Any, ...]:
         """Return the operands as tensors; literals share the dtype of others of their kind."""
         tensors = [value for _, value in given]
-        literal = {i: a for i, (a, value) in enumerate(given) if not _is_tensor(a, value)}
-        for kind in {argument.takes.kind for argument in literal.values()}:
+        for kind in {argument.takes.kind for argument, _ in given}:
             places = [
                 i
                 for i, (a, value) in enumerate(given)
                 if a.takes.kind == kind and (value is not None or not a.optional)
             ]
-            names = [given[i][0].name for i in places]
-            made = operands(self.op, names, [tensors[i] for i in places])
+            values = [tensors[i] for i in places]
+            made = operands(self.op, [given[i][0].name for i in places], values)
             for i, tensor in zip(places, made, strict=True):
-                if i in literal and kind == "Int" and not tensor.size:
+                if kind == "Int" and not tensor.size and tensors[i] is not tensor:
                     tensor = Tensor(tensor.data.astype(int64))  # NumPy makes an empty list float64
                 tensors[i] = tensor
         return tuple(tensors)
@@ -261,10 +256,6 @@ class Check:
         if not right:
             got = f"{self.op}: {argument.name} has shape {array.shape}"
             raise ShapeError(f"{got}, expected {_shape(argument, known)}")
-
-
-def _is_tensor(argument: Argument, value: Any) -> bool:
-    return isinstance(value, Tensor) or (value is None and argument.optional)
 
 
 def limits(name: str, takes: Interval) -> str:
@@ -304,16 +295,12 @@ def _shape(argument: Argument, known: Mapping[str, tuple[Any, Argument]]) -> str
     for origin in origins.values():
         if origin.takes.axes == argument.takes.axes:
             return f"{shape} like {origin.name}"
-    places = [f"{_place(name, origin)} of {origin.name}" for name, origin in origins.items()]
+    places = []
+    for name, origin in origins.items():
+        axes = origin.takes.axes.split()
+        place = "last axis" if name == axes[-1] else f"axis {axes.index(name)}"
+        places.append(f"{'axes' if name[0] == '*' else place} of {origin.name}")
     return f"{shape} ({', '.join(places)})" if places else shape
-
-
-def _place(name: str, origin: Argument) -> str:
-    names = origin.takes.axes.split()
-    place = names.index(name)
-    if name.startswith("*"):
-        return "axes"
-    return "last axis" if place == len(names) - 1 else f"axis {place}"
 
 
 def compiled(check: Check) -> Callable[..., tuple[Tensor, ...]]:
@@ -330,16 +317,15 @@ def compiled(check: Check) -> Callable[..., tuple[Tensor, ...]]:
         tests.append(_together(operands))
     names = ", ".join(argument.name for argument in check.arguments)
     results = "".join(f"{argument.name}, " for argument in operands)
-    name = check.op.rpartition(".")[2]
     source = f"""
-def {name}({names}):
+def {check.op}({names}):
     if {" and ".join(tests)}:
         return ({results})
     return check({names})
 """
     scope: dict[str, Any] = dict(_SCOPE, check=check)
     exec(source, scope)
-    return scope[name]  # type: ignore[no-any-return]
+    return scope[check.op]  # type: ignore[no-any-return]
 
 
 def _option(name: str, takes: Any) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
-from tensorgrad.core.checks import check_integer, check_range, probability
+from tensorgrad.core.checks import check_integer, check_range
 from tensorgrad.core.dtypes import DtypeLike
 from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.modes import mode
@@ -347,7 +347,8 @@ class MultiHeadAttention(Module):
             check_integer("MultiHeadAttention", "window", window, 1)
         self.heads = heads
         self.kv_heads = kv_heads
-        self.dropout = probability("MultiHeadAttention", "dropout", dropout)
+        check_range("MultiHeadAttention", "dropout", dropout, 1)
+        self.dropout = float(dropout)
         self.causal = causal
         head_width = width // heads if head_width is None else head_width
         self.qkv = Linear(width, (heads + 2 * kv_heads) * head_width, bias)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from tensorgrad.core.checks import probability
+from tensorgrad.core.checks import check_range
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.module import Module
 from tensorgrad.ops.dropout import dropout, dropout_add
@@ -33,7 +33,8 @@ class Dropout(Module):
     stream: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def __init__(self, p: float = 0.5) -> None:
-        self.p = probability("Dropout", "p", p)
+        check_range("Dropout", "p", p, 1)
+        self.p = float(p)
 
     @property
     def drops(self) -> bool:

@@ -21,18 +21,12 @@ from tensorgrad import random
 from tensorgrad.amp import cast_operands, product_kernel
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, Shape
-from tensorgrad.core.checks import broadcast, check_integer, check_shape
+from tensorgrad.core.checks import check_integer, check_shape
 from tensorgrad.core.dtypes import Dtype, compute_dtype, int32
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.gradient import Gradient, Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
-from tensorgrad.core.operands import (
-    constant_of,
-    float_tensor,
-    integer_array,
-    mask_operand,
-    tensor_of,
-)
+from tensorgrad.core.operands import constant_of, float_tensor, integer_array, tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.signature import Count, Float, Probability, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
@@ -50,6 +44,7 @@ from tensorgrad.kernels.attention.options import (
 )
 from tensorgrad.kernels.rotary import Rotation
 from tensorgrad.ops import attention_numpy
+from tensorgrad.ops.arguments import broadcast, mask_operand
 from tensorgrad.ops.attention_unfused import attention_unfused
 from tensorgrad.ops.philox import fill_keep
 from tensorgrad.ops.rotary import rotary, rotated, rotation_of

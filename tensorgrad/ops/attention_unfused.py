@@ -13,11 +13,11 @@ from typing import Any
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, Shape
-from tensorgrad.core.checks import broadcast
 from tensorgrad.core.errors import ShapeError
-from tensorgrad.core.operands import float_tensor, mask_operand, tensor_of
+from tensorgrad.core.operands import float_tensor, tensor_of
 from tensorgrad.core.signature import Count, Float, Probability, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
+from tensorgrad.ops.arguments import broadcast, mask_operand
 from tensorgrad.ops.dropout import dropout as dropout_op
 from tensorgrad.ops.elementwise import exp, where
 from tensorgrad.ops.matmul import matmul

@@ -16,7 +16,7 @@ from tensorgrad.compat.interop import from_dlpack
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import array_of
 from tensorgrad.core.backend import Array, namespace_on
-from tensorgrad.core.checks import check_holds, check_indices, check_no_length, shape_of
+from tensorgrad.core.checks import check_no_length, shape_of
 from tensorgrad.core.dtypes import (
     Dtype,
     DtypeLike,
@@ -33,6 +33,7 @@ from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.operands import constant_of, integer_array, leaves_of, values_of
 from tensorgrad.core.signature import Interval, Shaped, Signatures, Size
 from tensorgrad.core.tensor import ArrayLike, Tensor
+from tensorgrad.ops.arguments import check_holds, check_indices
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.shape import astype, stack, to
 from tensorgrad.ops.shape import copy as copied

@@ -20,7 +20,6 @@ from tensorgrad.core.checks import (
     axis_index,
     check_between,
     check_choice,
-    check_indices,
     check_integer,
     check_range,
     check_shape,
@@ -35,6 +34,7 @@ from tensorgrad.core.signature import Float, Int, NotNegative, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import LossOptions
+from tensorgrad.ops.arguments import check_indices
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.reduce import mean

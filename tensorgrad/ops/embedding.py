@@ -13,7 +13,7 @@ import numpy as np
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import sum_array
 from tensorgrad.core.backend import Array
-from tensorgrad.core.checks import check_indices, check_integer, check_shape
+from tensorgrad.core.checks import check_integer, check_shape
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import DtypeError, OutOfRangeError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved, add_at, out_of
@@ -22,6 +22,7 @@ from tensorgrad.core.record import record
 from tensorgrad.core.signature import Float, Int, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.embedding import forward as _forward_cuda
+from tensorgrad.ops.arguments import check_indices
 from tensorgrad.ops.indexing import add_rows
 
 __all__ = ["embedding"]

@@ -19,7 +19,7 @@ import numpy as np
 from tensorgrad.core import backend, nodes
 from tensorgrad.core.arrays import array_of, converted, not_an_operand, sum_array
 from tensorgrad.core.backend import Array, Axis, Shape, is_array, is_numpy, namespace, same_device
-from tensorgrad.core.checks import along, axis_tuple, check_holds, check_indices
+from tensorgrad.core.checks import axis_tuple
 from tensorgrad.core.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.core.errors import (
     ArgumentError,
@@ -36,6 +36,7 @@ from tensorgrad.core.record import no_grad, record
 from tensorgrad.core.signature import Shaped, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.indexing import add_rows_cuda
+from tensorgrad.ops.arguments import along, check_holds, check_indices
 
 __all__ = [
     "argwhere", "count_nonzero", "flatnonzero", "getitem", "nonzero", "put_along_axis", "take",

@@ -26,7 +26,7 @@ from tensorgrad.core.dtypes import Dtype, compute_dtype
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Early, Gradients, Loan, Needs, Saved
 from tensorgrad.core.modes import mode
-from tensorgrad.core.operands import data_of, float_operands, integer_array
+from tensorgrad.core.operands import data_of, float_tensor, integer_array
 from tensorgrad.core.record import record
 from tensorgrad.core.signature import Float, Int, NotNegative, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
@@ -248,7 +248,8 @@ def loss_operands(
         op, x, weight, targets, vocab_size: see `linear_cross_entropy`.
         ranks: how many ranks share the weight, each with equally many rows.
     """
-    x, weight = float_operands(op, ("x", "weight"), (x, weight))
+    x = float_tensor(op, "x", x, weight)
+    weight = float_tensor(op, "weight", weight, x)
     if mode.autocast is not None:
         x, weight = cast_operands(x, weight)
     targets = integer_array(op, "targets", targets)

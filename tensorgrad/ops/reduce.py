@@ -19,7 +19,7 @@ import numpy as np
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import cast, keep_axes, sum_array, sum_dtype
 from tensorgrad.core.backend import Array, Axis, Shape, upcast
-from tensorgrad.core.checks import along, axis_index, axis_tuple, check_holds, check_no_number
+from tensorgrad.core.checks import axis_index, axis_tuple, check_no_number
 from tensorgrad.core.dtypes import (
     Dtype,
     DtypeLike,
@@ -36,6 +36,7 @@ from tensorgrad.core.record import record
 from tensorgrad.core.signature import Bool, Real, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
+from tensorgrad.ops.arguments import along, check_holds
 from tensorgrad.ops.elementwise import sqrt
 from tensorgrad.ops.elementwise import where as choose
 from tensorgrad.ops.elementwise.row import Row

@@ -10,7 +10,6 @@ import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
-from tensorgrad.core.checks import broadcast
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.record import record
@@ -18,6 +17,7 @@ from tensorgrad.core.signature import Float, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import rotary as kernel
 from tensorgrad.kernels.rotary import Rotation
+from tensorgrad.ops.arguments import broadcast
 
 __all__ = ["rotary"]
 

@@ -13,13 +13,14 @@ import numpy as np
 
 from tensorgrad.core.arrays import cast, sum_to_shape
 from tensorgrad.core.backend import Array, Shape, is_array, is_numpy, namespace
-from tensorgrad.core.checks import axis_index, check_holds
+from tensorgrad.core.checks import axis_index
 from tensorgrad.core.dtypes import compute_dtype, is_complex, is_float
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.record import record
 from tensorgrad.core.signature import Shaped, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
+from tensorgrad.ops.arguments import check_holds
 from tensorgrad.ops.indexing import add_rows, explained, index_array, lines, plain_key
 from tensorgrad.ops.shape import broadcast_to, moveaxis
 

@@ -16,21 +16,15 @@ import numpy as np
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import array_of, converted
 from tensorgrad.core.backend import Array, namespace
-from tensorgrad.core.checks import (
-    axis_index,
-    axis_tuple,
-    broadcast,
-    check_holds,
-    promoted,
-    shape_of,
-)
+from tensorgrad.core.checks import axis_index, axis_tuple, promoted, shape_of
 from tensorgrad.core.dtypes import DtypeLike, as_dtype, compute_dtype, is_float
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
-from tensorgrad.core.operands import constant_of, operands, tensors_of
+from tensorgrad.core.operands import constant_of, operands
 from tensorgrad.core.record import cast_of, record
 from tensorgrad.core.signature import Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
+from tensorgrad.ops.arguments import broadcast, check_holds, tensors_of
 from tensorgrad.ops.indexing import take
 
 __all__ = [

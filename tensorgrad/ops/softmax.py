@@ -13,16 +13,17 @@ import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
-from tensorgrad.core.checks import axis_index, broadcast
+from tensorgrad.core.checks import axis_index
 from tensorgrad.core.dtypes import DtypeLike
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
-from tensorgrad.core.operands import mask_operand, tensor_of
+from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.signature import Float, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.softmax import backward as _backward_cuda
 from tensorgrad.kernels.softmax import forward as _forward_cuda
+from tensorgrad.ops.arguments import broadcast, mask_operand
 from tensorgrad.ops.shape import astype
 
 __all__ = ["log_softmax", "softmax"]

@@ -13,18 +13,12 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple, Never, SupportsIndex
 
 from tensorgrad.core.backend import Array, namespace, same_device, upcast
-from tensorgrad.core.checks import (
-    along,
-    axis_index,
-    check_choice,
-    check_flag,
-    check_number,
-    promoted,
-)
+from tensorgrad.core.checks import axis_index, check_choice, check_flag, check_number, promoted
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.operands import constant_of, integer_array, operands
 from tensorgrad.core.signature import Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
+from tensorgrad.ops.arguments import along
 from tensorgrad.ops.indexing import take, take_along_axis
 from tensorgrad.ops.stacking import broadcast_shapes
 

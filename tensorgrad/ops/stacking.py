@@ -13,9 +13,9 @@ import numpy as np
 
 from tensorgrad.core.checks import axis_index, shape_of
 from tensorgrad.core.errors import ArgumentError, ShapeError
-from tensorgrad.core.operands import tensors_of
 from tensorgrad.core.signature import Shaped, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
+from tensorgrad.ops.arguments import tensors_of
 from tensorgrad.ops.shape import (
     broadcast_to,
     concatenate,

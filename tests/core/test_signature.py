@@ -66,7 +66,7 @@ def dropped(
 ) -> Any: ...
 
 
-takes = Signatures(globals(), "test.")
+takes = Signatures(globals())
 MODULES = list(dict.fromkeys(module for module, _ in checked()))
 
 
@@ -105,7 +105,7 @@ def _outcome(check: Any, values: tuple[Any, ...]) -> Any:
 
 @pytest.mark.parametrize("name", _right())
 def test_a_compiled_check_says_what_the_check_says(name: str) -> None:
-    check = Check(f"test.{name}", declared(globals()[name]))
+    check = Check(name, declared(globals()[name]))
     fast = compiled(check)
     right = _right()[name]
     for place, value in itertools.product(range(len(right)), _values()):
@@ -178,7 +178,7 @@ def test_an_error_says_argument_got_and_expected(
     right = _right()[name]
     with pytest.raises(TensorgradError) as error:
         getattr(takes, name)(*right[:place], value, *right[place + 1 :])
-    assert str(error.value) == f"test.{name}: {message}"
+    assert str(error.value) == f"{name}: {message}"
 
 
 def test_axes_that_are_named_twice_come_from_the_first_operand() -> None:

@@ -609,7 +609,7 @@ NUMBER: Any = 0.9
     [
         (lambda p: SGD(p, lr=-1.0), "SGD: lr is -1.0"),
         (lambda p: AdamW(p, lr=math.nan), "AdamW: lr is nan"),
-        (lambda p: AdamW(p, betas=(1.0, 0.9)), "AdamW: beta1 is 1.0, expected .* below 1"),
+        (lambda p: AdamW(p, betas=(1.0, 0.9)), "AdamW: beta1 is 1.0, expected 0 <= beta. < 1"),
         (lambda p: Adam(p, betas=(0.9, -0.1)), "Adam: beta2 is -0.1"),
         (lambda p: Adam(p, eps=-1e-8), "Adam: eps is -1e-08"),
         (lambda p: AdamW(p, weight_decay=-0.1), "weight_decay is -0.1"),
@@ -629,8 +629,8 @@ NUMBER: Any = 0.9
         (lambda p: SGD(p, dampening=-0.1), "dampening is -0.1"),
         (lambda p: SGD(p).step(max_norm=TEXT), r"SGD\.step: max_norm is 'x', expected a number"),
         (lambda p: SGD(p, momentum=0.9, dampening=0.1, nesterov=True), "and dampening 0.1, expec"),
-        (lambda p: Lion(p, betas=(1.0, 0.9)), "Lion: beta1 is 1.0, expected .* below 1"),
-        (lambda p: Lion(p, betas=(0.9, 1.0)), "Lion: beta2 is 1.0, expected .* below 1"),
+        (lambda p: Lion(p, betas=(1.0, 0.9)), "Lion: beta1 is 1.0, expected 0 <= beta. < 1"),
+        (lambda p: Lion(p, betas=(0.9, 1.0)), "Lion: beta2 is 1.0, expected 0 <= beta. < 1"),
         (lambda p: Lion(p, betas=ONE), r"Lion: betas is \(0.9,\), expected two numbers"),
     ],
 )
