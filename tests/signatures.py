@@ -1,4 +1,4 @@
-"""What declared signatures say in docstrings; `python -m tests.signatures` writes it there.
+"""The errors that signatures declare; `python -m tests.signatures` writes them to docstrings.
 
 The `Raises` of a function that calls its check, `takes.NAME(...)`, begins with the errors that its
 annotations declare. What the function itself raises follows.

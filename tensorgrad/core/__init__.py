@@ -4,3 +4,5 @@ In reading order: errors, dtypes, backend, arrays, modes, instrument, gradient, 
 tensor, record, operands, signature. Nothing here knows an op or a kernel; docs/chapters/core.md
 explains it.
 """
+
+from tensorgrad.startup import distribution  # noqa: F401  whether the files are this project's

@@ -1,4 +1,4 @@
-"""What an op takes, said once: by the annotations of its arguments.
+"""Declared signatures: an op says once, in its annotations, what it takes.
 
     def layer_norm(
         x: Float[ArrayLike, "... C"],
@@ -68,7 +68,7 @@ class Interval:
 
 
 NotNegative = Annotated[float, Interval(float, 0)]
-Probability = Annotated[float, Interval(float, 0, 1)]  # of dropping
+Probability = Annotated[float, Interval(float, 0, 1)]
 Size = Annotated[int, Interval(int, 0)]
 Count = Annotated[int, Interval(int, 1)]
 
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 else:
 
     class _Notation:
-        """What becomes `Annotated[ArrayLike, Operand(name, axes)]`."""
+        """A name that makes `Annotated[ArrayLike, Operand(name, axes)]`."""
 
         def __init__(self, name):
             self.name = name
@@ -142,7 +142,7 @@ def declared(function: Callable[..., Any]) -> list[Argument]:
     return [Argument(name, takes, optional) for name, takes, optional in found if takes]
 
 
-_meanings: dict[str, tuple[Any, bool]] = {}  # of annotations, which repeat
+_meanings: dict[str, tuple[Any, bool]] = {}  # by annotation: most repeat
 
 
 def _meaning(text: str, function: Callable[..., Any]) -> tuple[Any, bool]:

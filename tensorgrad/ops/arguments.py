@@ -1,4 +1,4 @@
-"""What ops ask of an argument beyond its declaration: axes, indices, masks, values to store."""
+"""Checks of arguments beyond their declaration: axes, indices, masks, values to store."""
 
 from __future__ import annotations
 

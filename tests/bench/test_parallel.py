@@ -72,7 +72,7 @@ def test_meshes_are_beside_one_rank_and_their_plan(
         sequences = 4 if row["parallel"] == "none" or ranks == 2 else 8
         assert row["tokens_per_second"] == pytest.approx(sequences * 16e3 / row["ms"], rel=1e-3)
         assert row["planned_mb"] == pytest.approx(row["peak_mb"] / row["planned_ratio"], rel=1e-3)
-        assert row["planned_ms"] is None  # of a GPU
+        assert row["planned_ms"] is None  # the plan is for GPUs
     assert [row["bubble"] for row in rows] == [None, None, pytest.approx(100 / 3, rel=1e-3)]
 
 
