@@ -309,9 +309,8 @@ def compiled(check: Check) -> Callable[..., tuple[Tensor, ...]]:
     tests = ["instrument.observer is None"]
     known: set[str] = set()
     for argument in check.arguments:
-        takes = argument.takes
-        operand = isinstance(takes, Operand)
-        test = _tensor(argument, known) if operand else _option(argument.name, takes)
+        operand = argument in operands
+        test = _tensor(argument, known) if operand else _option(argument.name, argument.takes)
         tests.append(f"({argument.name} is None or {test})" if argument.optional else test)
     if len(operands) > 1:
         tests.append(_together(operands))
@@ -389,8 +388,7 @@ def _together(operands: Sequence[Argument]) -> str:
 
 
 def _on_one_device(*tensors: Tensor | None) -> bool:
-    places = [backend.place(tensor.data) for tensor in tensors if tensor is not None]
-    return len(set(places)) == 1
+    return len({backend.place(tensor.data) for tensor in tensors if tensor is not None}) == 1
 
 
 _SCOPE = {
