@@ -163,28 +163,29 @@ def resolve(app: Sphinx, env: Any, node: Any, content: Any) -> Any:
     """Link a name without its module (`ArrayLike`, `np.ndarray`), or leave it as text."""
     if node.get("refdomain") != "py" or node["reftype"] not in ("obj", "class", "exc"):
         return None
-    target = node["reftarget"]
-    domain = env.domains.python_domain
-    short = target.rpartition(".")[2]
-    own = [name for name in domain.objects if name.rpartition(".")[2] == target]
-    if len(own) > 1:
-        near = [name for name in own if name.rpartition(".")[0] == node.get("py:module")]
-        own = near or own
+    target, objects = node["reftarget"], env.domains.python_domain.objects
+    written = [re.sub(r"^tg\.", "tensorgrad.", target), f"tensorgrad.{target}"]
+    own = [name for name in written if name in objects] or _by_name().get(target, [])
+    own = [n for n in own if n.rpartition(".")[0] == node.get("py:module")] or own
     if len(own) == 1:
-        entry = domain.objects[own[0]]
-        reference = nodes.reference("", "", content, internal=True)
+        entry = objects[own[0]]
         address = app.builder.get_relative_uri(node["refdoc"], entry.docname)
-        reference["refuri"] = f"{address}#{entry.node_id}"
-        return reference
-    return _outside(env, target.replace("np.", "numpy.", 1), short, content) or content
-
-
-def _outside(env: Any, target: str, short: str, content: Any) -> Any:
+        return nodes.reference("", "", content, refuri=f"{address}#{entry.node_id}", internal=True)
+    outside = target.replace("np.", "numpy.", 1)
     for names in InventoryAdapter(env).main_inventory.values():
-        for name in (target, f"collections.abc.{short}", f"pathlib.{short}", f"typing.{short}"):
+        for name in (outside, f"collections.abc.{target}", f"pathlib.{target}"):
             if name in names:
                 return nodes.reference("", "", content, refuri=names[name].uri, internal=False)
-    return None
+    return content
+
+
+@cache
+def _by_name() -> dict[str, list[str]]:
+    """Return the public paths of entries by what stands behind their last dot."""
+    found: dict[str, list[str]] = {}
+    for name in _entries():
+        found.setdefault(name.rpartition(".")[2], []).append(name)
+    return found
 
 
 class _Text(str):
@@ -233,15 +234,16 @@ def _annotation(annotation: Any) -> str | None:
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Source):$", re.MULTILINE)
 _ONE_LINE = re.compile(r"^(Source|Formula|Gradients?): +(.+(?:\n    .+)*)$", re.MULTILINE)
 _HEADING = re.compile(r"[A-Z][\w ]*:$")
-_CODE = re.compile(r"(`[^`]*`)")
+_CODE = re.compile(r"(`+[^`]*`+)")
 
 
 def write_docstring(
     app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
 ) -> None:
     """Make reStructuredText of plain text: before napoleon reads its sections."""
-    text = "\n".join(lines)
-    text = _ONE_LINE.sub(_section, text)
+    text = _ONE_LINE.sub(_section, "\n".join(lines))
+    for argument in _arguments(value):  # no links to functions of the same name
+        text = text.replace(f"`{argument}`", f"``{argument}``")
     start = _SECTION.search(text)
     end = start.start() if start else len(text)
     text = _literal_blocks(text[:end]) + text[end:]
@@ -249,6 +251,13 @@ def write_docstring(
         line if line.lstrip().startswith((">>>", "...")) else _escaped(line)
         for line in text.split("\n")
     ]
+
+
+def _arguments(value: Any) -> list[str]:
+    try:
+        return list(inspect.signature(value).parameters)
+    except (TypeError, ValueError):
+        return []
 
 
 def _section(match: re.Match[str]) -> str:
