@@ -28,7 +28,7 @@ extensions = [
 ]
 root_doc = "index"
 nitpicky = True
-smartquotes = False  # "..." stays: shapes are (..., C)
+smartquotes_action = "D"  # dashes alone: shapes are (..., C)
 suppress_warnings = ["misc.highlighting_failure"]  # commands in the notebook that go over lines
 
 # Markdown as a code host renders it: links to headings by their slugs, formulas between dollars.
@@ -40,14 +40,14 @@ nb_execution_mode = "off"
 
 # Docstrings are plain text with names in backquotes.
 default_role = "py:obj"
-autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": True}
+autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_class_signature = "mixed"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True
 napoleon_use_rtype = False
 napoleon_custom_sections = [
     *("Source", "Formula", "Gradient", "Gradients"),
+    ("Attributes", "params_style"),
     ("A subclass sets", "params_style"),
     ("A training loop sets", "params_style"),
     ("Attributes of every strategy", "params_style"),

@@ -94,7 +94,9 @@ def _page(page: pages.Page, values: dict[str, Any], below: list[str]) -> Iterato
         yield from _table(rows.items())
     for path, value in page.entries.items():
         directive = "autoclass" if isinstance(value, type) else "autofunction"
-        yield f".. {directive}:: {path}\n"
+        bases = getattr(value, "__bases__", (object,))
+        options = "" if bases == (object,) else "   :show-inheritance:\n"
+        yield f".. {directive}:: {path}\n{options}"
 
 
 def _kind(value: Any) -> str:
@@ -285,14 +287,17 @@ def _escaped(text: str) -> str:
 
 
 def find_source(app: Sphinx, module: str) -> Any:
-    """Return a module's code and where its names are: also those that a table's row defines."""
+    """Return a module's code and where its names are, also those that assignments define."""
     analyzer = ModuleAnalyzer.for_module(module)
     analyzer.find_tags()
     tags = dict(analyzer.tags)
     for statement in ast.parse(analyzer.code).body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+        if isinstance(statement, ast.Assign):
             place = ("def", statement.lineno, statement.end_lineno)
-            tags.setdefault(statement.targets[0].id, place)
+            for target in ast.walk(statement.targets[0]):
+                if isinstance(target, ast.Name):
+                    methods = [tag for tag in tags if tag.endswith(f".{target.id}")]
+                    tags.setdefault(target.id, tags[methods[0]] if methods else place)
     return analyzer.code, tags
 
 

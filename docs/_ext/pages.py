@@ -56,25 +56,28 @@ class Page:
 def pages() -> list[Page]:
     """Return the pages of the reference in the order of their modules.
 
-    A value has the shortest path that a module with `__all__` gives it. What `tensorgrad` itself
+    A value has the shortest path that a module with `__all__` gives it, under its own name where
+    there are others. What `tensorgrad` itself
     exports, some 350 names, is described on pages of the modules that define it or of the package
     around them.
     """
     exported = {name: importlib.import_module(name) for name in _modules()}
     exported = {name: module for name, module in exported.items() if hasattr(module, "__all__")}
-    paths: dict[int, str] = {}
-    values: dict[str, Any] = {}
-    for module in sorted(exported, key=lambda name: (name.count("."), name)):
-        for name in sorted(exported[module].__all__):
-            value = getattr(exported[module], name)
-            if _is_described(value) and id(value) not in paths:
-                paths[id(value)] = f"{module}.{name}"
-                values[f"{module}.{name}"] = value
+    shortest: dict[int, tuple[tuple[int, bool, str], Any]] = {}
+    for module, exports in exported.items():
+        for name in exports.__all__:
+            value = getattr(exports, name)
+            if _is_described(value):
+                alias = name != getattr(value, "__name__", name)
+                key = (module.count("."), alias, f"{module}.{name}")
+                shortest[id(value)] = min(shortest.get(id(value), (key, value)), (key, value))
+    paths = {identity: path for identity, ((_, _, path), _) in shortest.items()}
+    values = {path: value for (_, _, path), value in shortest.values()}
 
     names = (f"{LIBRARY}.{name}" for name in exported[LIBRARY].__all__)
     named = [name for name in names if isinstance(sys.modules.get(name), ModuleType)]
     found = {name: Page(name) for name in (*exported, *named) if name.count(".") < 2}
-    for path, value in values.items():
+    for path, value in sorted(values.items()):
         module = _page_of(path, value, exported)
         found.setdefault(module, Page(module)).entries[path] = value
     for name, page in found.items():
