@@ -35,6 +35,7 @@ suppress_warnings = ["misc.highlighting_failure"]  # commands in the notebook th
 myst_heading_anchors = 6
 myst_enable_extensions = ["dollarmath"]
 myst_dmath_allow_labels = False
+myst_dmath_allow_digits = False  # $5 and $6 are prices
 html_math_renderer = "mathml"
 nb_execution_mode = "off"
 

@@ -94,8 +94,9 @@ def _page(page: pages.Page, values: dict[str, Any], below: list[str]) -> Iterato
         yield from _table(rows.items())
     for path, value in page.entries.items():
         directive = "autoclass" if isinstance(value, type) else "autofunction"
-        bases = getattr(value, "__bases__", (object,))
-        options = "" if bases == (object,) else "   :show-inheritance:\n"
+        bases = [base.__name__ for base in getattr(value, "__bases__", ())]
+        public = [name for name in bases if name != "object" and name[0] != "_"]
+        options = "   :show-inheritance:\n" if public else ""
         yield f".. {directive}:: {path}\n{options}"
 
 
