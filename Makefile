@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test lint types fuzz nightly sanitize install clean distclean
+.PHONY: help train test lint types docs fuzz nightly sanitize install clean distclean
 
 # Programs that tests start, by the hundred, would each compile the library again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -49,6 +49,14 @@ types: install ## check types with mypy --strict
 	@echo 'types (mypy)'
 	@$(bin)/mypy tensorgrad examples tests
 
+docs: install $(VENV)/.installed-group-docs ## build the site of all documents and names, and check its links
+	@rm -rf build/docs build/docs-source
+	@mkdir -p build/docs-source
+	@$(bin)/python -m sphinx -q -E -W --keep-going -j 2 -c docs -d build/docs-source/.doctrees \
+		build/docs-source build/docs
+	@$(bin)/python -m tests.site_links build/docs
+	@echo '$(CURDIR)/build/docs/index.html'
+
 fuzz: install ## run every fuzz test with 100,000 new cases (ARGS="-k protocol" chooses)
 	@$(bin)/python -m pytest -q -o faulthandler_timeout=0 --hypothesis-profile=fuzz tests/fuzz $(ARGS)
 
@@ -76,8 +84,13 @@ $(VENV)/.installed-%: pyproject.toml $(VENV)/.created
 	@$(bin)/python -m pip install -qq --disable-pip-version-check -e '.[$*]'
 	@touch $@
 
+$(VENV)/.installed-group-docs: pyproject.toml $(VENV)/.created
+	@echo 'installing what builds the site into $(VENV)'
+	@$(bin)/python -m pip install -qq --disable-pip-version-check --group docs
+	@touch $@
+
 clean: ## remove build products and caches (runs/ stays)
-	rm -rf build/lib build/bdist* dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build/lib build/bdist* build/docs* dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and remove $(VENV)

@@ -1,0 +1,126 @@
+"""The pages of the site: the documents by part, and which public name is described where.
+
+Needs no Sphinx: `tests/test_site.py` compares them with the files and with what is exported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import GenericAlias, ModuleType, UnionType
+from typing import Any
+
+LIBRARY = "tensorgrad"
+INDEX = "docs/README"  # lists the guides, chapters and results
+NOTEBOOK = "examples/walkthrough"
+PROJECT = ("CONTRIBUTING", "CHANGELOG")
+
+
+def contents(root: Path) -> dict[str, dict[str, str]]:
+    """Return the documents of each part, with the titles of links to them, in order.
+
+    Guides, chapters and results are those that docs/README.md links to.
+    """
+    index = (root / f"{INDEX}.md").read_text(encoding="utf-8")
+    _, *sections = re.split(r"^## (.+)$", index, flags=re.MULTILINE)
+    found = {"Start": {INDEX: "", NOTEBOOK: ""}}
+    for caption, section in zip(sections[::2], sections[1::2], strict=True):
+        links = re.findall(r"\[([^]]+)\]\(([^)#]+)\.md\)", section)
+        found[caption] = {f"docs/{link}": re.sub(r"\s+", " ", title) for title, link in links}
+    found["Reference"] = {"reference/index": ""}
+    found["Project"] = dict.fromkeys(PROJECT, "")
+    return found
+
+
+@dataclass
+class Page:
+    """A module, the entries described on its page, and other names that it exports.
+
+    Attributes:
+        module: full name.
+        entries: public path (`tensorgrad.layer_norm`) to value, of what is described here.
+        others: name to public path, of what is described elsewhere; "" where nowhere.
+    """
+
+    module: str
+    entries: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
+
+
+def pages() -> list[Page]:
+    """Return the pages of the reference in the order of their modules.
+
+    A value has the shortest path that a module with `__all__` gives it, under its own name where
+    there are others. What `tensorgrad` itself
+    exports, some 350 names, is described on pages of the modules that define it or of the package
+    around them.
+    """
+    exported = {name: importlib.import_module(name) for name in _modules()}
+    exported = {name: module for name, module in exported.items() if hasattr(module, "__all__")}
+    shortest: dict[int, tuple[tuple[int, bool, str], Any]] = {}
+    for module, exports in exported.items():
+        for name in exports.__all__:
+            value = getattr(exports, name)
+            if _is_described(value):
+                alias = name != getattr(value, "__name__", name)
+                key = (module.count("."), alias, f"{module}.{name}")
+                shortest[id(value)] = min(shortest.get(id(value), (key, value)), (key, value))
+    paths = {identity: path for identity, ((_, _, path), _) in shortest.items()}
+    values = {path: value for (_, _, path), value in shortest.values()}
+
+    names = (f"{LIBRARY}.{name}" for name in exported[LIBRARY].__all__)
+    named = [name for name in names if isinstance(sys.modules.get(name), ModuleType)]
+    found = {name: Page(name) for name in (*exported, *named) if name.count(".") < 2}
+    for path, value in sorted(values.items()):
+        module = _page_of(path, value, exported)
+        found.setdefault(module, Page(module)).entries[path] = value
+    for name, page in found.items():
+        for public in sorted(getattr(exported.get(name), "__all__", ())):
+            value = getattr(exported[name], public)
+            path = paths.get(id(value), "")
+            if path not in page.entries and not isinstance(value, ModuleType):
+                page.others[public] = path
+    return [found[name] for name in sorted(found)]
+
+
+def _modules() -> list[str]:
+    package = importlib.import_module(LIBRARY)
+    below = pkgutil.walk_packages(package.__path__, f"{LIBRARY}.")
+    return [LIBRARY, *(module.name for module in below if "._" not in module.name)]
+
+
+def _is_described(value: Any) -> bool:
+    """Whether a value is a function or class of the library, and not only for type checkers."""
+    if isinstance(value, (GenericAlias, UnionType)) or typing.get_origin(value) is not None:
+        return False
+    home = getattr(value, "__module__", None) or ""
+    return callable(value) and not getattr(value, "_is_protocol", False) and _is_ours(home)
+
+
+def _is_ours(home: str) -> bool:
+    return f"{home}.".startswith(f"{LIBRARY}.")
+
+
+def _page_of(path: str, value: Any, exported: dict[str, ModuleType]) -> str:
+    module, _, name = path.rpartition(".")
+    if module != LIBRARY:
+        return module
+    home = value.__module__
+    parts = home.split(".")
+    for end in range(2, len(parts)):
+        around = ".".join(parts[:end])
+        if name in getattr(exported.get(around), "__all__", ()):
+            return around
+    return home
+
+
+def first_sentence(value: Any) -> str:
+    """Return the first sentence of a docstring, in one line."""
+    paragraph = (inspect.getdoc(value) or "").partition("\n\n")[0].replace("\n", " ")
+    return re.split(r"(?<=[.:!?])(?<!e\.g\.)(?<!i\.e\.)\s+(?=[A-Z`])", paragraph)[0]
