@@ -47,7 +47,7 @@ from tensorgrad.bench.matrix import MatrixBench, matrix_cases
 from tensorgrad.parallel.comm.collectives import Comm
 from tests.bench.test_matrix import CASE, TINY
 
-(case,) = matrix_cases(TINY, CASE, 1, ["flash"], ["none"])
+(case,) = matrix_cases(TINY, {**CASE, "steps": 6}, 1, ["flash"], ["none"])
 bench = MatrixBench(TINY, Comm(), "cpu")
 print(*(bench(case)["peak_mb"] for _ in range(2)))
 """
