@@ -139,9 +139,12 @@ class Signatures:
 
 def declared(function: Callable[..., Any]) -> list[Argument]:
     """Return the arguments of a function whose annotations declare what they take."""
-    annotations = {k: v for k, v in function.__annotations__.items() if k != "return"}
-    found = ((name, *_meaning(text, function)) for name, text in annotations.items())
-    return [Argument(name, takes, optional) for name, takes, optional in found if takes]
+    arguments = []
+    for name, annotation in function.__annotations__.items():
+        takes, optional = _meaning(annotation, function) if name != "return" else (None, False)
+        if takes:
+            arguments.append(Argument(name, takes, optional))
+    return arguments
 
 
 _meanings: dict[str, tuple[Any, bool]] = {}  # by annotation: most repeat
