@@ -29,6 +29,7 @@ Tests: tests/core/test_signature.py.
 
 from __future__ import annotations
 
+import builtins
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -147,21 +148,16 @@ def declared(function: Callable[..., Any]) -> list[Argument]:
     return arguments
 
 
-_meanings: dict[str, tuple[Any, bool]] = {}  # by annotation: most repeat
-
-
 def _meaning(text: str, function: Callable[..., Any]) -> tuple[Any, bool]:
     """Return what an annotation declares, None for nothing, and whether it may be None."""
-    if text not in _meanings:
-        plain = text.removesuffix(" | None")
-        operand = _OPERAND.fullmatch(plain)  # read as text, which takes a tenth of the time
-        takes = Operand(*operand.groups()) if operand else _declaration(plain, function)
-        _meanings[text] = (takes, text != plain)
-    return _meanings[text]
+    plain = text.removesuffix(" | None")
+    operand = _OPERAND.fullmatch(plain)  # read as text, which takes a tenth of the time
+    takes = Operand(*operand.groups()) if operand else _declaration(plain, function.__globals__)
+    return takes, text != plain
 
 
-def _declaration(text: str, function: Callable[..., Any]) -> Any:
-    kind = eval(text, function.__globals__)
+def _declaration(text: str, names: dict[str, Any]) -> Any:
+    kind = names.get(text) or getattr(builtins, text, None) or eval(text, names)
     if kind is ArrayLike:
         return Operand()
     if get_origin(kind) is Annotated:

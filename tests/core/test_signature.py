@@ -199,6 +199,14 @@ def test_literals_take_their_dtype_with_operands_of_their_kind() -> None:
     assert index.shape == (0,)
 
 
+def test_a_name_in_an_annotation_is_that_of_the_functions_module() -> None:
+    source = "from __future__ import annotations\ndef f(how: How): ..."
+    for words in (("a", "b"), ("c",)):
+        module: dict[str, Any] = {"How": Literal[words]}
+        exec(source, module)
+        assert [argument.takes for argument in declared(module["f"])] == [words]
+
+
 def test_an_operand_that_may_be_missing_decides_no_length() -> None:
     def wrong(x: Float[ArrayLike, "C"] | None, y: Float[ArrayLike, "C"]) -> Any: ...
 
