@@ -25,15 +25,16 @@ PROJECT = ("CONTRIBUTING", "CHANGELOG")
 def contents(root: Path) -> dict[str, dict[str, str]]:
     """Return the documents of each part, with the titles of links to them, in order.
 
-    Guides, chapters and results are those that docs/README.md links to.
+    The parts are the sections of docs/README.md, their documents those that it links to.
     """
     index = (root / f"{INDEX}.md").read_text(encoding="utf-8")
     _, *sections = re.split(r"^## (.+)$", index, flags=re.MULTILINE)
-    found = {"Start": {INDEX: "", NOTEBOOK: ""}}
+    found: dict[str, dict[str, str]] = {}
     for caption, section in zip(sections[::2], sections[1::2], strict=True):
         links = re.findall(r"\[([^]]+)\]\(([^)#]+)\.md\)", section)
         found[caption] = {f"docs/{link}": re.sub(r"\s+", " ", title) for title, link in links}
-    found["Reference"] = {"reference/index": ""}
+    found["Start"] = {INDEX: "", NOTEBOOK: "", **found["Start"]}
+    found["Reference"] = {"reference/index": "", **found["Reference"]}
     found["Project"] = dict.fromkeys(PROJECT, "")
     return found
 
