@@ -53,7 +53,7 @@ docs: install $(VENV)/.installed-group-docs ## build the site of all documents a
 	@rm -rf build/docs build/docs-source
 	@mkdir -p build/docs-source
 	@$(bin)/python -m sphinx -q -E -W --keep-going -j 2 -c docs -d build/docs-source/.doctrees \
-		build/docs-source build/docs
+		build/docs-source build/docs/$$($(bin)/python -c 'import tensorgrad; print(tensorgrad.__version__)')
 	@$(bin)/python -m tests.site_links build/docs
 	@echo '$(CURDIR)/build/docs/index.html'
 

@@ -71,6 +71,14 @@ html_theme = "furo"
 html_title = f"{project} {version}"
 html_static_path = [str(ROOT / "docs" / "_static")]
 html_css_files = ["custom.css"]
+html_js_files = ["versions.js"]
+templates_path = [str(ROOT / "docs" / "_templates")]
+html_sidebars = {
+    "**": [
+        *("sidebar/brand.html", "sidebar/versions.html", "sidebar/search.html"),
+        *("sidebar/scroll-start.html", "sidebar/navigation.html", "sidebar/scroll-end.html"),
+    ]
+}
 html_copy_source = False
 html_show_sphinx = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "

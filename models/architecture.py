@@ -86,7 +86,7 @@ class Architecture:
     """A published architecture.
 
     Attributes:
-        name: as in `architectures` of config.json.
+        name: as in "architectures" of config.json.
         model_type: as in config.json.
         model: our class.
         config: the class of its sizes.
@@ -191,7 +191,7 @@ class PublishedSettings:
         """Check the entries that all architectures share, and that no other one is unknown.
 
         Args:
-            architecture: its name, as in `architectures`.
+            architecture: its name, as in "architectures".
             unread: the values that are supported for entries which no method has read.
         """
         self.only(_FIXED)

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import inspect
 import json
+import keyword
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
-from functools import cache
+from contextlib import suppress
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
 import pages
 from docutils import nodes
 from docutils.utils.math import latex2mathml
+from packaging.version import Version
 from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.ext.intersphinx import InventoryAdapter
 from sphinx.pycode import ModuleAnalyzer
+from sphinx.util import logging
 
 ROOT = Path(__file__).parents[2]
+logger = logging.getLogger(__name__)
 
 
 # Sources: the documents where they lie in the repository, and the reference from the code.
@@ -80,15 +87,13 @@ def _page(page: pages.Page, values: dict[str, Any], below: list[str]) -> Iterato
         groups.setdefault(_kind(value), {})[f":py:obj:`~{path}`"] = pages.first_sentence(value)
     module = importlib.import_module(page.module)
     for name, path in page.others.items():
-        if path:
-            home = values[path].__module__
-            group = home if page.module == pages.LIBRARY else "Described elsewhere"
-            link = f":py:obj:`{name} <{path}>`"
-            groups.setdefault(group, {})[link] = pages.first_sentence(values[path])
-        else:
-            groups.setdefault("Constants and types", {})[f"``{name}``"] = _shown(
-                getattr(module, name)
-            )
+        home = values[path].__module__
+        group = home if page.module == pages.LIBRARY else "Described elsewhere"
+        link = f":py:obj:`{name} <{path}>`"
+        groups.setdefault(group, {})[link] = pages.first_sentence(values[path])
+    for name, path in page.constants.items():
+        link = f":py:obj:`{name} <{path}>`"
+        groups.setdefault("Constants and types", {})[link] = f"``{_shown(getattr(module, name))}``"
     for group, rows in groups.items():
         yield f".. rubric:: {group}\n"
         yield from _table(rows.items())
@@ -98,6 +103,9 @@ def _page(page: pages.Page, values: dict[str, Any], below: list[str]) -> Iterato
         public = [name for name in bases if name != "object" and name[0] != "_"]
         options = "   :show-inheritance:\n" if public else ""
         yield f".. {directive}:: {path}\n{options}"
+    for name, path in page.constants.items():
+        if path == f"{page.module}.{name}":
+            yield f".. py:data:: {path}\n   :value: {_shown(getattr(module, name))}\n"
 
 
 def _kind(value: Any) -> str:
@@ -107,8 +115,8 @@ def _kind(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = re.sub(r"\s+", " ", repr(value)).replace("`", "'")
-    return f"``{text if len(text) <= 60 else text[:60].rstrip() + '...'}``"
+    text = re.sub(r" at 0x\w+|\s+", " ", repr(value)).replace("`", "'")
+    return text if len(text) <= 60 else text[:60].rstrip() + "..."
 
 
 def _title(text: str) -> list[str]:
@@ -131,7 +139,7 @@ def _table(rows: Any) -> Iterator[str]:
 
 
 def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
-    """Append the tables of contents to the front page, and titles to pages of results alone."""
+    """Add tables of contents to the front page, titles to pages of results, terms to the index."""
     parts = pages.contents(ROOT)
     if name == app.config.root_doc:
         for caption, documents in parts.items():
@@ -140,6 +148,10 @@ def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
     elif name in parts["Results"] and not text[0].startswith("# "):
         title = parts["Results"][name]
         text[0] = f"# {title[0].upper()}{title[1:]}\n\n{text[0]}"
+    if terms := pages.searches(ROOT).get(name):
+        title, _, rest = text[0].partition("\n")
+        main = ", ".join(f"! {term}" for term in terms)
+        text[0] = f"{title}\n\n```{{index}} {main}\n```\n\n{rest}"
 
 
 def adapt(app: Sphinx, document: nodes.document) -> None:
@@ -163,13 +175,19 @@ def adapt(app: Sphinx, document: nodes.document) -> None:
 
 
 def resolve(app: Sphinx, env: Any, node: Any, content: Any) -> Any:
-    """Link a name without its module (`ArrayLike`, `np.ndarray`), or leave it as text."""
+    """Link a name without its module (`ArrayLike`, `np.ndarray`), or leave it as text.
+
+    A name that is nowhere in the code is a warning: it is misspelt, or was renamed.
+    """
     if node.get("refdomain") != "py" or node["reftype"] not in ("obj", "class", "exc"):
         return None
     target, objects = node["reftarget"], env.domains.python_domain.objects
     written = [re.sub(r"^tg\.", "tensorgrad.", target), f"tensorgrad.{target}"]
     own = [name for name in written if name in objects] or _by_name().get(target, [])
     own = [n for n in own if n.rpartition(".")[0] == node.get("py:module")] or own
+    if target in pages.NOTATION:
+        address = app.builder.get_relative_uri(node["refdoc"], pages.SIGNATURES)
+        return nodes.reference("", "", content, refuri=address, internal=True)
     if len(own) == 1:
         entry = objects[own[0]]
         address = app.builder.get_relative_uri(node["refdoc"], entry.docname)
@@ -179,7 +197,41 @@ def resolve(app: Sphinx, env: Any, node: Any, content: Any) -> Any:
         for name in (outside, f"collections.abc.{target}", f"pathlib.{target}"):
             if name in names:
                 return nodes.reference("", "", content, refuri=names[name].uri, internal=False)
+    if re.fullmatch(r"\w[\w.]*(\(\))?", target) and not _is_known(target):
+        logger.warning("%s is no name of the code", target, location=node)
     return content
+
+
+def _is_known(name: str) -> bool:
+    if name.endswith(".py"):
+        return any(ROOT.glob(f"*/**/{name}"))
+    first, *rest = re.sub(r"^(tg|tensorgrad)\.", "", name).removesuffix("()").split(".")
+    module = sys.modules.get(f"{pages.LIBRARY}.{first}")
+    if rest and module is not None:
+        with suppress(AttributeError):
+            reduce(getattr, rest, module)
+            return True
+        return False
+    return {first, *rest} <= _identifiers() or first in _OUTSIDE
+
+
+_OUTSIDE = {
+    *("torch", "numpy", "np", "cupy", "dataclasses", "ForwardRef"),
+    *("Compute", "INFINITY", "start_next_kernel"),  # in CUDA
+}
+
+
+@cache
+def _identifiers() -> set[str]:
+    """Return every name in the code of the library, without its docstrings."""
+    found = {*dir(builtins), *keyword.kwlist}
+    for folder in (pages.LIBRARY, "models", "parallel"):
+        for path in (ROOT / folder).rglob("*.py"):
+            found |= {path.parent.name, path.stem}
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                names = (getattr(node, part, None) for part in ("id", "attr", "arg", "name"))
+                found |= {name for name in names if isinstance(name, str)}
+    return found
 
 
 @cache
@@ -250,6 +302,8 @@ def write_docstring(
     start = _SECTION.search(text)
     end = start.start() if start else len(text)
     text = _literal_blocks(text[:end]) + text[end:]
+    if what == "property":
+        text = f"\n{text}"  # napoleon takes the first line up to a colon for its type
     lines[:] = [
         line if line.lstrip().startswith((">>>", "...")) else _escaped(line)
         for line in text.split("\n")
@@ -346,6 +400,24 @@ def visit_math_block(self: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+# Versions: a folder each, and beside them a list and a page that leads to the newest.
+
+
+def list_versions(app: Sphinx, error: Exception | None) -> None:
+    """Write what the menu of versions lists, newest first, and the page above all versions."""
+    if error is None:
+        site = Path(app.outdir).parent
+        names = (path.parent.name for path in site.glob("*/objects.inv"))
+        versions = sorted(names, key=Version, reverse=True)
+        (site / "versions.js").write_text(f"const VERSIONS = {json.dumps(versions)};\n")
+        newest = f"{versions[0]}/index.html"
+        (site / "index.html").write_text(
+            f'<!DOCTYPE html>\n<html lang="en"><head><title>{app.config.project}</title>\n'
+            f'<meta http-equiv="refresh" content="0; url={newest}"></head>\n'
+            f'<body><a href="{newest}">{app.config.project} {versions[0]}</a></body></html>\n'
+        )
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect the functions above."""
     app.add_config_value("repository", "", "html")
@@ -358,4 +430,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("autodoc-process-docstring", write_docstring, priority=400)
     app.connect("viewcode-find-source", find_source)
     app.connect("html-page-context", link_back)
+    app.connect("build-finished", list_versions)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

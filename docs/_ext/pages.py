@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import sys
@@ -19,6 +20,11 @@ from typing import Any
 LIBRARY = "tensorgrad"
 INDEX = "docs/README"  # lists the guides, chapters and results
 NOTEBOOK = "examples/walkthrough"
+SIGNATURES = "docs/reference/signatures"  # explains the names of NOTATION
+NOTATION = {
+    *("ArrayLike", "Bool", "Float", "Inexact", "Int", "Real", "Shaped"),
+    *("Count", "Interval", "NotNegative", "Probability", "Size"),
+}
 PROJECT = ("CONTRIBUTING", "CHANGELOG")
 
 
@@ -39,6 +45,12 @@ def contents(root: Path) -> dict[str, dict[str, str]]:
     return found
 
 
+def searches(root: Path) -> dict[str, list[str]]:
+    """Return what readers search for by the page that answers it: entries of the index."""
+    found: dict[str, list[str]] = json.loads((root / "docs" / "searches.json").read_text())
+    return found
+
+
 @dataclass
 class Page:
     """A module, the entries described on its page, and other names that it exports.
@@ -46,12 +58,14 @@ class Page:
     Attributes:
         module: full name.
         entries: public path (`tensorgrad.layer_norm`) to value, of what is described here.
-        others: name to public path, of what is described elsewhere; "" where nowhere.
+        others: name to public path, of what is described elsewhere.
+        constants: name to public path, of numbers, dtypes, types and tables.
     """
 
     module: str
     entries: dict[str, Any] = field(default_factory=dict)
     others: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, str] = field(default_factory=dict)
 
 
 def pages() -> list[Page]:
@@ -82,12 +96,21 @@ def pages() -> list[Page]:
         module = _page_of(path, value, exported)
         found.setdefault(module, Page(module)).entries[path] = value
     for name, page in found.items():
-        for public in sorted(getattr(exported.get(name), "__all__", ())):
+        for public in sorted(_exports(exported.get(name))):
             value = getattr(exported[name], public)
-            path = paths.get(id(value), "")
-            if path not in page.entries and not isinstance(value, ModuleType):
-                page.others[public] = path
+            if isinstance(value, ModuleType):
+                continue
+            if id(value) not in paths:
+                homes = (home for home in found if public in _exports(exported.get(home)))
+                same = [home for home in homes if getattr(exported[home], public) is value]
+                page.constants[public] = f"{min(same, key=len)}.{public}"
+            elif paths[id(value)] not in page.entries:
+                page.others[public] = paths[id(value)]
     return [found[name] for name in sorted(found)]
+
+
+def _exports(module: ModuleType | None) -> list[str]:
+    return list(getattr(module, "__all__", ()))
 
 
 def _modules() -> list[str]:

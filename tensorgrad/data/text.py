@@ -62,7 +62,7 @@ def documents(
             ones and with linked folders (see `folder_files`);
             `hf:NAME[:CONFIG][:SPLIT]`: a Hugging Face data set (split "train" if not named;
             `hf:NAME::SPLIT` names the split alone), which needs the datasets package;
-            `stdlib`: the source of the Python standard library on this machine, without tests,
+            "stdlib": the source of the Python standard library on this machine, without tests,
             up to STDLIB_BYTES bytes.
             Files are UTF-8, plain or compressed by gzip, xz, bzip2 or Zstandard. What a file is
             follows from its content and not from its name. CR LF and CR become LF.
