@@ -197,7 +197,7 @@ def resolve(app: Sphinx, env: Any, node: Any, content: Any) -> Any:
         for name in (outside, f"collections.abc.{target}", f"pathlib.{target}"):
             if name in names:
                 return nodes.reference("", "", content, refuri=names[name].uri, internal=False)
-    if re.fullmatch(r"\w[\w.]*(\(\))?", target) and not _is_known(target):
+    if not _is_known(target):
         logger.warning("%s is no name of the code", target, location=node)
     return content
 
@@ -290,6 +290,7 @@ _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Source):
 _ONE_LINE = re.compile(r"^(Source|Formula|Gradients?): +(.+(?:\n    .+)*)$", re.MULTILINE)
 _HEADING = re.compile(r"[A-Z][\w ]*:$")
 _CODE = re.compile(r"(`+[^`]*`+)")
+_NAME = re.compile(r"`[\w.]+(\(\))?`")
 
 
 def write_docstring(
@@ -335,9 +336,12 @@ def _literal_blocks(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape what plain text means literally, outside backquotes."""
+    """Escape what plain text means literally; mark as code what is in backquotes and no name."""
     parts = _CODE.split(text)
     parts[::2] = [re.sub(r"([*|])|(?<=\w)(_)(?!\w)", r"\\\1\2", part) for part in parts[::2]]
+    parts[1::2] = [
+        part if _NAME.fullmatch(part) else f"``{part.strip('`')}``" for part in parts[1::2]
+    ]
     return "".join(parts)
 
 
@@ -407,6 +411,7 @@ def list_versions(app: Sphinx, error: Exception | None) -> None:
     """Write what the menu of versions lists, newest first, and the page above all versions."""
     if error is None:
         site = Path(app.outdir).parent
+        shutil.rmtree(site / "jupyter_execute", ignore_errors=True)  # copies of notebooks
         names = (path.parent.name for path in site.glob("*/objects.inv"))
         versions = sorted(names, key=Version, reverse=True)
         (site / "versions.js").write_text(f"const VERSIONS = {json.dumps(versions)};\n")
