@@ -5,9 +5,8 @@ Every module belongs to one: to the layer that lists it or the nearest package a
 
 from __future__ import annotations
 
-from html import escape
-
 from tests.source_tree import ROOT, examples, library
+from tests.svg import BLUE, WIDTH, Drawing
 
 LAYERS: dict[str, tuple[str, ...]] = {
     "start-up": ("startup",),
@@ -58,33 +57,27 @@ def parts_of(place: int) -> list[tuple[str, int]]:
 
 def picture() -> str:
     """Return the picture as SVG: a band for each layer, a box for each module or package."""
-    width, lines, y = 860, [], 10
+    bands, y = [], 4
     for place in reversed(range(len(LAYERS))):
-        boxes, x, row = [], 16, y + 30
+        boxes, x, row = [], 10.0, y + 22
         for part, count in parts_of(place):
             label = f"{part} ({count} files)" if count > 1 else part
-            wide = 12 + 7 * len(label)
-            if x + wide > width - 16:
-                x, row = 16, row + 30
-            boxes.append(
-                f'<rect x="{x}" y="{row}" width="{wide}" height="22" rx="3" fill="#fff" '
-                f'stroke="#567"/><text x="{x + 6}" y="{row + 15}">{escape(label)}</text>'
-            )
-            x += wide + 8
-        height = row + 32 - y
-        lines += [
-            f'<rect x="4" y="{y}" width="{width - 8}" height="{height}" rx="6" fill="#eef3f8"/>',
-            f'<text x="16" y="{y + 18}" font-weight="bold">{escape(list(LAYERS)[place])}</text>',
-            *boxes,
-        ]
-        y += height + 8
-    note = "Imports go down. ops/methods.py makes ops the methods of Tensor."
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + 24}" '
-        f'font-family="monospace" font-size="11.5">\n'
-        + "\n".join(lines)
-        + f'\n<text x="16" y="{y + 14}">{note}</text>\n</svg>\n'
-    )
+            width = 10 + 6.4 * len(label)
+            if x + width > WIDTH - 10:
+                x, row = 10.0, row + 24
+            boxes.append((x, row, width, label))
+            x += width + 6
+        bands.append((y, row + 24 - y, list(LAYERS)[place], boxes))
+        y = row + 30
+    drawing = Drawing("The layers of the library, each above those that it imports", y + 34)
+    for top, height, name, boxes in bands:
+        drawing.box(4, top, WIDTH - 8, height, fill=BLUE)
+        drawing.text(10, top + 14, name, bold=True)
+        for x, row, width, label in boxes:
+            drawing.box(x, row, width, 19, label)
+    drawing.text(10, y + 12, "Imports go down.")
+    drawing.text(10, y + 26, "ops/methods.py makes ops the methods of Tensor.")
+    return drawing.svg()
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""Numbers in documents, from results and from the code; `python -m tests.results` renders them.
+"""Numbers and code in documents; `python -m tests.results` renders them.
 
 A block is a pair of comments. What stands between them is rendered from a file that `tensorgrad
-bench` has written into docs/results, or by a function of tests/figures.py:
+bench` has written into docs/results, by a function of tests/figures.py, or from the source:
 
     <!-- table overhead/overhead.json where dtype=float32 show op; forward_us:.2f = forward -->
     <!-- value overhead/overhead.json where op=add show forward_us:.2f -->1.20<!-- end -->
     <!-- source overhead/overhead.json -->
     <!-- code presets -->
+    <!-- excerpt tensorgrad/core/record.py from if mode.grad_enabled: to return Tensor(outputs) -->
 
 A column is NAME, NAME/NUMBER (divided by it), then `:FORMAT` of Python, then ` = TITLE`. Conditions
-are joined by `and`. Tests: tests/test_results.py.
+are joined by `and`. For `excerpt` see tests/excerpts.py. Tests: tests/test_results.py.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from tensorgrad.bench.provenance import exists
 from tensorgrad.bench.sweep import ERROR
 from tensorgrad.io.readers import read_json
 from tests import figures
+from tests.excerpts import excerpt
 from tests.source_tree import ROOT
 
 RESULTS = ROOT / "docs" / "results"
 BLOCK = re.compile(
     r"^```.*?^```$|"  # a block of code is not rendered
-    r"(<!-- (table|value|source|code) (\S+?)(?: where (.+?))?(?: show (.+?))? -->)"
+    r"(<!-- (table|value|source|code|excerpt) (\S+?)"
+    r"(?: where (.+?))?(?: show (.+?))?(?: from (.+?))?(?: to (.+?))? -->)"
     r".*?(<!-- end -->)",
     re.DOTALL | re.MULTILINE,
 )
@@ -51,15 +54,17 @@ def rendered(text: str, folder: Path = RESULTS) -> str:
 
     Raises:
         ValueError: a block has no rows, a column that its file lacks, rows of several commits,
-            several values, or the name of no function.
+            several values, the name of no function, or lines that its file lacks.
     """
 
     def block(match: re.Match[str]) -> str:
-        begin, kind, name, where, show, end = match.groups()
+        begin, kind, name, where, show, first, last, end = match.groups()
         if begin is None:
             return match[0]
         if kind == "code":
             return f"{begin}\n\n{from_code(name)}\n{end}"
+        if kind == "excerpt":
+            return f"{begin}\n\n{excerpt(ROOT / name, first or '', last or '')}\n\n{end}"
         rows = chosen(list(read_json(folder / name)["rows"]), where or "", name)
         if kind == "source":
             return f"{begin}{source(rows)}{end}"

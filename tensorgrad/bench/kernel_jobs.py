@@ -18,6 +18,7 @@ import numpy as np
 
 from tensorgrad import nn, optim
 from tensorgrad.amp import autocast
+from tensorgrad.bench.naive import naive_matmul
 from tensorgrad.bench.timing import Call, random_array, to_torch
 from tensorgrad.core import backend
 from tensorgrad.core.dtypes import as_dtype, bfloat16, float32
@@ -584,8 +585,9 @@ _PRODUCTS = (  # rows, columns, terms of each sum
 def matmul_jobs(device: str, scale: int) -> Jobs:
     """Yield matrix products x W^T of GPT-2's sizes, by every kernel of a GPU.
 
-    In TF32 "chosen" is what `autocast("tf32")` takes; PyTorch may use TF32 there. On a CPU there is
-    NumPy's product alone.
+    The naive kernel does the first as x W, so that its threads read neighbours. In TF32 "chosen" is
+    what `autocast("tf32")` takes; PyTorch may use TF32 there. On a CPU there is NumPy's product
+    alone.
     """
     ways: tuple[tuple[str, bool, tuple[str, ...]], ...] = ((_WIDE, False, ("chosen",)),)
     if device != "cpu":
@@ -594,6 +596,9 @@ def matmul_jobs(device: str, scale: int) -> Jobs:
             (_WIDE, True, ("chosen", "tiled")),  # the choice of autocast, and mma.sync
             (_WIDE, False, ("tiled", "cublas")),
         )
+        rows, columns, terms = _PRODUCTS[0]
+        shape = max(1, rows // scale), columns, terms
+        yield _product_job("matmul naive", shape, _WIDE, partial(_naive_matmul, shape))
     for (dtype, tf32, kernels), (rows, columns, terms) in product(ways, _PRODUCTS):
         shape = max(1, rows // scale), columns, terms
         for kernel in kernels:
@@ -635,6 +640,24 @@ def _matmul(shape: Shape, dtype: str, tf32: bool, kernel: str, device: str, torc
         def eager(_: int) -> None:
             torch.backends.cuda.matmul.allow_tf32 = tf32
             torch.mm(a, b.T, out=out)
+
+        calls.peers["eager"] = eager
+    return calls
+
+
+def _naive_matmul(shape: Shape, device: str, torch: Any) -> Calls:
+    rows, columns, terms = shape
+    x, w = (
+        random_array(size, _WIDE, i, device)
+        for i, size in enumerate(((rows, terms), (terms, columns)))
+    )
+    calls = Calls(lambda _: naive_matmul(x, w))
+    if torch is not None:
+        a, b = (to_torch(torch, array) for array in (x, w))
+
+        def eager(_: int) -> None:
+            torch.backends.cuda.matmul.allow_tf32 = False
+            torch.mm(a, b)
 
         calls.peers["eager"] = eager
     return calls

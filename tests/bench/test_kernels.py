@@ -11,8 +11,10 @@ import pytest
 from tensorgrad.bench import kernels
 from tensorgrad.bench.kernel_jobs import FAMILIES, Calls, Job
 from tensorgrad.bench.kernels import KernelBench, kernel_jobs
+from tensorgrad.bench.naive import naive_matmul
 from tensorgrad.bench.timing import to_torch
 from tensorgrad.cli import main
+from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
 from tensorgrad.io.readers import read_json
 from tensorgrad.kernels.gpu import GpuMonitor
@@ -73,6 +75,22 @@ def test_a_family_runs(family: str, device: str) -> None:
         ):
             call(0)
             call(1)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_naive_product_is_a_product(device: str) -> None:
+    a, b = (np.random.default_rng(i).standard_normal(size, "float32")
+            for i, size in enumerate(((5, 33), (33, 300))))  # fmt: skip
+    y = naive_matmul(*(backend.to_device(array, device) for array in (a, b)))
+    np.testing.assert_allclose(y.numpy(), a @ b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_naive_product_is_measured_on_a_gpu_alone() -> None:
+    names = {
+        device: [job.name for job in FAMILIES["matmul"](device, 1)] for device in ("cpu", "cuda")
+    }
+    assert names["cuda"].count("matmul naive") == 1
+    assert "matmul naive" not in names["cpu"]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
