@@ -90,7 +90,7 @@ from tensorgrad.ops.stacking import *
 from tensorgrad.ops.statistics import *
 from tensorgrad.random import seed as manual_seed
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"
 
 __all__ = [
     "Function",

@@ -5,9 +5,11 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tarfile
+import time
 import tomllib
 import zipfile
 from collections.abc import Sequence
@@ -48,6 +50,7 @@ NOT_SOURCE = tuple(
         "runs",
     ]
 )
+EPOCH = 1_700_000_000  # SOURCE_DATE_EPOCH of builds, in seconds, which zip archives halve
 DATA = {
     "tensorgrad": ("py.typed",),
     "tensorgrad.core": ("*.pyi",),
@@ -61,6 +64,7 @@ DATA = {
 def python(*args: str, cwd: Path, paths: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
     """Run Python in a folder, with nothing of this checkout on its path but `paths`."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    variables["SOURCE_DATE_EPOCH"] = str(EPOCH)
     if paths:
         variables["PYTHONPATH"] = os.pathsep.join(map(str, paths))
     return subprocess.run(
@@ -192,7 +196,7 @@ def test_a_wheel_says_what_it_needs(wheel: Path) -> None:
     for extra in ("cuda13", "cuda12", "mpi", "text", "plot", "dev"):
         assert f"Provides-Extra: {extra}\n" in metadata
     urls = dict(re.findall(r"^Project-URL: (\w+), (\S+)$", metadata, re.MULTILINE))
-    assert set(urls) == {"Repository", "Documentation", "Changelog", "Issues"}
+    assert set(urls) == {"Repository", "Documentation", "Changelog", "Security", "Issues"}
     _, _, description = metadata.partition("\n\n")
     assert description.startswith("# tensorgrad\n")
     links = re.findall(r"\]\(([^)\s]+)\)", description)
@@ -237,40 +241,59 @@ def test_nobody_is_told_to_install_another_project(checkout: Path) -> None:
     assert wrong == []
 
 
-def test_an_sdist_holds_everything_and_builds_the_same_wheel(
-    sdist: Path, wheel: Path, tmp_path: Path
+def test_an_sdist_holds_the_sources_alone_and_builds_the_same_wheel(
+    checkout: Path, sdist: Path, wheel: Path, tmp_path: Path
 ) -> None:
     with tarfile.open(sdist) as archive:
         archive.extraction_filter = getattr(tarfile, "data_filter", None)  # from Python 3.11.4 on
         archive.extractall(tmp_path)
     (unpacked,) = tmp_path.iterdir()
     files = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    folders = (".ci", ".github", "docs", "examples", "models", "parallel", "tensorgrad", "tests")
     wanted = {
-        str(path.relative_to(ROOT))
-        for folder in (".ci", "docs", "examples", "models", "parallel", "tensorgrad", "tests")
-        for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        str(path.relative_to(checkout))
+        for folder in folders
+        for path in (checkout / folder).rglob("*")
+        if path.is_file()
     }
-    wanted = {
-        name
-        for name in wanted
-        if not name.startswith(("tensorgrad/models/", "tensorgrad/parallel/"))
-    }
+    wanted -= {"tensorgrad/models", "tensorgrad/parallel"}  # links, as files
     wanted |= {
+        ".dockerignore",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "CODE_OF_CONDUCT.md",
+        "CONTRIBUTING.md",
+        "Dockerfile",
+        "LICENSE",
+        "MANIFEST.in",
+        "Makefile",
+        "README.md",
+        "SECURITY.md",
         "pyproject.toml",
         "setup.py",
-        "README.md",
-        "LICENSE",
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-        "Makefile",
     }
-    assert wanted - files == set()
-    assert not any(name.startswith(("tensorgrad/models/", "runs/")) for name in files)
+    made = {name for name in files if name.startswith("tensorgrad_cupy.egg-info/")}
+    assert files == wanted | made | {"PKG-INFO", "setup.cfg"}
     target = tmp_path / "wheel"
     target.mkdir()
     assert set(wheel_files(build_wheel(unpacked, target))) == set(wheel_files(wheel))
     succeed("-c", "import tensorgrad.models, tensorgrad.parallel", cwd=unpacked, paths=[unpacked])
+
+
+def test_archives_record_no_owner_and_no_time_of_the_build(sdist: Path, wheel: Path) -> None:
+    """So `.ci/release` finds equal bytes in two builds."""
+    assert struct.unpack("<4xI", sdist.read_bytes()[:8]) == (EPOCH,)  # of the gzip file
+    with tarfile.open(sdist) as source:
+        members = source.getmembers()
+    assert [member.name for member in members] == sorted(
+        (member.name for member in members), key=lambda name: name.split("/")
+    )
+    assert {(m.mtime, m.uid, m.gid, m.uname, m.gname) for m in members} == {(EPOCH, 0, 0, "", "")}
+    modes = {member.name.partition("/")[2]: member.mode for member in members}
+    assert set(modes.values()) == {0o644, 0o755}
+    assert (modes["docs"], modes[".ci/run"], modes["setup.py"]) == (0o755, 0o755, 0o644)
+    with zipfile.ZipFile(wheel) as archive:
+        assert {info.date_time for info in archive.infolist()} == {time.gmtime(EPOCH)[:6]}
 
 
 def test_an_archive_without_links_builds_the_same_wheel(
@@ -404,7 +427,7 @@ def site(tmp_path: Path) -> Path:
 def test_another_project_beside_this_one_is_named_at_import(site: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import tensorgrad\n")
-    (site / "tensorgrad_cupy-0.1.0.dist-info").mkdir()
+    (site / f"tensorgrad_cupy-{tensorgrad.__version__}.dist-info").mkdir()
     quiet = python("-S", str(script), cwd=tmp_path, paths=[site, *site_packages()])
     assert (quiet.returncode, quiet.stderr) == (0, "")
     (site / "tensorgrad-0.3.0.dist-info").mkdir()

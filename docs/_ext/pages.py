@@ -41,7 +41,7 @@ def contents(root: Path) -> dict[str, dict[str, str]]:
         found[caption] = {f"docs/{link}": re.sub(r"\s+", " ", title) for title, link in links}
     found["Start"] = {INDEX: "", NOTEBOOK: "", **found["Start"]}
     found["Reference"] = {"reference/index": "", **found["Reference"]}
-    found["Project"] = dict.fromkeys(PROJECT, "")
+    found["Project"] = {**found["Project"], **dict.fromkeys(PROJECT, "")}
     return found
 
 
