@@ -35,7 +35,7 @@ class Terms:
             for form in forms:
                 self.titles[_folded(form)] = title
         longest = sorted(self.titles, key=len, reverse=True)
-        words = "|".join(f"[{re.escape(w[0] + w[0].upper())}]{re.escape(w[1:])}" for w in longest)
+        words = "|".join(map(_pattern_of, longest))
         self._pattern = re.compile(rf"(?<![\w-])({words})s?(?![\w-])")
 
     def uses(self, text: str, used: set[str]) -> Iterator[tuple[int, int, str]]:
@@ -48,4 +48,10 @@ class Terms:
 
 
 def _folded(form: str) -> str:
+    form = " ".join(form.split())
     return form[0].lower() + form[1:]
+
+
+def _pattern_of(form: str) -> str:
+    words = r"\s+".join(map(re.escape, form.split()))  # they may be on two lines
+    return f"[{re.escape(form[0] + form[0].upper())}]{words.removeprefix(re.escape(form[0]))}"

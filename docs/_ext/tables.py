@@ -15,7 +15,7 @@ import inspect
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -55,7 +55,7 @@ def _plain(text: str) -> str:
     """Return plain text as Markdown, with what stands between backquotes as it is."""
     parts = re.split("(`[^`]*`)", " ".join(text.split()))
     parts[::2] = [re.sub(r"([<*_])", r"\\\1", part) for part in parts[::2]]
-    return "".join(parts)
+    return re.sub(r"(?<![`\w-])--[\w-]+", r"`\g<0>`", "".join(parts))
 
 
 def _codes(texts: Iterable[str]) -> str:
@@ -90,16 +90,20 @@ def _linked_rows() -> Iterator[tuple[str, Row]]:
 
 
 def elementwise_values() -> str:
-    """Return the formula, the CUDA expression and the dtypes of each elementwise function."""
+    """Return the value of each elementwise function, as an expression and as CUDA."""
     lines = []
     for link, row in _linked_rows():
         statements, (result,) = row._formula.cuda()
-        dtypes = (result_dtype(row, name) for name in ("bool", "int8", "int32", "float16"))
-        cuda = f"{' '.join(statements)} {result}".strip()
-        operands = ", ".join(row.operands)
-        lines.append([link, _code(operands), _code(row.text), _code(cuda), *dtypes])
-    head = ("function", "operands", "value", "CUDA", "of bool", "of int8", "of int32", "of float16")
-    return to_markdown(head, lines)
+        cuda = " ".join([*statements, result])
+        lines.append([link, _code(", ".join(row.operands)), _code(row.text), _code(cuda)])
+    return to_markdown(("function", "operands", "value", "CUDA"), lines)
+
+
+def elementwise_dtypes() -> str:
+    """Return the dtype of each elementwise function's result, by that of its operands."""
+    names = ("bool", "int8", "int32", "int64", "float16")
+    lines = [[link, *(result_dtype(row, name) for name in names)] for link, row in _linked_rows()]
+    return to_markdown(("function", *(f"of {name}" for name in names)), lines)
 
 
 def result_dtype(row: Row, dtype: str) -> str:
@@ -146,15 +150,21 @@ def numpy_spaces() -> dict[str, tuple[Any, Any]]:
 
 
 def numpy_names() -> str:
-    """Return the public names of NumPy that the library serves, and those that it does not."""
-    lines = []
-    for name, (theirs, ours) in numpy_spaces().items():
+    """Return the public names of NumPy that the library serves, and which others there are."""
+    parts = []
+    for space, (theirs, ours) in numpy_spaces().items():
         names = {n for n in theirs.__all__ if not n.startswith("__")}
         served = names & set(ours.__all__)
-        lines.append([
-            _code(name), str(len(names)), _listed(served), _listed(names - served)
-        ])  # fmt: skip
-    return to_markdown(("namespace", "names", "served", "not served"), lines)
+        parts.append(_namespace(space, len(names), served))
+        if space != "numpy":  # another page has the reasons for those
+            parts.append(f"Not here: {_listed(names - served)}.\n")
+    return "\n".join(parts)
+
+
+def _namespace(space: str, count: int, served: Collection[str]) -> str:
+    """Return the heading of a namespace, and its names that the library has too."""
+    said = f"Of {count} names, {len(served)} are the same here:"
+    return f"### `{space}`\n\n{said}\n\n{_listed(served)}.\n"
 
 
 @cache
@@ -179,15 +189,12 @@ def numpy_instead() -> str:
 
 def array_api_names() -> str:
     """Return the names of the array API standard that the library serves."""
-    lines = []
-    for name, names in _names()["array_api"]["names"].items():
-        owner = getattr(tg, name) if name else tg
-        served = {n for n in names if hasattr(owner, n)}
-        missing = set(names) - served
-        lines.append([
-            _code(name or "the main namespace"), str(len(names)), _listed(served), _listed(missing)
-        ])  # fmt: skip
-    return to_markdown(("namespace", "names", "served", "not served"), lines)
+    parts = []
+    for extension, names in _names()["array_api"]["names"].items():
+        owner = getattr(tg, extension) if extension else tg
+        served = [name for name in names if hasattr(owner, name)]
+        parts.append(_namespace(extension or "main namespace", len(names), served))
+    return "\n".join(parts)
 
 
 def torch_spaces() -> dict[str, Any]:
@@ -277,8 +284,7 @@ def torch_names() -> str:
                 renamed.append([_code(name), instead])
             else:
                 others.setdefault(instead or _reason(name), []).append(name)
-        parts += [f"### `{space}`\n", f"Of {len(names)} names, {len(served)} are the same here:\n"]
-        parts += [f"{_listed(served)}.\n"]
+        parts.append(_namespace(space, len(names), served))
         if renamed:
             parts += ["Served under another name, or written as an expression:\n"]
             parts += [to_markdown(("PyTorch", "here"), renamed)]
@@ -388,7 +394,7 @@ def training_options() -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     function.__name__: function
     for function in (
-        elementwise_values, elementwise_gradients, numpy_names, numpy_instead, array_api_names,
-        torch_names, command_line, training_options,
+        elementwise_values, elementwise_dtypes, elementwise_gradients, numpy_names, numpy_instead,
+        array_api_names, torch_names, command_line, training_options,
     )
 }  # fmt: skip
