@@ -113,7 +113,7 @@ def error_classes() -> str:
     for name in errors.__all__:
         kind = getattr(errors, name)
         bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__)
-        rows.append([f"`{name}`", bases, inspect.getdoc(kind).partition("\n\n")[0]])
+        rows.append([f"`{name}`", bases, (inspect.getdoc(kind) or "").partition("\n\n")[0]])
     return to_markdown(("class", "bases", "raised when"), rows)
 
 
@@ -143,14 +143,15 @@ def _cube(x: tg.Tensor) -> tg.Tensor:
     return (x * x * x).sum()
 
 
-# What goes wrong, a call that does it, and what to do.
+DIM: Any = {"dim": 0}  # an argument that type checkers refuse
+# Calls that go wrong, and what to do.
 MESSAGES: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: tg.zeros((2, 3)) + tg.zeros(4), "compare the last axes; add an axis, `b[:, None]`"),
     (lambda: tg.zeros((2, 3)) @ tg.zeros((2, 3)), "transpose one, `b.T` or `b.mT`"),
     (lambda: tg.zeros(6).reshape(4, 2), "give one length as -1"),
     (lambda: nn.Linear(4, 2)(tg.ones((3, 5))), "the layer was made for another width"),
     (lambda: tg.tensor([[1.0], [1.0, 2.0]]), "pad the rows to one length"),
-    (lambda: tg.zeros((2, 3)).sum(dim=0), "write NumPy's name of the argument"),
+    (lambda: tg.zeros((2, 3)).sum(**DIM), "write NumPy's name of the argument"),
     (lambda: tg.zeros(3).sum(axis=1), "count the axes from 0, or from -1 at the end"),
     (lambda: nn.Embedding(4, 2)(np.array([0, 9])), "the tokenizer has more tokens than the model"),
     (lambda: F.cross_entropy(tg.zeros((2, 3)), np.array([0, 3])), "as above; -100 is ignored"),

@@ -193,14 +193,14 @@ def environment_variables() -> Iterator[str]:
                 if function in ("os.environ.get", "os.environ.setdefault", "_number_in"):
                     names = node.args[0]
                     found = names.elts if isinstance(names, ast.Tuple) else [names]
-                    yield from (name.value for name in found if isinstance(name, ast.Constant))
+                    yield from (str(name.value) for name in found if isinstance(name, ast.Constant))
 
 
 # Errors and kernels.
 
 
-def test_every_exception_has_an_advice() -> None:
-    rows = cells(section("errors", "What to do"))
+def test_every_exception_has_a_remedy() -> None:
+    rows = cells(section("errors", "Remedies"))
     assert [quoted(row[0])[0] for row in rows] == errors.__all__
 
 
