@@ -25,6 +25,7 @@ from tensorgrad import errors
 from tensorgrad.bench import sweep as sweep_module
 from tensorgrad.bench.sweep import Sweep, run_sweep
 from tensorgrad.cli import main
+from tensorgrad.data.words import WordVocabulary
 from tensorgrad.io.weights import ArrayFile
 from tensorgrad.kernels import tuned
 from tensorgrad.ops import elementwise
@@ -282,13 +283,15 @@ def test_metadata_of_safetensors_files(run: Path, tmp_path: Path) -> None:
         assert keys == table[name] - {"settings"}, name
 
 
-def test_a_prepared_text_has_the_documented_fields(run: Path) -> None:
+def test_a_prepared_text_and_vocabularies_have_the_documented_fields(run: Path) -> None:
     (facts,) = (run.parent / "cache").glob("*/corpus.json")
     compare(read(facts), fields_of("corpus.json"))
     assert read(facts)["format"] == 3
     tokens = np.load(facts.with_name("train.npy"), mmap_mode="r")
     assert (tokens.dtype.str, tokens.ndim) == ("<u2", 1)
-    assert read(facts.with_name("tokenizer.json"))["version"] == "1.0"
+    compare(read(facts.with_name("tokenizer.json")), fields_of("tokenizer.json"))
+    WordVocabulary(["film", "good"]).save(run / "words.json")
+    compare(read(run / "words.json"), fields_of("words.json"))
 
 
 def test_results_of_a_benchmark_have_the_documented_fields(
