@@ -37,7 +37,7 @@ from tests import reference
 from tests.file_formats import cells, compare, documented, fields_of, quoted, section, text_of
 from tests.source_tree import ROOT, library
 
-SOME_VERSIONS = {"trapz", "in1d", "random_integers"}  # of NumPy
+SOME_VERSIONS = {"trapz", "in1d", "random_integers"}  # have these names of NumPy
 
 
 def extension(name: str) -> ModuleType:
