@@ -18,6 +18,13 @@ from tensorgrad.parallel.planning.estimate import Speeds
 from tensorgrad.parallel.schedule import SCHEDULES, bubble_fraction
 from tensorgrad.train.settings import DTYPES
 from tensorgrad.train.translation import PRESETS, TranslationSettings
+from tests.reference import error_classes as error_classes
+from tests.reference import error_messages as error_messages
+from tests.reference import kernel_files as kernel_files
+from tests.reference import kernel_results as kernel_results
+from tests.reference import op_dtypes as op_dtypes
+from tests.reference import promotion as promotion
+from tests.reference import python_numbers as python_numbers
 
 _2_7B = "--layers 32 --width 2560 --heads 32 --vocab 10000 --vocab-multiple 1 --batch 4"
 _407B = "--layers 126 --width 16384 --heads 128 --context 2048"

@@ -18,7 +18,9 @@ from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
+import glossary
 import pages
+import tables
 from docutils import nodes
 from docutils.utils.math import latex2mathml
 from packaging.version import Version
@@ -139,8 +141,9 @@ def _table(rows: Any) -> Iterator[str]:
 
 
 def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
-    """Add tables of contents to the front page, titles to pages of results, terms to the index."""
+    """Add what the site alone has: contents, titles of results, terms of the index, tables."""
     parts = pages.contents(ROOT)
+    text[0] = tables.rendered(text[0])
     if name == app.config.root_doc:
         for caption, documents in parts.items():
             lines = ["", "```{toctree}", ":hidden:", f":caption: {caption}", "", *documents, "```"]
@@ -169,6 +172,49 @@ def adapt(app: Sphinx, document: nodes.document) -> None:
     for text in document.findall(addnodes.desc_sig_literal_string):
         if "'" in text.astext() and '"' not in text.astext():  # the quotes of the source
             text[:] = [nodes.Text(text.astext().replace("'", '"'))]
+
+
+# The glossary.
+
+_UNLINKED = (
+    *(nodes.title, nodes.literal, nodes.math, nodes.reference, addnodes.pending_xref),
+    *(nodes.entry, nodes.caption),
+)
+
+
+def link_terms(app: Sphinx, document: nodes.document) -> None:
+    """Lead from the first use of a term in a paragraph of a page to the glossary."""
+    page = app.env.docname
+    if not page.startswith(glossary.FOLDERS):
+        return
+    address, used = app.builder.get_relative_uri(page, glossary.PAGE), set[str]()
+    for paragraph in document.findall(nodes.paragraph):
+        for text in list(paragraph.findall(nodes.Text)):
+            if not _is_below(text, _UNLINKED):
+                parts = _with_links(text, address, used)
+                text.parent.replace(text, parts)
+
+
+def _is_below(node: nodes.Node, kinds: tuple[type[nodes.Node], ...]) -> bool:
+    parent = node.parent
+    return parent is not None and (isinstance(parent, kinds) or _is_below(parent, kinds))
+
+
+def _with_links(text: nodes.Text, address: str, used: set[str]) -> list[nodes.Node]:
+    words, end = text.astext(), 0
+    parts: list[nodes.Node] = []
+    for start, stop, title in _terms().uses(words, used):
+        link = f"{address}#{nodes.make_id(title)}"
+        term = nodes.Text(words[start:stop])
+        parts += [nodes.Text(words[end:start]), nodes.reference("", "", term, refuri=link)]
+        parts[-1]["classes"].append("term")
+        parts[-1]["internal"], end = True, stop
+    return [*parts, nodes.Text(words[end:])]
+
+
+@cache
+def _terms() -> glossary.Terms:
+    return glossary.Terms((ROOT / f"{glossary.PAGE}.md").read_text(encoding="utf-8"))
 
 
 # The reference.
@@ -430,6 +476,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("builder-inited", write_sources)
     app.connect("source-read", add_contents)
     app.connect("doctree-read", adapt)
+    app.connect("doctree-read", link_terms)
     app.connect("missing-reference", resolve)
     app.connect("autodoc-process-signature", write_signature)
     app.connect("autodoc-process-docstring", write_docstring, priority=400)

@@ -195,7 +195,10 @@ def result_type(*operands: Any) -> Dtype:
         x if type(x) in dtypes.SCALARS else _dtype_of(f"result_type: operands[{i}]", x)
         for i, x in enumerate(operands)
     ]
+    arrays = [kind for kind in kinds if type(kind) not in dtypes.SCALARS]
     try:
+        if bfloat16 in arrays and complex not in map(type, kinds):
+            return as_dtype(np.result_type(*arrays))  # NumPy takes a Python float for a float64
         return as_dtype(np.result_type(*kinds))
     except TypeError as error:
         got = ", ".join(map(str, kinds))

@@ -6,6 +6,7 @@ docs/guides/not-supported.md lists what is omitted on purpose.
 from __future__ import annotations
 
 import sys
+from types import MemberDescriptorType
 
 import numpy as np
 
@@ -15,7 +16,7 @@ _PAGE = "docs/guides/not-supported.md says why"
 _ON_PURPOSE = {
     "convolutions, pooling and recurrent layers": (
         "conv", "pool", "lstm", "gru", "rnn", "batchnorm", "batch_norm", "instancenorm",
-        "instance_norm", "upsample", "pixel", "grid_sample",
+        "instance_norm", "upsample", "pixel", "grid_sample", "fold",
     ),
     "sparse tensors": ("sparse", "coalesce", "_coo", "_csr", "_csc", "_bsr", "_bsc", "smm", "spmm"),
     "quantized numbers": ("quantize", "fbgemm", "q_scale", "q_zero", "q_per", "int_repr"),
@@ -51,7 +52,8 @@ _NAMED = {
     "gumbel_softmax": "random.categorical", "MultiheadAttention": "nn.MultiHeadAttention",
     "DataParallel": "parallel.DataParallel", "Transformer": "nn.TransformerBlock",
     "TransformerEncoder": "nn.TransformerBlock", "TransformerDecoder": "nn.TransformerBlock",
-    "TransformerEncoderLayer": "nn.TransformerBlock", "BCELoss": "nn.BCEWithLogitsLoss",
+    "TransformerEncoderLayer": "nn.TransformerBlock",
+    "BCELoss": "nn.functional.binary_cross_entropy", "GradScaler": "optim.LossScaler",
     "TransformerDecoderLayer": "nn.TransformerBlock", "ParameterList": "nn.ModuleList",
     "clip_grad_norm_": "optim.clip_grad_norm", "Generator": "random.Generator",
     "LinAlgError": "errors.ArgumentError",
@@ -151,7 +153,7 @@ def _instead(name: str, module: str) -> str:
     if name in _WRITTEN:
         return f": write {_WRITTEN[name]}"
     place = _place_of(name)
-    if place:
+    if place and not (module == "tensorgrad.random" and name in np.random.__all__):
         return f": here it is {place}"
     if name.endswith("_") and (name[:-1] in _NAMED or _place_of(name[:-1])):
         return ": a tensor changes by assignment, x[...] = y, where no gradient is recorded"
@@ -169,7 +171,8 @@ def _place_of(name: str) -> str:
         if owner is not None and name in getattr(owner, "__all__", ()):
             return f"tensorgrad{place}.{name}"
     root = sys.modules.get("tensorgrad")
-    if root is not None and name in vars(vars(root).get("Tensor", object)):
+    member = vars(vars(root).get("Tensor", object)).get(name) if root is not None else None
+    if member is not None and not isinstance(member, MemberDescriptorType):
         return f"a method, x.{name}"
     functions = sys.modules.get("tensorgrad.nn.functional")
     plain = name.lower()

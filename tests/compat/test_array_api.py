@@ -76,6 +76,8 @@ def test_kinds_and_promotion() -> None:
         tg.isdtype(tg.float32, "float")
     assert tg.result_type(tg.zeros(1, "int8"), tg.float32, 1.5) == tg.float32
     assert tg.result_type(tg.float16, np.ones(1, "int32")) == tg.float64
+    assert tg.result_type(tg.bfloat16, 1.5) == tg.result_type(2, tg.bfloat16) == tg.bfloat16
+    assert tg.result_type(tg.bfloat16, 1j) == (tg.ones(1, "bfloat16") * 1j).dtype == tg.complex64
     assert tg.promote_types("uint8", "int8") == tg.int16
     assert tg.can_cast(tg.int8, tg.int16)
     assert not tg.can_cast(tg.zeros(1), tg.int8)

@@ -26,6 +26,7 @@ from tensorgrad.profile.step import (
 from tensorgrad.profile.tables import attention_split, op_table
 from tensorgrad.train import config
 from tensorgrad.train.language import LanguageSettings
+from tests.file_formats import compare, fields_of
 from tests.parallel.threads import on_ranks
 
 SIZES: dict[str, Any] = {
@@ -57,10 +58,12 @@ def test_a_profile_and_its_files(tmp_path: Path) -> None:
     assert {"trace.json", "ops.csv", "ops.md", "layers.csv", "memory.json", "summary.json"} <= names
     facts = json.loads((tmp_path / "summary.json").read_text())
     assert facts == json.loads(json.dumps(summary(found)))
+    compare(facts, fields_of("summary.json"))
     assert facts["busy"] + facts["gaps"] == pytest.approx(facts["seconds_with_profiler"])
     assert facts["memory"]["peak"] > facts["memory_forward"]["peak"]
     assert facts["tokens_per_second"] == pytest.approx(4 * 8 / found.seconds)
     memory = json.loads((tmp_path / "memory.json").read_text())
+    compare(memory, fields_of("memory.json"))
     for each in memory["timeline"]:
         assert sum(each["bytes"]) == each["peak"]
     assert memory["peak"]["peak"] == max(each["peak"] for each in memory["timeline"])

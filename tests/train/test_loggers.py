@@ -22,6 +22,7 @@ from tensorgrad.train.log import read_metrics
 from tensorgrad.train.loggers import make_loggers
 from tensorgrad.train.loop import Trainer
 from tensorgrad.train.settings import LOGGERS, TrainSettings
+from tests.file_formats import compare, fields_of
 from tests.train.tiny_run import make_trainer
 
 INSTALL = "(pip install -e '.[log]')"
@@ -299,6 +300,7 @@ def test_the_environment_chooses_mode_folder_and_project(
     assert one["settings"] == {"console": "off", "silent": True}
     known = json.loads((tmp_path / "one" / "loggers.json").read_text())
     assert known == {"wandb": {"run": one["id"], "logged": {}}}
+    compare(known, fields_of("loggers.json"))
 
 
 def test_a_run_in_pieces_logs_each_value_once(tmp_path: Path, fake: FakeWandB) -> None:
