@@ -351,7 +351,7 @@ def _are_kept(attributes: _Attributes) -> bool:
 
 
 class _Watch(instrument.Observer):
-    """Observes a step (see core/instrument.py): which modules and leaves it uses, and which op runs.
+    """Observes a step (core/instrument.py): which modules and leaves it uses, and which op runs.
 
     Args:
         before: what the warm-up of the step has observed.

@@ -11,7 +11,8 @@ from tests.source_tree import ROOT
 
 LONG = 35  # words
 NOT_PROSE = re.compile(
-    r"^(`{3,})[^\n]*\n.*?^\1\s*$|<!-- (?:code|excerpt|source|table|figure) .*?<!-- end -->|<!--.*?-->",
+    r"^(`{3,})[^\n]*\n.*?^\1\s*$"  # code
+    r"|<!-- (?:code|excerpt|source|table|figure) .*?<!-- end -->|<!--.*?-->",
     re.DOTALL | re.MULTILINE,
 )
 PARAGRAPHS = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.)\s)|\n(?=#)")
