@@ -282,7 +282,7 @@ def test_an_sdist_holds_the_sources_alone_and_builds_the_same_wheel(
 
 def test_archives_record_no_owner_and_no_time_of_the_build(sdist: Path, wheel: Path) -> None:
     """So `.ci/release` finds equal bytes in two builds."""
-    assert struct.unpack("<4xI", sdist.read_bytes()[:8]) == (EPOCH,)  # of the gzip file
+    assert struct.unpack("<4xI", sdist.read_bytes()[:8]) == (EPOCH,)  # gzip header
     with tarfile.open(sdist) as source:
         members = source.getmembers()
     assert [member.name for member in members] == sorted(

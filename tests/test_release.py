@@ -1,4 +1,4 @@
-"""What a release says agrees: version, changelog, citation, workflows, forms, images."""
+"""A release agrees with itself: version, changelog, citation, script, workflows, images."""
 
 from __future__ import annotations
 
