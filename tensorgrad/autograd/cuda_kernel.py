@@ -551,7 +551,7 @@ def _by_name(
     """Return the function as one of `count` arguments and of the values that it has names for."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # of some builtins
+    except (TypeError, ValueError):  # some builtins have no signature
         parameters = []
     names = [
         p.name

@@ -300,7 +300,7 @@ def test_wrong_names() -> None:
 
 
 class Launches(NamedTuple):
-    """What a kernel was compiled from, and launched with."""
+    """The sources, instances and launches of kernels."""
 
     launches: list[Any]
     sources: list[str]
@@ -483,9 +483,9 @@ def test_tuning_stores_what_calls_read(
     assert "ROWS=2 threads=64 1000.0 us*" in line
     own.tune(wide, ROOT=True)  # equal times: the first candidate
     own(x, ROOT=True)
-    tunable(path)(x, ROOT=True)  # as another process would
+    tunable(path)(x, ROOT=True)  # another process would do the same
     tunable(path)(wide, ROOT=True)
-    own(x, ROOT=True, ROWS=8, threads=256)  # what the call says goes before
+    own(x, ROOT=True, ROWS=8, threads=256)  # the call goes before the file
     grids = [launch[0][0] for launch in fake_gpu.launches]
     assert grids == [8, 8, 4, 2, 8, 4, 2, 4, 4, 8, 1]
     assert path.read_text().splitlines()[2:6] == [
