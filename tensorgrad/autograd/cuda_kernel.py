@@ -438,9 +438,9 @@ class CudaKernel:
         self, arrays: Any, numbers: Any, types: Any, values: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return all numbers of the template, threads and capability for a launch."""
-        found = {"capability": capability(backend.cupy.cuda.runtime.getDevice()), **values}
-        for name, value in self._candidate(arrays, numbers, types, values).items():
-            found.setdefault(name, value)
+        device = backend.cupy.cuda.runtime.getDevice()
+        candidate = self._candidate(arrays, numbers, types, values)
+        found: dict[str, Any] = {"capability": capability(device), **candidate, **values}
         for name, value in self._values.items():  # threads last
             if name not in found and callable(value):
                 found[name] = value((*arrays, *numbers), found)
@@ -613,14 +613,13 @@ def _parameters(text: str, name: str) -> list[KernelParameter]:
 def _template_parameter(kernel: str, text: str) -> KernelParameter:
     """Return one parameter of a template from its declaration."""
     *words, name = re.findall(r"\w+", text) or [""]
-    dtype = _DTYPES.get(" ".join(words))
+    allowed = {c_name(dtype): dtype for dtype in (*INTEGERS, bool_)}
+    dtype = allowed.get(" ".join(words))
     is_type = words in (["typename"], ["class"])
-    allowed = (*INTEGERS, bool_)
-    is_known = is_type or (dtype is not None and dtype in allowed)
-    if re.search(r"[^\w\s]", text) or not is_known or name in _RESERVED:
+    if re.search(r"[^\w\s]", text) or not (is_type or dtype) or name in _RESERVED:
         raise KernelError(
             f"cuda_kernel: {kernel} has the template parameter {text.strip()!r}, expected a name "
-            f"without a default after one of typename, {', '.join(map(c_name, allowed))}"
+            f"without a default after one of typename, {', '.join(allowed)}"
             + (f"; {' and '.join(_RESERVED)} have a meaning" if name in _RESERVED else "")
         )
     return KernelParameter(name, "type" if is_type else "value", dtype, name if is_type else "")

@@ -378,9 +378,8 @@ def test_a_template_is_compiled_for_types_and_values(fake_gpu: Launches) -> None
         ((5,), (64,)),
     ]
     assert instances == [f"row_norm<float, {values}>" for values in ("8, 1", "2, 1", "1, 0")]
-    wrong = tg.cuda_kernel(
-        ROW_NORM, "row_norm", row_norm_numpy, values={"ROWS": lambda _: 0.5}, **NORM_OPTIONS
-    )
+    options: dict[str, Any] = {**NORM_OPTIONS, "values": {"ROWS": lambda _: 0.5}}
+    wrong = tg.cuda_kernel(ROW_NORM, "row_norm", row_norm_numpy, **options)
     with pytest.raises(ArgumentError, match=r"row_norm: ROWS is 0.5, expected an integer"):
         wrong(short, ROOT=True)
     index = Tensor(on_gpu(np.array([2, 0], np.int16)))
