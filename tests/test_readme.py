@@ -1,8 +1,8 @@
 """The documents' promises: Python blocks run; commands, links and source paths exist.
 
 A block opened with ```python runs as it stands. ```python gpu is skipped without a GPU, ```python
-torch without PyTorch, and ```python mpi runs on two ranks. One that names a file is a change: see
-test_contributing.py.
+torch without PyTorch, ```python jaxtyping without jaxtyping and beartype, and ```python mpi runs on
+two ranks. One that names a file is a change: see test_contributing.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,12 @@ SOURCE = re.compile(
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 SHELL = {"sh", "bash", "shell", "console"}
 TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
-MARKS = {"gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi, "torch": TORCH}
+JAXTYPING = pytest.mark.skipif(
+    None in (find_spec("jaxtyping"), find_spec("beartype")), reason="needs jaxtyping and beartype"
+)
+MARKS = {
+    "gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi, "torch": TORCH, "jaxtyping": JAXTYPING
+}  # fmt: skip
 PROGRAMS = sorted(ROOT.glob("examples/*.py"))
 SCRIPTS = [*sorted((ROOT / ".ci").iterdir()), *sorted((ROOT / "examples" / "cluster").iterdir())]
 MADE_BY_RUNNING = ("runs/", ".venv")
@@ -198,10 +203,9 @@ def test_ranks_of_a_command_can_share_the_batch() -> None:
 
 @cache
 def made_by_changes() -> set[str]:
-    """Return the files that readers of CONTRIBUTING.md and of a guide make."""
+    """Return the files that readers of CONTRIBUTING.md, of guides and of how-to pages make."""
     changes = {words[1] for _, words, _ in blocks(ROOT / "CONTRIBUTING.md") if len(words) == 2}
-    guide = ROOT / "docs/guides/custom-models.md"
-    found = (text.partition("\n")[0] for _, _, text in blocks(guide))
+    found = (text.partition("\n")[0] for document in DOCS for _, _, text in blocks(document))
     return changes | {line.removeprefix("# ") for line in found if line.endswith(".py")}
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "Array",
     "Shape",
     "asarray_like",
+    "capability",
     "contiguous",
     "device_of",
     "empty",
@@ -404,6 +405,26 @@ def total_memory(device: str) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with cupy.cuda.Device(index):
         return int(cupy.cuda.runtime.memGetInfo()[1])
+
+
+def capability(device: str) -> int:
+    """Return the compute capability of a GPU, to choose a kernel by it.
+
+    Args:
+        device: "cuda", "cuda:N" or "cpu", as `Tensor.device` says it.
+
+    Returns:
+        An int, such as 80 or 90; 0 for "cpu".
+
+    Raises:
+        DeviceError: there is no such GPU here, or another one is the current one.
+
+    Example:
+        >>> tg.backend.capability(tg.zeros(3).device) >= 90
+        False
+    """
+    index = gpu_index(device)
+    return 0 if index is None else int(cupy.cuda.Device(index).compute_capability)
 
 
 def threads() -> int:

@@ -97,16 +97,17 @@ def raw_kernel(file: str, kernel: str) -> RawKernel:
     return _raw_kernel(file, kernel, _binary(file, kernel, _gpu_target()))
 
 
-def load_text(name: str, text: str) -> RawKernel:
-    """Return the kernel `name`, which is not a template, of a source given as text.
+def load_text(name: str, text: str, instance: str = "") -> RawKernel:
+    """Return the kernel `name`, or an instance of that template, of a source given as text.
 
     The caller keeps it: only the machine code is remembered here, on disk.
 
     Raises:
         KernelError: it does not compile.
     """
-    source = Source(f"{name}.cu", text, OPTIONS, None, (name,))
-    return _raw_kernel(source.name, name, _cached(source, name, _gpu_target()))
+    kernel = instance or name
+    source = Source(f"{name}.cu", text, OPTIONS, None, (kernel,))
+    return _raw_kernel(source.name, kernel, _cached(source, kernel, _gpu_target()))
 
 
 def inline(path: Path, seen: set[Path] | None = None) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,6 +26,8 @@ from tensorgrad.errors import (
     KernelError,
     ShapeError,
 )
+from tensorgrad.kernels import compile as compiler
+from tensorgrad.kernels import loader, tune, tuned
 from tensorgrad.testing import Case, Ulps, check, sized
 from tests.gpu_array import on_gpu
 
@@ -134,6 +139,63 @@ CASES += sized(
     ratio, lambda n: [(n,), (n,)], ratio_numpy, domain=(0.5, 2.0), gradient=False, name="ratio"
 )
 
+# A template: a warp for each row, several rows in a block.
+ROW_NORM = """
+template <typename T, int ROWS, bool ROOT>
+__global__ void __launch_bounds__(32 * ROWS) row_norm(T* y, const T* x, int rows, int columns) {
+    int row = blockIdx.x * ROWS + threadIdx.x / 32;
+    if (row >= rows) return;
+    Compute sum = 0;
+    for (int c = threadIdx.x % 32; c < columns; c += 32) {
+        Compute value = x[(long long)row * columns + c];
+        sum += value * value;
+    }
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (threadIdx.x % 32 == 0) y[row] = ROOT ? sqrt(sum) : sum;
+}
+"""
+NORM_OPTIONS: dict[str, Any] = {
+    "threads": lambda _, ROWS: 32 * ROWS,
+    "blocks": lambda x, ROWS: -(-x.shape[0] // ROWS),
+    "shapes": {"y": lambda x: x.shape[:1]},
+    "sizes": {"rows": lambda x: x.shape[0], "columns": lambda x: x.shape[1]},
+}
+
+
+def row_norm_numpy(x: Any, ROOT: bool) -> Any:
+    squares = (x * x).sum(-1)
+    return np.sqrt(squares) if ROOT else squares
+
+
+row_norm = tg.cuda_kernel(ROW_NORM, "row_norm", row_norm_numpy, values={"ROWS": 4}, **NORM_OPTIONS)
+CASES += [
+    Case(
+        partial(row_norm, ROWS=rows, ROOT=rows > 1),
+        [(5, columns)],
+        partial(row_norm_numpy, ROOT=rows > 1),
+        gradient=False,
+        terms=columns,
+        name=f"row_norm of {rows}",
+    )
+    for rows in (1, 4)
+    for columns in (1, 31, 1025)
+]
+
+# A template on two types, whose second one only an index has.
+TAKE = """
+template <typename I, int WIDTH>
+__global__ void take(T* y, const T* x, const I* index, long long n) {
+    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[index[i / WIDTH] * WIDTH + i % WIDTH];
+}
+"""
+take = tg.cuda_kernel(
+    TAKE,
+    "take",
+    lambda x, index, WIDTH: x.reshape(-1, WIDTH)[index].reshape(-1),
+    shapes={"y": lambda _, index, WIDTH: (index.size * WIDTH,)},
+)
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_cases(case: Case) -> None:
@@ -150,7 +212,7 @@ def test_results_have_the_declared_shapes_and_types() -> None:
 
 def test_the_source_keeps_its_file_and_lines(tmp_path: Path) -> None:
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    text = ratio.source(tg.bfloat16).splitlines()
+    text = ratio.source(T=tg.bfloat16).splitlines()
     assert text[1:4] == [
         "#include <cuda_bf16.h>",
         "using T = __nv_bfloat16;",
@@ -161,13 +223,13 @@ def test_the_source_keeps_its_file_and_lines(tmp_path: Path) -> None:
     assert lines[int(line) - 1] == 'RATIO = """'
     path = tmp_path / "own.cu"
     path.write_text(RATIO)
-    assert f'#line 1 "{path}"' in tg.cuda_kernel(path, "ratio", ratio_numpy).source(tg.float32)
-    text = ratio.source(tg.float64).splitlines()
+    assert f'#line 1 "{path}"' in tg.cuda_kernel(path, "ratio", ratio_numpy).source(T=tg.float32)
+    text = ratio.source(T=tg.float64).splitlines()
     assert text[1:3] == ["using T = double;", "using Compute = double;"]
-    assert "using T" not in ratio.source(None)
-    assert ratio.source(None).endswith(RATIO + "\n")
+    assert "using T" not in ratio.source()
+    assert ratio.source().endswith(RATIO + "\n")
     made = tg.cuda_kernel(RATIO.replace("1 +", "1.0f +"), "ratio", ratio_numpy)
-    assert '#line 1 "ratio.cu"' in made.source(tg.float32)
+    assert '#line 1 "ratio.cu"' in made.source(T=tg.float32)
 
 
 def test_wrong_calls() -> None:
@@ -204,6 +266,7 @@ DECLARATIONS = [
 ]
 
 
+HAS_COMPILER = backend.cupy is not None or shutil.which("nvcc") is not None
 FLOATS_16 = "__half, __nv_bfloat16"
 ALL_TYPES = tuple(cuda_kernel_module._DTYPES)
 
@@ -236,16 +299,27 @@ def test_wrong_names() -> None:
         tg.cuda_kernel(RATIO, "ratio", 3)  # type: ignore[arg-type]
 
 
-def test_a_launch_has_results_then_arguments_then_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    launches: list[Any] = []
-    sources: list[str] = []
+class Launches(NamedTuple):
+    """The sources, instances and launches of kernels."""
 
-    def load_text(name: str, text: str) -> Any:
-        sources.append(text)
-        return lambda *launch: launches.append(launch)
+    launches: list[Any]
+    sources: list[str]
+    instances: list[str]
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    seen = Launches([], [], [])
+
+    def load_text(name: str, text: str, instance: str) -> Any:
+        seen.sources.append(text)
+        seen.instances.append(instance)
+        return lambda *launch: seen.launches.append(launch)
 
     monkeypatch.setattr(cuda_kernel_module, "load_text", load_text)
     monkeypatch.setattr(cuda_kernel_module, "number", lambda dtype, value: (dtype, value))
+    monkeypatch.setattr(cuda_kernel_module, "capability", lambda device: 90)
+    monkeypatch.setattr(cuda_kernel_module, "architecture", lambda: "sm_90")
     runtime = SimpleNamespace(getDevice=lambda: 0)
     namespace = SimpleNamespace(
         empty=lambda shape, dtype: on_gpu(np.empty(shape, dtype)),
@@ -253,6 +327,11 @@ def test_a_launch_has_results_then_arguments_then_numbers(monkeypatch: pytest.Mo
         cuda=SimpleNamespace(runtime=runtime),
     )
     monkeypatch.setattr(backend, "cupy", namespace)
+    return seen
+
+
+def test_a_launch_has_results_then_arguments_then_numbers(fake_gpu: Launches) -> None:
+    launches, sources, instances = fake_gpu
     own = tg.cuda_kernel(
         SOURCE, "softmax", softmax_numpy, shapes={"total": lambda x, _: x.shape[:-1]}, **ROWS
     )
@@ -269,12 +348,191 @@ def test_a_launch_has_results_then_arguments_then_numbers(monkeypatch: pytest.Mo
     assert len(launches) == 2
     assert len(sources) == 1  # it is compiled once for each T
     assert "using T = __half;" in sources[0]
+    assert instances == ["softmax"]
     other = tg.cuda_kernel(RATIO, "ratio", ratio_numpy)
     for length, blocks in ((0, None), (1, 1), (256, 1), (257, 2)):
         launches.clear()
         values = Tensor(on_gpu(np.ones(length, np.float32)))
         other(values, values)
         assert [launch[0] for launch in launches] == ([(blocks,)] if blocks else [])
+
+
+def test_a_template_is_compiled_for_types_and_values(fake_gpu: Launches) -> None:
+    launches, sources, instances = fake_gpu
+    own = tg.cuda_kernel(
+        ROW_NORM,
+        "row_norm",
+        row_norm_numpy,
+        values={"ROWS": lambda x, capability: 8 if capability >= 90 and x.shape[1] < 99 else 2},
+        **NORM_OPTIONS,
+    )
+    short, long = (Tensor(on_gpu(np.ones((9, width), np.float32))) for width in (5, 500))
+    own(short, ROOT=True)
+    own(long, ROOT=True)
+    own(long, ROOT=False, ROWS=1, threads=64)
+    own(long, ROOT=np.bool_(True))
+    assert [launch[:2] for launch in launches] == [
+        ((2,), (256,)),
+        ((5,), (64,)),
+        ((9,), (64,)),
+        ((5,), (64,)),
+    ]
+    assert instances == [f"row_norm<float, {values}>" for values in ("8, 1", "2, 1", "1, 0")]
+    options: dict[str, Any] = {**NORM_OPTIONS, "values": {"ROWS": lambda _: 0.5}}
+    wrong = tg.cuda_kernel(ROW_NORM, "row_norm", row_norm_numpy, **options)
+    with pytest.raises(ArgumentError, match=r"row_norm: ROWS is 0.5, expected an integer"):
+        wrong(short, ROOT=True)
+    index = Tensor(on_gpu(np.array([2, 0], np.int16)))
+    result = take(Tensor(on_gpu(np.ones(6, np.float16))), index, WIDTH=2)
+    assert (result.shape, str(result.dtype)) == ((4,), "float16")
+    assert instances[3] == "take<short, 2>"
+    assert "#include <cuda_fp16.h>\nusing T = __half;\nusing Compute = float;" in sources[3]
+
+
+def test_a_template_on_the_cpu() -> None:
+    x = tg.tensor([[3.0, 4.0]], "float64")
+    assert row_norm(x, ROOT=True).tolist() == [5]
+    assert row_norm(x, ROOT=False, ROWS=1).tolist() == [25]
+    values = tg.tensor([0.0, 1.0, 2.0, 3.0])
+    assert take(values, tg.tensor([1, 1]), WIDTH=2).tolist() == [2, 3, 2, 3]
+    other = np.ones(2, np.int32)  # its type is another one than that of x
+    assert take(values, other, WIDTH=2).dtype == "float32"
+
+
+TEMPLATES = [
+    ("int N = 4", "f has the template parameter 'int N = 4', expected a name without a default"),
+    ("float N", "f has the template parameter 'float N', expected a name without a default af"),
+    ("int", "f has the template parameter 'int', expected a name"),
+    ("int... N", "f has the template parameter 'int... N', expected a name"),
+    ("int threads", "'int threads', .*, bool; threads and capability have a meaning"),
+    ("typename U", "f has a template of U, expected an argument of U too"),
+]
+
+
+@pytest.mark.parametrize(("declared", "message"), TEMPLATES)
+def test_wrong_templates(declared: str, message: str) -> None:
+    with pytest.raises(KernelError, match=message):
+        tg.cuda_kernel(
+            f"template <{declared}> __global__ void f(T* y, const T* x) {{}}", "f", np.exp
+        )
+
+
+CALLS: list[tuple[dict[str, Any], str]] = [
+    ({}, r"row_norm: ROOT is missing, expected row_norm\(..., ROOT=...\), a value of the temp"),
+    ({"ROOT": 2}, "row_norm: ROOT is 2, expected True or False"),
+    ({"ROOT": True, "ROWS": 2**31}, "row_norm: ROWS is 2147483648, expected one that int holds"),
+    ({"ROOT": True, "rows": 2}, "row_norm: got the value 'rows', expected one of ROWS, ROOT, thr"),
+    ({"ROOT": True, "threads": 0}, "row_norm: threads is 0, expected 1 or more"),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), CALLS)
+def test_wrong_values(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        row_norm(tg.ones((2, 3)), **values)
+
+
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"values": {"rows": 4}}, "values has 'rows', expected names of ROWS, ROOT"),
+    ({"values": {"ROWS": "4"}}, "ROWS is '4', expected an integer"),
+    ({"values": 4}, "values is 4, expected a dictionary by name"),
+    ({"candidates": [{"ROWS": 4}]}, "candidates is .* and tuned is None, expected both, or none"),
+    ({"tuned": "x"}, r"candidates is \(\) and tuned is 'x', expected both, or none"),
+    ({"candidates": [{"ROW": 4}], "tuned": "x"}, "candidates has 'ROW', expected names of ROWS"),
+    ({"candidates": [{"ROWS": 0.5}], "tuned": "x"}, "ROWS is 0.5, expected an integer"),
+    (
+        {"candidates": [{"ROWS": 4}, {"threads": 4}], "tuned": "x"},
+        "candidates has {'threads': 4}, expected the names of the first, ROWS",
+    ),
+    (
+        {"values": {"ROWS": 4}, "candidates": [{"ROWS": 4}], "tuned": "x"},
+        "candidates has 'ROWS', expected names of ROOT, threads",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), OPTIONS)
+def test_wrong_options_of_a_template(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=f"cuda_kernel: {message}"):
+        tg.cuda_kernel(ROW_NORM, "row_norm", row_norm_numpy, **options)
+
+
+def tunable(path: Path, rows: Sequence[int] = (1, 2, 4), **options: Any) -> Any:
+    candidates = [{"ROWS": count, "threads": 32 * count} for count in rows]
+    options = {**NORM_OPTIONS, "candidates": candidates, "tuned": path, **options}
+    return tg.cuda_kernel(ROW_NORM, "row_norm", row_norm_numpy, **options)
+
+
+def test_tuning_stores_what_calls_read(
+    fake_gpu: Launches, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "tuned.json"
+    x, wide = (Tensor(on_gpu(np.ones((8, width), np.float32))) for width in (5, 500))
+    times = iter([3.0, 1.0, 2.0, 2.0, 2.0, 2.0])
+
+    def measure(run: Any) -> float:
+        run()
+        return next(times)
+
+    monkeypatch.setattr(tune, "measure", measure)
+    own = tunable(path)
+    own(x, ROOT=True)  # the first candidate, as nothing is stored
+    line = own.tune(x, ROOT=True)
+    assert "row_norm float32 8x5 ROOT=1" in line
+    assert "ROWS=2 threads=64 1000.0 us*" in line
+    own.tune(wide, ROOT=True)  # equal times: the first candidate
+    own(x, ROOT=True)
+    tunable(path)(x, ROOT=True)  # another process would do the same
+    tunable(path)(wide, ROOT=True)
+    own(x, ROOT=True, ROWS=8, threads=256)  # the call goes before the file
+    grids = [launch[0][0] for launch in fake_gpu.launches]
+    assert grids == [8, 8, 4, 2, 8, 4, 2, 4, 4, 8, 1]
+    assert path.read_text().splitlines()[2:6] == [
+        '  "row_norm": {',
+        '   "float32 8x5 ROOT=1": "ROWS=2 threads=64",',
+        '   "float32 8x500 ROOT=1": "ROWS=1 threads=32"',
+        "  }",
+    ]
+    with pytest.raises(
+        KernelError, match="has 'ROWS=2 threads=64' for 'float32 8x5 ROOT=1', expected one of"
+    ):
+        tunable(path, (4,))(x, ROOT=True)
+    path.write_text('{"sm_90": 3}')
+    with pytest.raises(KernelError, match=r"tuned.json has other contents, expected"):
+        tunable(path)(x, ROOT=True)
+
+
+def test_a_case_is_what_its_function_says(
+    fake_gpu: Launches, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "tuned.json"
+    monkeypatch.setattr(tune, "measure", lambda run: 1 / len(run.keywords))
+    own = tunable(path, (1,), case=lambda x, ROOT: (x.shape[1] < 99, ROOT))
+    own.tune(Tensor(on_gpu(np.ones((8, 5), np.float16))), ROOT=False)
+    assert '"float16 (True, False) ROOT=0": "ROWS=1 threads=32"' in path.read_text()
+
+
+def test_tuning_needs_candidates_and_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"row_norm: candidates is \(\), expected some to me"):
+        row_norm.tune(tg.ones((2, 3)), ROOT=True)
+    own = tunable(tmp_path / "tuned.json")
+    with pytest.raises(DeviceError, match="row_norm: x is on cpu, expected cuda"):
+        own.tune(tg.ones((2, 3)), ROOT=True)
+    assert own(tg.tensor([[3.0, 4.0]]), ROOT=True).tolist() == [5]
+    assert not (tmp_path / "tuned.json").exists()
+
+
+@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.nightly), "sm_90a"])
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs NVRTC or nvcc")
+def test_instances_compile_without_a_gpu(arch: str) -> None:
+    types = {"T": tg.bfloat16}
+    values = [{"ROWS": rows, "ROOT": root} for rows, root in ((1, False), (4, True))]
+    instances = [row_norm.instance(types, value) for value in values]
+    assert instances == ["row_norm<__nv_bfloat16, 1, 0>", "row_norm<__nv_bfloat16, 4, 1>"]
+    text = row_norm.source(**types)
+    source = loader.Source("row_norm.cu", text, loader.OPTIONS, None, tuple(instances))
+    report = compiler._report(compiler._compiler(), source, instances, arch)
+    assert (len(report.usage), report.errors) == (2, [])
 
 
 @pytest.mark.gpu
@@ -309,3 +567,40 @@ def test_the_kernel_ran_and_not_the_reference() -> None:
     double = tg.cuda_kernel(RATIO, "ratio", lambda *_: 1 / 0)
     x = tg.tensor([2.0, 3.0], "float64", device="cuda")
     assert backend.to_numpy(double(x, x).data).tolist() == [2 / 3, 0.75]
+
+
+@pytest.mark.gpu
+def test_templates_run_on_a_gpu() -> None:
+    x = tg.tensor([[3.0, 4.0]] * 5, "bfloat16", device="cuda")
+    double = tg.cuda_kernel(
+        ROW_NORM, "row_norm", lambda *_: 1 / 0, values={"ROWS": 4}, **NORM_OPTIONS
+    )
+    for rows in (1, 2, 8):
+        for root, expected in ((True, 5.0), (False, 25.0)):
+            y = double(x, ROOT=root, ROWS=rows)
+            assert backend.to_numpy(y.data).astype(float).tolist() == [expected] * 5
+    values = tg.tensor([0.0, 1.0, 2.0, 3.0], device="cuda")
+    for dtype in ("int64", "int16", "uint8"):
+        index = tg.tensor([1, 0, 1], dtype, device="cuda")
+        assert take(values, index, WIDTH=2).tolist() == [2, 3, 0, 1, 2, 3]
+
+
+@pytest.mark.gpu
+def test_tuning_on_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    rng = np.random.default_rng(0)
+    x = tg.tensor(rng.standard_normal((4096, 300)), "float32", device="cuda")
+    own = tunable(path, (1, 4, 16))
+    before = own(x, ROOT=True)
+    line = own.tune(x, ROOT=True)
+    assert line.count(" us") == 3
+    rows = tuned.read(path)
+    (words,) = rows[tuned.architecture()]["row_norm"].values()
+    assert f"{words} " in line
+    assert backend.capability(x.device) == int(tuned.architecture().removeprefix("sm_"))
+    # Each row is summed in the same order, whichever candidate was chosen.
+    for after in (own(x, ROOT=True), tunable(path, (1, 4, 16))(x, ROOT=True)):
+        assert np.array_equal(backend.to_numpy(before.data), backend.to_numpy(after.data))
+    text = path.read_text()
+    own(x[:7], ROOT=True)
+    assert path.read_text() == text  # a call stores nothing
