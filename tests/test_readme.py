@@ -47,7 +47,8 @@ SOURCE = re.compile(
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 SHELL = {"sh", "bash", "shell", "console"}
 TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
-MARKS = {"gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi, "torch": TORCH}
+JAX = pytest.mark.skipif(find_spec("optax") is None, reason="needs JAX, Equinox and optax")
+MARKS = {"gpu": pytest.mark.gpu, "jax": JAX, "mpi": pytest.mark.mpi, "torch": TORCH}
 PROGRAMS = sorted(ROOT.glob("examples/*.py"))
 SCRIPTS = [*sorted((ROOT / ".ci").iterdir()), *sorted((ROOT / "examples" / "cluster").iterdir())]
 MADE_BY_RUNNING = ("runs/", ".venv")
