@@ -113,10 +113,11 @@ def run_scripts(texts: Mapping[str, str], folder: Path) -> subprocess.CompletedP
         script.write_text(text, encoding="utf-8")
         shutil.copy(ROOT / "README.md", script.parent)  # some text to read
         scripts.append(str(script))
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.forks", *scripts],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "MPLBACKEND": "agg"},
         capture_output=True,
         text=True,
         timeout=240,
