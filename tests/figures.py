@@ -84,7 +84,7 @@ def requirements() -> str:
     }
     rows = [
         ["Python", ", ".join(pythons)],
-        ["operating system", f"{' and '.join(systems)}; GPUs on Linux"],
+        ["operating system", f"{' and '.join(systems).replace('MacOS', 'macOS')}; GPUs on Linux"],
         ["NumPy", f"from {numpy.partition('=')[2]} on"],
         ["CuPy, for GPUs", "; ".join(f"`{name}` from {low} on" for name, low in cupy.items())],
         ["NVIDIA driver", f"from {FIRST_DRIVER_OF_CUDA_13} on for CUDA 13, else one of CUDA 12"],

@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,8 @@ def executed(folder: Path, environment: Mapping[str, str]) -> Any:
         folder: where it runs.
         environment: variables beside those of this process.
     """
-    import nbclient
-    import nbformat
-
+    nbclient: Any = import_module("nbclient")
+    nbformat: Any = import_module("nbformat")
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     home = {
         name: str(folder / "home")
@@ -90,8 +90,7 @@ def shape(cell: Any) -> list[str]:
 
 def store(notebook: Any) -> None:
     """Write the notebook with small pictures, and without the name of this machine's kernel."""
-    import nbformat
-
+    nbformat: Any = import_module("nbformat")
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
             if "text" in output:

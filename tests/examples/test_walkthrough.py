@@ -35,8 +35,8 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     assert (made / "walkthrough-profile" / "trace.json").exists()
     stored = nbformat.read(NOTEBOOK, as_version=4)
     for cell, new in zip(stored.cells, notebook.cells, strict=True):
-        words = [re.sub(r"data/\S+", "data/", kind) for kind in shape(cell)]
-        assert words == [re.sub(r"data/\S+", "data/", kind) for kind in shape(new)], cell.id
+        kinds, found = ([re.sub(r"data/\S+", "data/", k) for k in shape(c)] for c in (cell, new))
+        assert kinds == found, cell.id
 
 
 def test_stored_outputs_are_small_and_of_no_machine() -> None:
