@@ -18,7 +18,7 @@ from typing import Any
 from tests.source_tree import ROOT
 
 NOTEBOOK = ROOT / "examples" / "walkthrough.ipynb"
-_COLOURS = 32  # of a picture: lines and text need few
+_COLOURS = 32  # pictures of lines and text need few
 _WIDTH = 900  # pixels of a picture
 
 

@@ -19,7 +19,7 @@ from tests.parity.calls import NOT_CALLED, X, arrays, as_tensors, call_of
 from tests.parity.peers import Argument, Peer, arguments, quoted
 from tests.source_tree import ROOT
 
-# What NumPy does by default.
+# NumPy's own defaults
 ABSENT = {"keepdims": False, "descending": False, "axis": -1}  # where an argument is not given
 NONE = {"density": False, "descending": False}  # where it is None
 
@@ -77,7 +77,7 @@ def test_the_page_lists_the_arguments_that_are_missing() -> None:
         for words, names, _ in NUMPY.table("Arguments that are missing")
         for argument in quoted(words)
         for name in quoted(names)
-        if argument in known.get(name, ())  # of this version of NumPy
+        if argument in known.get(name, ())  # in this version of NumPy
     }
     assert missing == listed
 
