@@ -82,6 +82,18 @@ def test_the_page_lists_the_arguments_that_are_missing() -> None:
     assert missing == listed
 
 
+def test_the_page_lists_the_methods_of_generators_that_are_missing() -> None:
+    page = NUMPY.page.read_text(encoding="utf-8").split("\n## Random numbers\n")[1]
+    row = next(line for line in page.splitlines() if line.startswith("| `"))
+    theirs, ours = (
+        {name for name in dir(kind) if not name.startswith("_")}
+        for kind in (np.random.Generator, tg.random.Generator)
+    )
+    assert set(quoted(row)) - {"numpy.random.Generator"} == theirs - ours
+    text = page.partition("```")[0]
+    assert theirs & ours <= set(quoted(text))
+
+
 # By dtype of the arguments: functions whose result has another dtype, or that raise in one library.
 FLOAT32 = {"empty", "eye", "fft.fftfreq", "fft.rfftfreq", "geomspace", "identity", "linspace",
            "logspace", "ones", "tri", "zeros"}  # fmt: skip
