@@ -6,16 +6,20 @@ Tests: tests/test_results.py, which renders them.
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import tomllib
 from contextlib import redirect_stdout
 from io import StringIO
 from typing import Any
 
 from tensorgrad.cli import main
+from tensorgrad.cli.info import kernels_of
 from tensorgrad.io.tables import to_markdown
 from tensorgrad.parallel.bucket_size import Overlap, default_bucket_bytes
 from tensorgrad.parallel.planning.estimate import Speeds
 from tensorgrad.parallel.schedule import SCHEDULES, bubble_fraction
+from tensorgrad.startup.distribution import FIRST_DRIVER_OF_CUDA_13
 from tensorgrad.train.settings import DTYPES
 from tensorgrad.train.translation import PRESETS, TranslationSettings
 from tests.reference import error_classes as error_classes
@@ -25,9 +29,76 @@ from tests.reference import kernel_results as kernel_results
 from tests.reference import op_dtypes as op_dtypes
 from tests.reference import promotion as promotion
 from tests.reference import python_numbers as python_numbers
+from tests.source_tree import ROOT
 
 _2_7B = "--layers 32 --width 2560 --heads 32 --vocab 10000 --vocab-multiple 1 --batch 4"
 _407B = "--layers 126 --width 16384 --heads 128 --context 2048"
+
+
+_EXTRAS = {
+    "cuda13": "GPUs, with a driver of CUDA 13; clocks and power, traces of kernels",
+    "cuda12": "the same with a driver of CUDA 12; traces of kernels up to Python 3.12",
+    "mpi": "several ranks: `mpirun` and its MPI",
+    "text": "Hugging Face data sets, Parquet and Zstandard files, BLEU",
+    "hub": "downloads of published models, chat templates",
+    "plot": "pictures of losses, memory and benchmarks",
+    "profile": "the same as `plot`",
+    "log": "all loggers",
+    "mlflow": "the MLflow logger",
+    "tensorboard": "the TensorBoard logger",
+    "trackio": "the trackio logger",
+    "wandb": "the W&B logger",
+    "dev": "the tests, linters and type checkers",
+}
+
+
+def project() -> dict[str, Any]:
+    """Return the table `project` of pyproject.toml."""
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return found
+
+
+def extras() -> str:
+    """Return the extras, what they are for, and the packages that each installs."""
+    rows = []
+    for name, requirements in project()["optional-dependencies"].items():
+        packages = []
+        for requirement in requirements:
+            package = requirement.partition(";")[0]
+            own = re.fullmatch(r"tensorgrad-cupy\[(.+)\]", package)
+            name_of = re.split("[>=<]", package)[0]
+            packages += (
+                [f"`.[{extra}]`" for extra in own[1].split(",")] if own else [f"`{name_of}`"]
+            )
+        rows.append([f"`{name}`", _EXTRAS[name], ", ".join(packages)])
+    return to_markdown(("extra", "brings", "packages and other extras"), rows)
+
+
+def requirements() -> str:
+    """Return the versions of Python, NumPy and CUDA, and the systems, that are supported."""
+    about = project()
+    pattern = r"(Python :: 3\.\d+|Operating System :: (?:POSIX :: )?\w+)$"
+    found = [m[1] for name in about["classifiers"] if (m := re.search(pattern, name))]
+    kinds = {name: name.rpartition(" :: ")[2] for name in found}
+    pythons = [version for name, version in kinds.items() if name.startswith("Python")]
+    systems = sorted(version for name, version in kinds.items() if name.startswith("Operating"))
+    (numpy,) = (name for name in about["dependencies"] if name.startswith("numpy"))
+    cupy = {
+        name.partition("[")[0]: name.partition("=")[2]
+        for extra in ("cuda13", "cuda12")
+        for name in about["optional-dependencies"][extra]
+        if name.startswith("cupy")
+    }
+    rows = [
+        ["Python", ", ".join(pythons)],
+        ["operating system", f"{' and '.join(systems).replace('MacOS', 'macOS')}; GPUs on Linux"],
+        ["NumPy", f"from {numpy.partition('=')[2]} on"],
+        ["CuPy, for GPUs", "; ".join(f"`{name}` from {low} on" for name, low in cupy.items())],
+        ["NVIDIA driver", f"from {FIRST_DRIVER_OF_CUDA_13} on for CUDA 13, else one of CUDA 12"],
+        *([f"GPU of compute capability {text}", kernels_of(capability)]
+          for text, capability in (("9.0 or later", 90), ("8.0 to 8.9", 80), ("below 8.0", 75))),
+    ]  # fmt: skip
+    return to_markdown(("", "supported"), rows)
 
 
 def planned(options: str) -> dict[str, Any]:

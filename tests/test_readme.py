@@ -50,8 +50,10 @@ TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 JAXTYPING = pytest.mark.skipif(
     None in (find_spec("jaxtyping"), find_spec("beartype")), reason="needs jaxtyping and beartype"
 )
+JAX = pytest.mark.skipif(find_spec("optax") is None, reason="needs JAX, Equinox and optax")
 MARKS = {
-    "gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi, "torch": TORCH, "jaxtyping": JAXTYPING
+    "gpu": pytest.mark.gpu, "mpi": pytest.mark.mpi,
+    "jax": JAX, "jaxtyping": JAXTYPING, "torch": TORCH,
 }  # fmt: skip
 PROGRAMS = sorted(ROOT.glob("examples/*.py"))
 SCRIPTS = [*sorted((ROOT / ".ci").iterdir()), *sorted((ROOT / "examples" / "cluster").iterdir())]
@@ -117,10 +119,11 @@ def run_scripts(texts: Mapping[str, str], folder: Path) -> subprocess.CompletedP
         script.write_text(text, encoding="utf-8")
         shutil.copy(ROOT / "README.md", script.parent)  # some text to read
         scripts.append(str(script))
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.forks", *scripts],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "MPLBACKEND": "agg"},
         capture_output=True,
         text=True,
         timeout=240,

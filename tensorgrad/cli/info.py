@@ -74,11 +74,11 @@ def _devices() -> Iterator[tuple[str, str]]:
             capability = kernel_device.capability(index)
         memory = f"{total / 2**30:.0f} GiB, {free / 2**30:.0f} free"
         name = f"{gpu.name_of(index)}, {memory}, compute capability {capability / 10:.1f}"
-        yield f"cuda:{index}", f"{name}: {_kernels(capability)}"
+        yield f"cuda:{index}", f"{name}: {kernels_of(capability)}"
 
 
-def _kernels(capability: int) -> str:
-    """Return which kernels serve a GPU."""
+def kernels_of(capability: int) -> str:
+    """Return which kernels serve a GPU of a compute capability, such as 90."""
     if capability >= 90:
         return "kernels for Hopper (wgmma, TMA), bfloat16"
     if capability >= 80:

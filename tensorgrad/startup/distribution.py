@@ -13,7 +13,7 @@ NAME = "tensorgrad-cupy"
 _REPAIR = f"run `pip uninstall -y tensorgrad {NAME}`, then install this project again"
 _PACKAGE = sys.modules["tensorgrad"]
 _OTHER = ("tensorgrad-", ".dist-info")  # pip's records of that project have such names
-_FIRST_DRIVER_OF_CUDA_13 = 580
+FIRST_DRIVER_OF_CUDA_13 = 580
 
 
 def install(extra: str) -> str:
@@ -36,7 +36,7 @@ def cuda_extra() -> str:
             continue
         return extra
     driver = _driver()
-    return "cuda12" if driver and driver < _FIRST_DRIVER_OF_CUDA_13 else "cuda13"
+    return "cuda12" if driver and driver < FIRST_DRIVER_OF_CUDA_13 else "cuda13"
 
 
 def _driver() -> int | None:

@@ -287,7 +287,7 @@ def test_functions_with_an_axis_name_it_where_dim_is_given() -> None:
 
 # Arguments that PyTorch's function of a name takes by position, under our names; those that it
 # deprecates, or that concern its own memory (`inplace`), do not count. `embedding` and the norms
-# differ: see docs/guides/coming-from-pytorch.md.
+# differ: see docs/start/coming-from-pytorch.md.
 PYTORCH = {
     **dict.fromkeys(
         ["gelu", "hardsigmoid", "hardswish", "logsigmoid", "mish", "relu", "relu6", "selu",
