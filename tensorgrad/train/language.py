@@ -42,8 +42,12 @@ _SIZES = (
     *("layers", "heads", "kv_heads", "width", "hidden", "head_width", "context", "rope_base"),
     *("norm_eps", "window", "tied", "qkv_bias", "qk_norm", "vocab_multiple", "dropout"),
 )
-# Settings that a model of --init-from has already.
-_OF_MODEL = ("model", "preset", *_SIZES[:-1], "vocab", "tokenizer")
+# Settings that a model of --init-from has already. A shorter --context is one of the training.
+_FREE_SIZES = ("context", "dropout")
+_OF_MODEL = (
+    *("model", "preset", *(name for name in _SIZES if name not in _FREE_SIZES)),
+    *("vocab", "tokenizer"),
+)
 
 
 def _size(help: str, shown: str = "the preset's", low: int = 1) -> Any:
@@ -86,7 +90,10 @@ class LanguageSettings(TrainSettings):
     width: int | None = _size("width of the model")
     hidden: int | None = _size("width inside the feed-forward layers", "the model's")
     head_width: int | None = _size("width of an attention head", "--width / --heads")
-    context: int | None = _size("context length in tokens")
+    context: int | None = _size(
+        "context length in tokens; with --init-from, that of the training: at most the model's",
+        shown="that of the preset or model",
+    )
     rope_base: float | None = _size("base of the rotary angles", "10000")
     norm_eps: float | None = _size("added to the mean squares of norms", "the model's", 0)
     window: int | None = _size("tokens that a token attends to, itself included", "all")
@@ -293,19 +300,20 @@ class LanguageModeling(Task):
         settings, strategy = self.settings, self.strategy
         self.corpus = prepare_corpus(settings, self._tokenizer, strategy.is_main)
         self.config = self._config(self.corpus.tokenizer.vocab_size)
+        context = settings.context or self.config.context
+        if context > self.config.context:
+            raise ArgumentError(
+                f"--context: got {context} with --init-from, expected at most the model's, "
+                f"{self.config.context}"
+            )
         self.training, self.validation = (
             TokenLoader(
-                tokens,
-                settings.batch,
-                self.config.context,
-                settings.seed,
-                strategy.rank,
-                strategy.ranks,
+                tokens, settings.batch, context, settings.seed, strategy.rank, strategy.ranks
             )
             for tokens in (self.corpus.train, self.corpus.validation)
         )
-        self.tokens_per_step = settings.batch * self.config.context
-        self.flops_per_token = self.config.training_flops()
+        self.tokens_per_step = settings.batch * context
+        self.flops_per_token = replace(self.config, context=context).training_flops()
         # With sequence parallelism one token alone has no logits.
         self.samples = settings.sample > 0 and not settings.sequence_parallel
         self.sample_every = settings.sample_every
@@ -428,6 +436,7 @@ def _with_sizes(settings: LanguageSettings, model: LanguageModel) -> LanguageSet
     sizes = {
         name: getattr(model.config, name) for name in _SIZES[:-1] if hasattr(model.config, name)
     }
+    sizes["context"] = settings.context or sizes["context"]
     name = settings.model or model_name(model.config)
     return replace(settings, model=name, vocab=model.vocab_size, **sizes)
 

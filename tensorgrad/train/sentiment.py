@@ -309,6 +309,6 @@ class Sentiment(Task):
         best = max(measured, key=lambda step: measured[step])
         return (
             f"accuracy {100 * measured[outcome.step]:.2f} % at the end "
-            f"({100 * measured[best]:.2f} % after step {best}"
-            f"{without_checkpoint(self.folder, best)} was the highest)"
+            f"(highest: {100 * measured[best]:.2f} % after step {best}"
+            f"{without_checkpoint(self.folder, best)})"
         )

@@ -221,8 +221,9 @@ def test_an_exported_folder_is_a_model_and_no_run(
 
 
 def test_a_model_with_a_tokenizer_of_sentence_piece_is_trained_further_and_exported(
-    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     folder, tuned, again = (tmp_path / name for name in ("published", "tuned", "again"))
     words = PublishedTokenizer.load(write(tmp_path, sentence_piece()))
     sizes = TransformerLMConfig(words.vocab_size, 32, 1, 2, 2, 8)
@@ -230,10 +231,16 @@ def test_a_model_with_a_tokenizer_of_sentence_piece_is_trained_further_and_expor
     words.save(folder)
     data = ["--data", options[1], "--batch", "4"]
     fine = [*data, "--steps", "4", "--no-plot", "--device", "cpu", "--out", str(tuned)]
-    assert main(["train", "--init-from", str(folder), *fine, "--stop-after", "2"]) == 0
+    short = ["train", "--init-from", str(folder), *fine, "--context"]
+    assert main([*short, "33"]) == 1
+    assert "--context: got 33 with --init-from, expected at most the model's, 32" in caplog.text
+    assert main([*short, "8", "--stop-after", "2"]) == 0
     assert main(["train", "--resume", str(tuned)]) == 0
     assert metrics(tuned)[-1]["step"] == 4
+    *_, last = read_metrics(tuned / "times.jsonl")
+    assert last["tokens"] == last["step"] * 4 * 8
     assert main(["export", str(tuned), str(again)]) == 0
+    assert json.loads((again / "config.json").read_text())["max_position_embeddings"] == 32
     assert PublishedTokenizer.load(again).digest == words.digest
     assert (again / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     capsys.readouterr()
