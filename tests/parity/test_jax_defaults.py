@@ -8,6 +8,7 @@ that is missing there is printed by
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from tests.parity.calls import NOT_CALLED, X, Y, arrays, as_tensors, call_of
 from tests.parity.peers import Argument, Peer, arguments, quoted
 from tests.source_tree import ROOT
 
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # its first array takes most of a GPU's memory
 jax: Any = pytest.importorskip("jax", reason="JAX is not installed")
 eqx: Any = pytest.importorskip("equinox", reason="Equinox is not installed")
 optax: Any = pytest.importorskip("optax", reason="optax is not installed")
