@@ -25,7 +25,7 @@ NOTATION = {
     *("ArrayLike", "Bool", "Float", "Inexact", "Int", "Real", "Shaped"),
     *("Count", "Interval", "NotNegative", "Probability", "Size"),
 }
-PROJECT = ("CONTRIBUTING", "CHANGELOG")
+PROJECT = ("CONTRIBUTING", "CHANGELOG", "SECURITY")
 
 
 def contents(root: Path) -> dict[str, dict[str, str]]:

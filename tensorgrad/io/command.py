@@ -41,6 +41,7 @@ def command(program: Callable[_Arguments, int | None]) -> Callable[_Arguments, i
         messages = logging.StreamHandler()
         messages.setFormatter(_Plain())
         logging.basicConfig(level=logging.INFO, handlers=[messages])
+        logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of its list of fonts
         try:
             try:
                 status = program(*arguments, **options) or 0
