@@ -25,7 +25,7 @@ WIDTHS = {"phone": 390, "tablet": 820, "screen": 1400}
 PAPER = 718  # A4 between margins of 1 cm, at 96 dots an inch
 SHOWN = ("index", "docs/guides/training", "docs/chapters/attention", "reference/tensorgrad.ops")
 
-# What is wrong with a page as it is drawn now: a list of lines.
+# A function that lists the faults of the page as it is drawn now.
 LAYOUT = r"""(printed) => {
     const problems = [];
     const root = document.documentElement;

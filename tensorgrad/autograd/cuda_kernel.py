@@ -129,7 +129,9 @@ def cuda_kernel(
         >>> scale(tg.tensor([1.0, 2.0]), 3.0)
         tensor([3., 6.], dtype=float32)
     """
-    check_function("cuda_kernel", reference, name="reference")
+    for what, function in (("reference", reference), ("blocks", blocks), ("case", case)):
+        if function is not None or what == "reference":
+            check_function("cuda_kernel", function, name=what)
     if not isinstance(source, (str, Path)):
         raise ArgumentError(f"cuda_kernel: source is {source!r:.80}, expected a str or a Path")
     if not isinstance(name, str):
@@ -142,7 +144,12 @@ def cuda_kernel(
         ("sizes", "number", sizes),
         ("values", "value", values),
     ):
-        _check_names(what, given or {}, [p.name for p in parameters if p.kind == kind])
+        names = [p.name for p in parameters if p.kind == kind]
+        _check_names(what, {} if given is None else given, names)
+    if not isinstance(candidates, (list, tuple)):
+        raise ArgumentError(
+            f"cuda_kernel: candidates is {candidates!r:.80}, expected a list of dictionaries"
+        )
     for candidate in candidates:
         free = [p.name for p in parameters if p.kind == "value" and p.name not in (values or {})]
         _check_names("candidates", candidate, [*free, "threads"])
@@ -220,7 +227,7 @@ class CudaKernel:
         self._given = [p for p in self._numbers if p.name not in {*sizes, "n"}]
         by_name = partial(_by_name, count=len(self._inputs) + len(self._given))
         self._reference = by_name(reference)
-        self._blocks = by_name(blocks) if blocks else None
+        self._blocks = by_name(blocks) if blocks is not None else None
         self._shapes = {name: by_name(shape) for name, shape in shapes.items()}
         self._sizes = {name: by_name(size) for name, size in sizes.items()}
         self._values = {
@@ -228,7 +235,7 @@ class CudaKernel:
         }
         self._choices = {p.name: p.dtype for p in self._template if p.kind == "value"}
         self._candidates = {_words(candidate): candidate for candidate in candidates}
-        self._tuned, self._case = tuned, by_name(case) if case else None
+        self._tuned, self._case = tuned, by_name(case) if case is not None else None
         constants = {name: value for name, value in values.items() if not callable(value)}
         for fixed in (constants, *candidates):
             self._check_values("cuda_kernel", fixed)
