@@ -50,6 +50,8 @@ def write_sources(app: Sphinx) -> None:
     notebook = source / f"{pages.NOTEBOOK}.ipynb"
     cells = json.loads(notebook.read_text(encoding="utf-8"))
     cells["metadata"]["language_info"]["pygments_lexer"] = "ipython3"  # it has lines of a shell
+    first = cells["cells"][0]
+    first["source"] = _with_terms(pages.NOTEBOOK, "".join(first["source"]))
     notebook.write_text(json.dumps(cells), encoding="utf-8")
     reference = source / "reference"
     reference.mkdir(exist_ok=True)
@@ -151,10 +153,18 @@ def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
     elif name in parts["Results"] and not text[0].startswith("# "):
         title = parts["Results"][name]
         text[0] = f"# {title[0].upper()}{title[1:]}\n\n{text[0]}"
-    if terms := pages.searches(ROOT).get(name):
-        title, _, rest = text[0].partition("\n")
-        main = ", ".join(f"! {term}" for term in terms)
-        text[0] = f"{title}\n\n```{{index}} {main}\n```\n\n{rest}"
+    if name != pages.NOTEBOOK:
+        text[0] = _with_terms(name, text[0])
+
+
+def _with_terms(name: str, text: str) -> str:
+    """Return a page with what readers search for as entries of the index, below its title."""
+    terms = pages.searches(ROOT).get(name)
+    if not terms:
+        return text
+    title, _, rest = text.partition("\n")
+    main = ", ".join(f"! {term}" for term in terms)
+    return f"{title}\n\n```{{index}} {main}\n```\n\n{rest}"
 
 
 def adapt(app: Sphinx, document: nodes.document) -> None:
