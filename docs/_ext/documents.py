@@ -346,7 +346,8 @@ _SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Source):
 _ONE_LINE = re.compile(r"^(Source|Formula|Gradients?): +(.+(?:\n    .+)*)$", re.MULTILINE)
 _HEADING = re.compile(r"[A-Z][\w ]*:$")
 _CODE = re.compile(r"(`+[^`]*`+)")
-_NAME = re.compile(r"`[\w.]+(\(\))?`")
+_CODE_OF_TWO_LINES = re.compile(r"(?<=[\s(])`([^`\n]+\n[^`\n]+)`(?=[\s.,;:)])")
+_NAME = re.compile(r"`[A-Za-z_][\w.]*(\(\))?`")
 
 
 def write_docstring(
@@ -359,8 +360,9 @@ def write_docstring(
     start = _SECTION.search(text)
     end = start.start() if start else len(text)
     text = _literal_blocks(text[:end]) + text[end:]
-    if what == "property":
-        text = f"\n{text}"  # napoleon takes the first line up to a colon for its type
+    text = _CODE_OF_TWO_LINES.sub(r"``\1``", text)
+    if what in ("property", "attribute"):
+        text = f"\\ \n{text}"  # napoleon takes the first line up to a colon for its type
     lines[:] = [
         line if line.lstrip().startswith((">>>", "...")) else _escaped(line)
         for line in text.split("\n")
