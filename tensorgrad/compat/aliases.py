@@ -159,7 +159,9 @@ def gather(x: Tensor, axis: int, index: Any, **unknown: Never) -> Tensor:
         In the shape of the index and the dtype of x.
 
     Raises:
-        As `tensorgrad.take_along_axis`, which also broadcasts.
+        OutOfRangeError: an index lies outside the axis (not checked on the GPU).
+        ShapeError: the index has another number of axes than x, or a longer one.
+        DtypeError: the index does not hold integers.
 
     Example:
         >>> tg.tensor([[1, 2, 3], [4, 5, 6]]).gather(1, [[2], [0]])
