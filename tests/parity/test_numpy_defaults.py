@@ -180,7 +180,7 @@ def _is_float32(*results: Any) -> bool:
 
 
 def _warns_once() -> bool:
-    nobody = mock.patch.object(checks, "_warned", set())
+    nobody: Any = mock.patch.object(checks, "_warned", set())
     with nobody, pytest.warns(tg.errors.WideningWarning):
         result = tg.arange(2).reshape(2) * tg.ones(2)
     return bool(result.dtype == np.float64)
