@@ -148,12 +148,18 @@ class Case:
     name: str = ""
 
     def __str__(self) -> str:
-        name = self.name or getattr(self.function, "__name__", str(self.function))
+        name = self.name or _name_of(self.function)
         shapes = "-".join(
             "x".join(map(str, i.shape if isinstance(i, np.ndarray) else i)) or "scalar"
             for i in self.inputs
         )
         return f"{name}-{shapes}"
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function; of the `apply` of a `tg.Function` that of its class."""
+    owner = getattr(function, "__self__", None)
+    return getattr(owner if isinstance(owner, type) else function, "__name__", str(function))
 
 
 def sized(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,14 @@ def test_nan_and_infinities_must_agree() -> None:
     for wrong in ([1.0, np.inf, -np.inf, 1.0], [np.nan, -np.inf, -np.inf, 1.0], [np.nan] * 4):
         with pytest.raises(AssertionError, match="elements are wrong"):
             assert_within(np.array(wrong, "float32"), values, Ulps())
+
+
+def test_a_case_of_a_function_class_has_its_name() -> None:
+    class Twice(tg.Function):
+        """Return 2 x."""
+
+    assert str(Case(Twice.apply, [(3,)], lambda x: 2 * x)) == "Twice-3"
+    assert str(Case(partial(pow, 2), [(3,)], lambda x: 2**x, name="power")) == "power-3"
 
 
 def test_an_op_that_writes_into_an_input_or_takes_anything_is_noticed() -> None:

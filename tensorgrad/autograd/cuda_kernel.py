@@ -323,6 +323,12 @@ class CudaKernel:
         """Return the tensors and the numbers of a call."""
         op = self.__name__
         expected = [*self._inputs, *self._given]
+        named = [p.name for p in expected if p.name in values]
+        if named:
+            raise ArgumentError(
+                f"{op}: got {named[0]} by name, expected it by position: "
+                f"{op}({', '.join([p.name for p in expected])})"
+            )
         if len(args) != len(expected):
             known = ", ".join([p.name for p in expected])
             raise ArgumentError(

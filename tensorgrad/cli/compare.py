@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from tensorgrad.io.command import printable
+from tensorgrad.io.display import file_size
 from tensorgrad.io.tables import write_text
 from tensorgrad.report import compare as compare_runs
 from tensorgrad.report import to_text
@@ -34,5 +35,5 @@ def compare(
     print(printable(to_text(comparison, shutil.get_terminal_size((100, 24)).columns)), end="")
     for _, path, (form, _) in outputs:
         write_text(path, form(comparison))
-        print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")
+        print(f"{path}: {file_size(path)}")
     return 0

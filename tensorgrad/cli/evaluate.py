@@ -41,16 +41,16 @@ def evaluate(
         model: a run, or one of its checkpoints; or with --data a model in the layout of Hugging
             Face transformers, or a file of `python -m tensorgrad.parallel.merge`; with --download,
             the name of a GPT-2 on the Hub.
-        checkpoint: of a run: the best by validation loss, the last, or the average of the last
-            ones (translation).
-        data: other data than the run's; of other models, the text.
+        checkpoint: checkpoint of a run: the best by validation loss, the last, or the average of
+            the last ones (translation).
+        data: other data than the run's; needed for other models.
         text_column: the column of the text in these data, if not the run's.
         batch: another batch size than the run's.
         dtype: another dtype of matrix products than the run's.
         device: cpu, cuda, cuda:N, or auto: a GPU if there is one.
         json: print JSON.
         download: download a model that is not a folder; needs huggingface_hub.
-        revision: of a download: a branch, tag or commit.
+        revision: revision of the download: a branch, tag or commit.
         task: the Python file of the run's task, if it is your own; it is executed.
         model_file: the Python file of the run's model, if it is your own; it is executed.
     """
@@ -86,6 +86,11 @@ def evaluate(
         raise ArgumentError(f"--text-column: got {text_column} for {settings.task}, which has none")
     settings, place = choose_device(replace(settings, device=device, **changed))
     found = kind.measure(settings, model, place, checkpoint)
+    if not found:
+        raise ArgumentError(
+            f"evaluate: the task of {model} measures nothing, expected one whose `evaluate` "
+            "returns numbers by name"
+        )
     if json:
         print(jsonlib.dumps(finite(found), indent=1))
     else:

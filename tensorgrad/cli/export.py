@@ -35,16 +35,18 @@ def export(
         model: a run, one of its checkpoints, a model in the layout of Hugging Face transformers, or
             a file of `python -m tensorgrad.parallel.merge`; with --download, the name of a model on
             the Hub.
-        folder: to write, a new one.
-        checkpoint: of a run: the best by validation loss, or the last.
+        folder: new folder to write.
+        checkpoint: checkpoint of a run: the best by validation loss, or the last.
         tokenizer: a tokenizer.json, or a folder with one, if not the model's.
-        dtype: of the weights.
-        max_file_bytes: above this the weights are several files, with an index.
+        dtype: dtype of the weights.
+        max_file_bytes: largest file; larger weights are several files, with an index.
         download: download a model that is not a folder; needs huggingface_hub.
-        revision: of a download: a branch, tag or commit.
+        revision: revision of the download: a branch, tag or commit.
     """
     check_new_folder(folder, "FOLDER")
-    found, own = load_trained(model, checkpoint, tokenizer, download=download, revision=revision)
+    found, own = load_trained(
+        model, checkpoint, tokenizer, file=None, download=download, revision=revision
+    )
     if own.vocab_size > found.vocab_size:
         raise CheckpointError(
             f"export: the tokenizer has {own.vocab_size} tokens, expected at most "

@@ -34,12 +34,12 @@ class Options:
     """How to generate.
 
     Args:
-        max_new_tokens: largest number of tokens.
-        temperature: 0: greedy.
+        max_new_tokens: largest number of tokens to generate.
+        temperature: divides the logits before sampling; 0: greedy.
         top_k: sample from the k most likely tokens only; 0: from all.
         top_p: sample from the fewest tokens that together have this probability.
         repetition_penalty: above 1: earlier tokens are less likely.
-        seed: of the sampling.
+        seed: seed of the sampling.
         stop: text that ends the output; may be repeated.
         ignore_end: continue after an end-of-text token.
         batch: prompts of a file at a time.
@@ -94,12 +94,13 @@ def generate(
             tensorgrad.parallel.merge`; with --download, the name of a model on the Hub.
         prompt: text to continue, or with --chat a message; "" begins a document.
         prompts: file with a prompt a line; -: standard input.
-        checkpoint: of a run: the best by validation loss, or the last.
+        checkpoint: checkpoint of a run: the best by validation loss, or the last.
         tokenizer: a tokenizer.json, or a folder with one, if not the model's.
         device: cpu, cuda, cuda:N, or auto: a GPU if there is one.
-        dtype: to compute in; auto: bfloat16 on a GPU, float16 if it lacks that; float32 on the CPU.
+        dtype: dtype to compute in; auto: float32 on the CPU, bfloat16 on a GPU, float16 if it lacks
+            that.
         download: download a model that is not a folder; needs huggingface_hub.
-        revision: of a download: a branch, tag or commit.
+        revision: revision of the download: a branch, tag or commit.
         model_file: the Python file of the model, if it is your own; it is executed.
     """
     if prompt is not None and prompts is not None:

@@ -37,11 +37,11 @@ class MeshOptions:
         parallel: what data parallel ranks shard: nothing (overlap), optimizer state (zero1),
             gradients too (zero2), parameters too (zero3); default: overlap, with --fit any.
         batch: sequences of a step, on all GPUs together.
-        micro_batches: of a step; default: 1, with --pp up to 4 times pp.
+        micro_batches: parts of a batch; default: 1, with --pp up to 4 times pp.
         pipeline_schedule: order of micro-batches in a pipeline.
         chunks: model chunks per stage, more if interleaved.
         sequence_parallel: shard activations between layers over the tp ranks.
-        bucket_mb: gradients in a bucket; default: as in training.
+        bucket_mb: size of a gradient bucket in MB; default: as in training.
         dtype: dtype of matrix products, as in training; bfloat16-parameters: of the parameters too,
             with float32 master weights.
         grad_dtype: dtype of gradients; bfloat16: of bfloat16-parameters on one GPU.
@@ -69,11 +69,11 @@ class SpeedOptions:
     """The assumptions of the estimate of the time.
 
     Args:
-        tflops: achieved by a GPU, TFLOP/s.
-        memory_bandwidth: GB/s.
-        bandwidth: of NCCL within a host, GB/s.
-        network: between hosts, GB/s a GPU.
-        latency: microseconds of a call.
+        tflops: speed of matrix products that a GPU reaches, TFLOP/s.
+        memory_bandwidth: bandwidth of a GPU's memory, GB/s.
+        bandwidth: bandwidth of NCCL within a host, GB/s.
+        network: bandwidth between hosts, GB/s a GPU.
+        latency: time of a call of NCCL that moves nothing, microseconds.
         gpus_per_host: GPUs of a host.
     """
 
@@ -114,7 +114,7 @@ def plan(
 
     Args:
         fit: find the smallest mesh that fits in --memory.
-        memory: of a GPU, with its unit, such as 80GiB.
+        memory: memory of a GPU, with its unit, such as 80GiB.
         reserved: memory for CUDA, kernels and NCCL.
         max_gpus: largest number of GPUs for --fit.
         json: print JSON, in bytes and seconds.

@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 @Parameter(name="*", group="Step")
 @dataclass(frozen=True)
 class StepOptions:
-    """The step to profile; with --run what is not given is that of the run.
+    """The step to profile; with RUN, what is not given is the run's, except `parallel`.
 
     Args:
         batch: sequences of a step, on all ranks together (default: 8).
@@ -82,12 +82,12 @@ def profile(
     Args:
         run: a run or its config.json, whose step to profile; default: a step from the options.
         what: time, memory, or both.
-        steps: to record.
-        warmup: steps before, which compile kernels.
+        steps: steps to record.
+        warmup: steps before those, which compile kernels; not a warmup of the learning rate.
         nvtx: also show ranges in Nsight Systems.
         source: what measures the GPU: cupti (each kernel), events (each op), host (nothing);
             default: cupti where cupti-python is installed, else events.
-        rows: of the table to print.
+        rows: rows of the table to print.
         out: a new folder for the files; default: the first new runs/profile-N.
     """
     if rows < 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tensorgrad.io.display import file_size
 from tensorgrad.report import write_report
 from tensorgrad.train.progress import StageProgress
 
@@ -19,5 +20,5 @@ def report(run: Path, /, *, out: Path | None = None) -> int:
     """
     with StageProgress("reading") as progress:
         page = write_report(run, out, progress)
-    print(f"{page}: {page.stat().st_size / 1e6:.2f} MB")
+    print(f"{page}: {file_size(page)}")
     return 0

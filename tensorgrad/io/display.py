@@ -1,4 +1,4 @@
-"""Tensors as HTML, for notebooks; the text of `repr` of what has settings."""
+"""Tensors as HTML, for notebooks; the text of `repr` of what has settings; sizes of files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tensorgrad.core.tensor import Tensor
 
 _ROWS, _COLUMNS = 20, 10  # more are shown by their first and last ones
@@ -24,6 +26,12 @@ def call_text(kind: Any, /, *first: str, **settings: Any) -> str:
         f"{name}={getattr(value, '__name__', repr(value)):.200}" for name, value in settings.items()
     ]
     return f"{type(kind).__name__}({', '.join([*first, *shown])})"
+
+
+def file_size(path: Path) -> str:
+    """Return the size of a file, in kB below 1 MB."""
+    size = path.stat().st_size
+    return f"{size / 1e3:.0f} kB" if size < 1e6 else f"{size / 1e6:.2f} MB"
 
 
 def to_html(x: Tensor) -> str:

@@ -121,7 +121,7 @@ def _split(value: Any, path: str, arrays: dict[str, Any]) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise DtypeError(
-        f"save: {path} is a {type(value).__name__}, expected a tensor, array, number, text or "
+        f"save: {path} has type {type(value).__name__}, expected a tensor, array, number, text or "
         "dictionary of them"
     )
 

@@ -299,6 +299,12 @@ class LanguageModeling(Task):
         """Read the text as tokens."""
         settings, strategy = self.settings, self.strategy
         self.corpus = prepare_corpus(settings, self._tokenizer, strategy.is_main)
+        vocab_size, new = self.corpus.tokenizer.vocab_size, not (self.resuming or self._initial)
+        if new and is_prepared(settings.data) and settings.vocab not in (None, vocab_size):
+            raise ArgumentError(
+                f"--vocab: got {settings.vocab} with --data {settings.data}, expected none: its "
+                f"tokenizer has {vocab_size}"
+            )
         self.config = self._config(self.corpus.tokenizer.vocab_size)
         context = settings.context or self.config.context
         if context > self.config.context:

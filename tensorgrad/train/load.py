@@ -30,7 +30,7 @@ from tensorgrad.train.sentiment import (
     encode,
     load_vocabulary,
 )
-from tensorgrad.train.translation import AVERAGED
+from tensorgrad.train.translation import AVERAGED, TranslationSettings
 from tensorgrad.train.user_file import is_file, model_class
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def load_trained(
     checkpoint: str = "best",
     tokenizer: Path | None = None,
     *,
-    file: str = "",
+    file: str | None = "",
     download: bool = False,
     revision: str | None = None,
 ) -> tuple[LanguageModel, AnyTokenizer]:
@@ -80,7 +80,8 @@ def load_trained(
             Hub.
         checkpoint: of a run: "best" by validation loss, or "last".
         tokenizer: a tokenizer.json, or a folder with one; None: the one beside the model.
-        file: the Python file of the model, for one that a user has defined: it is executed.
+        file: the Python file of the model, for one that a user has defined: it is executed. None
+            refuses such a model.
         download, revision: as for `from_pretrained`.
     Raises:
         ArgumentError: the model is of a Python file, and `file` is not given.
@@ -90,7 +91,7 @@ def load_trained(
     path = _downloaded(path, download, revision)
     run = run_of(path)
     if run is None and is_pretrained(path):
-        if is_file(file):
+        if is_file(file or ""):
             raise ArgumentError(f"--model: got {file} for {path}, expected none: it has no file")
         return from_pretrained(path), _published_tokenizer(tokenizer or path)
     if run is not None:
@@ -266,24 +267,31 @@ def load_classifier(folder: Path, checkpoint: str = "best") -> SentenceClassifie
     return SentenceClassifier(model, vocabulary, settings.context)
 
 
-def _model_class(checkpoint: Checkpoint, file: str) -> Any:
+def _model_class(checkpoint: Checkpoint, file: str | None) -> Any:
     """Return the class of a checkpoint's model.
 
     Args:
         checkpoint: whose settings name the model; without a name it is a GPT-2.
-        file: the Python file that the user has named.
+        file: the Python file that the user has named; None: models of a file are refused.
     """
-    name, path = str(checkpoint.settings("settings").get("model") or "gpt2"), checkpoint.path
+    settings, path = checkpoint.settings("settings"), checkpoint.path
+    name, task = str(settings.get("model") or "gpt2"), settings.get("task")
+    if task in (SentimentSettings.task, TranslationSettings.task):
+        raise CheckpointError(f"load: {path} is of a {task} run, expected a language model")
+    if is_file(name) and file is None:
+        raise CheckpointError(
+            f"load: {path} is of a model in {name}, expected a model of tensorgrad"
+        )
     if is_file(name) and not file:
         raise ArgumentError(
             f"--model: got none, expected the Python file of the model of {path}, which is "
             f"executed: {name}"
         )
-    if is_file(file) and not is_file(name):
+    if file and is_file(file) and not is_file(name):
         raise ArgumentError(
             f"--model: got {file} for {path}, expected none: its model is {name}, of no file"
         )
-    return model_class(file if is_file(file) else name)
+    return model_class(file if file and is_file(file) else name)
 
 
 def _tokenizer(checkpoint: Checkpoint, path: Path) -> AnyTokenizer:

@@ -58,6 +58,7 @@ SYNONYMS = {
     "save-steps": "checkpoint-every", "precision": "dtype", "mixed-precision": "dtype",
     "zero": "parallel", "gradient-checkpointing": "recompute", "compile": "capture",
     "max-length": "max-new-tokens", "max-tokens": "max-new-tokens", "length": "max-new-tokens",
+    "tokens": "max-new-tokens", "num-tokens": "max-new-tokens",
     "num-beams": "beams", "beam": "beams", "num-gpus": "dp", "gpus": "dp",
     "fp16": "float16", "half": "float16", "f16": "float16", "bf16": "bfloat16",
     "fp32": "float32", "f32": "float32", "float": "float32",

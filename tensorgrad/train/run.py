@@ -286,7 +286,8 @@ class TrainingRun:
             f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4f}"
             for name, value in self.measured.items()
         )
-        _log.info("step %d/%d  %s", self.step, self.settings.steps, values)
+        if values:
+            _log.info("step %d/%d  %s", self.step, self.settings.steps, values)
         broken = [name for name, value in finite(self.measured).items() if value is None]
         if broken:
             _log.warning("step %d: not finite: %s", self.step, ", ".join(broken))

@@ -236,6 +236,8 @@ def test_wrong_calls() -> None:
     x = tg.ones((2, 3))
     with pytest.raises(ArgumentError, match="ratio: got 1 arguments, expected 2: x, other"):
         ratio(x)
+    with pytest.raises(ArgumentError, match=r"got scale by name, expected it by position: softm"):
+        softmax(x, scale=2.0)
     with pytest.raises(DtypeError, match="ratio: other has dtype int64, expected float32"):
         ratio(x, np.ones((2, 3), "int64"))
     with pytest.raises(ArgumentError, match="softmax: scale is 'two', expected a number"):

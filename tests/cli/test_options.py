@@ -63,6 +63,7 @@ LINES = [
     ),
     ("generate lost a", "MODEL lost: no such file or folder"),
     ("evaluate lost", "MODEL lost: no such file or folder"),
+    ("generate lost a --tokens 3", "--tokens: unknown option; did you mean --max-new-tokens?"),
     ("export lost new", "MODEL lost: no such file or folder"),
     ("translate lost a", "RUN lost: no such file or folder"),
     ("classify lost a", "RUN lost: no such file or folder"),

@@ -338,8 +338,8 @@ def test_a_folder_that_is_not_writable_is_refused(
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run")
     assert report(run, out=tmp_path / "page.html") == 0
-    size = (tmp_path / "page.html").stat().st_size / 1e6
-    assert capsys.readouterr().out == f"{tmp_path / 'page.html'}: {size:.2f} MB\n"
+    size = (tmp_path / "page.html").stat().st_size / 1e3
+    assert capsys.readouterr().out == f"{tmp_path / 'page.html'}: {size:.0f} kB\n"
     assert sorted(path.name for path in run.glob("*.html")) == []
     with pytest.raises(DataError):
         report(tmp_path)

@@ -13,14 +13,16 @@ import pytest
 
 from tensorgrad.cli import main
 from tensorgrad.data import Tokenizer
-from tensorgrad.errors import ArgumentError, TensorgradError, TrainingError
+from tensorgrad.errors import ArgumentError, CheckpointError, TensorgradError, TrainingError
 from tensorgrad.models.presets import PRESETS
 from tensorgrad.nn import Linear
 from tensorgrad.parallel import Mesh
 from tensorgrad.parallel.program import check_model, check_one_process, mesh_of, strategy_name
 from tensorgrad.parallel.schedule import SCHEDULES
 from tensorgrad.train import Task
+from tensorgrad.train.checkpoint import Checkpoint
 from tensorgrad.train.language import LanguageModeling, LanguageSettings, _summary, prepare_corpus
+from tensorgrad.train.load import _model_class
 from tensorgrad.train.log import read_metrics
 from tensorgrad.train.sentiment import SentimentSettings
 from tensorgrad.train.settings import TrainSettings
@@ -179,6 +181,8 @@ def test_a_model_of_a_file_trains_resumes_and_generates(
     capsys.readouterr()
     assert main(["generate", "run", "def ", "--model", "nope.py", "--max-new-tokens", "4"]) == 0
     assert capsys.readouterr().out.startswith("def ")
+    assert main(["export", "run", "exported"]) == 1
+    assert "is of a model in nope.py" in caplog.records[-1].getMessage().replace(f"{folder}/", "")
     assert main(["evaluate", "run", "--model", "nope.py", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)["validation_loss"]
     assert measured == pytest.approx(losses(folder / "run")[-1], abs=1e-6)
@@ -408,6 +412,10 @@ def test_a_text_has_the_tokenizer_of_the_model(
     assert prepare_corpus(ready, corpus.tokenizer).digest == corpus.digest
     with pytest.raises(ArgumentError, match="--data: ready has another tokenizer than the model"):
         prepare_corpus(replace(ready, tokenizer="other.json"))
+    size = corpus.tokenizer.vocab_size
+    task = LanguageModeling(replace(ready, vocab=size + 1, sample=0), folder)
+    with pytest.raises(ArgumentError, match=f"got {size + 1} with --data ready.*has {size}$"):
+        task.prepare("cpu")
     chosen = LanguageSettings(data="text.txt", tokenizer="other.json")
     assert prepare_corpus(chosen).tokenizer.digest == other.digest
     for resuming in (False, True):
@@ -420,6 +428,26 @@ def test_a_text_has_the_tokenizer_of_the_model(
     assert task._start()[1] is not None
     with pytest.raises(TensorgradError, match=r"other\.json"):
         LanguageModeling(chosen, folder)._start()
+
+
+def test_a_run_of_another_task_has_no_language_model() -> None:
+    state = {"settings": {"task": "sentiment", "model": "mean"}}
+    with pytest.raises(CheckpointError, match="run/step-1 is of a sentiment run, expected a lang"):
+        _model_class(Checkpoint(Path("run/step-1"), state), "")
+
+
+def test_a_task_without_measures_logs_no_evaluation(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    (folder / "silent.py").write_text(
+        (folder / "parity.py").read_text().replace("def evaluate(", "def not_called(")
+    )
+    options = "--bits 4 --batch 8 --steps 2 --warmup 1 --no-plot --device cpu --out silent"
+    assert main(["train", "silent.py", *options.split()]) == 0
+    assert [line for line in caplog.messages if line.startswith("step 0")] == []
+    assert main(["evaluate", "silent", "--task", "silent.py"]) == 1
+    assert "the task of silent measures nothing, expected one whose" in caplog.messages[-1]
 
 
 def test_a_task_has_defaults(tmp_path: Path) -> None:
