@@ -223,7 +223,7 @@ def command_messages() -> str:
     found: list[logging.LogRecord] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = found.append  # type: ignore[method-assign]
-    log = logging.getLogger("tensorgrad.io.command")
+    log = logging.getLogger("tensorgrad")
     log.addHandler(handler)
     log.propagate = False
     try:
