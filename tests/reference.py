@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import chdir
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -220,9 +221,8 @@ COMMAND_LINES = (
 
 def command_messages() -> str:
     """Return messages of the command line, each with the command, and what to do."""
-    found: list[logging.LogRecord] = []
-    handler = logging.Handler(logging.ERROR)
-    handler.emit = found.append  # type: ignore[method-assign]
+    handler = BufferingHandler(1000)
+    handler.setLevel(logging.ERROR)
     log = logging.getLogger("tensorgrad")
     log.addHandler(handler)
     log.propagate = False
@@ -238,7 +238,7 @@ def command_messages() -> str:
         log.propagate = True
     rows = [
         [f"`{line}`", f"`{record.getMessage()}`", advice]
-        for (line, advice), record in zip(COMMAND_LINES, found, strict=True)
+        for (line, advice), record in zip(COMMAND_LINES, handler.buffer, strict=True)
     ]
     return to_markdown(("after `tensorgrad`", "message", "what to do"), rows)
 
