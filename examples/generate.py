@@ -45,7 +45,7 @@ def generate(model: Path, prompt: str, /) -> None:
 @command
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    run_app(App(default_command=generate), arguments)
+    run_app(App("python examples/generate.py", default_command=generate), arguments)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def translate(run: Path, text: str, /) -> None:
 @command
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    run_app(App(default_command=translate), arguments)
+    run_app(App("python examples/translate.py", default_command=translate), arguments)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from tensorgrad.parallel.schedule import SCHEDULES, bubble_fraction
 from tensorgrad.startup.distribution import FIRST_DRIVER_OF_CUDA_13
 from tensorgrad.train.settings import DTYPES
 from tensorgrad.train.translation import PRESETS, TranslationSettings
+from tests.reference import command_messages as command_messages
 from tests.reference import error_classes as error_classes
 from tests.reference import error_messages as error_messages
 from tests.reference import kernel_files as kernel_files

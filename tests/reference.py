@@ -6,16 +6,22 @@ Tests: tests/test_results.py, which renders them, and tests/test_reference.py.
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import chdir
+from logging.handlers import BufferingHandler
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 import tensorgrad as tg
 from tensorgrad import data, dtypes, errors, fft, nn, optim
+from tensorgrad.cli import main
 from tensorgrad.io.readers import read_json
 from tensorgrad.io.tables import to_markdown
 from tensorgrad.nn import functional as F
@@ -143,6 +149,11 @@ def _cube(x: tg.Tensor) -> tg.Tensor:
     return (x * x * x).sum()
 
 
+def _bare_kernel() -> None:
+    source = "__global__ void twice(T* y, const T* x, long long n) {}"
+    tg.cuda_kernel(source, "twice", lambda x: 2 * x)(_leaf())
+
+
 DIM: Any = {"dim": 0}  # an argument that type checkers refuse
 # Calls that go wrong, and what to do.
 MESSAGES: tuple[tuple[Callable[[], Any], str], ...] = (
@@ -165,6 +176,7 @@ MESSAGES: tuple[tuple[Callable[[], Any], str], ...] = (
     (_assigned, "follow the message; an optimizer assigns to `data`"),
     (lambda: tg.grad(tg.grad(_cube))(tg.ones(2)), "use differences of `tg.grad`"),
     (lambda: fft.fft(_leaf()), "write `x.detach()`"),
+    (_bare_kernel, "follow the message"),
     (lambda: optim.SGD([_leaf()], lr=-1), "give a number in the range"),
     (lambda: F.dropout(tg.ones(2), 1.5), "give the probability to drop, below 1"),
     (lambda: nn.Linear(2, 3).load_state_dict({"weight": tg.zeros((3, 2))}),
@@ -188,6 +200,47 @@ def error_messages() -> str:
             rows.append([f"`{type(error).__name__}`", f"`{error}`", advice])
     assert len(rows) == len(MESSAGES)
     return to_markdown(("class", "message", "what to do"), rows)
+
+
+# Command lines that go wrong, and what to do. There is a short text.txt, and a run in `run`.
+COMMAND_LINES = (
+    ("train --learning-rate 1", "use the name in the message; `--help` lists all"),
+    ("train --heads 5", "choose a `--width` that `--heads` divides"),
+    ("train --data lost.txt", "check the path"),
+    ("train --data text.txt --device cpu", "take more text, or a smaller `--context`"),
+    ("train --data text.txt --out run", "choose another `--out`, or `--resume`"),
+    ("train --resume run --lr 1", "start a new run with `--init-from`, or omit the option"),
+    ("train --parallel zero1", "start the command as the message says"),
+    ("prepare text.txt --vocab 100", "a vocabulary has 256 bytes and the end of a document"),
+    ("plan --preset gpt2", "use a name in the message"),
+    ("plan --memory 80", "give the unit"),
+    ("generate lost a", "give the folder of a run, or `--download` with a name on the Hub"),
+    ("report text.txt", "give the folder of a run"),
+)
+
+
+def command_messages() -> str:
+    """Return messages of the command line, each with the command, and what to do."""
+    handler = BufferingHandler(1000)
+    handler.setLevel(logging.ERROR)
+    log = logging.getLogger("tensorgrad")
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        with TemporaryDirectory() as folder, chdir(folder):
+            Path("text.txt").write_text("hello\n")
+            Path("run").mkdir()
+            Path("run", "config.json").write_text('{"steps": 10}')
+            for line, _ in COMMAND_LINES:
+                assert main(line.split()) == 1
+    finally:
+        log.removeHandler(handler)
+        log.propagate = True
+    rows = [
+        [f"`{line}`", f"`{record.getMessage()}`", advice]
+        for (line, advice), record in zip(COMMAND_LINES, handler.buffer, strict=True)
+    ]
+    return to_markdown(("after `tensorgrad`", "message", "what to do"), rows)
 
 
 # Kernels.

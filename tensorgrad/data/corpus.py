@@ -128,7 +128,8 @@ def prepare(
         vocab_size: the number of tokens of the tokenizer to train. From a large source only every
             n-th document is used for that, about CHARACTERS_PER_TOKEN characters for each token.
         validation: the fraction of the text for validation, between 0 and 1.
-        tokenizer: use this tokenizer and train none; vocab_size then has no effect.
+        tokenizer: use this tokenizer and train none; vocab_size then has no effect. A cached corpus
+            of the same text that has trained an equal tokenizer is opened.
         pattern: as for `Tokenizer.train`.
         suffixes, column: as for `documents`.
         progress: called after each document with the stage ("reading", "tokenizer", "encoding"),
@@ -176,6 +177,8 @@ def prepare(
     target = Path(folder, f"{stem}-{key}")
     try:
         corpus, _ = _find(target, settings, progress)
+        if corpus is None and tokenizer is not None:
+            corpus = _find_encoded(target.parent.glob(f"{stem}-*"), settings, progress)
         if corpus is None:
             with _alone(target):
                 corpus, problem = _find(target, settings, progress)  # prepared meanwhile?
@@ -264,6 +267,25 @@ def _find(
         return _open(folder, settings, progress), None
     except DataError as error:
         return None, error
+
+
+def _find_encoded(
+    folders: Iterable[Path], settings: Mapping[str, Any], progress: ProgressCallback | None
+) -> Corpus | None:
+    """Return the corpus of the same text and an equal tokenizer, which was trained on it; or None.
+
+    Evaluating a run needs it: the run has trained the tokenizer, and the evaluation gives it.
+    """
+    text = {name: settings[name] for name in ("format", "source", "validation")}
+    for folder in sorted(folders):
+        try:
+            facts = read_json(folder / _FACTS, links=True)
+            same = all(facts.get(name) == value for name, value in text.items())
+            if same and load_tokenizer(folder).digest == settings["tokenizer"]:
+                return _open(folder, text, progress)
+        except DataError:  # damaged, or of another program
+            continue
+    return None
 
 
 def _open(folder: Path, settings: Mapping[str, Any], progress: ProgressCallback | None) -> Corpus:

@@ -90,7 +90,7 @@ class ProgressBar:
             )
             self._bar.update(done)
             return
-        speed = f"{self.tokens_per_second:,.0f} tokens/s" if self._tokens_per_step else ""
+        speed = f"{self.tokens_per_second:,.0f} tokens/s  " if self._tokens_per_step else ""
         now = self._clock.elapsed
         if now - self._last_line < _SECONDS_BETWEEN_LINES and step < self._steps:
             return
@@ -98,7 +98,7 @@ class ProgressBar:
         per_step = self._clock.seconds / max(1, step - self._start)
         left = tqdm.format_interval(per_step * (self._steps - step))
         _log.info(
-            "step %d/%d  loss %.3f  lr %.1e  gradient %.2f  %s  %s left",
+            "step %d/%d  loss %.3f  lr %.1e  gradient %.2f  %s%s left",
             step, self._steps, loss, lr, gradient_norm, speed, left,
         )  # fmt: skip
 

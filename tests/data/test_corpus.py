@@ -119,6 +119,23 @@ def test_equal_sources_give_equal_bytes(text: Path, tmp_path: Path) -> None:
         assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes()
 
 
+def test_a_tokenizer_that_the_text_has_trained_finds_its_tokens(text: Path, tmp_path: Path) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("the corpus is made again")
+
+    first = prepare(text, tmp_path / "cache", 300)
+    given = Tokenizer.load(first.folder)
+    again = prepare(text, tmp_path / "cache", tokenizer=given, progress=fail)
+    assert (again.folder, again.digest) == (first.folder, first.digest)
+    fresh = prepare(text, tmp_path / "other", tokenizer=given)
+    assert fresh.digest == first.digest
+    split = prepare(text, tmp_path / "cache", tokenizer=given, validation=0.2)
+    assert split.digest != first.digest
+    (first.folder / "train.npy").write_bytes(b"damaged")
+    repaired = prepare(text, tmp_path / "cache", tokenizer=given)
+    assert (repaired.digest, repaired.folder != first.folder) == (first.digest, True)
+
+
 def test_what_changes_the_tokens_changes_folder_and_digest(text: Path, tmp_path: Path) -> None:
     source = tmp_path / "text.txt"
     shutil.copy(text, source)

@@ -60,9 +60,7 @@ def test_elsewhere_there_are_lines_now_and_then(
     with caplog.at_level(logging.INFO), ProgressBar(30, 10, 0, Clock()) as shown:
         clock[0] += 20.0
         shown.update(20, 2.5, 1e-3, 0.75)
-    assert caplog.messages[-1] == (
-        "step 20/30  loss 2.500  lr 1.0e-03  gradient 0.75    00:20 left"
-    )
+    assert caplog.messages[-1] == ("step 20/30  loss 2.500  lr 1.0e-03  gradient 0.75  00:20 left")
 
 
 def test_the_last_step_has_a_line_always(caplog: pytest.LogCaptureFixture) -> None:
