@@ -24,7 +24,9 @@ extensions = [
     "sphinx.ext.intersphinx",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
-    "documents",  # docs/_ext/documents.py
+    # In docs/_ext:
+    *("sources", "reference", "docstrings", "links", "glossary_links", "source_code"),
+    *("formulas", "versions"),
 ]
 root_doc = "index"
 nitpicky = True

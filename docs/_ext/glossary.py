@@ -1,4 +1,4 @@
-"""The first use of a term on a page leads to its entry in the glossary.
+"""The terms of the glossary, and the first use of each in a text.
 
 An entry is a section of docs/reference/glossary.md. Its title is a form of the term, unless it says
 in parentheses which meaning of a common word it has; a line "Also: a, b." has other forms. In a
