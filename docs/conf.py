@@ -26,7 +26,7 @@ extensions = [
     "sphinx_copybutton",
     # In docs/_ext:
     *("sources", "reference", "docstrings", "links", "glossary_links", "source_code"),
-    *("formulas", "versions"),
+    *("formulas", "search", "versions"),
 ]
 root_doc = "index"
 nitpicky = True
@@ -83,5 +83,6 @@ html_sidebars = {
 }
 html_copy_source = False
 html_show_sphinx = False
+html_search_scorer = str(ROOT / "docs" / "_ext" / "search.js")
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

@@ -13,6 +13,7 @@ from typing import Any
 
 import pages
 from docstrings import escaped
+from search import entries, names_of_torch
 from sphinx.application import Sphinx
 
 
@@ -48,7 +49,8 @@ def _links(found: list[pages.Page]) -> Iterator[tuple[str, str]]:
 
 def _page(page: pages.Page, values: dict[str, Any], below: list[str]) -> Iterator[str]:
     yield from _title(page.module)
-    yield f".. automodule:: {page.module}\n   :no-members:\n"
+    yield from (f".. index:: {entry}" for entry in entries(f"reference/{page.module}"))
+    yield f"\n.. automodule:: {page.module}\n   :no-members:\n"
     if below:
         yield from _contents(below)
     groups: dict[str, dict[str, str]] = {}
@@ -71,7 +73,8 @@ def _page(page: pages.Page, values: dict[str, Any], below: list[str]) -> Iterato
         bases = [base.__name__ for base in getattr(value, "__bases__", ())]
         public = [name for name in bases if name != "object" and name[0] != "_"]
         options = "   :show-inheritance:\n" if public else ""
-        yield f".. {directive}:: {path}\n{options}"
+        yield from (f".. index:: ! {name}" for name in names_of_torch().get(path, ()))
+        yield f"\n.. {directive}:: {path}\n{options}"
     for name, path in page.constants.items():
         if path == f"{page.module}.{name}":
             yield f".. py:data:: {path}\n   :value: {_shown(getattr(module, name))}\n"

@@ -13,6 +13,7 @@ from typing import Any
 import pages
 import tables
 from pages import ROOT
+from search import entries
 from sphinx.application import Sphinx
 
 
@@ -30,7 +31,7 @@ def write_sources(app: Sphinx) -> None:
     cells = json.loads(notebook.read_text(encoding="utf-8"))
     cells["metadata"]["language_info"]["pygments_lexer"] = "ipython3"  # it has lines of a shell
     first = cells["cells"][0]
-    first["source"] = _with_searches(pages.NOTEBOOK, "".join(first["source"]))
+    first["source"] = _with_entries(pages.NOTEBOOK, "".join(first["source"]))
     notebook.write_text(json.dumps(cells), encoding="utf-8")
 
 
@@ -46,17 +47,15 @@ def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
         title = parts["Results"][name]
         text[0] = f"# {title[0].upper()}{title[1:]}\n\n{text[0]}"
     if name != pages.NOTEBOOK:
-        text[0] = _with_searches(name, text[0])
+        text[0] = _with_entries(name, text[0])
 
 
-def _with_searches(name: str, text: str) -> str:
-    """Return a page with what readers search for as entries of the index, below its title."""
-    terms = pages.searches(ROOT).get(name)
-    if not terms:
+def _with_entries(name: str, text: str) -> str:
+    """Return a document with its entries of the index below its title."""
+    if not (found := entries(name)):
         return text
     title, _, rest = text.partition("\n")
-    main = ", ".join(f"! {term}" for term in terms)
-    return f"{title}\n\n```{{index}} {main}\n```\n\n{rest}"
+    return f"{title}\n\n```{{index}} {', '.join(found)}\n```\n\n{rest}"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
