@@ -381,18 +381,17 @@ def test_first_uses_of_terms(glossary: ModuleType, text: str, found: list[str]) 
 def linked() -> Iterator[Callable[[str, str], list[tuple[str, str]]]]:
     """Return the texts and addresses of links that a page has once its terms are linked."""
     pytest.importorskip("sphinx")
-    from docutils.core import publish_doctree
-    from docutils.nodes import reference as link
+    core, nodes = map(pytest.importorskip, ("docutils.core", "docutils.nodes"))
 
     def links(page: str, text: str) -> list[tuple[str, str]]:
         settings = {"_disable_config": True, "doctitle_xform": False}
-        tree = publish_doctree(text, settings_overrides=settings)
+        tree = core.publish_doctree(text, settings_overrides=settings)
         words = tree.astext()
         builder = SimpleNamespace(get_relative_uri=lambda page, other: f"{other}.html")
         site = SimpleNamespace(env=SimpleNamespace(docname=page), builder=builder)
         module.link_terms(site, tree)
         assert tree.astext() == words
-        return [(node.astext(), node["refuri"]) for node in tree.findall(link)]
+        return [(node.astext(), node["refuri"]) for node in tree.findall(nodes.reference)]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "docs" / "_ext")
