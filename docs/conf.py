@@ -24,7 +24,9 @@ extensions = [
     "sphinx.ext.intersphinx",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
-    "documents",  # docs/_ext/documents.py
+    # In docs/_ext:
+    *("sources", "reference", "docstrings", "links", "glossary_links", "source_code"),
+    *("formulas", "search", "versions"),
 ]
 root_doc = "index"
 nitpicky = True
@@ -81,5 +83,6 @@ html_sidebars = {
 }
 html_copy_source = False
 html_show_sphinx = False
+html_search_scorer = str(ROOT / "docs" / "_ext" / "search.js")
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

@@ -9,12 +9,13 @@ import ast
 import importlib.util
 import json
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import fields
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -374,3 +375,53 @@ def test_first_uses_of_terms(glossary: ModuleType, text: str, found: list[str]) 
     assert [text[start:stop] for start, stop, _ in uses] == found
     assert {title for *_, title in uses} == used <= set(entries())
     assert list(terms.uses(text, used)) == []
+
+
+@pytest.fixture(scope="module")
+def linked() -> Iterator[Callable[[str, str], list[tuple[str, str]]]]:
+    """Return the texts and addresses of links that a page has once its terms are linked."""
+    pytest.importorskip("sphinx")
+    core, nodes = map(pytest.importorskip, ("docutils.core", "docutils.nodes"))
+
+    def links(page: str, text: str) -> list[tuple[str, str]]:
+        settings = {"_disable_config": True, "doctitle_xform": False}
+        tree = core.publish_doctree(text, settings_overrides=settings)
+        words = tree.astext()
+        builder = SimpleNamespace(get_relative_uri=lambda page, other: f"{other}.html")
+        site = SimpleNamespace(env=SimpleNamespace(docname=page), builder=builder)
+        module.link_terms(site, tree)
+        assert tree.astext() == words
+        return [(node.astext(), node["refuri"]) for node in tree.findall(nodes.reference)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs" / "_ext")
+        module = extension("glossary_links")
+        yield links
+    for name in ("glossary", "pages"):
+        del sys.modules[name]
+
+
+WARP = "docs/reference/glossary.html#warp"
+SM = "docs/reference/glossary.html#streaming-multiprocessor"
+
+
+@pytest.mark.parametrize(
+    ("text", "links"),
+    [
+        ("A warp of the SM.\n\nWarps of SMs.", [("warp", WARP), ("SM", SM)]),
+        ("The warp\n========\n\nWarps.", [("Warps", WARP)]),
+        ("A ``warp``, then *Warps*.", [("Warps", WARP)]),
+        ("::\n\n    a warp\n\n- Warps", [("Warps", WARP)]),
+        ("`A warp <a.html>`__, then Warps.", [("A warp", "a.html"), ("Warps", WARP)]),
+        ("Some :math:`warp`, then Warps.", [("Warps", WARP)]),
+        ("=======  ======\na warp   a row\n=======  ======\n\nWarps.", [("Warps", WARP)]),
+        (".. figure:: a.png\n\n   A warp.\n\nWarps.", [("Warps", WARP)]),
+    ],
+)
+def test_first_uses_of_terms_are_links(linked: Any, text: str, links: list[Any]) -> None:
+    assert linked("docs/chapters/x", f"Page\n####\n\n{text}") == links
+
+
+def test_terms_are_links_on_pages_that_teach(linked: Any) -> None:
+    assert linked("docs/how-to/x", "A warp.") == [("warp", WARP)]
+    assert linked("docs/reference/glossary", "A warp.") == linked("reference/x", "A warp.") == []

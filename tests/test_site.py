@@ -47,6 +47,15 @@ def test_every_public_module_has_a_page(pages: ModuleType) -> None:
     assert {"tensorgrad", *public} <= {page.module for page in pages.pages()}
 
 
+def test_every_page_that_answers_a_search_exists(pages: ModuleType) -> None:
+    documents = {name for part in pages.contents(ROOT).values() for name in part}
+    reference = {f"reference/{page.module}" for page in pages.pages()}
+    for name, words in pages.searches(ROOT).items():
+        assert name in documents | reference
+        assert len(words) == len({word.lower() for word in words}) > 0, name
+        assert not any("," in word or ";" in word for word in words), name  # they divide entries
+
+
 @pytest.mark.parametrize(
     ("html", "problem"),
     [

@@ -1,4 +1,4 @@
-"""The first use of a term on a page leads to its entry in the glossary.
+"""The terms of the glossary, and the first use of each in a text.
 
 An entry is a section of docs/reference/glossary.md. Its title is a form of the term, unless it says
 in parentheses which meaning of a common word it has; a line "Also: a, b." has other forms. In a
@@ -9,6 +9,7 @@ Needs no Sphinx. Tests: tests/test_reference.py.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 
@@ -24,16 +25,19 @@ class Terms:
 
     Attributes:
         titles: the title of the entry of each form.
+        pages: the page that explains a term, by the title of its entry.
     """
 
     def __init__(self, text: str) -> None:
         _, *parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
         self.titles: dict[str, str] = {}
+        self.pages: dict[str, str] = {}
         for title, entry in zip(parts[::2], parts[1::2], strict=True):
             also = re.match(r"\s*Also: ([^.]+)\.", entry)
             forms = [title] * ("(" not in title) + (re.split(r",\s+", also[1]) if also else [])
             for form in forms:
                 self.titles[_folded(form)] = title
+            self.pages[title] = _page_of(entry)
         longest = sorted(self.titles, key=len, reverse=True)
         words = "|".join(map(_pattern_of, longest))
         self._pattern = re.compile(rf"(?<![\w-])({words})s?(?![\w-])")
@@ -45,6 +49,11 @@ class Terms:
             if title not in used:
                 used.add(title)
                 yield match.start(), match.end(), title
+
+
+def _page_of(entry: str) -> str:
+    link = re.search(r"\]\(([^)#]+)\.md", entry)
+    return posixpath.normpath(posixpath.join(posixpath.dirname(PAGE), link[1])) if link else ""
 
 
 def _folded(form: str) -> str:

@@ -13,10 +13,12 @@ import re
 import sys
 import typing
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import GenericAlias, ModuleType, UnionType
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
 LIBRARY = "tensorgrad"
 INDEX = "docs/README"  # lists the guides, chapters and results
 NOTEBOOK = "examples/walkthrough"
@@ -107,6 +109,12 @@ def pages() -> list[Page]:
             elif paths[id(value)] not in page.entries:
                 page.others[public] = paths[id(value)]
     return [found[name] for name in sorted(found)]
+
+
+@cache
+def entries() -> dict[str, Any]:
+    """Return every function and class that the reference describes, by its public path."""
+    return {path: value for page in pages() for path, value in page.entries.items()}
 
 
 def _exports(module: ModuleType | None) -> list[str]:

@@ -294,6 +294,16 @@ def torch_names() -> str:
     return "\n".join(parts)
 
 
+def torch_answers() -> Iterator[tuple[str, str]]:
+    """Yield each name of PyTorch that the library lacks, and the name that it has instead."""
+    for space, names in _names()["torch"]["names"].items():
+        ours = torch_spaces()[space]
+        for name in names:
+            kind, instead = answer(name, ours.__name__)
+            if kind == "name" and not hasattr(ours, name):
+                yield f"{space}.{name}", instead.strip("`")
+
+
 def _names() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(NAMES.read_text(encoding="utf-8"))
     return found
