@@ -1,7 +1,7 @@
 """Check a built site: `python -m tests.site_links build/docs`, which `make docs` runs.
 
 Every link to a file leads to one of the site, every `#anchor` to an element of its page, and no
-page fetches anything from another host: scripts, styles, pictures, fonts.
+page fetches anything from another host: scripts, styles, pictures, fonts. Every page has a title.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ FETCHED = {
     **dict.fromkeys(["audio", "embed", "iframe", "img", "script", "source", "track"], "src"),
     **{"link": "href", "object": "data", "video": "src"},
 }
+NO_TITLE = "<title>&lt;no title&gt;"  # as Sphinx calls a page without a heading
 URL = re.compile(r"""(?:url\(\s*|@import\s+)["']?([^"')\s]+)""")
 
 
 class Page(HTMLParser):
-    """The links of a page, the files that it fetches, and its anchors."""
+    """The links of a page, the files that it fetches, its anchors, and whether it has a title."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
+        self.has_title = NO_TITLE not in text
         self.links: list[str] = []
         self.fetched: list[str] = []
         self.anchors: set[str] = set()
@@ -43,13 +45,15 @@ class Page(HTMLParser):
 
 
 def problems(root: Path) -> Iterator[str]:
-    """Yield what is wrong with the links of a site."""
+    """Yield what is wrong with the titles and links of a site."""
     root = root.resolve()
     pages = {p: Page(p.read_text(encoding="utf-8")) for p in sorted(root.rglob("*.html"))}
     if not pages:
         yield f"{root} has no pages"
     for path, page in pages.items():
         name = path.relative_to(root)
+        if not page.has_title:
+            yield f"{name} has no title"
         for address in page.fetched:
             if _is_remote(address):
                 yield f"{name} fetches {address}"

@@ -69,6 +69,8 @@ def test_every_page_that_answers_a_search_exists(pages: ModuleType) -> None:
         ('<a href="..">', "index.html links to .., which does not exist"),
         ('<script src="//cdn.example.com/x.js">', "index.html fetches //cdn.example.com/x.js"),
         ('<link href="https://example.com/x">', "index.html fetches https://example.com/x"),
+        ("<title>&lt;no title&gt; - x</title>", "index.html has no title"),
+        ("<title>A page - x</title>", ""),
         ('<p style="background: url(http://e.com/x)">', "index.html fetches http://e.com/x"),
     ],
 )

@@ -84,12 +84,7 @@ const ranking = {
     const { docnames, titles, alltitles, indexentries } = Search._index;
     const query = new URLSearchParams(window.location.search).get("q");
     const asked = ranking.stems(query);
-    const weights = new Map([...asked].map((stem) => [stem, ranking.weight(stem)]));
-    const sum = (stems) => {
-      let total = 0;
-      for (const stem of stems) total += weights.get(stem) ?? ranking.weight(stem);
-      return total;
-    };
+    const sum = (stems) => [...stems].reduce((total, stem) => total + ranking.weight(stem), 0);
     const words = docnames.map(() => new Set());
     for (const stem of asked)
       for (const page of ranking.pagesWith(stem)) words[page].add(stem);

@@ -54,8 +54,8 @@ def names_of_torch() -> dict[str, list[str]]:
 
 def add_keywords(app: Sphinx, document: nodes.document) -> None:
     """Make the words of main entries of the index keywords of their page, single and joined."""
-    entries = [entry for node in document.findall(addnodes.index) for entry in node["entries"]]
-    words = [re.findall(r"[^\W_]+", text) for _, text, _, main, _ in entries if main]
+    found = [entry for node in document.findall(addnodes.index) for entry in node["entries"]]
+    words = [re.findall(r"[^\W_]+", text) for _, text, _, main, _ in found if main]
     joined = {mark.join(parts) for parts in words for mark in ("", "_")}
     if keywords := sorted({*joined, *(part for parts in words for part in parts)}):
         document.insert(0, nodes.meta("", name="keywords", content=", ".join(keywords)))
