@@ -18,7 +18,7 @@ FETCHED = {
     **dict.fromkeys(["audio", "embed", "iframe", "img", "script", "source", "track"], "src"),
     **{"link": "href", "object": "data", "video": "src"},
 }
-NO_TITLE = "<title>&lt;no title&gt;"  # as Sphinx calls a page without a heading
+NO_TITLE = "<title>&lt;no title&gt;"  # Sphinx writes this for a page without a heading
 URL = re.compile(r"""(?:url\(\s*|@import\s+)["']?([^"')\s]+)""")
 
 

@@ -1,4 +1,4 @@
-"""What the search of the site finds beside the words of a page: entries of the index.
+"""Entries of the index for the search of the site: what it finds beside the words of a page.
 
 A page has what readers search for (docs/searches.json) and the terms of the glossary that it
 explains; pages of the reference have the names of PyTorch that the library serves under another

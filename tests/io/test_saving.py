@@ -78,7 +78,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
         ({"a": {1: 2}}, ArgumentError, "a has the name 1, expected text"),
         ({"a": {"b": np.ones(1)}, "a/b": np.ones(1)}, ArgumentError, "two tensors have the path"),
         ({"a": float("nan")}, ArgumentError, "a is nan, expected a finite number"),
-        ({"a": [np.ones(1)]}, DtypeError, "a is a list, expected a tensor"),
+        ({"a": [np.ones(1)]}, DtypeError, "a has type list, expected a tensor"),
     ):
         with pytest.raises(error, match=message):
             tg.save(values, tmp_path / "a")  # type: ignore[arg-type]
