@@ -46,7 +46,7 @@ def add_contents(app: Sphinx, name: str, text: list[str]) -> None:
     elif name in parts["Results"] and not text[0].startswith("# "):
         title = parts["Results"][name]
         text[0] = f"# {title[0].upper()}{title[1:]}\n\n{text[0]}"
-    if name != pages.NOTEBOOK and not name.startswith("reference/"):  # which have theirs
+    if name != pages.NOTEBOOK and not name.startswith("reference/"):  # their writers add the terms
         text[0] = _with_entries(name, text[0])
 
 
