@@ -25,6 +25,7 @@ tests/parallel/planning/test_plan.py.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -36,7 +37,7 @@ from tensorgrad.nn import Module, Parameter, init
 from tensorgrad.nn.rows import Rows
 from tensorgrad.ops.linear_cross_entropy import rows_at_a_time
 from tensorgrad.optim.muon import ITERATIONS
-from tensorgrad.parallel.stages import block_costs, is_on, matrices, mixed_width, partition
+from tensorgrad.parallel.stages import block_costs, is_on, mixed_width, partition
 from tensorgrad.parallel.tensor import ShardRow, rows_of, shared_rows
 from tensorgrad.train.user_file import made
 
@@ -342,13 +343,15 @@ def _shrink(row: ShardRow, ranks: int) -> None:
 
 
 def _sizes(block: Module) -> BlockSizes:
+    parameters = list(block.parameters())
+    shapes = [parameter.shape for parameter in parameters if parameter.ndim == 2]
     return BlockSizes(
-        sum(parameter.size for parameter in block.parameters()),
-        matrices(block),
+        sum(parameter.size for parameter in parameters),
+        sum(math.prod(shape) for shape in shapes),
         mixed_width(block),
         sum(row.shard.kind == "row" for row in rows_of(block)),
-        [parameter.shape for parameter in block.parameters() if parameter.ndim == 2],
-        _factors(block.parameters()),
+        shapes,
+        _factors(parameters),
     )
 
 

@@ -64,9 +64,10 @@ def fit(
     for mesh in meshes:
         if found and mesh.size > found[0].job.mesh.size:
             break
-        for stage in stages if mesh.dp > 1 else stages[:1]:
+        for stage in reversed(stages if mesh.dp > 1 else stages[:1]):
             if stage > 1 and mesh.pp > 1:
                 continue  # several blocks are in use at a time
+            fits = False
             for micro_batches in _micros(job, mesh):
                 tried = replace(job, mesh=mesh, zero=stage, micro_batches=micro_batches)
                 useful = memory if nearest is None else max(memory, nearest[0])
@@ -77,9 +78,12 @@ def fit(
                     if job.schedule == "gpipe":
                         continue  # the last stage keeps gradients of the head for each
                     break  # fewer micro-batches are larger
+                fits = True
                 candidate = estimate(tried, speeds, bucket)
                 if candidate.bytes + reserved <= memory:
                     found.append(candidate)
+            if stage == 1 and not fits:
+                break  # nor without ZeRO, which needs no less
     if not found:
         assert nearest is not None  # a single GPU is always tried
         need, job = nearest
@@ -87,8 +91,16 @@ def fit(
             f"fit: {memory / 2**30:.1f} GiB a GPU are not enough on up to {most:,}, expected "
             f"{need / 2**30:.1f} GiB or more, as for {describe(job)}"
         )
-    # Among plans of about equal time prefer large micro-batches, whose products are more efficient.
-    return min(found, key=lambda each: (float(f"{each.seconds:.2g}"), each.job.micro_batches))
+    return min(found, key=_preference)
+
+
+def _preference(plan: Estimate) -> tuple[float, int, int]:
+    """Return what is least for the best plan.
+
+    Among plans of about equal time these are large micro-batches, whose products are more
+    efficient, and then little ZeRO.
+    """
+    return float(f"{plan.seconds:.2g}"), plan.job.micro_batches, plan.job.zero
 
 
 def _memory(job: TrainingJob, useful: float) -> float:

@@ -340,7 +340,7 @@ def test_plans_to_16384_gpus_take_less_than_two_seconds() -> None:
     gc.collect()
     gc.freeze()  # collections would visit what thousands of other tests have left
     for plan in (estimate_one, try_all):
-        assert any(_seconds(plan) < 2 for _ in range(3))  # others may slow the processor down
+        assert _seconds(plan) < 2
     gc.unfreeze()
 
 
