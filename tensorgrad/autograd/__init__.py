@@ -12,12 +12,14 @@ from typing import Any, overload
 
 import numpy as np
 
+from tensorgrad.autograd import second
 from tensorgrad.core.arrays import cast
 from tensorgrad.core.backend import namespace
 from tensorgrad.core.backward import gradients
 from tensorgrad.core.checks import check_function
 from tensorgrad.core.errors import ArgumentError, GradError
 from tensorgrad.core.modes import mode, replaced
+from tensorgrad.core.nodes import edge_of
 from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.record import no_grad, on_grad_ready, record
 from tensorgrad.core.tensor import Tensor
@@ -75,17 +77,28 @@ def value_and_grad(
 
     @wraps(f)
     def with_grad(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
-        if mode.inside_grad:
-            raise GradError("grad: got a nested call, expected one level: second derivatives "
-                            "are not supported")  # fmt: skip
+        nested = mode.inside_grad or mode.forward is not None
         indices = [_argument(i, len(args)) for i in wanted]
         inputs = [(i, tensor_of("grad", f"argument {i}", args[i])) for i in indices]
-        leaves = {i: Tensor(tensor.data, True) for i, tensor in inputs}
+        leaves = {
+            i: second.as_argument(tensor) if nested else Tensor(tensor.data, True)
+            for i, tensor in inputs
+        }
         with replaced(mode, inside_grad=True, grad_enabled=True):
             y = f(*[leaves.get(i, arg) for i, arg in enumerate(args)], **kwargs)
         if not isinstance(y, Tensor) or y.data.size != 1:
             got = f"shape {y.shape}" if isinstance(y, Tensor) else type(y).__name__
             raise GradError(f"grad: the function returned {got}, expected a scalar tensor")
+        if nested:
+            seed = Tensor(namespace(y.data).ones_like(y.data))
+            edges = [edge_of(x) for x in leaves.values()]
+            tensors = second.gradients([(y, seed)], edges)
+            grads = {
+                i: Tensor(namespace(x.data).zeros_like(x.data)) if dx is None else dx
+                for dx, (i, x) in zip(tensors, leaves.items(), strict=True)
+            }
+            each = tuple([grads[i] for i in indices])
+            return y, each[0] if single else each
         found = gradients(y, namespace(y.data).ones_like(y.data), list(leaves.values()))
         grads = {
             i: Tensor(namespace(t.data).zeros_like(t.data) if g is None else cast(g, t.dtype))

@@ -91,7 +91,7 @@ def gradients(root: Tensor, dy: Array | Gradient, edges: Sequence[Edge]) -> list
     """
     if not root.requires_grad:
         return [None] * len(edges)
-    return _gradients(edge_of(root), dy, edges, retain_graph=False)
+    return gradients_from(edge_of(root), dy, edges, retain_graph=False)
 
 
 def gradients_within(node: Node, dy: Array) -> list[Array | None]:
@@ -99,12 +99,13 @@ def gradients_within(node: Node, dy: Array) -> list[Array | None]:
 
     The other op's backward calls this; what was saved stays for another call.
     """
-    return _gradients(node, dy, [edge for edge in node.edges if edge is not None], True)
+    return gradients_from(node, dy, [edge for edge in node.edges if edge is not None])
 
 
-def _gradients(
-    start: Edge, dy: Array | Gradient, edges: Sequence[Edge], retain_graph: bool
+def gradients_from(
+    start: Edge, dy: Array | Gradient, edges: Sequence[Edge], retain_graph: bool = True
 ) -> list[Array | None]:
+    """Return the gradients of leaves or recorded ops in a walk from an edge; see `gradients`."""
     complete: dict[Edge, Array | None] = {}
     if type(dy) is not Gradient:
         dy = cast(dy, start.dtype)
@@ -150,7 +151,7 @@ def _walk(start: Any, dy: Any, retain_graph: bool, ends: Set[Edge], into: Into) 
             continue
         edges, saved = node.edges, node.saved
         if saved is None or node.version != versions.current:
-            _check_saved(node)
+            check_saved(node)
         needs = []
         for edge in edges:
             total = sum_of(edge)
@@ -176,7 +177,7 @@ def _walk(start: Any, dy: Any, retain_graph: bool, ends: Set[Edge], into: Into) 
             if dx is not None:
                 shape = dx.shape
                 if not shape or shape != like.shape or dx.dtype is not like.dtype:
-                    dx = _fit(dx, like, total is not None or type(edge) is not Node)
+                    dx = fit(dx, like, total is not None or type(edge) is not Node)
             if total is not None:
                 if total.collect(dx, dy, dxs, saved):
                     continue
@@ -272,7 +273,7 @@ def _shared(start: Any, ends: Set[Edge], into: Into) -> dict[Any, Gradient]:
     return shared
 
 
-def _check_saved(node: Node) -> None:
+def check_saved(node: Node) -> None:
     """Raise when what the node saved was freed or overwritten."""
     if node.saved is None:
         raise GradError(
@@ -282,7 +283,7 @@ def _check_saved(node: Node) -> None:
     versions.check(node)
 
 
-def _fit(dx: Any, like: Any, stays_wide: bool) -> Any:
+def fit(dx: Any, like: Any, stays_wide: bool) -> Any:
     """Return a gradient in the shape of its input and, unless it stays wide, in its dtype.
 
     A leaf keeps the wider dtype until `_deliver` adds it to a gradient that may be wide too; an

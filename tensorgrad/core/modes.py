@@ -13,6 +13,7 @@ class _Mode(threading.local):
 
     grad_enabled = True
     inside_grad = False
+    forward: Any = None  # records tangents; see autograd/tangents.py
     autocast: Any = None  # casts the operands of matrix products; see amp.py
     recompute_norms = False  # backward of what takes their outputs; see ops/norm.py
     capture: Any = None  # notes of a step that becomes a CUDA graph; see graph.py

@@ -34,6 +34,7 @@ class Node:
 
     __slots__ = (
         *("backward", "dtype", "edges", "name", "saved", "shape", "takes_gradient", "version"),
+        "forward",
     )
 
     def __init__(

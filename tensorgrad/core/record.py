@@ -81,6 +81,8 @@ def record(
             else:
                 edges.append(None)
         if wanted:
+            if mode.forward is not None:
+                return mode.forward.record(name, outputs, inputs, backward, saved, takes_gradient)  # type: ignore[no-any-return]
             node = Node(name, edges, backward, saved, outputs, takes_gradient)
             if instrument.observer is not None:
                 instrument.observer.op(name, outputs, inputs, node, saved)
@@ -98,6 +100,12 @@ def _record_several(
     saved: tuple[Any, ...],
 ) -> Any:
     """Do as `record` for several outputs, which become edges of their own."""
+    if (
+        mode.grad_enabled
+        and mode.forward
+        and any([x is not None and x.requires_grad for x in inputs])
+    ):
+        return mode.forward.record(name, outputs, inputs, backward, saved, False)
     first = record(name, outputs[0], inputs, backward, saved)
     if instrument.observer is not None:
         instrument.observer.further_outputs(outputs[1:])
@@ -114,7 +122,8 @@ def cast_of(data: Array, source: Tensor) -> Tensor:
     """
     wants = source.requires_grad and mode.grad_enabled
     node: Any = edge_of(source) if wants else None  # may be a leaf, which nobody else need know of
-    return Tensor(data, wants, node)
+    y = Tensor(data, wants, node)
+    return mode.forward.cast(y, source) if wants and mode.forward is not None else y
 
 
 @contextmanager

@@ -64,7 +64,17 @@ class Tensor(Methods):
         array([2., 4.])
     """
 
-    __slots__ = ("__weakref__", "data", "gradient", "hooks", "node", "recompute", "requires_grad")
+    __slots__ = (
+        "__weakref__",
+        "data",
+        "gradient",
+        "hooks",
+        "node",
+        "recompute",
+        "requires_grad",
+        "tangents",
+    )
+    tangents: dict[object, Tensor]  # set in forward mode alone; see autograd/tangents.py
     notes_changes: ClassVar[bool] = False  # in `modes.changes`, where an attribute is assigned to
 
     def __init__(self, data: Array, requires_grad: bool = False, node: Any = None) -> None:

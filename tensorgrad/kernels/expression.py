@@ -41,6 +41,37 @@ _BINARY: dict[type, str] = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
 }  # fmt: skip
 _SYMBOLS = frozenset(_BINARY.values())
+# The derivatives by the operands a, b, c of those that have some; "" for one that is 0.
+_DERIVATIVES: dict[str, tuple[str, ...]] = {
+    "negative": ("-1.0",), "+": ("1.0", "1.0"), "-": ("1.0", "-1.0"), "*": ("b", "a"),
+    "/": ("1.0 / b", "-a / (b * b)"), "where": ("", "where(a, 1.0, 0.0)", "where(a, 0.0, 1.0)"),
+    "positive": ("1.0",), "float32": ("1.0",), "float64": ("1.0",), "number": ("1.0",),
+    "exp": ("exp(a)",), "expm1": ("exp(a)",), "exp2": ("0.6931471805599453 * exp2(a)",),
+    "log": ("1.0 / a",), "log1p": ("1.0 / (1.0 + a)",), "log2": ("1.4426950408889634 / a",),
+    "log10": ("0.4342944819032518 / a",), "sqrt": ("0.5 / sqrt(a)",),
+    "cbrt": ("1.0 / (3.0 * cbrt(a) * cbrt(a))",), "square": ("2.0 * a",),
+    "logaddexp": ("exp(a - logaddexp(a, b))", "exp(b - logaddexp(a, b))"),
+    "hypot": ("a / hypot(a, b)", "b / hypot(a, b)"),
+    "power": ("where(b == 0.0, 0.0, b * power(a, b - 1.0))",
+              "where(a == 0.0, 0.0, power(a, b) * log(where(a == 0.0, 1.0, a)))"),
+    "sin": ("cos(a)",), "cos": ("-sin(a)",), "tan": ("1.0 + tan(a) * tan(a)",),
+    "sinh": ("cosh(a)",), "cosh": ("sinh(a)",), "tanh": ("1.0 - tanh(a) * tanh(a)",),
+    "asin": ("1.0 / sqrt((1.0 - a) * (1.0 + a))",), "acos": ("-1.0 / sqrt((1.0 - a) * (1.0 + a))",),
+    "atan": ("1.0 / (1.0 + a * a)",), "atan2": ("b / (a * a + b * b)", "-a / (a * a + b * b)"),
+    "asinh": ("1.0 / hypot(a, 1.0)",), "acosh": ("1.0 / (sqrt(a - 1.0) * sqrt(a + 1.0))",),
+    "atanh": ("1.0 / ((1.0 - a) * (1.0 + a))",),
+    "maximum": ("where(a > b, 1.0, where(a == b, 0.5, 0.0))",
+                "where(b > a, 1.0, where(a == b, 0.5, 0.0))"),
+    "minimum": ("where(a < b, 1.0, where(a == b, 0.5, 0.0))",
+                "where(b < a, 1.0, where(a == b, 0.5, 0.0))"),
+    "absolute": ("sign(a)",), "copysign": ("copysign(1.0, a) * copysign(1.0, b)", ""),
+    "floor_modulo": ("1.0", "-round_down(a / b)"), "modulo": ("1.0", "-round_toward_zero(a / b)"),
+    "erf": ("1.1283791670955126 * exp(-a * a)",), "normal_cdf": ("normal_pdf(a)",),
+    "normal_pdf": ("-a * normal_pdf(a)",), "sigmoid": ("sigmoid(a) * (1.0 - sigmoid(a))",),
+    "silu_derivative": ("sigmoid(a) * (1.0 - sigmoid(a)) * (2.0 + a * (1.0 - 2.0 * sigmoid(a)))",),
+    "softplus": ("sigmoid(a)",), "gelu_tanh": ("gelu_tanh_derivative(a)",),
+    "gelu_tanh_derivative": ("",),
+}  # fmt: skip
 
 
 class Expressions:
@@ -91,6 +122,42 @@ class Expressions:
             raise AssertionError(f"no expression for {ast.dump(node)}")
 
         return convert(ast.parse(text, mode="eval").body)
+
+    def gradients(self, result: int, names: Sequence[str], dy: int) -> list[int | None]:
+        """Return dy times the derivative of an expression by each name; None where it is 0."""
+        sums: dict[int, int] = {result: dy}
+        for index in reversed(self._needed([result])):
+            operator, *operands = self._nodes[index]
+            if index not in sums or operator in ("name", "constant"):
+                continue
+            names_of = dict(zip("abc", operands, strict=False))
+            for operand, text in zip(operands, _DERIVATIVES.get(operator, ()), strict=False):
+                if not text:
+                    continue
+                part = self._times(sums[index], self.parse(text, names_of))
+                before = sums.get(operand)
+                sums[operand] = part if before is None else self.node("+", before, part)
+        return [sums.get(self.name(name)) for name in names]
+
+    def _times(self, dy: int, factor: int) -> int:
+        """Return a product, without a factor of 1 or -1."""
+        one, minus_one = self.number(1.0), self.number(-1.0)
+        if factor == one:
+            return dy
+        return self.node("negative", dy) if factor == minus_one else self.node("*", dy, factor)
+
+    def replaced(self, index: int, name: str, by: int) -> int:
+        """Return an expression with another one in the place of a name."""
+        found: dict[int, int] = {}
+        for each in self._needed([index]):
+            operator, *operands = self._nodes[each]
+            if operator == "name" and operands[0] == name:
+                found[each] = by
+            elif operator in ("name", "constant"):
+                found[each] = each
+            else:
+                found[each] = self.node(operator, *[found[operand] for operand in operands])
+        return found[index]
 
     def names(self, results: Sequence[int]) -> set[str]:
         """Return the named values that the results depend on."""

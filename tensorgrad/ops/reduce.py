@@ -16,6 +16,7 @@ from typing import Any, Never, SupportsIndex
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import cast, keep_axes, sum_array, sum_dtype
 from tensorgrad.core.backend import Array, Axis, Shape, upcast
@@ -109,6 +110,12 @@ def sum(
 
 def _sum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (_spread(dy, *saved),)
+
+
+@tangent_of(_sum_backward)
+def _sum_tangent(op: Op, t: Tensor) -> Tensor:
+    _, axes = op.saved
+    return sum(t, axes).reshape(op.node.shape)
 
 
 def mean(

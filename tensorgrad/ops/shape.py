@@ -13,6 +13,7 @@ from typing import Any, Literal, Never, SupportsIndex
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import array_of, converted
 from tensorgrad.core.backend import Array, namespace
@@ -195,6 +196,11 @@ def ravel(x: ArrayLike) -> Tensor:
 
 def _reshape_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy.reshape(*saved),)
+
+
+@tangent_of(_reshape_backward)
+def _reshape_tangent(op: Op, t: Tensor) -> Tensor:
+    return t.reshape(op.node.shape)
 
 
 def transpose(x: ArrayLike, axes: Sequence[int] | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend, instrument
 from tensorgrad.core.arrays import not_an_operand
 from tensorgrad.core.backend import BLOCK, Array
@@ -124,6 +125,7 @@ class Row:
         self._differentiable = any(g is not None for g in gradients)
         self._types: dict[tuple[Any, ...], tuple[Dtype, Dtype, bool]] = {}
         self._gradients: dict[tuple[bool, ...], _Gradients] = {}
+        self._tangent_rows: dict[Any, Row] = {}
         self._all_gradients: _Gradients | None = None  # where every gradient is wanted
         self._bound_backward = self._backward
         self._leading = 1 if value.parameters[0] == "c" else 0
@@ -215,6 +217,32 @@ class Row:
                     # Complex arrays or numbers: the engine names the input that would get them.
                     computed = list(gradients.function(*arrays))
         return [None if p is None else dy if p < 0 else computed[p] for p in gradients.indices]
+
+    def _tangent_row(self, given: tuple[bool, ...], dtype: Dtype, mixed: bool) -> Row:
+        """Return the row of the tangent: its operands are tangents and then what is saved."""
+        key = given, dtype, mixed
+        if key in self._tangent_rows:
+            return self._tangent_rows[key]
+        formula, total = self._formula, None
+        expressions, taken, names = formula.expressions, {*formula.parameters, "y", "dy"}, []
+        for name, gradient, is_given in zip(formula.parameters, self._wanted, given, strict=True):
+            if gradient is not None and is_given:
+                names.append(_new_name(f"t_{name}", taken))
+                term = expressions.replaced(gradient, "dy", expressions.name(names[-1]))
+                total = term if total is None else expressions.node("+", total, term)
+        assert total is not None
+        value = _new_name("y_", taken)  # of this row, which the tangent gets as an operand
+        total = expressions.replaced(total, "y", expressions.name(value))
+        condition = ["c"] if "c" in self._saved else []
+        saved = [value if name == "y" else name for name in self._saved if name != "c"]
+        operands = [*condition, *names, *saved]
+        tangent = Formula(f"{self.name}_tangent", operands, expressions, [total])
+        gradients = expressions.gradients(total, operands, expressions.name("dy"))
+        if condition:
+            gradients[0] = None
+        row = Row.composed(operands, tangent, gradients, dtype, compute_dtype(dtype), mixed)
+        self._tangent_rows[key] = row
+        return row
 
     def _gradients_of(self, needs: tuple[bool, ...]) -> _Gradients:
         """Work out, once, how to compute the gradients that are needed."""
@@ -311,6 +339,31 @@ class Row:
         if isinstance(error, TypeError) and named:
             got = ", ".join(f"{name} has dtype {a.dtype}" for name, a in named)
             raise DtypeError(f"{self.name}: {got}, expected dtypes it is defined for") from error
+
+
+@tangent_of(Row._backward)
+def _tangent(op: Op, *given: Tensor | None) -> Tensor | None:
+    row: Row = op.node.backward.__self__  # type: ignore[attr-defined]
+    parameters, dtype = row._formula.parameters, op.node.dtype
+    saved = {
+        name: array
+        if not backend.is_array(array)
+        else op.output(array)
+        if name == "y"
+        else op.input(parameters.index(name), array)
+        for name, array in zip(row._saved, op.saved, strict=True)
+    }
+    condition = [saved.pop("c")] if "c" in saved else []
+    tangents = [
+        t for t, g in zip(given, row._wanted, strict=True) if g is not None and t is not None
+    ]
+    if not tangents:
+        return None
+    operands = [*condition, *tangents, *saved.values()]
+    floats = [x.dtype for x in operands if isinstance(x, Tensor) and x.dtype.kind != "b"]
+    mixed = any(compute_dtype(each) != compute_dtype(dtype) for each in floats)
+    present = tuple([t is not None for t in given])
+    return row._tangent_row(present, dtype, mixed)(*operands)
 
 
 class _UnparsedRow(Row):
@@ -417,6 +470,14 @@ def _rounded(number: float, other: Any) -> float:
     with np.errstate(over="ignore"):
         rounded = float(np.asarray(number, dtype))
     return rounded if math.isfinite(rounded) else number
+
+
+def _new_name(name: str, taken: set[str]) -> str:
+    """Return a name that is not taken yet, and take it."""
+    while name in taken:
+        name = f"{name}_"
+    taken.add(name)
+    return name
 
 
 def _constant(row: Row, place: int, operands: Sequence[Any]) -> Any:

@@ -1,0 +1,240 @@
+"""Tangents: one rule for each op, from which every derivative beyond the first follows.
+
+The gradient of an op, its backward function, is J(x)^T dy. Its tangent is J(x) t, written in
+recorded ops, so that it can be differentiated in turn:
+
+    @tangent_of(_backward)
+    def _tangent(op, t):
+        y, axis = op.saved
+        y = op.output(y)
+        return y * (t - (y * t).sum(axis, keepdims=True))
+
+Forward mode applies the rule as it records an op; see `Forward`. The gradient of a gradient needs
+no second rule: for g = J(x)^T dy and a cotangent w of g, the gradient by dy is the tangent J(x) w,
+and the gradient by x is the backward of the recorded tangent with cotangent dy; see second.py.
+Tests: tests/autograd/test_tangents.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from tensorgrad.core.backend import Array, Shape, namespace
+from tensorgrad.core.backward import check_saved
+from tensorgrad.core.dtypes import Dtype
+from tensorgrad.core.errors import GradError
+from tensorgrad.core.modes import mode, replaced
+from tensorgrad.core.nodes import Backward, Node
+from tensorgrad.core.record import record
+from tensorgrad.core.tensor import Tensor
+
+Tangents: TypeAlias = "Sequence[Tensor | None]"  # one for each input; None: it is constant
+# rule(op, tangents) -> the tangent of the output, or one for each of several; None: it is constant
+Rule: TypeAlias = "Callable[..., Any]"
+_AnyRule = TypeVar("_AnyRule", bound=Rule)
+
+_RULES: dict[Any, Rule] = {}
+# The node of tensors that only forward mode differentiates: no gradient flows back from it.
+FORWARD_ONLY = Node("jvp", (), lambda dy, saved, needs: (), (), np.empty(()))
+
+
+def tangent_of(*backward: Callable[..., Any]) -> Callable[[_AnyRule], _AnyRule]:
+    """Return a decorator: the function is the tangent of ops with these backward functions.
+
+    Args:
+        backward: what the op gives to `record`; of a method of an object, the method of the class.
+
+    Returns:
+        A decorator of `rule(op, *tangents)`. `op` is an `Op`. The tangents are tensors in the
+        shape and dtype of the inputs that `record` got, None for one that is constant, but not all
+        of them. The rule returns the tangent of the output in recorded ops, of several outputs a
+        tuple, with None for one that is constant. It may broadcast to the output, and may have
+        another float dtype.
+
+    Example:
+        >>> from tensorgrad.autograd import record, tangent_of
+        >>> def backward(dy, saved, needs):
+        ...     return (2 * saved[0] * dy,)
+        >>> @tangent_of(backward)
+        ... def tangent(op, t):
+        ...     return 2 * op.input(0, op.saved[0]) * t
+        >>> def square(x):
+        ...     return record("square", x.data**2, [x], backward, (x.data,))
+        >>> tg.jvp(square, (tg.tensor([3.0]),), (tg.tensor([1.0]),))
+        (tensor([9.], dtype=float32), tensor([6.], dtype=float32))
+    """
+
+    def register(rule: _AnyRule) -> _AnyRule:
+        for function in backward:
+            _RULES[function] = rule
+        return rule
+
+    return register
+
+
+class Op:
+    """A recorded op, as its tangent rule sees it.
+
+    Args:
+        node: what the graph records of it.
+        saved: what it saved for backward.
+        inputs: the tensors that it depends on; None: only the node is left of them.
+        tangents: of each output, see `tangents_of`.
+    """
+
+    __slots__ = ("inputs", "node", "saved", "tangents")
+
+    def __init__(
+        self,
+        node: Node,
+        saved: tuple[Any, ...],
+        inputs: Sequence[Tensor | None] | None = None,
+        tangents: Sequence[dict[object, Tensor]] = (),
+    ) -> None:
+        self.node, self.saved, self.inputs, self.tangents = node, saved, inputs, tangents
+
+    def input(self, index: int, array: Array) -> Tensor:
+        """Return an input as a tensor that gradients flow through.
+
+        Args:
+            index: of the input.
+            array: its values, which the op has saved, in the shape of the input.
+        """
+        if self.inputs is not None:
+            x: Any = self.inputs[index]  # maybe a number
+            is_marked = x.node is FORWARD_ONLY and mode.forward is None
+            return x if x.requires_grad and not is_marked else Tensor(array)
+        edge = self.node.edges[index]
+        return Tensor(array) if edge is None else Tensor(array, True, edge)
+
+    def output(self, array: Array) -> Tensor:
+        """Return the output as a tensor that gradients flow through, from its saved values."""
+        flows = any(edge is not None for edge in self.node.edges)
+        if not flows and mode.forward is None:
+            return Tensor(array)
+        y = Tensor(array, True, self.node if flows else FORWARD_ONLY)
+        if self.tangents:
+            y.tangents = self.tangents[0]
+        return y
+
+
+def recorded(node: Node) -> Op:
+    """Return the op of a node in a graph.
+
+    Raises:
+        GradError: the graph was freed, or an array that the op saved was assigned to since.
+    """
+    check_saved(node)
+    return Op(node, node.saved, *getattr(node, "forward", ()))
+
+
+def tangent(
+    op: Op, given: Tangents, shapes: Sequence[tuple[Shape, Dtype] | None]
+) -> list[Tensor | None]:
+    """Return the tangents of the outputs of an op, in their shapes and dtypes.
+
+    Args:
+        op: what was recorded.
+        given: the tangents of its inputs.
+        shapes: shape and dtype of each output, None where its tangent is not wanted.
+    Raises:
+        GradError: the op has no rule.
+    """
+    rule = _RULES.get(getattr(op.node.backward, "__func__", op.node.backward))
+    if rule is None:
+        raise GradError(
+            f"{op.node.name}: the op has a gradient and no tangent, expected one for this "
+            "derivative; tensorgrad.autograd.tangent_of gives it one"
+        )
+    found = rule(op, *given)
+    each = found if isinstance(found, tuple | list) else (found,)
+    return [
+        None if t is None or shape is None else _fitted(t, *shape)
+        for t, shape in zip(each, shapes, strict=True)
+    ]
+
+
+def _fitted(t: Tensor, shape: Shape, dtype: Dtype) -> Tensor:
+    """Return a tangent in the shape and the dtype of what it belongs to."""
+    if t.shape != shape:
+        t = record("broadcast_to", namespace(t.data).broadcast_to(t.data, shape), (t,), same, ())
+    return t if t.dtype == dtype else t.astype(dtype)
+
+
+def same(dy: Any, saved: tuple[Any, ...], needs: Sequence[Any]) -> Sequence[Any]:
+    """Return dy: the backward function of an op that returns its input, or broadcasts it."""
+    return (dy,)
+
+
+@tangent_of(same)
+def _same_tangent(op: Op, t: Tensor) -> Tensor:
+    return t
+
+
+def tangents_of(x: Tensor) -> dict[object, Tensor]:
+    """Return the tangents of a tensor, by the level of the jvp that they belong to."""
+    found: dict[object, Tensor] = getattr(x, "tangents", {})
+    return found
+
+
+class Forward:
+    """Forward mode: `mode.forward` while `jvp` runs a function.
+
+    Args:
+        levels: a new object for each jvp that runs, the outermost first. The tangent of a level is
+            computed with those of the levels before it, so that these differentiate it too.
+    """
+
+    __slots__ = ("levels",)
+
+    def __init__(self, *levels: object) -> None:
+        self.levels = levels
+
+    def record(
+        self,
+        name: str,
+        outputs: Any,
+        inputs: Sequence[Tensor | None],
+        backward: Backward,
+        saved: tuple[Any, ...],
+        takes_gradient: bool,
+    ) -> Any:
+        """Record an op, as `record` does, with the tangents of its outputs."""
+        with replaced(mode, forward=None):
+            result: Any = record(
+                name, outputs, inputs, backward, saved, takes_gradient=takes_gradient
+            )
+        several = type(result) is tuple
+        found = result if several else (result,)
+        node = found[0].node.node if several else found[0].node
+        node.edges = [None if edge is FORWARD_ONLY else edge for edge in node.edges]
+        given = [{} if x is None else tangents_of(x) for x in inputs]
+        tangents: list[dict[object, Tensor]] = [{} for _ in found]
+        op = Op(node, saved, inputs, tangents)
+        shapes = [(y.shape, y.dtype) for y in found]
+        for place, level in enumerate(self.levels):
+            own = [each.get(level) for each in given]
+            if all(t is None for t in own):
+                continue
+            below = self.levels[:place]
+            with replaced(mode, forward=Forward(*below) if below else None):
+                results = tangent(op, own, shapes)
+            for known, t in zip(tangents, results, strict=True):
+                if t is not None:
+                    known[level] = t
+        for y, known in zip(found, tangents, strict=True):
+            y.tangents = known
+        if mode.inside_grad:  # whose backward is differentiated in turn
+            node.forward = inputs, tangents
+        elif not any(edge is not None for edge in node.edges):
+            for y in found:
+                y.node = FORWARD_ONLY
+        return result
+
+    def cast(self, y: Tensor, x: Tensor) -> Tensor:
+        """Return y, the values of x in another dtype, with the tangents of x in that dtype."""
+        y.tangents = {level: t.astype(y.dtype) for level, t in tangents_of(x).items()}
+        return y
