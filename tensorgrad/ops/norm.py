@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.checks import promoted
-from tensorgrad.core.dtypes import compute_dtype
+from tensorgrad.core.dtypes import Dtype, compute_dtype
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.gradient import (
     Gradient,
@@ -26,6 +27,7 @@ from tensorgrad.core.gradient import (
     Saved,
     accumulated,
     out_of,
+    unwrapped,
 )
 from tensorgrad.core.modes import mode
 from tensorgrad.core.nodes import assigned_since, latest_version
@@ -35,8 +37,11 @@ from tensorgrad.core.signature import Count, Float, NotNegative, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import norm as norm_cuda
 from tensorgrad.kernels.reduce import PartialSum, sum_parts
+from tensorgrad.ops.elementwise import rsqrt
 from tensorgrad.ops.elementwise.fuse import fuse
+from tensorgrad.ops.reduce import mean as mean_of
 from tensorgrad.ops.shape import astype, reshape
+from tensorgrad.ops.softmax import row_products
 
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
 
@@ -315,12 +320,12 @@ def _normalise(
     if mode.recompute_norms and mode.grad_enabled and aligned:  # otherwise by another kernel
         output = partial(_output, eps, centre)
         again = Recompute(output, (total, weight, bias), y.shape, latest_version())
-    return (total, y), (total, weight, mean, rstd), again
+    return (total, y), (total, weight, mean, rstd, eps), again
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs, dsum: Array | None = None) -> Gradients:
     dx: Any
-    x, weight, mean, rstd = saved
+    x, weight, mean, rstd, _ = saved
     if type(dy) is np.ndarray:
         dx, dweight, dbias = _backward_numpy(dy, dsum, x, weight, mean, rstd)
         return dx, accumulated(dweight, needs[1]), accumulated(dbias, needs[2])
@@ -341,6 +346,129 @@ def _backward_added(dys: Sequence[Array | None], saved: Saved, needs: Needs) -> 
     wanted = (needs[0] or needs[1], needs[2], needs[3])
     dx, dweight, dbias = _backward(dy, saved, wanted, dsum)
     return dx, dx, dweight, dbias
+
+
+@tangent_of(_backward)
+def _tangent(op: Op, tx: Tensor | None, tw: Tensor | None, tb: Tensor | None) -> Tensor:
+    x, weight, *_ = op.saved
+    weight = None if weight is None else op.input(1, weight)
+    return _scaled_tangent(op.input(0, x), weight, op.saved, tx, tw, tb)
+
+
+@tangent_of(_backward_added)
+def _tangent_added(
+    op: Op, tx: Tensor | None, tr: Tensor | None, tw: Tensor | None, tb: Tensor | None
+) -> tuple[Tensor | None, Tensor]:
+    total, weight, *_ = op.saved
+    weight = None if weight is None else op.input(2, weight)
+    ts = tr if tx is None else tx if tr is None else tx + tr
+    return ts, _scaled_tangent(op.output(total, 0), weight, op.saved, ts, tw, tb)
+
+
+def _scaled_tangent(
+    x: Tensor,
+    weight: Tensor | None,
+    saved: Saved,
+    tx: Tensor | None,
+    tw: Tensor | None,
+    tb: Tensor | None,
+) -> Tensor:
+    """Return the tangent of normed(x) * weight + bias."""
+    _, _, mean, rstd, eps = saved
+    normed: Any = 0.0 if tw is None else _normed(x, eps, mean is not None)
+    along: Any = 0.0 if tx is None else _normed_tangent(x, tx, mean, rstd, eps)
+    if weight is None:
+        return along if tb is None else along + tb
+    tw, tb = (0.0 if t is None else t for t in (tw, tb))  # type: ignore[assignment]
+    return _affine(along, weight, normed, tw, tb)
+
+
+@fuse
+def _affine(along: Tensor, weight: Tensor, normed: Tensor, tw: Tensor, tb: Tensor) -> Tensor:
+    return along * weight + normed * tw + tb
+
+
+def _normed(x: Tensor, eps: float, centre: bool) -> Tensor:
+    """Return x normalised, without weight and bias."""
+    return _run("layer_norm" if centre else "rms_norm", x, None, None, eps, centre)
+
+
+def _normed_tangent(x: Tensor, t: Tensor, mean: Array | None, rstd: Array, eps: float) -> Tensor:
+    """Return J(x) t, J the derivative of the normalised rows by x.
+
+    J t = rstd * (t - mean(t) - x_hat * mean(t * x_hat)), without mean(t) for rms_norm
+
+    J is symmetric, so this is the gradient by x of what normalises, for dy = t.
+
+    Args:
+        mean, rstd: of the rows of x.
+    """
+    z = _times_jacobian(t.data, x.data, mean, rstd)
+    saved = (x.data, t.data, z, mean, rstd, eps)
+    return record("tangent of a norm", z, (x, t), _tangent_backward, saved)
+
+
+def _times_jacobian(t: Array, x: Array, mean: Array | None, rstd: Array) -> Array:
+    found = _backward(t, (x, None, mean, rstd, 0.0), (True, False, False))
+    z: Array = unwrapped(found[0])
+    return z
+
+
+def _tangent_backward(dz: Array, saved: Saved, needs: Needs) -> Gradients:
+    x, t, z, mean, rstd, _ = saved
+    dt = _times_jacobian(dz, x, mean, rstd)  # J is symmetric
+    if not needs[0]:
+        return None, dt
+    # With d(rstd) = -rstd mean(x_hat dx) rstd and d(x_hat) = J dx, for dy = g:
+    # dx = -rstd (x_hat mean(g z) + J g mean(t x_hat) + z mean(g x_hat))
+    along = (*x.shape[:-1], 1)
+    centre: Any = 0.0 if mean is None else Tensor(mean.reshape(along))
+    factor = Tensor(rstd.reshape(along))
+    width = max(x.shape[-1], 1)
+    normed = _normalised(Tensor(x), centre, factor, dtype=rstd.dtype)
+    g, tangent, result = Tensor(dz), Tensor(t), Tensor(z)
+    by_z, by_t, by_g = (
+        row_products(a, b) / width for a, b in ((g, result), (normed, tangent), (normed, g))
+    )
+    return _by_input(normed, Tensor(dt), result, by_z, by_t, by_g, factor).data, dt
+
+
+@fuse
+def _normalised(x: Tensor, mean: Tensor, rstd: Tensor, *, dtype: Dtype) -> Tensor:
+    return (x.astype(dtype) - mean) * rstd
+
+
+@fuse
+def _by_input(
+    normed: Tensor, dt: Tensor, z: Tensor, by_z: Tensor, by_t: Tensor, by_g: Tensor, rstd: Tensor
+) -> Tensor:
+    return -rstd * (normed * by_z + dt * by_t + z * by_g)
+
+
+@tangent_of(_tangent_backward)
+def _second_tangent(op: Op, tx: Tensor | None, tt: Tensor | None) -> Tensor | None:
+    x, t, z, mean, rstd, eps = op.saved
+    x, t, z = op.input(0, x), op.input(1, t), op.output(z)
+    found = None if tt is None else _normed_tangent(x, tt, mean, rstd, eps)
+    if tx is None:
+        return found
+    width = max(x.shape[-1], 1)
+    normed = _normed(astype(x, rstd.dtype, copy=False), eps, mean is not None)
+    by_x = _normed_tangent(x, tx, mean, rstd, eps)
+    along, by_t, by_z = (
+        row_products(a, b) / width for a, b in ((normed, tx), (normed, t), (by_x, t))
+    )
+    factor = _inverse_deviation(x, eps, mean is not None)
+    curved = -factor * (z * along + by_x * by_t + normed * by_z)
+    return curved if found is None else found + curved
+
+
+def _inverse_deviation(x: Tensor, eps: float, centre: bool) -> Tensor:
+    """Return 1 / sqrt(var(x) + eps) of each row, in recorded ops."""
+    x = astype(x, compute_dtype(x.dtype), copy=False)
+    if centre:
+        x = x - mean_of(x, -1, keepdims=True)
+    return rsqrt(mean_of(x * x, -1, keepdims=True) + eps)
 
 
 def _forward_numpy(
