@@ -50,7 +50,9 @@ def gradients(seeds: Seeds, edges: Sequence[Edge]) -> list[Tensor | None]:
         total: Any = totals.pop(edge, None)
         if type(edge) is Output:
             if total is not None:
-                parts.setdefault(edge.node, [None] * edge.count)[edge.index] = total
+                dys = parts.setdefault(edge.node, [None] * edge.count)
+                before = dys[edge.index]  # of another edge to this output, see `Op.output`
+                dys[edge.index] = total if before is None else before + total
         elif type(edge) is Node and (total is not None or edge in parts):
             needs = [target in wanted for target in edge.edges]
             dxs = pulled_back(edge, parts.pop(edge, total), needs)

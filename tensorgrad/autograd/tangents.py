@@ -27,7 +27,7 @@ from tensorgrad.core.backward import check_saved
 from tensorgrad.core.dtypes import Dtype
 from tensorgrad.core.errors import GradError
 from tensorgrad.core.modes import mode, replaced
-from tensorgrad.core.nodes import Backward, Node
+from tensorgrad.core.nodes import Backward, Node, Output
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 
@@ -83,9 +83,12 @@ class Op:
         saved: what it saved for backward.
         inputs: the tensors that it depends on; None: only the node is left of them.
         tangents: of each output, see `tangents_of`.
+
+    Attributes:
+        wanted: for each output whether its tangent is wanted.
     """
 
-    __slots__ = ("inputs", "node", "saved", "tangents")
+    __slots__ = ("inputs", "node", "saved", "tangents", "wanted")
 
     def __init__(
         self,
@@ -95,6 +98,7 @@ class Op:
         tangents: Sequence[dict[object, Tensor]] = (),
     ) -> None:
         self.node, self.saved, self.inputs, self.tangents = node, saved, inputs, tangents
+        self.wanted: Sequence[bool] = ()
 
     def input(self, index: int, array: Array) -> Tensor:
         """Return an input as a tensor that gradients flow through.
@@ -110,14 +114,22 @@ class Op:
         edge = self.node.edges[index]
         return Tensor(array) if edge is None else Tensor(array, True, edge)
 
-    def output(self, array: Array) -> Tensor:
-        """Return the output as a tensor that gradients flow through, from its saved values."""
+    def output(self, array: Array, index: int = 0) -> Tensor:
+        """Return an output as a tensor that gradients flow through.
+
+        Args:
+            array: its values, which the op has saved.
+            index: of the output, where the op has several.
+        """
         flows = any(edge is not None for edge in self.node.edges)
         if not flows and mode.forward is None:
             return Tensor(array)
-        y = Tensor(array, True, self.node if flows else FORWARD_ONLY)
+        y = Tensor(array, True, FORWARD_ONLY)
+        if flows:
+            count = len(self.wanted)
+            y.node = self.node if count == 1 else Output(self.node, index, count, array)
         if self.tangents:
-            y.tangents = self.tangents[0]
+            y.tangents = self.tangents[index]
         return y
 
 
@@ -149,6 +161,7 @@ def tangent(
             f"{op.node.name}: the op has a gradient and no tangent, expected one for this "
             "derivative; tensorgrad.autograd.tangent_of gives it one"
         )
+    op.wanted = [shape is not None for shape in shapes]
     found = rule(op, *given)
     each = found if isinstance(found, tuple | list) else (found,)
     return [
