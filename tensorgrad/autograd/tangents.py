@@ -27,7 +27,7 @@ from tensorgrad.core.backward import check_saved
 from tensorgrad.core.dtypes import Dtype
 from tensorgrad.core.errors import GradError
 from tensorgrad.core.modes import mode, replaced
-from tensorgrad.core.nodes import Backward, Node, Output
+from tensorgrad.core.nodes import Backward, Node, Output, edge_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 
@@ -251,3 +251,38 @@ class Forward:
         """Return y, the values of x in another dtype, with the tangents of x in that dtype."""
         y.tangents = {level: t.astype(y.dtype) for level, t in tangents_of(x).items()}
         return y
+
+
+def along(
+    f: Callable[..., Any], primals: Sequence[Tensor | None], given: Tangents
+) -> list[Tensor | None]:
+    """Return the derivative of a function along some tangents, in forward mode.
+
+    A rule can so follow from a definition of the op in other ops.
+
+    Args:
+        f: returns a tensor or a tuple of several.
+        primals: the arguments of f.
+        given: their tangents, None for those that are constant.
+
+    Returns:
+        The tangent of each result, None where it is constant.
+    """
+    level, outer = object(), mode.forward
+    duals = [
+        x if x is None or t is None else _dual(x, level, t)
+        for x, t in zip(primals, given, strict=True)
+    ]
+    levels = (*(() if outer is None else outer.levels), level)
+    with replaced(mode, forward=Forward(*levels), grad_enabled=True):
+        found = f(*duals)
+    each = found if isinstance(found, tuple | list) else (found,)
+    return [tangents_of(y).get(level) for y in each]
+
+
+def _dual(x: Tensor, level: object, t: Tensor) -> Tensor:
+    """Return x with a tangent of a level; gradients flow to x."""
+    flows = x.requires_grad and mode.grad_enabled
+    dual = Tensor(x.data, True, edge_of(x) if flows else FORWARD_ONLY)
+    dual.tangents = {**tangents_of(x), level: t}
+    return dual

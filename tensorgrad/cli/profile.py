@@ -104,8 +104,8 @@ def profile(
         with Progress("profile", "step", main) as progress:
             found = profile_step(
                 settings, device, steps=steps, warmup=warmup,
-                what=tuple(dict.fromkeys(what or ("time", "memory"))), nvtx=nvtx, source=source, comm=comm,
-                progress=progress.show,
+                what=tuple(dict.fromkeys(what or ("time", "memory"))), nvtx=nvtx, source=source,
+                comm=comm, progress=progress.show,
             )  # fmt: skip
     except BaseException:
         with suppress(OSError):

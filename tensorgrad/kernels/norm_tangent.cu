@@ -5,10 +5,9 @@
 //   norm_tangent_backward   gradients of x and u, from the gradient g of y
 //   norm_tangent_columns    partial rows of the gradients of weight, tw and tb
 //
-// Any width and alignment; a row is read from DRAM once and then from the L1 cache. They move 3 and
-// 5 * sizeof(T) bytes an element; with a residual, whose tangent is added to u, and with the
-// gradient of that sum, 5 and 6. All results are written with =. sum_parts in reduce.cu adds up the
-// partial rows. Launched by kernels/norm_tangent.py.
+// Any width and alignment; a row is read from DRAM once and then from the L1 cache. They move 3, 5
+// and 3 * sizeof(T) bytes an element. All results are written with =. sum_parts in reduce.cu adds up
+// the partial rows. Launched by kernels/norm_tangent.py.
 //
 // The naive backward, a thread for row r, where a = g weight, b = g tw, x_hat = (x - mean) rstd, and
 // E is a mean over the row (rms_norm: E(u), E(a) and E(b) are 0):
@@ -32,12 +31,11 @@ template <typename C> __device__ inline Sums<C> operator+(Sums<C> a, const Sums<
     return a;
 }
 
-// residual: null, or the tangent of what was added to x: u + residual is written to sum_out, and is
-// u from there on. stats: (rows, 2), E(u) and E(u x_hat).
+// stats: (rows, 2), E(u) and E(u x_hat).
 template <typename T>
 __global__ void __launch_bounds__(256, 4)
-norm_tangent(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __restrict__ stats,
-             const T* __restrict__ u, const T* __restrict__ residual, const T* __restrict__ x,
+norm_tangent(T* __restrict__ y, Compute<T>* __restrict__ stats, const T* __restrict__ u,
+             const T* __restrict__ x,
              const void* __restrict__ weight, bool weight_wide, const void* __restrict__ tweight,
              bool tweight_wide, const void* __restrict__ tbias, bool tbias_wide,
              const Compute<T>* __restrict__ mean_in, const Compute<T>* __restrict__ rstd_in,
@@ -52,24 +50,6 @@ norm_tangent(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __restrict_
     x += row * width;
     u += row * width;
     y += row * width;
-    // Add the residual's tangent.
-    if (residual != nullptr) {
-        residual += row * width;
-        T* sum = sum_out + row * width;
-        const bool alike = aligned_alike(u, residual) && aligned_alike(u, sum);
-        for_places(u, count, alike, [&](int place, auto n) {
-            auto values = load<n>(u + place);
-            const auto others = load<n>(residual + place);
-            #pragma unroll
-            for (int j = 0; j < n; ++j)
-                values.values[j] =
-                    from_compute<T>(to_compute(values.values[j]) + to_compute(others.values[j]));
-            store(sum + place, values);
-        });
-        __syncthreads();
-        u = sum;
-    }
-
     // Sums of the row.
     Pair<C> sum = {0, 0};
     for_places(x, count, aligned_alike(x, u), [&](int place, auto n) {
@@ -105,12 +85,11 @@ norm_tangent(T* __restrict__ y, T* __restrict__ sum_out, Compute<T>* __restrict_
     });
 }
 
-// gsum: null, or the gradient of the sum that norm_tangent wrote, which is added to du.
 template <typename T>
 __global__ void __launch_bounds__(256)
 norm_tangent_backward(T* __restrict__ dx, T* __restrict__ du, const T* __restrict__ g,
-                      const T* __restrict__ gsum, const T* __restrict__ u,
-                      const T* __restrict__ x, const void* __restrict__ weight, bool weight_wide,
+                      const T* __restrict__ u, const T* __restrict__ x,
+                      const void* __restrict__ weight, bool weight_wide,
                       const void* __restrict__ tweight, bool tweight_wide,
                       const Compute<T>* __restrict__ stats,
                       const Compute<T>* __restrict__ mean_in,
@@ -129,7 +108,6 @@ norm_tangent_backward(T* __restrict__ dx, T* __restrict__ du, const T* __restric
     g += row * width;
     dx += row * width;
     du += row * width;
-    if (gsum != nullptr) gsum += row * width;
 
     // Sums of the row: a, a x_hat, a (u - E(u)), b, b x_hat.
     Sums<C> sum = {};
@@ -157,11 +135,10 @@ norm_tangent_backward(T* __restrict__ dx, T* __restrict__ du, const T* __restric
     const C a_mean = centre ? sum.values[0] : C(0), b_mean = centre ? sum.values[3] : C(0);
     const C p = sum.values[1], b_hat = sum.values[4], c = sum.values[2] - m * p;
     // Gradients of x and u.
-    const bool alike = reads_alike && aligned_alike(x, dx) && aligned_alike(x, du) &&
-                       (gsum == nullptr || aligned_alike(x, gsum));
+    const bool alike = reads_alike && aligned_alike(x, dx) && aligned_alike(x, du);
     for_places(x, count, alike, [&](int place, auto n) {
         auto xs = load<n>(x + place), us = load<n>(u + place);
-        const auto gs = load<n>(g + place), others = load<n>((gsum != nullptr ? gsum : g) + place);
+        const auto gs = load<n>(g + place);
         #pragma unroll
         for (int j = 0; j < n; ++j) {
             const C x_hat = (to_compute(xs.values[j]) - mean) * rstd;
@@ -172,9 +149,7 @@ norm_tangent_backward(T* __restrict__ dx, T* __restrict__ du, const T* __restric
                 b = gradient * load_parameter<T>(tweight, tweight_wide, place + j);
             const C own_a = a - a_mean - x_hat * p,
                     own_u = to_compute(us.values[j]) - u_mean - x_hat * m;
-            C to_u = rstd * own_a;
-            if (gsum != nullptr) to_u += to_compute(others.values[j]);
-            us.values[j] = from_compute<T>(to_u);
+            us.values[j] = from_compute<T>(rstd * own_a);
             xs.values[j] = from_compute<T>(rstd * (b - b_mean - x_hat * b_hat)
                                            - rstd * rstd * (p * own_u + m * own_a + x_hat * c));
         }

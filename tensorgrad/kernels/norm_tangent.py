@@ -19,28 +19,22 @@ _COLUMN_CHUNKS = 128  # chunks of the rows in the sums over rows
 
 def forward(
     u: Array,
-    residual: Array | None,
     x: Array,
     weight: Array | None,
     tangents: tuple[Array | None, Array | None],
     mean: Array | None,
     rstd: Array,
-) -> tuple[Array, Array, Array]:
-    """Return the tangent of the normalised rows, that of what is normalised, and row statistics.
+) -> tuple[Array, Array]:
+    """Return the tangent of the normalised rows, and statistics of the rows of u.
 
     Args:
         u: (..., C), the tangent of x.
-        residual: (..., C), the tangent of what was added to x, or None.
-        x: (..., C), what was normalised: with the residual.
+        x: (..., C), what was normalised.
         weight: (C,) or None.
         tangents: of weight and bias, (C,) each or None.
         mean, rstd: of the rows of x; without a mean it is rms_norm.
     """
     u, x = backend.contiguous(u.astype(x.dtype, copy=False)), backend.contiguous(x)
-    total = u
-    if residual is not None:
-        residual = backend.contiguous(residual.astype(x.dtype, copy=False))
-        total = backend.empty_like(u)
     y, rows, width = backend.empty_like(x), rstd.size, x.shape[-1]
     stats = backend.empty((rows, 2), rstd.dtype, like=x)
     if x.size:
@@ -50,17 +44,16 @@ def forward(
             layout.grid(rows),
             layout.block,
             (
-                *(y, total, stats, u, pointer(residual), x),
+                *(y, stats, u, x),
                 *(value for parameter in parameters for value in given(parameter, x)),
                 *(pointer(mean), rstd, np.int64(rows), np.int32(width)),
             ),
         )
-    return y, total, stats
+    return y, stats
 
 
 def backward(
     g: Array,
-    gsum: Array | None,
     u: Array,
     x: Array,
     weight: Array | None,
@@ -73,15 +66,12 @@ def backward(
 
     Args:
         g: (..., C), the gradient of the tangent.
-        gsum: (..., C), the gradient of u from elsewhere, which is added, or None.
-        u, x, weight, mean, rstd: of `forward`, with the residual.
+        u, x, weight, mean, rstd: of `forward`.
         tweight: the tangent of the weight, or None.
         stats: what `forward` returned.
     """
     g, u = (backend.contiguous(each.astype(x.dtype, copy=False)) for each in (g, u))
     x = backend.contiguous(x)
-    if gsum is not None:
-        gsum = backend.contiguous(gsum.astype(x.dtype, copy=False))
     dx, du, rows, width = backend.empty_like(x), backend.empty_like(x), rstd.size, x.shape[-1]
     if x.size:
         weight, tweight = computable(weight, x), computable(tweight, x)
@@ -90,7 +80,7 @@ def backward(
             layout.grid(rows),
             layout.block,
             (
-                *(dx, du, g, pointer(gsum), u, x),
+                *(dx, du, g, u, x),
                 *(*given(weight, x), *given(tweight, x)),
                 *(stats, pointer(mean), rstd, np.int64(rows), np.int32(width)),
             ),

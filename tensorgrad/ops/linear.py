@@ -36,12 +36,13 @@ from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import sum_rows_into
+from tensorgrad.ops.column_sums import column_sums
 from tensorgrad.ops.dropout import dropout as drop
 from tensorgrad.ops.dropout import swiglu_dropout, swiglu_gradients
 from tensorgrad.ops.elementwise.activation import gelu
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.matmul import flat, product
-from tensorgrad.ops.norm import column_sums, operand_to_save, saved_operand
+from tensorgrad.ops.norm import operand_to_save, saved_operand
 
 __all__ = ["feed_forward", "gated_linear", "linear", "linear_gelu"]
 

@@ -17,18 +17,9 @@ from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.checks import promoted
-from tensorgrad.core.dtypes import Dtype, compute_dtype
+from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import ArgumentError
-from tensorgrad.core.gradient import (
-    Gradient,
-    Gradients,
-    Needs,
-    Recompute,
-    Saved,
-    accumulated,
-    out_of,
-    unwrapped,
-)
+from tensorgrad.core.gradient import Gradient, Gradients, Needs, Recompute, Saved, accumulated
 from tensorgrad.core.modes import mode
 from tensorgrad.core.nodes import assigned_since, latest_version
 from tensorgrad.core.operands import data_of
@@ -36,12 +27,10 @@ from tensorgrad.core.record import record
 from tensorgrad.core.signature import Count, Float, NotNegative, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import norm as norm_cuda
-from tensorgrad.kernels.reduce import PartialSum, sum_parts
-from tensorgrad.ops.elementwise import rsqrt
+from tensorgrad.ops.column_sums import column_sums
 from tensorgrad.ops.elementwise.fuse import fuse
-from tensorgrad.ops.reduce import mean as mean_of
+from tensorgrad.ops.norm_tangent import norm_tangent
 from tensorgrad.ops.shape import astype, reshape
-from tensorgrad.ops.softmax import row_products
 
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
 
@@ -352,7 +341,7 @@ def _backward_added(dys: Sequence[Array | None], saved: Saved, needs: Needs) -> 
 def _tangent(op: Op, tx: Tensor | None, tw: Tensor | None, tb: Tensor | None) -> Tensor:
     x, weight, *_ = op.saved
     weight = None if weight is None else op.input(1, weight)
-    return _scaled_tangent(op.input(0, x), weight, op.saved, tx, tw, tb)
+    return norm_tangent(op.input(0, x), weight, (tx, tw, tb), op.saved[2:])
 
 
 @tangent_of(_backward_added)
@@ -362,113 +351,7 @@ def _tangent_added(
     total, weight, *_ = op.saved
     weight = None if weight is None else op.input(2, weight)
     ts = tr if tx is None else tx if tr is None else tx + tr
-    return ts, _scaled_tangent(op.output(total, 0), weight, op.saved, ts, tw, tb)
-
-
-def _scaled_tangent(
-    x: Tensor,
-    weight: Tensor | None,
-    saved: Saved,
-    tx: Tensor | None,
-    tw: Tensor | None,
-    tb: Tensor | None,
-) -> Tensor:
-    """Return the tangent of normed(x) * weight + bias."""
-    _, _, mean, rstd, eps = saved
-    normed: Any = 0.0 if tw is None else _normed(x, eps, mean is not None)
-    along: Any = 0.0 if tx is None else _normed_tangent(x, tx, mean, rstd, eps)
-    if weight is None:
-        return along if tb is None else along + tb
-    tw, tb = (0.0 if t is None else t for t in (tw, tb))  # type: ignore[assignment]
-    return _affine(along, weight, normed, tw, tb)
-
-
-@fuse
-def _affine(along: Tensor, weight: Tensor, normed: Tensor, tw: Tensor, tb: Tensor) -> Tensor:
-    return along * weight + normed * tw + tb
-
-
-def _normed(x: Tensor, eps: float, centre: bool) -> Tensor:
-    """Return x normalised, without weight and bias."""
-    return _run("layer_norm" if centre else "rms_norm", x, None, None, eps, centre)
-
-
-def _normed_tangent(x: Tensor, t: Tensor, mean: Array | None, rstd: Array, eps: float) -> Tensor:
-    """Return J(x) t, J the derivative of the normalised rows by x.
-
-    J t = rstd * (t - mean(t) - x_hat * mean(t * x_hat)), without mean(t) for rms_norm
-
-    J is symmetric, so this is the gradient by x of what normalises, for dy = t.
-
-    Args:
-        mean, rstd: of the rows of x.
-    """
-    z = _times_jacobian(t.data, x.data, mean, rstd)
-    saved = (x.data, t.data, z, mean, rstd, eps)
-    return record("tangent of a norm", z, (x, t), _tangent_backward, saved)
-
-
-def _times_jacobian(t: Array, x: Array, mean: Array | None, rstd: Array) -> Array:
-    found = _backward(t, (x, None, mean, rstd, 0.0), (True, False, False))
-    z: Array = unwrapped(found[0])
-    return z
-
-
-def _tangent_backward(dz: Array, saved: Saved, needs: Needs) -> Gradients:
-    x, t, z, mean, rstd, _ = saved
-    dt = _times_jacobian(dz, x, mean, rstd)  # J is symmetric
-    if not needs[0]:
-        return None, dt
-    # With d(rstd) = -rstd mean(x_hat dx) rstd and d(x_hat) = J dx, for dy = g:
-    # dx = -rstd (x_hat mean(g z) + J g mean(t x_hat) + z mean(g x_hat))
-    along = (*x.shape[:-1], 1)
-    centre: Any = 0.0 if mean is None else Tensor(mean.reshape(along))
-    factor = Tensor(rstd.reshape(along))
-    width = max(x.shape[-1], 1)
-    normed = _normalised(Tensor(x), centre, factor, dtype=rstd.dtype)
-    g, tangent, result = Tensor(dz), Tensor(t), Tensor(z)
-    by_z, by_t, by_g = (
-        row_products(a, b) / width for a, b in ((g, result), (normed, tangent), (normed, g))
-    )
-    return _by_input(normed, Tensor(dt), result, by_z, by_t, by_g, factor).data, dt
-
-
-@fuse
-def _normalised(x: Tensor, mean: Tensor, rstd: Tensor, *, dtype: Dtype) -> Tensor:
-    return (x.astype(dtype) - mean) * rstd
-
-
-@fuse
-def _by_input(
-    normed: Tensor, dt: Tensor, z: Tensor, by_z: Tensor, by_t: Tensor, by_g: Tensor, rstd: Tensor
-) -> Tensor:
-    return -rstd * (normed * by_z + dt * by_t + z * by_g)
-
-
-@tangent_of(_tangent_backward)
-def _second_tangent(op: Op, tx: Tensor | None, tt: Tensor | None) -> Tensor | None:
-    x, t, z, mean, rstd, eps = op.saved
-    x, t, z = op.input(0, x), op.input(1, t), op.output(z)
-    found = None if tt is None else _normed_tangent(x, tt, mean, rstd, eps)
-    if tx is None:
-        return found
-    width = max(x.shape[-1], 1)
-    normed = _normed(astype(x, rstd.dtype, copy=False), eps, mean is not None)
-    by_x = _normed_tangent(x, tx, mean, rstd, eps)
-    along, by_t, by_z = (
-        row_products(a, b) / width for a, b in ((normed, tx), (normed, t), (by_x, t))
-    )
-    factor = _inverse_deviation(x, eps, mean is not None)
-    curved = -factor * (z * along + by_x * by_t + normed * by_z)
-    return curved if found is None else found + curved
-
-
-def _inverse_deviation(x: Tensor, eps: float, centre: bool) -> Tensor:
-    """Return 1 / sqrt(var(x) + eps) of each row, in recorded ops."""
-    x = astype(x, compute_dtype(x.dtype), copy=False)
-    if centre:
-        x = x - mean_of(x, -1, keepdims=True)
-    return rsqrt(mean_of(x * x, -1, keepdims=True) + eps)
+    return ts, norm_tangent(op.output(total, 0), weight, (ts, tw, tb), op.saved[2:])
 
 
 def _forward_numpy(
@@ -541,39 +424,6 @@ def _backward_numpy(
     if dsum is not None:
         dx += dsum
     return dx, dweights.sum(0), dbiases.sum(0)
-
-
-def column_sums(parts: Sequence[Array], needs: Sequence[Any]) -> list[Array | None]:
-    """Return the sums of the columns of matrices, which are gradients of biases and norm weights.
-
-    One launch adds them with those of other layers where leaves wait for them, otherwise one each.
-
-    Args:
-        parts: (N, C) each, on the GPU, float32 or float64, rows contiguous.
-        needs: of each gradient.
-
-    Returns:
-        None where the gradient is not wanted, or is added to the one so far.
-    """
-    now: list[PartialSum] = []
-    found: list[Array | None] = []
-    for rows, need in zip(parts, needs, strict=True):
-        own = None
-        if need:
-            target = out_of(need, rows.dtype, rounds=True)
-            if target is None:
-                own = backend.empty(rows.shape[1:], rows.dtype, like=rows)
-                now.append(PartialSum(own, 0, rows))
-            else:
-                one = PartialSum(*target, rows)
-                if not need.waits(one, rows.size * rows.itemsize, sum_parts):
-                    now.append(one)
-        found.append(own)
-    if now:
-        sum_parts(now)
-    return [
-        None if dx is None else accumulated(dx, need) for dx, need in zip(found, needs, strict=True)
-    ]
 
 
 def _block(width: int) -> int:
