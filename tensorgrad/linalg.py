@@ -587,7 +587,11 @@ def _svd_tangent(op: Op, t: Tensor) -> tuple[Tensor | None, Tensor, Tensor | Non
     _check_svd(*op.saved, op.wanted)
     u, s, vh = map(op.output, op.saved, range(3))
     k = s.shape[-1]
-    u, v = u[..., :k], matrix_transpose(vh[..., :k, :])
+    if u.shape[-1] != vh.shape[-2]:  # only the reduced factors have derivatives
+        saved = op.saved[0][..., :k], op.saved[1], op.saved[2][..., :k, :]
+        x = op.input(0, (saved[0] * saved[1][..., None, :]) @ saved[2])
+        u, s, vh = record("svd", saved, (x,), _svd_backward, saved)
+    v = matrix_transpose(vh)
     inner = matrix_transpose(u) @ t @ v
     left = inner * s[..., None, :]  # U^T tU is the rotation of left + left^T
     right = inner * s[..., None]
