@@ -10,6 +10,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor, linalg
 from tensorgrad.autograd import record
+from tensorgrad.autograd.functions import jvp
 from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tests.derivatives import check_derivatives
@@ -61,3 +62,8 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_derivatives_of_gradients_match_differences(name: str) -> None:
     check_derivatives(tg.grad(LOSSES[name]), X)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_derivatives_of_tangents_match_differences(name: str) -> None:
+    check_derivatives(lambda x: jvp(LOSSES[name], [x], [Tensor(WEIGHTS)])[1], X)
