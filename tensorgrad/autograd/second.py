@@ -198,9 +198,11 @@ def _like(edge: Any) -> Tensor | None:
 
 def _backward(ws: Sequence[Any], saved: Saved, needs: Needs) -> Gradients:
     node, dys, places = saved[0], _listed(saved[1]), saved[2]
-    given: list[Tensor | None] = [None] * len(node.edges)
-    for place, w in zip(places, ws, strict=True):
-        given[place] = None if w is None else Tensor(w)
+    cotangents = dict(zip(places, ws, strict=True))
+    # An input that occurs repeatedly may have got its whole gradient in one place.
+    of_edges = {node.edges[place]: w for place, w in cotangents.items()}
+    found = [cotangents.get(i, of_edges.get(edge)) for i, edge in enumerate(node.edges)]
+    given = [None if w is None else Tensor(w) for w in found]
     with replaced(mode, grad_enabled=True, forward=None, autocast=None):
         pairs = _along(node, given, dys)
     by_dy = [None if pair is None else pair[0].data for pair in pairs]
@@ -209,9 +211,9 @@ def _backward(ws: Sequence[Any], saved: Saved, needs: Needs) -> Gradients:
     by_input = [None] * len(node.edges)
     if seeds and wanted:
         totals = array_gradients([(t, dy.data) for t, dy in seeds], wanted)
-        found = dict(zip(wanted, totals, strict=True))
+        of_inputs = dict(zip(wanted, totals, strict=True))
         for place, edge in enumerate(node.edges):
-            by_input[place] = found.pop(edge, None)
+            by_input[place] = of_inputs.pop(edge, None)
     return [*by_dy, *by_input]
 
 

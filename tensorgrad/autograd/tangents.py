@@ -261,8 +261,9 @@ class Forward:
         """Return the context in which the tangent of a level is computed."""
         below = self.levels[:place]
         if not below:
-            return replaced(mode, forward=None, grad_enabled=self.is_recorded)
-        return replaced(mode, forward=Forward(below, self.is_recorded, self.keeps_inputs))
+            return replaced(mode, forward=None, autocast=None, grad_enabled=self.is_recorded)
+        forward = Forward(below, self.is_recorded, self.keeps_inputs)
+        return replaced(mode, forward=forward, autocast=None)
 
     def cast(self, y: Tensor, x: Tensor) -> Tensor:
         """Return y, the values of x in another dtype, with the tangents of x in that dtype."""
