@@ -23,6 +23,7 @@ from tensorgrad.autograd.tangents import (
     tangent,
     tangent_of,
     tangents_of,
+    walk_of,
 )
 from tensorgrad.core import backward
 from tensorgrad.core.backend import Array
@@ -156,6 +157,9 @@ def pulled_back(node: Node, dy: Any, needs: Needs) -> list[Tensor | None]:
     """
     op, node = recorded(node), _held(node)
     dys = _listed(dy)
+    walk = walk_of(node)
+    if walk is not None:
+        return list(walk(node, dys, needs))
     arrays = [None if each is None else each.data for each in dys]
     with np.errstate(over="ignore", invalid="ignore"), replaced(mode, autocast=None):
         found = node.backward(arrays if type(dy) is list else arrays[0], op.saved, needs)
