@@ -89,3 +89,13 @@ def _each_jvp(
         jvp(lambda *xs, i=i: gradient(*xs)[i], inputs, tangents)[1].numpy()
         for i in range(len(inputs))
     ]
+
+
+def tangent_and_products(
+    f: Callable[..., Tensor], inputs: Sequence[Tensor], tangents: Sequence[Tensor], g: Tensor
+) -> list[Any]:
+    """Return the tangent of f as an array, and the gradients of g times it by each input."""
+    leaves = [Tensor(x.data, requires_grad=True) for x in inputs]
+    _, t = jvp(f, leaves, tangents)
+    t.backward(g)
+    return [t.data, *[x.grad if x.grad is not None else 0 * x.data for x in leaves]]

@@ -12,12 +12,7 @@ import numpy as np
 import pytest
 
 from tensorgrad.autograd import tangents
-from tests.derivatives import check_derivatives
-from tests.ops import (
-    test_indexing_derivatives,
-    test_reduce_derivatives,
-    test_shape_derivatives,
-)
+from tests.ops import test_indexing_derivatives, test_reduce_derivatives, test_shape_derivatives
 
 MODULES = (test_indexing_derivatives, test_reduce_derivatives, test_shape_derivatives)
 Rule = Callable[..., Any]
