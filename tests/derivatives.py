@@ -13,6 +13,7 @@ from tensorgrad.autograd.functions import jvp
 
 Arrays = Sequence[np.ndarray[Any, Any]]
 _FIRST, _SECOND = 1e-6, 1e-5  # steps of the differences
+device = "cpu"  # where the tensors are; tests/autograd/test_derivatives_cuda.py sets it
 
 
 def check_derivatives(f: Callable[..., Any], *values: Any, seed: int = 0) -> None:
