@@ -232,8 +232,11 @@ class Forward:
             own = [each.get(level) for each in given]
             if all(t is None for t in own):
                 continue
-            below = self.levels[:place]
-            with replaced(mode, forward=Forward(*below) if below else None, autocast=None):
+            forward = Forward(*self.levels[:place]) if place else None
+            with (
+                np.errstate(over="ignore", invalid="ignore"),  # as in backward
+                replaced(mode, forward=forward, autocast=None),
+            ):
                 results = tangent(op, own, shapes)
             for known, t in zip(tangents, results, strict=True):
                 if t is not None:
