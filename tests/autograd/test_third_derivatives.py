@@ -76,3 +76,16 @@ def test_derivatives_of_gradients_match_differences(name: str) -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_derivatives_of_tangents_match_differences(name: str) -> None:
     check_derivatives(lambda x: jvp(LOSSES[name], [x], [Tensor(WEIGHTS)])[1], X)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_forward_over_forward_matches_reverse_over_forward(name: str) -> None:
+    x, v = Tensor(X), Tensor(WEIGHTS)
+
+    def slope(x: Tensor) -> Tensor:
+        y: Tensor = jvp(LOSSES[name], [x], [v])[1]
+        return y
+
+    _, curvature = jvp(slope, [x], [v])
+    expected = float((tg.grad(slope)(x).numpy() * WEIGHTS).sum())
+    np.testing.assert_allclose(curvature.item(), expected, rtol=1e-9)
