@@ -197,7 +197,7 @@ def _solve_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 @tangent_of(_solve_backward)
 def _solve_tangent(op: Op, ta: Tensor | None, tb: Tensor | None) -> Tensor:
     a, x = op.saved
-    right = tb
+    right: Any = tb
     if ta is not None:
         moved = ta @ op.output(x)
         right = -moved if tb is None else tb - moved
@@ -379,7 +379,7 @@ def _cholesky_tangent(op: Op, t: Tensor) -> Tensor:
     lower = op.output(*op.saved)
     inverse = inv(lower)
     inner = inverse @ _symmetric(t) @ matrix_transpose(inverse)
-    return lower @ (inner * ((_triangle(lower, 0) + _triangle(lower, -1)) / 2))
+    return matmul(lower, inner * ((_triangle(lower, 0) + _triangle(lower, -1)) / 2))
 
 
 def _symmetric(t: Tensor) -> Tensor:
@@ -446,7 +446,8 @@ def _over_differences(x: Tensor, values: Tensor) -> Tensor:
     same = namespace(values.data).eye(values.shape[-1], dtype=values.dtype)
     difference = values[..., None, :] - values[..., None]
     with np.errstate(divide="ignore", invalid="ignore"):  # of equal values, maybe unused
-        return x * ((1 - same) / (difference + same))
+        factors: Tensor = (1 - same) / (difference + same)
+        return x * factors
 
 
 def eigvalsh(x: ArrayLike, UPLO: Literal["L", "U"] = "L") -> Tensor:
@@ -485,7 +486,7 @@ def qr(
     Raises:
         ShapeError: x is not (..., M, N).
         ArgumentError: another mode.
-        GradError: in backward, there is no gradient.
+        GradError: in backward or forward mode, there is no gradient.
     Source: Walter & Lehmann 2018, arXiv:1009.6112.
 
     Example:
@@ -541,7 +542,7 @@ def svd(x: Shaped[ArrayLike, "... M N"], full_matrices: bool = True) -> SVDResul
 
     Raises:
         ShapeError: x is not (..., M, N).
-        GradError: in backward, there is no gradient.
+        GradError: in backward or forward mode, there is no gradient.
     Source: Giles 2008, "Collected matrix derivative results for forward and reverse mode
         algorithmic differentiation", section 3.2.
 
@@ -558,7 +559,7 @@ def _svd_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
     u, s, vh = saved
     du, ds, dvh = dys
     k, xp = s.shape[-1], namespace(s)
-    _check_svd(u, s, vh, [each is not None for each in dys])
+    _check_svd(saved, [dy is not None for dy in dys])
     u, vh = u[..., :k], vh[..., :k, :]
     diagonal = xp.eye(k, dtype=s.dtype)
     inner = xp.zeros((*s.shape, k), s.dtype) if ds is None else ds[..., None] * diagonal
@@ -575,7 +576,8 @@ def _svd_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
     return (u @ inner @ vh + dx,)
 
 
-def _check_svd(u: Array, s: Array, vh: Array, wanted: Sequence[bool]) -> None:
+def _check_svd(saved: Saved, wanted: Sequence[bool]) -> None:
+    u, s, vh = saved
     k = s.shape[-1]
     if (u.shape[-1] != k and wanted[0]) or (vh.shape[-2] != k and wanted[2]):
         raise GradError("svd: full matrices that are not square have no gradient, expected "
@@ -584,7 +586,7 @@ def _check_svd(u: Array, s: Array, vh: Array, wanted: Sequence[bool]) -> None:
 
 @tangent_of(_svd_backward)
 def _svd_tangent(op: Op, t: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    _check_svd(*op.saved, op.wanted)
+    _check_svd(op.saved, op.wanted)
     u, s, vh = map(op.output, op.saved, range(3))
     k = s.shape[-1]
     if u.shape[-1] != vh.shape[-2]:  # only the reduced factors have derivatives

@@ -128,3 +128,9 @@ def test_tangent_of_16_bits_is_rounded_once(function: Callable[[Tensor], Tensor]
     _, exact = jvp(function, [x.astype("float64")], [t.astype("float64")])
     assert dy.dtype == y.dtype == "float16"
     np.testing.assert_allclose(dy.numpy(), exact.numpy(), rtol=1e-3, atol=1e-3)
+
+
+def test_autocast_leaves_tangents_as_exact_as_results() -> None:
+    with tg.autocast("bfloat16"):
+        y, dy = jvp(linalg.inv, [Tensor(SQUARE.astype("f4"))], [Tensor(EYE.astype("f4"))])
+    np.testing.assert_allclose(dy.numpy(), -y.numpy() @ y.numpy(), rtol=1e-5)

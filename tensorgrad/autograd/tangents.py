@@ -269,7 +269,7 @@ class Forward:
             own = [each.get(level) for each in given]
             if all(t is None for t in own):
                 continue
-            with self._below(place):
+            with np.errstate(over="ignore", invalid="ignore"), self._below(place):  # as in backward
                 results = tangent(op, own, shapes)
             for known, t in zip(op.tangents, results, strict=True):
                 if t is not None:

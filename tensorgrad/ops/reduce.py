@@ -435,7 +435,7 @@ def _mean_of_ties(op: Op, t: Tensor, ties: Tensor, axes: Axes) -> Tensor:
     """Return the mean of the tangents of equal extrema."""
     count = sum(ties, axes).data.astype(compute_dtype(t.dtype))
     total = sum(choose(ties, t, 0), axes, dtype=count.dtype)
-    return (total / count).reshape(op.node.shape)
+    return reshape(total / count, op.node.shape)
 
 
 def prod(

@@ -464,10 +464,11 @@ def _concatenate_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 def _concatenate_tangent(op: Op, *tangents: Tensor | None) -> Tensor:
     axis, lengths = op.saved
     like = next(t for t in tangents if t is not None)
-    shape, dtype, xp = op.node.shape, op.node.dtype, namespace(like.data)
+    shape, xp = op.node.shape, namespace(like.data)
+    zero = xp.zeros((), op.node.dtype)
     parts = [
-        Tensor(xp.zeros((*shape[:axis], length, *shape[axis + 1 :]), dtype)) if t is None else t
-        for t, length in zip(tangents, lengths, strict=True)
+        Tensor(xp.broadcast_to(zero, (*shape[:axis], n, *shape[axis + 1 :]))) if t is None else t
+        for t, n in zip(tangents, lengths, strict=True)
     ]
     return _join("concatenate", parts, axis)
 

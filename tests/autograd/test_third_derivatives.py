@@ -33,7 +33,8 @@ def _two_tangent(op: Op, t: Tensor) -> tuple[Tensor, Tensor]:
 def two(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return exp(x) and exp(2 x) as the outputs of one op."""
     outputs = np.exp(x.data), np.exp(2 * x.data)
-    return record("two", outputs, (x,), _two_backward, outputs)
+    once, twice = record("two", outputs, (x,), _two_backward, outputs)
+    return once, twice
 
 
 def one(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,15 +46,23 @@ def factors(x: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors * WEIGHTS * vectors
 
 
+def mixed(a: Tensor, b: Tensor) -> Tensor:
+    return (a * a).sum() + (b * b * a * WEIGHTS).sum()
+
+
+def of_singular_vectors(u: Tensor, s: Tensor, vh: Tensor) -> Tensor:
+    return (u * u * s * WEIGHTS @ vh * vh).sum()
+
+
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "a factor twice": lambda x: (x * x * x).sum(),
-    "a result twice": lambda x: (lambda y: (y * y + y).sum())(tg.exp(x)),
-    "two ops": lambda x: (lambda a, b: (a * a).sum() + (b * b * a * WEIGHTS).sum())(*one(x)),
-    "two outputs": lambda x: (lambda a, b: (a * a).sum() + (b * b * a * WEIGHTS).sum())(*two(x)),
+    "a result twice": lambda x: (tg.exp(x) * x[0] * x[0]).sum(),
+    "two ops": lambda x: mixed(*one(x)),
+    "two outputs": lambda x: mixed(*two(x)),
     "one of two outputs": lambda x: (two(x)[1] ** 2 * WEIGHTS).sum(),
-    "eigh": lambda x: (lambda a, b: (a * a).sum() + (b * a).sum())(*factors(x)),
-    "svd": lambda x: (lambda u, s, vh: (u * u * s * WEIGHTS @ vh * vh).sum())(*linalg.svd(x)),
-    "qr": lambda x: (lambda q, r: (q * q * r * WEIGHTS).sum())(*linalg.qr(x)),
+    "eigh": lambda x: mixed(*factors(x)),
+    "svd": lambda x: of_singular_vectors(*linalg.svd(x)),
+    "qr": lambda x: mixed(*linalg.qr(x)),
     "std": lambda x: (tg.std(x, 0) * tg.norm(x, 1)).sum(),
     "prod": lambda x: (tg.prod(x, 1) + tg.cumprod(x, 0)).sum(),
 }
@@ -67,3 +76,16 @@ def test_derivatives_of_gradients_match_differences(name: str) -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_derivatives_of_tangents_match_differences(name: str) -> None:
     check_derivatives(lambda x: jvp(LOSSES[name], [x], [Tensor(WEIGHTS)])[1], X)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_forward_over_forward_matches_reverse_over_forward(name: str) -> None:
+    x, v = Tensor(X), Tensor(WEIGHTS)
+
+    def slope(x: Tensor) -> Tensor:
+        y: Tensor = jvp(LOSSES[name], [x], [v])[1]
+        return y
+
+    _, curvature = jvp(slope, [x], [v])
+    expected = float((tg.grad(slope)(x).numpy() * WEIGHTS).sum())
+    np.testing.assert_allclose(curvature.item(), expected, rtol=1e-9)

@@ -119,6 +119,22 @@ def test_derivatives_are_0_at_a_kink(function: Callable[[Tensor], Tensor]) -> No
 
 
 @pytest.mark.parametrize(
+    ("function", "x", "expected"),
+    [
+        (tg.logsumexp, [-math.inf, -math.inf], math.nan),
+        (tg.logsumexp, [-math.inf, 1.0], 1.0),
+        (tg.norm, [math.inf, 1.0], math.nan),
+        (lambda x: tg.var(x, ddof=2), [3.0, 1.0], math.nan),
+    ],
+)
+def test_infinite_results_have_tangents_without_warnings(
+    function: Callable[[Tensor], Tensor], x: list[float], expected: float
+) -> None:
+    _, dy = jvp(function, [Tensor(np.array(x))], [Tensor(np.ones(2))])
+    np.testing.assert_array_equal(dy.numpy(), expected)
+
+
+@pytest.mark.parametrize(
     "function",
     [
         tg.mean,
