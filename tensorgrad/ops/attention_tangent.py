@@ -19,11 +19,10 @@ tests/ops/test_attention_derivatives.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from tensorgrad.autograd.functions import jvp
 from tensorgrad.autograd.tangents import Op, Tangents, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
@@ -59,7 +58,7 @@ def attention_tangent(inputs: Tangents, done: ForwardPass) -> Tensor:
     Returns:
         (B, H, Tq, D).
     """
-    if implementation(done) is None:
+    if _runs_unfused(done):
         return attention_tangent_unfused(inputs, done.options)
     tangents = [data_of(x) for x in inputs[3:]]
     ty = _value(done, tangents)
@@ -80,7 +79,7 @@ def attention_tangent_packed(
         (B, T, H * D).
     """
     shape = (*qkv.shape[:2], done.q.shape[1] * done.q.shape[3])
-    if implementation(done) is None:
+    if _runs_unfused(done):
         y = attention_tangent_unfused([*unpack(qkv), *unpack(t)], done.options)
         return reshape(y.swapaxes(1, 2), shape)
     ty = _value(done, unpack(t.data))
@@ -91,6 +90,10 @@ def attention_tangent_packed(
 def implementation(done: ForwardPass) -> Any:
     """Return the module with `tangent` and `tangent_backward`; None where the definition runs."""
     return attention_numpy if type(done.q) is np.ndarray else None
+
+
+def _runs_unfused(done: ForwardPass) -> bool:
+    return bool(done.y.size and done.k.size) and implementation(done) is None
 
 
 def _value(done: ForwardPass, tangents: Sequence[Array | None]) -> Array:
@@ -145,22 +148,20 @@ def gradient_dtype(q: Array) -> Dtype:
 
 
 @tangent_of(_backward)
-def _second_tangent(op: Op, *tangents: Tensor | None) -> Tensor:
-    arrays, options = (*op.saved[:3], *op.saved[7:10]), op.saved[5]
+def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor | None:
+    arrays = (*op.saved[:3], *op.saved[7:10])
     inputs = [None if array is None else op.input(i, array) for i, array in enumerate(arrays)]
-    return _along(lambda *xs: attention_tangent_unfused(xs, options), inputs, tangents)
+    return _second_unfused(inputs, changes, op.saved[5])
 
 
 @tangent_of(_backward_packed)
-def _second_tangent_packed(op: Op, *tangents: Tensor | None) -> Tensor:
+def _second_tangent_packed(op: Op, uqkv: Tensor | None, ut: Tensor | None) -> Tensor:
     options, (_, t, _, unpack) = op.saved[5], op.saved[6:]
-    qkv = op.input(0, _packed(op.saved[:3], unpack, t))
-
-    def run(qkv: Tensor, t: Tensor) -> Tensor:
-        y = attention_tangent_unfused([*unpack(qkv), *unpack(t)], options)
-        return reshape(y.swapaxes(1, 2), op.node.shape)
-
-    return _along(run, [qkv, op.input(1, t)], tangents)
+    whole = (op.input(0, _packed(op.saved[:3], unpack, t)), op.input(1, t), uqkv, ut)
+    q, t, *changes = ([None] * 3 if x is None else unpack(x) for x in whole)
+    changes = [part for three in changes for part in three]
+    y = cast(Tensor, _second_unfused([*q, *t], changes, options))
+    return reshape(y.swapaxes(1, 2), op.node.shape)
 
 
 def _packed(arrays: Sequence[Array], unpack: Callable[[Any], Any], like: Array) -> Array:
@@ -171,22 +172,6 @@ def _packed(arrays: Sequence[Array], unpack: Callable[[Any], Any], like: Array) 
     return whole
 
 
-def _along(
-    f: Callable[..., Tensor], inputs: Sequence[Tensor | None], tangents: Sequence[Tensor | None]
-) -> Tensor:
-    """Return the derivative of f along the tangents that are given."""
-    given = [place for place, t in enumerate(tangents) if t is not None]
-
-    def run(*moved: Tensor) -> Tensor:
-        operands = list(inputs)
-        for place, tensor in zip(given, moved, strict=True):
-            operands[place] = tensor
-        return f(*operands)
-
-    t: Tensor = jvp(run, [inputs[i] for i in given], [tangents[i] for i in given])[1]
-    return t
-
-
 def attention_tangent_unfused(inputs: Tangents, options: AttentionOptions) -> Tensor:
     """Return `attention_tangent` op by op; it keeps (Tq, Tk) matrices.
 
@@ -194,47 +179,98 @@ def attention_tangent_unfused(inputs: Tangents, options: AttentionOptions) -> Te
         inputs: as for `attention_tangent`.
         options: of the attention, without rotation.
     """
-    first = inputs[0]
-    assert first is not None
-    dtype, (batch, heads, length, width) = compute_dtype(first.dtype), first.shape
-    assert inputs[1] is not None
-    groups, steps = inputs[1].shape[1:3]
-    if not first.size or not steps:
-        return first * 0
-    shapes = (batch, groups, heads // groups, length, width), (batch, groups, 1, steps, width)
-    q, k, v, tq, tk, tv = (
-        None if x is None else reshape(astype(x, dtype, copy=False), shapes[place % 3 > 0])
-        for place, x in enumerate(inputs)
-    )
-    assert q is not None
-    assert k is not None
-    assert v is not None
-    matrix = (batch, groups, heads // groups, length, steps)
-    mask, keep = _mask(options, first.data, steps), _keep(options, first.data, steps)
-    if mask is not None:
-        xp = backend.namespace(mask)
-        mask = xp.broadcast_to(mask, (batch, heads, length, steps)).reshape(matrix)
-    weights = softmax(matmul(q, k.swapaxes(-1, -2)), scale=options.scale, mask=mask)
-    factor: Any = 1.0
-    if keep is not None:
-        factor = Tensor(keep.reshape(matrix)).astype(dtype) / (1 - options.dropout)
-    terms = []
-    if tq is not None or tk is not None:
-        products = [] if tq is None else [matmul(tq, k.swapaxes(-1, -2))]
-        products += [] if tk is None else [matmul(q, tk.swapaxes(-1, -2))]
-        t = sum(products[1:], products[0])
-        average = row_products(weights, t)
-        terms.append(matmul(_weight_tangent(weights, t, average, options.scale, factor), v))
-    if tv is not None:
-        terms.append(matmul(weights if keep is None else weights * factor, tv))
-    return reshape(sum(terms[1:], terms[0]), first.shape)
+    work = _Unfused(inputs, options)
+    q, k, v, tq, tk, tv = work.grouped(inputs)
+    weights, t = work.weights(q, k), _sum_of(((tq, k), (q, tk)), True)
+    change = None if t is None else work.changed(weights, t)
+    return cast(Tensor, work.result(((change, v), (weights, tv))))
+
+
+def _second_unfused(
+    inputs: Tangents, changes: Tangents, options: AttentionOptions
+) -> Tensor | None:
+    """Return the tangent of `attention_tangent_unfused` for changes u of its inputs, op by op.
+
+    With M = P (tS - r): change(M) V + M uV + change(P) tV + P utV, and
+    change(M) = change(P) (tS - r) + P (utS - rowsum(P utS)) - P rowsum(change(P) tS).
+    """
+    work = _Unfused(inputs, options)
+    q, k, v, tq, tk, tv = work.grouped(inputs)
+    uq, uk, uv, utq, utk, utv = work.grouped(changes)
+    weights, t = work.weights(q, k), _sum_of(((tq, k), (q, tk)), True)
+    u = _sum_of(((uq, k), (q, uk)), True)
+    ut = _sum_of(((utq, k), (tq, uk), (uq, tk), (q, utk)), True)
+    by_t = None if t is None else work.changed(weights, t)
+    by_u = None if u is None else work.changed(weights, u)
+    by_both = None if ut is None else work.changed(weights, ut)
+    if t is not None and by_u is not None:
+        curved = by_u * (t - row_products(weights, t)) - weights * row_products(by_u, t)
+        curved = curved * options.scale
+        by_both = curved if by_both is None else by_both + curved
+    return work.result(((by_both, v), (by_t, uv), (by_u, tv), (weights, utv)))
+
+
+class _Unfused:
+    """The steps of attention in recorded ops, on tensors (B, Hkv, H / Hkv, T, D)."""
+
+    def __init__(self, inputs: Tangents, options: AttentionOptions) -> None:
+        q, k, _ = (cast(Tensor, x) for x in inputs[:3])
+        (batch, heads, length, _), (groups, steps) = q.shape, k.shape[1:3]
+        self._shape, self._groups, self._scale = q.shape, groups, options.scale
+        self._mask, keep = _mask(options, q.data, steps), _keep(options, q.data, steps)
+        matrix = (batch, groups, heads // groups, length, steps)
+        if self._mask is not None:
+            xp = backend.namespace(q.data)
+            self._mask = xp.broadcast_to(self._mask, (batch, heads, length, steps)).reshape(matrix)
+        self._factor: Tensor | None = None
+        if keep is not None:
+            scale = 1 / (1 - options.dropout)
+            self._factor = Tensor(keep.reshape(matrix).astype(compute_dtype(q.dtype)) * scale)
+
+    def grouped(self, inputs: Tangents) -> list[Tensor | None]:
+        """Return q, k, v and their tangents, (B, Hkv, H / Hkv or 1, T, D), in float32 or 64."""
+        found: list[Tensor | None] = []
+        for x in inputs:
+            if x is not None:
+                batch, heads, *rest = x.shape
+                wide = astype(x, compute_dtype(x.dtype), copy=False)
+                x = reshape(wide, (batch, self._groups, heads // self._groups, *rest))
+            found.append(x)
+        return found
+
+    def weights(self, q: Tensor | None, k: Tensor | None) -> Tensor:
+        """Return the weights before dropout."""
+        scores = cast(Tensor, _sum_of(((q, k),), True))
+        return softmax(scores, scale=self._scale, mask=self._mask)
+
+    def changed(self, weights: Tensor, t: Tensor) -> Tensor:
+        """Return the tangent of the weights from that of q k^T."""
+        return _weight_tangent(weights, t, row_products(weights, t), self._scale)
+
+    def result(self, terms: Sequence[tuple[Tensor | None, Tensor | None]]) -> Tensor | None:
+        """Return the sum of products of weights, after dropout, and values; (B, H, T, D)."""
+        if self._factor is not None:
+            factor = self._factor
+            terms = [(None if a is None else a * factor, b) for a, b in terms]
+        total = _sum_of(terms, False)
+        return None if total is None else reshape(total, self._shape)
+
+
+def _sum_of(
+    pairs: Sequence[tuple[Tensor | None, Tensor | None]], transposed: bool
+) -> Tensor | None:
+    """Return the sum of the products of pairs that are both there, b transposed if said so."""
+    terms = [
+        matmul(a, b.swapaxes(-1, -2) if transposed else b)
+        for a, b in pairs
+        if a is not None and b is not None
+    ]
+    return sum(terms[1:], terms[0]) if terms else None
 
 
 @fuse
-def _weight_tangent(
-    weights: Tensor, t: Tensor, average: Tensor, scale: float, factor: Tensor
-) -> Tensor:
-    return weights * (t - average) * scale * factor
+def _weight_tangent(weights: Tensor, t: Tensor, average: Tensor, scale: float) -> Tensor:
+    return weights * (t - average) * scale
 
 
 def _mask(options: AttentionOptions, q: Array, steps: int) -> Array | None:

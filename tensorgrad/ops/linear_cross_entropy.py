@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad.amp import cast_operands, product_kernel
-from tensorgrad.autograd.functions import jvp
 from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import sum_array
@@ -512,36 +511,59 @@ def _tangent_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 @tangent_of(_tangent_backward)
-def _second_tangent(op: Op, *tangents: Tensor | None) -> Tensor:
+def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor:
+    """Return the tangent of the tangent in recorded ops, which hold all logits.
+
+    With u the change of the logits, for the change of t and of d: sum(d change(t)) + u^T H t, H the
+    second derivative of the losses by the logits.
+    """
     *arrays, work = op.saved
-    inputs = [None if array is None else op.input(i, array) for i, array in enumerate(arrays)]
-    given = [place for place, t in enumerate(tangents) if t is not None]
+    loss_of: _ChunkedLoss = work.loss_of
+    x, weight, bias, tx, tw, tb = (
+        None if array is None else op.input(i, array) for i, array in enumerate(arrays)
+    )
+    ux, uw, ub, utx, utw, utb = changes
+    shape = loss_of.ids.size, len(loss_of.weight)
+    logits = _logits(shape, ((x, weight),), bias)
+    u = _logits(shape, ((ux, weight), (x, uw)), ub)
+    t = _logits(shape, ((tx, weight), (x, tw)), tb)
+    change = _logits(shape, ((utx, weight), (tx, uw), (ux, tw), (x, utw)), utb)
+    assert logits is not None
+    assert t is not None
+    options, classes = loss_of.options, loss_of.classes
+    losses = None
+    if change is not None:
+        losses = tangents_of_losses(logits, change, loss_of.ids, options, classes)
+    if u is not None:
+        curved = _curvature(logits, t, u, loss_of)
+        losses = curved if losses is None else losses + curved
+    assert losses is not None
+    return reduced_tangents(losses, work.targets, options, loss_of.reduction)
 
-    def unchunked(*moved: Tensor) -> Tensor:
-        operands: list[Any] = list(inputs)
-        for place, tensor in zip(given, moved, strict=True):
-            operands[place] = tensor
-        return _unchunked(work, *operands)
 
-    t: Tensor = jvp(unchunked, [inputs[i] for i in given], [tangents[i] for i in given])[1]
-    return t
+def _logits(
+    shape: Shape, pairs: Sequence[tuple[Tensor | None, Tensor | None]], shift: Tensor | None
+) -> Tensor | None:
+    """Return the sum of the products of rows and a transposed weight, and of a bias."""
+    terms = [
+        matmul(reshape(x, (shape[0], x.shape[-1])), weight.swapaxes(0, 1))
+        for x, weight in pairs
+        if x is not None and weight is not None
+    ]
+    terms += [] if shift is None else [broadcast_to(shift, shape)]
+    return sum(terms[1:], terms[0]) if terms else None
 
 
-def _unchunked(
-    work: _TangentOfLoss, x: Tensor, weight: Tensor, bias: Tensor | None, *tangents: Tensor | None
-) -> Tensor:
-    """Return the tangent of the loss in recorded ops, which hold all logits."""
-    loss_of, (tx, tw, tb) = work.loss_of, tangents
-    rows = (-1, x.shape[-1])
-    x, tx = reshape(x, rows), None if tx is None else reshape(tx, rows)
-    logits = matmul(x, weight.swapaxes(0, 1))
-    terms = [] if tx is None else [matmul(tx, weight.swapaxes(0, 1))]
-    terms += [] if tw is None else [matmul(x, tw.swapaxes(0, 1))]
-    terms += [] if tb is None else [tb]
-    t = broadcast_to(sum(terms[1:], terms[0]), logits.shape)
-    logits = logits if bias is None else logits + bias
-    losses = tangents_of_losses(logits, t, loss_of.ids, loss_of.options, loss_of.classes)
-    return reduced_tangents(losses, work.targets, loss_of.options, loss_of.reduction)
+def _curvature(logits: Tensor, t: Tensor, u: Tensor, loss_of: _ChunkedLoss) -> Tensor:
+    """Return u^T H t of each row, (N,)."""
+    dtype, classes, z = compute_dtype(logits.dtype), loss_of.classes, loss_of.options.z_loss
+    logits, t, u = (x[:, :classes].astype(dtype) for x in (logits, t, u))
+    p, factor = softmax(logits), 1 + 2 * z * logsumexp(logits, -1, keepdims=True)
+    expected = row_products(p, t)
+    found = row_products(p * (factor * (t - expected) + 2 * z * expected), u)
+    ids, index = loss_of.ids, loss_of.options.ignore_index
+    counted = ids == ids if index is None else ids != index
+    return reshape(where(Tensor(counted[:, None]), found, 0.0), (-1,))
 
 
 def _borrowed(weight: Tensor, dtype: Dtype) -> Loan | None:
