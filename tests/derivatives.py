@@ -83,10 +83,7 @@ def _gradients_of_jvp(
     _, slope = jvp(loss, leaves, tangents)
     if slope.requires_grad:
         slope.backward()
-    return [
-        np.zeros(x.shape) if x.grad is None else backend.to_numpy(x.grad)
-        for x in leaves
-    ]
+    return [np.zeros(x.shape) if x.grad is None else backend.to_numpy(x.grad) for x in leaves]
 
 
 def _each_jvp(
