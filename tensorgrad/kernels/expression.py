@@ -147,6 +147,8 @@ class Expressions:
 
         def convert(node: ast.expr) -> int:
             match node:
+                case ast.Name(id="inf" | "nan" as constant):
+                    return self.number(float(constant))
                 case ast.Name():
                     return names[node.id] if node.id in names else self.name(node.id)
                 case ast.Constant(value=value):
