@@ -234,7 +234,7 @@ class Forward:
                 continue
             forward = Forward(*self.levels[:place]) if place else None
             with (
-                np.errstate(over="ignore", invalid="ignore"),  # as in backward
+                np.errstate(over="ignore", invalid="ignore"),  # inf and NaN pass, as in backward
                 replaced(mode, forward=forward, autocast=None),
             ):
                 results = tangent(op, own, shapes)
