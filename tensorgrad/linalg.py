@@ -445,7 +445,7 @@ def _over_differences(x: Tensor, values: Tensor) -> Tensor:
     """Return x[i, j] / (values[j] - values[i]), 0 on the diagonal."""
     same = namespace(values.data).eye(values.shape[-1], dtype=values.dtype)
     difference = values[..., None, :] - values[..., None]
-    with np.errstate(divide="ignore", invalid="ignore"):  # of equal values, maybe unused
+    with np.errstate(divide="ignore", invalid="ignore"):  # equal values divide by 0
         factors: Tensor = (1 - same) / (difference + same)
         return x * factors
 

@@ -56,7 +56,7 @@ def gradients(seeds: Seeds, edges: Sequence[Edge]) -> list[Tensor | None]:
         if type(edge) is Output:
             if total is not None:
                 dys = parts.setdefault(edge.node, [None] * edge.count)
-                before = dys[edge.index]  # of another edge to this output, see `Op.output`
+                before = dys[edge.index]  # `Op.output` makes further edges to an output
                 dys[edge.index] = total if before is None else before + total
         elif type(edge) is Node and (total is not None or edge in parts):
             needs = [target in wanted for target in edge.edges]

@@ -238,7 +238,7 @@ def _arrived(
     node = edge.node
     dys, own = parts.setdefault(node, [None] * edge.count), unwrapped(dy)
     before = dys[edge.index]
-    if before is not None and own is not None:  # of another edge to this output, see tangents.py
+    if before is not None and own is not None:  # tangents make further edges to an output
         own = added(before, own, np.result_type(before, own))
     dys[edge.index] = before if own is None else own
     gradient = shared.get(node)
