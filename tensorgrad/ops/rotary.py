@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.errors import ArgumentError, ShapeError
@@ -18,6 +19,7 @@ from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import rotary as kernel
 from tensorgrad.kernels.rotary import Rotation
 from tensorgrad.ops.arguments import broadcast
+from tensorgrad.ops.shape import pad
 
 __all__ = ["rotary"]
 
@@ -60,8 +62,9 @@ def rotary(
     x, cos, sin = takes.rotary(x, cos, sin, heads, interleaved)
     rotation = rotation_of("rotary", "x", x.data, cos, sin, heads, interleaved)
     y = rotated(x.data, rotation, 1)
-    of_angles = x.data if cos.requires_grad or sin.requires_grad else None
-    return record("rotary", y, (x, cos, sin), _backward, (*rotation, of_angles))
+    given = cos.requires_grad or sin.requires_grad
+    of_angles = (x.data, cos.data, sin.data) if given else ()
+    return record("rotary", y, (x, cos, sin), _backward, (*rotation, *of_angles))
 
 
 def rotation_of(
@@ -94,12 +97,32 @@ def rotated(x: Array, rotation: Rotation, direction: int, in_place: bool = False
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    rotation, x = Rotation(*saved[:-1]), saved[-1]
+    rotation, of_angles = Rotation(*saved[:4]), saved[4:]
     dx = rotated(dy, rotation, -1) if needs[0] else None
-    if x is None:
+    if not of_angles:
         return dx, None, None
-    (a, b), (da, db) = (_pairs(upcast(t), rotation) for t in (x, dy))
+    (a, b), (da, db) = (_pairs(upcast(t), rotation) for t in (of_angles[0], dy))
     return dx, a * da + b * db, a * db - b * da
+
+
+@tangent_of(_backward)
+def _tangent(op: Op, tx: Tensor | None, tcos: Tensor | None, tsin: Tensor | None) -> Tensor | None:
+    rotation, of_angles = Rotation(*op.saved[:4]), op.saved[4:]
+    if not of_angles:
+        assert tx is not None  # the angles are constant
+        return record("rotary", rotated(tx.data, rotation, 1), (tx, None, None), _backward,
+                      tuple(rotation))  # fmt: skip
+    x, cos, sin = (op.input(i, array) for i, array in enumerate(of_angles))
+    heads, options = rotation.heads, {"interleaved": rotation.interleaved}
+    t = None if tx is None else rotary(tx, cos, sin, heads=heads, **options)
+    if tcos is None and tsin is None:
+        return t
+    tcos, tsin = (Tensor(0 * a.data) if u is None else u for a, u in ((cos, tcos), (sin, tsin)))
+    turned = rotary(x[..., :heads, :], tcos, tsin, **options)  # linear in both
+    if heads < x.shape[-2]:
+        rest = [(0, 0)] * (x.ndim - 2) + [(0, x.shape[-2] - heads), (0, 0)]
+        turned = pad(turned, rest)
+    return turned if t is None else t + turned
 
 
 def _turn_numpy(x: Array, rotation: Rotation, direction: int, out: Array | None) -> Array:

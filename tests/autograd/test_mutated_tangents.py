@@ -15,7 +15,12 @@ from tensorgrad.autograd import tangents
 from tests import test_linalg_derivatives
 from tests.ops import test_indexing_derivatives, test_reduce_derivatives, test_shape_derivatives
 
-MODULES = (test_linalg_derivatives, test_indexing_derivatives, test_reduce_derivatives, test_shape_derivatives)
+MODULES = (
+    test_linalg_derivatives,
+    test_indexing_derivatives,
+    test_reduce_derivatives,
+    test_shape_derivatives,
+)
 Rule = Callable[..., Any]
 
 
