@@ -210,6 +210,19 @@ def test_ours_differentiates_a_function_of_torch(dtype: str, device: str) -> Non
     assert gradients(interop.from_torch_function(both_outputs)) == gradients(both_outputs)
 
 
+def test_a_derivative_that_torch_lacks_is_named() -> None:
+    pytest.importorskip("torch")
+    f = interop.from_torch_function(both_outputs)
+    x, y = Tensor(np.ones((2, 3))), Tensor(np.ones((2, 3)))
+    expected = r"from_torch_function\(both_outputs\): the function of PyTorch has gradients and no"
+    with pytest.raises(GradError, match=expected):
+        tensorgrad.jvp(lambda x: f(x, y, 2.0)[0], (x,), (y,))
+    gradient = tensorgrad.grad(lambda x: f(x, y, 2.0)[0].sum())
+    assert gradient(x).tolist() == (2 * x).tolist()
+    with pytest.raises(GradError, match=expected):
+        tensorgrad.grad(lambda x: (gradient(x) * x).sum())(x)
+
+
 def test_parameters_of_the_other_side_get_their_gradients() -> None:
     torch = pytest.importorskip("torch")
     layer, peer = nn.Linear(3, 2), torch.nn.Linear(3, 2)
