@@ -27,7 +27,9 @@ from tensorgrad.autograd.tangents import (
 )
 from tensorgrad.core import backward
 from tensorgrad.core.backend import Array
-from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.dtypes import Dtype
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.gradient import AddTogether, Gradients, LeafGradient, Needs, Saved, leaves
 from tensorgrad.core.modes import mode, replaced
 from tensorgrad.core.nodes import RECORDED, Edge, Node, Output, edge_of
 from tensorgrad.core.record import record
@@ -65,6 +67,108 @@ def gradients(seeds: Seeds, edges: Sequence[Edge]) -> list[Tensor | None]:
                 if dx is not None:
                     _add(totals, target, dx)
     return [totals.get(edge) for edge in edges]
+
+
+def _backward_to_leaves(y: Tensor, dy: Any, retain_graph: bool | None) -> None:
+    """Add gradients with a history to the `grad` of every leaf; see `Tensor.backward`."""
+    if retain_graph is False:
+        raise ArgumentError(
+            "backward: retain_graph is False, expected True with create_graph: the gradients "
+            "need the graph"
+        )
+    array = backward.seed_of(y, dy)
+    seed = dy if isinstance(dy, Tensor) and dy.data is array else Tensor(array)
+    ends = _leaves(y)
+    with replaced(mode, grad_enabled=True):
+        for leaf, dx in zip(ends, gradients([(y, seed)], ends), strict=True):
+            if dx is not None:
+                with leaves:
+                    _add_to_leaf(leaf, dx)
+    for leaf in ends:
+        for hook in leaf.hooks or ():
+            hook(leaf)
+
+
+def _leaves(y: Tensor) -> list[Tensor]:
+    """Return the leaves that a tensor depends on, in an order that depends on the graph alone."""
+    found: dict[Tensor, None] = {}
+    seen: set[Any] = {None}
+    stack: list[Any] = [edge_of(y)]
+    while stack:
+        edge = stack.pop()
+        if edge not in seen:
+            seen.add(edge)
+            if type(edge) in RECORDED:
+                stack += edge.edges
+            else:
+                found[edge] = None
+    return list(found)
+
+
+def _add_to_leaf(leaf: Tensor, dx: Tensor) -> None:
+    """Add a gradient with its history to that of a leaf, whose array stays where it is."""
+    gradient, before = leaf.gradient, leaf.grad
+    if gradient is None:
+        leaf.gradient = RecordedGradient.of(dx)
+        return
+    total = (before if isinstance(before, Tensor) else Tensor(gradient.array)) + dx
+    gradient.add(dx.data)
+    RecordedGradient.hold(gradient, total)
+
+
+class RecordedGradient(LeafGradient):
+    """The gradient of a leaf with its history, until something is added to it.
+
+    The graph may have saved the memory of the tensor, which the array shares until somebody writes.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> LeafGradient:
+        """Return the gradient that a tensor is."""
+        gradient = LeafGradient(tensor.data)
+        if tensor.requires_grad:
+            cls.hold(gradient, tensor)
+        return gradient
+
+    @classmethod
+    def hold(cls, gradient: LeafGradient, tensor: Tensor) -> None:
+        """Give a gradient a history: that of a tensor of the same values."""
+        gradient.tensor, gradient.is_touched = tensor, True
+        gradient.__class__ = cls
+
+    def plain(self) -> Array:
+        """Return an array that may be written; the gradient has no history from now on."""
+        tensor, self.__class__ = self.tensor, LeafGradient  # type: ignore[assignment]
+        del self.tensor
+        if self.array is tensor.data:
+            self.array = self.array.copy()
+        return self.array
+
+    def add(self, dx: Array) -> None:
+        """Add a contribution in place."""
+        self.plain()
+        self.add(dx)
+
+    def add_at(self, key: Any, dx: Array) -> None:
+        """Add a contribution that is dx in the view [key] and zero elsewhere."""
+        self.plain()
+        self.add_at(key, dx)
+
+    def out(self, dtype: Dtype, rounds: bool = False) -> tuple[Array, int] | None:
+        """Return the array for a kernel that adds to it."""
+        self.plain()
+        return self.out(dtype, rounds)
+
+    def waits(self, contribution: Any, nbytes: int, add: AddTogether) -> bool:
+        """Let a contribution wait until somebody else adds to the gradient or may read it."""
+        self.plain()
+        return self.waits(contribution, nbytes, add)
+
+
+backward.recorded.backward = _backward_to_leaves
+backward.recorded.gradient = RecordedGradient.of
 
 
 def as_argument(x: Tensor) -> Tensor:

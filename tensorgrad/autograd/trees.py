@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
@@ -23,13 +23,17 @@ class Kind(NamedTuple):
         found: `found(other, container)` returns the children of a tree that stands for the
             container, such as its tangents; None where it is none.
         results: as `build`, for tensors that belong to the children, such as gradients.
+        plain: as `build`, for results of any shape.
     """
 
     children: Callable[[Any], Mapping[Any, Any]]
     build: Callable[[Any, Mapping[Any, Any]], Any]
     found: Callable[[Any, Any], Mapping[Any, Any] | None]
     results: Callable[[Any, Mapping[Any, Any]], Any]
+    plain: Callable[[Any, Mapping[Any, Any]], Any]
 
+
+How: TypeAlias = Literal["build", "results", "plain"]
 
 _KINDS: dict[type, Kind] = {}
 
@@ -60,12 +64,12 @@ class Tree:
     def __init__(self, container: Any, kind: Kind | None, children: Mapping[Any, Tree]) -> None:
         self.container, self.kind, self.children = container, kind, children
 
-    def build(self, leaves: Sequence[Any], results: bool = False) -> Any:
+    def build(self, leaves: Sequence[Any], how: How = "build") -> Any:
         """Return a tree with this structure.
 
         Args:
             leaves: in the order of `flatten`.
-            results: the leaves are tensors that belong to those of the tree, not values of them.
+            how: what the leaves are; see `Kind`.
         """
         remaining = iter(leaves)
 
@@ -73,7 +77,7 @@ class Tree:
             if tree.kind is None:
                 return next(remaining)
             children = {key: build(child) for key, child in tree.children.items()}
-            return (tree.kind.results if results else tree.kind.build)(tree.container, children)
+            return getattr(tree.kind, how)(tree.container, children)
 
         return build(self)
 
@@ -147,6 +151,12 @@ def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     return tree.build([function(x) if isinstance(x, Tensor) else x for x in leaves])
 
 
+def without_modules(value: Any) -> Any:
+    """Return a tree with a dictionary of the leaves by name in the place of each module."""
+    leaves, tree = flatten(value)
+    return tree.build(leaves, "plain")
+
+
 def _dictionary(container: Any, children: Mapping[Any, Any]) -> Any:
     if type(container) is dict:
         return dict(children)
@@ -174,7 +184,7 @@ def _register(
     build: Callable[[Any, Mapping[Any, Any]], Any],
     found: Callable[[Any, Any], Mapping[Any, Any] | None],
 ) -> None:
-    register(kind, Kind(children, build, found, build))
+    register(kind, Kind(children, build, found, build, build))
 
 
 _register(dict, dict, _dictionary, lambda other, _: other if isinstance(other, dict) else None)
