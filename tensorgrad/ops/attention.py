@@ -54,8 +54,7 @@ from tensorgrad.ops.attention_tangent import (
 )
 from tensorgrad.ops.attention_unfused import attention_unfused
 from tensorgrad.ops.philox import fill_keep
-from tensorgrad.ops.rotary import _backward as _rotary_backward
-from tensorgrad.ops.rotary import rotary, rotated, rotation_of
+from tensorgrad.ops.rotary import rotary, rotated, rotation_of, turned
 
 __all__ = ["attention", "attention_packed", "attention_varlen"]
 
@@ -426,11 +425,8 @@ def _tangent_varlen(op: Op, *tangents: Tensor | None) -> Tensor:
 
 def _turned(x: Tensor, y: Array, rotation: Rotation, parts: int) -> Tensor:
     """Return y, the rotated array of x, (B, T, channels), as the result of `rotary`."""
-    angles = Tensor(rotation.cos), Tensor(rotation.sin)
-    inputs = (_separated(x, parts), *angles)
-    shape = inputs[0].shape
-    turned = record("rotary", y.reshape(shape), inputs, _rotary_backward, (*rotation, None))
-    return turned.reshape(x.shape)
+    separate = _separated(x, parts)
+    return turned(separate, y.reshape(separate.shape), rotation).reshape(x.shape)
 
 
 def _implementation(arrays: Arrays, options: AttentionOptions) -> Any:

@@ -107,22 +107,25 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 @tangent_of(_backward)
 def _tangent(op: Op, tx: Tensor | None, tcos: Tensor | None, tsin: Tensor | None) -> Tensor | None:
-    rotation, of_angles = Rotation(*op.saved[:4]), op.saved[4:]
-    if not of_angles:
+    rotation, arrays = Rotation(*op.saved[:4]), op.saved[4:]
+    if not arrays:
         assert tx is not None  # the angles are constant
-        return record("rotary", rotated(tx.data, rotation, 1), (tx, None, None), _backward,
-                      tuple(rotation))  # fmt: skip
-    x, cos, sin = (op.input(i, array) for i, array in enumerate(of_angles))
+        return turned(tx, rotated(tx.data, rotation, 1), rotation)
+    x, cos, sin = (op.input(i, array) for i, array in enumerate(arrays))
     heads, options = rotation.heads, {"interleaved": rotation.interleaved}
     t = None if tx is None else rotary(tx, cos, sin, heads=heads, **options)
     if tcos is None and tsin is None:
         return t
     tcos, tsin = (Tensor(0 * a.data) if u is None else u for a, u in ((cos, tcos), (sin, tsin)))
-    turned = rotary(x[..., :heads, :], tcos, tsin, **options)  # linear in both
+    of_angles = rotary(x[..., :heads, :], tcos, tsin, **options)  # linear in both
     if heads < x.shape[-2]:
-        rest = [(0, 0)] * (x.ndim - 2) + [(0, x.shape[-2] - heads), (0, 0)]
-        turned = pad(turned, rest)
-    return turned if t is None else t + turned
+        of_angles = pad(of_angles, [*[(0, 0)] * (x.ndim - 2), (0, x.shape[-2] - heads), (0, 0)])
+    return of_angles if t is None else t + of_angles
+
+
+def turned(x: Tensor, y: Array, rotation: Rotation) -> Tensor:
+    """Return y, the rotated array of x, as the result of `rotary` by constant angles."""
+    return record("rotary", y, (x, None, None), _backward, tuple(rotation))
 
 
 def _turn_numpy(x: Array, rotation: Rotation, direction: int, out: Array | None) -> Array:
