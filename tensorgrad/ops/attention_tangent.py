@@ -31,11 +31,14 @@ from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import data_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
+from tensorgrad.kernels.attention import tangent as cuda
 from tensorgrad.kernels.attention.options import (
     ALL,
+    Arrays,
     AttentionOptions,
     ForwardPass,
     Sequences,
+    TangentPass,
     empty_result,
 )
 from tensorgrad.ops import attention_numpy
@@ -61,8 +64,9 @@ def attention_tangent(inputs: Tangents, done: ForwardPass) -> Tensor:
     if _runs_unfused(done):
         return attention_tangent_unfused(inputs, done.options)
     tangents = [data_of(x) for x in inputs[3:]]
-    ty = _value(done, tangents)
-    return record(_NAME, ty, inputs, _backward, (*done, done.options.bias, *tangents, ty))
+    ty, means = _value(done, tangents)
+    saved = (*done, done.options.bias, *tangents, ty, means)
+    return record(_NAME, ty, inputs, _backward, saved)
 
 
 def attention_tangent_packed(
@@ -82,27 +86,36 @@ def attention_tangent_packed(
     if _runs_unfused(done):
         y = attention_tangent_unfused([*unpack(qkv), *unpack(t)], done.options)
         return reshape(y.swapaxes(1, 2), shape)
-    ty = _value(done, unpack(t.data))
-    saved = (*done, done.options.bias, t.data, ty, unpack)
+    ty, means = _value(done, unpack(t.data))
+    saved = (*done, done.options.bias, t.data, ty, means, unpack)
     return record(_NAME, ty.swapaxes(1, 2).reshape(shape), (qkv, t), _backward_packed, saved)
 
 
-def implementation(done: ForwardPass) -> Any:
-    """Return the module with `tangent` and `tangent_backward`; None where the definition runs."""
-    return attention_numpy if type(done.q) is np.ndarray else None
-
-
 def _runs_unfused(done: ForwardPass) -> bool:
-    return bool(done.y.size and done.k.size) and implementation(done) is None
+    """Whether there is no kernel, and the definition runs."""
+    if type(done.q) is np.ndarray or not (done.y.size and done.k.size):
+        return False
+    return not cuda.supports(done[:3], done.options)
 
 
-def _value(done: ForwardPass, tangents: Sequence[Array | None]) -> Array:
-    if done.y.size and done.k.size:
-        ty: Array = implementation(done).tangent(done, tangents)
-    else:
+def _value(done: ForwardPass, tangents: Sequence[Array | None]) -> tuple[Array, Array | None]:
+    """Return the tangent, and on a GPU the means of the tangents of scores."""
+    if not (done.y.size and done.k.size):
         ty = empty_result(done.q, done.q.dtype)
         ty[...] = 0
-    return ty
+        return ty, None
+    if type(done.q) is np.ndarray:
+        return attention_numpy.tangent(done, tangents), None
+    return cuda.forward(
+        done[:3], done.y, done.logsumexp, _without_none(tangents, done), done.options
+    )
+
+
+def _without_none(tangents: Sequence[Array | None], done: ForwardPass) -> Arrays:
+    """Return the tangents, zeros for None."""
+    zeros = backend.namespace(done.q).zeros_like
+    tq, tk, tv = (zeros(x) if t is None else t for t, x in zip(tangents, done[:3], strict=True))
+    return tq, tk, tv
 
 
 def _write_gradients(
@@ -110,35 +123,42 @@ def _write_gradients(
     done: ForwardPass,
     tangents: Sequence[Array | None],
     ty: Array,
+    means: Array | None,
     gradients: Sequence[Array | None],
 ) -> None:
+    """Write the gradients of q, k, v and their tangents; None: it is not wanted."""
+    found: Sequence[Any] = [0] * len(gradients)
     if done.y.size and done.k.size:
-        implementation(done).tangent_backward(dy, done, tangents, ty, gradients)
-        return
-    for gradient in gradients:
+        if means is None:
+            attention_numpy.tangent_backward(dy, done, tangents, ty, gradients)
+            return
+        of_tangent = TangentPass(*done[:5], *_without_none(tangents, done), ty, means, done.options)
+        found = cuda.backward(dy, of_tangent)
+    for gradient, dx in zip(gradients, found, strict=True):
         if gradient is not None:
-            gradient[...] = 0
+            gradient[...] = dx
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    done, _, tangents, ty = ForwardPass(*saved[:6]), saved[6], saved[7:10], saved[10]
+    done, tangents, (ty, means) = ForwardPass(*saved[:6]), saved[7:10], saved[10:]
     like = [*done[:3], *done[:3]]
     gradients = [
         empty_result(a, gradient_dtype(a)) if need else None
         for a, need in zip(like, needs, strict=True)
     ]
-    _write_gradients(dy, done, tangents, ty, gradients)
+    _write_gradients(dy, done, tangents, ty, means, gradients)
     return gradients
 
 
 def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    done, (_, t, ty, unpack) = ForwardPass(*saved[:6]), saved[6:]
+    done, (_, t, ty, means, unpack) = ForwardPass(*saved[:6]), saved[6:]
     batch, heads, length, width = done.q.shape
     dtype = gradient_dtype(done.q)
     gradients = [backend.empty(t.shape, dtype, like=t) if need else None for need in needs]
     parts = [(None,) * 3 if gradient is None else unpack(gradient) for gradient in gradients]
     dy = dy.reshape(batch, length, heads, width).swapaxes(1, 2)
-    _write_gradients(dy, done, unpack(t), ty, [part for three in parts for part in three])
+    each = [part for three in parts for part in three]
+    _write_gradients(dy, done, unpack(t), ty, means, each)
     return gradients
 
 
@@ -156,7 +176,7 @@ def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor | None:
 
 @tangent_of(_backward_packed)
 def _second_tangent_packed(op: Op, uqkv: Tensor | None, ut: Tensor | None) -> Tensor:
-    options, (_, t, _, unpack) = op.saved[5], op.saved[6:]
+    options, (_, t, _, _, unpack) = op.saved[5], op.saved[6:]
     whole = (op.input(0, _packed(op.saved[:3], unpack, t)), op.input(1, t), uqkv, ut)
     q, t, *changes = ([None] * 3 if x is None else unpack(x) for x in whole)
     changes = [part for three in changes for part in three]
