@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tensorgrad import graph
-from tensorgrad.autograd import functional_call, hvp
+from tensorgrad.autograd.functions import functional_call, hvp
 from tensorgrad.bench.memory import is_out_of_memory, release
 from tensorgrad.bench.options import PRESET, Device, Peer, Precision, Sizes, is_measured
 from tensorgrad.bench.pictures import bars
