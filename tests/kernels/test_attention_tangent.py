@@ -11,7 +11,7 @@ import tensorgrad as tg
 from tensorgrad import random
 from tensorgrad.core import backend
 from tensorgrad.dtypes import bfloat16
-from tensorgrad.kernels.attention import tangent
+from tensorgrad.kernels.attention import tangent, tangent_sm90
 from tensorgrad.kernels.attention.options import AttentionOptions, Sequences, TangentPass
 from tensorgrad.ops import attention as attention_ops
 from tests.ops.test_attention import repeated, scale_of, weights_of
@@ -27,12 +27,23 @@ Arrays = list[Any]  # q, k, v, tq, tk, tv and the gradient of ty
 
 
 @pytest.fixture(params=list(TOLERANCES))
-def kind(request: pytest.FixtureRequest) -> str:
-    """Return a dtype for which the kernels are on this GPU."""
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a dtype for which the kernels with mma.sync are on this GPU."""
+    monkeypatch.setattr(tangent_sm90, "supports", lambda arrays, options: False)
     name: str = request.param
     array = backend.cupy.empty((1, 1, 1, 128), storage(name))
     if not tangent.supports((array, array, array), AttentionOptions(1.0, tf32=name == "tf32")):
         pytest.skip("needs a GPU of compute capability 8.0 or later")
+    return name
+
+
+@pytest.fixture(params=["float16", "bfloat16"])
+def hopper_kind(request: pytest.FixtureRequest) -> str:
+    """Return a dtype for which the kernels with wgmma are on this GPU."""
+    name: str = request.param
+    array = backend.cupy.empty((1, 1, 1, 128), storage(name))
+    if not tangent_sm90.supports((array, array, array), AttentionOptions(1.0)):
+        pytest.skip("needs a GPU of compute capability 9.0")
     return name
 
 
@@ -161,6 +172,34 @@ def test_window(kind: str, window: int, width: int, causal: bool) -> None:
     compare(kind, dense(kind, width, 2, 1, 333, 400), causal=causal, window=window)
 
 
+HOPPER_SIZES = [*SIZES, (4, 2, 700, 700), (1, 1, 1000, 200), (2, 2, 193, 1100)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("width", [40, 64, 72, 128])
+@pytest.mark.parametrize("size", HOPPER_SIZES)
+def test_sizes_on_hopper(
+    hopper_kind: str, size: tuple[int, int, int, int], width: int, causal: bool
+) -> None:
+    compare(hopper_kind, dense(hopper_kind, width, *size), causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("window", [2, 70, 200])
+def test_window_on_hopper(hopper_kind: str, window: int, width: int, causal: bool) -> None:
+    arrays = dense(hopper_kind, width, 2, 1, 333, 400)
+    compare(hopper_kind, arrays, causal=causal, window=window)
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_more_tiles_than_processors(hopper_kind: str, width: int) -> None:
+    kv = (3, 4, 1000, width)
+    q = (3, 24, 1000, width)
+    arrays = draw(hopper_kind, [q, kv, kv, q, kv, kv, q])
+    compare(hopper_kind, arrays, causal=True, scale=0.1)
+
+
 @pytest.mark.parametrize("width", [40, 64, 128])
 @pytest.mark.parametrize("shape", [(2, 1, 1, 133), (2, 4, 100, 133), (100, 133)])
 @pytest.mark.parametrize("added", [False, True])
@@ -222,6 +261,15 @@ def test_sequences(
 
 @pytest.mark.parametrize("width", [30, 64])
 def test_packed_operands(kind: str, width: int) -> None:
+    check_packed(kind, width)
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_packed_operands_on_hopper(hopper_kind: str, width: int) -> None:
+    check_packed(hopper_kind, width)
+
+
+def check_packed(kind: str, width: int) -> None:
     packed = draw(kind, [(2, 201, 8, width), (2, 201, 8, width), (2, 201, 4, width)])
     heads = slice(0, 4), slice(4, 6), slice(6, 8)
 

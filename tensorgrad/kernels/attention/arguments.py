@@ -119,19 +119,27 @@ def blocks(rows: Array, size: int, options: AttentionOptions, keys: bool = False
     return int(-(-length // size) * batch * heads)
 
 
-def tangent_row_sums(dy: Array, done: TangentPass) -> Array:
-    """Return the struct TangentStatistics of each query: (B, H, Tq, 4)."""
+def tangent_row_sums(dy: Array, done: TangentPass, pitch: int = 0) -> Array:
+    """Return the four numbers of the struct TangentStatistics of each query: (B, H, Tq, 4).
+
+    Args:
+        dy: the gradient of the tangent.
+        done: the arrays of the forward pass.
+        pitch: the result is (B, H, 4, pitch), padded; 0: (B, H, Tq, 4).
+    """
     batch, heads, queries, width = done.y.shape
-    result = backend.empty((*done.logsumexp.shape, 4), float32, like=dy)
+    planes = pitch > 0
+    pitch = pitch or queries
+    result = backend.empty((batch, heads, 4 * pitch), float32, like=dy)
     arrays = done.y, done.ty, dy
     vectors = width * dy.itemsize % 16 == 0 and all(map(_aligned_rows, arrays))
-    kernel = f"attention_tangent_rows<{c_name(dy.dtype)}>"
+    kernel = f"attention_tangent_rows<{c_name(dy.dtype)}, {str(planes).lower()}>"
     load("attention/tangent_backward_sm80.cu", kernel)(
-        (-(-batch * heads * queries // 32),),
+        (-(-batch * heads * pitch // 32),),
         (256,),
         (result, *arrays, done.logsumexp, done.means,
          *(strides_argument(_strides(array)) for array in arrays),
-         *map(np.int32, (batch, heads, queries, width, vectors))),
+         *map(np.int32, (batch, heads, queries, width, vectors, pitch))),
     )  # fmt: skip
     return result
 

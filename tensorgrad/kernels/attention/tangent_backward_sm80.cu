@@ -40,8 +40,8 @@
 // of the weights; weights and gradients of the scores; add to the sums. Then: store.
 //
 // where: T = __half | __nv_bfloat16
-// instantiate: attention_tangent_rows<{T}>
-// instantiate: attention_tangent_rows<float>
+// instantiate: attention_tangent_rows<{T}, {false | true}>
+// instantiate: attention_tangent_rows<float, false>
 // where: BOTH_TILES = 32, 1, 32 | 64, 1, 16
 // where: PART_TILES = 96, 1, 32 | 128, 1, 16
 // where: QUERIES_TILES = 32, 1, 32 | 64, 1, 32 | 96, 1, 32 | 128, 1, 16
@@ -55,20 +55,22 @@
 // Which gradients a launch computes: of q and tq, of k and tk, of v and tv, of the last four.
 constexpr int QUERIES = 0, KEYS = 1, VALUES = 2, BOTH = 3;
 
-// sums: (B, H, Tq). Arrays (batch, heads, queries, width); 8 lanes a row.
-template <typename T>
-__global__ void __launch_bounds__(256)
-attention_tangent_rows(TangentStatistics* __restrict__ sums, const T* __restrict__ y,
+// The statistics of each query. sums: (B, H, Tq, 4) or, with PLANES, (B, H, 4, pitch), where those
+// past the last query are such that weights and gradients become 0; else pitch is Tq. Arrays
+// (batch, heads, queries, width); 8 lanes a row.
+template <typename T, bool PLANES>
+__global__ void __launch_bounds__(256, 4)
+attention_tangent_rows(float* __restrict__ sums, const T* __restrict__ y,
                        const T* __restrict__ ty, const T* __restrict__ dy,
                        const float* __restrict__ logsumexp, const float* __restrict__ means,
                        const __grid_constant__ Strides y_at, const __grid_constant__ Strides ty_at,
                        const __grid_constant__ Strides dy_at, int batch, int heads, int queries,
-                       int width, int aligned) {
+                       int width, int aligned, int pitch) {
     // neighbouring rows are heads of one query
     const long long row = (blockIdx.x * 256ll + threadIdx.x) / 8;
-    const int lane = threadIdx.x % 8, head = row % heads, query = row / heads % queries;
-    const long long sequence = row / heads / queries;
-    const bool valid = sequence < batch;
+    const int lane = threadIdx.x % 8, head = row % heads, query = row / heads % pitch;
+    const long long sequence = row / heads / pitch;
+    const bool valid = sequence < batch && query < queries;
     float y_delta = 0, ty_delta = 0;
     if (valid) {
         y += sequence * y_at.batch + head * y_at.head + query * y_at.row;
@@ -96,9 +98,19 @@ attention_tangent_rows(TangentStatistics* __restrict__ sums, const T* __restrict
         y_delta += __shfl_xor_sync(0xffffffff, y_delta, offset);
         ty_delta += __shfl_xor_sync(0xffffffff, ty_delta, offset);
     }
-    if (!valid || lane != 0) return;
-    const long long place = (sequence * heads + head) * queries + query;
-    sums[place] = {logsumexp[place] * LOG2_E, means[place], y_delta, ty_delta};
+    if (sequence >= batch || lane != 0) return;
+    const long long pair = sequence * heads + head, place = pair * queries + query;
+    const TangentStatistics found = {valid ? logsumexp[place] * LOG2_E : infinity<float>(),
+                                     valid ? means[place] : 0, y_delta, ty_delta};
+    if constexpr (PLANES) {
+        float* to = sums + 4 * pair * pitch + query;
+        to[0] = found.logsumexp;
+        to[pitch] = found.mean;
+        to[2ll * pitch] = found.y_delta;
+        to[3ll * pitch] = found.ty_delta;
+    } else {
+        reinterpret_cast<TangentStatistics*>(sums)[place] = found;
+    }
 }
 
 // With QUERIES rows are queries and columns keys: a1, a2, a3, b1, b2, b3, x4 are q, tq, dy, k, tk,

@@ -55,6 +55,32 @@ template <int D, int R, int N, int W>   // in TF32
 __device__ inline void accumulate_pair(Fragment<R, W>& c1, const Fragment<R, N>& w1,
                                        Fragment<R, W>& c2, const Fragment<R, N>& w2,
                                        const float* b) {
-    accumulate<D>(c1, w1, b);
-    accumulate<D>(c2, w2, b + rematerialize(0));
+    const int lane = rematerialize(threadIdx.x % 32);
+    const unsigned address = shared_address(b + lane % 4 * 2 * PITCH<float, D> + lane / 4);
+    #pragma unroll
+    for (int n = 0; n < N / 8; ++n) {
+        unsigned rows1[R][4], rows2[R][4];
+        #pragma unroll
+        for (int i = 0; i < 4 * R; ++i) {   // word 2 t + h: half t of the terms, half h of the rows
+            const int from = (i / 4 * (N / 8) + n) * 4 + i % 2 * 2 + i % 4 / 2;
+            rows1[i / 4][i % 4] = __float_as_uint(w1.values[from]);
+            rows2[i / 4][i % 4] = __float_as_uint(w2.values[from]);
+        }
+        #pragma unroll
+        for (int r = 0; r < R; ++r) {
+            round_operand<float>(rows1[r]);
+            round_operand<float>(rows2[r]);
+        }
+        #pragma unroll
+        for (int d = 0; d < W / 8; ++d) {
+            const unsigned from = address + (8 * n * PITCH<float, D> + 8 * d) * 4;
+            unsigned columns[2] = {load_word(from), load_word(from + PITCH<float, D> * 4)};
+            round_operand<float>(columns);
+            #pragma unroll
+            for (int r = 0; r < R; ++r) {
+                mma<float>(c1.block(r, d), rows1[r], columns[0], columns[1]);
+                mma<float>(c2.block(r, d), rows2[r], columns[0], columns[1]);
+            }
+        }
+    }
 }
