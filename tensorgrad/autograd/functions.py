@@ -527,7 +527,7 @@ def _parted(y: Tensor, level: object) -> tuple[Tensor, Tensor]:
     return y, t
 
 
-class _Trace:
+class _RecordedRun:
     """A function that has run with its graph recorded, to go through in both directions.
 
     Attributes:
@@ -546,6 +546,7 @@ class _Trace:
         names = names or [f"primals[{i}]" for i in range(len(primals))]
         self.op, self.inputs = op, _Inputs(op, names, primals)
         nested = _is_nested()
+        self._constant = not nested  # then another derivative of a later call takes y for constant
         arguments = self.inputs.build([second.as_argument(x) for x in self.inputs.tensors])
         self._edges = _edges(arguments)
         with _differentiating(self._edges, nested):
@@ -567,7 +568,7 @@ class _Trace:
         seeds = [(y, dy) for y, dy in pairs if dy is not None]
         found: list[Tensor | None]
         if _is_nested():
-            found = second.gradients_of_results(seeds, self._edges)
+            found = second.gradients_of_results(seeds, self._edges, self._constant)
         else:
             with replaced(mode, forward=None):
                 arrays = second.array_gradients([(y, dy.data) for y, dy in seeds], self._edges)
@@ -581,7 +582,7 @@ class _Trace:
         """Return J t for each output; a t of None is zero."""
         modes = {"autocast": None} if _is_nested() else {"grad_enabled": False, "forward": None}
         with replaced(mode, **modes):
-            found = second.tangents_along(self.outputs, self._edges, tangents)
+            found = second.tangents_along(self.outputs, self._edges, tangents, self._constant)
         pairs = zip(found, self.outputs, strict=True)
         return [_zeros(y) if t is None else _outside(t) for t, y in pairs]
 
@@ -627,13 +628,13 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """
     check_function("vjp", f)
     check_flag("vjp", "has_aux", has_aux)
-    trace = _Trace("vjp", f, primals, has_aux)
+    run = _RecordedRun("vjp", f, primals, has_aux)
 
     def pullback(dy: Any) -> Any:
-        grads = trace.pull(trace.cotangents("dy", dy))
-        return tuple(trace.inputs.build(grads, "results"))
+        grads = run.pull(run.cotangents("dy", dy))
+        return tuple(run.inputs.build(grads, "results"))
 
-    return (trace.y, pullback, trace.aux) if has_aux else (trace.y, pullback)
+    return (run.y, pullback, run.aux) if has_aux else (run.y, pullback)
 
 
 @overload
@@ -674,14 +675,14 @@ def linearize(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> An
     """
     check_function("linearize", f)
     check_flag("linearize", "has_aux", has_aux)
-    trace = _Trace("linearize", f, primals, has_aux)
+    run = _RecordedRun("linearize", f, primals, has_aux)
 
     def f_jvp(*tangents: Any) -> Any:
         _check_count("linearize", tangents, primals)
-        ts = trace.push(trace.inputs.tangents("tangents", tangents))
-        return trace.tree.build(ts, "results")
+        ts = run.push(run.inputs.tangents("tangents", tangents))
+        return run.tree.build(ts, "results")
 
-    return (trace.y, f_jvp, trace.aux) if has_aux else (trace.y, f_jvp)
+    return (run.y, f_jvp, run.aux) if has_aux else (run.y, f_jvp)
 
 
 def hvp(f: Callable[..., Tensor], primals: _Primals, tangents: Sequence[Any]) -> _Primals:
@@ -765,11 +766,11 @@ def ggnvp(
     """
     check_function("ggnvp", loss, name="loss")
     _, directions = _along("ggnvp", f, primals, tangents)
-    trace = _Trace("ggnvp", f, primals)
-    dy = trace.tree.build(trace.push(directions), "results")
-    (product,) = _hessian_product("ggnvp", loss, (trace.y,), (dy,))
-    grads = trace.pull(trace.cotangents("the product with the Hessian of loss", product))
-    return trees.rebuilt(primals, trace.inputs.build(grads, "results"))  # type: ignore[no-any-return]
+    run = _RecordedRun("ggnvp", f, primals)
+    dy = run.tree.build(run.push(directions), "results")
+    (product,) = _hessian_product("ggnvp", loss, (run.y,), (dy,))
+    grads = run.pull(run.cotangents("the product with the Hessian of loss", product))
+    return trees.rebuilt(primals, run.inputs.build(grads, "results"))  # type: ignore[no-any-return]
 
 
 @overload
@@ -822,29 +823,29 @@ def _jacobian(op: str, f: Callable[..., Any], argnums: Any) -> Callable[..., Any
         indices = [_argument(op, i, len(args)) for i in wanted]
         distinct = list(dict.fromkeys(indices))
 
-        def run(*chosen: Any) -> Any:
+        def of_chosen(*chosen: Any) -> Any:
             given = dict(zip(distinct, chosen, strict=True))
             return trees.without_modules(
                 f(*[given.get(i, arg) for i, arg in enumerate(args)], **kwargs)
             )
 
         names = [f"argument {i}" for i in distinct]
-        trace = _Trace(op, run, [args[i] for i in distinct], names=names)
-        blocks = _blocks(op, trace)
+        run = _RecordedRun(op, of_chosen, [args[i] for i in distinct], names=names)
+        blocks = _blocks(op, run)
 
         def of_output(row: list[Tensor]) -> Any:
-            built = dict(zip(distinct, trace.inputs.build(row, "plain"), strict=True))
+            built = dict(zip(distinct, run.inputs.build(row, "plain"), strict=True))
             each = [built[i] for i in indices]
             return each[0] if single else tuple(each)
 
-        return trace.tree.build([of_output(row) for row in blocks])
+        return run.tree.build([of_output(row) for row in blocks])
 
     return with_jacobian
 
 
-def _blocks(op: str, trace: _Trace) -> list[list[Tensor]]:
+def _blocks(op: str, run: _RecordedRun) -> list[list[Tensor]]:
     """Return the Jacobian of each output by each input."""
-    inputs, outputs = trace.inputs.tensors, trace.outputs
+    inputs, outputs = run.inputs.tensors, run.outputs
     rows, columns = (sum([x.size for x in tensors]) for tensors in (outputs, inputs))
     _check_fits(op, rows, inputs)
     by_column = columns < rows
@@ -854,7 +855,7 @@ def _blocks(op: str, trace: _Trace) -> list[list[Tensor]]:
         for k in range(start.size):
             unit = units[i] = _zeros(start)
             unit.data.reshape(-1)[k] = 1
-            found = trace.push(units) if by_column else trace.pull(units)
+            found = run.push(units) if by_column else run.pull(units)
             own = [row[i] for row in blocks] if by_column else blocks[i]
             for block, t in zip(own, found, strict=True):
                 block.put(k, t)

@@ -38,12 +38,13 @@ from tensorgrad.core.tensor import Tensor
 Seeds = Sequence[tuple[Tensor, Tensor]]  # y and dy of each
 
 
-def gradients(seeds: Seeds, edges: Sequence[Edge]) -> list[Tensor | None]:
+def gradients(seeds: Seeds, edges: Sequence[Edge], constant: bool = False) -> list[Tensor | None]:
     """Return the sum of dy d(y)/d(edge) over all y, as tensors with a history.
 
     Args:
         seeds: tensors y, and dy in the shape of each.
         edges: leaves or recorded ops, at which the walk ends.
+        constant: the history is that of dy alone: nothing that the graph depends on varies.
     """
     ends, totals = frozenset(edges), dict[Any, Tensor]()
     for y, dy in seeds:
@@ -62,7 +63,7 @@ def gradients(seeds: Seeds, edges: Sequence[Edge]) -> list[Tensor | None]:
                 dys[edge.index] = total if before is None else before + total
         elif type(edge) is Node and (total is not None or edge in parts):
             needs = [target in wanted for target in edge.edges]
-            dxs = pulled_back(edge, parts.pop(edge, total), needs)
+            dxs = pulled_back(edge, parts.pop(edge, total), needs, constant)
             for target, dx in zip(edge.edges, dxs, strict=True):
                 if dx is not None:
                     _add(totals, target, dx)
@@ -201,15 +202,18 @@ def without_dead_graphs(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [alive(x) for x in tensors]
 
 
-def gradients_of_results(seeds: Seeds, edges: Sequence[Edge]) -> list[Tensor | None]:
+def gradients_of_results(
+    seeds: Seeds, edges: Sequence[Edge], constant: bool = False
+) -> list[Tensor | None]:
     """Return what `gradients` does, with a history only where the graph leads on."""
     dead: set[Edge | None] = {None}
-    flows = any([_leads_on(x, dead) for pair in seeds for x in pair if x.requires_grad])
+    starts = [x for y, dy in seeds for x in ((dy,) if constant else (y, dy))]
+    flows = any([_leads_on(x, dead) for x in starts if x.requires_grad])
     forward: Forward | None = mode.forward
     if forward is not None and not flows:
         forward = Forward(forward.levels, False, forward.keeps_inputs)
     with replaced(mode, forward=forward, grad_enabled=flows or forward is not None):
-        return gradients(seeds, edges)
+        return gradients(seeds, edges, constant)
 
 
 def _leads_on(x: Tensor, dead: set[Edge | None]) -> bool:
@@ -239,6 +243,8 @@ def _order(starts: Sequence[Edge], ends: Set[Edge]) -> list[Edge]:
                 order.append(edge)
         elif edge not in leads:
             leads[edge] = False
+            if type(edge) is Node and edge.saved is None:
+                backward.check_saved(edge)
             if type(edge) in RECORDED:
                 stack += [(edge, True), *[(target, False) for target in edge.edges]]
     return order[::-1]
@@ -250,7 +256,7 @@ def _add(totals: dict[Any, Tensor], edge: Any, dx: Tensor) -> None:
     totals[edge] = dx if before is None else before + dx
 
 
-def pulled_back(node: Node, dy: Any, needs: Needs) -> list[Tensor | None]:
+def pulled_back(node: Node, dy: Any, needs: Needs, constant: bool = False) -> list[Tensor | None]:
     """Return the gradients of the inputs of a recorded op, as an op with a gradient of its own.
 
     Args:
@@ -258,8 +264,12 @@ def pulled_back(node: Node, dy: Any, needs: Needs) -> list[Tensor | None]:
         dy: the gradient of its output; of several outputs a list, with None for one that nothing
             depends on.
         needs: for each input whether its gradient is wanted.
+        constant: the inputs of the op do not vary.
     """
-    op, node = recorded(node), _held(node)
+    op = _constant(node) if constant else recorded(node)
+    held = op.node if constant else _copy(node, node.edges)
+    if op.inputs is not None:
+        held.forward = op.inputs, op.tangents
     dys = _listed(dy)
     walk = walk_of(node)
     if walk is not None:
@@ -274,22 +284,34 @@ def pulled_back(node: Node, dy: Any, needs: Needs) -> list[Tensor | None]:
         }
         dxs: list[Tensor | None] = [None] * len(found)
         if given:
-            inputs = [*dys, *(op.inputs or map(_like, node.edges))]
-            saved = (node, dy, list(given), *arrays, *op.saved)
+            varying = [None] * len(found) if constant else (op.inputs or map(_like, node.edges))
+            saved = (held, dy, list(given), *arrays, *op.saved)
             name = f"gradient of {node.name}"
-            results: Any = record(name, tuple(given.values()), inputs, _backward, saved)
+            results: Any = record(name, tuple(given.values()), [*dys, *varying], _backward, saved)
             for place, dx in zip(given, results, strict=True):
                 dxs[place] = dx
     return dxs
 
 
-def _held(node: Node) -> Node:
+def _copy(node: Node, edges: Sequence[Any]) -> Node:
     """Return a copy of a node, which a walk over the graph that passes the node does not free."""
-    copy = Node(node.name, node.edges, node.backward, node.saved, np.empty(()))
+    copy = Node(node.name, edges, node.backward, node.saved, np.empty(()))
     copy.dtype, copy.shape, copy.version = node.dtype, node.shape, node.version
-    if hasattr(node, "forward"):
-        copy.forward = node.forward
     return copy
+
+
+def _constant(node: Node) -> Op:
+    """Return the op of a node, with inputs that do not vary."""
+    backward.check_saved(node)
+    edges = [None if edge is None else _end(edge) for edge in node.edges]
+    return Op(_copy(node, edges), node.saved)
+
+
+def _end(edge: Edge) -> Node:
+    """Return an edge in the place of another one, at which all walks end."""
+    end = Node("constant", [None], same, (), np.empty(()))
+    end.dtype, end.shape = edge.dtype, edge.shape
+    return end
 
 
 def _listed(dy: Any) -> list[Tensor | None]:
@@ -369,7 +391,7 @@ def _along(node: Node, given: Tangents, dys: Sequence[Tensor | None]) -> list[An
 
 
 def tangents_along(
-    ys: Sequence[Tensor], edges: Sequence[Edge], given: Tangents
+    ys: Sequence[Tensor], edges: Sequence[Edge], given: Tangents, constant: bool = False
 ) -> list[Tensor | None]:
     """Return the tangents of results, in a walk over their graph from its arguments.
 
@@ -377,6 +399,7 @@ def tangents_along(
         ys: the results, whose graph is there.
         edges: of the arguments.
         given: the tangents of the arguments.
+        constant: as for `gradients`.
     """
     found: dict[Any, Tensor | None] = dict(zip(edges, given, strict=True))
     order = _order([edge_of(y) for y in ys if y.requires_grad], frozenset(edges))[::-1]
@@ -390,14 +413,14 @@ def tangents_along(
         own = [found.get(edge) for edge in node.edges]
         if all(t is None for t in own):
             continue
-        several = outputs.get(node)
+        several, op = outputs.get(node), _constant(node) if constant else recorded(node)
         if several is None:
-            (found[node],) = tangent(recorded(node), own, [(node.shape, node.dtype)])
+            (found[node],) = tangent(op, own, [(node.shape, node.dtype)])
             continue
         shapes: list[Any] = [None] * several[0].count
         for output in several:
             shapes[output.index] = output.shape, output.dtype
-        ts = tangent(recorded(node), own, shapes)
+        ts = tangent(op, own, shapes)
         found.update({output: ts[output.index] for output in several})
     ts = [found.get(edge_of(y)) if y.requires_grad else None for y in ys]
     return [

@@ -184,16 +184,29 @@ def tangent(
     op.wanted = [shape is not None for shape in shapes]
     found = rule(op, *given)
     each = found if isinstance(found, tuple | list) else (found,)
+    if len(each) != len(shapes):
+        raise GradError(
+            f"{op.node.name}: its rule returned {len(each)} tangents, expected {len(shapes)}, one "
+            "for each output"
+        )
     return [
-        None if t is None or shape is None else _fitted(t, *shape)
+        None if t is None or shape is None else _fitted(op.node.name, t, *shape)
         for t, shape in zip(each, shapes, strict=True)
     ]
 
 
-def _fitted(t: Tensor, shape: Shape, dtype: Dtype) -> Tensor:
-    """Return a tangent in the shape and the dtype of what it belongs to."""
+def _fitted(name: str, t: Any, shape: Shape, dtype: Dtype) -> Tensor:
+    """Return the tangent of an output in its shape and dtype."""
+    if not isinstance(t, Tensor):
+        raise GradError(f"{name}: its rule returned a {type(t).__name__}, expected a tensor")
     if t.shape != shape:
-        t = record("broadcast_to", namespace(t.data).broadcast_to(t.data, shape), (t,), same, ())
+        try:
+            data = namespace(t.data).broadcast_to(t.data, shape)
+        except ValueError as error:
+            raise GradError(
+                f"{name}: its rule returned a tangent of shape {t.shape}, expected {shape}"
+            ) from error
+        t = record("broadcast_to", data, (t,), same, ())
     return t if t.dtype == dtype else t.astype(dtype)
 
 

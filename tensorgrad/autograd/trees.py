@@ -14,7 +14,7 @@ from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
 
 
-class Kind(NamedTuple):
+class Container(NamedTuple):
     """A kind of container.
 
     Args:
@@ -35,15 +35,15 @@ class Kind(NamedTuple):
 
 How: TypeAlias = Literal["build", "results", "plain"]
 
-_KINDS: dict[type, Kind] = {}
+_KINDS: dict[type, Container] = {}
 
 
-def register(kind: type, functions: Kind) -> None:
+def register(kind: type, functions: Container) -> None:
     """Make a class, and those derived from it, containers."""
     _KINDS[kind] = functions
 
 
-def kind_of(value: Any) -> Kind | None:
+def kind_of(value: Any) -> Container | None:
     """Return the kind of a container; None for a leaf."""
     for base in type(value).__mro__:
         if base in _KINDS:
@@ -61,7 +61,9 @@ class Tree:
 
     __slots__ = ("children", "container", "kind")
 
-    def __init__(self, container: Any, kind: Kind | None, children: Mapping[Any, Tree]) -> None:
+    def __init__(
+        self, container: Any, kind: Container | None, children: Mapping[Any, Tree]
+    ) -> None:
         self.container, self.kind, self.children = container, kind, children
 
     def build(self, leaves: Sequence[Any], how: How = "build") -> Any:
@@ -69,7 +71,7 @@ class Tree:
 
         Args:
             leaves: in the order of `flatten`.
-            how: what the leaves are; see `Kind`.
+            how: what the leaves are; see `Container`.
         """
         remaining = iter(leaves)
 
@@ -184,7 +186,7 @@ def _register(
     build: Callable[[Any, Mapping[Any, Any]], Any],
     found: Callable[[Any, Any], Mapping[Any, Any] | None],
 ) -> None:
-    register(kind, Kind(children, build, found, build, build))
+    register(kind, Container(children, build, found, build, build))
 
 
 _register(dict, dict, _dictionary, lambda other, _: other if isinstance(other, dict) else None)

@@ -96,7 +96,7 @@ class Parameter(Tensor):
         super().__init__(array, requires_grad)
 
 
-class _Forward(Protocol[_Arguments, _Result]):
+class _HasForward(Protocol[_Arguments, _Result]):
     """A module that is called, as a type checker sees it."""
 
     def forward(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result: ...
@@ -146,7 +146,7 @@ class Module:
                 changes.note()
 
     def __call__(
-        self: _Forward[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+        self: _HasForward[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> _Result:
         """Return `forward(...)`, whose types a type checker sees."""
         if instrument.observer is not None:
@@ -735,7 +735,7 @@ def _tensors_for(other: Any, module: Module) -> Mapping[str, Any] | None:
 
 trees.register(
     Module,
-    trees.Kind(
+    trees.Container(
         _trainable, _with_arguments, _tensors_for, _with_results, lambda _, tensors: dict(tensors)
     ),
 )
