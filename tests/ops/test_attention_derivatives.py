@@ -11,6 +11,7 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor
+from tensorgrad.autograd.functions import jvp
 from tensorgrad.ops import attention_numpy, attention_tangent
 from tests.derivatives import check_derivatives
 
@@ -121,8 +122,8 @@ def test_tangents_of_narrow_floats_are_rounded_once(dtype: str) -> None:
         tuple(tg.tensor(a, dtype) for a in each) for each in (arrays[:3], arrays[3:])
     )
     wide = [tuple(a.astype("float64") for a in each) for each in (inputs, tangents)]
-    _, found = tg.jvp(causal, inputs, tangents)
-    _, exact = tg.jvp(causal, *wide)
+    _, found = jvp(causal, inputs, tangents)
+    _, exact = jvp(causal, *wide)
     assert found.dtype == inputs[0].dtype
     step = 2.0 ** (-20 if dtype == "float32" else -8)
     error = abs(found.astype("float64") - exact).numpy().max()
