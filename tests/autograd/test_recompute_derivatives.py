@@ -12,6 +12,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor, checkpoint
 from tensorgrad.autograd import record
+from tensorgrad.autograd.functions import jvp
 from tensorgrad.autograd.tangents import tangent_of
 from tests.derivatives import check_derivatives
 
@@ -34,7 +35,7 @@ def along(f: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], T
     """Return a function of which f has a tangent inside."""
 
     def derivative(x: Tensor, w: Tensor) -> Tensor:
-        t: Tensor = tg.jvp(lambda w: f(x, w), (w,), (x.T @ x,))[1]
+        t: Tensor = jvp(lambda w: f(x, w), (w,), (x.T @ x,))[1]
         return t
 
     return derivative
@@ -95,7 +96,7 @@ def test_tangents_keep_no_graph() -> None:
         return record("square", np.asarray(x.data**2), (x,), backward, (own,))
 
     leaf = Tensor(np.array([3.0, 4.0]), requires_grad=True)
-    y, t = tg.jvp(checkpoint(lambda x: square(square(x))), (leaf,), (Tensor(np.ones(2)),))
+    y, t = jvp(checkpoint(lambda x: square(square(x))), (leaf,), (Tensor(np.ones(2)),))
     assert [each() for each in held] == [None, None]
     np.testing.assert_allclose(t.numpy(), 4 * leaf.numpy() ** 3)
     (y * t).sum().backward()

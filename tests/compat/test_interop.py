@@ -11,6 +11,7 @@ import pytest
 
 import tensorgrad
 from tensorgrad import Tensor, from_dlpack, nn
+from tensorgrad.autograd.functions import jvp
 from tensorgrad.compat import interop
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, GradError
@@ -216,7 +217,7 @@ def test_a_derivative_that_torch_lacks_is_named() -> None:
     x, y = Tensor(np.ones((2, 3))), Tensor(np.ones((2, 3)))
     expected = r"from_torch_function\(both_outputs\): the function of PyTorch has gradients and no"
     with pytest.raises(GradError, match=expected):
-        tensorgrad.jvp(lambda x: f(x, y, 2.0)[0], (x,), (y,))
+        jvp(lambda x: f(x, y, 2.0)[0], (x,), (y,))
     gradient = tensorgrad.grad(lambda x: f(x, y, 2.0)[0].sum())
     assert gradient(x).tolist() == (2 * x).tolist()
     with pytest.raises(GradError, match=expected):

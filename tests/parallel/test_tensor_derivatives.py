@@ -11,6 +11,7 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor
+from tensorgrad.autograd.functions import jvp
 from tensorgrad.parallel import Comm
 from tensorgrad.parallel.tensor_ops import (
     all_gather_columns,
@@ -54,12 +55,11 @@ def derivatives(f: Callable[..., Tensor], arrays: Any, tangents: Any) -> tuple[f
     """Return the tangent of f, and its Hessian-vector product in two ways."""
     leaves = [Tensor(a, requires_grad=True) for a in arrays]
     moved = tuple(Tensor(t) for t in tangents)
-    _, slope = tg.jvp(f, tuple(leaves), moved)
+    _, slope = jvp(f, tuple(leaves), moved)
     slope.backward()
     inputs = tuple(Tensor(a) for a in arrays)
     other = [
-        tg.jvp(lambda *xs, i=i: tg.grad(f, (0, 1))(*xs)[i], inputs, moved)[1].numpy()
-        for i in (0, 1)
+        jvp(lambda *xs, i=i: tg.grad(f, (0, 1))(*xs)[i], inputs, moved)[1].numpy() for i in (0, 1)
     ]
     return slope.item(), [leaf.grad for leaf in leaves], other
 
