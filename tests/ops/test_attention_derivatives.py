@@ -116,16 +116,10 @@ def test_derivatives_one_sequence_at_a_time(name: str, monkeypatch: pytest.Monke
     test_derivatives_match_differences(name)
 
 
-@pytest.mark.parametrize(("f", "shapes"), [CASES[2], CASES[7], (packed, [(2, 3, 32)]), CASES[16]])
-@pytest.mark.parametrize("way", ["one sequence at a time", "op by op"])
-def test_derivatives_in_other_ways(
-    f: Callable[..., Any], shapes: Shapes, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if way == "op by op":
-        monkeypatch.setattr(attention_tangent, "_runs_unfused", lambda done: True)
-    else:
-        monkeypatch.setattr(attention_numpy, "_SHORT", 0)
-    check_derivatives(f, *values(*shapes))
+@pytest.mark.parametrize("name", OTHER_WAYS)
+def test_derivatives_op_by_op(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_tangent, "_runs_unfused", lambda done: True)
+    test_derivatives_match_differences(name)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
