@@ -147,7 +147,7 @@ def cross_entropy(
         )
         again = LossRows(saved[0].reshape(logits.shape), targets, options, reduction)
         saved = (Early([early]), logits.shape, *saved, again)
-        return record(op, loss, (logits,), _backward_cuda, saved)
+        return record(op, loss, (logits,), _backward, saved)
     vocabulary = logits.shape[-1]
     counted = counted_targets(op, targets, ignore_index, vocabulary)
     rows = logits.data.reshape(-1, vocabulary)
@@ -291,17 +291,15 @@ def _of_targets(op: str, weight: Tensor | None, counted: Array, ids: Array, like
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    if type(dy) is not np.ndarray:
+        early, shape, *others, _ = saved
+        (dlogits,) = early.take() or (None,)
+        return (cross_entropy_cuda.backward(dy, dlogits, tuple(others)).reshape(shape),)
     dlogits, factor, shape, _ = saved
     scale = dy.reshape(-1, 1) * dy.dtype.type(factor)  # the scale of each row, or of all
     if scale.size == 1 and scale[0, 0] == 1:
         return (dlogits.reshape(shape),)
     return (rescaled(dlogits, scale).reshape(shape),)
-
-
-def _backward_cuda(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    early, shape, *others, _ = saved
-    (dlogits,) = early.take() or (None,)
-    return (cross_entropy_cuda.backward(dy, dlogits, tuple(others)).reshape(shape),)
 
 
 class LossRows(NamedTuple):
@@ -316,7 +314,7 @@ class LossRows(NamedTuple):
     reduction: str
 
 
-@tangent_of(_backward, _backward_cuda)
+@tangent_of(_backward)
 def _tangent(op: Op, t: Tensor) -> Tensor:
     again: LossRows = op.saved[-1]
     if assigned_since(op.node.version, again[:2]):

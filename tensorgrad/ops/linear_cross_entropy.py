@@ -431,7 +431,7 @@ class _TangentOfLoss(NamedTuple):
     def _add(
         self,
         matrices: Array,
-        operands: Sequence[Array | None],
+        operands: Sequence[Any],
         piece: slice,
         gradients: Sequence[Array | None],
     ) -> None:
@@ -463,7 +463,7 @@ class _TangentOfLoss(NamedTuple):
 def _tangent_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     *arrays, work, count, early = saved
     scale = GradientFactor(backend.contiguous(dy).reshape(-1), count)
-    gradients = None if early is None else early.take()
+    gradients: list[Array | None] | None = None if early is None else early.take()
     if gradients is None:
         losses = backend.empty(work.loss_of.ids.shape, dy.dtype, like=dy)
         again: list[Array | None] = work.run(losses, arrays, needs, scale)

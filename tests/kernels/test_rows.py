@@ -283,14 +283,15 @@ def test_tangents_of_cross_entropy(
     exact, x, moved = np.empty(61), logits.astype(float64), t.astype(float64)
     rows_tangent_numpy(exact, x, moved, ids, ids >= 0, options, dy.astype(float64), classes)
     for differentiate in (False, True):
-        found = [on_gpu(logits), on_gpu(t)]
+        by_logits, by_tangents = on_gpu(logits), on_gpu(t)
+        ids_gpu, scale = on_gpu(ids), GradientFactor(on_gpu(dy))
         losses = backend.cupy.empty(61, dy.dtype)
         cross_entropy_cuda.rows_tangent(
-            losses, *found, on_gpu(ids), options, GradientFactor(on_gpu(dy)), classes, differentiate
+            losses, by_logits, by_tangents, ids_gpu, options, scale, classes, differentiate
         )
-        scale = np.abs(t.astype(float64)).max(1) + 1
-        error = np.abs(backend.to_numpy(losses) - exact) / scale
+        size = np.abs(t.astype(float64)).max(1) + 1
+        error = np.abs(backend.to_numpy(losses) - exact) / size
         assert error.max() < {8: 1e-12, 4: 2e-5, 2: 2e-5}[dtype.itemsize]
-    for array, right in zip(found, (x, moved), strict=True):
+    for array, right in ((by_logits, x), (by_tangents, moved)):
         mine = backend.to_numpy(array).astype(float64)
         assert_within(mine, right, BOUND, dtype=dtype)
