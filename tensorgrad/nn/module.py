@@ -457,7 +457,8 @@ class Module:
         for module in modules:
             attributes = {name: _inside(value, copies) for name, value in vars(module).items()}
             vars(copies[id(module)]).update(attributes)
-        return copies[id(self)]  # type: ignore[no-any-return]
+        copy: Self = copies[id(self)]
+        return copy
 
     def _with_named(self, op: str, tensors: Any) -> Self:
         """Return a copy with other tensors in the place of some parameters and buffers.
@@ -707,7 +708,7 @@ def _in_place_of(old: Tensor, x: Tensor) -> Tensor:
 def _zeros_like(array: Array) -> Array:
     """Return zeros that take no memory."""
     xp = backend.namespace(array)
-    return xp.broadcast_to(xp.zeros((), array.dtype), array.shape)  # type: ignore[no-any-return]
+    return xp.broadcast_to(xp.zeros((), array.dtype), array.shape)
 
 
 def _tensors_for(other: Any, module: Module) -> Mapping[str, Any] | None:
