@@ -23,6 +23,7 @@ from tensorgrad.autograd.tangents import (
     tangent,
     tangent_of,
     tangents_of,
+    walk_of,
 )
 from tensorgrad.core import backward
 from tensorgrad.core.backend import Array
@@ -57,7 +58,9 @@ def gradients(seeds: Seeds, edges: Sequence[Edge], constant: bool = False) -> li
         total: Any = totals.pop(edge, None)
         if type(edge) is Output:
             if total is not None:
-                parts.setdefault(edge.node, [None] * edge.count)[edge.index] = total
+                dys = parts.setdefault(edge.node, [None] * edge.count)
+                before = dys[edge.index]  # `Op.output` makes further edges to an output
+                dys[edge.index] = total if before is None else before + total
         elif type(edge) is Node and (total is not None or edge in parts):
             needs = [target in wanted for target in edge.edges]
             dxs = pulled_back(edge, parts.pop(edge, total), needs, constant)
@@ -268,6 +271,9 @@ def pulled_back(node: Node, dy: Any, needs: Needs, constant: bool = False) -> li
     if op.inputs is not None:
         held.forward = op.inputs, op.tangents
     dys = _listed(dy)
+    walk = walk_of(node)
+    if walk is not None:
+        return list(walk(node, dys, needs))
     arrays = [None if each is None else each.data for each in dys]
     with np.errstate(over="ignore", invalid="ignore"), replaced(mode, autocast=None):
         found = node.backward(arrays if type(dy) is list else arrays[0], op.saved, needs)
@@ -322,9 +328,11 @@ def _like(edge: Any) -> Tensor | None:
 
 def _backward(ws: Sequence[Any], saved: Saved, needs: Needs) -> Gradients:
     node, dys, places = saved[0], _listed(saved[1]), saved[2]
-    given: list[Tensor | None] = [None] * len(node.edges)
-    for place, w in zip(places, ws, strict=True):
-        given[place] = None if w is None else Tensor(w)
+    cotangents = dict(zip(places, ws, strict=True))
+    # An input that occurs repeatedly may have got its whole gradient in one place.
+    of_edges = {node.edges[place]: w for place, w in cotangents.items()}
+    found = [cotangents.get(i, of_edges.get(edge)) for i, edge in enumerate(node.edges)]
+    given = [None if w is None else Tensor(w) for w in found]
     with replaced(mode, grad_enabled=True, forward=None, autocast=None):
         pairs = _along(node, given, dys)
     by_dy = [None if pair is None else pair[0].data for pair in pairs]
@@ -333,9 +341,9 @@ def _backward(ws: Sequence[Any], saved: Saved, needs: Needs) -> Gradients:
     by_input = [None] * len(node.edges)
     if seeds and wanted:
         totals = array_gradients([(t, dy.data) for t, dy in seeds], wanted)
-        found = dict(zip(wanted, totals, strict=True))
+        of_inputs = dict(zip(wanted, totals, strict=True))
         for place, edge in enumerate(node.edges):
-            by_input[place] = found.pop(edge, None)
+            by_input[place] = of_inputs.pop(edge, None)
     return [*by_dy, *by_input]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from tensorgrad.core import instrument
-from tensorgrad.core.arrays import array_of, cast, converted, sum_to_shape
+from tensorgrad.core.arrays import added, array_of, cast, converted, sum_to_shape
 from tensorgrad.core.backend import Array, namespace, same_device
 from tensorgrad.core.dtypes import is_complex
 from tensorgrad.core.errors import DtypeError, GradError, ShapeError
@@ -266,8 +266,11 @@ def _arrived(
         _deliver(edge, unwrapped(dy), None, into)
         return []
     node = edge.node
-    dys = parts.setdefault(node, [None] * edge.count)
-    dys[edge.index] = unwrapped(dy)
+    dys, own = parts.setdefault(node, [None] * edge.count), unwrapped(dy)
+    before = dys[edge.index]
+    if before is not None and own is not None:  # tangents make further edges to an output
+        own = added(before, own, np.result_type(before, own))
+    dys[edge.index] = before if own is None else own
     gradient = shared.get(node)
     if gradient is not None:
         gradient.uses -= 1
