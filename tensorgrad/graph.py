@@ -546,6 +546,9 @@ class _Variant:
                 _casts_of_its_own(),
             ):
                 result = _checked(function(*self._arguments))
+                for leaf, _ in watch.leaves.values():
+                    if leaf.gradient is not None and type(leaf.gradient) is not LeafGradient:
+                        leaf.gradient.plain()  # a replay repeats no history
                 notes.settle()
                 with cuda.using_allocator(elsewhere):
                     self._result = _mapped(_copy, result)

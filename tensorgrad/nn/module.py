@@ -462,7 +462,8 @@ class Module:
             if stands_in:
                 attributes["_copy_of"] = attributes.get("_copy_of", ref(module))
             vars(copies[id(module)]).update(attributes)
-        return copies[id(self)]  # type: ignore[no-any-return]
+        copy: Self = copies[id(self)]
+        return copy
 
     def _with_named(self, op: str, tensors: Any) -> Self:
         """Return a copy with other tensors in the place of some parameters and buffers.
@@ -713,7 +714,7 @@ def _in_place_of(old: Tensor, x: Tensor) -> Tensor:
 def _zeros_like(array: Array) -> Array:
     """Return zeros that take no memory."""
     xp = backend.namespace(array)
-    return xp.broadcast_to(xp.zeros((), array.dtype), array.shape)  # type: ignore[no-any-return]
+    return xp.broadcast_to(xp.zeros((), array.dtype), array.shape)
 
 
 def _tensors_for(other: Any, module: Module) -> Mapping[str, Any] | None:
