@@ -138,9 +138,11 @@ def _like(edge: Any) -> Tensor | None:
 
 def _backward(ws: Sequence[Any], saved: Saved, needs: Needs) -> Gradients:
     node, dys, places = saved[0], _listed(saved[1]), saved[2]
-    given: list[Tensor | None] = [None] * len(node.edges)
-    for place, w in zip(places, ws, strict=True):
-        given[place] = None if w is None else Tensor(w)
+    known = {
+        place: None if w is None else Tensor(w) for place, w in zip(places, ws, strict=True)
+    }
+    shared = {node.edges[place]: w for place, w in known.items()}  # by an input given twice
+    given = [known.get(place, shared.get(edge)) for place, edge in enumerate(node.edges)]
     with replaced(mode, grad_enabled=True, forward=None, autocast=None):
         pairs = _along(node, given, dys)
     by_dy = [None if pair is None else pair[0].data for pair in pairs]
