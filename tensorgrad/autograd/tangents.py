@@ -220,7 +220,7 @@ class Forward:
             if all(t is None for t in own):
                 continue
             below = self.levels[:place]
-            with replaced(mode, forward=Forward(*below) if below else None):
+            with replaced(mode, forward=Forward(*below) if below else None, autocast=None):
                 results = tangent(op, own, shapes)
             for known, t in zip(tangents, results, strict=True):
                 if t is not None:

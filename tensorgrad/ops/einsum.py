@@ -16,6 +16,7 @@ from math import prod
 from typing import Any
 
 from tensorgrad.amp import cast_operands, product_kernel
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import instrument
 from tensorgrad.core.backend import Array, Shape, namespace, same_device
 from tensorgrad.core.checks import axis_tuple, check_integer, promoted
@@ -28,7 +29,7 @@ from tensorgrad.core.record import record
 from tensorgrad.core.signature import Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.ops.elementwise import multiply
-from tensorgrad.ops.matmul import product
+from tensorgrad.ops.matmul import cast_like, product
 from tensorgrad.ops.shape import ravel
 
 __all__ = ["dot", "einsum", "outer", "tensordot"]
@@ -235,7 +236,9 @@ def _parse(subscripts: str, shapes: tuple[Shape, ...]) -> tuple[list[Labels], La
     return labels, out
 
 
-def _labelled(op: str, tensors: list[Tensor], labels: list[Labels], out: Labels) -> Tensor:
+def _labelled(
+    op: str, tensors: list[Tensor], labels: list[Labels], out: Labels, kernel: str | None = None
+) -> Tensor:
     """Record the product of one or two operands, summed to the labels `out`."""
     if instrument.observer is not None:
         instrument.observer.enter(op)
@@ -246,7 +249,7 @@ def _labelled(op: str, tensors: list[Tensor], labels: list[Labels], out: Labels)
     dtype = promoted(op, names, arrays)
     sizes = _sizes(op, arrays, labels)
     factors = list(zip(arrays, labels, strict=True))
-    kernel = product_kernel(*arrays)
+    kernel = kernel or product_kernel(*arrays)
     y = _evaluate(factors, out, sizes, compute_dtype(dtype), kernel).astype(dtype, copy=False)
     return record(op, y, tensors, _backward, (*arrays, kernel, labels, out, sizes))
 
@@ -265,6 +268,18 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
         dx = _evaluate(factors, own, sizes, compute_dtype(dy.dtype), kernel)
         grads.append(_spread(dx, own, *operands[i]))
     return grads
+
+
+@tangent_of(_backward)
+def _tangent(op: Op, *tangents: Tensor | None) -> Tensor:
+    *arrays, kernel, labels, out, _ = op.saved
+    terms = []
+    for i, t in enumerate(tangents):
+        if t is not None:
+            factors = [op.input(j, array) for j, array in enumerate(arrays)]
+            factors[i] = cast_like(t, arrays[i])
+            terms.append(_labelled(op.node.name, factors, labels, out, kernel))
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
 
 
 def _sizes(op: str, arrays: list[Array], labels: list[Labels]) -> dict[Hashable, int]:

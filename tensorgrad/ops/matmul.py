@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from tensorgrad.amp import cast_operands, product_kernel
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core.backend import Array, is_numpy, namespace, upcast
 from tensorgrad.core.checks import promoted
 from tensorgrad.core.dtypes import Dtype, compute_dtype, is_complex
@@ -98,6 +99,20 @@ def _matmul_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
         db = product(rows.swapaxes(-1, -2), dy, wide, kernel)
         db = db[..., 0] if b.ndim == 1 else db
     return da, db
+
+
+@tangent_of(_matmul_backward)
+def _matmul_tangent(op: Op, ta: Tensor | None, tb: Tensor | None) -> Tensor:
+    a, b, kernel = op.saved
+    if ta is None:
+        return matmul(op.input(0, a), cast_like(tb, b), kernel=kernel)
+    y = matmul(cast_like(ta, a), op.input(1, b), kernel=kernel)
+    return y if tb is None else y + matmul(op.input(0, a), cast_like(tb, b), kernel=kernel)
+
+
+def cast_like(t: Tensor, operand: Array) -> Tensor:
+    """Return a tangent in the dtype of the saved operand: under autocast, that of its cast."""
+    return t.astype(operand.dtype, copy=False)
 
 
 def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Array:

@@ -6,10 +6,14 @@ Tests: tests/ops/test_rotary.py.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
-from tensorgrad.core.backend import Array, upcast
+from tensorgrad.core.backend import Array, namespace, upcast
 from tensorgrad.core.errors import ArgumentError, ShapeError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.record import record
@@ -60,8 +64,10 @@ def rotary(
     x, cos, sin = takes.rotary(x, cos, sin, heads, interleaved)
     rotation = rotation_of("rotary", "x", x.data, cos, sin, heads, interleaved)
     y = rotated(x.data, rotation, 1)
-    of_angles = x.data if cos.requires_grad or sin.requires_grad else None
-    return record("rotary", y, (x, cos, sin), _backward, (*rotation, of_angles))
+    of_angles: tuple[Any, ...] = (None,) * 3
+    if cos.requires_grad or sin.requires_grad:
+        of_angles = x.data, cos.data, sin.data
+    return record("rotary", y, (x, cos, sin), _backward, (*rotation, *of_angles))
 
 
 def rotation_of(
@@ -94,12 +100,36 @@ def rotated(x: Array, rotation: Rotation, direction: int, in_place: bool = False
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    rotation, x = Rotation(*saved[:-1]), saved[-1]
+    rotation, x = Rotation(*saved[:4]), saved[4]
     dx = rotated(dy, rotation, -1) if needs[0] else None
     if x is None:
         return dx, None, None
     (a, b), (da, db) = (_pairs(upcast(t), rotation) for t in (x, dy))
     return dx, a * da + b * db, a * db - b * da
+
+
+@tangent_of(_backward)
+def _tangent(op: Op, tx: Tensor | None, tcos: Tensor | None, tsin: Tensor | None) -> Tensor | None:
+    rotation, (x, cos, sin) = Rotation(*op.saved[:4]), op.saved[4:]
+    if x is None:  # the angles are constant
+        assert tx is not None
+        y = rotated(tx.data, rotation, 1)
+        return record("rotary", y, (tx, None, None), _backward, op.saved)
+    heads, interleaved = rotation.heads, rotation.interleaved
+    turn = partial(rotary, heads=heads, interleaved=interleaved)
+    cos, sin = op.input(1, cos), op.input(2, sin)
+    t = None if tx is None else turn(tx, cos, sin)
+    if tcos is None and tsin is None:
+        return t
+    xp, x = namespace(x), op.input(0, x)
+    if heads < x.shape[-2]:  # the other heads do not depend on the angles
+        x = x * Tensor((xp.arange(x.shape[-2]) < heads)[:, None])
+    tcos, tsin = (
+        Tensor(xp.zeros_like(angle.data)) if tangent is None else tangent
+        for tangent, angle in ((tcos, cos), (tsin, sin))
+    )
+    turned = turn(x, tcos, tsin)
+    return turned if t is None else t + turned
 
 
 def _turn_numpy(x: Array, rotation: Rotation, direction: int, out: Array | None) -> Array:

@@ -25,7 +25,7 @@ from tensorgrad.kernels.expression import Expressions, Formula
 from tensorgrad.kernels.loader import OPTIONS, Source
 from tensorgrad.ops.elementwise import POWER, WHERE
 from tensorgrad.ops.elementwise.activation import GELU_ERF
-from tensorgrad.ops.elementwise.fuse import _row
+from tensorgrad.ops.elementwise.fuse import row_of
 
 
 def several(name: str, parameters: str, *texts: str) -> Formula:
@@ -65,8 +65,8 @@ def masked(x: Any, ids: Any) -> Any:
     return tg.where(odd | (ids >> 2 == 1), x, 0) + (ids << 1) * tg.round(ids)
 
 
-MASKED = _row(masked, [float16, int64], {})[0]
-FUSED = _row(mixed, [bfloat16, bfloat16, int64], {})[0]
+MASKED = row_of(masked, [float16, int64], {})[0]
+FUSED = row_of(mixed, [bfloat16, bfloat16, int64], {})[0]
 ROWS = (6, 8)
 BROADCAST, _ = _plan(ROWS, ((ROWS, (16, 2), 2), ((8,), (2,), 2), ((6, 1), (8, 8), 8)), 8)
 KERNELS: dict[str, Any] = {
