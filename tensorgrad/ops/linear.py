@@ -388,7 +388,7 @@ def gated_linear(
     x, gate, up, gate_bias, up_bias = takes.gated_linear(x, gate, up, gate_bias, up_bias, dropout)
     if mode.autocast is not None:
         x, gate, up = cast_operands(x, gate, up)
-    if mode.forward is not None:  # the tangent of each part by itself
+    if mode.forward is not None and mode.grad_enabled:  # the tangent of each part by itself
         both = linear(x, gate, gate_bias), linear(x, up, up_bias)
         return swiglu_dropout(*both, dropout)
     inputs = x, gate, gate_bias, up, up_bias
