@@ -9,6 +9,8 @@ import pytest
 
 import tensorgrad as tg
 from tensorgrad import Tensor
+from tensorgrad.autograd.functions import jvp
+from tensorgrad.dtypes import FLOATS, bfloat16, float16, float32, float64
 from tests.derivatives import check_derivatives
 
 rng = np.random.default_rng(0)
@@ -104,3 +106,98 @@ values_of_x = values(3, 2, 4)
 @pytest.mark.parametrize("name", CASES)
 def test_derivatives(name: str) -> None:
     check_derivatives(*CASES[name])
+
+
+@pytest.mark.parametrize("name", ["linear all", "gated_linear", "feed_forward", "matmul twice"])
+def test_third_derivatives(name: str) -> None:
+    f, *arrays = CASES[name]
+    directions = [values(*x.shape) for x in arrays]
+
+    def along(t: Tensor) -> Tensor:
+        xs = [Tensor(x) + t * Tensor(v) for x, v in zip(arrays, directions, strict=True)]
+        return (f(*xs) ** 2).sum()
+
+    first = tg.grad(along)
+    second = tg.grad(lambda t: first(t))
+    ends = [second(Tensor(np.array(step))).item() for step in (1e-5, -1e-5)]
+    found, expected = (
+        tg.grad(lambda t: second(t))(Tensor(np.zeros(()))).item(), (ends[0] - ends[1]) / 2e-5,
+    )  # fmt: skip
+    assert abs(found - expected) < 1e-5 * abs(expected)
+
+
+Derivatives = list[np.ndarray[Any, Any]]
+
+
+def products_with_hessian(loss: Any, arrays: list[Any], directions: list[Any]) -> list[Derivatives]:
+    """Return the tangent of a loss, and its Hessian-vector product in three ways."""
+    xs, vs = [Tensor(x) for x in arrays], [Tensor(v) for v in directions]
+    places = tuple(range(len(xs)))
+    gradient = tg.grad(loss, places)
+
+    def slope(*xs: Tensor) -> Tensor:
+        return jvp(loss, xs, vs)[1]
+
+    def product(*xs: Tensor) -> Tensor:
+        parts = [(g * v).sum() for g, v in zip(gradient(*xs), vs, strict=True)]
+        return sum(parts[1:], parts[0])
+
+    forward = [jvp(lambda *xs, i=i: gradient(*xs)[i], xs, vs)[1] for i in places]
+    found = [[slope(*xs)], tg.grad(slope, places)(*xs), tg.grad(product, places)(*xs), forward]
+    return [[each.numpy().astype(np.float64) for each in tensors] for tensors in found]
+
+
+def assert_close(found: list[Derivatives], expected: list[Derivatives], bound: float) -> None:
+    for given, wanted in zip(found, expected, strict=True):
+        for x, y in zip(given, wanted, strict=True):
+            assert abs(x - y).max() <= bound * max(abs(y).max(), 10)  # a sum may cancel
+
+
+@pytest.mark.parametrize("name", ["linear all", "linear_gelu", "feed_forward", "gated_linear",
+                                  "matmul", "einsum"])  # fmt: skip
+def test_derivatives_under_autocast(name: str) -> None:
+    f, *arrays = CASES[name]
+    arrays = [x.astype(bfloat16).astype(np.float32) for x in arrays]
+    directions = [rng.standard_normal(x.shape).astype(bfloat16).astype(np.float32) for x in arrays]
+
+    def loss(*xs: Tensor) -> Tensor:
+        with tg.autocast("bfloat16", enabled=xs[0].dtype == np.float32):
+            return (f(*xs).astype(xs[0].dtype) ** 2).sum()
+
+    found = products_with_hessian(loss, arrays, directions)
+    exact = [[x.astype(np.float64) for x in each] for each in (arrays, directions)]
+    assert_close(found, products_with_hessian(loss, *exact), 0.03)
+    assert tg.grad(loss)(*map(Tensor, arrays)).dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_tangents_have_the_dtype_of_the_result(dtype: Any) -> None:
+    for name in ("matmul", "einsum", "linear all", "feed_forward", "gated_linear", "rotary angles"):
+        f, *arrays = CASES[name]
+        xs = [Tensor(x.astype(dtype)) for x in arrays]
+        _, t = jvp(f, xs, xs)
+        wide = [Tensor(x.numpy().astype(np.float64)) for x in xs]
+        _, exact = jvp(f, wide, wide)
+        assert t.dtype == dtype
+        bound = {float16: 4e-3, bfloat16: 3e-2, float32: 2e-6, float64: 1e-14}[np.dtype(dtype)]
+        assert abs(t.numpy() - exact.numpy()).max() <= bound * abs(exact.numpy()).max()
+
+
+def test_wide_results_of_narrow_operands() -> None:
+    x, w, r = (Tensor(values(3, 3).astype(bfloat16)) for _ in range(3))
+    y, t = jvp(lambda x, w: tg.linear(x, w, dtype="float32"), (x, w), (r, r))
+    assert y.dtype == t.dtype == float32
+    a, b, c = (each.numpy().astype(float32) for each in (x, w, r))
+    assert abs(t.numpy() - c @ b.T - a @ c.T).max() < 1e-5
+
+
+def test_tangents_drop_the_same_elements() -> None:
+    x = tg.ones((40, 5))
+    for f in (
+        lambda x: tg.dropout(x, 0.5),
+        lambda x: tg.dropout_add(x, tg.zeros_like(x), p=0.5),
+        lambda x: tg.gated_linear(x, UP[:, :1] + np.ones(5), UP[:, :1] + np.ones(5), dropout=0.5),
+    ):
+        y, t = jvp(f, (x,), (x,))
+        assert ((y.numpy() == 0) == (t.numpy() == 0)).all()
+        assert 0.3 < (t.numpy() == 0).mean() < 0.7
