@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,13 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.autograd.functions import jvp
+from tensorgrad.core.modes import mode, replaced
+from tensorgrad.core.record import record
 from tensorgrad.dtypes import FLOATS, bfloat16, float16, float32, float64
+from tensorgrad.kernels import special
+from tensorgrad.kernels.dropout import KeepMask
+from tensorgrad.ops import dropout as dropout_ops
+from tensorgrad.ops import linear as linear_ops
 from tests.derivatives import check_derivatives
 
 rng = np.random.default_rng(0)
@@ -201,3 +208,81 @@ def test_tangents_drop_the_same_elements() -> None:
         y, t = jvp(f, (x,), (x,))
         assert ((y.numpy() == 0) == (t.numpy() == 0)).all()
         assert 0.3 < (t.numpy() == 0).mean() < 0.7
+
+
+def plain_affine(rows: Any, weight: Any, bias: Any, residual: Any, *_: Any) -> Any:
+    y = rows @ weight.T if bias is None else rows @ weight.T + bias
+    return y if residual is None else y + residual.reshape(y.shape)
+
+
+def fused_gelu(rows: Any, weight: Any, bias: Any, *options: Any) -> tuple[Any, Any, bool]:
+    before = plain_affine(rows, weight, bias, None)
+    is_derivative = options[-1]
+    kept = special.gelu_tanh_derivative(before) if is_derivative else before
+    return special.gelu_tanh(before), kept, is_derivative
+
+
+def run_epilogue(p: tuple[Any, ...], kernel: str | None) -> None:
+    a, b, y, epilogue = p
+    np.matmul(a, b, out=y)
+    if "gelu_of" in epilogue:
+        y *= special.gelu_tanh_derivative(epilogue["gelu_of"])
+    y += epilogue.get("residual", 0)
+
+
+def fused_swiglu(gate: Tensor, up: Tensor, p: float) -> Tensor:
+    a, b = gate.data, up.data
+    mask = KeepMask(tg.random.next_key(), 1 - p, a.dtype) if p else None
+    y = a / (1 + np.exp(-a)) * b
+    y = y if mask is None else dropout_ops._forward(y, mask)
+    return record("swiglu", y, (gate, up), dropout_ops._swiglu_backward, (a, b, mask))
+
+
+def fused_swiglu_backward(mask: Any, dy: Any, gate: Any, up: Any, *_: Any) -> tuple[Any, ...]:
+    dy = dy if mask is None else dropout_ops._forward(dy, mask)
+    return dy * up * special.silu_derivative(gate), dy * gate / (1 + np.exp(-gate)), None
+
+
+@pytest.fixture(params=[False, True], ids=["before_gelu", "derivative"])
+def fused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the ops take their ways on a GPU, with kernels of NumPy."""
+
+    def activated(*arguments: Any) -> tuple[Any, Any, bool]:
+        return fused_gelu(*arguments[:-1], arguments[-1] and request.param)
+
+    kernels = SimpleNamespace(
+        run=run_epilogue, times_derivative=lambda a, b, kept: (a @ b * kept, None)
+    )
+    for name, replacement in {
+        "_is_fused": lambda *_: True,
+        "_affine": plain_affine,
+        "_activated": activated,
+        "_in_one": lambda *_: None,
+        "problem": lambda a, b, y, **epilogue: (a, b, y, epilogue),
+        "matmul_cuda": kernels,
+        "swiglu_dropout": fused_swiglu,
+    }.items():
+        monkeypatch.setattr(linear_ops, name, replacement)
+    monkeypatch.setattr(dropout_ops.dropout_cuda, "swiglu_backward", fused_swiglu_backward)
+
+
+@pytest.mark.usefixtures("fused")
+@pytest.mark.parametrize("name", [name for name in CASES if "linear" in name or "feed" in name])
+def test_derivatives_of_fused_products(name: str) -> None:
+    check_derivatives(*CASES[name])
+
+
+def test_the_output_of_a_norm_is_recomputed() -> None:
+    x, w = values(6, 4), Tensor(UP)
+
+    def loss(w: Tensor) -> Tensor:
+        y = tg.layer_norm(Tensor(x), tg.ones(4, dtype="float64"))
+        return (tg.linear(y, w) ** 3 + tg.gated_linear(y, w, w) ** 2).sum()
+
+    def product(w: Tensor) -> Tensor:
+        return (tg.grad(loss)(w) * w).sum()
+
+    expected = tg.grad(product)(w).numpy()
+    with replaced(mode, recompute_norms=True):
+        found = tg.grad(product)(w).numpy()
+    assert found.tobytes() == expected.tobytes()
