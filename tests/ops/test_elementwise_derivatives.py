@@ -46,7 +46,7 @@ ZIPS = (
 )  # fmt: skip
 masked = tg.fuse(lambda x, mask, whole: tg.where(mask, x * whole, -x))
 fused_sum = tg.fuse(lambda x, y: tg.tanh(x * y) + tg.where(x > y, tg.sin(x), y * y) / (2 + y * y))
-CASES: dict[str, tuple[Any, ...]] = {
+DERIVATIVES: dict[str, tuple[Any, ...]] = {
     **{name: (getattr(tg, name), x) for name, x in MAPS.items()},
     **{name: (getattr(tg, name), ANY, OTHER) for name in ZIPS},
     "clip": (tg.clip, ANY, OTHER - 2, OTHER + 1),
@@ -96,9 +96,9 @@ def third(f: Callable[..., Any], *arrays: Any) -> tuple[float, float]:
     return tg.grad(lambda t: second(t))(Tensor(np.zeros(()))).item(), (ends[0] - ends[1]) / 2e-5
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", DERIVATIVES)
 def test_derivatives_of_three_orders(name: str) -> None:
-    f, *arrays = CASES[name]
+    f, *arrays = DERIVATIVES[name]
     check_derivatives(f, *arrays)
     found, expected = third(f, *arrays)
     assert abs(found - expected) < 1e-5 * max(abs(expected), 10), "third order"
@@ -111,7 +111,7 @@ def test_each_function_with_a_gradient_has_a_case() -> None:
         for name in (*elementwise.__all__, *activation.__all__)
         if "Gradient: none" not in (getattr(tg, name).__doc__ or "")
     }
-    assert wanted - without == {name.split()[0] for name in CASES} - {"fused", "one"}
+    assert wanted - without == {name.split()[0] for name in DERIVATIVES} - {"fused", "one"}
 
 
 def test_each_function_of_expressions_has_gradients() -> None:
@@ -144,7 +144,7 @@ def test_derivatives_of_views_and_of_several_blocks() -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", ["tanh", "gelu", "swiglu", "power", "softplus", "fused", "lerp"])
 def test_tangents_are_computed_wide_in_the_dtype_of_the_result(name: str, dtype: Any) -> None:
-    f, *arrays = CASES[name]
+    f, *arrays = DERIVATIVES[name]
     rounded = [x.astype(dtype) for x in arrays]
     exact = [x.astype(float64) for x in rounded]
     found, expected = (
