@@ -36,8 +36,9 @@ MAPS = {
     "exp2": ANY, "expm1": ANY, "frac": ANY, "gelu": ANY, "leaky_relu": ANY, "log": POSITIVE,
     "log10": POSITIVE, "log1p": POSITIVE, "log2": POSITIVE, "logit": POSITIVE / 3,
     "nan_to_num": ANY, "ndtr": ANY, "negative": ANY, "positive": ANY, "rad2deg": ANY, "real": ANY,
-    "reciprocal": ANY, "relu": ANY, "rsqrt": POSITIVE, "sigmoid": ANY, "silu": ANY, "sin": ANY, "sinc": ANY,
-    "sinh": ANY, "softplus": ANY, "sqrt": POSITIVE, "square": ANY, "tan": UNIT, "tanh": ANY,
+    "reciprocal": ANY, "relu": ANY, "rsqrt": POSITIVE, "sigmoid": ANY, "silu": ANY, "sin": ANY,
+    "sinc": ANY, "sinh": ANY, "softplus": ANY, "sqrt": POSITIVE, "square": ANY, "tan": UNIT,
+    "tanh": ANY,
 }  # fmt: skip
 ZIPS = (
     "add", "arctan2", "bias_gelu", "copysign", "divide", "fmax", "fmin", "fmod", "heaviside",

@@ -270,9 +270,8 @@ class Row:
             return known[0]
         values = {**dict(zip(self._formula.parameters, operands, strict=True)), "y": y}
         taken = [*known, *[values[name] for name in self._saved]]
-        kinds = [x.dtype for x in taken if isinstance(x, Tensor) and x.dtype != bool_]
-        mixed = any([compute_dtype(kind) != compute_dtype(dtype) for kind in kinds])
-        key = given, dtype, mixed
+        others = frozenset([x.data.dtype for x in taken if isinstance(x, Tensor)]) - {bool_, dtype}
+        key = given, dtype, others
         row = self._tangent_rows.get(key)
         if row is None:
             row = self._tangent_rows[key] = self._new_tangent_row(*key)
@@ -283,8 +282,16 @@ class Row:
         saved = self._keep(*[x.data for x in operands], y)
         return record(self.name, y, operands, self._bound_backward, saved)
 
-    def _new_tangent_row(self, given: tuple[bool, ...], dtype: Dtype, mixed: bool) -> Row:
-        """Return the row of the tangent; its operands are the given tangents and what is saved."""
+    def _new_tangent_row(
+        self, given: tuple[bool, ...], dtype: Dtype, others: frozenset[Dtype]
+    ) -> Row:
+        """Return the row of the tangent.
+
+        Args:
+            given: for each operand, whether its tangent is one of the row's; what is saved follows.
+            dtype: of the result.
+            others: further dtypes of operands.
+        """
         parameters = self._formula.parameters
         taken = {*parameters, "y", "dy"}
         value = _new_name("value", taken)
@@ -302,7 +309,9 @@ class Row:
         formula = Formula(f"{self.name}_tangent", operands, expressions, [total])
         gradients = expressions.gradients(total, operands)
         compute = compute_dtype(dtype)
+        mixed = any([compute_dtype(other) != compute for other in others])
         row = Row.composed(operands, formula, gradients, gradients, dtype, compute, mixed)
+        row._small = -1 if others else BLOCK
         row._warns = False  # as the op itself did
         return row
 
