@@ -270,6 +270,7 @@ COSTS = {
     "matmul/sm90.cu": "2 K operations a result",
     "matmul/tiled.cu": "2 K operations a result",
     "norm_backward.cu": "3 S bytes, S more with the gradient of a sum",
+    "norm_tangent.cu": "3 S bytes; its gradients 5 S, those of the parameters 3 S more",
     "norm_forward.cu": "2 S bytes, 4 S with a residual",
     "optim.cu": "28 bytes a parameter for AdamW in float32, 20 for Lion",
     "peer_copies.cu": "n S bytes read and S written, of an n-th of the array",

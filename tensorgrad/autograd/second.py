@@ -14,16 +14,22 @@ import numpy as np
 
 from tensorgrad.autograd.tangents import (
     FORWARD_ONLY,
+    Forward,
     Op,
     Tangents,
     recorded,
+    reversible,
     same,
     tangent,
     tangent_of,
     tangents_of,
+    walk_of,
 )
 from tensorgrad.core import backward
-from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import Dtype
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.gradient import AddTogether, Gradients, LeafGradient, Needs, Saved, leaves
 from tensorgrad.core.modes import mode, replaced
 from tensorgrad.core.nodes import RECORDED, Edge, Node, Output, edge_of
 from tensorgrad.core.record import record
@@ -32,17 +38,19 @@ from tensorgrad.core.tensor import Tensor
 Seeds = Sequence[tuple[Tensor, Tensor]]  # y and dy of each
 
 
-def gradients(seeds: Seeds, edges: Sequence[Edge]) -> list[Tensor | None]:
+def gradients(seeds: Seeds, edges: Sequence[Edge], constant: bool = False) -> list[Tensor | None]:
     """Return the sum of dy d(y)/d(edge) over all y, as tensors with a history.
 
     Args:
         seeds: tensors y, and dy in the shape of each.
         edges: leaves or recorded ops, at which the walk ends.
+        constant: the history is that of dy alone: nothing that the graph depends on varies.
     """
     ends, totals = frozenset(edges), dict[Any, Tensor]()
     for y, dy in seeds:
         if y.requires_grad:
-            _add(totals, edge_of(y), dy)
+            edge = edge_of(y)  # of a cast of a leaf, in another dtype
+            _add(totals, edge, dy if dy.dtype == edge.dtype else dy.astype(edge.dtype))
     parts: dict[Node, Any] = {}  # gradients of the outputs of a node
     order = _order(list(totals), ends)
     wanted = ends.union(order)
@@ -50,24 +58,176 @@ def gradients(seeds: Seeds, edges: Sequence[Edge]) -> list[Tensor | None]:
         total: Any = totals.pop(edge, None)
         if type(edge) is Output:
             if total is not None:
-                parts.setdefault(edge.node, [None] * edge.count)[edge.index] = total
+                dys = parts.setdefault(edge.node, [None] * edge.count)
+                before = dys[edge.index]  # `Op.output` makes further edges to an output
+                dys[edge.index] = total if before is None else before + total
         elif type(edge) is Node and (total is not None or edge in parts):
             needs = [target in wanted for target in edge.edges]
-            dxs = pulled_back(edge, parts.pop(edge, total), needs)
+            dxs = pulled_back(edge, parts.pop(edge, total), needs, constant)
             for target, dx in zip(edge.edges, dxs, strict=True):
                 if dx is not None:
                     _add(totals, target, dx)
     return [totals.get(edge) for edge in edges]
 
 
+def _backward_to_leaves(y: Tensor, dy: Any, retain_graph: bool | None) -> None:
+    """Add gradients with a history to the `grad` of every leaf; see `Tensor.backward`."""
+    if retain_graph is False:
+        raise ArgumentError(
+            "backward: retain_graph is False, expected True with create_graph: the gradients "
+            "need the graph"
+        )
+    array = backward.seed_of(y, dy)
+    seed = dy if isinstance(dy, Tensor) and dy.data is array else Tensor(array)
+    ends = _leaves(y)
+    with replaced(mode, grad_enabled=True):
+        for leaf, dx in zip(ends, gradients([(y, seed)], ends), strict=True):
+            if dx is not None:
+                with leaves:
+                    _add_to_leaf(leaf, dx)
+    for leaf in ends:
+        for hook in leaf.hooks or ():
+            hook(leaf)
+
+
+def _leaves(y: Tensor) -> list[Tensor]:
+    """Return the leaves that a tensor depends on, in an order that depends on the graph alone."""
+    found: dict[Tensor, None] = {}
+    seen: set[Any] = {None}
+    stack: list[Any] = [edge_of(y)]
+    while stack:
+        edge = stack.pop()
+        if edge not in seen:
+            seen.add(edge)
+            if type(edge) in RECORDED:
+                stack += edge.edges
+            else:
+                found[edge] = None
+    return list(found)
+
+
+def _add_to_leaf(leaf: Tensor, dx: Tensor) -> None:
+    """Add a gradient with its history to that of a leaf, whose array stays where it is."""
+    gradient, before = leaf.gradient, leaf.grad
+    if gradient is None:
+        leaf.gradient = RecordedGradient.of(dx)
+        return
+    total = (before if isinstance(before, Tensor) else Tensor(gradient.array)) + dx
+    gradient.add(dx.data)
+    RecordedGradient.hold(gradient, total)
+
+
+class RecordedGradient(LeafGradient):
+    """The gradient of a leaf with its history, until something is added to it.
+
+    The graph may have saved the memory of the tensor, which the array shares until somebody writes.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> LeafGradient:
+        """Return the gradient that a tensor is."""
+        gradient = LeafGradient(tensor.data)
+        if tensor.requires_grad:
+            cls.hold(gradient, tensor)
+        return gradient
+
+    @classmethod
+    def hold(cls, gradient: LeafGradient, tensor: Tensor) -> None:
+        """Give a gradient a history: that of a tensor of the same values."""
+        gradient.tensor, gradient.is_touched = tensor, True
+        gradient.__class__ = cls
+
+    def plain(self) -> Array:
+        """Return an array that may be written; the gradient has no history from now on."""
+        tensor, self.__class__ = self.tensor, LeafGradient  # type: ignore[assignment]
+        del self.tensor
+        if self.array is tensor.data:
+            self.array = self.array.copy()
+        return self.array
+
+    def add(self, dx: Array) -> None:
+        """Add a contribution in place."""
+        self.plain()
+        self.add(dx)
+
+    def add_at(self, key: Any, dx: Array) -> None:
+        """Add a contribution that is dx in the view [key] and zero elsewhere."""
+        self.plain()
+        self.add_at(key, dx)
+
+    def out(self, dtype: Dtype, rounds: bool = False) -> tuple[Array, int] | None:
+        """Return the array for a kernel that adds to it."""
+        self.plain()
+        return self.out(dtype, rounds)
+
+    def waits(self, contribution: Any, nbytes: int, add: AddTogether) -> bool:
+        """Let a contribution wait until somebody else adds to the gradient or may read it."""
+        self.plain()
+        return self.waits(contribution, nbytes, add)
+
+
+backward.recorded.backward = _backward_to_leaves
+backward.recorded.gradient = RecordedGradient.of
+
+
 def as_argument(x: Tensor) -> Tensor:
     """Return x as the result of an op of its own, at which a walk can end."""
-    edge = edge_of(x) if x.requires_grad and x.node is not FORWARD_ONLY else None
-    y = Tensor(x.data, True, Node("argument", [edge], same, (), x.data))
-    y.tangents = tangents_of(x)
-    if mode.forward is not None:
+    flows = mode.grad_enabled and x.requires_grad and x.node is not FORWARD_ONLY
+    y = Tensor(x.data, True, Node("argument", [edge_of(x) if flows else None], same, (), x.data))
+    if mode.grad_enabled and mode.forward is not None:
+        y.tangents = tangents_of(x)
         y.node.forward = [x], [y.tangents]
     return y
+
+
+def without_dead_graphs(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return results of a derivative, without a graph where it leads nowhere.
+
+    A graph leads to leaves that require a gradient, and to the arguments of the gradients that run.
+    """
+    dead: set[Edge | None] = {None}
+
+    def alive(x: Tensor) -> Tensor:
+        if not x.requires_grad:
+            return x
+        flows, known = _leads_on(x, dead), {k: alive(t) for k, t in tangents_of(x).items()}
+        if not known:
+            return x if flows else Tensor(x.data)
+        y = Tensor(x.data, True, edge_of(x) if flows else FORWARD_ONLY)
+        y.tangents = known
+        return y
+
+    return [alive(x) for x in tensors]
+
+
+def gradients_of_results(
+    seeds: Seeds, edges: Sequence[Edge], constant: bool = False
+) -> list[Tensor | None]:
+    """Return what `gradients` does, with a history only where the graph leads on."""
+    dead: set[Edge | None] = {None}
+    starts = [x for y, dy in seeds for x in ((dy,) if constant else (y, dy))]
+    flows = any([_leads_on(x, dead) for x in starts if x.requires_grad])
+    forward: Forward | None = mode.forward
+    if forward is not None and not flows:
+        forward = Forward(forward.levels, False, forward.keeps_inputs)
+    with replaced(mode, forward=forward, grad_enabled=flows or forward is not None):
+        return gradients(seeds, edges, constant)
+
+
+def _leads_on(x: Tensor, dead: set[Edge | None]) -> bool:
+    """Whether the graph of a tensor leads on; adds the edges that do not to `dead`."""
+    seen: set[Edge | None] = set()
+    stack: list[Any] = [edge_of(x)]
+    while stack:
+        edge = stack.pop()
+        if edge in mode.arguments or type(edge) not in RECORDED:
+            return True
+        seen.add(edge)
+        stack += [other for other in edge.edges if other not in dead and other not in seen]
+    dead.update(seen)
+    return False
 
 
 def _order(starts: Sequence[Edge], ends: Set[Edge]) -> list[Edge]:
@@ -83,6 +243,8 @@ def _order(starts: Sequence[Edge], ends: Set[Edge]) -> list[Edge]:
                 order.append(edge)
         elif edge not in leads:
             leads[edge] = False
+            if type(edge) is Node and edge.saved is None:
+                backward.check_saved(edge)
             if type(edge) in RECORDED:
                 stack += [(edge, True), *[(target, False) for target in edge.edges]]
     return order[::-1]
@@ -94,7 +256,7 @@ def _add(totals: dict[Any, Tensor], edge: Any, dx: Tensor) -> None:
     totals[edge] = dx if before is None else before + dx
 
 
-def pulled_back(node: Node, dy: Any, needs: Needs) -> list[Tensor | None]:
+def pulled_back(node: Node, dy: Any, needs: Needs, constant: bool = False) -> list[Tensor | None]:
     """Return the gradients of the inputs of a recorded op, as an op with a gradient of its own.
 
     Args:
@@ -102,9 +264,16 @@ def pulled_back(node: Node, dy: Any, needs: Needs) -> list[Tensor | None]:
         dy: the gradient of its output; of several outputs a list, with None for one that nothing
             depends on.
         needs: for each input whether its gradient is wanted.
+        constant: the inputs of the op do not vary.
     """
-    op = recorded(node)
+    op = _constant(node) if constant else recorded(node)
+    held = op.node if constant else _copy(node, node.edges)
+    if op.inputs is not None:
+        held.forward = op.inputs, op.tangents
     dys = _listed(dy)
+    walk = walk_of(node)
+    if walk is not None:
+        return list(walk(node, dys, needs))
     arrays = [None if each is None else each.data for each in dys]
     with np.errstate(over="ignore", invalid="ignore"), replaced(mode, autocast=None):
         found = node.backward(arrays if type(dy) is list else arrays[0], op.saved, needs)
@@ -115,13 +284,34 @@ def pulled_back(node: Node, dy: Any, needs: Needs) -> list[Tensor | None]:
         }
         dxs: list[Tensor | None] = [None] * len(found)
         if given:
-            inputs = [*dys, *(op.inputs or map(_like, node.edges))]
-            saved = (node, dy, list(given), *arrays, *op.saved)
+            varying = [None] * len(found) if constant else (op.inputs or map(_like, node.edges))
+            saved = (held, dy, list(given), *arrays, *op.saved)
             name = f"gradient of {node.name}"
-            results: Any = record(name, tuple(given.values()), inputs, _backward, saved)
+            results: Any = record(name, tuple(given.values()), [*dys, *varying], _backward, saved)
             for place, dx in zip(given, results, strict=True):
                 dxs[place] = dx
     return dxs
+
+
+def _copy(node: Node, edges: Sequence[Any]) -> Node:
+    """Return a copy of a node, which a walk over the graph that passes the node does not free."""
+    copy = Node(node.name, edges, node.backward, node.saved, np.empty(()))
+    copy.dtype, copy.shape, copy.version = node.dtype, node.shape, node.version
+    return copy
+
+
+def _constant(node: Node) -> Op:
+    """Return the op of a node, with inputs that do not vary."""
+    backward.check_saved(node)
+    edges = [None if edge is None else _end(edge) for edge in node.edges]
+    return Op(_copy(node, edges), node.saved)
+
+
+def _end(edge: Edge) -> Node:
+    """Return an edge in the place of another one, at which all walks end."""
+    end = Node("constant", [None], same, (), np.empty(()))
+    end.dtype, end.shape = edge.dtype, edge.shape
+    return end
 
 
 def _listed(dy: Any) -> list[Tensor | None]:
@@ -138,9 +328,11 @@ def _like(edge: Any) -> Tensor | None:
 
 def _backward(ws: Sequence[Any], saved: Saved, needs: Needs) -> Gradients:
     node, dys, places = saved[0], _listed(saved[1]), saved[2]
-    given: list[Tensor | None] = [None] * len(node.edges)
-    for place, w in zip(places, ws, strict=True):
-        given[place] = None if w is None else Tensor(w)
+    cotangents = dict(zip(places, ws, strict=True))
+    # An input that occurs repeatedly may have got its whole gradient in one place.
+    of_edges = {node.edges[place]: w for place, w in cotangents.items()}
+    found = [cotangents.get(i, of_edges.get(edge)) for i, edge in enumerate(node.edges)]
+    given = [None if w is None else Tensor(w) for w in found]
     with replaced(mode, grad_enabled=True, forward=None, autocast=None):
         pairs = _along(node, given, dys)
     by_dy = [None if pair is None else pair[0].data for pair in pairs]
@@ -148,13 +340,21 @@ def _backward(ws: Sequence[Any], saved: Saved, needs: Needs) -> Gradients:
     wanted = [edge for edge, need in zip(node.edges, needs[len(dys) :], strict=True) if need]
     by_input = [None] * len(node.edges)
     if seeds and wanted:
-        start = Node("sum", [edge_of(t) for t, _ in seeds], _hand_out, (), np.empty(()))
-        start.saved = [dy.data for _, dy in seeds]
-        totals = backward.gradients_from(start, np.zeros(()), wanted)
-        found = dict(zip(wanted, totals, strict=True))
+        totals = array_gradients([(t, dy.data) for t, dy in seeds], wanted)
+        of_inputs = dict(zip(wanted, totals, strict=True))
         for place, edge in enumerate(node.edges):
-            by_input[place] = found.pop(edge, None)
+            by_input[place] = of_inputs.pop(edge, None)
     return [*by_dy, *by_input]
+
+
+def array_gradients(
+    seeds: Sequence[tuple[Tensor, Array]], edges: Sequence[Edge]
+) -> list[Array | None]:
+    """Return what `gradients` does, as arrays; the graph stays."""
+    flowing = [(y, dy) for y, dy in seeds if y.requires_grad]
+    start = Node("sum", [edge_of(y) for y, _ in flowing], _hand_out, (), np.empty(()))
+    start.saved = [dy for _, dy in flowing]
+    return backward.gradients_from(start, np.zeros(()), edges)
 
 
 def _hand_out(dy: Any, saved: Saved, needs: Needs) -> Gradients:
@@ -170,8 +370,8 @@ def _tangent(op: Op, *given: Tensor | None) -> Sequence[Tensor | None]:
     if any(t is not None for t in tdys):
         found = pulled_back(node, tdys if type(op.saved[1]) is list else tdys[0], needs)
     if any(t is not None for t in txs):
-        constant = [None if t is None else as_argument(t) for t in txs]
-        with replaced(mode, inside_grad=True):
+        with replaced(mode, grad_enabled=True, forward=reversible()):
+            constant = [None if t is None else as_argument(t) for t in txs]
             seeds = [pair for pair in _along(node, constant, dys) if pair is not None]
         targets = [node.edges[place] for place in places]
         ends = [*targets, *[edge_of(t) for t in constant if t is not None]]
@@ -188,3 +388,42 @@ def _along(node: Node, given: Tangents, dys: Sequence[Tensor | None]) -> list[An
     shapes = [None if dy is None else (dy.shape, dy.dtype) for dy in dys]
     found = tangent(recorded(node), given, shapes)
     return [None if t is None or dy is None else (t, dy) for t, dy in zip(found, dys, strict=True)]
+
+
+def tangents_along(
+    ys: Sequence[Tensor], edges: Sequence[Edge], given: Tangents, constant: bool = False
+) -> list[Tensor | None]:
+    """Return the tangents of results, in a walk over their graph from its arguments.
+
+    Args:
+        ys: the results, whose graph is there.
+        edges: of the arguments.
+        given: the tangents of the arguments.
+        constant: as for `gradients`.
+    """
+    found: dict[Any, Tensor | None] = dict(zip(edges, given, strict=True))
+    order = _order([edge_of(y) for y in ys if y.requires_grad], frozenset(edges))[::-1]
+    outputs: dict[Node, list[Output]] = {}
+    for edge in order:
+        if type(edge) is Output:
+            outputs.setdefault(edge.node, []).append(edge)
+    for node in order:
+        if type(node) is not Node:
+            continue
+        own = [found.get(edge) for edge in node.edges]
+        if all(t is None for t in own):
+            continue
+        several, op = outputs.get(node), _constant(node) if constant else recorded(node)
+        if several is None:
+            (found[node],) = tangent(op, own, [(node.shape, node.dtype)])
+            continue
+        shapes: list[Any] = [None] * several[0].count
+        for output in several:
+            shapes[output.index] = output.shape, output.dtype
+        ts = tangent(op, own, shapes)
+        found.update({output: ts[output.index] for output in several})
+    ts = [found.get(edge_of(y)) if y.requires_grad else None for y in ys]
+    return [
+        t if t is None or t.dtype == y.dtype else t.astype(y.dtype)
+        for t, y in zip(ts, ys, strict=True)
+    ]

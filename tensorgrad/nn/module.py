@@ -30,20 +30,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from functools import cache, partial
 from itertools import chain
+from types import MethodType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
 
 import numpy as np
 
+from tensorgrad.autograd import trees
 from tensorgrad.core import backend, instrument
 from tensorgrad.core.arrays import not_an_operand
 from tensorgrad.core.backend import Array
-from tensorgrad.core.checks import check_function
+from tensorgrad.core.checks import check_function, check_shape
 from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
 from tensorgrad.core.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.core.modes import changes, mode
-from tensorgrad.core.nodes import assign
+from tensorgrad.core.nodes import assign, edge_of
+from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.record import no_grad
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.model_graph import ModelGraph, draw
@@ -92,7 +96,7 @@ class Parameter(Tensor):
         super().__init__(array, requires_grad)
 
 
-class _Forward(Protocol[_Arguments, _Result]):
+class _HasForward(Protocol[_Arguments, _Result]):
     """A module that is called, as a type checker sees it."""
 
     def forward(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result: ...
@@ -142,7 +146,7 @@ class Module:
                 changes.note()
 
     def __call__(
-        self: _Forward[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+        self: _HasForward[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> _Result:
         """Return `forward(...)`, whose types a type checker sees."""
         if instrument.observer is not None:
@@ -327,8 +331,8 @@ class Module:
     def zero_grad(self) -> None:
         """Set existing gradients to 0, in place: they are views of an optimizer's buffer."""
         for parameter in self.parameters():
-            if parameter.grad is not None:
-                parameter.grad[...] = 0
+            if parameter.gradient is not None:
+                parameter.gradient.plain()[...] = 0
 
     def to(self, device: DtypeLike | None = None, dtype: DtypeLike | None = None) -> Self:
         """Move all parameters and buffers, and convert those of floats; return self.
@@ -351,8 +355,8 @@ class Module:
             raise DtypeError(f"to: dtype is {target}, expected a float")
         for tensor in (*self.parameters(), *self.buffers()):
             tensor.data = _moved(tensor.data, device, target)
-            if tensor.grad is not None:
-                tensor.grad = _moved(tensor.grad, device, target)
+            if tensor.gradient is not None:
+                tensor.grad = _moved(tensor.gradient.plain(), device, target)
         return self
 
     def apply(self, function: Callable[[Module], object]) -> Self:
@@ -440,6 +444,55 @@ class Module:
                 if buffer is not None and (persistent or transient):
                     yield _join(name, key), buffer
 
+    def _with(self, tensors: Mapping[int, Tensor]) -> Self:
+        """Return a copy with other tensors in the place of some; nothing else is copied.
+
+        Args:
+            tensors: by the id of the parameter or buffer.
+        """
+        copies: dict[int, Any] = dict(tensors)
+        modules = _all_modules(self)
+        for module in modules:
+            copies[id(module)] = object.__new__(type(module))
+        for module in modules:
+            attributes = {name: _inside(value, copies) for name, value in vars(module).items()}
+            vars(copies[id(module)]).update(attributes)
+        return copies[id(self)]  # type: ignore[no-any-return]
+
+    def _with_named(self, op: str, tensors: Any) -> Self:
+        """Return a copy with other tensors in the place of some parameters and buffers.
+
+        Args:
+            op: for errors.
+            tensors: by name, or several such dictionaries.
+
+        Raises:
+            ArgumentError: the module has no such name, or a parameter gets two tensors.
+            ShapeError, DeviceError: a tensor has another shape, or is on another device.
+        """
+        own = dict(chain[tuple[str, Tensor]](self._all_parameters(), self._all_buffers()))
+        replaced: dict[int, Tensor] = {}
+        for each in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
+            if not isinstance(each, Mapping):
+                kind = type(each).__name__
+                raise ArgumentError(f"{op}: parameters is a {kind}, expected tensors by name")
+            for name, value in each.items():
+                if name not in own:
+                    raise ArgumentError(
+                        f"{op}: parameters has {name!r}, expected names of the parameters and "
+                        f"buffers of the {type(self).__name__}"
+                    )
+                old, x = own[name], tensor_of(op, f"parameters[{name!r}]", value)
+                check_shape(op, f"parameters[{name!r}]", x, old.shape)
+                backend.same_device(op, ("the model", f"parameters[{name!r}]"), (old.data, x.data))
+                if replaced.setdefault(id(old), x) is not x:
+                    raise ArgumentError(
+                        f"{op}: parameters has two tensors for {name!r}, which shares its "
+                        "parameter with another name, expected one"
+                    )
+        by_id = {id(old): old for old in own.values()}
+        return self._with({key: _in_place_of(by_id[key], x) for key, x in replaced.items()})
+
     def _state(self) -> list[tuple[list[str], Tensor]]:
         """Return the parameters and persistent buffers, each with all its names."""
         found: dict[int, tuple[list[str], Tensor]] = {}
@@ -449,8 +502,23 @@ class Module:
         return list(found.values())
 
 
+def _inside(value: Any, copies: Mapping[int, Any]) -> Any:
+    """Return the attribute of a module for its copy, which refers to copies of what there are."""
+    if isinstance(value, _HookedForward):
+        return value.for_copies(copies)
+    if isinstance(value, MethodType) and id(value.__self__) in copies:
+        return MethodType(value.__func__, copies[id(value.__self__)])
+    return copies.get(id(value), value)
+
+
 class _HookedForward:
     """The `forward` of one module with hooks; `can_fuse` sees it and does not fuse the module."""
+
+    def for_copies(self, copies: Mapping[int, Any]) -> _HookedForward:
+        """Return the forward, with the same hooks, of the copy of the module."""
+        other = _HookedForward(copies[id(self._module)], _inside(self._own, copies))
+        other._first, other._last = self._first, self._last
+        return other
 
     def __init__(self, module: Module, own: Callable[..., Any] | None) -> None:
         self._module, self._own = module, own  # own: a forward that the instance already had
@@ -591,6 +659,86 @@ def _once(named: Iterable[tuple[str, _Named]]) -> Iterator[tuple[str, _Named]]:
 
 def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
+
+
+def _trainable(module: Module) -> dict[str, Parameter]:
+    """Return the parameters that a derivative by the module takes for its arguments."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def _with_arguments(module: Module, tensors: Mapping[str, Tensor]) -> Module:
+    """Return a copy of a module, with the arguments of a derivative for its parameters."""
+    own = _trainable(module)
+    return module._with({id(own[name]): _as_parameter(x, own[name]) for name, x in tensors.items()})
+
+
+def _with_results(module: Module, tensors: Mapping[str, Tensor]) -> Module:
+    """Return a copy of a module that holds a tensor for each parameter; zeros for frozen ones."""
+    others = {
+        id(p): _as_parameter(Tensor(_zeros_like(p.data)), p)
+        for p in module.parameters()
+        if not p.requires_grad
+    }
+    own = _trainable(module)
+    return module._with(
+        others | {id(own[name]): _as_parameter(x, own[name]) for name, x in tensors.items()}
+    )
+
+
+def _as_parameter(x: Tensor, like: Parameter) -> Parameter:
+    """Return a tensor as a parameter of the class, with the attributes, of another one."""
+    twin = copy(like)
+    twin.data, twin.requires_grad, twin.node = x.data, x.requires_grad, x.node
+    twin.gradient = twin.recompute = twin.hooks = None
+    if hasattr(x, "tangents"):
+        twin.tangents = x.tangents
+    return twin
+
+
+def _in_place_of(old: Tensor, x: Tensor) -> Tensor:
+    """Return a tensor as a parameter where it replaces one; gradients of it go to the tensor."""
+    if not isinstance(old, Parameter) or isinstance(x, Parameter):
+        return x
+    twin = _as_parameter(x, old)
+    twin.node = edge_of(x) if x.requires_grad else None
+    return twin
+
+
+def _zeros_like(array: Array) -> Array:
+    """Return zeros that take no memory."""
+    xp = backend.namespace(array)
+    return xp.broadcast_to(xp.zeros((), array.dtype), array.shape)  # type: ignore[no-any-return]
+
+
+def _tensors_for(other: Any, module: Module) -> Mapping[str, Any] | None:
+    """Return the tensors that stand for the trainable parameters of a module, by name.
+
+    They are the parameters of another module, or those of a dictionary, where a parameter with
+    several names may have any of them.
+    """
+    if isinstance(other, Module):
+        given: Mapping[str, Any] = dict(other._all_parameters())
+        frozen = {name for name, p in module._all_parameters() if not p.requires_grad}
+        given = {name: x for name, x in given.items() if name not in frozen}
+    elif isinstance(other, Mapping):
+        given = other
+    else:
+        return None
+    first: dict[int, str] = {}
+    names = {
+        name: first.setdefault(id(p), name)
+        for name, p in module._all_parameters()
+        if p.requires_grad
+    }
+    return {names.get(name, name): x for name, x in given.items()}
+
+
+trees.register(
+    Module,
+    trees.Container(
+        _trainable, _with_arguments, _tensors_for, _with_results, lambda _, tensors: dict(tensors)
+    ),
+)
 
 
 def _moved(array: Array, device: DtypeLike | None, dtype: Dtype | None) -> Array:
