@@ -14,15 +14,18 @@ import numpy as np
 
 from tensorgrad.autograd.tangents import (
     FORWARD_ONLY,
+    Forward,
     Op,
     Tangents,
     recorded,
+    reversible,
     same,
     tangent,
     tangent_of,
     tangents_of,
 )
 from tensorgrad.core import backward
+from tensorgrad.core.backend import Array
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.modes import mode, replaced
 from tensorgrad.core.nodes import RECORDED, Edge, Node, Output, edge_of
@@ -42,7 +45,8 @@ def gradients(seeds: Seeds, edges: Sequence[Edge]) -> list[Tensor | None]:
     ends, totals = frozenset(edges), dict[Any, Tensor]()
     for y, dy in seeds:
         if y.requires_grad:
-            _add(totals, edge_of(y), dy)
+            edge = edge_of(y)  # of a cast of a leaf, in another dtype
+            _add(totals, edge, dy if dy.dtype == edge.dtype else dy.astype(edge.dtype))
     parts: dict[Node, Any] = {}  # gradients of the outputs of a node
     order = _order(list(totals), ends)
     wanted = ends.union(order)
@@ -62,12 +66,57 @@ def gradients(seeds: Seeds, edges: Sequence[Edge]) -> list[Tensor | None]:
 
 def as_argument(x: Tensor) -> Tensor:
     """Return x as the result of an op of its own, at which a walk can end."""
-    edge = edge_of(x) if x.requires_grad and x.node is not FORWARD_ONLY else None
-    y = Tensor(x.data, True, Node("argument", [edge], same, (), x.data))
-    y.tangents = tangents_of(x)
-    if mode.forward is not None:
+    flows = mode.grad_enabled and x.requires_grad and x.node is not FORWARD_ONLY
+    y = Tensor(x.data, True, Node("argument", [edge_of(x) if flows else None], same, (), x.data))
+    if mode.grad_enabled and mode.forward is not None:
+        y.tangents = tangents_of(x)
         y.node.forward = [x], [y.tangents]
     return y
+
+
+def without_dead_graphs(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return results of a derivative, without a graph where it leads nowhere.
+
+    A graph leads to leaves that require a gradient, and to the arguments of the gradients that run.
+    """
+    dead: set[Edge | None] = {None}
+
+    def alive(x: Tensor) -> Tensor:
+        if not x.requires_grad:
+            return x
+        flows, known = _leads_on(x, dead), {k: alive(t) for k, t in tangents_of(x).items()}
+        if not known:
+            return x if flows else Tensor(x.data)
+        y = Tensor(x.data, True, edge_of(x) if flows else FORWARD_ONLY)
+        y.tangents = known
+        return y
+
+    return [alive(x) for x in tensors]
+
+
+def gradients_of_results(seeds: Seeds, edges: Sequence[Edge]) -> list[Tensor | None]:
+    """Return what `gradients` does, with a history only where the graph leads on."""
+    dead: set[Edge | None] = {None}
+    flows = any([_leads_on(x, dead) for pair in seeds for x in pair if x.requires_grad])
+    forward: Forward | None = mode.forward
+    if forward is not None and not flows:
+        forward = Forward(forward.levels, False, forward.keeps_inputs)
+    with replaced(mode, forward=forward, grad_enabled=flows or forward is not None):
+        return gradients(seeds, edges)
+
+
+def _leads_on(x: Tensor, dead: set[Edge | None]) -> bool:
+    """Whether the graph of a tensor leads on; adds the edges that do not to `dead`."""
+    seen: set[Edge | None] = set()
+    stack: list[Any] = [edge_of(x)]
+    while stack:
+        edge = stack.pop()
+        if edge in mode.arguments or type(edge) not in RECORDED:
+            return True
+        seen.add(edge)
+        stack += [other for other in edge.edges if other not in dead and other not in seen]
+    dead.update(seen)
+    return False
 
 
 def _order(starts: Sequence[Edge], ends: Set[Edge]) -> list[Edge]:
@@ -103,7 +152,7 @@ def pulled_back(node: Node, dy: Any, needs: Needs) -> list[Tensor | None]:
             depends on.
         needs: for each input whether its gradient is wanted.
     """
-    op = recorded(node)
+    op, node = recorded(node), _held(node)
     dys = _listed(dy)
     arrays = [None if each is None else each.data for each in dys]
     with np.errstate(over="ignore", invalid="ignore"), replaced(mode, autocast=None):
@@ -122,6 +171,15 @@ def pulled_back(node: Node, dy: Any, needs: Needs) -> list[Tensor | None]:
             for place, dx in zip(given, results, strict=True):
                 dxs[place] = dx
     return dxs
+
+
+def _held(node: Node) -> Node:
+    """Return a copy of a node, which a walk over the graph that passes the node does not free."""
+    copy = Node(node.name, node.edges, node.backward, node.saved, np.empty(()))
+    copy.dtype, copy.shape, copy.version = node.dtype, node.shape, node.version
+    if hasattr(node, "forward"):
+        copy.forward = node.forward
+    return copy
 
 
 def _listed(dy: Any) -> list[Tensor | None]:
@@ -148,13 +206,21 @@ def _backward(ws: Sequence[Any], saved: Saved, needs: Needs) -> Gradients:
     wanted = [edge for edge, need in zip(node.edges, needs[len(dys) :], strict=True) if need]
     by_input = [None] * len(node.edges)
     if seeds and wanted:
-        start = Node("sum", [edge_of(t) for t, _ in seeds], _hand_out, (), np.empty(()))
-        start.saved = [dy.data for _, dy in seeds]
-        totals = backward.gradients_from(start, np.zeros(()), wanted)
+        totals = array_gradients([(t, dy.data) for t, dy in seeds], wanted)
         found = dict(zip(wanted, totals, strict=True))
         for place, edge in enumerate(node.edges):
             by_input[place] = found.pop(edge, None)
     return [*by_dy, *by_input]
+
+
+def array_gradients(
+    seeds: Sequence[tuple[Tensor, Array]], edges: Sequence[Edge]
+) -> list[Array | None]:
+    """Return what `gradients` does, as arrays; the graph stays."""
+    flowing = [(y, dy) for y, dy in seeds if y.requires_grad]
+    start = Node("sum", [edge_of(y) for y, _ in flowing], _hand_out, (), np.empty(()))
+    start.saved = [dy for _, dy in flowing]
+    return backward.gradients_from(start, np.zeros(()), edges)
 
 
 def _hand_out(dy: Any, saved: Saved, needs: Needs) -> Gradients:
@@ -170,8 +236,8 @@ def _tangent(op: Op, *given: Tensor | None) -> Sequence[Tensor | None]:
     if any(t is not None for t in tdys):
         found = pulled_back(node, tdys if type(op.saved[1]) is list else tdys[0], needs)
     if any(t is not None for t in txs):
-        constant = [None if t is None else as_argument(t) for t in txs]
-        with replaced(mode, inside_grad=True):
+        with replaced(mode, grad_enabled=True, forward=reversible()):
+            constant = [None if t is None else as_argument(t) for t in txs]
             seeds = [pair for pair in _along(node, constant, dys) if pair is not None]
         targets = [node.edges[place] for place in places]
         ends = [*targets, *[edge_of(t) for t in constant if t is not None]]
@@ -188,3 +254,41 @@ def _along(node: Node, given: Tangents, dys: Sequence[Tensor | None]) -> list[An
     shapes = [None if dy is None else (dy.shape, dy.dtype) for dy in dys]
     found = tangent(recorded(node), given, shapes)
     return [None if t is None or dy is None else (t, dy) for t, dy in zip(found, dys, strict=True)]
+
+
+def tangents_along(
+    ys: Sequence[Tensor], edges: Sequence[Edge], given: Tangents
+) -> list[Tensor | None]:
+    """Return the tangents of results, in a walk over their graph from its arguments.
+
+    Args:
+        ys: the results, whose graph is there.
+        edges: of the arguments.
+        given: the tangents of the arguments.
+    """
+    found: dict[Any, Tensor | None] = dict(zip(edges, given, strict=True))
+    order = _order([edge_of(y) for y in ys if y.requires_grad], frozenset(edges))[::-1]
+    outputs: dict[Node, list[Output]] = {}
+    for edge in order:
+        if type(edge) is Output:
+            outputs.setdefault(edge.node, []).append(edge)
+    for node in order:
+        if type(node) is not Node:
+            continue
+        own = [found.get(edge) for edge in node.edges]
+        if all(t is None for t in own):
+            continue
+        several = outputs.get(node)
+        if several is None:
+            (found[node],) = tangent(recorded(node), own, [(node.shape, node.dtype)])
+            continue
+        shapes: list[Any] = [None] * several[0].count
+        for output in several:
+            shapes[output.index] = output.shape, output.dtype
+        ts = tangent(recorded(node), own, shapes)
+        found.update({output: ts[output.index] for output in several})
+    ts = [found.get(edge_of(y)) if y.requires_grad else None for y in ys]
+    return [
+        t if t is None or t.dtype == y.dtype else t.astype(y.dtype)
+        for t, y in zip(ts, ys, strict=True)
+    ]

@@ -18,6 +18,7 @@ Tests: tests/autograd/test_tangents.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -186,12 +187,17 @@ class Forward:
     Args:
         levels: a new object for each jvp that runs, the outermost first. The tangent of a level is
             computed with those of the levels before it, so that these differentiate it too.
+        is_recorded: whether results have a graph, too.
+        keeps_inputs: whether ops keep their inputs, with tangents, for a gradient that is
+            differentiated in forward mode.
     """
 
-    __slots__ = ("levels",)
+    __slots__ = ("is_recorded", "keeps_inputs", "levels")
 
-    def __init__(self, *levels: object) -> None:
-        self.levels = levels
+    def __init__(
+        self, levels: Sequence[object], is_recorded: bool = True, keeps_inputs: bool = False
+    ) -> None:
+        self.levels, self.is_recorded, self.keeps_inputs = levels, is_recorded, keeps_inputs
 
     def record(
         self,
@@ -210,31 +216,48 @@ class Forward:
         several = type(result) is tuple
         found = result if several else (result,)
         node = found[0].node.node if several else found[0].node
-        node.edges = [None if edge is FORWARD_ONLY else edge for edge in node.edges]
-        given = [{} if x is None else tangents_of(x) for x in inputs]
-        tangents: list[dict[object, Tensor]] = [{} for _ in found]
-        op = Op(node, saved, inputs, tangents)
-        shapes = [(y.shape, y.dtype) for y in found]
+        node.edges = [
+            None if edge is FORWARD_ONLY or not self.is_recorded else edge for edge in node.edges
+        ]
+        tangents = self._tangents(Op(node, saved, inputs, [{} for _ in found]), found)
+        flows = any(edge is not None for edge in node.edges)
+        for y, known in zip(found, tangents, strict=True):
+            y.tangents = known
+            if not flows:
+                y.requires_grad, y.node = bool(known), FORWARD_ONLY if known else None
+        if flows and self.keeps_inputs:
+            node.forward = inputs, tangents
+        return result
+
+    def _tangents(self, op: Op, outputs: Sequence[Tensor]) -> Sequence[dict[object, Tensor]]:
+        """Return the tangents of the outputs of an op, by level."""
+        given = [{} if x is None else tangents_of(x) for x in op.inputs or ()]
+        shapes = [(y.shape, y.dtype) for y in outputs]
         for place, level in enumerate(self.levels):
             own = [each.get(level) for each in given]
             if all(t is None for t in own):
                 continue
-            below = self.levels[:place]
-            with replaced(mode, forward=Forward(*below) if below else None):
+            with self._below(place):
                 results = tangent(op, own, shapes)
-            for known, t in zip(tangents, results, strict=True):
+            for known, t in zip(op.tangents, results, strict=True):
                 if t is not None:
                     known[level] = t
-        for y, known in zip(found, tangents, strict=True):
-            y.tangents = known
-        if mode.inside_grad:  # whose backward is differentiated in turn
-            node.forward = inputs, tangents
-        elif not any(edge is not None for edge in node.edges):
-            for y in found:
-                y.node = FORWARD_ONLY
-        return result
+        return op.tangents
+
+    def _below(self, place: int) -> AbstractContextManager[None]:
+        """Return the context in which the tangent of a level is computed."""
+        below = self.levels[:place]
+        if not below:
+            return replaced(mode, forward=None, grad_enabled=self.is_recorded)
+        return replaced(mode, forward=Forward(below, self.is_recorded, self.keeps_inputs))
 
     def cast(self, y: Tensor, x: Tensor) -> Tensor:
         """Return y, the values of x in another dtype, with the tangents of x in that dtype."""
         y.tangents = {level: t.astype(y.dtype) for level, t in tangents_of(x).items()}
         return y
+
+
+def reversible() -> Forward | None:
+    """Return the forward mode that a gradient of its own can go back through; None without one."""
+    forward: Forward | None = mode.forward
+    return None if forward is None else Forward(forward.levels, keeps_inputs=True)

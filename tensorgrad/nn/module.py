@@ -30,12 +30,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from functools import cache, partial
 from itertools import chain
+from types import MethodType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
 
 import numpy as np
 
+from tensorgrad.autograd import trees
 from tensorgrad.core import backend, instrument
 from tensorgrad.core.arrays import not_an_operand
 from tensorgrad.core.backend import Array
@@ -440,6 +443,21 @@ class Module:
                 if buffer is not None and (persistent or transient):
                     yield _join(name, key), buffer
 
+    def _with(self, tensors: Mapping[int, Tensor]) -> Self:
+        """Return a copy with other tensors in the place of some; nothing else is copied.
+
+        Args:
+            tensors: by the id of the parameter or buffer.
+        """
+        copies: dict[int, Any] = dict(tensors)
+        modules = _all_modules(self)
+        for module in modules:
+            copies[id(module)] = object.__new__(type(module))
+        for module in modules:
+            attributes = {name: _inside(value, copies) for name, value in vars(module).items()}
+            vars(copies[id(module)]).update(attributes)
+        return copies[id(self)]  # type: ignore[no-any-return]
+
     def _state(self) -> list[tuple[list[str], Tensor]]:
         """Return the parameters and persistent buffers, each with all its names."""
         found: dict[int, tuple[list[str], Tensor]] = {}
@@ -449,8 +467,23 @@ class Module:
         return list(found.values())
 
 
+def _inside(value: Any, copies: Mapping[int, Any]) -> Any:
+    """Return the attribute of a module for its copy, which refers to copies of what there are."""
+    if isinstance(value, _HookedForward):
+        return value.for_copies(copies)
+    if isinstance(value, MethodType) and id(value.__self__) in copies:
+        return MethodType(value.__func__, copies[id(value.__self__)])
+    return copies.get(id(value), value)
+
+
 class _HookedForward:
     """The `forward` of one module with hooks; `can_fuse` sees it and does not fuse the module."""
+
+    def for_copies(self, copies: Mapping[int, Any]) -> _HookedForward:
+        """Return the forward, with the same hooks, of the copy of the module."""
+        other = _HookedForward(copies[id(self._module)], _inside(self._own, copies))
+        other._first, other._last = self._first, self._last
+        return other
 
     def __init__(self, module: Module, own: Callable[..., Any] | None) -> None:
         self._module, self._own = module, own  # own: a forward that the instance already had
@@ -591,6 +624,72 @@ def _once(named: Iterable[tuple[str, _Named]]) -> Iterator[tuple[str, _Named]]:
 
 def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
+
+
+def _trainable(module: Module) -> dict[str, Parameter]:
+    """Return the parameters that a derivative by the module takes for its arguments."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def _with_arguments(module: Module, tensors: Mapping[str, Tensor]) -> Module:
+    """Return a copy of a module, with the arguments of a derivative for its parameters."""
+    own = _trainable(module)
+    return module._with({id(own[name]): _as_parameter(x, own[name]) for name, x in tensors.items()})
+
+
+def _with_results(module: Module, tensors: Mapping[str, Tensor]) -> Module:
+    """Return a copy of a module that holds a tensor for each parameter; zeros for frozen ones."""
+    others = {
+        id(p): _as_parameter(Tensor(_zeros_like(p.data)), p)
+        for p in module.parameters()
+        if not p.requires_grad
+    }
+    own = _trainable(module)
+    return module._with(
+        others | {id(own[name]): _as_parameter(x, own[name]) for name, x in tensors.items()}
+    )
+
+
+def _as_parameter(x: Tensor, like: Parameter) -> Parameter:
+    """Return a tensor as a parameter of the class, with the attributes, of another one."""
+    twin = copy(like)
+    twin.data, twin.requires_grad, twin.node = x.data, x.requires_grad, x.node
+    twin.gradient = twin.recompute = twin.hooks = None
+    if hasattr(x, "tangents"):
+        twin.tangents = x.tangents
+    return twin
+
+
+def _zeros_like(array: Array) -> Array:
+    """Return zeros that take no memory."""
+    xp = backend.namespace(array)
+    return xp.broadcast_to(xp.zeros((), array.dtype), array.shape)  # type: ignore[no-any-return]
+
+
+def _tensors_for(other: Any, module: Module) -> Mapping[str, Any] | None:
+    """Return the tensors that stand for the trainable parameters of a module, by name.
+
+    They are the parameters of another module, or those of a dictionary, where a parameter with
+    several names may have any of them.
+    """
+    if isinstance(other, Module):
+        given: Mapping[str, Any] = dict(other._all_parameters())
+        frozen = {name for name, p in module._all_parameters() if not p.requires_grad}
+        given = {name: x for name, x in given.items() if name not in frozen}
+    elif isinstance(other, Mapping):
+        given = other
+    else:
+        return None
+    first: dict[int, str] = {}
+    names = {
+        name: first.setdefault(id(p), name)
+        for name, p in module._all_parameters()
+        if p.requires_grad
+    }
+    return {names.get(name, name): x for name, x in given.items()}
+
+
+trees.register(Module, trees.Kind(_trainable, _with_arguments, _tensors_for, _with_results))
 
 
 def _moved(array: Array, device: DtypeLike | None, dtype: Dtype | None) -> Array:

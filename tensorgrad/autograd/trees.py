@@ -1,0 +1,184 @@
+"""Trees: nested dictionaries, lists, tuples and modules, whose leaves are tensors.
+
+None is a tree without leaves. A module is a tree of the parameters that require a gradient, by
+name; a parameter that has several names is one leaf. Tests: tests/autograd/test_trees.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import Any, NamedTuple
+
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.tensor import Tensor
+
+
+class Kind(NamedTuple):
+    """A kind of container.
+
+    Args:
+        children: returns what a container holds, by key.
+        build: `build(container, children)` returns another container with other children.
+        found: `found(other, container)` returns the children of a tree that stands for the
+            container, such as its tangents; None where it is none.
+        results: as `build`, for tensors that belong to the children, such as gradients.
+    """
+
+    children: Callable[[Any], Mapping[Any, Any]]
+    build: Callable[[Any, Mapping[Any, Any]], Any]
+    found: Callable[[Any, Any], Mapping[Any, Any] | None]
+    results: Callable[[Any, Mapping[Any, Any]], Any]
+
+
+_KINDS: dict[type, Kind] = {}
+
+
+def register(kind: type, functions: Kind) -> None:
+    """Make a class, and those derived from it, containers."""
+    _KINDS[kind] = functions
+
+
+def kind_of(value: Any) -> Kind | None:
+    """Return the kind of a container; None for a leaf."""
+    for base in type(value).__mro__:
+        if base in _KINDS:
+            return _KINDS[base]
+    return None
+
+
+class Tree:
+    """The structure of a tree, without its leaves.
+
+    Args:
+        container: with this structure; None where the tree is a leaf.
+        children: the structure of what it holds, by key.
+    """
+
+    __slots__ = ("children", "container", "kind")
+
+    def __init__(self, container: Any, kind: Kind | None, children: Mapping[Any, Tree]) -> None:
+        self.container, self.kind, self.children = container, kind, children
+
+    def build(self, leaves: Sequence[Any], results: bool = False) -> Any:
+        """Return a tree with this structure.
+
+        Args:
+            leaves: in the order of `flatten`.
+            results: the leaves are tensors that belong to those of the tree, not values of them.
+        """
+        remaining = iter(leaves)
+
+        def build(tree: Tree) -> Any:
+            if tree.kind is None:
+                return next(remaining)
+            children = {key: build(child) for key, child in tree.children.items()}
+            return (tree.kind.results if results else tree.kind.build)(tree.container, children)
+
+        return build(self)
+
+    def names(self, name: str = "") -> list[str]:
+        """Return what errors call the leaves: "tangents[0]['weight']"."""
+        if self.kind is None:
+            return [name]
+        return [
+            leaf for key, child in self.children.items() for leaf in child.names(f"{name}[{key!r}]")
+        ]
+
+    def leaves_of(self, op: str, name: str, other: Any) -> list[Any]:
+        """Return the leaves of another tree with this structure.
+
+        Args:
+            op, name: of the other tree, for errors.
+            other: the tree. For a module it may be a dictionary of the parameters by name.
+
+        Raises:
+            ArgumentError: the structures differ; names the first place where they do.
+        """
+        if self.kind is None:
+            if other is None or kind_of(other) is not None:
+                got = "None" if other is None else f"a {type(other).__name__}"
+                raise ArgumentError(f"{op}: {name} is {got}, expected a tensor")
+            return [other]
+        expected, found = type(self.container).__name__, self.kind.found(other, self.container)
+        if found is None:
+            raise ArgumentError(
+                f"{op}: {name} is a {type(other).__name__}, expected a {expected} as in the primals"
+            )
+        missing = [key for key in self.children if key not in found]
+        more = [key for key in found if key not in self.children]
+        if missing or more:
+            problem = f"lacks {missing[0]!r}" if missing else f"has {more[0]!r}"
+            raise ArgumentError(
+                f"{op}: {name} {problem}, expected the keys of the {expected} in the primals"
+            )
+        return [
+            leaf
+            for key, child in self.children.items()
+            for leaf in child.leaves_of(op, f"{name}[{key!r}]", found[key])
+        ]
+
+
+def flatten(value: Any) -> tuple[list[Any], Tree]:
+    """Return the leaves of a tree, and its structure."""
+    leaves: list[Any] = []
+
+    def structure(value: Any) -> Tree:
+        kind = kind_of(value)
+        if kind is None:
+            leaves.append(value)
+            return Tree(None, None, {})
+        children = {key: structure(child) for key, child in kind.children(value).items()}
+        return Tree(value, kind, children)
+
+    return leaves, structure(value)
+
+
+def rebuilt(container: Any, children: Sequence[Any]) -> Any:
+    """Return a list or a tuple, as the container is, of other children."""
+    kind = kind_of(container)
+    assert kind is not None
+    return kind.build(container, dict(enumerate(children)))
+
+
+def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Return a tree with function(tensor) in the place of each tensor; other leaves stay."""
+    leaves, tree = flatten(value)
+    return tree.build([function(x) if isinstance(x, Tensor) else x for x in leaves])
+
+
+def _dictionary(container: Any, children: Mapping[Any, Any]) -> Any:
+    if type(container) is dict:
+        return dict(children)
+    other = copy(container)  # such as an OrderedDict, or a defaultdict with its function
+    other.update(children)
+    return other
+
+
+def _tuple(container: Any, children: Mapping[Any, Any]) -> Any:
+    make = getattr(container, "_make", type(container))  # that of a named tuple
+    return make(children.values())
+
+
+def _numbered(container: Any) -> dict[int, Any]:
+    return dict(enumerate(container))
+
+
+def _same_length(other: Any, container: Any) -> Mapping[Any, Any] | None:
+    return _numbered(other) if isinstance(other, list | tuple) else None
+
+
+def _register(
+    kind: type,
+    children: Callable[[Any], Mapping[Any, Any]],
+    build: Callable[[Any, Mapping[Any, Any]], Any],
+    found: Callable[[Any, Any], Mapping[Any, Any] | None],
+) -> None:
+    register(kind, Kind(children, build, found, build))
+
+
+_register(dict, dict, _dictionary, lambda other, _: other if isinstance(other, dict) else None)
+_register(list, _numbered, lambda container, children: type(container)(children.values()),
+          _same_length)  # fmt: skip
+_register(tuple, _numbered, _tuple, _same_length)
+_register(type(None), lambda _: {}, lambda *_: None, lambda other, _: {} if other is None else None)
