@@ -89,8 +89,9 @@ def model_gauss_newton(
     """
 
     def product(tangents: Any, batch: tuple[Any, ...]) -> Module:
-        of_outputs = lambda z: loss(z, *batch)  # noqa: E731
-        return ggnvp(lambda copy: outputs(copy, *batch), of_outputs, (model,), (tangents,))[0]
+        return ggnvp(
+            lambda copy: outputs(copy, *batch), lambda z: loss(z, *batch), (model,), (tangents,)
+        )[0]
 
     return _operator("model_gauss_newton", model, batches, product)
 
@@ -118,14 +119,17 @@ def model_fisher(model: Module, losses: Callable[..., Tensor], batches: Batches)
     Example:
         >>> from tensorgrad.curvature import model_fisher
         >>> model = tg.nn.Linear(2, 1, bias=False)
-        >>> operator = model_fisher(model, lambda model, x: model(x), [(np.eye(2, dtype="float32"),)])
+        >>> x = np.eye(2, dtype="float32")
+        >>> operator = model_fisher(model, lambda model, x: model(x), [(x,)])
         >>> operator(np.ones(2, "float32"))
         array([0.5, 0.5], dtype=float32)
     """
 
     def product(tangents: Any, batch: tuple[Any, ...]) -> Module:
-        half = lambda found: (found * found).mean() / 2  # noqa: E731  its Hessian: 1 / examples
-        return ggnvp(lambda copy: losses(copy, *batch), half, (model,), (tangents,))[0]
+        def half_squares(found: Tensor) -> Tensor:  # whose Hessian is 1 / examples
+            return (found * found).sum() / (2 * found.size)
+
+        return ggnvp(lambda copy: losses(copy, *batch), half_squares, (model,), (tangents,))[0]
 
     return _operator("model_fisher", model, batches, product)
 
