@@ -65,9 +65,9 @@ def curvature(
     """
     for option, value, low in (
         *(("eigenvalues", eigenvalues, 1), ("batches", batches, 1), ("steps", steps, 1)),
-        *(("samples", samples, 0), ("seed", seed, 0)),
+        *(("samples", samples, 0), ("seed", seed, 0), ("tolerance", tolerance, 0)),
     ):
-        if value < low:
+        if not value >= low:
             raise ArgumentError(f"--{option}: got {value}, expected {low} or more")
     if eigenvalues > 20:
         raise ArgumentError(f"--eigenvalues: got {eigenvalues}, expected at most 20")

@@ -71,7 +71,8 @@ class Operator:
             ArgumentError: the product is not finite.
         """
         self.products += 1
-        product = self._apply(v)
+        with np.errstate(over="ignore", invalid="ignore"):  # an error below says so
+            product = self._apply(v)
         if not isinstance(product, self.namespace.ndarray) or product.dtype != self.dtype:
             found = getattr(product, "dtype", type(product).__name__)
             raise DtypeError(f"Operator: apply returned {found}, expected an array of {self.dtype}")

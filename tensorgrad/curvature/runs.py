@@ -77,13 +77,22 @@ def measure_run(
         )
     batches = [*islice(task.batches(0), options.batches)]
     operator = _operator(task, options.matrix, batches)
+    if options.eigenvalues > operator.size:
+        raise ArgumentError(
+            f"--eigenvalues: got {options.eigenvalues}, expected at most {operator.size}, the "
+            "number of parameters"
+        )
     measured: list[dict[str, Any]] = []
     spectrum: dict[str, Any] | None = None
     for checkpoint in _intact(paths):
         task.model.load_state_dict(checkpoint.arrays("model"))
-        measured.append(_eigenvalues(task, operator, checkpoint.step, batches, options, progress))
-        if options.samples and spectrum is None:
-            spectrum = _density(operator, checkpoint.step, options, progress)
+        step = checkpoint.step
+        try:
+            measured.append(_eigenvalues(task, operator, step, batches, options, progress))
+            if options.samples and spectrum is None:
+                spectrum = _density(operator, step, options, progress)
+        except ArgumentError as error:
+            raise ArgumentError(f"curvature: {checkpoint.path}: {error}") from error
         if options.checkpoints == "last":
             break
     if not measured:
