@@ -30,7 +30,7 @@ def curvature(
     checkpoints: Literal["all", "last"] = "all",
     eigenvalues: int = 1,
     tolerance: float = 0.01,
-    batches: int = 4,
+    batches: int = 2,
     batch: int | None = None,
     samples: int = 4,
     steps: int = 32,

@@ -49,7 +49,7 @@ class CurvatureOptions:
     checkpoints: str = "all"
     eigenvalues: int = 1
     tolerance: float = 0.01
-    batches: int = 4
+    batches: int = 2
     samples: int = 4
     steps: int = 32
     seed: int = 0
