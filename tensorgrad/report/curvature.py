@@ -77,13 +77,13 @@ def curvature_section(curvature: Curvature) -> str:
 def density_picture(curvature: Curvature) -> str:
     """Return a picture of the spectral density as SVG, on a logarithmic axis.
 
-    The curve is drawn down to a third of the height that a single eigenvalue has.
+    The curve is drawn down to a hundredth of the height that a single eigenvalue has.
     """
     density = curvature.density
     assert density is not None
     grid, mean, error = density.curve(points=512)
     peak = 1 / (math.sqrt(2 * math.pi) * (grid[-1] - grid[0]) / 108)  # of a node of weight 1
-    floor = peak / (3 * max(1, density.size))
+    floor = peak / (100 * max(1, density.size))
     low, high = math.log10(floor), math.log10(max(float((mean + 2 * error).max()), 10 * floor))
 
     def x(value: float) -> float:
