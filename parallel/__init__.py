@@ -10,7 +10,12 @@ if __name__ != "tensorgrad.parallel":
 from tensorgrad.parallel.comm.collectives import Comm
 from tensorgrad.parallel.comm.handle import Handle
 from tensorgrad.parallel.comm.mpi_nccl import world
-from tensorgrad.parallel.data import DataParallel, all_reduce_gradients, broadcast_parameters
+from tensorgrad.parallel.data import (
+    DataParallel,
+    all_reduce_gradients,
+    all_reduce_tree,
+    broadcast_parameters,
+)
 from tensorgrad.parallel.mesh import Mesh, make_mesh
 from tensorgrad.parallel.pipeline import Pipeline
 from tensorgrad.parallel.strategy import mesh_strategy
@@ -26,6 +31,7 @@ __all__ = [
     "TensorParallel",
     "Zero",
     "all_reduce_gradients",
+    "all_reduce_tree",
     "broadcast_parameters",
     "make_mesh",
     "mesh_strategy",

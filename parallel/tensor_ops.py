@@ -17,12 +17,13 @@ ranks. Tests: tests/parallel/test_tensor.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.errors import ShapeError
+from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import float_tensor
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
@@ -39,7 +40,16 @@ def all_reduce_gradient(x: Any, comm: Comm) -> Tensor:
         DtypeError: x is not a float.
     """
     x = float_tensor("all_reduce_gradient", "x", x)
-    return _recorded("all_reduce_gradient", x, x.data, lambda dy: summed(dy, comm))
+    return record("all_reduce_gradient", x.data, (x,), _sum_backward, (comm,))
+
+
+def _sum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    return (summed(dy, saved[0]),)
+
+
+@tangent_of(_sum_backward)
+def _all_reduce_gradient_tangent(op: Op, t: Tensor) -> Tensor:
+    return all_reduce_gradient(t, op.saved[0])
 
 
 def all_reduce(x: Any, comm: Comm, overwrite: bool = False) -> Tensor:
@@ -57,7 +67,16 @@ def all_reduce(x: Any, comm: Comm, overwrite: bool = False) -> Tensor:
     if overwrite:
         comm.all_reduce(x.data)
     y = x.data if overwrite else summed(x.data, comm)
-    return _recorded("all_reduce", x, y, lambda dy: dy)
+    return record("all_reduce", y, (x,), _all_reduce_backward, (comm,))
+
+
+def _all_reduce_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    return (dy,)
+
+
+@tangent_of(_all_reduce_backward)
+def _all_reduce_tangent(op: Op, t: Tensor) -> Tensor:
+    return all_reduce(t, op.saved[0])
 
 
 def all_gather_rows(x: Any, comm: Comm) -> Tensor:
@@ -76,8 +95,16 @@ def all_gather_rows(x: Any, comm: Comm) -> Tensor:
     x = float_tensor("all_gather_rows", "x", x)
     if x.ndim < 3:
         raise ShapeError(f"all_gather_rows: x has shape {x.shape}, expected (B, T / ranks, C)")
-    op = "all_gather_rows"
-    return _recorded(op, x, gathered(x.data, comm), lambda dy: scattered(op, dy, comm))
+    return record("all_gather_rows", gathered(x.data, comm), (x,), _gather_backward, (comm,))
+
+
+def _gather_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    return (scattered("all_gather_rows", dy, saved[0]),)
+
+
+@tangent_of(_gather_backward)
+def _all_gather_rows_tangent(op: Op, t: Tensor) -> Tensor:
+    return all_gather_rows(t, op.saved[0])
 
 
 def reduce_scatter_rows(x: Any, comm: Comm) -> Tensor:
@@ -96,7 +123,16 @@ def reduce_scatter_rows(x: Any, comm: Comm) -> Tensor:
     """
     op = "reduce_scatter_rows"
     x = float_tensor(op, "x", x)
-    return _recorded(op, x, scattered(op, x.data, comm), lambda dy: gathered(dy, comm))
+    return record(op, scattered(op, x.data, comm), (x,), _scatter_backward, (comm,))
+
+
+def _scatter_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    return (gathered(dy, saved[0]),)
+
+
+@tangent_of(_scatter_backward)
+def _reduce_scatter_rows_tangent(op: Op, t: Tensor) -> Tensor:
+    return reduce_scatter_rows(t, op.saved[0])
 
 
 def all_gather_columns(x: Any, comm: Comm) -> Tensor:
@@ -119,13 +155,17 @@ def all_gather_columns(x: Any, comm: Comm) -> Tensor:
     parts = comm.all_gather(x.data)
     y = backend.namespace(parts).moveaxis(parts, 0, -2)
     y = y.reshape(*x.shape[:-1], comm.size * x.shape[-1])
-    first, last = x.shape[-1] * comm.rank, x.shape[-1] * (comm.rank + 1)
-    return _recorded(op, x, y, lambda dy: dy[..., first:last])
+    return record(op, y, (x,), _columns_backward, (comm, x.shape[-1]))
 
 
-def _recorded(op: str, x: Tensor, y: Array, gradient: Callable[[Array], Array]) -> Tensor:
-    """Return the result y of an op on x, whose gradient is a function of that of y."""
-    return record(op, y, (x,), lambda dy, saved, needs: (gradient(dy),), ())
+def _columns_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    comm, width = saved
+    return (dy[..., width * comm.rank : width * (comm.rank + 1)],)
+
+
+@tangent_of(_columns_backward)
+def _all_gather_columns_tangent(op: Op, t: Tensor) -> Tensor:
+    return all_gather_columns(t, op.saved[0])
 
 
 def summed(array: Array, comm: Comm) -> Array:

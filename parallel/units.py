@@ -19,9 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core.arrays import add_into
 from tensorgrad.core.backend import Array
 from tensorgrad.core.errors import ArgumentError, GradError
+from tensorgrad.core.gradient import Needs, Saved
 from tensorgrad.core.record import on_grad_ready, record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn import Module, ModuleList, Parameter
@@ -133,10 +135,6 @@ class Units:
     def _with_hooks(self, unit: int, module: Module) -> Callable[..., Any]:
         forward = module.forward
 
-        def backward(dy: Array, saved: Any, needs: Any) -> list[Array]:
-            self._begin_backward(unit)
-            return [dy]
-
         @wraps(forward)
         def run(*args: Any, **kwargs: Any) -> Any:
             self._begin_forward(unit)
@@ -146,9 +144,13 @@ class Units:
                     f"Zero: {type(module).__name__} returned a {type(y).__name__}, expected one "
                     "tensor from each block"
                 )
-            return record("end of a unit", y.data, (y,), backward, ())
+            return record("end of a unit", y.data, (y,), self._backward_of_end, (unit,))
 
         return run
+
+    def _backward_of_end(self, dy: Array, saved: Saved, needs: Needs) -> list[Array]:
+        self._begin_backward(saved[0])
+        return [dy]
 
     def _begin_forward(self, unit: int) -> None:
         self._wait_for_parameters(unit)
@@ -213,3 +215,8 @@ class Units:
         whole = self._flat.storage[bucket][1]
         add_into(self._flat.shards[bucket].grad, self._flat.part(whole))
         whole.fill(0)
+
+
+@tangent_of(Units._backward_of_end)
+def _tangent_of_end(op: Op, t: Tensor) -> Tensor:
+    return t

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorgrad.amp import product_kernel
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, is_numpy
 from tensorgrad.core.checks import promoted
@@ -27,9 +28,13 @@ from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions, rescale
 from tensorgrad.ops.cross_entropy import check_options, counted_targets, defers
+from tensorgrad.ops.elementwise import exp, log, where
+from tensorgrad.ops.indexing import take_along_axis
 from tensorgrad.ops.linear_cross_entropy import loss_operands, rows_at_a_time
-from tensorgrad.ops.matmul import flat, product, product_into
+from tensorgrad.ops.matmul import flat, matmul, product, product_into
+from tensorgrad.ops.shape import astype, reshape
 from tensorgrad.parallel.comm.collectives import Comm
+from tensorgrad.parallel.tensor_ops import all_reduce, all_reduce_gradient
 
 
 def vocabulary_parallel_cross_entropy(
@@ -140,6 +145,41 @@ def _backward(dy: Array, saved: tuple[Any, ...], needs: Sequence[bool]) -> Seque
         elif factor != 1:
             gradient *= factor.astype(gradient.dtype)
     return gradients
+
+
+@tangent_of(_backward)
+def _tangent(op: Op, tx: Tensor | None, tw: Tensor | None) -> Tensor:
+    """Return the tangent in recorded ops, which hold this rank's logits of all rows.
+
+    Each rank adds its terms of sum(p t) (1 + 2 z_loss logsumexp) - sum(target t), see
+    `tangents_of_losses`. The logsumexp is of all ranks, and so is the sum of its gradients.
+    """
+    x, weight, inputs, _ = op.saved
+    comm, options, xp = inputs.comm, inputs.options, backend.namespace(inputs.ids)
+    dtype, shape = compute_dtype(inputs.dtype), (len(inputs.ids), x.shape[-1])
+    rows, head = reshape(op.input(0, x), shape), op.input(1, weight)[: inputs.own].T
+    terms = [] if tx is None else [matmul(reshape(tx, shape), head)]
+    terms += [] if tw is None else [matmul(rows, tw[: inputs.own].T)]
+    t = astype(sum(terms[1:], terms[0]), dtype, copy=False)
+    logits = astype(matmul(rows, head), dtype, copy=False)
+    own = xp.full(shape[:1], np.finfo(dtype).min, dtype)
+    if inputs.own:
+        own = logits.data.max(-1)
+    peak = Tensor(comm.all_gather(own).max(0)[:, None])
+    total = all_reduce(exp(logits - peak).sum(-1, keepdims=True), comm)
+    logsumexp = all_reduce_gradient(log(total) + peak, comm)
+    term = (exp(logits - logsumexp) * t).sum(-1, keepdims=True)
+    term = term * (1 + 2 * options.z_loss * logsumexp)
+    if inputs.own:
+        places = inputs.ids.astype(np.int64, copy=False) - inputs.first
+        here = inputs.counted & (places >= 0) & (places < inputs.own)
+        found = take_along_axis(t, Tensor(xp.where(here, places, 0)[:, None]), 1)
+        term = term - (1 - options.label_smoothing) * where(Tensor(here[:, None]), found, 0.0)
+        term = term - options.label_smoothing / inputs.classes * t.sum(-1, keepdims=True)
+    losses = where(Tensor(inputs.counted), all_reduce(term, comm)[:, 0], 0.0)
+    if not losses.size:
+        return losses.sum() * (1.0 if inputs.divisor is None else np.nan)
+    return losses.sum() if inputs.divisor is None else losses.sum() / Tensor(inputs.divisor)
 
 
 def _losses_and_gradients(

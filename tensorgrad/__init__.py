@@ -22,7 +22,20 @@ from tensorgrad import dtypes as dtypes
 from tensorgrad import errors as errors
 from tensorgrad import fft, graph, linalg, nn, optim, random
 from tensorgrad.amp import autocast
-from tensorgrad.autograd import grad, no_grad, on_grad_ready, value_and_grad
+from tensorgrad.autograd import (
+    functional_call,
+    ggnvp,
+    grad,
+    hessian,
+    hvp,
+    jacobian,
+    jvp,
+    linearize,
+    no_grad,
+    on_grad_ready,
+    value_and_grad,
+    vjp,
+)
 from tensorgrad.autograd.cuda_kernel import cuda_kernel
 from tensorgrad.autograd.function import Function
 from tensorgrad.autograd.gradcheck import gradcheck
@@ -105,12 +118,19 @@ __all__ = [
     "errors",
     "fft",
     "from_dlpack",
+    "functional_call",
+    "ggnvp",
     "grad",
     "gradcheck",
     "graph",
+    "hessian",
+    "hvp",
     "io",
+    "jacobian",
+    "jvp",
     "kernels",
     "linalg",
+    "linearize",
     "load",
     "manual_seed",
     "nn",
@@ -121,6 +141,7 @@ __all__ = [
     "random",
     "save",
     "value_and_grad",
+    "vjp",
 ]
 __all__ += _activation.__all__
 __all__ += _array_api.__all__

@@ -29,13 +29,13 @@ from tensorgrad import random
 from tensorgrad.amp import autocast
 from tensorgrad.core import backend, instrument, nodes
 from tensorgrad.core.backend import Array
-from tensorgrad.core.callers import line_of, user_line
 from tensorgrad.core.checks import check_integer
 from tensorgrad.core.errors import ArgumentError, GraphError
 from tensorgrad.core.gradient import LeafGradient
 from tensorgrad.core.modes import changes, mode, replaced
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.kernels.capturing import capturing
+from tensorgrad.startup.callers import line_of, user_line
 from tensorgrad.startup.interrupt import uninterrupted
 
 __all__ = ["Captured", "capture", "on_replay"]

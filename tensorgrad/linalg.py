@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Never
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.compat.omitted import missing as _missing
 from tensorgrad.core.backend import Array, Axis, namespace
 from tensorgrad.core.checks import axis_tuple
@@ -140,6 +141,12 @@ def _inv_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (-(y @ dy @ y),)
 
 
+@tangent_of(_inv_backward)
+def _inv_tangent(op: Op, t: Tensor) -> Tensor:
+    y = op.output(*op.saved)
+    return -(y @ t @ y)
+
+
 def solve(a: Shaped[ArrayLike, "... N N"], b: ArrayLike) -> Tensor:
     """Return x with a @ x = b.
 
@@ -185,6 +192,16 @@ def _solve_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     a, x = saved
     db = _solve(_transposed(a), dy)
     return -(db @ _transposed(x)) if needs[0] else None, db
+
+
+@tangent_of(_solve_backward)
+def _solve_tangent(op: Op, ta: Tensor | None, tb: Tensor | None) -> Tensor:
+    a, x = op.saved
+    right: Any = tb
+    if ta is not None:
+        moved = ta @ op.output(x)
+        right = -moved if tb is None else tb - moved
+    return solve(op.input(0, a), right)
 
 
 def tensorinv(x: ArrayLike, ind: int = 2) -> Tensor:
@@ -274,6 +291,17 @@ def _det_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return ((dy * y)[..., None, None] * _transposed(inverse),)
 
 
+@tangent_of(_det_backward)
+def _det_tangent(op: Op, t: Tensor) -> Tensor:
+    x, y = op.saved
+    return op.output(y) * _trace_of_quotient(op.input(0, x), t)
+
+
+def _trace_of_quotient(x: Tensor, t: Tensor) -> Tensor:
+    """Return the traces of inv(x) @ t, the tangent of log|det x|."""
+    return sum(matrix_transpose(inv(x)) * t, (-2, -1))
+
+
 def slogdet(x: Shaped[ArrayLike, "... N N"]) -> SlogdetResult:
     """Return sign and log|det| of square matrices; the gradient needs an inverse.
 
@@ -302,6 +330,11 @@ def _slogdet_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     (x,) = saved
     inverse = _computed("slogdet", namespace(x).linalg.inv, x)
     return (dy[..., None, None] * _transposed(inverse),)
+
+
+@tangent_of(_slogdet_backward)
+def _slogdet_tangent(op: Op, t: Tensor) -> Tensor:
+    return _trace_of_quotient(op.input(0, *op.saved), t)
 
 
 def cholesky(x: Shaped[ArrayLike, "... N N"], *, upper: bool = False) -> Tensor:
@@ -339,6 +372,26 @@ def _cholesky_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     inverse = xp.linalg.inv(lower)
     dx = _transposed(inverse) @ inner @ inverse
     return ((dx + _transposed(dx)) / 2,)
+
+
+@tangent_of(_cholesky_backward)
+def _cholesky_tangent(op: Op, t: Tensor) -> Tensor:
+    lower = op.output(*op.saved)
+    inverse = inv(lower)
+    inner = inverse @ _symmetric(t) @ matrix_transpose(inverse)
+    return matmul(lower, inner * ((_triangle(lower, 0) + _triangle(lower, -1)) / 2))
+
+
+def _symmetric(t: Tensor) -> Tensor:
+    """Return the tangents of matrices that count as symmetric."""
+    return (t + matrix_transpose(t)) / 2
+
+
+def _triangle(x: Tensor, k: int) -> Array:
+    """Return ones up to the k-th diagonal of matrices, zeros above it."""
+    n = x.shape[-1]
+    ones: Array = namespace(x.data).tri(n, n, k, x.dtype)
+    return ones
 
 
 def eigh(x: Shaped[ArrayLike, "... N N"], UPLO: Literal["L", "U"] = "L") -> EighResult:
@@ -380,6 +433,23 @@ def _eigh_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
     return ((dx + _transposed(dx)) / 2,)
 
 
+@tangent_of(_eigh_backward)
+def _eigh_tangent(op: Op, t: Tensor) -> tuple[Tensor, Tensor | None]:
+    values, vectors = map(op.output, op.saved, range(2))
+    inner = matrix_transpose(vectors) @ _symmetric(t) @ vectors
+    tvectors = vectors @ _over_differences(inner, values) if op.wanted[1] else None
+    return diagonal(inner), tvectors
+
+
+def _over_differences(x: Tensor, values: Tensor) -> Tensor:
+    """Return x[i, j] / (values[j] - values[i]), 0 on the diagonal."""
+    same = namespace(values.data).eye(values.shape[-1], dtype=values.dtype)
+    difference = values[..., None, :] - values[..., None]
+    with np.errstate(divide="ignore", invalid="ignore"):  # equal values divide by 0
+        factors: Tensor = (1 - same) / (difference + same)
+        return x * factors
+
+
 def eigvalsh(x: ArrayLike, UPLO: Literal["L", "U"] = "L") -> Tensor:
     """Return the eigenvalues of symmetric matrices, ascending; see `eigh`.
 
@@ -416,7 +486,7 @@ def qr(
     Raises:
         ShapeError: x is not (..., M, N).
         ArgumentError: another mode.
-        GradError: in backward, there is no gradient.
+        GradError: in backward or forward mode, there is no gradient.
     Source: Walter & Lehmann 2018, arXiv:1009.6112.
 
     Example:
@@ -431,8 +501,7 @@ def qr(
 def _qr_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
     q, r = saved
     dq, dr = dys
-    if r.shape[-1] != r.shape[-2]:
-        raise GradError(f"qr: R has shape {r.shape}, expected a square one for a gradient")
+    _check_qr(r)
     xp = namespace(q)
     dq = xp.zeros_like(q) if dq is None else dq
     inner = -(_transposed(dq) @ q)
@@ -441,6 +510,22 @@ def _qr_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
     lower = xp.tril(inner, -1)
     inner = lower + _transposed(lower) + inner * xp.eye(r.shape[-1], dtype=r.dtype)
     return (_transposed(xp.linalg.solve(r, _transposed(dq + q @ inner))),)
+
+
+@tangent_of(_qr_backward)
+def _qr_tangent(op: Op, t: Tensor) -> tuple[Tensor, Tensor]:
+    q, r = map(op.output, op.saved, range(2))
+    _check_qr(r)
+    quotient = matrix_transpose(solve(matrix_transpose(r), matrix_transpose(t)))
+    inner = matrix_transpose(q) @ quotient
+    lower = inner * _triangle(r, -1)
+    upper = inner - lower + matrix_transpose(lower)
+    return quotient - q @ upper, upper @ r
+
+
+def _check_qr(r: Array | Tensor) -> None:
+    if r.shape[-1] != r.shape[-2]:
+        raise GradError(f"qr: R has shape {r.shape}, expected a square one for a gradient")
 
 
 def svd(x: Shaped[ArrayLike, "... M N"], full_matrices: bool = True) -> SVDResult:
@@ -457,7 +542,7 @@ def svd(x: Shaped[ArrayLike, "... M N"], full_matrices: bool = True) -> SVDResul
 
     Raises:
         ShapeError: x is not (..., M, N).
-        GradError: in backward, there is no gradient.
+        GradError: in backward or forward mode, there is no gradient.
     Source: Giles 2008, "Collected matrix derivative results for forward and reverse mode
         algorithmic differentiation", section 3.2.
 
@@ -474,9 +559,7 @@ def _svd_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
     u, s, vh = saved
     du, ds, dvh = dys
     k, xp = s.shape[-1], namespace(s)
-    if (u.shape[-1] != k and du is not None) or (vh.shape[-2] != k and dvh is not None):
-        raise GradError("svd: full matrices that are not square have no gradient, expected "
-                        "full_matrices=False")  # fmt: skip
+    _check_svd(saved, [dy is not None for dy in dys])
     u, vh = u[..., :k], vh[..., :k, :]
     diagonal = xp.eye(k, dtype=s.dtype)
     inner = xp.zeros((*s.shape, k), s.dtype) if ds is None else ds[..., None] * diagonal
@@ -491,6 +574,40 @@ def _svd_backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
         inner = inner + s[..., None] * (rotation + _transposed(rotation))
         dx = dx + (u / s[..., None, :]) @ (dvh - (dvh @ _transposed(vh)) @ vh)
     return (u @ inner @ vh + dx,)
+
+
+def _check_svd(saved: Saved, wanted: Sequence[bool]) -> None:
+    u, s, vh = saved
+    k = s.shape[-1]
+    if (u.shape[-1] != k and wanted[0]) or (vh.shape[-2] != k and wanted[2]):
+        raise GradError("svd: full matrices that are not square have no gradient, expected "
+                        "full_matrices=False")  # fmt: skip
+
+
+@tangent_of(_svd_backward)
+def _svd_tangent(op: Op, t: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    _check_svd(op.saved, op.wanted)
+    u, s, vh = map(op.output, op.saved, range(3))
+    k = s.shape[-1]
+    if u.shape[-1] != vh.shape[-2]:  # only the reduced factors have derivatives
+        saved = op.saved[0][..., :k], op.saved[1], op.saved[2][..., :k, :]
+        x = op.input(0, (saved[0] * saved[1][..., None, :]) @ saved[2])
+        u, s, vh = record("svd", saved, (x,), _svd_backward, saved)
+    v = matrix_transpose(vh)
+    inner = matrix_transpose(u) @ t @ v
+    left = inner * s[..., None, :]  # U^T tU is the rotation of left + left^T
+    right = inner * s[..., None]
+    tu = tvh = None
+    if op.wanted[0]:
+        tu = u @ _over_differences(left + matrix_transpose(left), s * s)
+        if u.shape[-2] > k:
+            tu = tu + (t @ v - u @ inner) / s[..., None, :]
+    if op.wanted[2]:
+        tv = v @ _over_differences(right + matrix_transpose(right), s * s)
+        if v.shape[-2] > k:
+            tv = tv + (matrix_transpose(t) @ u - v @ matrix_transpose(inner)) / s[..., None, :]
+        tvh = matrix_transpose(tv)
+    return tu, diagonal(inner), tvh
 
 
 def svdvals(x: ArrayLike) -> Tensor:
@@ -541,6 +658,14 @@ def _pinv_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     left = xp.eye(x.shape[-2], dtype=x.dtype) - x @ y
     right = xp.eye(x.shape[-1], dtype=x.dtype) - y @ x
     return (left @ dyt @ y @ yt + yt @ y @ dyt @ right - yt @ dy @ yt,)
+
+
+@tangent_of(_pinv_backward)
+def _pinv_tangent(op: Op, t: Tensor) -> Tensor:
+    x, y = op.input(0, op.saved[0]), op.output(op.saved[1])
+    yt, tt = matrix_transpose(y), matrix_transpose(t)
+    left, right = y @ yt @ tt, tt @ yt @ y
+    return left - left @ x @ y + right - y @ x @ right - y @ t @ y
 
 
 def matrix_rank(x: ArrayLike, *, rtol: ArrayLike | None = None) -> Tensor:

@@ -72,6 +72,40 @@ def autograd() -> Drawing:
     return d
 
 
+def derivatives() -> Drawing:
+    """Draw forward mode, and the gradient of an op as an op."""
+    d = Drawing(
+        "Forward mode carries tangents; a gradient that is an op can be differentiated", 300
+    )
+    d.text(10, 20, "forward mode: value and tangent together", bold=True)
+    d.box(10, 32, 70, 46, "x", "tangent tx")
+    d.box(106, 32, 148, 46, "op: y = f(x)", "rule: ty = J(x) tx", fill=BLUE)
+    d.box(280, 32, 70, 46, "y", "tangent ty")
+    d.line((80, 55), (105, 55))
+    d.line((254, 55), (279, 55))
+    d.text(10, 112, "a gradient that is an op", bold=True)
+    d.box(10, 124, 70, 46, "dy, x")
+    d.box(106, 124, 148, 46, "gradient of the op:", "g = J(x)^T dy", fill=GREEN)
+    d.box(280, 124, 70, 46, "g")
+    d.line((80, 147), (105, 147))
+    d.line((254, 147), (279, 147))
+    d.text(10, 204, "its gradients, w that of g: both from the rule", bold=True)
+    d.box(10, 216, 160, 62, "by dy:", "J(x) w", "the tangent along w", fill=BLUE)
+    d.box(
+        190,
+        216,
+        160,
+        62,
+        "by x: the gradient of",
+        "the recorded J(x) w,",
+        "with dy as its gradient",
+        fill=ORANGE,
+    )
+    d.line((150, 170), (90, 215))
+    d.line((210, 170), (270, 215))
+    return d
+
+
 def kernels() -> Drawing:
     """Draw where `load` looks for a kernel."""
     d = Drawing("A kernel comes from a dictionary, from a file on disk, or from the compiler", 264)
@@ -387,7 +421,18 @@ def planning() -> Drawing:
 DRAWINGS: dict[str, Callable[[], Drawing]] = {
     function.__name__: function
     for function in (
-        *(core, autograd, kernels, elementwise, reductions, norms, softmax, matmul, attention),
+        *(
+            core,
+            autograd,
+            derivatives,
+            kernels,
+            elementwise,
+            reductions,
+            norms,
+            softmax,
+            matmul,
+            attention,
+        ),
         *(decoding, optimizer, graphs, parallel, planning),
     )
 }

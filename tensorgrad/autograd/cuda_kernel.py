@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import FORWARD_ONLY, Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import cast
 from tensorgrad.core.backend import Array, Shape, contiguous, is_numpy, same_device, upcast
@@ -69,6 +70,7 @@ def cuda_kernel(
     candidates: Sequence[Mapping[str, int]] = (),
     tuned: str | Path | None = None,
     case: Callable[..., Any] | None = None,
+    tangent: Callable[..., Any] | None = None,
 ) -> CudaKernel:
     """Return a function of tensors that a CUDA kernel computes on a GPU, and NumPy on the CPU.
 
@@ -87,7 +89,8 @@ def cuda_kernel(
     of the GPU, such as 90. `reference` and `shapes`, which are called on the CPU too, get only the
     numbers that the call names.
 
-    The result has no gradient: `tg.Function` makes an op of two kernels.
+    The result has no gradient: `tg.Function` makes an op of two kernels. With `tangent` it has a
+    derivative in forward mode, `tg.jvp`.
 
     Args:
         source: CUDA C++, or the path of a file of it.
@@ -109,6 +112,9 @@ def cuda_kernel(
             launch, and need not exist.
         case: takes the arguments and returns what distinguishes cases that are tuned apart, besides
             the dtypes. Default: the shapes of the arrays.
+        tangent: takes the arguments of the call as tensors, then for each array its tangent, None
+            where it is constant. It returns the tangent of the result in ops, of several results a
+            tuple; None for one that is constant. It may call the kernel, where that is linear.
 
     Returns:
         A function of the arrays and the numbers, which returns a tensor, or a tuple of several.
@@ -129,7 +135,12 @@ def cuda_kernel(
         >>> scale(tg.tensor([1.0, 2.0]), 3.0)
         tensor([3., 6.], dtype=float32)
     """
-    for what, function in (("reference", reference), ("blocks", blocks), ("case", case)):
+    for what, function in (
+        ("reference", reference),
+        ("blocks", blocks),
+        ("case", case),
+        ("tangent", tangent),
+    ):
         if function is not None or what == "reference":
             check_function("cuda_kernel", function, name=what)
     if not isinstance(source, (str, Path)):
@@ -176,6 +187,7 @@ def cuda_kernel(
         candidates,
         None if tuned is None else Path(tuned),
         case,
+        tangent,
     )
 
 
@@ -216,8 +228,10 @@ class CudaKernel:
         candidates: Sequence[Mapping[str, int]],
         tuned: Path | None,
         case: Callable[..., Any] | None,
+        tangent: Callable[..., Any] | None,
     ) -> None:
         self.__name__ = name
+        self._tangent = tangent
         self.reference = reference
         self._text, self._place = text, place
         self._outputs = [p for p in parameters if p.kind == "output"]
@@ -259,7 +273,8 @@ class CudaKernel:
                 different ones for T.
             ShapeError: the reference returns other shapes than `shapes` says.
             DeviceError: arguments are on different devices.
-            GradError: an argument requires a gradient, which would be lost.
+            GradError: an argument requires a gradient, which would be lost, or has a tangent and
+                the kernel none.
             KernelError: the kernel does not compile; with the lines of the source. Or the file of
                 tuned values has one that is not a candidate.
         """
@@ -273,7 +288,11 @@ class CudaKernel:
         run = self._run_reference if is_numpy(arrays[0]) else self._launch
         outputs = run(arrays, numbers, results, types, values)
         return record(
-            self.__name__, outputs if len(outputs) > 1 else outputs[0], tensors, _none, ()
+            self.__name__,
+            outputs if len(outputs) > 1 else outputs[0],
+            tensors,
+            _none,
+            (self._tangent, arrays, numbers),
         )
 
     def tune(self, *args: Any, **values: Any) -> str:
@@ -344,12 +363,9 @@ class CudaKernel:
             for p, x in zip(self._inputs, args[:count], strict=True)
         ]
         same_device(op, names, [x.data for x in tensors])
-        if mode.grad_enabled and any([x.requires_grad for x in tensors]):
-            name = next(n for n, x in zip(names, tensors, strict=True) if x.requires_grad)
-            raise GradError(
-                f"{op}: {name} requires a gradient, which a kernel alone does not have; call it in "
-                "the forward of a tensorgrad.Function, or detach() the argument"
-            )
+        if mode.grad_enabled:
+            for name, x in zip(names, tensors, strict=True):
+                self._check_constant(name, x)
         for parameter, value in zip(self._given, args[count:], strict=True):
             check_number(op, parameter.name, value)
         self._check_values(op, values)
@@ -360,6 +376,20 @@ class CudaKernel:
                     "template"
                 )
         return tensors, tuple(args[count:])
+
+    def _check_constant(self, name: str, x: Tensor) -> None:
+        """Raise GradError where a gradient, or a tangent, would be lost."""
+        if not x.requires_grad or (x.node is FORWARD_ONLY and self._tangent is not None):
+            return
+        if x.node is FORWARD_ONLY:
+            raise GradError(
+                f"{self.__name__}: {name} has a tangent, and the kernel none; give cuda_kernel "
+                "tangent=, a function in ops, or detach() the argument"
+            )
+        raise GradError(
+            f"{self.__name__}: {name} requires a gradient, which a kernel alone does not have; "
+            "call it in the forward of a tensorgrad.Function, or detach() the argument"
+        )
 
     def _check_values(self, op: str, values: Mapping[str, Any]) -> None:
         """Raise ArgumentError unless the values are numbers of the template, or threads."""
@@ -582,6 +612,13 @@ def _words(values: Mapping[str, int]) -> str:
 def _none(dy: Array, saved: tuple[Any, ...], needs: Sequence[Any]) -> Any:
     """Stand for a backward: nothing that requires a gradient comes here."""
     raise AssertionError
+
+
+@tangent_of(_none)
+def _tangent_of_kernel(op: Op, *tangents: Tensor | None) -> Any:
+    tangent, arrays, numbers = op.saved
+    inputs = [op.input(i, array) for i, array in enumerate(arrays)]
+    return tangent(*inputs, *numbers, *tangents)
 
 
 def _place(text: str, name: str) -> tuple[str, int]:

@@ -5,11 +5,13 @@ The class is that of `torch.autograd.Function`. Tests: tests/autograd/test_funct
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tensorgrad.amp import Casts
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core.arrays import cast
 from tensorgrad.core.backend import Array, Shape, device_of, is_numpy, namespace
 from tensorgrad.core.dtypes import Dtype, is_float
@@ -24,7 +26,8 @@ class Function:
     """Define an op by its forward and its backward, as with `torch.autograd.Function`.
 
     Subclass it and call `apply`. Neither method is recorded, whatever ops it calls. Backward has
-    the autocast of forward. An op cannot be differentiated twice.
+    the autocast of forward. With a third method, `jvp`, which is recorded, the op has derivatives
+    of every kind: `jvp`, and gradients of gradients.
 
     Example:
         >>> class Cube(tg.Function):
@@ -69,6 +72,37 @@ class Function:
         """
         raise NotImplementedError
 
+    @staticmethod
+    def jvp(*args: Any) -> Any:
+        """Return the tangent of each result of forward, a tuple where there are several; optional.
+
+        In ops, which are recorded: derivatives beyond the first differentiate them. The inputs and
+        results of forward in `ctx.saved_tensors` have their history there; what forward computed
+        from them beside the results has none, and counts as constant.
+
+        Args:
+            args: the context, then for each argument of forward the tangent, a tensor of its shape
+                and dtype; None for one that is not a tensor, or is constant.
+
+        Returns:
+            A tensor of the shape of the result, or None for a result that is constant.
+
+        Example:
+            >>> class Cube(tg.Function):
+            ...     @staticmethod
+            ...     def forward(ctx, x):
+            ...         ctx.save_for_backward(x)
+            ...         return x * x * x
+            ...
+            ...     @staticmethod
+            ...     def jvp(ctx, t):
+            ...         (x,) = ctx.saved_tensors
+            ...         return 3 * x * x * t
+            >>> tg.jvp(Cube.apply, (tg.tensor([2.0]),), (tg.tensor([1.0]),))
+            (tensor([8.], dtype=float32), tensor([12.], dtype=float32))
+        """
+        raise NotImplementedError
+
     @classmethod
     def apply(cls, *args: Any) -> Any:
         """Return what forward returns, as tensors through which gradients flow to the arguments.
@@ -84,6 +118,8 @@ class Function:
             GradError: in backward, the number of gradients is not that of the arguments.
             ShapeError: in backward, a gradient has another shape than its argument.
             DeviceError: in backward, a gradient is on another device than its argument.
+            GradError: in a derivative beyond the first, or in forward mode, the op has no `jvp`, or
+                that returned another number of tangents than there are results.
         """
         ctx = Context(cls, args)
         with replaced(mode, grad_enabled=False):
@@ -113,7 +149,9 @@ class Context:
             [isinstance(x, Tensor) and x.requires_grad and mode.grad_enabled for x in args]
         )
         self.saved_tensors: tuple[Any, ...] = ()  # Any, not Tensor | None: most are tensors
-        self._op = op
+        self._op, self._arguments = op, args
+        self._saved: Sequence[Tensor | None] = ()
+        self._places: list[tuple[bool, int] | None] = []  # of inputs, or not, that were saved
         self._inputs = [_Place.of(x) if isinstance(x, Tensor) else None for x in args]
         self._results: list[tuple[Shape, Dtype]] = []
         self._autocast: Casts | None = mode.autocast
@@ -131,6 +169,7 @@ class Context:
                     f"{self._op.__name__}: save_for_backward got a {kind}, expected tensors; set "
                     "another value as an attribute of ctx"
                 )
+        self._saved = tensors
         self.saved_tensors = tuple([None if x is None else Tensor(x.data) for x in tensors])
 
     if TYPE_CHECKING:  # attributes that an op sets
@@ -147,7 +186,32 @@ class Context:
             got = wrong[0] if wrong else f"an empty {type(result).__name__}"
             raise DtypeError(f"{self._op.__name__}.forward returned {got}, expected tensors")
         self._results = [(y.shape, y.dtype) for y in outputs]
+        self._places = [_place_of(x, self._arguments, outputs) for x in self._saved]
+        self._arguments = self._saved = ()
         return outputs
+
+    def _with_history(self, op: Op) -> Context:
+        """Return a context whose saved inputs and results are tensors with a history."""
+        ctx = copy.copy(self)
+        tensors = list(self.saved_tensors)
+        for i, place in enumerate(self._places):
+            if place is not None and tensors[i] is not None:
+                is_input, index = place
+                array = tensors[i].data
+                tensors[i] = op.input(index, array) if is_input else op.output(array, index)
+        ctx.saved_tensors = tuple(tensors)
+        return ctx
+
+
+def _place_of(
+    x: Tensor | None, inputs: Sequence[Any], outputs: Sequence[Tensor]
+) -> tuple[bool, int] | None:
+    """Return whether a saved tensor is an input, and its index among these or the results."""
+    for is_input, tensors in ((True, inputs), (False, outputs)):
+        for i, tensor in enumerate(tensors):
+            if x is not None and x is tensor:
+                return is_input, i
+    return None
 
 
 class _Place(NamedTuple):
@@ -179,6 +243,43 @@ def _backward(dys: Any, saved: Saved, needs: Needs) -> Gradients:
             "one for each argument of forward, None where there is none"
         )
     return [_gradient(ctx, i, dx) for i, dx in enumerate(found)]
+
+
+@tangent_of(_backward)
+def _tangent(op: Op, *tangents: Tensor | None) -> Any:
+    """Return the tangents that the `jvp` of a Function computes."""
+    ctx: Context = op.saved[0]
+    name = ctx._op.__name__
+    if ctx._op.jvp is Function.jvp:
+        raise GradError(
+            f"{name}: the op has no tangent, expected a staticmethod {name}.jvp(ctx, *tangents) "
+            "for this derivative; it returns the tangents of the results of forward, in ops"
+        )
+    with replaced(mode, autocast=ctx._autocast):
+        result = ctx._op.jvp(ctx._with_history(op), *tangents)
+    found = result if isinstance(result, tuple | list) else (result,)
+    if len(found) != len(ctx._results):
+        raise GradError(
+            f"{name}.jvp returned {len(found)} tangents, expected {len(ctx._results)}: one for "
+            "each result of forward, None where there is none"
+        )
+    return [_checked_tangent(ctx, i, t) for i, t in enumerate(found)]
+
+
+def _checked_tangent(ctx: Context, index: int, t: Any) -> Tensor | None:
+    """Return the tangent of one result, checked; None for one that does not hold floats."""
+    shape, dtype = ctx._results[index]
+    if t is None or not is_float(dtype):
+        return None
+    op = f"{ctx._op.__name__}.jvp"
+    name = "the tangent" if len(ctx._results) == 1 else f"the tangent of result {index}"
+    if not isinstance(t, Tensor):
+        raise DtypeError(f"{op}: {name} is a {type(t).__name__}, expected a tensor or None")
+    if not is_float(t.dtype):
+        raise DtypeError(f"{op}: {name} has dtype {t.dtype}, expected a float")
+    if t.shape != shape:
+        raise ShapeError(f"{op}: {name} has shape {t.shape}, expected {shape}")
+    return t
 
 
 def _read_only(dy: Array) -> Array:

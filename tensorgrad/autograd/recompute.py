@@ -2,25 +2,34 @@
 
 Forward runs the function once and drops its graph; backward runs it again to rebuild the graph and
 walks it at once. So the arrays saved inside exist for one call at a time, at the cost of one more
-forward. Tests: tests/autograd/test_recompute.py.
+forward.
+
+In forward mode the function runs with its tangents. These are further outputs of the same op, so
+that its backward runs the function again with its tangents. A gradient that is differentiated again
+runs it too, and goes on through its graph. Tests: tests/autograd/test_recompute.py.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tensorgrad import random
 from tensorgrad.amp import Casts
+from tensorgrad.autograd import second
+from tensorgrad.autograd.tangents import FORWARD_ONLY, Forward, Tangents, tangents_of, walked_by
 from tensorgrad.core import backward, nodes
+from tensorgrad.core.arrays import cast
 from tensorgrad.core.checks import check_function
 from tensorgrad.core.errors import GradError
 from tensorgrad.core.gradient import Gradients, Needs, Saved, unwrapped
 from tensorgrad.core.modes import mode, replaced
-from tensorgrad.core.nodes import Edge, Node
+from tensorgrad.core.nodes import Edge, Node, Output, edge_of
 from tensorgrad.core.tensor import Tensor
 
 
@@ -31,6 +40,8 @@ class _Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     autocast: Casts | None
+    forward: Forward | None
+    inside_grad: bool
     random: dict[str, int]
     edges: list[Edge]
 
@@ -74,31 +85,93 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
         y = f(*args, **kwargs)
         if not isinstance(y, Tensor):
             raise GradError(f"{_name(f)} returned a {type(y).__name__}, expected one tensor")
-        if not mode.grad_enabled or not y.requires_grad:
+        results = _flowing(y) if mode.grad_enabled else []
+        if not results:
             return y
-        call = _Call(f, args, kwargs, mode.autocast, state, nodes.frontier(y, version))
+        edges = _frontier(results, version)
+        call = _Call(f, args, kwargs, mode.autocast, mode.forward, mode.inside_grad, state, edges)
         # saved only so that the walk raises an error for arrays that were assigned to since
-        arrays = [t.data for t in (*args, *kwargs.values(), *call.edges) if isinstance(t, Tensor)]
-        saved = (call, *arrays)
-        return Tensor(y.data, True, Node(_name(f), call.edges, _backward, saved, y.data, True))
+        arrays = [t.data for t in (*args, *kwargs.values(), *edges) if isinstance(t, Tensor)]
+        known = tangents_of(y)
+        node = Node(_name(f), edges, _backward, (call, *arrays), y.data, not known)
+        if not known:
+            return Tensor(y.data, True, node)
+        outputs = [Output(node, i, len(results), x.data) for i, x in enumerate(results)]
+        return _with_edges(y, dict(zip(map(id, results), outputs, strict=True)))
 
     return run
 
 
+def _flowing(y: Tensor) -> list[Tensor]:
+    """Return y, its tangents, theirs, and so on: those that gradients flow back from."""
+    found = [y] if y.requires_grad and y.node is not FORWARD_ONLY else []
+    for t in tangents_of(y).values():
+        found += _flowing(t)
+    return found
+
+
+def _with_edges(x: Tensor, edges: dict[int, Output]) -> Tensor:
+    """Return x and its tangents without their graphs, with the edges that they have by id."""
+    y = Tensor(x.data, x.requires_grad, edges.get(id(x), x.node))
+    y.tangents = {level: _with_edges(t, edges) for level, t in tangents_of(x).items()}
+    return y
+
+
+def _frontier(results: Sequence[Tensor], version: int) -> list[Edge]:
+    """Return the edges that results of a function depend on; see `nodes.frontier`."""
+    edges = [edge for x in results for edge in nodes.frontier(x, version)]
+    return list(dict.fromkeys(edges))
+
+
 def _backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     call: _Call = saved[0]
-    array = unwrapped(dy)
+    if type(dy) is not list:
+        (y,) = _again(call, [unwrapped(dy)])
+        return backward.gradients(y, dy, call.edges)
+    results = zip(_again(call, dy), dy, strict=True)
+    starts = [(edge_of(x), array) for x, array in results if array is not None]
+    start = Node("outputs", [edge for edge, _ in starts], _hand_out, (), np.empty(()))
+    start.saved = [cast(array, edge.dtype) for edge, array in starts]
+    return backward.gradients_from(start, np.zeros(()), call.edges, retain_graph=False)
+
+
+def _hand_out(dy: Any, saved: Saved, needs: Needs) -> Gradients:
+    return saved
+
+
+def _walk(node: Node, dys: Tangents, needs: Needs) -> Sequence[Tensor | None]:
+    """Return the gradients in recorded ops, through the graph of the function."""
+    call: _Call = node.saved[0]._replace(inside_grad=True)
+    results = _again(call, [None if dy is None else dy.data for dy in dys])
+    seeds = [(x, dy) for x, dy in zip(results, dys, strict=True) if dy is not None]
+    return second.gradients(seeds, call.edges)
+
+
+walked_by(_walk, _backward)
+
+
+def _again(call: _Call, dys: Sequence[Any]) -> list[Tensor]:
+    """Run the function again; return the results that gradients flow back from.
+
+    Raises:
+        GradError: they are not what they were.
+    """
     with _same_conditions(call):
         version = nodes.next_version()
-        y = call.f(*call.args, **call.kwargs)
-        edges = nodes.frontier(y, version)
-        same = len(edges) == len(call.edges) and all(map(operator.is_, edges, call.edges))
-        if y.dtype != array.dtype or y.shape != array.shape or not same:
-            raise GradError(
-                f"{_name(call.f)}: got shape {y.shape}, dtype {y.dtype} or a graph that differs "
-                f"from the first run, expected {array.shape}, {array.dtype} and the same parameters"
-            )
-    return backward.gradients(y, dy, call.edges)
+        results = _flowing(call.f(*call.args, **call.kwargs))
+        edges = _frontier(results, version)
+    same = len(edges) == len(call.edges) and all(map(operator.is_, edges, call.edges))
+    same = same and len(results) == len(dys)
+    for i, dy in enumerate(dys):
+        y = results[i] if i < len(results) else None
+        if dy is None or (y is not None and same and (y.dtype, y.shape) == (dy.dtype, dy.shape)):
+            continue
+        got = "no graph" if y is None else f"shape {y.shape}, dtype {y.dtype} or a graph"
+        raise GradError(
+            f"{_name(call.f)}: got {got} that differs from the first run, expected {dy.shape}, "
+            f"{dy.dtype} and the same parameters"
+        )
+    return results
 
 
 @contextmanager
@@ -107,7 +180,13 @@ def _same_conditions(call: _Call) -> Iterator[None]:
     state = random.get_state()
     random.set_state(call.random)
     try:
-        with replaced(mode, grad_enabled=True, autocast=call.autocast):
+        with replaced(
+            mode,
+            grad_enabled=True,
+            autocast=call.autocast,
+            forward=call.forward,
+            inside_grad=call.inside_grad,
+        ):
             yield
     finally:
         random.set_state(state)

@@ -23,10 +23,13 @@ from tensorgrad.autograd.tangents import (
     tangent,
     tangent_of,
     tangents_of,
+    walk_of,
 )
 from tensorgrad.core import backward
 from tensorgrad.core.backend import Array
-from tensorgrad.core.gradient import Gradients, Needs, Saved
+from tensorgrad.core.dtypes import Dtype
+from tensorgrad.core.errors import ArgumentError
+from tensorgrad.core.gradient import AddTogether, Gradients, LeafGradient, Needs, Saved, leaves
 from tensorgrad.core.modes import mode, replaced
 from tensorgrad.core.nodes import RECORDED, Edge, Node, Output, edge_of
 from tensorgrad.core.record import record
@@ -35,12 +38,13 @@ from tensorgrad.core.tensor import Tensor
 Seeds = Sequence[tuple[Tensor, Tensor]]  # y and dy of each
 
 
-def gradients(seeds: Seeds, edges: Sequence[Edge]) -> list[Tensor | None]:
+def gradients(seeds: Seeds, edges: Sequence[Edge], constant: bool = False) -> list[Tensor | None]:
     """Return the sum of dy d(y)/d(edge) over all y, as tensors with a history.
 
     Args:
         seeds: tensors y, and dy in the shape of each.
         edges: leaves or recorded ops, at which the walk ends.
+        constant: the history is that of dy alone: nothing that the graph depends on varies.
     """
     ends, totals = frozenset(edges), dict[Any, Tensor]()
     for y, dy in seeds:
@@ -54,14 +58,118 @@ def gradients(seeds: Seeds, edges: Sequence[Edge]) -> list[Tensor | None]:
         total: Any = totals.pop(edge, None)
         if type(edge) is Output:
             if total is not None:
-                parts.setdefault(edge.node, [None] * edge.count)[edge.index] = total
+                dys = parts.setdefault(edge.node, [None] * edge.count)
+                before = dys[edge.index]  # `Op.output` makes further edges to an output
+                dys[edge.index] = total if before is None else before + total
         elif type(edge) is Node and (total is not None or edge in parts):
             needs = [target in wanted for target in edge.edges]
-            dxs = pulled_back(edge, parts.pop(edge, total), needs)
+            dxs = pulled_back(edge, parts.pop(edge, total), needs, constant)
             for target, dx in zip(edge.edges, dxs, strict=True):
                 if dx is not None:
                     _add(totals, target, dx)
     return [totals.get(edge) for edge in edges]
+
+
+def _backward_to_leaves(y: Tensor, dy: Any, retain_graph: bool | None) -> None:
+    """Add gradients with a history to the `grad` of every leaf; see `Tensor.backward`."""
+    if retain_graph is False:
+        raise ArgumentError(
+            "backward: retain_graph is False, expected True with create_graph: the gradients "
+            "need the graph"
+        )
+    array = backward.seed_of(y, dy)
+    seed = dy if isinstance(dy, Tensor) and dy.data is array else Tensor(array)
+    ends = _leaves(y)
+    with replaced(mode, grad_enabled=True):
+        for leaf, dx in zip(ends, gradients([(y, seed)], ends), strict=True):
+            if dx is not None:
+                with leaves:
+                    _add_to_leaf(leaf, dx)
+    for leaf in ends:
+        for hook in leaf.hooks or ():
+            hook(leaf)
+
+
+def _leaves(y: Tensor) -> list[Tensor]:
+    """Return the leaves that a tensor depends on, in an order that depends on the graph alone."""
+    found: dict[Tensor, None] = {}
+    seen: set[Any] = {None}
+    stack: list[Any] = [edge_of(y)]
+    while stack:
+        edge = stack.pop()
+        if edge not in seen:
+            seen.add(edge)
+            if type(edge) in RECORDED:
+                stack += edge.edges
+            else:
+                found[edge] = None
+    return list(found)
+
+
+def _add_to_leaf(leaf: Tensor, dx: Tensor) -> None:
+    """Add a gradient with its history to that of a leaf, whose array stays where it is."""
+    gradient, before = leaf.gradient, leaf.grad
+    if gradient is None:
+        leaf.gradient = RecordedGradient.of(dx)
+        return
+    total = (before if isinstance(before, Tensor) else Tensor(gradient.array)) + dx
+    gradient.add(dx.data)
+    RecordedGradient.hold(gradient, total)
+
+
+class RecordedGradient(LeafGradient):
+    """The gradient of a leaf with its history, until something is added to it.
+
+    The graph may have saved the memory of the tensor, which the array shares until somebody writes.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> LeafGradient:
+        """Return the gradient that a tensor is."""
+        gradient = LeafGradient(tensor.data)
+        if tensor.requires_grad:
+            cls.hold(gradient, tensor)
+        return gradient
+
+    @classmethod
+    def hold(cls, gradient: LeafGradient, tensor: Tensor) -> None:
+        """Give a gradient a history: that of a tensor of the same values."""
+        gradient.tensor, gradient.is_touched = tensor, True
+        gradient.__class__ = cls
+
+    def plain(self) -> Array:
+        """Return an array that may be written; the gradient has no history from now on."""
+        tensor, self.__class__ = self.tensor, LeafGradient  # type: ignore[assignment]
+        del self.tensor
+        if self.array is tensor.data:
+            self.array = self.array.copy()
+        return self.array
+
+    def add(self, dx: Array) -> None:
+        """Add a contribution in place."""
+        self.plain()
+        self.add(dx)
+
+    def add_at(self, key: Any, dx: Array) -> None:
+        """Add a contribution that is dx in the view [key] and zero elsewhere."""
+        self.plain()
+        self.add_at(key, dx)
+
+    def out(self, dtype: Dtype, rounds: bool = False) -> tuple[Array, int] | None:
+        """Return the array for a kernel that adds to it."""
+        self.plain()
+        return self.out(dtype, rounds)
+
+    def waits(self, contribution: Any, nbytes: int, add: AddTogether) -> bool:
+        """Let a contribution wait until somebody else adds to the gradient or may read it."""
+        self.plain()
+        return self.waits(contribution, nbytes, add)
+
+
+backward.recorded.backward = _backward_to_leaves
+backward.recorded.gradient = RecordedGradient.of
 
 
 def as_argument(x: Tensor) -> Tensor:
@@ -94,15 +202,18 @@ def without_dead_graphs(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [alive(x) for x in tensors]
 
 
-def gradients_of_results(seeds: Seeds, edges: Sequence[Edge]) -> list[Tensor | None]:
+def gradients_of_results(
+    seeds: Seeds, edges: Sequence[Edge], constant: bool = False
+) -> list[Tensor | None]:
     """Return what `gradients` does, with a history only where the graph leads on."""
     dead: set[Edge | None] = {None}
-    flows = any([_leads_on(x, dead) for pair in seeds for x in pair if x.requires_grad])
+    starts = [x for y, dy in seeds for x in ((dy,) if constant else (y, dy))]
+    flows = any([_leads_on(x, dead) for x in starts if x.requires_grad])
     forward: Forward | None = mode.forward
     if forward is not None and not flows:
         forward = Forward(forward.levels, False, forward.keeps_inputs)
     with replaced(mode, forward=forward, grad_enabled=flows or forward is not None):
-        return gradients(seeds, edges)
+        return gradients(seeds, edges, constant)
 
 
 def _leads_on(x: Tensor, dead: set[Edge | None]) -> bool:
@@ -132,6 +243,8 @@ def _order(starts: Sequence[Edge], ends: Set[Edge]) -> list[Edge]:
                 order.append(edge)
         elif edge not in leads:
             leads[edge] = False
+            if type(edge) is Node and edge.saved is None:
+                backward.check_saved(edge)
             if type(edge) in RECORDED:
                 stack += [(edge, True), *[(target, False) for target in edge.edges]]
     return order[::-1]
@@ -143,7 +256,7 @@ def _add(totals: dict[Any, Tensor], edge: Any, dx: Tensor) -> None:
     totals[edge] = dx if before is None else before + dx
 
 
-def pulled_back(node: Node, dy: Any, needs: Needs) -> list[Tensor | None]:
+def pulled_back(node: Node, dy: Any, needs: Needs, constant: bool = False) -> list[Tensor | None]:
     """Return the gradients of the inputs of a recorded op, as an op with a gradient of its own.
 
     Args:
@@ -151,9 +264,16 @@ def pulled_back(node: Node, dy: Any, needs: Needs) -> list[Tensor | None]:
         dy: the gradient of its output; of several outputs a list, with None for one that nothing
             depends on.
         needs: for each input whether its gradient is wanted.
+        constant: the inputs of the op do not vary.
     """
-    op, node = recorded(node), _held(node)
+    op = _constant(node) if constant else recorded(node)
+    held = op.node if constant else _copy(node, node.edges)
+    if op.inputs is not None:
+        held.forward = op.inputs, op.tangents
     dys = _listed(dy)
+    walk = walk_of(node)
+    if walk is not None:
+        return list(walk(node, dys, needs))
     arrays = [None if each is None else each.data for each in dys]
     with np.errstate(over="ignore", invalid="ignore"), replaced(mode, autocast=None):
         found = node.backward(arrays if type(dy) is list else arrays[0], op.saved, needs)
@@ -164,22 +284,34 @@ def pulled_back(node: Node, dy: Any, needs: Needs) -> list[Tensor | None]:
         }
         dxs: list[Tensor | None] = [None] * len(found)
         if given:
-            inputs = [*dys, *(op.inputs or map(_like, node.edges))]
-            saved = (node, dy, list(given), *arrays, *op.saved)
+            varying = [None] * len(found) if constant else (op.inputs or map(_like, node.edges))
+            saved = (held, dy, list(given), *arrays, *op.saved)
             name = f"gradient of {node.name}"
-            results: Any = record(name, tuple(given.values()), inputs, _backward, saved)
+            results: Any = record(name, tuple(given.values()), [*dys, *varying], _backward, saved)
             for place, dx in zip(given, results, strict=True):
                 dxs[place] = dx
     return dxs
 
 
-def _held(node: Node) -> Node:
+def _copy(node: Node, edges: Sequence[Any]) -> Node:
     """Return a copy of a node, which a walk over the graph that passes the node does not free."""
-    copy = Node(node.name, node.edges, node.backward, node.saved, np.empty(()))
+    copy = Node(node.name, edges, node.backward, node.saved, np.empty(()))
     copy.dtype, copy.shape, copy.version = node.dtype, node.shape, node.version
-    if hasattr(node, "forward"):
-        copy.forward = node.forward
     return copy
+
+
+def _constant(node: Node) -> Op:
+    """Return the op of a node, with inputs that do not vary."""
+    backward.check_saved(node)
+    edges = [None if edge is None else _end(edge) for edge in node.edges]
+    return Op(_copy(node, edges), node.saved)
+
+
+def _end(edge: Edge) -> Node:
+    """Return an edge in the place of another one, at which all walks end."""
+    end = Node("constant", [None], same, (), np.empty(()))
+    end.dtype, end.shape = edge.dtype, edge.shape
+    return end
 
 
 def _listed(dy: Any) -> list[Tensor | None]:
@@ -196,9 +328,11 @@ def _like(edge: Any) -> Tensor | None:
 
 def _backward(ws: Sequence[Any], saved: Saved, needs: Needs) -> Gradients:
     node, dys, places = saved[0], _listed(saved[1]), saved[2]
-    given: list[Tensor | None] = [None] * len(node.edges)
-    for place, w in zip(places, ws, strict=True):
-        given[place] = None if w is None else Tensor(w)
+    cotangents = dict(zip(places, ws, strict=True))
+    # An input that occurs repeatedly may have got its whole gradient in one place.
+    of_edges = {node.edges[place]: w for place, w in cotangents.items()}
+    found = [cotangents.get(i, of_edges.get(edge)) for i, edge in enumerate(node.edges)]
+    given = [None if w is None else Tensor(w) for w in found]
     with replaced(mode, grad_enabled=True, forward=None, autocast=None):
         pairs = _along(node, given, dys)
     by_dy = [None if pair is None else pair[0].data for pair in pairs]
@@ -207,9 +341,9 @@ def _backward(ws: Sequence[Any], saved: Saved, needs: Needs) -> Gradients:
     by_input = [None] * len(node.edges)
     if seeds and wanted:
         totals = array_gradients([(t, dy.data) for t, dy in seeds], wanted)
-        found = dict(zip(wanted, totals, strict=True))
+        of_inputs = dict(zip(wanted, totals, strict=True))
         for place, edge in enumerate(node.edges):
-            by_input[place] = found.pop(edge, None)
+            by_input[place] = of_inputs.pop(edge, None)
     return [*by_dy, *by_input]
 
 
@@ -257,7 +391,7 @@ def _along(node: Node, given: Tangents, dys: Sequence[Tensor | None]) -> list[An
 
 
 def tangents_along(
-    ys: Sequence[Tensor], edges: Sequence[Edge], given: Tangents
+    ys: Sequence[Tensor], edges: Sequence[Edge], given: Tangents, constant: bool = False
 ) -> list[Tensor | None]:
     """Return the tangents of results, in a walk over their graph from its arguments.
 
@@ -265,6 +399,7 @@ def tangents_along(
         ys: the results, whose graph is there.
         edges: of the arguments.
         given: the tangents of the arguments.
+        constant: as for `gradients`.
     """
     found: dict[Any, Tensor | None] = dict(zip(edges, given, strict=True))
     order = _order([edge_of(y) for y in ys if y.requires_grad], frozenset(edges))[::-1]
@@ -278,14 +413,14 @@ def tangents_along(
         own = [found.get(edge) for edge in node.edges]
         if all(t is None for t in own):
             continue
-        several = outputs.get(node)
+        several, op = outputs.get(node), _constant(node) if constant else recorded(node)
         if several is None:
-            (found[node],) = tangent(recorded(node), own, [(node.shape, node.dtype)])
+            (found[node],) = tangent(op, own, [(node.shape, node.dtype)])
             continue
         shapes: list[Any] = [None] * several[0].count
         for output in several:
             shapes[output.index] = output.shape, output.dtype
-        ts = tangent(recorded(node), own, shapes)
+        ts = tangent(op, own, shapes)
         found.update({output: ts[output.index] for output in several})
     ts = [found.get(edge_of(y)) if y.requires_grad else None for y in ys]
     return [

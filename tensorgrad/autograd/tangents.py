@@ -28,7 +28,7 @@ from tensorgrad.core.backward import check_saved
 from tensorgrad.core.dtypes import Dtype
 from tensorgrad.core.errors import GradError
 from tensorgrad.core.modes import mode, replaced
-from tensorgrad.core.nodes import Backward, Node
+from tensorgrad.core.nodes import Backward, Node, Output, edge_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 
@@ -36,8 +36,11 @@ Tangents: TypeAlias = "Sequence[Tensor | None]"  # one for each input; None: it 
 # rule(op, tangents) -> the tangent of the output, or one for each of several; None: it is constant
 Rule: TypeAlias = "Callable[..., Any]"
 _AnyRule = TypeVar("_AnyRule", bound=Rule)
+# walk(node, dys, needs) -> the gradients of the inputs, as tensors with a history
+Walk: TypeAlias = "Callable[[Node, Tangents, Sequence[Any]], Sequence[Tensor | None]]"
 
 _RULES: dict[Any, Rule] = {}
+_WALKS: dict[Any, Walk] = {}
 # The node of tensors that only forward mode differentiates: no gradient flows back from it.
 FORWARD_ONLY = Node("jvp", (), lambda dy, saved, needs: (), (), np.empty(()))
 
@@ -76,6 +79,22 @@ def tangent_of(*backward: Callable[..., Any]) -> Callable[[_AnyRule], _AnyRule]:
     return register
 
 
+def walked_by(walk: Walk, *backward: Callable[..., Any]) -> None:
+    """Give ops with these backward functions a gradient in recorded ops, in place of a tangent.
+
+    Args:
+        walk: takes the node, a gradient or None for each output, and for each input whether its
+            gradient is wanted. Returns the gradients of the inputs, as tensors with a history.
+        backward: what the nodes have.
+    """
+    _WALKS.update(dict.fromkeys(backward, walk))
+
+
+def walk_of(node: Node) -> Walk | None:
+    """Return what `walked_by` gave the op of a node."""
+    return _WALKS.get(node.backward)
+
+
 class Op:
     """A recorded op, as its tangent rule sees it.
 
@@ -84,9 +103,12 @@ class Op:
         saved: what it saved for backward.
         inputs: the tensors that it depends on; None: only the node is left of them.
         tangents: of each output, see `tangents_of`.
+
+    Attributes:
+        wanted: for each output whether its tangent is wanted.
     """
 
-    __slots__ = ("inputs", "node", "saved", "tangents")
+    __slots__ = ("inputs", "node", "saved", "tangents", "wanted")
 
     def __init__(
         self,
@@ -96,6 +118,7 @@ class Op:
         tangents: Sequence[dict[object, Tensor]] = (),
     ) -> None:
         self.node, self.saved, self.inputs, self.tangents = node, saved, inputs, tangents
+        self.wanted: Sequence[bool] = ()
 
     def input(self, index: int, array: Array) -> Tensor:
         """Return an input as a tensor that gradients flow through.
@@ -111,14 +134,22 @@ class Op:
         edge = self.node.edges[index]
         return Tensor(array) if edge is None else Tensor(array, True, edge)
 
-    def output(self, array: Array) -> Tensor:
-        """Return the output as a tensor that gradients flow through, from its saved values."""
+    def output(self, array: Array, index: int = 0) -> Tensor:
+        """Return an output as a tensor that gradients flow through.
+
+        Args:
+            array: its values, which the op has saved.
+            index: of the output, where the op has several.
+        """
         flows = any(edge is not None for edge in self.node.edges)
         if not flows and mode.forward is None:
             return Tensor(array)
-        y = Tensor(array, True, self.node if flows else FORWARD_ONLY)
+        y = Tensor(array, True, FORWARD_ONLY)
+        if flows:
+            count = len(self.wanted)
+            y.node = self.node if count == 1 else Output(self.node, index, count, array)
         if self.tangents:
-            y.tangents = self.tangents[0]
+            y.tangents = self.tangents[index]
         return y
 
 
@@ -150,18 +181,32 @@ def tangent(
             f"{op.node.name}: the op has a gradient and no tangent, expected one for this "
             "derivative; tensorgrad.autograd.tangent_of gives it one"
         )
+    op.wanted = [shape is not None for shape in shapes]
     found = rule(op, *given)
     each = found if isinstance(found, tuple | list) else (found,)
+    if len(each) != len(shapes):
+        raise GradError(
+            f"{op.node.name}: its rule returned {len(each)} tangents, expected {len(shapes)}, one "
+            "for each output"
+        )
     return [
-        None if t is None or shape is None else _fitted(t, *shape)
+        None if t is None or shape is None else _fitted(op.node.name, t, *shape)
         for t, shape in zip(each, shapes, strict=True)
     ]
 
 
-def _fitted(t: Tensor, shape: Shape, dtype: Dtype) -> Tensor:
-    """Return a tangent in the shape and the dtype of what it belongs to."""
+def _fitted(name: str, t: Any, shape: Shape, dtype: Dtype) -> Tensor:
+    """Return the tangent of an output in its shape and dtype."""
+    if not isinstance(t, Tensor):
+        raise GradError(f"{name}: its rule returned a {type(t).__name__}, expected a tensor")
     if t.shape != shape:
-        t = record("broadcast_to", namespace(t.data).broadcast_to(t.data, shape), (t,), same, ())
+        try:
+            data = namespace(t.data).broadcast_to(t.data, shape)
+        except ValueError as error:
+            raise GradError(
+                f"{name}: its rule returned a tangent of shape {t.shape}, expected {shape}"
+            ) from error
+        t = record("broadcast_to", data, (t,), same, ())
     return t if t.dtype == dtype else t.astype(dtype)
 
 
@@ -237,7 +282,7 @@ class Forward:
             own = [each.get(level) for each in given]
             if all(t is None for t in own):
                 continue
-            with self._below(place):
+            with np.errstate(over="ignore", invalid="ignore"), self._below(place):  # as in backward
                 results = tangent(op, own, shapes)
             for known, t in zip(op.tangents, results, strict=True):
                 if t is not None:
@@ -248,13 +293,49 @@ class Forward:
         """Return the context in which the tangent of a level is computed."""
         below = self.levels[:place]
         if not below:
-            return replaced(mode, forward=None, grad_enabled=self.is_recorded)
-        return replaced(mode, forward=Forward(below, self.is_recorded, self.keeps_inputs))
+            return replaced(mode, forward=None, autocast=None, grad_enabled=self.is_recorded)
+        forward = Forward(below, self.is_recorded, self.keeps_inputs)
+        return replaced(mode, forward=forward, autocast=None)
 
     def cast(self, y: Tensor, x: Tensor) -> Tensor:
         """Return y, the values of x in another dtype, with the tangents of x in that dtype."""
         y.tangents = {level: t.astype(y.dtype) for level, t in tangents_of(x).items()}
         return y
+
+
+def along(
+    f: Callable[..., Any], primals: Sequence[Tensor | None], given: Tangents
+) -> list[Tensor | None]:
+    """Return the derivative of a function along some tangents, in forward mode.
+
+    A rule can so follow from a definition of the op in other ops.
+
+    Args:
+        f: returns a tensor or a tuple of several.
+        primals: the arguments of f.
+        given: their tangents, None for those that are constant.
+
+    Returns:
+        The tangent of each result, None where it is constant.
+    """
+    level, outer = object(), mode.forward or Forward((), mode.grad_enabled)
+    duals = [
+        x if x is None or t is None else _dual(x, level, t)
+        for x, t in zip(primals, given, strict=True)
+    ]
+    forward = Forward((*outer.levels, level), outer.is_recorded, outer.keeps_inputs)
+    with replaced(mode, forward=forward, grad_enabled=True):
+        found = f(*duals)
+    each = found if isinstance(found, tuple | list) else (found,)
+    return [tangents_of(y).get(level) for y in each]
+
+
+def _dual(x: Tensor, level: object, t: Tensor) -> Tensor:
+    """Return x with a tangent of a level; gradients flow to x."""
+    flows = x.requires_grad and mode.grad_enabled
+    dual = Tensor(x.data, True, edge_of(x) if flows else FORWARD_ONLY)
+    dual.tangents = {**tangents_of(x), level: t}
+    return dual
 
 
 def reversible() -> Forward | None:

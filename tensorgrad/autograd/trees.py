@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.tensor import Tensor
 
 
-class Kind(NamedTuple):
+class Container(NamedTuple):
     """A kind of container.
 
     Args:
@@ -23,23 +23,27 @@ class Kind(NamedTuple):
         found: `found(other, container)` returns the children of a tree that stands for the
             container, such as its tangents; None where it is none.
         results: as `build`, for tensors that belong to the children, such as gradients.
+        plain: as `build`, for results of any shape.
     """
 
     children: Callable[[Any], Mapping[Any, Any]]
     build: Callable[[Any, Mapping[Any, Any]], Any]
     found: Callable[[Any, Any], Mapping[Any, Any] | None]
     results: Callable[[Any, Mapping[Any, Any]], Any]
+    plain: Callable[[Any, Mapping[Any, Any]], Any]
 
 
-_KINDS: dict[type, Kind] = {}
+How: TypeAlias = Literal["build", "results", "plain"]
+
+_KINDS: dict[type, Container] = {}
 
 
-def register(kind: type, functions: Kind) -> None:
+def register(kind: type, functions: Container) -> None:
     """Make a class, and those derived from it, containers."""
     _KINDS[kind] = functions
 
 
-def kind_of(value: Any) -> Kind | None:
+def kind_of(value: Any) -> Container | None:
     """Return the kind of a container; None for a leaf."""
     for base in type(value).__mro__:
         if base in _KINDS:
@@ -57,15 +61,17 @@ class Tree:
 
     __slots__ = ("children", "container", "kind")
 
-    def __init__(self, container: Any, kind: Kind | None, children: Mapping[Any, Tree]) -> None:
+    def __init__(
+        self, container: Any, kind: Container | None, children: Mapping[Any, Tree]
+    ) -> None:
         self.container, self.kind, self.children = container, kind, children
 
-    def build(self, leaves: Sequence[Any], results: bool = False) -> Any:
+    def build(self, leaves: Sequence[Any], how: How = "build") -> Any:
         """Return a tree with this structure.
 
         Args:
             leaves: in the order of `flatten`.
-            results: the leaves are tensors that belong to those of the tree, not values of them.
+            how: what the leaves are; see `Container`.
         """
         remaining = iter(leaves)
 
@@ -73,7 +79,7 @@ class Tree:
             if tree.kind is None:
                 return next(remaining)
             children = {key: build(child) for key, child in tree.children.items()}
-            return (tree.kind.results if results else tree.kind.build)(tree.container, children)
+            return getattr(tree.kind, how)(tree.container, children)
 
         return build(self)
 
@@ -147,6 +153,12 @@ def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     return tree.build([function(x) if isinstance(x, Tensor) else x for x in leaves])
 
 
+def without_modules(value: Any) -> Any:
+    """Return a tree with a dictionary of the leaves by name in the place of each module."""
+    leaves, tree = flatten(value)
+    return tree.build(leaves, "plain")
+
+
 def _dictionary(container: Any, children: Mapping[Any, Any]) -> Any:
     if type(container) is dict:
         return dict(children)
@@ -174,7 +186,7 @@ def _register(
     build: Callable[[Any, Mapping[Any, Any]], Any],
     found: Callable[[Any, Any], Mapping[Any, Any] | None],
 ) -> None:
-    register(kind, Kind(children, build, found, build))
+    register(kind, Container(children, build, found, build, build))
 
 
 _register(dict, dict, _dictionary, lambda other, _: other if isinstance(other, dict) else None)

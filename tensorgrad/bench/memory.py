@@ -8,14 +8,13 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 from tensorgrad.core import backend
+from tensorgrad.core.backend import free_bytes
 from tensorgrad.profile.memory import Allocator, allocator_of
 
-_MEMINFO = Path("/proc/meminfo")
 _WORDS = ("out of memory", "outofmemory", "memoryallocation", "alloc_failed")
 
 
@@ -103,18 +102,6 @@ def release() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def free_bytes(device: str) -> int | None:
-    """Return the memory that new arrays on a device may use; None where it is not known."""
-    if device != "cpu":
-        used, reserved = backend.memory_bytes()
-        return int(backend.cupy.cuda.runtime.memGetInfo()[0]) + reserved - used
-    with suppress(OSError, ValueError, StopIteration):
-        lines = _MEMINFO.read_text().splitlines()
-        line = next(line for line in lines if line.startswith("MemAvailable:"))
-        return 1024 * int(line.split()[1])
-    return None
 
 
 def check_fits(size: float, device: str) -> None:

@@ -18,6 +18,7 @@ from tensorgrad.bench.buckets import buckets_sweep
 from tensorgrad.bench.comm import comm_sweep
 from tensorgrad.bench.cpu import cpu_sweep
 from tensorgrad.bench.decode import decode_sweep
+from tensorgrad.bench.derivatives import derivatives_sweep
 from tensorgrad.bench.errors import errors_sweep
 from tensorgrad.bench.first_use import first_use_sweep
 from tensorgrad.bench.kernels import kernels_sweep
@@ -41,7 +42,7 @@ SWEEPS: tuple[Callable[..., Iterator[Sweep]], ...] = (
     *(attention_sweep, model_sweep, matrix_sweep, comm_sweep, precision_sweep, buckets_sweep),
     *(parallel_sweep, step_sweep, cpu_sweep, kernels_sweep, decode_sweep, overhead_sweep),
     *(first_use_sweep, errors_sweep, profiler_sweep, proposals_sweep, loss_sweep),
-    translation_sweep,
+    *(translation_sweep, derivatives_sweep),
 )
 
 

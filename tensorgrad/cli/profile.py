@@ -66,7 +66,7 @@ def profile(
     *,
     model: ModelOptions = DEFAULT_MODEL,
     step: StepOptions = StepOptions(),
-    what: tuple[Literal["time", "memory"], ...] = ("time", "memory"),
+    what: tuple[Literal["time", "memory"], ...] | None = None,
     steps: int = 3,
     warmup: int = 2,
     nvtx: bool = False,
@@ -81,7 +81,7 @@ def profile(
 
     Args:
         run: a run or its config.json, whose step to profile; default: a step from the options.
-        what: time, memory, or both.
+        what: time, memory, or both (default: both).
         steps: steps to record.
         warmup: steps before those, which compile kernels; not a warmup of the learning rate.
         nvtx: also show ranges in Nsight Systems.
@@ -104,8 +104,8 @@ def profile(
         with Progress("profile", "step", main) as progress:
             found = profile_step(
                 settings, device, steps=steps, warmup=warmup,
-                what=tuple(dict.fromkeys(what)), nvtx=nvtx, source=source, comm=comm,
-                progress=progress.show,
+                what=tuple(dict.fromkeys(what or ("time", "memory"))), nvtx=nvtx, source=source,
+                comm=comm, progress=progress.show,
             )  # fmt: skip
     except BaseException:
         with suppress(OSError):

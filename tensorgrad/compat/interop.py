@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.compat import dlpack
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
@@ -160,6 +161,14 @@ def _torch_backward(dys: list[Array | None], saved: Saved, needs: Needs) -> Grad
     return (*grads, None)
 
 
+@tangent_of(_torch_backward)
+def _torch_tangent(op: Op, *tangents: Tensor | None) -> None:
+    raise GradError(
+        f"{op.node.name}: the function of PyTorch has gradients and no tangent, expected one of "
+        "ours for this derivative; a tensorgrad.Function with a jvp can call it"
+    )
+
+
 def _torch_leaf(torch: Any, tensor: Tensor) -> Any:
     """Return a PyTorch tensor on the memory of ours, that holds its gradient where it wants one."""
     leaf = torch.from_dlpack(tensor.detach())
@@ -223,8 +232,12 @@ def _backward_from(outputs: Sequence[Tensor], dys: Sequence[Array | None]) -> No
     pairs = [(y, dy) for y, dy in zip(outputs, dys, strict=True) if dy is not None]
     with replaced(mode, grad_enabled=True):
         end = record("as_torch_function", np.zeros(()), [y for y, _ in pairs],
-                     lambda _, saved, needs: saved, tuple(dy for _, dy in pairs))  # fmt: skip
+                     _hand_out, tuple(dy for _, dy in pairs))  # fmt: skip
     end.backward()
+
+
+def _hand_out(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    return saved
 
 
 def _several(name: str, result: Any, kind: type, words: str) -> tuple[Any, ...]:

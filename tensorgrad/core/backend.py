@@ -10,9 +10,10 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -160,6 +161,19 @@ def memory_bytes() -> tuple[int, int]:
     return int(sum(used)), int(sum(reserved))
 
 
+def free_bytes(device: str) -> int | None:
+    """Return the memory that new arrays on a device may use; None where it is not known."""
+    if device != "cpu":
+        used, reserved = memory_bytes()
+        return int(cupy.cuda.runtime.memGetInfo()[0]) + reserved - used
+    with suppress(OSError, ValueError, StopIteration):
+        lines = _MEMINFO.read_text().splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        return 1024 * int(line.split()[1])
+    return None
+
+
+_MEMINFO = Path("/proc/meminfo")
 _pools: WeakSet[Any] = WeakSet()  # besides the default one
 
 

@@ -7,14 +7,14 @@ arrays as it passes. Gradients on the way are read-only: they may be shared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from tensorgrad.core import instrument
-from tensorgrad.core.arrays import array_of, cast, converted, sum_to_shape
+from tensorgrad.core.arrays import added, array_of, cast, converted, sum_to_shape
 from tensorgrad.core.backend import Array, namespace, same_device
 from tensorgrad.core.dtypes import is_complex
 from tensorgrad.core.errors import DtypeError, GradError, ShapeError
@@ -38,7 +38,24 @@ _NDARRAY, _SCALAR = np.ndarray, np.generic
 _NOWHERE: frozenset[Edge] = frozenset()
 
 
-def backward(self: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
+class Recorded:
+    """How gradients get a history; set when `tensorgrad.autograd` is imported.
+
+    Attributes:
+        backward: (tensor, dy, retain_graph) -> None; adds gradients with a history to the leaves.
+        gradient: (tensor) -> the gradient of a leaf, with the history of a tensor.
+    """
+
+    backward: Callable[[Tensor, Any, bool | None], None]
+    gradient: Callable[[Tensor], LeafGradient]
+
+
+recorded = Recorded()
+
+
+def backward(
+    self: Tensor, dy: Any = None, retain_graph: bool | None = None, create_graph: bool = False
+) -> None:
     """Add d(self)/d(leaf), weighted by `dy`, to the `grad` of every leaf that wants one.
 
     A leaf whose `grad` is an array already gets the sum in place, in that array's dtype; so a
@@ -48,29 +65,42 @@ def backward(self: Tensor, dy: Any = None, retain_graph: bool = False) -> None:
     Args:
         self: any shape; with more than one element `dy` must be given.
         dy: the shape of the tensor; default 1.
-        retain_graph: keep the saved arrays, so that backward can run again.
+        retain_graph: keep the saved arrays, so that backward can run again. Default: False, or
+            True with `create_graph`.
+        create_graph: record the gradients, so that they can be differentiated in turn. The `grad`
+            of a leaf becomes a tensor with a history, until something else is added to it.
 
     Raises:
         GradError: nothing to differentiate, the graph was freed, or an array it saved was
-            assigned to since.
+            assigned to since; the call is inside of a function that `jvp` differentiates; or an op
+            has a gradient and no tangent, with `create_graph`.
+        ArgumentError: `create_graph` with `retain_graph=False`.
         ShapeError: `dy` has another shape than the tensor.
         DtypeError: `dy` holds no real numbers.
         DeviceError: `dy` is a tensor on another device.
     """
-    dy = _seed(self, dy)
-    start = self if self.node is None else self.node
-    if dy.dtype is not start.dtype:  # a cast of a leaf
-        dy = cast(dy, start.dtype)
-    if instrument.observer is None:
-        _walk_to_leaves(start, dy, retain_graph)
+    if mode.forward is not None:
+        raise GradError(
+            "backward: got a call inside of a function that jvp differentiates, expected "
+            "tensorgrad.grad or vjp there: the tangents of `grad` would be lost"
+        )
+    if create_graph:
+        recorded.backward(self, dy, retain_graph)
     else:
-        with instrument.observer.phase("backward"):
+        dy = seed_of(self, dy)
+        start = self if self.node is None else self.node
+        if dy.dtype is not start.dtype:  # a cast of a leaf
+            dy = cast(dy, start.dtype)
+        if instrument.observer is None:
             _walk_to_leaves(start, dy, retain_graph)
+        else:
+            with instrument.observer.phase("backward"):
+                _walk_to_leaves(start, dy, retain_graph)
     if mode.capture is not None:
         mode.capture.settle()
 
 
-def _walk_to_leaves(start: Any, dy: Any, retain_graph: bool) -> None:
+def _walk_to_leaves(start: Any, dy: Any, retain_graph: bool | None) -> None:
     """Add gradients to the leaves, at the end those that have waited for others."""
     waiting = Waiting()
     try:
@@ -113,7 +143,7 @@ def gradients_from(
     return [complete.get(edge) for edge in edges]
 
 
-def _seed(root: Tensor, dy: Any) -> Array:
+def seed_of(root: Tensor, dy: Any) -> Array:
     """Return the gradient to start with, checked."""
     data = root.data
     if not root.requires_grad:
@@ -138,7 +168,7 @@ def _seed(root: Tensor, dy: Any) -> Array:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # inf and NaN reach the gradients, as on the GPU
-def _walk(start: Any, dy: Any, retain_graph: bool, ends: Set[Edge], into: Into) -> None:
+def _walk(start: Any, dy: Any, retain_graph: bool | None, ends: Set[Edge], into: Into) -> None:
     """Visit nodes after all their users, up to leaves and `ends`, whose gradients it completes."""
     shared = _shared(start, ends, into)
     sum_of, observer = shared.get, instrument.observer
@@ -236,8 +266,11 @@ def _arrived(
         _deliver(edge, unwrapped(dy), None, into)
         return []
     node = edge.node
-    dys = parts.setdefault(node, [None] * edge.count)
-    dys[edge.index] = unwrapped(dy)
+    dys, own = parts.setdefault(node, [None] * edge.count), unwrapped(dy)
+    before = dys[edge.index]
+    if before is not None and own is not None:  # tangents make further edges to an output
+        own = added(before, own, np.result_type(before, own))
+    dys[edge.index] = before if own is None else own
     gradient = shared.get(node)
     if gradient is not None:
         gradient.uses -= 1

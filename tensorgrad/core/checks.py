@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from tensorgrad.core.backend import Array, Shape
-from tensorgrad.core.callers import user_level
 from tensorgrad.core.dtypes import Dtype, float64, is_float
 from tensorgrad.core.errors import (
     ArgumentError,
@@ -20,6 +19,7 @@ from tensorgrad.core.errors import (
     ShapeError,
     WideningWarning,
 )
+from tensorgrad.startup.callers import user_level
 
 _MOST = 1 << 63
 _NUMBERS = (float, int, np.floating, np.integer)

@@ -173,9 +173,11 @@ class LeafGradient(Gradient):
         waiting: a contribution that is added with those of other leaves at the end of the walk or
             before, its bytes, and what adds them.
         loan: of the memory, while it counts as zeros.
+        tensor: the gradient with its history; see autograd/second.py.
     """
 
-    __slots__ = ("beta", "is_touched", "is_wide", "loan", "waiting")
+    __slots__ = ("beta", "is_touched", "is_wide", "loan", "tensor", "waiting")
+    tensor: Any
 
     def __init__(self, array: Array) -> None:
         self.array, self.dtype, self.is_own = array, array.dtype, True
@@ -198,6 +200,12 @@ class LeafGradient(Gradient):
         """Add a contribution that is dx in the view [key] and zero elsewhere."""
         with leaves:
             super().add_at(key, dx)
+
+    def plain(self) -> Array:
+        """Return the array, settled; without a history from now on."""
+        if self.waiting is not None or not self.beta:
+            self.settle()
+        return self.array
 
     def settle(self) -> None:
         """Add what waits, and write the zeros that the memory counts as."""

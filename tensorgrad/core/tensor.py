@@ -15,7 +15,7 @@ import numpy as np
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import not_an_operand
 from tensorgrad.core.backend import Array, Shape
-from tensorgrad.core.backward import backward
+from tensorgrad.core.backward import backward, recorded
 from tensorgrad.core.checks import check_flag
 from tensorgrad.core.dtypes import Dtype, is_float
 from tensorgrad.core.errors import DtypeError, GradError
@@ -47,7 +47,8 @@ class Tensor(Methods):
 
     Attributes:
         data: the array.
-        grad: the gradient as an array of the same shape, or None.
+        grad: the gradient as an array of the same shape, or None; a tensor after
+            `backward(create_graph=True)`.
         requires_grad: whether a gradient flows here.
         gradient: what holds `grad`; see gradient.py.
         node: the op that produced it, or the leaf that it is a cast of; None for a leaf.
@@ -98,20 +99,25 @@ class Tensor(Methods):
     def grad(self) -> np.ndarray[Any, Any] | None:
         """The gradient of a leaf, an array in its shape; None before the first backward.
 
-        On a GPU it is a cupy.ndarray, which type checkers take for the numpy.ndarray of a CPU.
+        On a GPU it is a cupy.ndarray, which type checkers take for the numpy.ndarray of a CPU. It
+        is a tensor with a history after `backward(create_graph=True)`, until more is added to it.
         """
         gradient = self.gradient
         if gradient is None:
             return None
+        if type(gradient) is not LeafGradient:
+            return gradient.tensor  # type: ignore[no-any-return]
         if gradient.waiting is not None or not gradient.beta:
             gradient.settle()
         return gradient.array  # type: ignore[no-any-return]
 
     @grad.setter
     def grad(self, array: Array | None) -> None:
-        """Hold an array from now on; None: no gradient."""
+        """Hold an array from now on, or a tensor with its history; None: no gradient."""
         if array is None:
             self.gradient = None
+        elif isinstance(array, Tensor):
+            self.gradient = recorded.gradient(array)
         elif self.gradient is None or self.gradient.array is not array:
             self.gradient = LeafGradient(array)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -41,37 +42,76 @@ _BINARY: dict[type, str] = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
 }  # fmt: skip
 _SYMBOLS = frozenset(_BINARY.values())
-# The derivatives by the operands a, b, c of those that have some; "" for one that is 0.
-_DERIVATIVES: dict[str, tuple[str, ...]] = {
-    "negative": ("-1.0",), "+": ("1.0", "1.0"), "-": ("1.0", "-1.0"), "*": ("b", "a"),
-    "/": ("1.0 / b", "-a / (b * b)"), "where": ("", "where(a, 1.0, 0.0)", "where(a, 0.0, 1.0)"),
-    "positive": ("1.0",), "float32": ("1.0",), "float64": ("1.0",), "number": ("1.0",),
-    "exp": ("exp(a)",), "expm1": ("exp(a)",), "exp2": ("0.6931471805599453 * exp2(a)",),
-    "log": ("1.0 / a",), "log1p": ("1.0 / (1.0 + a)",), "log2": ("1.4426950408889634 / a",),
-    "log10": ("0.4342944819032518 / a",), "sqrt": ("0.5 / sqrt(a)",),
-    "cbrt": ("1.0 / (3.0 * cbrt(a) * cbrt(a))",), "square": ("2.0 * a",),
-    "logaddexp": ("exp(a - logaddexp(a, b))", "exp(b - logaddexp(a, b))"),
-    "hypot": ("a / hypot(a, b)", "b / hypot(a, b)"),
-    "power": ("where(b == 0.0, 0.0, b * power(a, b - 1.0))",
-              "where(a == 0.0, 0.0, power(a, b) * log(where(a == 0.0, 1.0, a)))"),
-    "sin": ("cos(a)",), "cos": ("-sin(a)",), "tan": ("1.0 + tan(a) * tan(a)",),
-    "sinh": ("cosh(a)",), "cosh": ("sinh(a)",), "tanh": ("1.0 - tanh(a) * tanh(a)",),
-    "asin": ("1.0 / sqrt((1.0 - a) * (1.0 + a))",), "acos": ("-1.0 / sqrt((1.0 - a) * (1.0 + a))",),
-    "atan": ("1.0 / (1.0 + a * a)",), "atan2": ("b / (a * a + b * b)", "-a / (a * a + b * b)"),
-    "asinh": ("1.0 / hypot(a, 1.0)",), "acosh": ("1.0 / (sqrt(a - 1.0) * sqrt(a + 1.0))",),
-    "atanh": ("1.0 / ((1.0 - a) * (1.0 + a))",),
-    "maximum": ("where(a > b, 1.0, where(a == b, 0.5, 0.0))",
-                "where(b > a, 1.0, where(a == b, 0.5, 0.0))"),
-    "minimum": ("where(a < b, 1.0, where(a == b, 0.5, 0.0))",
-                "where(b < a, 1.0, where(a == b, 0.5, 0.0))"),
-    "absolute": ("sign(a)",), "copysign": ("copysign(1.0, a) * copysign(1.0, b)", ""),
-    "floor_modulo": ("1.0", "-round_down(a / b)"), "modulo": ("1.0", "-round_toward_zero(a / b)"),
-    "erf": ("1.1283791670955126 * exp(-a * a)",), "normal_cdf": ("normal_pdf(a)",),
-    "normal_pdf": ("-a * normal_pdf(a)",), "sigmoid": ("sigmoid(a) * (1.0 - sigmoid(a))",),
-    "silu_derivative": ("sigmoid(a) * (1.0 - sigmoid(a)) * (2.0 + a * (1.0 - 2.0 * sigmoid(a)))",),
-    "softplus": ("sigmoid(a)",), "gelu_tanh": ("gelu_tanh_derivative(a)",),
-    "gelu_tanh_derivative": ("",),
+_LEAVES = ("name", "constant")
+# What has no derivative, or one of 0.
+_FLAT = (
+    "<", "<=", ">", ">=", "==", "!=", "sign", "sign_bit", "is_nan", "is_inf", "is_finite",
+    "round_down", "round_up", "round_nearest", "round_toward_zero", "floor_quotient", "nextafter",
+    "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or",
+    "bitwise_xor", "invert", "left_shift", "right_shift", "int64",
+)  # fmt: skip
+# gelu_tanh(x) is x * sigmoid(angle): the angle and its derivative, at a bounded to +-30, beyond
+# which the second derivative of gelu_tanh is 0 in double too, and inf * 0 would be NaN.
+_BOUNDED = "minimum(maximum(a, -30), 30)"
+_SLOPE = f"(1.5957691216057308 + 0.21406444881780073 * {_BOUNDED} * {_BOUNDED})"
+_ANGLE = f"({_BOUNDED} * (1.5957691216057308 + 0.07135481627260025 * {_BOUNDED} * {_BOUNDED}))"
+# The gradients of what an expression may call: expressions of dy, the operands a, b, c and the
+# value y, as in a row of the elementwise table; "" where there is none.
+GRADIENTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_FLAT, ()),
+    "negative": ("-dy",), "+": ("dy", "dy"), "-": ("dy", "-dy"), "*": ("dy * b", "dy * a"),
+    "/": ("dy / b", "-dy * y / b"), "where": ("", "where(a, dy, 0)", "where(a, 0, dy)"),
+    "positive": ("dy",), "float32": ("dy",), "float64": ("dy",), "number": ("dy",),
+    "exp": ("dy * y",), "expm1": ("dy * exp(a)",), "exp2": ("dy * 0.6931471805599453 * y",),
+    "log": ("dy / a",), "log1p": ("dy / (1 + a)",), "log2": ("dy * 1.4426950408889634 / a",),
+    "log10": ("dy * 0.4342944819032518 / a",), "logaddexp": ("dy * sigmoid(a - b)",
+                                                            "dy * sigmoid(b - a)"),
+    "sqrt": ("dy * 0.5 / y",), "cbrt": ("dy / (3 * y * y)",), "square": ("dy * 2 * a",),
+    "power": ("dy * where(b == 0, b / where(a > 0, a, 1), b * power(a, where(b == 0, 0, b - 1)))",
+              "dy * y * log(where(a <= 0, 1, a))"),
+    "hypot": ("dy * where(y == 0, 0, a / where(y == 0, 1, y))",
+              "dy * where(y == 0, 0, b / where(y == 0, 1, y))"),
+    "sin": ("dy * cos(a)",), "cos": ("-dy * sin(a)",), "tan": ("dy * (1 + y * y)",),
+    "asin": ("dy / sqrt((1 - a) * (1 + a))",), "acos": ("-dy / sqrt((1 - a) * (1 + a))",),
+    "atan": ("dy / (1 + a * a)",),
+    "atan2": ("dy * b / (a * a + b * b)", "-dy * a / (a * a + b * b)"),
+    "sinh": ("dy * cosh(a)",), "cosh": ("dy * sinh(a)",), "tanh": ("dy * (1 - y * y)",),
+    "asinh": ("dy / hypot(a, 1)",), "acosh": ("dy / (sqrt(a - 1) * sqrt(a + 1))",),
+    "atanh": ("dy / ((1 - a) * (1 + a))",),
+    "maximum": ("where(a == b, dy * 0.5, where(a < b, 0, dy))",
+                "where(a == b, dy * 0.5, where(b < a, 0, dy))"),
+    "minimum": ("where(a == b, dy * 0.5, where(a > b, 0, dy))",
+                "where(a == b, dy * 0.5, where(b > a, 0, dy))"),
+    "absolute": ("dy * sign(a)",), "copysign": ("where(sign_bit(a) == sign_bit(b), dy, -dy)", ""),
+    "floor_modulo": ("dy", "-dy * floor_quotient(a, b)"),
+    "modulo": ("dy", "-dy * round_toward_zero(a / b)"),
+    "erf": ("dy * 1.1283791670955126 * exp(-a * a)",), "normal_cdf": ("dy * normal_pdf(a)",),
+    "normal_pdf": ("-dy * minimum(maximum(a, -40), 40) * y",),  # inf * 0 is NaN
+    "sigmoid": ("dy * y * sigmoid(-a)",), "softplus": ("dy * sigmoid(a)",),
+    "silu_derivative": (
+        "dy * sigmoid(a) * sigmoid(-a)"
+        " * (2 + minimum(maximum(a, -800), 800) * (sigmoid(-a) - sigmoid(a)))",
+    ),
+    "gelu_tanh": ("dy * gelu_tanh_derivative(a)",),
+    "gelu_tanh_derivative": (
+        f"dy * sigmoid({_ANGLE}) * sigmoid(-{_ANGLE}) * (2 * {_SLOPE} + {_BOUNDED} * ("
+        f"0.42812889763560147 * {_BOUNDED}"
+        f" + {_SLOPE} * {_SLOPE} * (sigmoid(-{_ANGLE}) - sigmoid({_ANGLE}))))",
+    ),
 }  # fmt: skip
+
+
+class Differentiable(Protocol):
+    """A row of the elementwise table."""
+
+    operands: list[str]
+    gradients: Sequence[str]  # of the operands; see `Row`
+    tangents: Sequence[str]  # the same, to be differentiated in turn
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
 class Expressions:
@@ -79,7 +119,7 @@ class Expressions:
 
     def __init__(self) -> None:
         # ("name", x), ("constant", float, "0.5"), ("negative", index), ("+", index, index),
-        # ("exp", index): the operator, then its operands
+        # ("exp", index): the operator, then its operands; ("row", row, value, index): see `row`
         self._nodes: list[tuple[Any, ...]] = []
         self._indices: dict[tuple[Any, ...], int] = {}
 
@@ -98,11 +138,17 @@ class Expressions:
             self._nodes.append(parts)
         return index
 
+    def _negative(self, operand: int) -> int:
+        kind, *parts = self._nodes[operand]
+        return parts[0] if kind == "negative" else self.node("negative", operand)
+
     def parse(self, text: str, names: Mapping[str, int]) -> int:
         """Return the expression that Python code stands for, `names` replaced."""
 
         def convert(node: ast.expr) -> int:
             match node:
+                case ast.Name(id="inf" | "nan" as constant):
+                    return self.number(float(constant))
                 case ast.Name():
                     return names[node.id] if node.id in names else self.name(node.id)
                 case ast.Constant(value=value):
@@ -110,7 +156,7 @@ class Expressions:
                 case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=float() as value)):
                     return self.number(-value)
                 case ast.UnaryOp(op=ast.USub()):
-                    return self.node("negative", convert(node.operand))
+                    return self._negative(convert(node.operand))
                 case ast.BinOp():
                     return self.node(
                         _BINARY[type(node.op)], convert(node.left), convert(node.right)
@@ -121,47 +167,69 @@ class Expressions:
                     return self.node(name, *[convert(a) for a in node.args])
             raise AssertionError(f"no expression for {ast.dump(node)}")
 
-        return convert(ast.parse(text, mode="eval").body)
+        return convert(_parsed(text))
 
-    def gradients(self, result: int, names: Sequence[str], dy: int) -> list[int | None]:
-        """Return dy times the derivative of an expression by each name; None where it is 0."""
-        sums: dict[int, int] = {result: dy}
-        for index in reversed(self._needed([result])):
-            operator, *operands = self._nodes[index]
-            if index not in sums or operator in ("name", "constant"):
+    def row(self, row: Differentiable | None, value: int, *operands: int) -> int:
+        """Return a value of a row of the table, whose derivatives are the row's.
+
+        Args:
+            row: the row; None: gradients stop here.
+            value: how to compute it.
+            operands: of the row.
+        """
+        return self.node("row", row, value, *operands)
+
+    def gradients(self, y: int, names: Sequence[str], first: bool = False) -> list[int | None]:
+        """Return the gradients of y by named values, expressions of dy; None where it has none.
+
+        Args:
+            y: an expression.
+            names: the named values.
+            first: they are not differentiated in turn.
+        """
+        order = self._reached([y], self._arguments)
+        leads = {self.name(name) for name in names}
+        for index in order:
+            if not leads.isdisjoint(self._arguments(index)):
+                leads.add(index)
+        sums = {y: self.name("dy")}
+        for index in reversed(order):
+            dy, arguments = sums.get(index), self._arguments(index)
+            if dy is None or not arguments:
                 continue
-            names_of = dict(zip("abc", operands, strict=False))
-            for operand, text in zip(operands, _DERIVATIVES.get(operator, ()), strict=False):
-                if not text:
-                    continue
-                part = self._times(sums[index], self.parse(text, names_of))
-                before = sums.get(operand)
-                sums[operand] = part if before is None else self.node("+", before, part)
+            letters, texts = self._rule(index, first)
+            table = {**dict(zip(letters, arguments, strict=False)), "y": index, "dy": dy}
+            for argument, text in zip(arguments, texts, strict=False):
+                if text and argument in leads:
+                    dx, before = self.parse(text, table), sums.get(argument)
+                    sums[argument] = dx if before is None else self.node("+", before, dx)
         return [sums.get(self.name(name)) for name in names]
 
-    def _times(self, dy: int, factor: int) -> int:
-        """Return a product, without a factor of 1 or -1."""
-        one, minus_one = self.number(1.0), self.number(-1.0)
-        if factor == one:
-            return dy
-        return self.node("negative", dy) if factor == minus_one else self.node("*", dy, factor)
+    def _rule(self, index: int, first: bool) -> tuple[Sequence[str], Sequence[str]]:
+        """Return the names of the arguments of an expression, and its gradients by them."""
+        kind, row = self._nodes[index][:2]
+        if kind == "row":
+            return row.operands, row.gradients if first else row.tangents
+        return "abc", GRADIENTS[kind]
 
-    def replaced(self, index: int, name: str, by: int) -> int:
-        """Return an expression with another one in the place of a name."""
-        found: dict[int, int] = {}
-        for each in self._needed([index]):
-            operator, *operands = self._nodes[each]
-            if operator == "name" and operands[0] == name:
-                found[each] = by
-            elif operator in ("name", "constant"):
-                found[each] = each
+    def copied(self, source: Expressions, index: int, names: Mapping[str, int]) -> int:
+        """Return an expression of another set in this one, `names` replaced."""
+        copies: dict[int, int] = {}
+        for each in source._reached([index], source._all_operands):
+            kind, *parts = source._nodes[each]
+            if kind == "name":
+                copies[each] = names[parts[0]] if parts[0] in names else self.name(parts[0])
+            elif kind == "row":
+                copies[each] = self.node(kind, parts[0], *[copies[p] for p in parts[1:]])
             else:
-                found[each] = self.node(operator, *[found[operand] for operand in operands])
-        return found[index]
+                parts = parts if kind == "constant" else [copies[p] for p in parts]
+                copies[each] = self.node(kind, *parts)
+        return copies[index]
 
     def names(self, results: Sequence[int]) -> set[str]:
         """Return the named values that the results depend on."""
-        nodes = [self._nodes[index] for index in self._needed(results)]
+        plain = [self._plain(index) for index in results]
+        nodes = [self._nodes[index] for index in self._reached(plain, self._operands)]
         return {node[1] for node in nodes if node[0] == "name"}
 
     def lines(
@@ -173,18 +241,19 @@ class Expressions:
             results: what to compute.
             number: the text of a constant.
         """
-        needed = self._needed(results)
+        results = [self._plain(index) for index in results]
+        needed = self._reached(results, self._operands)
         uses = dict.fromkeys(needed, 0)
         for index in (*results, *(p for n in needed for p in self._operands(n))):
             uses[index] += 1
         texts: dict[int, str] = {}
         named: list[tuple[str, str]] = []
         for index in needed:
-            kind, *operands = self._nodes[index]
-            if kind in ("name", "constant"):
-                texts[index] = operands[0] if kind == "name" else number(operands[1])
+            kind, *parts = self._nodes[index]
+            if kind in _LEAVES:
+                texts[index] = parts[0] if kind == "name" else number(parts[1])
                 continue
-            parts = [texts[p] for p in operands]
+            parts = [texts[p] for p in self._operands(index)]
             if kind == "negative":
                 text = f"(-{parts[0]})"
             elif kind in _SYMBOLS:
@@ -197,20 +266,38 @@ class Expressions:
             texts[index] = text
         return named, [texts[index] for index in results]
 
-    def _operands(self, index: int) -> Sequence[int]:
-        kind, *operands = self._nodes[index]
-        return () if kind in ("name", "constant") else operands
+    def _plain(self, index: int) -> int:
+        """Return the expression that computes one; of a row, its value."""
+        while self._nodes[index][0] == "row":
+            index = self._nodes[index][2]
+        return index
 
-    def _needed(self, results: Sequence[int]) -> list[int]:
+    def _operands(self, index: int) -> Sequence[int]:
+        """Return what an expression, no row, is computed from."""
+        return [self._plain(operand) for operand in self._all_operands(index)]
+
+    def _all_operands(self, index: int) -> Sequence[int]:
+        """Return the operands of an expression; of a row, its value as well."""
+        kind, *parts = self._nodes[index]
+        return () if kind in _LEAVES else parts[1:] if kind == "row" else parts
+
+    def _arguments(self, index: int) -> Sequence[int]:
+        """Return the operands that gradients may flow to; of a row, not its value."""
+        operands = self._all_operands(index)
+        return operands[1:] if self._nodes[index][0] == "row" else operands
+
+    def _reached(
+        self, results: Sequence[int], operands: Callable[[int], Sequence[int]]
+    ) -> list[int]:
         """Return what the results depend on, operands before what uses them."""
-        needed: set[int] = set()
+        reached: set[int] = set()
         stack = list(results)
         while stack:
             index = stack.pop()
-            if index not in needed:
-                needed.add(index)
-                stack += self._operands(index)
-        return sorted(needed)  # an operand is older than its user
+            if index not in reached:
+                reached.add(index)
+                stack += operands(index)
+        return sorted(reached)  # an operand is older than its user
 
 
 class Formula:

@@ -54,7 +54,7 @@ def forward(
     rstd = backend.empty((rows,), compute, like=x)
     if not rows:
         return y, total, mean, rstd
-    weight, bias = _computable(weight, x), _computable(bias, x)
+    weight, bias = computable(weight, x), computable(bias, x)
     arrays = (y, total, pointer(mean), rstd, x, pointer(residual))
     launch = None
     if aligned(width, x, y, residual, weight, bias):
@@ -64,7 +64,7 @@ def forward(
         )
     if launch is None:
         layout, sizes = strided_loop(width), (np.int64(rows), np.int32(width), np.float64(eps))
-        arguments = (*arrays, *_given(weight, x), *_given(bias, x), *sizes)
+        arguments = (*arrays, *given(weight, x), *given(bias, x), *sizes)
         kernel = load(_FORWARD, f"norm_forward_loop<{c_name(x.dtype)}>")
         kernel(layout.grid(rows), layout.block, arguments)
         return y, total, mean, rstd
@@ -137,8 +137,8 @@ def backward(
     dx = backend.empty_like(x) if wants_dx else None
     if not rows:
         return dx, None, backend.cupy.zeros((1, 2, width), rstd.dtype)
-    weight = _computable(weight, x)
-    arrays = (dy, pointer(dsum), x, *_given(weight, x), pointer(mean), rstd)
+    weight = computable(weight, x)
+    arrays = (dy, pointer(dsum), x, *given(weight, x), pointer(mean), rstd)
     sizes = (number("i8", rows), number("i4", width))
     launch = partials = column_sums = None
     if dx is not None and aligned(width, x, dy, dsum, dx, weight):
@@ -207,7 +207,7 @@ def _columns(dy: Array, x: Array, mean: Array | None, rstd: Array) -> Array:
     return partials
 
 
-def _computable(array: Array | None, x: Array) -> Array | None:
+def computable(array: Array | None, x: Array) -> Array | None:
     """Return weight or bias, contiguous, in the dtype of x or its compute type."""
     if array is None:
         return None
@@ -216,7 +216,7 @@ def _computable(array: Array | None, x: Array) -> Array | None:
     return backend.contiguous(array)
 
 
-def _given(parameter: Array | None, x: Array) -> tuple[Any, Any]:
+def given(parameter: Array | None, x: Array) -> tuple[Any, Any]:
     """Return the pointer, and whether it points to the compute type of x."""
     wide = parameter is not None and parameter.dtype != x.dtype
     return pointer(parameter), number("?", wide)

@@ -100,6 +100,13 @@ class AttentionArguments(Struct):
     )
 
 
+class AttentionTangentArguments(Struct):
+    """Layouts of what the tangent of an attention has beside AttentionArguments."""
+
+    sources = ("attention/tangent.cuh",)
+    _fields_ = _fields(Strides, "tq tk tv y dtq dtk dtv")
+
+
 class AttentionDropout(Struct):
     """Where the bits of dropout come from."""
 

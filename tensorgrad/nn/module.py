@@ -42,11 +42,12 @@ from tensorgrad.autograd import trees
 from tensorgrad.core import backend, instrument
 from tensorgrad.core.arrays import not_an_operand
 from tensorgrad.core.backend import Array
-from tensorgrad.core.checks import check_function
+from tensorgrad.core.checks import check_function, check_shape
 from tensorgrad.core.dtypes import Dtype, DtypeLike, as_dtype, float64, is_float
 from tensorgrad.core.errors import ArgumentError, CheckpointError, DtypeError
 from tensorgrad.core.modes import changes, mode
-from tensorgrad.core.nodes import assign
+from tensorgrad.core.nodes import assign, edge_of
+from tensorgrad.core.operands import tensor_of
 from tensorgrad.core.record import no_grad
 from tensorgrad.core.tensor import Tensor
 from tensorgrad.nn.model_graph import ModelGraph, draw
@@ -95,7 +96,7 @@ class Parameter(Tensor):
         super().__init__(array, requires_grad)
 
 
-class _Forward(Protocol[_Arguments, _Result]):
+class _HasForward(Protocol[_Arguments, _Result]):
     """A module that is called, as a type checker sees it."""
 
     def forward(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result: ...
@@ -145,7 +146,7 @@ class Module:
                 changes.note()
 
     def __call__(
-        self: _Forward[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+        self: _HasForward[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> _Result:
         """Return `forward(...)`, whose types a type checker sees."""
         if instrument.observer is not None:
@@ -330,8 +331,8 @@ class Module:
     def zero_grad(self) -> None:
         """Set existing gradients to 0, in place: they are views of an optimizer's buffer."""
         for parameter in self.parameters():
-            if parameter.grad is not None:
-                parameter.grad[...] = 0
+            if parameter.gradient is not None:
+                parameter.gradient.plain()[...] = 0
 
     def to(self, device: DtypeLike | None = None, dtype: DtypeLike | None = None) -> Self:
         """Move all parameters and buffers, and convert those of floats; return self.
@@ -354,8 +355,8 @@ class Module:
             raise DtypeError(f"to: dtype is {target}, expected a float")
         for tensor in (*self.parameters(), *self.buffers()):
             tensor.data = _moved(tensor.data, device, target)
-            if tensor.grad is not None:
-                tensor.grad = _moved(tensor.grad, device, target)
+            if tensor.gradient is not None:
+                tensor.grad = _moved(tensor.gradient.plain(), device, target)
         return self
 
     def apply(self, function: Callable[[Module], object]) -> Self:
@@ -457,6 +458,40 @@ class Module:
             attributes = {name: _inside(value, copies) for name, value in vars(module).items()}
             vars(copies[id(module)]).update(attributes)
         return copies[id(self)]  # type: ignore[no-any-return]
+
+    def _with_named(self, op: str, tensors: Any) -> Self:
+        """Return a copy with other tensors in the place of some parameters and buffers.
+
+        Args:
+            op: for errors.
+            tensors: by name, or several such dictionaries.
+
+        Raises:
+            ArgumentError: the module has no such name, or a parameter gets two tensors.
+            ShapeError, DeviceError: a tensor has another shape, or is on another device.
+        """
+        own = dict(chain[tuple[str, Tensor]](self._all_parameters(), self._all_buffers()))
+        replaced: dict[int, Tensor] = {}
+        for each in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
+            if not isinstance(each, Mapping):
+                kind = type(each).__name__
+                raise ArgumentError(f"{op}: parameters is a {kind}, expected tensors by name")
+            for name, value in each.items():
+                if name not in own:
+                    raise ArgumentError(
+                        f"{op}: parameters has {name!r}, expected names of the parameters and "
+                        f"buffers of the {type(self).__name__}"
+                    )
+                old, x = own[name], tensor_of(op, f"parameters[{name!r}]", value)
+                check_shape(op, f"parameters[{name!r}]", x, old.shape)
+                backend.same_device(op, ("the model", f"parameters[{name!r}]"), (old.data, x.data))
+                if replaced.setdefault(id(old), x) is not x:
+                    raise ArgumentError(
+                        f"{op}: parameters has two tensors for {name!r}, which shares its "
+                        "parameter with another name, expected one"
+                    )
+        by_id = {id(old): old for old in own.values()}
+        return self._with({key: _in_place_of(by_id[key], x) for key, x in replaced.items()})
 
     def _state(self) -> list[tuple[list[str], Tensor]]:
         """Return the parameters and persistent buffers, each with all its names."""
@@ -660,6 +695,15 @@ def _as_parameter(x: Tensor, like: Parameter) -> Parameter:
     return twin
 
 
+def _in_place_of(old: Tensor, x: Tensor) -> Tensor:
+    """Return a tensor as a parameter where it replaces one; gradients of it go to the tensor."""
+    if not isinstance(old, Parameter) or isinstance(x, Parameter):
+        return x
+    twin = _as_parameter(x, old)
+    twin.node = edge_of(x) if x.requires_grad else None
+    return twin
+
+
 def _zeros_like(array: Array) -> Array:
     """Return zeros that take no memory."""
     xp = backend.namespace(array)
@@ -689,7 +733,12 @@ def _tensors_for(other: Any, module: Module) -> Mapping[str, Any] | None:
     return {names.get(name, name): x for name, x in given.items()}
 
 
-trees.register(Module, trees.Kind(_trainable, _with_arguments, _tensors_for, _with_results))
+trees.register(
+    Module,
+    trees.Container(
+        _trainable, _with_arguments, _tensors_for, _with_results, lambda _, tensors: dict(tensors)
+    ),
+)
 
 
 def _moved(array: Array, device: DtypeLike | None, dtype: Dtype | None) -> Array:

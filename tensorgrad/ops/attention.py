@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, overload
 
 import numpy as np
 
 from tensorgrad import random
 from tensorgrad.amp import cast_operands, product_kernel
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, Shape
 from tensorgrad.core.checks import check_integer, check_shape
-from tensorgrad.core.dtypes import Dtype, compute_dtype, int32
+from tensorgrad.core.dtypes import compute_dtype, int32
 from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError
 from tensorgrad.core.gradient import Gradient, Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
@@ -45,9 +47,14 @@ from tensorgrad.kernels.attention.options import (
 from tensorgrad.kernels.rotary import Rotation
 from tensorgrad.ops import attention_numpy
 from tensorgrad.ops.arguments import broadcast, mask_operand
+from tensorgrad.ops.attention_tangent import (
+    attention_tangent,
+    attention_tangent_packed,
+    gradient_dtype,
+)
 from tensorgrad.ops.attention_unfused import attention_unfused
 from tensorgrad.ops.philox import fill_keep
-from tensorgrad.ops.rotary import rotary, rotated, rotation_of
+from tensorgrad.ops.rotary import rotary, rotated, rotation_of, turned
 
 __all__ = ["attention", "attention_packed", "attention_varlen"]
 
@@ -279,7 +286,9 @@ def attention_packed(
     y, saved = _forward(arrays, options)
     batch, length = qkv.shape[:2]
     y = y.swapaxes(1, 2).reshape(batch, length, heads * y.shape[3])
-    return record(op, y, (qkv,), _backward_packed, (*saved, *(rotation or ())))
+    whole = qkv.data if rotation is None or options.rotation is not None else array
+    saved = (*saved, whole.reshape(qkv.shape), *(rotation or ()))
+    return record(op, y, (qkv,), _backward_packed, saved)
 
 
 def attention_varlen(
@@ -355,18 +364,18 @@ def attention_varlen(
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    dtype = _gradient_dtype(saved[0])
+    dtype = gradient_dtype(saved[0])
     gradients = [backend.empty(a.shape, dtype, like=a) for a in saved[:3]]
     _write_gradients(dy, saved, gradients)
     return gradients
 
 
 def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    saved, rotation = saved[:_SAVED], saved[_SAVED:]
+    saved, rotation = saved[:_SAVED], saved[_SAVED + 1 :]
     q, k, _, _, _, options, _ = saved
     (batch, heads, length, width), kv_heads = q.shape, k.shape[1]
     parts = heads + 2 * kv_heads
-    dqkv = backend.empty((batch, length, parts * width), _gradient_dtype(q), like=q)
+    dqkv = backend.empty((batch, length, parts * width), gradient_dtype(q), like=q)
     dy = dy.reshape(batch, length, heads, width).swapaxes(1, 2)
     # column sums are those of what is written, before it is rotated back
     column_sums = _write_gradients(dy, saved, _unpack(dqkv, heads, kv_heads), not rotation)
@@ -377,10 +386,47 @@ def _backward_packed(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def _backward_varlen(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    dtype = _gradient_dtype(saved[0])
+    dtype = gradient_dtype(saved[0])
     gradients = [empty_result(a, dtype) for a in saved[:3]]
     _write_gradients(dy[None].swapaxes(1, 2), saved, gradients)
     return [gradient[0].swapaxes(0, 1) for gradient in gradients]
+
+
+@tangent_of(_backward)
+def _tangent(op: Op, tq: Tensor | None, tk: Tensor | None, tv: Tensor | None) -> Tensor:
+    q, k, v = (op.input(i, array) for i, array in enumerate(op.saved[:3]))
+    return attention_tangent((q, k, v, tq, tk, tv), ForwardPass(*op.saved[:-1]))
+
+
+@tangent_of(_backward_packed)
+def _tangent_packed(op: Op, t: Tensor) -> Tensor:
+    done, whole = ForwardPass(*op.saved[: _SAVED - 1]), op.saved[_SAVED]
+    qkv, heads, kv_heads = op.input(0, whole), done.q.shape[1], done.k.shape[1]
+    unpack = partial(_unpack, heads=heads, kv_heads=kv_heads)
+    if len(op.saved) > _SAVED + 1:
+        rotation, parts = Rotation(*op.saved[_SAVED + 1 :]), heads + 2 * kv_heads
+        if done.options.rotation is not None:  # by the kernel
+            whole = rotated(_separated(whole, parts), rotation, 1).reshape(whole.shape)
+        qkv = _turned(qkv, whole, rotation, parts)
+        t = _turned(t, rotated(_separated(t.data, parts), rotation, 1), rotation, parts)
+        options = replace(done.options, rotation=None)
+        done = ForwardPass(*unpack(whole), done.y, done.logsumexp, options)
+    return attention_tangent_packed(qkv, t, unpack, done)
+
+
+@tangent_of(_backward_varlen)
+def _tangent_varlen(op: Op, *tangents: Tensor | None) -> Tensor:
+    done = ForwardPass(*op.saved[:-1])
+    arrays = [array[0].swapaxes(0, 1) for array in done[:3]]
+    inputs = (*(op.input(i, array) for i, array in enumerate(arrays)), *tangents)
+    batched = [None if x is None else x[None].swapaxes(1, 2) for x in inputs]
+    return attention_tangent(batched, done)[0].swapaxes(0, 1)
+
+
+def _turned(x: Tensor, y: Array, rotation: Rotation, parts: int) -> Tensor:
+    """Return y, the rotated array of x, (B, T, channels), as the result of `rotary`."""
+    separate = _separated(x, parts)
+    return turned(separate, y.reshape(separate.shape), rotation).reshape(x.shape)
 
 
 def _implementation(arrays: Arrays, options: AttentionOptions) -> Any:
@@ -422,11 +468,6 @@ def _write_gradients(dy: Array, saved: Saved, gradients: Any, sums: bool = False
     for gradient in gradients:
         gradient[...] = 0
     return None
-
-
-def _gradient_dtype(q: Array) -> Dtype:
-    """Return the dtype that backward writes; the walk casts where it is not that of the inputs."""
-    return compute_dtype(q.dtype) if type(q) is np.ndarray else q.dtype
 
 
 def _cast(op: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,10 +10,11 @@ Tests: tests/ops/test_cross_entropy.py.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Never, SupportsIndex, get_args
+from typing import Any, Literal, NamedTuple, Never, SupportsIndex, get_args
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.checks import (
@@ -25,9 +26,10 @@ from tensorgrad.core.checks import (
     check_shape,
 )
 from tensorgrad.core.dtypes import Dtype, compute_dtype, float16, is_float
-from tensorgrad.core.errors import ArgumentError, ShapeError
+from tensorgrad.core.errors import ArgumentError, GradError, ShapeError
 from tensorgrad.core.gradient import Early, Gradients, Needs, Saved
 from tensorgrad.core.modes import mode
+from tensorgrad.core.nodes import assigned_since
 from tensorgrad.core.operands import integer_array, tensor_of
 from tensorgrad.core.record import record
 from tensorgrad.core.signature import Float, Int, NotNegative, Signatures
@@ -37,10 +39,11 @@ from tensorgrad.kernels.cross_entropy import LossOptions
 from tensorgrad.ops.arguments import check_indices
 from tensorgrad.ops.elementwise import where
 from tensorgrad.ops.indexing import take, take_along_axis
-from tensorgrad.ops.reduce import mean
+from tensorgrad.ops.reduce import logsumexp, mean
 from tensorgrad.ops.reduce import sum as reduce_sum
-from tensorgrad.ops.shape import astype, moveaxis
-from tensorgrad.ops.softmax import log_softmax
+from tensorgrad.ops.shape import astype, moveaxis, reshape
+from tensorgrad.ops.softmax import log_softmax, row_products
+from tensorgrad.ops.softmax import softmax as softmax_op
 
 __all__ = ["cross_entropy", "nll_loss"]
 Reduction = Literal["mean", "sum", "none"]
@@ -141,7 +144,9 @@ def cross_entropy(
         loss, early, saved = cross_entropy_cuda.forward(
             logits.data, targets, options, reduction, wanted
         )
-        return record(op, loss, (logits,), _backward_cuda, (Early([early]), logits.shape, *saved))
+        again = LossRows(saved[0].reshape(logits.shape), targets, options, reduction)
+        saved = (Early([early]), logits.shape, *saved, again)
+        return record(op, loss, (logits,), _backward_cuda, saved)
     vocabulary = logits.shape[-1]
     counted = counted_targets(op, targets, ignore_index, vocabulary)
     rows = logits.data.reshape(-1, vocabulary)
@@ -157,7 +162,8 @@ def cross_entropy(
         loss = losses.reshape(targets.shape)
     else:
         loss = losses.sum() * losses.dtype.type(factor)
-    saved = (dlogits, factor if later else 1.0, logits.shape)
+    again = LossRows(logits.data, targets, options, reduction)
+    saved = (dlogits, factor if later else 1.0, logits.shape, again)
     return record(op, loss, (logits,), _backward, saved)
 
 
@@ -284,7 +290,7 @@ def _of_targets(op: str, weight: Tensor | None, counted: Array, ids: Array, like
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    dlogits, factor, shape = saved
+    dlogits, factor, shape, _ = saved
     scale = dy.reshape(-1, 1) * dy.dtype.type(factor)  # the scale of each row, or of all
     if scale.size == 1 and scale[0, 0] == 1:
         return (dlogits.reshape(shape),)
@@ -292,9 +298,93 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 def _backward_cuda(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    early, shape, *others = saved
+    early, shape, *others, _ = saved
     (dlogits,) = early.take() or (None,)
     return (cross_entropy_cuda.backward(dy, dlogits, tuple(others)).reshape(shape),)
+
+
+class LossRows(NamedTuple):
+    """What the tangent needs. The gradient does not: it may be overwritten before backward.
+
+    On the CPU it is a reference to the logits, which backward alone would let go of.
+    """
+
+    logits: Array
+    targets: Array
+    options: LossOptions
+    reduction: str
+
+
+@tangent_of(_backward, _backward_cuda)
+def _tangent(op: Op, t: Tensor) -> Tensor:
+    again: LossRows = op.saved[-1]
+    if assigned_since(op.node.version, again[:2]):
+        raise GradError(
+            f"{op.node.name}: the logits or the targets were assigned to after the loss was "
+            "computed, expected a copy, for this derivative"
+        )
+    logits = op.input(0, again.logits)
+    rows = (-1, logits.shape[-1])
+    targets, options, reduction = again[1:]
+    losses = tangents_of_losses(
+        reshape(logits, rows), reshape(t, rows), targets.reshape(-1), options
+    )
+    return reduced_tangents(losses, targets, options, reduction)
+
+
+def tangents_of_losses(
+    logits: Tensor, t: Tensor, ids: Array, options: LossOptions, classes: int | None = None
+) -> Tensor:
+    """Return the tangents of the losses of rows, in recorded ops.
+
+    With p the softmax of a row: sum(p t) (1 + 2 z_loss logsumexp) - sum(target t)
+
+    Args:
+        logits, t: (N, width), logits and their tangents.
+        ids: (N,), the targets.
+        options: of the loss.
+        classes: the first columns, which count; None: all.
+
+    Returns:
+        (N,), of the dtype that logits are computed in; 0 where the target is ignored.
+    """
+    if classes is not None and classes < logits.shape[1]:
+        logits, t = logits[:, :classes], t[:, :classes]
+    counted = ids == ids if options.ignore_index is None else ids != options.ignore_index
+    inside = (ids >= 0) & (ids < logits.shape[1])
+    xp = backend.namespace(ids)
+    places = Tensor(xp.where(inside, ids, 0)[:, None])
+    dtype = compute_dtype(logits.dtype)
+    wide = astype(logits, dtype, copy=False)
+    found = row_products(softmax_op(wide), t)
+    if options.z_loss:
+        found = found * (1 + 2 * options.z_loss * logsumexp(wide, -1, keepdims=True))
+    found = found - (1 - options.label_smoothing) * astype(
+        take_along_axis(t, places, 1), dtype, copy=False
+    )
+    if options.label_smoothing:
+        total = reduce_sum(astype(t, dtype, copy=False), 1, keepdims=True)
+        found = found - options.label_smoothing / logits.shape[1] * total
+    if type(ids) is not np.ndarray:
+        found = where(Tensor(inside[:, None]), found, math.nan)
+    return reshape(where(Tensor(counted[:, None]), found, 0.0), (-1,))
+
+
+def reduced_tangents(
+    losses: Tensor, targets: Array, options: LossOptions, reduction: str
+) -> Tensor:
+    """Return the tangent of the reduced loss from those of the losses of rows, (N,)."""
+    if reduction == "none":
+        return reshape(losses, targets.shape)
+    total = reduce_sum(losses)
+    if reduction == "sum":
+        return total
+    if not losses.size:
+        return total * math.nan
+    if options.ignore_index is None:
+        return total / losses.size
+    count = backend.namespace(targets).maximum((targets != options.ignore_index).sum(), 1)
+    return total / Tensor(backend.namespace(targets).asarray(count, total.dtype))
 
 
 def check_options(op: str, options: LossOptions, reduction: str) -> None:

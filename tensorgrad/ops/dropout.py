@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from tensorgrad import random
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.backward import gradients_within
@@ -25,6 +26,7 @@ from tensorgrad.kernels.dropout import KeepMask
 from tensorgrad.ops import philox
 from tensorgrad.ops.elementwise import add
 from tensorgrad.ops.elementwise.activation import swiglu
+from tensorgrad.ops.shape import broadcast_to
 
 __all__ = ["dropout", "dropout_add"]
 
@@ -60,9 +62,12 @@ def dropout(x: Float[ArrayLike, "..."], p: Probability = 0.5, training: bool = T
     (x,) = takes.dropout(x, p, training)
     if p == 0 or not training:
         return x
-    mask = KeepMask(random.next_key(), 1 - p, x.data.dtype)
-    y = _forward(x.data, mask)
-    return record("dropout", y, (x,), _backward, (mask,))
+    return dropped(x, KeepMask(random.next_key(), 1 - p, x.data.dtype))
+
+
+def dropped(x: Tensor, mask: KeepMask) -> Tensor:
+    """Return x with the elements of a mask set to 0, the others scaled."""
+    return record("dropout", _forward(x.data, mask), (x,), _backward, (mask,))
 
 
 def dropout_add(
@@ -145,6 +150,14 @@ def swiglu_dropout(gate: Float[Tensor, "..."], up: Float[Tensor, "..."], p: Prob
     return record(op, y, (gate, up), _unfused_swiglu_backward, (mask, hidden.node))
 
 
+def mask_of(node: Node) -> KeepMask | None:
+    """Return the mask of what `swiglu_dropout` recorded, None without dropout."""
+    if node.backward is _swiglu_backward:
+        mask: KeepMask | None = node.saved[2]
+        return mask
+    return node.saved[0] if node.backward is _unfused_swiglu_backward else None
+
+
 def swiglu_gradients(
     node: Node, dy: Array, joined: bool
 ) -> tuple[Array | None, Array | None, Array | None]:
@@ -167,10 +180,27 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (_forward(dy, mask),)
 
 
+@tangent_of(_backward)
+def _tangent(op: Op, t: Tensor) -> Tensor:
+    return dropped(t, *op.saved)
+
+
 def _add_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     (mask,) = saved
     dx = _forward(dy, mask) if needs[0] or needs[2] else None
     return dx, dy, dx  # the walk sums the gradient of the bias
+
+
+@tangent_of(_add_backward)
+def _add_tangent(op: Op, tx: Tensor | None, tr: Tensor | None, tb: Tensor | None) -> Tensor | None:
+    (mask,) = op.saved
+    shifted = tb if tx is None else tx if tb is None else tx + tb
+    if shifted is None:
+        return tr
+    if shifted.shape != op.node.shape:
+        shifted = broadcast_to(shifted, op.node.shape)
+    t = dropped(shifted, mask)
+    return t if tr is None else t + tr
 
 
 def _swiglu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:

@@ -16,6 +16,7 @@ from math import prod
 from typing import Any
 
 from tensorgrad.amp import cast_operands, product_kernel
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import instrument
 from tensorgrad.core.backend import Array, Shape, namespace, same_device
 from tensorgrad.core.checks import axis_tuple, check_integer, promoted
@@ -265,6 +266,18 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
         dx = _evaluate(factors, own, sizes, compute_dtype(dy.dtype), kernel)
         grads.append(_spread(dx, own, *operands[i]))
     return grads
+
+
+@tangent_of(_backward)
+def _tangent(op: Op, *given: Tensor | None) -> Tensor:
+    *arrays, _, labels, out, _ = op.saved
+    operands = [op.input(i, array) for i, array in enumerate(arrays)]
+    terms = [
+        _labelled(op.node.name, [*operands[:i], t, *operands[i + 1 :]], labels, out)
+        for i, t in enumerate(given)
+        if t is not None
+    ]
+    return sum(terms[1:], terms[0])
 
 
 def _sizes(op: str, arrays: list[Array], labels: list[Labels]) -> dict[Hashable, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import sum_array
 from tensorgrad.core.backend import Array
@@ -147,6 +148,17 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     drows = sum_array(dy, tuple(range(dy.ndim - 2)), dtype=compute_dtype(dy.dtype))
     place = slice(start, start + ids.shape[-1])
     return dweight, add_at(needs[1], place, drows, positions_shape)
+
+
+@tangent_of(_backward)
+def _tangent(op: Op, tw: Tensor | None, tp: Tensor | None) -> Tensor:
+    ids, start, *_ = op.saved
+    if tw is not None:
+        return embedding(tw, Tensor(ids), tp, start=start)
+    assert tp is not None
+    xp = backend.namespace(ids)
+    rows = _places(ids, start) if backend.is_array(start) else start + xp.arange(ids.shape[-1])
+    return embedding(tp, Tensor(rows))
 
 
 def _places(ids: Array, starts: Array) -> Array:

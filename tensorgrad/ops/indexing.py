@@ -16,6 +16,7 @@ from typing import Any, Never, SupportsIndex, TypeVar
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend, nodes
 from tensorgrad.core.arrays import array_of, converted, not_an_operand, sum_array
 from tensorgrad.core.backend import Array, Axis, Shape, is_array, is_numpy, namespace, same_device
@@ -95,6 +96,11 @@ def _view_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (add_at(needs[0], parts, dy, shape),)
 
 
+@tangent_of(_view_backward)
+def _view_tangent(op: Op, t: Tensor) -> Tensor:
+    return getitem(t, op.saved[0])
+
+
 def _getitem_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape, *parts = saved
     key = tuple(parts)
@@ -105,6 +111,11 @@ def _getitem_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     if len(key) == 1:
         return (_add_back(shape, key[0], dy),)
     return (_add_elements_back(shape, key, dy),)
+
+
+@tangent_of(_getitem_backward)
+def _getitem_tangent(op: Op, t: Tensor) -> Tensor:
+    return getitem(t, op.saved[1:])
 
 
 def assign(x: Tensor, key: Any, value: Any) -> None:
@@ -245,6 +256,12 @@ def _take_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dx.swapaxes(0, 1).reshape(own),)
 
 
+@tangent_of(_take_backward)
+def _take_tangent(op: Op, t: Tensor) -> Tensor:
+    _, shape, axis, rows = op.saved
+    return take(t.reshape(shape), rows, axis)
+
+
 def take_along_axis(
     x: ArrayLike, indices: Any, axis: SupportsIndex | None = -1, **unknown: Never
 ) -> Tensor:
@@ -294,6 +311,12 @@ def take_along_axis(
 def _along_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     own, shape, axis, rows = saved
     return (_add_elements_back(shape, lines(shape, rows, axis), dy).reshape(own),)
+
+
+@tangent_of(_along_backward)
+def _along_tangent(op: Op, t: Tensor) -> Tensor:
+    _, shape, axis, rows = op.saved
+    return take_along_axis(t.reshape(shape), rows, axis)
 
 
 def lines(shape: Shape, rows: Array, axis: int) -> tuple[Array, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tensorgrad.amp import cast_operands, product_kernel
+from tensorgrad.autograd.tangents import Op, along, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import converted, sum_array
 from tensorgrad.core.backend import Array, contiguous, is_numpy
@@ -36,12 +37,13 @@ from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import matmul as matmul_cuda
 from tensorgrad.kernels.matmul.problem import problem
 from tensorgrad.kernels.reduce import sum_rows_into
+from tensorgrad.ops.column_sums import column_sums
 from tensorgrad.ops.dropout import dropout as drop
-from tensorgrad.ops.dropout import swiglu_dropout, swiglu_gradients
-from tensorgrad.ops.elementwise.activation import gelu
+from tensorgrad.ops.dropout import dropped, mask_of, swiglu_dropout, swiglu_gradients
+from tensorgrad.ops.elementwise.activation import gelu, swiglu
 from tensorgrad.ops.elementwise.row import Row
 from tensorgrad.ops.matmul import flat, product
-from tensorgrad.ops.norm import column_sums, operand_to_save, saved_operand
+from tensorgrad.ops.norm import operand_to_save, saved_operand
 
 __all__ = ["feed_forward", "gated_linear", "linear", "linear_gelu"]
 
@@ -104,6 +106,19 @@ def _linear_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
     return *_gradients(dy, sums, x, weight, kernel, needs), dy
 
 
+@tangent_of(_linear_backward)
+def _linear_tangent(
+    op: Op, tx: Tensor | None, tw: Tensor | None, tb: Tensor | None, tr: Tensor | None
+) -> Tensor | None:
+    x, weight, kernel, *_ = op.saved
+    y, options = tr, {"dtype": op.node.dtype, "kernel": kernel}
+    if tx is not None:  # the second product adds the result of the first
+        y, tb = linear(tx, op.input(1, weight), tb, residual=y, **options), None
+    if tw is not None:
+        y, tb = linear(op.input(0, saved_operand(x)), tw, tb, residual=y, **options), None
+    return y if tb is None else tb if y is None else y + tb
+
+
 def _gradients(
     dy: Array,
     sums: Array | None,
@@ -159,12 +174,12 @@ def linear_gelu(
     y = _skinny(flat(a), w, added, gelu=True) if few else None
     kept = None
     if y is None:
-        if approximate != "tanh" or not _is_fused((a, w), (added,), kernel):
+        if approximate != "tanh" or not _is_fused((a, w), (added,), kernel) or mode.forward:
             return gelu(linear(x, weight, bias), approximate=approximate)
         y, kept, _ = _activated(flat(a), w, added, inputs, kernel, False)
     y = y.reshape(*a.shape[:-1], len(w))
     x_kept, of_norm = operand_to_save(x)
-    saved = (x_kept, w, kept, kernel, *of_norm)
+    saved = (x_kept, w, kept, kernel, added, *of_norm)
     return record("linear_gelu", y, inputs, _linear_gelu_backward, saved)
 
 
@@ -172,6 +187,18 @@ def _linear_gelu_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     x, weight, operand, kernel, *_ = saved
     dpre = _GELU_BACKWARD(flat(dy), operand).data
     return _gradients(dpre, None, x, weight, kernel, needs)
+
+
+@tangent_of(_linear_gelu_backward)
+def _linear_gelu_tangent(op: Op, *given: Tensor | None) -> Tensor | None:
+    x, weight, _, kernel, bias, *_ = op.saved
+
+    def f(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return gelu(linear(x, weight, bias, kernel=kernel), approximate="tanh")
+
+    arrays = saved_operand(x), weight, bias
+    (t,) = along(f, [None if a is None else op.input(i, a) for i, a in enumerate(arrays)], given)
+    return t
 
 
 def feed_forward(
@@ -221,13 +248,13 @@ def feed_forward(
     matrices_given = (a, u, d) if r is None else (a, u, d, r)
     kernel = product_kernel(*matrices_given)
     fused = _is_fused(matrices_given, (b, c), kernel)
-    if approximate != "tanh" or not fused or not mode.grad_enabled:
+    if approximate != "tanh" or not fused or not mode.grad_enabled or mode.forward:
         hidden = linear_gelu(x, up, up_bias, approximate=approximate)
         return linear(hidden, down, down_bias, residual=residual)
     h, kept, is_derivative = _activated(flat(a), u, b, inputs, kernel, True)
     y = _affine(h, d, c, r, a.dtype, kernel).reshape(*a.shape[:-1], len(d))
     x_kept, of_norm = operand_to_save(x)
-    saved = (x_kept, u, d, kept, h, is_derivative, kernel, *of_norm)
+    saved = (x_kept, u, d, kept, h, is_derivative, kernel, b, *of_norm)
     return record("feed_forward", y, inputs, _feed_forward_backward, saved, takes_gradient=True)
 
 
@@ -249,6 +276,21 @@ def _feed_forward_backward(dy: Any, saved: Saved, needs: Needs) -> Gradients:
         dup = _weight_gradient(dpre, x, needs[1], kernel)
         dup_bias = _bias_gradient(dpre, needs[2], sums)
     return dx, dup, dup_bias, ddown, ddown_bias, dy
+
+
+@tangent_of(_feed_forward_backward)
+def _feed_forward_tangent(op: Op, *given: Tensor | None) -> Tensor | None:
+    x, up, down, _, _, _, kernel, bias, *_ = op.saved
+    tx, tu, tb, td, *others = given
+
+    def f(x: Tensor, up: Tensor, bias: Tensor | None, down: Tensor) -> Tensor:
+        hidden = gelu(linear(x, up, bias, kernel=kernel), approximate="tanh")
+        return linear(hidden, down, kernel=kernel)
+
+    arrays = saved_operand(x), up, bias, down
+    primals = [None if a is None else op.input(i, a) for i, a in enumerate(arrays)]
+    terms = [t for t in (*along(f, primals, (tx, tu, tb, td)), *others) if t is not None]
+    return sum(terms[1:], terms[0]) if terms else None
 
 
 def gated_linear(
@@ -294,6 +336,8 @@ def gated_linear(
     if mode.autocast is not None:
         x, gate, up = cast_operands(x, gate, up)
     inputs = x, gate, gate_bias, up, up_bias
+    if mode.forward:
+        return drop(swiglu(linear(x, gate, gate_bias), linear(x, up, up_bias)), dropout)
     alone: list[Any] = [  # tensors of which nothing is recorded
         None if tensor is None else tensor.detach() for tensor in inputs
     ]
@@ -311,7 +355,8 @@ def gated_linear(
     y = swiglu_dropout(*both, dropout)
     arrays = x.data, gate.data, up.data
     kept, of_norm = operand_to_save(x)
-    saved = (kept, *arrays[1:], y.node, product_kernel(*arrays), *of_norm)
+    biases = data_of(gate_bias), data_of(up_bias)
+    saved = (kept, *arrays[1:], y.node, product_kernel(*arrays), *biases, *of_norm)
     return record("gated_linear", y.data, inputs, _gated_linear_backward, saved)
 
 
@@ -333,6 +378,20 @@ def _gated_linear_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
         _weight_gradient(dup, x, needs[3], kernel),
         _bias_gradient(dup, needs[4]),
     )
+
+
+@tangent_of(_gated_linear_backward)
+def _gated_linear_tangent(op: Op, *given: Tensor | None) -> Tensor | None:
+    x, gate, up, inner, kernel, gate_bias, up_bias, *_ = op.saved
+    mask = mask_of(inner)
+
+    def f(x: Tensor, gate: Tensor, b: Tensor | None, up: Tensor, c: Tensor | None) -> Tensor:
+        y = swiglu(linear(x, gate, b, kernel=kernel), linear(x, up, c, kernel=kernel))
+        return y if mask is None else dropped(y, mask)
+
+    arrays = saved_operand(x), gate, gate_bias, up, up_bias
+    (t,) = along(f, [None if a is None else op.input(i, a) for i, a in enumerate(arrays)], given)
+    return t
 
 
 def _in_one(first: Array, second: Array) -> Array | None:

@@ -8,19 +8,25 @@ computes the logits again.
 
 With N rows of width C, a vocabulary V and chunks of n rows, 16 bits: n V * 2 bytes in place of
 2 N V * 2, and V C * 4 for dweight, which each chunk reads and writes once: chunks cost
-2 V C * 4 bytes of traffic each. Tests: tests/ops/test_linear_cross_entropy.py.
+2 V C * 4 bytes of traffic each.
+
+The tangent is an op of its own, in chunks too: two products with the weight more a chunk. Its
+backward computes the logits of a chunk and their tangents again.
+Tests: tests/ops/test_linear_cross_entropy.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorgrad.amp import cast_operands, product_kernel
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import sum_array
-from tensorgrad.core.backend import Array, is_numpy
+from tensorgrad.core.backend import Array, Shape, is_numpy
 from tensorgrad.core.checks import check_between, check_integer, check_shape, promoted
 from tensorgrad.core.dtypes import Dtype, compute_dtype
 from tensorgrad.core.errors import ArgumentError, ShapeError
@@ -32,8 +38,20 @@ from tensorgrad.core.signature import Float, Int, NotNegative, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import cross_entropy as cross_entropy_cuda
 from tensorgrad.kernels.cross_entropy import GradientFactor, LossOptions
-from tensorgrad.ops.cross_entropy import Reduction, counted_targets, defers, rows_numpy
-from tensorgrad.ops.matmul import flat, product, product_into
+from tensorgrad.ops.cross_entropy import (
+    Reduction,
+    counted_targets,
+    defers,
+    reduced_tangents,
+    rows_numpy,
+    tangents_of_losses,
+)
+from tensorgrad.ops.elementwise import where
+from tensorgrad.ops.elementwise.fuse import fuse
+from tensorgrad.ops.matmul import flat, matmul, product, product_into
+from tensorgrad.ops.reduce import logsumexp
+from tensorgrad.ops.shape import broadcast_to, reshape
+from tensorgrad.ops.softmax import row_products, softmax
 
 __all__ = ["linear_cross_entropy"]
 
@@ -42,6 +60,7 @@ takes = Signatures(globals())
 # The most bytes of logits of a chunk, and of all rows that are one chunk.
 _CPU_BYTES, _GPU_BYTES = (64 * 2**20, 128 * 2**20), (340 * 2**20, 800 * 2**20)
 _ROWS = 128  # a chunk is a multiple of this
+_ARRAYS = 4  # of the size of the logits, in the tangent: its chunks are so much smaller
 
 
 def linear_cross_entropy(
@@ -121,7 +140,7 @@ def linear_cross_entropy(
             count = cross_entropy_cuda.count_targets(ids, options)
     count = count if reduction == "mean" else None
     kernel = product_kernel(*arrays[:2])
-    loss_of = _ChunkedLoss(*arrays, ids, counted, options, classes, chunk, kernel)
+    loss_of = _ChunkedLoss(*arrays, ids, counted, options, reduction, classes, chunk, kernel)
     wants = [mode.grad_enabled and t is not None and t.requires_grad for t in inputs]
     early = reduction != "none" and any(wants)
     losses = backend.empty(ids.shape, compute_dtype(dtype), like=ids)
@@ -150,6 +169,7 @@ class _ChunkedLoss(NamedTuple):
     ids: Array  # (N,)
     counted: Array | None  # (N,) on the CPU
     options: LossOptions
+    reduction: Reduction
     classes: int
     chunk: int
     kernel: str | None  # kernel of the products
@@ -296,6 +316,254 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     if loan is not None:
         gradients[1] = loan.give_back(needs[1])
     return gradients
+
+
+@tangent_of(_backward)
+def _tangent(op: Op, tx: Tensor | None, tw: Tensor | None, tb: Tensor | None) -> Tensor:
+    loss_of: _ChunkedLoss = op.saved[3]
+    x, weight, bias = (
+        None if array is None else op.input(i, array) for i, array in enumerate(op.saved[:3])
+    )
+    assert x is not None
+    work = _TangentOfLoss(loss_of, op.node.shape)
+    inputs = (x, weight, bias, tx, tw, tb)
+    arrays = [data_of(tensor) for tensor in inputs]
+    name = "tangent of linear_cross_entropy"
+    return record(name, work.value(arrays), inputs, _tangent_backward, (*arrays, work))
+
+
+class _TangentOfLoss(NamedTuple):
+    """The tangent of a loss: its operands are those of the loss and their tangents or None.
+
+    With d the gradient of the losses by the logits l, and t = tx W^T + x tW^T + tb those of the
+    logits, the tangents of the losses are sum(d t) over the classes.
+    """
+
+    loss_of: _ChunkedLoss
+    shape: Shape  # of the loss
+
+    def value(self, arrays: Sequence[Array | None]) -> Array:
+        """Return the tangent of the loss, without ever holding all logits."""
+        loss_of, ids = self.loss_of, self.loss_of.ids
+        losses = backend.empty(ids.shape, compute_dtype(loss_of.dtype), like=ids)
+        for piece, chunk in self._chunks(arrays):
+            options, classes = loss_of.options, loss_of.classes
+            logits, t = Tensor(chunk.logits), Tensor(chunk.tangents)
+            losses[piece] = tangents_of_losses(logits, t, ids[piece], options, classes).data
+        return reduced_tangents(
+            Tensor(losses), self.targets, loss_of.options, loss_of.reduction
+        ).data
+
+    @property
+    def targets(self) -> Array:
+        """The targets, of unreduced losses in their shape."""
+        ids = self.loss_of.ids
+        return ids.reshape(self.shape) if self.loss_of.reduction == "none" else ids
+
+    def gradients(
+        self, dy: Array, arrays: Sequence[Array | None], needs: Needs
+    ) -> list[Array | None]:
+        """Return the gradients of the operands and of their tangents."""
+        like, wide = self.loss_of.x, compute_dtype(self.loss_of.dtype)
+        working = self._working
+        found: list[Array | None] = []
+        for place, (array, need) in enumerate(zip(arrays, needs, strict=True)):
+            if array is None or not need:
+                found.append(None)
+                continue
+            shape = (self.loss_of.ids.size, array.shape[-1]) if place % 3 == 0 else array.shape
+            gradient = backend.empty(shape, wide if place % 3 else working, like=like)
+            if place % 3:
+                gradient.fill(0)
+            found.append(gradient)
+        scale = self._scale(dy)
+        for piece, chunk in self._chunks(arrays):
+            self._add(chunk, piece, scale[piece] if scale.shape[0] > 1 else scale, found)
+        return [
+            gradient if gradient is None or place % 3 else gradient.reshape(like.shape)
+            for place, gradient in enumerate(found)
+        ]
+
+    @property
+    def _working(self) -> Dtype:
+        dtype = self.loss_of.dtype
+        return compute_dtype(dtype) if is_numpy(self.loss_of.x) else dtype
+
+    def _chunks(self, arrays: Sequence[Array | None]) -> Iterator[tuple[slice, _TangentChunk]]:
+        """Yield chunks of the rows with their logits and tangents of these."""
+        kernel, working = self.loss_of.kernel, self._working
+        wide = compute_dtype(working)
+        x, weight, bias, tx, tw, tb = (
+            None if array is None else array.astype(working, copy=False) for array in arrays
+        )
+        assert x is not None
+        assert weight is not None
+        x, tx = (None if a is None else flat(backend.contiguous(a)) for a in (x, tx))
+        count = -(-self.loss_of.chunk // _ARRAYS)
+        for start in range(0, len(x), count):
+            piece = slice(start, start + count)
+            rows, moved = x[piece], None if tx is None else tx[piece]
+            logits = product(rows, weight.T, wide, kernel)
+            tangents = backend.empty(logits.shape, wide, like=logits)
+            pairs = [(moved, weight), (rows, tw)]
+            given = [(a, b) for a, b in pairs if a is not None and b is not None]
+            for i, (a, b) in enumerate(given):
+                product_into(tangents, a, b.T, i > 0, kernel)
+            if not given:
+                tangents.fill(0)
+            if bias is not None:
+                logits += bias
+            if tb is not None:
+                tangents += tb
+            yield piece, _TangentChunk(rows, moved, weight, tw, logits, tangents)
+
+    def _scale(self, dy: Array) -> Array:
+        """Return the factor of each loss, (1, 1) or (N, 1): dy, divided by the count of a mean."""
+        ids, options = self.loss_of.ids, self.loss_of.options
+        xp = backend.namespace(dy)
+        scale = dy.reshape(-1, 1)
+        if self.loss_of.reduction != "mean":
+            return scale
+        counted = ids == ids if options.ignore_index is None else ids != options.ignore_index
+        return scale / xp.maximum(counted.sum(), 1).astype(dy.dtype)
+
+    def _add(
+        self, chunk: _TangentChunk, piece: slice, scale: Array, into: Sequence[Array | None]
+    ) -> None:
+        """Add the part of a chunk to the gradients."""
+        by_tangents, by_logits = (
+            array.astype(self._working, copy=False)
+            for array in self._of_logits(chunk, piece, scale)
+        )
+        classes, kernel = self.loss_of.classes, self.loss_of.kernel
+        weight, tw = (None if w is None else w[:classes] for w in (chunk.weight, chunk.tw))
+        dx, dweight, dbias, dtx, dtw, dtb = into
+        for out, terms in (
+            (dx, ((by_logits, weight), (by_tangents, tw))),
+            (dtx, ((by_tangents, weight),)),
+        ):
+            given = [(a, b) for a, b in terms if b is not None]
+            for i, (a, b) in enumerate(given):
+                if out is not None:
+                    product_into(out[piece], a, b, i > 0, kernel)
+        for out, terms in (
+            (dweight, ((by_logits, chunk.x), (by_tangents, chunk.tx))),
+            (dtw, ((by_tangents, chunk.x),)),
+        ):
+            for a, b in terms:
+                if out is not None and b is not None:
+                    product_into(out[:classes], a.T, b, True, kernel)
+        for out, part in ((dbias, by_logits), (dtb, by_tangents)):
+            if out is not None:
+                out[:classes] += sum_array(part, (0,), dtype=out.dtype)
+
+    def _of_logits(self, chunk: _TangentChunk, piece: slice, scale: Array) -> tuple[Array, Array]:
+        """Return the gradients by the tangents of the logits of a chunk, and by the logits.
+
+        d = p f - target, with f = 1 + 2 z_loss logsumexp; and with e = sum(p t):
+        p (f (t - e) + 2 z_loss e)
+        """
+        ids, options, classes = self.loss_of.ids[piece], self.loss_of.options, self.loss_of.classes
+        xp = backend.namespace(ids)
+        logits, t = Tensor(chunk.logits[:, :classes]), Tensor(chunk.tangents[:, :classes])
+        p = softmax(logits)
+        expected = row_products(p, t)
+        z = float(options.z_loss)
+        factor = 1 + 2 * z * logsumexp(logits, -1, keepdims=True) if z else 1.0
+        counted = ids == ids if options.ignore_index is None else ids != options.ignore_index
+        rows = Tensor(counted[:, None])
+        smooth = options.label_smoothing / classes
+        by_tangents = _first(rows, p, factor, smooth, Tensor(scale)).data
+        by_logits = _second(rows, p, t, expected, factor, 2 * z, Tensor(scale)).data
+        inside = counted & (ids >= 0) & (ids < classes)
+        target = xp.where(inside, (1 - options.label_smoothing) * scale[:, 0], 0)
+        by_tangents[xp.arange(len(ids)), xp.where(inside, ids, 0)] -= target
+        return by_tangents, by_logits
+
+
+class _TangentChunk(NamedTuple):
+    """Some rows, the weight, the tangents of both, and of the logits."""
+
+    x: Array
+    tx: Array | None
+    weight: Array
+    tw: Array | None
+    logits: Array
+    tangents: Array
+
+
+@fuse
+def _first(counted: Tensor, p: Tensor, factor: Tensor, smooth: float, scale: Tensor) -> Tensor:
+    return where(counted, (p * factor - smooth) * scale, 0.0)
+
+
+@fuse
+def _second(
+    counted: Tensor, p: Tensor, t: Tensor, expected: Tensor, factor: Tensor, z: float, scale: Tensor
+) -> Tensor:
+    return where(counted, p * (factor * (t - expected) + z * expected) * scale, 0.0)
+
+
+def _tangent_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    *arrays, work = saved
+    found: list[Array | None] = work.gradients(dy, arrays, needs)
+    return found
+
+
+@tangent_of(_tangent_backward)
+def _second_tangent(op: Op, *changes: Tensor | None) -> Tensor:
+    """Return the tangent of the tangent in recorded ops, which hold all logits.
+
+    With u the change of the logits, for the change of t and of d: sum(d change(t)) + u^T H t, H the
+    second derivative of the losses by the logits.
+    """
+    *arrays, work = op.saved
+    loss_of: _ChunkedLoss = work.loss_of
+    x, weight, bias, tx, tw, tb = (
+        None if array is None else op.input(i, array) for i, array in enumerate(arrays)
+    )
+    ux, uw, ub, utx, utw, utb = changes
+    shape = loss_of.ids.size, len(loss_of.weight)
+    logits = _logits(shape, ((x, weight),), bias)
+    u = _logits(shape, ((ux, weight), (x, uw)), ub)
+    t = _logits(shape, ((tx, weight), (x, tw)), tb)
+    change = _logits(shape, ((utx, weight), (tx, uw), (ux, tw), (x, utw)), utb)
+    assert logits is not None
+    assert t is not None
+    options, classes = loss_of.options, loss_of.classes
+    losses = None
+    if change is not None:
+        losses = tangents_of_losses(logits, change, loss_of.ids, options, classes)
+    if u is not None:
+        curved = _curvature(logits, t, u, loss_of)
+        losses = curved if losses is None else losses + curved
+    assert losses is not None
+    return reduced_tangents(losses, work.targets, options, loss_of.reduction)
+
+
+def _logits(
+    shape: Shape, pairs: Sequence[tuple[Tensor | None, Tensor | None]], shift: Tensor | None
+) -> Tensor | None:
+    """Return the sum of the products of rows and a transposed weight, and of a bias."""
+    terms = [
+        matmul(reshape(x, (shape[0], x.shape[-1])), weight.swapaxes(0, 1))
+        for x, weight in pairs
+        if x is not None and weight is not None
+    ]
+    terms += [] if shift is None else [broadcast_to(shift, shape)]
+    return sum(terms[1:], terms[0]) if terms else None
+
+
+def _curvature(logits: Tensor, t: Tensor, u: Tensor, loss_of: _ChunkedLoss) -> Tensor:
+    """Return u^T H t of each row, (N,)."""
+    dtype, classes, z = compute_dtype(logits.dtype), loss_of.classes, loss_of.options.z_loss
+    logits, t, u = (x[:, :classes].astype(dtype) for x in (logits, t, u))
+    p, factor = softmax(logits), 1 + 2 * z * logsumexp(logits, -1, keepdims=True)
+    expected = row_products(p, t)
+    found = row_products(p * (factor * (t - expected) + 2 * z * expected), u)
+    ids, index = loss_of.ids, loss_of.options.ignore_index
+    counted = ids == ids if index is None else ids != index
+    return reshape(where(Tensor(counted[:, None]), found, 0.0), (-1,))
 
 
 def _borrowed(weight: Tensor, dtype: Dtype) -> Loan | None:

@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from tensorgrad.amp import cast_operands, product_kernel
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core.backend import Array, is_numpy, namespace, upcast
 from tensorgrad.core.checks import promoted
 from tensorgrad.core.dtypes import Dtype, compute_dtype, is_complex
@@ -98,6 +99,14 @@ def _matmul_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
         db = product(rows.swapaxes(-1, -2), dy, wide, kernel)
         db = db[..., 0] if b.ndim == 1 else db
     return da, db
+
+
+@tangent_of(_matmul_backward)
+def _matmul_tangent(op: Op, ta: Tensor | None, tb: Tensor | None) -> Tensor | None:
+    a, b, kernel = op.saved
+    of_a = None if ta is None else matmul(ta, op.input(1, b), kernel=kernel)
+    of_b = None if tb is None else matmul(op.input(0, a), tb, kernel=kernel)
+    return of_a if of_b is None else of_b if of_a is None else of_a + of_b
 
 
 def product(a: Array, b: Array, dtype: Dtype, kernel: str | None = None) -> Array:

@@ -13,20 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.checks import promoted
 from tensorgrad.core.dtypes import compute_dtype
 from tensorgrad.core.errors import ArgumentError
-from tensorgrad.core.gradient import (
-    Gradient,
-    Gradients,
-    Needs,
-    Recompute,
-    Saved,
-    accumulated,
-    out_of,
-)
+from tensorgrad.core.gradient import Gradient, Gradients, Needs, Recompute, Saved, accumulated
 from tensorgrad.core.modes import mode
 from tensorgrad.core.nodes import assigned_since, latest_version
 from tensorgrad.core.operands import data_of
@@ -34,8 +27,9 @@ from tensorgrad.core.record import record
 from tensorgrad.core.signature import Count, Float, NotNegative, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import norm as norm_cuda
-from tensorgrad.kernels.reduce import PartialSum, sum_parts
+from tensorgrad.ops.column_sums import column_sums
 from tensorgrad.ops.elementwise.fuse import fuse
+from tensorgrad.ops.norm_tangent import norm_tangent
 from tensorgrad.ops.shape import astype, reshape
 
 __all__ = ["add_layer_norm", "add_rms_norm", "group_norm", "layer_norm", "rms_norm"]
@@ -315,12 +309,12 @@ def _normalise(
     if mode.recompute_norms and mode.grad_enabled and aligned:  # otherwise by another kernel
         output = partial(_output, eps, centre)
         again = Recompute(output, (total, weight, bias), y.shape, latest_version())
-    return (total, y), (total, weight, mean, rstd), again
+    return (total, y), (total, weight, mean, rstd, eps), again
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs, dsum: Array | None = None) -> Gradients:
     dx: Any
-    x, weight, mean, rstd = saved
+    x, weight, mean, rstd, _ = saved
     if type(dy) is np.ndarray:
         dx, dweight, dbias = _backward_numpy(dy, dsum, x, weight, mean, rstd)
         return dx, accumulated(dweight, needs[1]), accumulated(dbias, needs[2])
@@ -341,6 +335,23 @@ def _backward_added(dys: Sequence[Array | None], saved: Saved, needs: Needs) -> 
     wanted = (needs[0] or needs[1], needs[2], needs[3])
     dx, dweight, dbias = _backward(dy, saved, wanted, dsum)
     return dx, dx, dweight, dbias
+
+
+@tangent_of(_backward)
+def _tangent(op: Op, tx: Tensor | None, tw: Tensor | None, tb: Tensor | None) -> Tensor:
+    x, weight, *_ = op.saved
+    weight = None if weight is None else op.input(1, weight)
+    return norm_tangent(op.input(0, x), weight, (tx, tw, tb), op.saved[2:])
+
+
+@tangent_of(_backward_added)
+def _tangent_added(
+    op: Op, tx: Tensor | None, tr: Tensor | None, tw: Tensor | None, tb: Tensor | None
+) -> tuple[Tensor | None, Tensor]:
+    total, weight, *_ = op.saved
+    weight = None if weight is None else op.input(2, weight)
+    ts = tr if tx is None else tx if tr is None else tx + tr
+    return ts, norm_tangent(op.output(total, 0), weight, (ts, tw, tb), op.saved[2:])
 
 
 def _forward_numpy(
@@ -413,39 +424,6 @@ def _backward_numpy(
     if dsum is not None:
         dx += dsum
     return dx, dweights.sum(0), dbiases.sum(0)
-
-
-def column_sums(parts: Sequence[Array], needs: Sequence[Any]) -> list[Array | None]:
-    """Return the sums of the columns of matrices, which are gradients of biases and norm weights.
-
-    One launch adds them with those of other layers where leaves wait for them, otherwise one each.
-
-    Args:
-        parts: (N, C) each, on the GPU, float32 or float64, rows contiguous.
-        needs: of each gradient.
-
-    Returns:
-        None where the gradient is not wanted, or is added to the one so far.
-    """
-    now: list[PartialSum] = []
-    found: list[Array | None] = []
-    for rows, need in zip(parts, needs, strict=True):
-        own = None
-        if need:
-            target = out_of(need, rows.dtype, rounds=True)
-            if target is None:
-                own = backend.empty(rows.shape[1:], rows.dtype, like=rows)
-                now.append(PartialSum(own, 0, rows))
-            else:
-                one = PartialSum(*target, rows)
-                if not need.waits(one, rows.size * rows.itemsize, sum_parts):
-                    now.append(one)
-        found.append(own)
-    if now:
-        sum_parts(now)
-    return [
-        None if dx is None else accumulated(dx, need) for dx, need in zip(found, needs, strict=True)
-    ]
 
 
 def _block(width: int) -> int:

@@ -38,10 +38,20 @@ from tensorgrad.core.signature import Bool, Real, Signatures
 from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels.reduce import cumsum_cuda, reduce_cuda
 from tensorgrad.ops.arguments import along, check_holds
-from tensorgrad.ops.elementwise import sqrt
+from tensorgrad.ops.elementwise import exp, sign, sqrt
 from tensorgrad.ops.elementwise import where as choose
+from tensorgrad.ops.elementwise.fuse import fuse
 from tensorgrad.ops.elementwise.row import Row
-from tensorgrad.ops.shape import astype, pad, squeeze
+from tensorgrad.ops.shape import (
+    astype,
+    concatenate,
+    moveaxis,
+    pad,
+    reshape,
+    squeeze,
+    stack,
+    transpose,
+)
 
 __all__ = [
     "all",
@@ -167,6 +177,12 @@ def _mean_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (_spread(each, shape, axes),)
 
 
+@tangent_of(_mean_backward)
+def _mean_tangent(op: Op, t: Tensor) -> Tensor:
+    _, axes, count = op.saved
+    return (mean if count else sum)(t, axes).reshape(op.node.shape)
+
+
 def var(
     x: ArrayLike,
     axis: Axis = None,
@@ -288,6 +304,26 @@ def _deviation_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (STD_GRADIENT(dy, x, mean, keep_axes(std[0], x.shape, axes), divisor).data,)
 
 
+@fuse
+def _centered_product(t: Tensor, x: Tensor, center: Tensor) -> Tensor:
+    return t * (x - center)
+
+
+@tangent_of(_deviation_backward)
+def _deviation_tangent(op: Op, t: Tensor) -> Tensor:
+    array, axes, ddof, *std = op.saved
+    divisor = _divisor(array.shape, axes, ddof) or math.nan
+    x = astype(op.input(0, array), compute_dtype(array.dtype), copy=False)
+    product = _centered_product(t, x, mean(x, axes, keepdims=True))
+    total = sum(product, axes).reshape(op.node.shape)
+    return total / _nonzero(op, *std) / divisor if std else total * (2 / divisor)
+
+
+def _nonzero(op: Op, y: Array) -> Tensor:
+    """Return the output of an op to divide by: infinity where it is 0, so the quotient is 0."""
+    return choose(Tensor(y) == 0, math.inf, op.output(y))
+
+
 def max(
     x: ArrayLike,
     axis: Axis = None,
@@ -389,6 +425,19 @@ def _extremum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (EQUAL_PARTS(ties, keep_axes(dy, x.shape, axes), count).data,)
 
 
+@tangent_of(_extremum_backward)
+def _extremum_tangent(op: Op, t: Tensor) -> Tensor:
+    x, y, axes = op.saved
+    return _mean_of_ties(op, t, TIES(x, keep_axes(y, x.shape, axes)), axes)
+
+
+def _mean_of_ties(op: Op, t: Tensor, ties: Tensor, axes: Axes) -> Tensor:
+    """Return the mean of the tangents of equal extrema."""
+    count = sum(ties, axes).data.astype(compute_dtype(t.dtype))
+    total = sum(choose(ties, t, 0), axes, dtype=count.dtype)
+    return reshape(total / count, op.node.shape)
+
+
 def prod(
     x: ArrayLike,
     axis: Axis = None,
@@ -447,6 +496,38 @@ def _prod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     product = _reduce("Prod", WITHOUT_ZEROS(x).data, axes, True, x.dtype)
     zeros = sum_array(IS_ZERO(x).data, axes, keepdims=True).astype(x.dtype)
     return (PROD_GRADIENT(keep_axes(dy, x.shape, axes), x, product, zeros).data,)
+
+
+@fuse
+def _product_tangent(a: Tensor, ta: Tensor, b: Tensor, tb: Tensor) -> Tensor:
+    return ta * b + a * tb
+
+
+@tangent_of(_prod_backward)
+def _prod_tangent(op: Op, t: Tensor) -> Tensor:
+    """Multiply pairs of factors, then pairs of products: without a division, exact at 0."""
+    array, axes = op.saved
+    order = (*axes, *[axis for axis in range(array.ndim) if axis not in axes])
+    shape = (_count(array.shape, axes), *[array.shape[axis] for axis in order[len(axes) :]])
+    dtype = compute_dtype(array.dtype)
+    x, t = (
+        reshape(transpose(astype(each, dtype, copy=False), order), shape)
+        for each in (op.input(0, array), t)
+    )
+    single: tuple[Tensor, Tensor] | None = None
+    while (n := x.shape[0]) > 1:
+        if n % 2:
+            last = x[-1:], t[-1:]
+            single = last if single is None else _times(single, last)
+        half = n // 2
+        x, t = _times((x[:half], t[:half]), (x[half : 2 * half], t[half : 2 * half]))
+    t = t if single is None else _times((x, t), single)[1]
+    return (t if n else sum(t, 0)).reshape(op.node.shape)
+
+
+def _times(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the product of two tensors, given with their tangents, and its tangent."""
+    return a[0] * b[0], _product_tangent(*a, *b)
 
 
 def argmax(
@@ -614,6 +695,23 @@ def _logsumexp_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (LOGSUMEXP_GRADIENT(keep_axes(dy, x.shape, axes), x, keep_axes(y, x.shape, axes)).data,)
 
 
+@fuse
+def _softmax_product(t: Tensor, x: Tensor, logsumexp: Tensor) -> Tensor:
+    return t * exp(x - logsumexp)
+
+
+@tangent_of(_logsumexp_backward)
+def _logsumexp_tangent(op: Op, t: Tensor) -> Tensor:
+    array, wide, axes = op.saved
+    x, y = op.input(0, array), _kept(op.output(wide), array.shape, axes)
+    return sum(_softmax_product(t, x, y), axes).reshape(op.node.shape)
+
+
+def _kept(y: Tensor, shape: Shape, axes: Axes) -> Tensor:
+    """Return the result of a reduction with the reduced axes, as of length 1."""
+    return reshape(y, [1 if axis in axes else n for axis, n in enumerate(shape)])
+
+
 def norm(
     x: Real[ArrayLike, "..."],
     axis: Axis = None,
@@ -668,6 +766,25 @@ def _norm_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (NORM_MAX_GRADIENT(ties, dy, x, count).data,)
 
 
+@fuse
+def _quotient_product(t: Tensor, x: Tensor, norm: Tensor) -> Tensor:
+    return t * (x / norm)
+
+
+@tangent_of(_norm_backward)
+def _norm_tangent(op: Op, t: Tensor) -> Tensor:
+    array, wide, axes, ord = op.saved
+    if ord == 2:
+        y = _kept(_nonzero(op, wide), array.shape, axes)
+        product = _quotient_product(t, op.input(0, array), y)
+        return sum(product, axes).reshape(op.node.shape)
+    t = t * sign(Tensor(array))
+    if ord == 1:
+        return sum(t, axes).reshape(op.node.shape)
+    ties = NORM_MAX_TIES(array, keep_axes(wide, array.shape, axes))
+    return _mean_of_ties(op, t, ties, axes)
+
+
 def cumsum(
     x: ArrayLike,
     axis: SupportsIndex | None = None,
@@ -701,6 +818,11 @@ def cumsum(
 def _cumsum_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     shape, axis = saved
     return (_cumsum_from_end(upcast(dy), axis).reshape(shape),)
+
+
+@tangent_of(_cumsum_backward)
+def _cumsum_tangent(op: Op, t: Tensor) -> Tensor:
+    return cumsum(t.reshape(op.node.shape), op.saved[1])
 
 
 def _cumsum_from_end(x: Array, axis: int) -> Array:
@@ -759,6 +881,43 @@ def _cumprod_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     total = _cumsum_from_end(dy * _cumprod_array(x, axis), axis)
     at_zero = _cumsum_from_end(dy * _cumprod_array(WITHOUT_FIRST(first, x).data, axis), axis)
     return (CUMPROD_GRADIENT(first, x, count, total, at_zero).data.reshape(shape),)
+
+
+@tangent_of(_cumprod_backward)
+def _cumprod_tangent(op: Op, t: Tensor) -> Tensor:
+    shape, array, axis = op.saved
+    dtype = compute_dtype(array.dtype)
+    x, t = (
+        moveaxis(astype(each, dtype, copy=False).reshape(array.shape), axis, 0)
+        for each in (op.input(0, array.reshape(shape)), t)
+    )
+    return moveaxis(_running_products(x, t)[1], 0, axis)
+
+
+def _running_products(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Return running products along the first axis, and their tangent, exact at 0.
+
+    Those up to odd places are the running products of pairs; one more factor gives the others.
+    """
+    n = x.shape[0]
+    if n < 2:
+        return x, t
+    pairs = _times((x[: n - 1 : 2], t[: n - 1 : 2]), (x[1::2], t[1::2]))
+    odd = _running_products(*pairs)
+    before = (n - 1) // 2
+    even = _times((odd[0][:before], odd[1][:before]), (x[2::2], t[2::2]))
+    y, ty = (
+        _interleaved(concatenate([first[:1], others]), each)
+        for first, others, each in zip((x, t), even, odd, strict=True)
+    )
+    return y, ty
+
+
+def _interleaved(even: Tensor, odd: Tensor) -> Tensor:
+    """Return the slices of two tensors in turn; `even` may have one more."""
+    n = odd.shape[0]
+    y = stack([even[:n], odd], 1).reshape(2 * n, *odd.shape[1:])
+    return y if even.shape[0] == n else concatenate([y, even[n:]])
 
 
 def cumulative_sum(

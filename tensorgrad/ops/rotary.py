@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array, upcast
 from tensorgrad.core.errors import ArgumentError, ShapeError
@@ -18,6 +19,7 @@ from tensorgrad.core.tensor import ArrayLike, Tensor
 from tensorgrad.kernels import rotary as kernel
 from tensorgrad.kernels.rotary import Rotation
 from tensorgrad.ops.arguments import broadcast
+from tensorgrad.ops.shape import pad
 
 __all__ = ["rotary"]
 
@@ -60,8 +62,9 @@ def rotary(
     x, cos, sin = takes.rotary(x, cos, sin, heads, interleaved)
     rotation = rotation_of("rotary", "x", x.data, cos, sin, heads, interleaved)
     y = rotated(x.data, rotation, 1)
-    of_angles = x.data if cos.requires_grad or sin.requires_grad else None
-    return record("rotary", y, (x, cos, sin), _backward, (*rotation, of_angles))
+    given = cos.requires_grad or sin.requires_grad
+    of_angles = (x.data, cos.data, sin.data) if given else ()
+    return record("rotary", y, (x, cos, sin), _backward, (*rotation, *of_angles))
 
 
 def rotation_of(
@@ -94,12 +97,35 @@ def rotated(x: Array, rotation: Rotation, direction: int, in_place: bool = False
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    rotation, x = Rotation(*saved[:-1]), saved[-1]
+    rotation, of_angles = Rotation(*saved[:4]), saved[4:]
     dx = rotated(dy, rotation, -1) if needs[0] else None
-    if x is None:
+    if not of_angles:
         return dx, None, None
-    (a, b), (da, db) = (_pairs(upcast(t), rotation) for t in (x, dy))
+    (a, b), (da, db) = (_pairs(upcast(t), rotation) for t in (of_angles[0], dy))
     return dx, a * da + b * db, a * db - b * da
+
+
+@tangent_of(_backward)
+def _tangent(op: Op, tx: Tensor | None, tcos: Tensor | None, tsin: Tensor | None) -> Tensor | None:
+    rotation, arrays = Rotation(*op.saved[:4]), op.saved[4:]
+    if not arrays:
+        assert tx is not None  # the angles are constant
+        return turned(tx, rotated(tx.data, rotation, 1), rotation)
+    x, cos, sin = (op.input(i, array) for i, array in enumerate(arrays))
+    heads, options = rotation.heads, {"interleaved": rotation.interleaved}
+    t = None if tx is None else rotary(tx, cos, sin, heads=heads, **options)
+    if tcos is None and tsin is None:
+        return t
+    tcos, tsin = (Tensor(0 * a.data) if u is None else u for a, u in ((cos, tcos), (sin, tsin)))
+    of_angles = rotary(x[..., :heads, :], tcos, tsin, **options)  # linear in both
+    if heads < x.shape[-2]:
+        of_angles = pad(of_angles, [*[(0, 0)] * (x.ndim - 2), (0, x.shape[-2] - heads), (0, 0)])
+    return of_angles if t is None else t + of_angles
+
+
+def turned(x: Tensor, y: Array, rotation: Rotation) -> Tensor:
+    """Return y, the rotated array of x, as the result of `rotary` by constant angles."""
+    return record("rotary", y, (x, None, None), _backward, tuple(rotation))
 
 
 def _turn_numpy(x: Array, rotation: Rotation, direction: int, out: Array | None) -> Array:

@@ -11,6 +11,7 @@ from typing import Any, Never, SupportsIndex
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core.arrays import cast, sum_to_shape
 from tensorgrad.core.backend import Array, Shape, is_array, is_numpy, namespace
 from tensorgrad.core.checks import axis_index
@@ -438,3 +439,16 @@ def _put_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
             own = own * kept.reshape(own.shape).astype(own.dtype)
         dvalues = own if own.shape == shape else sum_to_shape(own, shape)
     return dx, dvalues
+
+
+@tangent_of(_put_backward)
+def _put_tangent(op: Op, tx: Tensor | None, tvalues: Tensor | None) -> Tensor:
+    _, add, *parts = op.saved
+    if tx is None:
+        assert tvalues is not None
+        tx = Tensor(namespace(tvalues.data).zeros(op.node.shape, op.node.dtype))
+    elif tvalues is None:
+        if add:
+            return tx
+        tvalues = Tensor(namespace(tx.data).zeros((), tx.dtype))
+    return _put(op.node.name, tx, tuple(parts), tvalues, add)

@@ -13,7 +13,7 @@ from typing import Any, Literal, Never, SupportsIndex
 
 import numpy as np
 
-from tensorgrad.autograd.tangents import Op, tangent_of
+from tensorgrad.autograd.tangents import Op, same, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import array_of, converted
 from tensorgrad.core.backend import Array, namespace
@@ -102,11 +102,7 @@ def copy(x: ArrayLike) -> Tensor:
         ([1, 2], [5, 2])
     """
     (x,) = takes.copy(x)
-    return record("copy", x.data.copy(), (x,), _copy_backward, ())
-
-
-def _copy_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    return (dy,)
+    return record("copy", x.data.copy(), (x,), same, ())
 
 
 def to(x: ArrayLike, device: str) -> Tensor:
@@ -130,11 +126,16 @@ def to(x: ArrayLike, device: str) -> Tensor:
     y = backend.to_device(given.data, device)
     if y is given.data:
         return given
-    return record("to", y, (given,), _to_backward, (given.device,))
+    return record("to", y, (given,), _to_backward, (given.device, device))
 
 
 def _to_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    return (backend.to_device(dy, *saved),)
+    return (backend.to_device(dy, saved[0]),)
+
+
+@tangent_of(_to_backward)
+def _to_tangent(op: Op, t: Tensor) -> Tensor:
+    return to(t, op.saved[1])
 
 
 def reshape(x: ArrayLike, shape: int | Sequence[int], *, copy: bool | None = None) -> Tensor:
@@ -246,6 +247,11 @@ def _transpose_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy.transpose(sorted(range(dy.ndim), key=order.__getitem__)),)
 
 
+@tangent_of(_transpose_backward)
+def _transpose_tangent(op: Op, t: Tensor) -> Tensor:
+    return transpose(t, *op.saved)
+
+
 def swapaxes(x: ArrayLike, axis1: SupportsIndex, axis2: SupportsIndex) -> Tensor:
     """Return a view with two axes exchanged.
 
@@ -275,6 +281,11 @@ def swapaxes(x: ArrayLike, axis1: SupportsIndex, axis2: SupportsIndex) -> Tensor
 
 def _swapaxes_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy.swapaxes(*saved),)
+
+
+@tangent_of(_swapaxes_backward)
+def _swapaxes_tangent(op: Op, t: Tensor) -> Tensor:
+    return swapaxes(t, *op.saved)
 
 
 def moveaxis(
@@ -389,12 +400,7 @@ def broadcast_to(x: ArrayLike, shape: int | Sequence[int]) -> Tensor:
     (x,) = takes.broadcast_to(x)
     target = shape_of("broadcast_to", shape)
     y = broadcast("broadcast_to", "x", x.data, target)
-    return record("broadcast_to", y, (x,), _broadcast_backward, ())
-
-
-def _broadcast_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    """Return dy: the walk sums it to the shape of the input."""
-    return (dy,)
+    return record("broadcast_to", y, (x,), same, ())
 
 
 def concatenate(tensors: Sequence[Any], axis: SupportsIndex | None = 0, **unknown: Never) -> Tensor:
@@ -452,6 +458,19 @@ def _concatenate_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
         dy[(*before, slice(end - length, end))] if need else None
         for length, end, need in zip(lengths, accumulate(lengths), needs, strict=True)
     ]
+
+
+@tangent_of(_concatenate_backward)
+def _concatenate_tangent(op: Op, *tangents: Tensor | None) -> Tensor:
+    axis, lengths = op.saved
+    like = next(t for t in tangents if t is not None)
+    shape, xp = op.node.shape, namespace(like.data)
+    zero = xp.zeros((), op.node.dtype)
+    parts = [
+        Tensor(xp.broadcast_to(zero, (*shape[:axis], n, *shape[axis + 1 :]))) if t is None else t
+        for t, n in zip(tangents, lengths, strict=True)
+    ]
+    return _join("concatenate", parts, axis)
 
 
 def stack(tensors: Sequence[Any], axis: SupportsIndex = 0, **unknown: Never) -> Tensor:
@@ -581,6 +600,12 @@ def _repeat_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (copies.sum(axis + 1, dtype=compute_dtype(dy.dtype)),)
 
 
+@tangent_of(_repeat_backward)
+def _repeat_tangent(op: Op, t: Tensor) -> Tensor:
+    axis, count, _ = op.saved
+    return repeat(t, count, axis)
+
+
 def tile(x: ArrayLike, reps: int | Sequence[int]) -> Tensor:
     """Repeat all of x `reps` times along each axis, new axes first.
 
@@ -617,6 +642,11 @@ def _tile_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (copies.sum(every_other, dtype=compute_dtype(dy.dtype)).reshape(own),)
 
 
+@tangent_of(_tile_backward)
+def _tile_tangent(op: Op, t: Tensor) -> Tensor:
+    return tile(t, op.saved[0])
+
+
 def flip(x: ArrayLike, axis: int | Sequence[int] | None = None, **unknown: Never) -> Tensor:
     """Return a view with the order of elements reversed along an axis, several or all.
 
@@ -635,11 +665,16 @@ def flip(x: ArrayLike, axis: int | Sequence[int] | None = None, **unknown: Never
     (x,) = takes.flip(x, unknown)
     axes = axis_tuple("flip", axis, x.data.ndim)
     key = (*[slice(None, None, -1 if i in axes else 1) for i in range(x.data.ndim)], ...)
-    return record("flip", x.data[key], (x,), _slice_backward, key)
+    return record("flip", x.data[key], (x,), _flip_backward, (key, axes))
 
 
-def _slice_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    return (dy[saved],)
+def _flip_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    return (dy[saved[0]],)
+
+
+@tangent_of(_flip_backward)
+def _flip_tangent(op: Op, t: Tensor) -> Tensor:
+    return flip(t, op.saved[1])
 
 
 def roll(
@@ -688,6 +723,12 @@ def roll(
 
 def _roll_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (namespace(dy).roll(dy, *saved),)
+
+
+@tangent_of(_roll_backward)
+def _roll_tangent(op: Op, t: Tensor) -> Tensor:
+    shifts, axes = op.saved
+    return roll(t, -shifts if axes is None else [-shift for shift in shifts], axes)
 
 
 def pad(
@@ -752,4 +793,15 @@ def _pad_constant(x: Tensor, widths: list[tuple[int, int]], value: complex) -> T
     y = namespace(data).full(lengths, fill.item(), compute_dtype(data.dtype))
     y = y.astype(data.dtype, copy=False)
     y[inner] = data
-    return record("pad", y, (x,), _slice_backward, (*inner, ...))
+    return record("pad", y, (x,), _pad_backward, (*inner, ...))
+
+
+def _pad_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    return (dy[saved],)
+
+
+@tangent_of(_pad_backward)
+def _pad_tangent(op: Op, t: Tensor) -> Tensor:
+    *inner, _ = op.saved
+    lengths = zip(inner, op.node.shape, strict=True)
+    return _pad_constant(t, [(part.start, n - part.stop) for part, n in lengths], 0)

@@ -12,6 +12,7 @@ from typing import Any, Literal, Never, SupportsIndex
 
 import numpy as np
 
+from tensorgrad.autograd.tangents import Op, tangent_of
 from tensorgrad.core import backend
 from tensorgrad.core.arrays import array_of
 from tensorgrad.core.backend import Array, Axis, namespace, upcast
@@ -972,6 +973,11 @@ def bincount(
 
 def _bincount_backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
     return (dy[saved[0]],)
+
+
+@tangent_of(_bincount_backward)
+def _bincount_tangent(op: Op, t: Tensor) -> Tensor:
+    return bincount(op.saved[0], t, op.node.shape[0])
 
 
 def histogram(

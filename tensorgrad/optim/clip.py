@@ -85,6 +85,9 @@ def clip_grad_norm(
         array([0.6, 0.8], dtype=float32)
     """
     check_max_norm("clip_grad_norm", max_norm)
+    if not isinstance(parameters, FlatParameters):
+        parameters = list(parameters)
+    _drop_histories(parameters)
     grads = _grads(parameters)
     norm, factor = clip_factor(_total(grads, reduce_norm), max_norm, None)
     for grad in grads:
@@ -101,9 +104,16 @@ def _grads(parameters: FlatParameters | Iterable[Tensor]) -> Sequence[Array]:
     """Return the gradients as 1-D arrays, views of those of tensors."""
     if isinstance(parameters, FlatParameters):
         return parameters.grads
-    return [
-        parameter.grad.ravel(order="K") for parameter in parameters if parameter.grad is not None
-    ]
+    gradients = [p.gradient for p in parameters if p.grad is not None]  # with what waited for them
+    return [g.array.ravel(order="K") for g in gradients if g is not None]
+
+
+def _drop_histories(parameters: FlatParameters | list[Tensor]) -> None:
+    """Make arrays of gradients with a history, which would be that of other values."""
+    flat = isinstance(parameters, FlatParameters)
+    for parameter in parameters.parameters.values() if flat else parameters:
+        if isinstance(parameter.grad, Tensor):
+            parameter.gradient.plain()
 
 
 def _total(grads: Sequence[Array], reduce_norm: ReduceNorm | None) -> Array:

@@ -301,6 +301,8 @@ class FlatParameters:
     def zero_grad(self) -> None:
         """Set all gradients to 0; in a CUDA graph, backward overwrites them instead."""
         for gradient in self._gradients():
+            if type(gradient) is not LeafGradient:
+                gradient.plain()
             gradient.is_touched = False
         self._zeroed_in = mode.capture
         self._clear_gradients()
@@ -394,8 +396,8 @@ class FlatParameters:
         place = slice(slot.offset - bucket.begin, slot.span.stop - bucket.begin)
         view, grad_view = (array[place].reshape(slot.shape) for array in (data, grad))
         view[...] = backend.asarray_like(parameter.data, view)
-        if parameter.grad is not None:
-            grad_view[...] = parameter.grad
+        if parameter.gradient is not None:
+            grad_view[...] = parameter.gradient.plain()
         parameter.data, parameter.grad = view, grad_view
         self._parts.append((name, parameter, view, grad_view))
 

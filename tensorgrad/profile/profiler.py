@@ -22,7 +22,6 @@ from dataclasses import replace
 from typing import Any, Self
 
 from tensorgrad.core import backend, instrument
-from tensorgrad.core.callers import user_line
 from tensorgrad.core.errors import ArgumentError
 from tensorgrad.core.gradient import unwrapped
 from tensorgrad.kernels import gpu
@@ -41,6 +40,7 @@ from tensorgrad.profile.memory import MemoryRecording, MemoryTracker
 from tensorgrad.profile.nvtx import nvtx_functions
 from tensorgrad.profile.recording import CONTAINERS, Kind, Range, Recording, Transfer
 from tensorgrad.profile.sources import TimeSource, choose
+from tensorgrad.startup.callers import user_line
 
 _HOLDS_PHASES = ("", "step")  # a layer outside any other phase is forward
 

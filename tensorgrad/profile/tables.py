@@ -289,7 +289,7 @@ def _table(recording: Recording, title: str, key: Callable[[TimeSpan], tuple[str
         )
     rows.sort(key=lambda row: -row.seconds)
     total = sum(row.seconds for row in rows)
-    return Table(title, rows, steps, step, busy, total - busy)
+    return Table(title, rows, steps, step, busy, max(total - busy, 0.0))
 
 
 def _kernel_spans(recording: Recording, window: Interval) -> list[TimeSpan]:

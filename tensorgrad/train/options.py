@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
@@ -117,15 +117,22 @@ def suggest(word: str, choices: Iterable[str]) -> str:
         word: that is unknown.
         choices: the words that are known, options with their dashes.
     """
+    return _question(_meant(word, choices))
+
+
+def _meant(word: str, choices: Iterable[str]) -> list[str]:
+    """Return the choices that a word may stand for."""
     known = {_plain(choice): choice for choice in choices if choice != word}
     plain = _plain(word)
     meant = SYNONYMS.get(plain, "")
     if plain in known or _plain(meant) in known:
-        matches = [known.get(plain) or known[_plain(meant)]]
-    else:
-        starts = [name for name in known if len(plain) > 2 and name.startswith(plain)]
-        close = starts or get_close_matches(plain, known, n=1, cutoff=0.6)
-        matches = [known[name] for name in close[:4]]
+        return [known.get(plain) or known[_plain(meant)]]
+    starts = [name for name in known if len(plain) > 2 and name.startswith(plain)]
+    close = starts or get_close_matches(plain, known, n=1, cutoff=0.6)
+    return [known[name] for name in close[:4]]
+
+
+def _question(matches: Sequence[str]) -> str:
     return f"; did you mean {' or '.join(matches)}?" if matches else ""
 
 
@@ -205,10 +212,13 @@ def _named_path(text: str, options: Mapping[str, Any]) -> tuple[str, str]:
 
 def _missing(name: str, path: str, text: str) -> str:
     """Return the line about a path that is not there."""
-    names = [*_names(Path(path).parent), *re.findall(r"'(\w+)'", text)]
+    given = Path(path)
+    beside = {each: str(given.parent / each) for each in _names(given.parent)}
+    names = [*beside, *re.findall(r"'(\w+)'", text)]
+    meant = _question([beside.get(each, each) for each in _meant(given.name, names)])
     expected = re.search(r"expected .*", text, re.S)
     more = f"; {expected[0]}" if expected else ""
-    return f"{name} {path}: no such file or folder{suggest(Path(path).name, names) or more}"
+    return f"{name} {path}: no such file or folder{meant or more}"
 
 
 def _names(folder: Path) -> list[str]:

@@ -17,6 +17,7 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor
 from tensorgrad.autograd.function import Context
+from tensorgrad.autograd.functions import jvp
 from tensorgrad.core import backend
 from tensorgrad.errors import (
     ArgumentError,
@@ -606,3 +607,23 @@ def test_tuning_on_a_gpu(tmp_path: Path) -> None:
     text = path.read_text()
     own(x[:7], ROOT=True)
     assert path.read_text() == text  # a call stores nothing
+
+
+def ratio_tangent(x: Tensor, other: Tensor, tx: Tensor | None, tother: Tensor | None) -> Any:
+    terms = [] if tx is None else [ratio(tx, other)]
+    terms += [] if tother is None else [-x / (1 + other) ** 2 * tother]
+    return sum(terms[1:], terms[0])
+
+
+def test_a_kernel_with_a_tangent(device: str) -> None:
+    kernel = tg.cuda_kernel(RATIO, "ratio", ratio_numpy, tangent=ratio_tangent)
+    x, other = (tg.tensor([1.0, 4.0], device=device), tg.tensor([0.0, 1.0], device=device))
+    one = tg.ones(2, device=device)
+    for f in (kernel, lambda x, other: x / (1 + other)):
+        y, t = jvp(lambda x, other, f=f: f(x * x, other), (x, other), (one, one))
+        assert (y.tolist(), t.tolist()) == ([1, 8], [1, 0])
+        assert jvp(lambda other, f=f: f(x, other), (other,), (one,))[1].tolist() == [-1, -1]
+    with pytest.raises(GradError, match="ratio: x requires a gradient"):
+        kernel(tg.ones(2, device=device, requires_grad=True), other)
+    with pytest.raises(GradError, match=r"ratio: x has a tangent, and the kernel none; give"):
+        jvp(lambda x: ratio(x, other), (x,), (one,))

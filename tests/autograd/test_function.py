@@ -11,8 +11,10 @@ import pytest
 import tensorgrad as tg
 from tensorgrad import Tensor, graph
 from tensorgrad.autograd.function import Context
+from tensorgrad.autograd.functions import jvp
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DtypeError, GradError, ShapeError
+from tests.derivatives import check_derivatives
 
 
 class ScaledProduct(tg.Function):
@@ -207,3 +209,75 @@ def test_it_is_captured_with_the_bits_of_eager_calls() -> None:
         a, b = (normal(1025, seed=2 * seed + i, device="cuda").data for i in range(2))
         for got, expected in zip(captured(a, b), step(a, b), strict=True):
             np.testing.assert_array_equal(backend.to_numpy(got), backend.to_numpy(expected))
+
+
+class ExpAndProduct(tg.Function):
+    """Return exp(a b) and scale sin(a) exp(b), with derivatives of every kind."""
+
+    @staticmethod
+    def forward(ctx: Context, a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        y, z = tg.exp(a * b), scale * tg.sin(a) * tg.exp(b)
+        ctx.scale = scale
+        ctx.save_for_backward(a, None, b, y, z)
+        return y, z
+
+    @staticmethod
+    def backward(ctx: Context, dy: Tensor, dz: Tensor) -> tuple[Tensor | None, ...]:
+        a, _, b, y, z = ctx.saved_tensors
+        return b * y * dy + ctx.scale * tg.cos(a) * tg.exp(b) * dz, a * y * dy + z * dz, None
+
+    @staticmethod
+    def jvp(ctx: Context, ta: Tensor | None, tb: Tensor | None, _: None) -> Any:
+        a, _, b, y, z = ctx.saved_tensors
+        ta = Tensor(np.zeros(a.shape)) if ta is None else ta
+        tb = Tensor(np.zeros(b.shape)) if tb is None else tb
+        return y * (b * ta + a * tb), ctx.scale * tg.cos(a) * tg.exp(b) * ta + z * tb
+
+
+def chained(a: Tensor, b: Tensor) -> Any:
+    return ExpAndProduct.apply(*ExpAndProduct.apply(a * 0.3, b * 0.3, 2.0), 0.5)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda a, b: ExpAndProduct.apply(a, b, 2.0),
+        lambda a, b: ExpAndProduct.apply(a, b, 2.0)[1] * a,
+        lambda a, b: ExpAndProduct.apply(a, Tensor(np.arange(3.0)), 2.0)[0] * b,
+        chained,
+    ],
+)
+def test_derivatives_of_every_kind(f: Any) -> None:
+    check_derivatives(f, np.array([0.5, -0.3, 0.2]), np.array([0.1, 0.4, -0.2]))
+
+
+def test_an_op_without_a_jvp_is_named() -> None:
+    a, b = Tensor(np.ones(2)), Tensor(np.ones(2))
+    expected = r"ScaledProduct: the op has no tangent, expected a staticmethod ScaledProduct\.jvp"
+    with pytest.raises(GradError, match=expected):
+        jvp(lambda a: product(a, b), (a,), (b,))
+    with pytest.raises(GradError, match=expected):
+        tg.grad(lambda a: tg.grad(lambda a: (product(a, b) ** 2).sum())(a).sum())(a)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (lambda t: (t, t), GradError, "jvp returned 2 tangents, expected 1"),
+        (lambda t: t.numpy(), DtypeError, "the tangent is a ndarray, expected a tensor"),
+        (lambda t: t > 0, DtypeError, "the tangent has dtype bool, expected a float"),
+        (lambda t: t.sum(), ShapeError, r"the tangent has shape \(\), expected \(2,\)"),
+    ],
+)
+def test_wrong_tangents_are_named(wrong: Any, error: type[Exception], message: str) -> None:
+    class Wrong(tg.Function):
+        @staticmethod
+        def forward(ctx: Context, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def jvp(ctx: Context, t: Tensor) -> Any:
+            return wrong(t)
+
+    with pytest.raises(error, match=message):
+        jvp(Wrong.apply, (Tensor(np.ones(2)),), (Tensor(np.ones(2)),))

@@ -6,16 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tensorgrad.bench import memory
 from tensorgrad.bench.memory import (
     PeakMemory,
     TorchAllocator,
     check_fits,
-    free_bytes,
     is_out_of_memory,
     peak_memory,
 )
 from tensorgrad.core import backend
+from tensorgrad.core.backend import free_bytes
 from tensorgrad.profile.memory import Allocator
 
 
@@ -80,7 +79,7 @@ def test_free_memory_is_that_of_linux_in_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:  3000 kB\n")
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(backend, "_MEMINFO", tmp_path / "meminfo")
     assert free_bytes("cpu") == 3000 * 1024
     check_fits(3000 * 1024, "cpu")
     with pytest.raises(MemoryError, match=r"needs at least 0\.0 GB, 0\.0 GB are free"):
@@ -88,7 +87,7 @@ def test_free_memory_is_that_of_linux_in_bytes(
 
 
 def test_unknown_memory_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_MEMINFO", Path("/nowhere"))
+    monkeypatch.setattr(backend, "_MEMINFO", Path("/nowhere"))
     assert free_bytes("cpu") is None
     check_fits(1e30, "cpu")
 

@@ -28,6 +28,7 @@ LINES = [
     ("train --lr x", "--lr: got 'x', expected a number"),
     ("train --data missing.txt", "--data missing.txt: no such file or folder; expected"),
     ("train --data text.tx", "--data text.tx: no such file or folder; did you mean text.txt?"),
+    ("train --data in/text.tx", "in/text.tx: no such file or folder; did you mean in/text.txt?"),
     ("train --data=", "--data: got '', expected the name of a file or a folder"),
     ("train --data text.txt --tokenizer lost.json", "--tokenizer lost.json: no such file"),
     ("train --data text.txt --tokenizer folder", "--tokenizer: cannot read folder/"),
@@ -96,6 +97,8 @@ def test_an_error_names_the_option(
     Path("text.txt").write_text("Some words to train on.\n" * 50)
     Path("notes.txt").write_text("Notes.\n")
     Path("folder").mkdir()
+    Path("in").mkdir()
+    Path("in/text.txt").touch()
     assert main(line.split(" ")) == 1
     (record,) = (record for record in caplog.records if record.levelname == "ERROR")
     assert message in record.getMessage()

@@ -11,6 +11,7 @@ import pytest
 
 import tensorgrad
 from tensorgrad import Tensor, from_dlpack, nn
+from tensorgrad.autograd.functions import jvp
 from tensorgrad.compat import interop
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, DeviceError, DtypeError, GradError
@@ -208,6 +209,19 @@ def test_ours_differentiates_a_function_of_torch(dtype: str, device: str) -> Non
         return [a.tolist() for a in (first, second, x.grad, y.grad)]
 
     assert gradients(interop.from_torch_function(both_outputs)) == gradients(both_outputs)
+
+
+def test_a_derivative_that_torch_lacks_is_named() -> None:
+    pytest.importorskip("torch")
+    f = interop.from_torch_function(both_outputs)
+    x, y = Tensor(np.ones((2, 3))), Tensor(np.ones((2, 3)))
+    expected = r"from_torch_function\(both_outputs\): the function of PyTorch has gradients and no"
+    with pytest.raises(GradError, match=expected):
+        jvp(lambda x: f(x, y, 2.0)[0], (x,), (y,))
+    gradient = tensorgrad.grad(lambda x: f(x, y, 2.0)[0].sum())
+    assert gradient(x).tolist() == (2 * x).tolist()
+    with pytest.raises(GradError, match=expected):
+        tensorgrad.grad(lambda x: (gradient(x) * x).sum())(x)
 
 
 def test_parameters_of_the_other_side_get_their_gradients() -> None:

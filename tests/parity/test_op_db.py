@@ -16,7 +16,7 @@ import itertools
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -344,38 +344,31 @@ def flat(values: Any) -> Iterator[Any]:
 def outcome(op: Any, f: Function, sample: Any) -> tuple[str, str]:
     """Return "right", "refused" or "wrong" for a sample, and why."""
     leaves: dict[int, tuple[Any, Tensor]] = {}
-    args = [converted(each, leaves) for each in (sample.input, *sample.args)]
-    options = {k: v for k, v in sample.kwargs.items() if k != "memory_format"}
-    options = {KEYWORDS.get(k, k): converted(v, leaves) for k, v in options.items()}
     theirs = list(flat(op(sample.input, *sample.args, **sample.kwargs)))
     if any(each.is_complex() for each in theirs):
         return "refused", "complex"
     try:
-        ours = [Tensor(np.asarray(x)) if not isinstance(x, Tensor) else x
-                for x in flat(f(*args, **options))]  # fmt: skip
+        ours = results(f, sample, leaves)
     except Exception as error:
         return "refused", f"{type(error).__name__}: {error}"
     if [y.shape for y in ours] != [tuple(y.shape) for y in theirs]:
         return "wrong", f"shapes {[y.shape for y in ours]}"
-    loss, their_loss, rng = (
-        Tensor(np.zeros(())),
-        torch.zeros((), dtype=torch.float64),
-        np.random.default_rng(0),
-    )
-    for y, expected in zip(ours, theirs, strict=True):
+    rng, their_loss = np.random.default_rng(0), torch.zeros((), dtype=torch.float64)
+    weights: dict[int, Any] = {}  # by the place of the result
+    for place, (y, expected) in enumerate(zip(ours, theirs, strict=True)):
         values, right = y.numpy().astype("float64"), expected.detach().numpy().astype("float64")
         if not np.allclose(values, right, 1e-6, 1e-8, equal_nan=True):
             return "wrong", f"value {abs(values - right).max()}"
         if expected.requires_grad:
-            dy = rng.standard_normal(y.shape)
-            loss, their_loss = (
-                loss + (y * dy).sum(),
-                their_loss + (expected * torch.tensor(dy)).sum(),
-            )
+            weights[place] = np.asarray(rng.standard_normal(y.shape))
+            their_loss = their_loss + (expected * torch.tensor(weights[place])).sum()
+    loss = weighted(ours, weights)
     pairs = [(x, mine) for x, mine in leaves.values() if x.requires_grad]
     if not their_loss.requires_grad or not pairs:
         return "right", ""
-    grads = torch.autograd.grad(their_loss, [x for x, _ in pairs], allow_unused=True)
+    xs = [x for x, _ in pairs]
+    twice = op.supports_gradgrad
+    grads = torch.autograd.grad(their_loss, xs, allow_unused=True, create_graph=twice)
     if loss.requires_grad:
         try:
             loss.backward()
@@ -386,7 +379,72 @@ def outcome(op: Any, f: Function, sample: Any) -> tuple[str, str]:
         right = np.zeros(x.shape) if grad is None else grad.numpy(force=True)
         if not np.allclose(found, right, 1e-5, 1e-7, equal_nan=True):
             return "wrong", f"gradient {abs(found - right).max()}"
-    return "right", ""
+    if not twice:
+        return "right", ""
+    why = second(f, sample, weights, pairs, grads)
+    return ("wrong", why) if why else ("right", "")
+
+
+def results(f: Function, sample: Any, leaves: dict[int, tuple[Any, Tensor]]) -> list[Tensor]:
+    """Return what our function returns for a sample, flat."""
+    args = [converted(each, leaves) for each in (sample.input, *sample.args)]
+    options = {k: v for k, v in sample.kwargs.items() if k != "memory_format"}
+    options = {KEYWORDS.get(k, k): converted(v, leaves) for k, v in options.items()}
+    found = flat(f(*args, **options))
+    return [y if isinstance(y, Tensor) else Tensor(np.asarray(y)) for y in found]
+
+
+def weighted(ys: Sequence[Tensor], weights: dict[int, Any]) -> Tensor:
+    """Return the sum of some results, each element with its weight."""
+    parts = [(ys[place] * weight).sum() for place, weight in weights.items()]
+    return sum(parts, Tensor(np.zeros(())))
+
+
+def second(f: Function, sample: Any, weights: Any, pairs: Any, grads: Any) -> str:
+    """Return what is wrong with the tangent or a product with the Hessian; "" for nothing.
+
+    The products are reverse over forward and reverse over reverse.
+    """
+    rng = np.random.default_rng(1)
+    directions = [np.asarray(rng.standard_normal(mine.shape)) for _, mine in pairs]
+
+    def loss(*xs: Tensor) -> Tensor:
+        leaves = {id(x): (x, mine) for (x, _), mine in zip(pairs, xs, strict=True)}
+        return weighted(results(f, sample, leaves), weights)
+
+    slope = sum(
+        (g * torch.tensor(v)).sum() for g, v in zip(grads, directions, strict=True) if g is not None
+    )
+    products = [None] * len(pairs)
+    if isinstance(slope, torch.Tensor) and slope.requires_grad:
+        products = torch.autograd.grad(slope, [x for x, _ in pairs], allow_unused=True)
+    right = [
+        np.zeros(x.shape) if h is None else h.numpy()
+        for (x, _), h in zip(pairs, products, strict=True)
+    ]
+    leaves = [Tensor(mine.data, requires_grad=True) for _, mine in pairs]
+    tangents = [Tensor(v) for v in directions]
+    _, ours = tg.jvp(loss, leaves, tangents)
+    if not np.isclose(ours.item(), float(slope), 1e-5, 1e-7, equal_nan=True):
+        return f"tangent {ours.item()}, expected {float(slope)}"
+
+    def product(*xs: Tensor) -> Tensor:
+        found = tg.grad(loss, tuple(range(len(xs))))(*xs)
+        return sum(
+            ((g * v).sum() for g, v in zip(found, tangents, strict=True)), Tensor(np.zeros(()))
+        )
+
+    if ours.requires_grad:
+        ours.backward()
+    found = {
+        "over forward": [np.zeros(x.shape) if x.grad is None else x.grad for x in leaves],
+        "over reverse": [g.numpy() for g in tg.grad(product, tuple(range(len(leaves))))(*leaves)],
+    }
+    for mode, each in found.items():
+        for mine, theirs in zip(each, right, strict=True):
+            if not np.allclose(mine, theirs, 1e-5, 1e-6, equal_nan=True):
+                return f"Hessian-vector product {mode}: {abs(mine - theirs).max()}"
+    return ""
 
 
 def entries(samples: int) -> Iterator[tuple[str, Counter[str], dict[str, str]]]:

@@ -11,13 +11,14 @@ import numpy as np
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
-from tensorgrad.core.dtypes import c_name, compute_dtype
-from tensorgrad.kernels.attention.options import ALL, Arrays, AttentionOptions
+from tensorgrad.core.dtypes import c_name, compute_dtype, float32
+from tensorgrad.kernels.attention.options import ALL, Arrays, AttentionOptions, TangentPass
 from tensorgrad.kernels.loader import load
 from tensorgrad.kernels.structs import (
     NULL,
     AttentionArguments,
     AttentionDropout,
+    AttentionTangentArguments,
     Strides,
     address,
     by_value,
@@ -79,6 +80,23 @@ def _struct(*fields: Any) -> Any:
     return by_value(AttentionArguments(*fields))
 
 
+def tangent_arguments(tangents: Arrays, y: Array, gradients: Sequence[Array] = ()) -> Any:
+    """Return the struct AttentionTangentArguments.
+
+    Args:
+        tangents: of q, k and v.
+        y: the result of attention.
+        gradients: of the tangents, in backward.
+    """
+    strides = [_strides(array) for array in (*tangents, y, *gradients)]
+    return _tangent_struct(*strides, *[(0, 0, 0)] * (3 - len(gradients)))
+
+
+@lru_cache(maxsize=1024)
+def _tangent_struct(*strides: tuple[int, ...]) -> Any:
+    return by_value(AttentionTangentArguments(*strides))
+
+
 def _dropout(options: AttentionOptions) -> Any:
     """Return the struct AttentionDropout."""
     if options.key is None:
@@ -99,6 +117,31 @@ def blocks(rows: Array, size: int, options: AttentionOptions, keys: bool = False
     if options.sequences is not None:
         batch, length = len(options.sequences.q_starts) - 1, options.sequences.longest[keys]
     return int(-(-length // size) * batch * heads)
+
+
+def tangent_row_sums(dy: Array, done: TangentPass, pitch: int = 0) -> Array:
+    """Return the four numbers of the struct TangentStatistics of each query: (B, H, Tq, 4).
+
+    Args:
+        dy: the gradient of the tangent.
+        done: the arrays of the forward pass.
+        pitch: the result is (B, H, 4, pitch), padded; 0: (B, H, Tq, 4).
+    """
+    batch, heads, queries, width = done.y.shape
+    planes = pitch > 0
+    pitch = pitch or queries
+    result = backend.empty((batch, heads, 4 * pitch), float32, like=dy)
+    arrays = done.y, done.ty, dy
+    vectors = width * dy.itemsize % 16 == 0 and all(map(_aligned_rows, arrays))
+    kernel = f"attention_tangent_rows<{c_name(dy.dtype)}, {str(planes).lower()}>"
+    load("attention/tangent_backward_sm80.cu", kernel)(
+        (-(-batch * heads * pitch // 32),),
+        (256,),
+        (result, *arrays, done.logsumexp, done.means,
+         *(strides_argument(_strides(array)) for array in arrays),
+         *map(np.int32, (batch, heads, queries, width, vectors, pitch))),
+    )  # fmt: skip
+    return result
 
 
 def row_sums(dy: Array, y: Array, logsumexp: Array, base: float = 2) -> Array:

@@ -76,6 +76,27 @@ class ForwardPass(NamedTuple):
     options: AttentionOptions
 
 
+class TangentPass(NamedTuple):
+    """The arrays of the tangent's backward: q, k, v, y, tq, tk, tv, ty (B, H, T, D).
+
+    Attributes:
+        logsumexp: of the scores, (B, H, Tq).
+        means: of the tangents of the scores, by the weights of a query, (B, H, Tq).
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    y: Array
+    logsumexp: Array
+    tq: Array
+    tk: Array
+    tv: Array
+    ty: Array
+    means: Array
+    options: AttentionOptions
+
+
 def empty_result(q: Array, dtype: Dtype) -> Array:
     """Return an uninitialised (B, H, T, D) in the memory order of (B, T, H, D)."""
     batch, heads, length, width = q.shape

@@ -31,13 +31,14 @@ template <typename T, int WORDS> __device__ inline void round_operand(unsigned (
     }
 }
 
-// Load rows of `width` elements into a tile, zeros where there are none.
+// Load rows of `width` elements into a tile, zeros where there are none. A kernel without registers
+// to spare passes its thread's number through `rematerialize`.
 template <int ROWS, int D, typename T>
 __device__ inline void load_tile(T* tile, const T* from, long long stride, int rows, int width,
-                                 bool aligned) {
+                                 bool aligned, unsigned thread = threadIdx.x) {
     constexpr int PIECE = VECTOR<T>, PIECES = D / PIECE;
     constexpr int STEP = THREADS / PIECES;   // rows that all threads load at a time
-    const int column = threadIdx.x % PIECES * PIECE, row = threadIdx.x / PIECES;
+    const int column = thread % PIECES * PIECE, row = thread / PIECES;
     if (THREADS % PIECES && row >= STEP) return;
     if (aligned) {
         const int used = column < width ? 16 : 0;

@@ -84,10 +84,10 @@ def supports(arrays: Arrays, options: AttentionOptions) -> bool:
 def forward(arrays: Arrays, options: AttentionOptions) -> tuple[Array, Array]:
     """Return the result, in the memory order of (B, T, H, D), and the logsumexp."""
     y = empty_result(arrays[0], arrays[0].dtype)
-    q, k, v = [_readable(array) for array in arrays]
+    q, k, v = [readable(array) for array in arrays]
     logsumexp = backend.empty(q.shape[:3], float32, like=q)
     kernel, grid, block, columns, struct = _geometry(q, k, options).forward
-    maps = _boxes(q), _boxes(k, columns), _boxes(v, columns)
+    maps = boxes(q), boxes(k, columns), boxes(v, columns)
     extras = _extras(options, q.shape[2], 0)
     overlap.launch_in_graph(
         kernel, grid, block,
@@ -105,9 +105,9 @@ def backward(
     Args:
         column_sums: from `column_sums_for`; written, too.
     """
-    q, k, v = [_readable(array) for array in done[:3]]
+    q, k, v = [readable(array) for array in done[:3]]
     y, logsumexp, options = done[3:]
-    dy = _readable(dy.astype(q.dtype, copy=False))
+    dy = readable(dy.astype(q.dtype, copy=False))
     dq, dk, dv = gradients
     geometry = _geometry(q, k, options)
     if geometry.ordered is not None:
@@ -116,15 +116,15 @@ def backward(
     sums = backend.empty((*q.shape[:2], 2, geometry.pitch), float32, like=q)
     kernel, grid, block, columns, struct = geometry.backward_rows
     extras, numbers = _extras(options, q.shape[2], columns), geometry.numbers
-    kernel(grid, block, (sums, y, dy, logsumexp, struct, extras, *numbers, _strides(dy)))
+    kernel(grid, block, (sums, y, dy, logsumexp, struct, extras, *numbers, strides_argument(dy)))
     dq_sums, *others_sums = _column_sums(column_sums, q.shape[1], k.shape[1])
     for results, rows, others, launches, sums_of_rows in (
-        ((dk, dv), (_boxes(k), _boxes(v)), (q, dy), geometry.backward_keys, others_sums),
-        ((dq, dq), (_boxes(q), _boxes(dy)), (k, v), geometry.backward_queries, (dq_sums, dq_sums)),
+        ((dk, dv), (boxes(k), boxes(v)), (q, dy), geometry.backward_keys, others_sums),
+        ((dq, dq), (boxes(q), boxes(dy)), (k, v), geometry.backward_queries, (dq_sums, dq_sums)),
     ):
         for kernel, grid, block, columns, struct in launches:
-            maps = (*rows, *(_boxes(other, columns) for other in others))
-            last = (struct, extras, numbers[2], _strides(results[0]), *sums_of_rows)
+            maps = (*rows, *(boxes(other, columns) for other in others))
+            last = (struct, extras, numbers[2], strides_argument(results[0]), *sums_of_rows)
             kernel(grid, block, (*results, sums, counter(q), *maps, *last), _SHARED)
 
 
@@ -163,14 +163,14 @@ def _backward_ordered(
     turns = backend.cupy.zeros(parts, np.int32)
     rows, pitch = number("i4", plan.rows), number("i4", plan.pitch)
 
-    rest = (number("i4", len(q)), rows, pitch, number("f4", 1 / math.log(2)), _strides(dy))
+    rest = (number("i4", len(q)), rows, pitch, number("f4", 1 / math.log(2)), strides_argument(dy))
     load(_BACKWARD, f"attention_backward_rows<{c_name(q.dtype)}>")(
         (len(q) * -(-q.shape[1] // _HEADS) * plan.pitch // 32,),
         (256,),
         (sums, y, dy, logsumexp, plan.struct, _no_extras(q.shape[2], plan.rows), *rest),
     )
-    maps = (_boxes(k), _boxes(v), _boxes(q, plan.rows), _boxes(dy, plan.rows))
-    results, strides = (dq, dk, dv, dq_sums, turns), (_strides(dq), _strides(dk))
+    maps = (boxes(k), boxes(v), boxes(q, plan.rows), boxes(dy, plan.rows))
+    results, strides = (dq, dk, dv, dq_sums, turns), (strides_argument(dq), strides_argument(dk))
     plan.kernel(
         (plan.grid,),
         (3 * _WARPGROUP,),
@@ -409,17 +409,17 @@ def _no_extras(length: int, columns: int) -> Any:
     )
 
 
-def _readable(array: Array) -> Array:
+def readable(array: Array) -> Array:
     """Return the array, copied unless TMA can read it."""
     return array if fits(array) else array.copy()
 
 
-def _boxes(array: Array, rows: int = 64) -> TensorMap:
+def boxes(array: Array, rows: int = 64) -> TensorMap:
     """Return the tensor map for boxes of rows and 64 columns."""
     return tensor_map(array, (1, 1, rows, 64))
 
 
-def _strides(array: Array) -> Any:
+def strides_argument(array: Array) -> Any:
     """Return the struct Strides, in elements."""
     return _strides_of(array.strides, array.itemsize)
 

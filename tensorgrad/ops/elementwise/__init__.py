@@ -231,7 +231,9 @@ arctan2 = binary("arctan2", "the angle of the point (b, a), from -pi to pi",
     "-dy * a / (a * a + b * b)")
 hypot = binary("hypot", "sqrt(a^2 + b^2) without overflow; the gradients at 0 are 0",
     "[3, 5], [4, 12] -> [5.0, 13.0]", "hypot(a, b)", "dy * (a / where(y == 0, 1, y))",
-    "dy * (b / where(y == 0, 1, y))")
+    "dy * (b / where(y == 0, 1, y))",
+    tangents=("dy * where(y == 0, 0, a / where(y == 0, 1, y))",
+              "dy * where(y == 0, 0, b / where(y == 0, 1, y))"))
 logaddexp = binary("logaddexp", "log(e**a + e**b) without overflow",
     "[0, 1], 0 -> [0.693..., 1.313...]", "logaddexp(a, b)", "dy * sigmoid(a - b)",
     "dy * sigmoid(b - a)")
@@ -242,12 +244,18 @@ logaddexp2 = binary("logaddexp2", "log2(2**a + 2**b) without overflow",
 xlog1py = binary("xlog1py", "a * log1p(b), 0 where a is 0 and b is not NaN",
     "[0, 2], 1 -> [0.0, 1.386...]",
     "a * log1p(where(logical_and(a == 0, logical_not(is_nan(b))), 0, b))",
-    "dy * log1p(where(logical_and(a == 0, b == -1), 0, b))", "dy * a / where(a == 0, 1, 1 + b)")
+    "dy * log1p(where(logical_and(a == 0, b == -1), 0, b))", "dy * a / where(a == 0, 1, 1 + b)",
+    tangents=("dy * log1p(where(logical_and(a == 0, b == -1), 0, b))",
+              "where(logical_and(a == 0, logical_not(b > -1)), 0,"
+              " dy * a / where(logical_and(a == 0, logical_not(b > -1)), 1, 1 + b))"))
 xlogy = binary("xlogy",
     "a * log(b), 0 where a is 0 and b is not NaN; the gradient for a is 0 where a and b are 0",
     "[0, 3], [0, 2] -> [0.0, 2.079...]",
     "a * log(where(logical_and(a == 0, logical_not(is_nan(b))), 1, b))",
-    "dy * log(where(logical_and(a == 0, b == 0), 1, b))", "dy * a / where(a == 0, 1, b)")
+    "dy * log(where(logical_and(a == 0, b == 0), 1, b))", "dy * a / where(a == 0, 1, b)",
+    tangents=("dy * log(where(logical_and(a == 0, b == 0), 1, b))",
+              "where(logical_and(a == 0, logical_not(b > 0)), 0,"
+              " dy * a / where(logical_and(a == 0, logical_not(b > 0)), 1, b))"))
 copysign = binary("copysign", "|a| with the sign of b", "[1, 2], [-1, 3] -> [-1.0, 2.0]",
     "copysign(a, b)", "where(sign_bit(a) == sign_bit(b), dy, -dy)", "0 * dy")
 heaviside = binary("heaviside", "0 where a < 0, b where a is 0, 1 where a > 0; NaN where a is",
@@ -295,6 +303,10 @@ POWER = Row(
     "power(a, b)",
     "dy * b * power(a, where(b == 0, 0, number(b) - 1))",
     "dy * y * log(where(a <= 0, 1, number(a)))",
+    tangents=(
+        "dy * where(b == 0, b / where(a > 0, a, 1), b * power(a, where(b == 0, 0, number(b) - 1)))",
+        "dy * y * log(where(a <= 0, 1, number(a)))",
+    ),
 )
 
 
@@ -590,6 +602,10 @@ sinc = unary(
     "[0, 0.5] -> [1.0, 0.636...]",
     "where(x == 0, 1, sin(3.141592653589793 * x) / where(x == 0, 1, 3.141592653589793 * x))",
     "where(x == 0, 0, dy * (cos(3.141592653589793 * x) - y) / where(x == 0, 1, x))",
+    tangent="where(absolute(x) < 0.03,"  # the difference of two values close to 1 has few digits
+    " dy * x * (-3.289868133696453 + x * x * (3.246969701133414"
+    " + x * x * (-1.144510944732505 + x * x * 0.20918278254123832))),"
+    " dy * (cos(3.141592653589793 * x) - y) / where(absolute(x) < 0.03, 1, x))",
 )
 LOGIT = Row("logit", "x", "log(x) - log1p(-x)", "dy / (x * (1 - x))")
 

@@ -129,13 +129,18 @@ def _row(
     mentioned = trace.expressions.names([y.expression])
     used = [i for i, parameter in enumerate(parameters) if parameter in mentioned]
     formula = Formula(trace.name, [parameters[i] for i in used], trace.expressions, [y.expression])
-    gradients = trace.gradients(y, symbols) if is_float(y.dtype) else [None] * len(symbols)
+    floats = [parameters[i] for i in used if symbols[i].is_float and is_float(y.dtype)]
+    gradients, tangents = (
+        dict(zip(floats, trace.expressions.gradients(y.expression, floats, first), strict=True))
+        for first in (True, False)
+    )
     others = [kinds[i] for i in used if kinds[i] not in SCALARS and kinds[i] != np.bool_]
     mixed = is_float(compute) and any([compute_dtype(kind) != compute for kind in others])
     row = Row.composed(
         [names[i] for i in used],
         formula,
-        [gradients[i] for i in used],
+        [gradients.get(name) for name in formula.parameters],
+        [tangents.get(name) for name in formula.parameters],
         y.dtype,
         compute_dtype(compute),
         mixed,

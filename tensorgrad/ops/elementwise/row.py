@@ -11,7 +11,7 @@ turns whole functions into rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -22,8 +22,17 @@ from tensorgrad.core import backend, instrument
 from tensorgrad.core.arrays import not_an_operand
 from tensorgrad.core.backend import BLOCK, Array
 from tensorgrad.core.checks import note_widening
-from tensorgrad.core.dtypes import SCALARS, Dtype, bool_, compute_dtype, float64, int64, is_float
-from tensorgrad.core.errors import ArgumentError, DtypeError, ShapeError, TensorgradError
+from tensorgrad.core.dtypes import (
+    SCALARS,
+    Dtype,
+    bool_,
+    compute_dtype,
+    float64,
+    int64,
+    is_complex,
+    is_float,
+)
+from tensorgrad.core.errors import ArgumentError, DtypeError, GradError, ShapeError, TensorgradError
 from tensorgrad.core.gradient import Gradients, Needs, Saved
 from tensorgrad.core.operands import array_beside
 from tensorgrad.core.record import record
@@ -62,11 +71,19 @@ class Row:
         value: expression of the operands.
         gradients: one per operand, expressions of dy, the operands and y (the value); "" where
             there is no gradient.
+        tangents: the gradients in a form whose derivatives are right too, from what those save;
+            default: the gradients. A gradient that takes a harmless operand in place of 0 lacks
+            derivatives there.
     """
 
-    def __init__(self, name: str, operands: str, value: str, *gradients: str) -> None:
+    tangents: Sequence[str]
+
+    def __init__(
+        self, name: str, operands: str, value: str, *gradients: str, tangents: Sequence[str] = ()
+    ) -> None:
         self.name, self.operands = name, operands.split()
         self.text, self.gradients = value, gradients
+        self.tangents = tangents or gradients
         self.__class__ = _UnparsedRow
 
     def _parse(self) -> None:
@@ -77,6 +94,7 @@ class Row:
             self.operands,
             Formula(self.name, self.operands, expressions, value),
             [expressions.parse(g, table) if g else None for g in self.gradients],
+            [expressions.parse(g, table) if g else None for g in self.tangents],
         )
         self._small = self._block = BLOCK
 
@@ -86,6 +104,7 @@ class Row:
         operands: list[str],
         value: Formula,
         gradients: Sequence[int | None],
+        tangents: Sequence[int | None],
         dtype: Dtype,
         compute: Dtype,
         mixed: bool,
@@ -95,19 +114,26 @@ class Row:
         Args:
             operands: names for errors; those of the formula may differ.
             value: the formula.
-            gradients: one per operand, expressions of dy and the formula's parameters, or None.
+            gradients, tangents: one per operand, expressions of dy and the formula's parameters, or
+                None; see `Row`.
             dtype, compute: of the value, and of the kernels.
             mixed: whether some operands are arrays of another dtype, to be converted on the CPU.
         """
         row = cls.__new__(cls)
-        row._set(operands, value, gradients)
+        row._set(operands, value, gradients, tangents)
         row._dtype, row._compute = dtype, compute
         row._small = -1  # NumPy's own promotion may give another dtype
         row._upcast = compute if mixed else None
         row._block = _FUSED_BLOCK
         return row
 
-    def _set(self, operands: list[str], value: Formula, gradients: Sequence[int | None]) -> None:
+    def _set(
+        self,
+        operands: list[str],
+        value: Formula,
+        gradients: Sequence[int | None],
+        tangents: Sequence[int | None],
+    ) -> None:
         name, expressions = value.name, value.expressions
         self.name = name
         self.operands = operands
@@ -116,7 +142,8 @@ class Row:
         self._dtype: Dtype | None = None
         self._compute: Dtype | None = None
         self._upcast: Dtype | None = None  # dtype that operands are converted to
-        self._wanted = gradients
+        self._wanted, self._tangents = gradients, tangents
+        self._dy = expressions.name("dy")
         named = expressions.names([g for g in gradients if g is not None])
         self._saved = [n for n in (*value.parameters, "y") if n in named]
         self._keep = Formula(
@@ -126,6 +153,7 @@ class Row:
         self._types: dict[tuple[Any, ...], tuple[Dtype, Dtype, bool]] = {}
         self._gradients: dict[tuple[bool, ...], _Gradients] = {}
         self._tangent_rows: dict[Any, Row] = {}
+        self._warns = True  # where the result is wider than the floats
         self._all_gradients: _Gradients | None = None  # where every gradient is wanted
         self._bound_backward = self._backward
         self._leading = 1 if value.parameters[0] == "c" else 0
@@ -186,7 +214,7 @@ class Row:
 
     def _note_widening(self, y: Array, arrays: list[Any]) -> None:
         """Warn where integers beside narrower floats made the result float64."""
-        if backend.is_array(y) and y.dtype is float64 and y.ndim:
+        if self._warns and backend.is_array(y) and y.dtype is float64 and y.ndim:
             operands = arrays[self._leading :]
             note_widening(self.name, [a.dtype for a in operands if type(a) not in SCALARS])
 
@@ -218,30 +246,53 @@ class Row:
                     computed = list(gradients.function(*arrays))
         return [None if p is None else dy if p < 0 else computed[p] for p in gradients.indices]
 
-    def _tangent_row(self, given: tuple[bool, ...], dtype: Dtype, mixed: bool) -> Row:
-        """Return the row of the tangent: its operands are tangents and then what is saved."""
+    def tangent(
+        self, tangents: Sequence[Tensor | None], values: Mapping[str, Any], dtype: Dtype
+    ) -> Tensor | None:
+        """Return the tangent of a result; None where it is constant.
+
+        Args:
+            tangents: of the operands, None for one that is constant.
+            values: what the row saves, by name, as tensors and numbers.
+            dtype: of the result.
+        """
+        pairs = zip(tangents, self._tangents, strict=True)
+        given = tuple([t is not None and gradient is not None for t, gradient in pairs])
+        known = [t for t, is_given in zip(tangents, given, strict=True) if is_given]
+        if not known:
+            return None
+        if [g for g, is_given in zip(self._tangents, given, strict=True) if is_given] == [self._dy]:
+            return known[0]
+        operands = [*known, *[values[name] for name in self._saved]]
+        kinds = [x.dtype for x in operands if isinstance(x, Tensor) and x.dtype != bool_]
+        mixed = any([compute_dtype(kind) != compute_dtype(dtype) for kind in kinds])
         key = given, dtype, mixed
-        if key in self._tangent_rows:
-            return self._tangent_rows[key]
-        formula, total = self._formula, None
-        expressions, taken, names = formula.expressions, {*formula.parameters, "y", "dy"}, []
-        for name, gradient, is_given in zip(formula.parameters, self._wanted, given, strict=True):
-            if gradient is not None and is_given:
-                names.append(_new_name(f"t_{name}", taken))
-                term = expressions.replaced(gradient, "dy", expressions.name(names[-1]))
-                total = term if total is None else expressions.node("+", total, term)
+        row = self._tangent_rows.get(key)
+        if row is None:
+            row = self._tangent_rows[key] = self._new_tangent_row(*key)
+        return row(*operands)
+
+    def _new_tangent_row(self, given: tuple[bool, ...], dtype: Dtype, mixed: bool) -> Row:
+        """Return the row of the tangent; its operands are the given tangents and what is saved."""
+        parameters = self._formula.parameters
+        taken = {*parameters, "y", "dy"}
+        value = _new_name("value", taken)
+        expressions = Expressions()  # of its own: other threads may make rows from this one too
+        known, total = [], None
+        for parameter, gradient, is_given in zip(parameters, self._tangents, given, strict=True):
+            if gradient is None or not is_given:
+                continue
+            known.append(_new_name(f"t_{parameter}", taken))
+            names = {"dy": expressions.name(known[-1]), "y": expressions.name(value)}
+            term = expressions.copied(self._formula.expressions, gradient, names)
+            total = term if total is None else expressions.node("+", total, term)
         assert total is not None
-        value = _new_name("y_", taken)  # of this row, which the tangent gets as an operand
-        total = expressions.replaced(total, "y", expressions.name(value))
-        condition = ["c"] if "c" in self._saved else []
-        saved = [value if name == "y" else name for name in self._saved if name != "c"]
-        operands = [*condition, *names, *saved]
-        tangent = Formula(f"{self.name}_tangent", operands, expressions, [total])
-        gradients = expressions.gradients(total, operands, expressions.name("dy"))
-        if condition:
-            gradients[0] = None
-        row = Row.composed(operands, tangent, gradients, dtype, compute_dtype(dtype), mixed)
-        self._tangent_rows[key] = row
+        operands = [*known, *[value if name == "y" else name for name in self._saved]]
+        formula = Formula(f"{self.name}_tangent", operands, expressions, [total])
+        gradients = expressions.gradients(total, operands)
+        compute = compute_dtype(dtype)
+        row = Row.composed(operands, formula, gradients, gradients, dtype, compute, mixed)
+        row._warns = False  # as the op itself did
         return row
 
     def _gradients_of(self, needs: tuple[bool, ...]) -> _Gradients:
@@ -342,28 +393,25 @@ class Row:
 
 
 @tangent_of(Row._backward)
-def _tangent(op: Op, *given: Tensor | None) -> Tensor | None:
+def _tangent(op: Op, *tangents: Tensor | None) -> Tensor | None:
     row: Row = op.node.backward.__self__  # type: ignore[attr-defined]
-    parameters, dtype = row._formula.parameters, op.node.dtype
-    saved = {
-        name: array
-        if not backend.is_array(array)
-        else op.output(array)
-        if name == "y"
-        else op.input(parameters.index(name), array)
-        for name, array in zip(row._saved, op.saved, strict=True)
-    }
-    condition = [saved.pop("c")] if "c" in saved else []
-    tangents = [
-        t for t, g in zip(given, row._wanted, strict=True) if g is not None and t is not None
-    ]
-    if not tangents:
-        return None
-    operands = [*condition, *tangents, *saved.values()]
-    floats = [x.dtype for x in operands if isinstance(x, Tensor) and x.dtype.kind != "b"]
-    mixed = any(compute_dtype(each) != compute_dtype(dtype) for each in floats)
-    present = tuple([t is not None for t in given])
-    return row._tangent_row(present, dtype, mixed)(*operands)
+    if is_complex(op.node.dtype):
+        raise GradError(
+            f"{row.name}: the tangent of a result of {op.node.dtype}, expected real numbers: "
+            "complex ones carry no gradient; use detach()"
+        )
+    saved = zip(row._saved, op.saved, strict=True)
+    values = {name: _saved_operand(op, row, name, value) for name, value in saved}
+    return row.tangent(tangents, values, op.node.dtype)
+
+
+def _saved_operand(op: Op, row: Row, name: str, value: Any) -> Any:
+    """Return what an op has saved as a tensor with history, a number as it is."""
+    if not backend.is_array(value):
+        return value
+    if name == "y":
+        return op.output(value)
+    return op.input(row._formula.parameters.index(name), value)
 
 
 class _UnparsedRow(Row):
@@ -393,7 +441,13 @@ class BinaryOp(Protocol):
 
 
 def unary(
-    name: str, returns: str, example: str, value: str, dx: str = "", raises: str = ""
+    name: str,
+    returns: str,
+    example: str,
+    value: str,
+    dx: str = "",
+    raises: str = "",
+    tangent: str = "",
 ) -> UnaryOp:
     """Return a row with one operand as a function.
 
@@ -403,8 +457,9 @@ def unary(
         example: literal arguments and the list that they give, "[0, 1] -> [1.0, 2.718...]".
         value, dx: expressions, see `Row`.
         raises: the errors of its own.
+        tangent: dx in a form to be differentiated in turn, see `Row`.
     """
-    row = Row(name, "x", value, dx)
+    row = Row(name, "x", value, dx, tangents=(tangent,) if tangent else ())
 
     def op(x: Any) -> Tensor:
         return row(x)
@@ -414,10 +469,17 @@ def unary(
 
 
 def binary(
-    name: str, returns: str, example: str, value: str, da: str = "", db: str = "", raises: str = ""
+    name: str,
+    returns: str,
+    example: str,
+    value: str,
+    da: str = "",
+    db: str = "",
+    raises: str = "",
+    tangents: Sequence[str] = (),
 ) -> BinaryOp:
     """Return a row with two operands as a function; its arguments are those of `unary`."""
-    row = Row(name, "a b", value, da, db)
+    row = Row(name, "a b", value, da, db, tangents=tangents)
 
     def op(a: Any, b: Any) -> Tensor:
         return row(a, b)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -30,17 +30,8 @@ _BITWISE = {  # their meaning for bool
 _NUMBERS = {"b": bool, "i": int, "f": float}  # a result of Python numbers is one itself
 
 
-class _Step(NamedTuple):
-    """A recorded row, or a cast (no gradients)."""
-
-    y: Symbol
-    operands: dict[str, Symbol]
-    gradients: dict[str, str]  # gradients of the operands
-    names: dict[str, int]  # the expressions that the gradients name
-
-
 class Trace:
-    """The recorded steps of one function of symbols; f is the function, for errors.
+    """The expressions of one function of symbols; f is the function, for errors.
 
     Attributes:
         expressions: all expressions.
@@ -51,7 +42,6 @@ class Trace:
         self.name: str = getattr(f, "__name__", type(f).__name__).lstrip("_") or "function"
         self.expressions = Expressions()
         self.kinds: list[Any] = []
-        self._steps: list[_Step] = []
 
     def symbol(self, name: str, kind: Any) -> Symbol:
         """Return a symbol for an argument of a dtype, or of a Python number's type."""
@@ -76,16 +66,12 @@ class Trace:
             expression = self.expressions.node("!=", expression, self.expressions.number(0))
         if op in _BITWISE:
             expression = self._bits(op, list(table.values()), kind)
-        y = Symbol(self, expression, kind)
         self.kinds.append(kind)
-        if not mode.grad_enabled:
-            return y
-        symbols = {
-            n: o for n, o in zip(names, operands, strict=True) if type(o) is Symbol and o.is_float
-        }
-        wanted = dict(zip(names, row.gradients, strict=True)) if any(row.gradients) else {}
-        self._steps.append(_Step(y, symbols, wanted, {**table, "y": y.expression}))
-        return y
+        if mode.grad_enabled:
+            expression = self.expressions.row(row, expression, *table.values())
+        else:
+            expression = self.expressions.row(None, expression)
+        return Symbol(self, expression, kind)
 
     def cast(self, x: Symbol, dtype: Dtype) -> Symbol:
         """Return x in a wider or narrower float type; only the result of all is rounded."""
@@ -97,25 +83,9 @@ class Trace:
         wide = dtype == float64
         node = self.expressions.node("float64" if wide else "float32", x.expression)
         expression = node if wide or not x.is_float else x.expression
-        y = Symbol(self, expression, dtype)
-        operands = {"x": x} if x.is_float and mode.grad_enabled else {}
-        self._steps.append(_Step(y, operands, {"x": "dy"}, {}))
-        return y
-
-    def gradients(self, y: Symbol, arguments: Sequence[Symbol]) -> list[int | None]:
-        """Return the gradients of y, expressions of dy; None where y does not depend on it."""
-        sums: dict[Symbol, int] = {y: self.expressions.name("dy")}
-        for step in reversed(self._steps):
-            dy = sums.get(step.y)
-            if dy is None:
-                continue
-            for name, operand in step.operands.items():
-                if step.gradients.get(name):
-                    names = {**step.names, "dy": dy}
-                    dx = self.expressions.parse(step.gradients[name], names)
-                    before = sums.get(operand)
-                    sums[operand] = dx if before is None else self.expressions.node("+", before, dx)
-        return [sums.get(a) if a.is_float else None for a in arguments]
+        if not mode.grad_enabled:
+            expression = self.expressions.row(None, expression)
+        return Symbol(self, expression, dtype)
 
     def compute_dtype(self) -> Dtype:
         """Return what a kernel computes in: what all dtypes and numbers promote to."""
@@ -205,7 +175,8 @@ class Symbol:
 
     def detached(self) -> Symbol:
         """Return the same value, through which no gradient flows."""
-        return Symbol(self.trace, self.expression, self.dtype, self.stored)
+        constant = self.trace.expressions.row(None, self.expression)
+        return Symbol(self.trace, constant, self.dtype, self.stored)
 
     def __bool__(self) -> bool:
         raise ArgumentError(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorgrad import dtypes, nn, optim, parallel
+from tensorgrad import Tensor, dtypes, nn, optim, parallel
 from tensorgrad.core import backend
 from tensorgrad.errors import ArgumentError, CommError, DtypeError
 from tensorgrad.parallel import Comm
@@ -155,6 +155,20 @@ def check_objects(comm: Comm, device: str) -> None:
     comm.barrier()
 
 
+def check_trees(comm: Comm, device: str) -> None:
+    mean = (comm.size - 1) / 2
+    halves = backend.to_device(np.full((2, 2), comm.rank, dtypes.bfloat16), device)
+    wide = backend.to_device(np.full(3, comm.rank, "float64"), device)
+    value = {"a": [Tensor(halves), None], "b": (Tensor(wide), Tensor(halves[:0]))}
+    found = parallel.all_reduce_tree(value, comm)
+    same(found["a"][0].data, np.full((2, 2), mean, dtypes.bfloat16))
+    same(found["b"][0].data, np.full(3, mean))
+    assert found["a"][1] is None
+    assert found["b"][1].shape == (0, 2)
+    assert found["a"][0].dtype == dtypes.bfloat16
+    same(wide, np.full(3, float(comm.rank)))
+
+
 def check_data_parallel(comm: Comm, device: str) -> None:
     arrays = [
         backend.to_device(np.full(3, comm.rank, "float32"), device),
@@ -168,6 +182,7 @@ def check_data_parallel(comm: Comm, device: str) -> None:
     np.testing.assert_allclose(
         backend.to_numpy(grad), np.arange(5) * (comm.size - 1) / 2, rtol=1e-6
     )
+    check_trees(comm, device)
     strategy = parallel.DataParallel(comm)
     assert (strategy.rank, strategy.ranks, strategy.is_main) == (
         comm.rank,

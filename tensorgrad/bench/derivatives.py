@@ -1,0 +1,196 @@
+"""`tensorgrad bench derivatives`: Hessian-vector products of GPT-2s beside one gradient.
+
+The loss is the mean over random tokens; the vector is random, in the dtype of the parameters. Both
+the product (`tensorgrad.hvp`) and the gradient (`backward` into new arrays) are captured as CUDA
+graphs, and take turns. `times_gradient` is the time of a product over that of a gradient: the
+floor is 8/3, as a product needs 8 times the matrix products of a forward pass. `peak_mb` is the
+reserved memory before the gradient is measured.
+
+PyTorch's product is reverse over reverse with the math attention, which alone it differentiates
+twice, and eager, as torch.compile refuses it; its gradient is compiled, with cuDNN's attention in
+16 bits. Each row has its own process on a GPU. Tests: tests/bench/test_derivatives.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tensorgrad import graph
+from tensorgrad.autograd.functions import functional_call, hvp
+from tensorgrad.bench.memory import is_out_of_memory, release
+from tensorgrad.bench.options import PRESET, Device, Peer, Precision, Sizes, is_measured
+from tensorgrad.bench.pictures import bars
+from tensorgrad.bench.processes import in_new_process
+from tensorgrad.bench.steps import Preset, Step, model_case, settings_of
+from tensorgrad.bench.sweep import Case, Row, Sweep
+from tensorgrad.bench.timing import seconds_of, windows_in_turns
+from tensorgrad.bench.torch_ddp import TORCH
+from tensorgrad.core import backend
+from tensorgrad.core.tensor import Tensor
+from tensorgrad.models.presets import model_name
+from tensorgrad.profile.training_step import language_step
+from tensorgrad.train.settings import has_narrow_products
+from tensorgrad.train.times import memory
+
+BATCHES = {"gpt2-124M": (8, 4), "gpt2-355M": (4,)}
+
+
+def steps(case: Case, device: str) -> tuple[Step, Step]:
+    """Return a Hessian-vector product and a gradient of a row, as functions without arguments."""
+    settings, config = settings_of(case)
+    step = language_step(settings, config, device, lazy=True)
+    model, (x, y) = step.model, map(Tensor, step.parts[0])
+    precision, parameters = settings.precision(), dict(model.named_parameters())
+    rng = backend.namespace_on(device).random.default_rng(0)
+    vector = {
+        name: Tensor(rng.standard_normal(p.shape, np.float32).astype(p.dtype, copy=False))
+        for name, p in parameters.items()
+    }
+
+    def loss(values: Any) -> Tensor:
+        with precision():
+            value: Tensor = functional_call(model, values, x, y)
+            return value
+
+    def product() -> Any:
+        return hvp(loss, (parameters,), (vector,))[0]
+
+    def gradient() -> None:
+        for parameter in parameters.values():
+            parameter.grad = None
+        loss(parameters).backward()
+
+    return product, gradient
+
+
+def measure_derivatives(case: Case, device: str) -> Row:
+    """Return the results of a row."""
+    product, gradient = (graph.capture(each, device) for each in steps(case, device))
+    own: dict[str, Step] = {"hvp": product}
+    row: Row = {"first_s": seconds_of(product, device)}
+    for _ in range(2):
+        seconds_of(product, device)
+    row["peak_mb"] = round(memory(device != "cpu").get("peak_memory_mb", 0))
+    own["gradient"] = gradient
+    times = _turns(case, own, device)
+    row |= {f"{name}_ms": timing["ms"] for name, timing in times.items()}
+    row["times_gradient"] = row["hvp_ms"] / row["gradient_ms"]
+    row |= {name: value for name, value in times["hvp"].items() if name != "ms"}
+    del product, gradient, own
+    return row | (_peers(case, device) if case["peer"] else {})
+
+
+def _turns(case: Case, each: dict[str, Step], device: str) -> dict[str, dict[str, float]]:
+    counts = {}
+    for name, step in each.items():
+        for _ in range(3):
+            seconds_of(step, device)
+        counts[name] = max(1, math.ceil(case["seconds"] / seconds_of(step, device)))
+    return windows_in_turns(each, device, case["windows"], counts)
+
+
+def _peers(case: Case, device: str) -> Row:
+    """Return the results of PyTorch."""
+    row: Row = {}
+    for name in ("hvp", "gradient"):
+        release()
+        torch = importlib.import_module("torch")
+        try:
+            if device != "cpu":
+                torch.cuda.reset_peak_memory_stats()
+            times = _turns(case, {name: _torch_step(name, case, device)}, device)
+            row[f"peer_{name}_ms"] = times[name]["ms"]
+            if name == "hvp" and device != "cpu":
+                row["peer_peak_mb"] = round(torch.cuda.max_memory_reserved() / 1e6)
+        except Exception as error:  # our figures of this row are right all the same
+            line = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+            why = "out of memory" if is_out_of_memory(error) else line
+            row["message"] = f"{row.get('message', '')} PyTorch {name}: {why}".strip()
+    if "peer_hvp_ms" in row and "peer_gradient_ms" in row:
+        row["peer_times_gradient"] = row["peer_hvp_ms"] / row["peer_gradient_ms"]
+    return row
+
+
+def _torch_step(name: str, case: Case, device: str) -> Step:
+    """Return PyTorch's product or gradient."""
+    settings, config = settings_of(case)
+    torch: Any = importlib.import_module("torch")
+    attention: Any = importlib.import_module("torch.nn.attention")
+    torch.set_float32_matmul_precision("high")
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = TORCH[model_name(config)](config)
+        size = settings.batch, config.context
+        x, y = (torch.randint(0, config.vocab_size, size) for _ in "xy")
+    parameters = list(model.parameters())
+    vector = [torch.randn_like(parameter) for parameter in parameters]
+    narrow, kind = has_narrow_products(settings.dtype), device.partition(":")[0]
+    run = torch.compile(model) if name == "gradient" else model
+    kernels = [attention.SDPBackend.MATH]
+    if name == "gradient":
+        kernels = [attention.SDPBackend.CUDNN_ATTENTION, attention.SDPBackend.EFFICIENT_ATTENTION]
+        kernels += [attention.SDPBackend.FLASH_ATTENTION, attention.SDPBackend.MATH]
+
+    def gradient(again: bool = False) -> Any:
+        cast = torch.autocast(kind, torch.bfloat16, enabled=narrow)
+        with cast, attention.sdpa_kernel(kernels, set_priority=True):
+            loss = run(x, y)
+        return torch.autograd.grad(loss, parameters, create_graph=again)
+
+    def product() -> Any:
+        with attention.sdpa_kernel(kernels):
+            return torch.autograd.grad(gradient(True), parameters, vector)
+
+    return gradient if name == "gradient" else product
+
+
+def derivatives_sweep(
+    *,
+    preset: tuple[Preset, ...] = ("gpt2-124M", "gpt2-355M"),
+    batch: tuple[int, ...] = (),
+    sizes: Sizes = PRESET,
+    dtype: Precision = "bfloat16-parameters",
+    peer: Peer = None,
+    seconds: float = 0.5,
+    windows: int = 5,
+    device: Device = "auto",
+) -> Iterator[Sweep]:
+    """Measure Hessian-vector products of language models beside one gradient, and PyTorch's.
+
+    Args:
+        preset: models.
+        batch: sequences (default: by the model, 4 and 8).
+        dtype: as in training.
+        seconds: least length of a timed window.
+        windows: of each side, of which the median counts.
+    """
+    names = "PyTorch" if is_measured(peer) else ""
+    cases = [
+        {
+            **model_case(name, sequences, dtype, sizes),
+            **{"peer": names, "seconds": seconds, "windows": windows},
+        }
+        for name in dict.fromkeys(preset)
+        for sequences in dict.fromkeys(batch or BATCHES.get(name, (4,)))
+    ]
+    results = (
+        *("hvp_ms", "gradient_ms", "times_gradient", "peak_mb", "first_s"),
+        *("peer_hvp_ms", "peer_gradient_ms", "peer_times_gradient", "peer_peak_mb"),
+    )
+    shown = "hvp_ms", "gradient_ms", "peer_hvp_ms", "peer_gradient_ms"
+    draw = bars("Hessian-vector product", "ms", ("preset", "batch"), shown)
+    alone = partial(_measure_alone, device=device)
+    measure = partial(measure_derivatives, device=device) if device == "cpu" else alone
+    hidden = "layers", "width", "heads", "vocab"
+    yield Sweep("derivatives", cases, measure, results, draw, device, hidden=hidden)
+
+
+def _measure_alone(case: Case, device: str) -> Row:
+    row: Row = in_new_process(measure_derivatives, {"case": dict(case), "device": device})
+    return row

@@ -1,0 +1,136 @@
+"""The tangent of attention with mma.sync, on compute capability 8.0 and later, and its backward.
+
+Launches attention/tangent_forward_sm80.cu and attention/tangent_backward_sm80.cu. They take all
+options that sm80.py takes, with heads up to 128. Arrays have 16 bits or, with the option `tf32`,
+are float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import c_name, float32
+from tensorgrad.kernels.attention.arguments import (
+    aligned,
+    blocks,
+    option_arguments,
+    readable,
+    tangent_arguments,
+    tangent_row_sums,
+)
+from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, TangentPass, empty_result
+from tensorgrad.kernels.device import capability, shared_memory_per_block
+from tensorgrad.kernels.loader import load
+
+_FORWARD, _BACKWARD = "attention/tangent_forward_sm80.cu", "attention/tangent_backward_sm80.cu"
+_THREADS = 128
+_Tiles = dict[int, tuple[int, int]]
+# By head width, padded with zeros: units of 64 rows of a block, and columns of a tile. For 16 bits
+# and for TF32.
+_FORWARD_TILES: tuple[_Tiles, _Tiles] = (
+    {32: (1, 64), 64: (2, 32), 96: (1, 32), 128: (1, 16)},
+    {64: (1, 16), 128: (1, 16)},
+)
+_KEYS_TILES: tuple[_Tiles, _Tiles] = (
+    {32: (1, 32), 64: (1, 16), 96: (1, 32), 128: (1, 16)},
+    {64: (1, 16), 128: (1, 16)},
+)
+_QUERIES_TILES: tuple[_Tiles, _Tiles] = (
+    {32: (1, 32), 64: (1, 32), 96: (1, 32), 128: (1, 16)},
+    {64: (1, 16), 128: (1, 16)},
+)
+_ALL_GRADIENTS = 64  # the widest heads of which registers hold the gradients of k, tk, v and tv
+
+
+def supports(arrays: Arrays, options: AttentionOptions) -> bool:
+    """Whether the kernels are for this GPU, for these arrays and these options."""
+    q = arrays[0]
+    if q.itemsize != 2 and not options.tf32:
+        return False
+    fits = q.shape[3] <= 128 and options.scale > 0 and options.rotation is None
+    if not fits or capability(q.device.id) < 80:
+        return False
+    width, units, columns = _tiles(_QUERIES_TILES, q)  # the launch with the most tiles
+    most = _shared(q, width, 3 * 64 * units, 4 * columns)
+    width, units, columns = _tiles(_KEYS_TILES, q)
+    most = max(most, _shared(q, width, 4 * 64 * units, 3 * columns))
+    return most <= shared_memory_per_block(q.device.id)
+
+
+def forward(
+    arrays: Arrays, y: Array, logsumexp: Array, tangents: Arrays, options: AttentionOptions
+) -> tuple[Array, Array]:
+    """Return the tangent of the result, and the means; see `tangent.forward`."""
+    q, k, v = (readable(array) for array in arrays)
+    y, *others = (_fitting(array) for array in (y, *tangents))
+    ty = empty_result(q, q.dtype)
+    means = backend.empty(q.shape[:3], float32, like=q)
+    width, units, columns = _tiles(_FORWARD_TILES, q)
+    load(_FORWARD, f"attention_tangent<{c_name(q.dtype)}, {width}, {units}, {columns}>")(
+        (blocks(q, 64 * units, options),),
+        (_THREADS,),
+        (ty, means, y, logsumexp, q, k, v, *others, *option_arguments((q, k, v), ty, options),
+         tangent_arguments(_three(others), y)),
+        _shared(q, width, 2 * 64 * units, 4 * columns),
+    )  # fmt: skip
+    return ty, means
+
+
+def backward(dy: Array, done: TangentPass) -> tuple[Array, ...]:
+    """Return the gradients of q, k, v, tq, tk and tv; see `tangent.backward`."""
+    q, k, v = (readable(array) for array in done[:3])
+    dy = readable(dy.astype(q.dtype, copy=False))
+    y, tq, tk, tv, ty = map(_fitting, (done.y, done.tq, done.tk, done.tv, done.ty))
+    done = done._replace(q=q, k=k, v=v, y=y, tq=tq, tk=tk, tv=tv, ty=ty)
+    options = done.options
+    sums = tangent_row_sums(dy, done)
+    dq, dk, dv, dtq, dtk, dtv = (empty_result(array, q.dtype) for array in 2 * (q, k, v))
+    last = (
+        *option_arguments((q, k, v), dy, options, (dq, dk, dv)),
+        tangent_arguments((tq, tk, tv), y, (dtq, dtk, dtv)),
+    )
+
+    def launch(part: str, results: Any, rows: Any, others: Any, row_tiles: int) -> None:
+        of_keys = part != "QUERIES"
+        width, units, columns = _tiles(_KEYS_TILES if of_keys else _QUERIES_TILES, q)
+        types = f"{c_name(q.dtype)}, {width}, {units}, {columns}, {part}"
+        load(_BACKWARD, f"attention_tangent_backward<{types}>")(
+            (blocks(rows[0], 64 * units, options, of_keys),),
+            (_THREADS,),
+            (*results, sums, *rows, *others, tv, *last),
+            _shared(q, width, row_tiles * 64 * units, (3 if of_keys else 4) * columns),
+        )
+
+    of_keys = (dk, dtk, dv, dtv), (k, tk, v), (q, tq, dy)
+    if q.shape[3] <= _ALL_GRADIENTS:
+        launch("BOTH", *of_keys, row_tiles=4)
+    else:
+        launch("KEYS", *of_keys, row_tiles=4)
+        launch("VALUES", *of_keys, row_tiles=2)
+    launch("QUERIES", (dq, dtq, dq, dtq), (q, tq, dy), (k, tk, v), row_tiles=3)
+    return dq, dk, dv, dtq, dtk, dtv
+
+
+def _fitting(array: Array) -> Array:
+    """Return the array, copied unless 16 bytes can be loaded at once wherever a row has them."""
+    whole = array.shape[3] * array.itemsize % 16 == 0
+    return array if aligned(array) else array.copy() if whole else readable(array)
+
+
+def _three(arrays: list[Array]) -> Arrays:
+    first, second, third = arrays
+    return first, second, third
+
+
+def _tiles(tables: tuple[_Tiles, _Tiles], q: Array) -> tuple[int, int, int]:
+    """Return the padded head width, the units of rows, and the columns."""
+    table = tables[q.itemsize != 2]
+    width = next(width for width in table if width >= q.shape[3])
+    return (width, *table[width])
+
+
+def _shared(q: Array, width: int, rows: int, columns: int) -> int:
+    """Return the bytes of the tiles of rows, and of two stages of tiles of columns."""
+    return (rows + 2 * columns) * (width * q.itemsize + 16)

@@ -1,0 +1,435 @@
+// The tangent of attention on Hopper, and its backward. The formulas are those of
+// tangent_forward_sm80.cu and tangent_backward_sm80.cu, without bias and dropout, for sequences of
+// one length.
+//
+// One kernel for all launches, which is that of backward_sm90.cu with more operands: a warpgroup
+// keeps 64 rows of two to four matrices in shared memory, and their results in registers, while
+// three or four matrices of the other side stream by. The tangent is a launch with rows of queries;
+// backward is one with rows of queries and one with rows of keys, two with heads of more than 64,
+// as registers do not hold four sums then. Nothing but tiles of the inputs ever passes through
+// shared memory.
+//
+// Where two matrices stream by that the same rows are multiplied with, their tiles lie side by
+// side and are one operand, of twice as many columns: the rows are read once for both.
+//
+// Floor: 10 D operations and one exponential for each query and key that meet in the tangent, 36 D
+// in backward and two exponentials, or 46 D and three with heads of more than 64.
+//
+// The naive kernels: those of tangent_forward_sm80.cu and tangent_backward_sm80.cu.
+//
+// Phases. Producer: for each tile of rows, take its number, load them, then the tiles of columns
+// and their statistics. Consumers, for each tile of columns: scores and their tangents; gradients
+// of the weights; mask; weights; gradients of the scores; add to the sums. Then: store.
+//
+// arch: sm_90a
+// where: T = __half | __nv_bfloat16
+// instantiate: attention_tangent_tiles<{T}, {64, 3, 64 | 128, 2, 64}, TANGENT>
+// instantiate: attention_tangent_tiles<{T}, {64, 2, 64 | 128, 2, 32}, QUERIES>
+// instantiate: attention_tangent_tiles<{T}, 64, 2, 32, BOTH>
+// instantiate: attention_tangent_tiles<{T}, 128, 2, 32, {KEYS | VALUES}>
+#include "attention/sm90.cuh"
+
+// What a launch computes: the tangent; the gradients of q and tq, of k and tk, of v and tv, of the
+// last four.
+constexpr int TANGENT = 0, QUERIES = 1, KEYS = 2, VALUES = 3, BOTH = 4;
+
+// Registers of a consumer's thread.
+template <int W> constexpr int CONSUMER_REGISTERS = W == 3 ? 160 : 232;
+
+// Shared memory: the tiles of rows of each warpgroup, then a ring of the tiles of columns.
+template <int D, int W, int N, int PART> struct TangentTiles {
+    static constexpr bool OF_QUERIES = PART <= QUERIES;
+    static constexpr int HALVES = D / 64;   // 64 columns each
+    static constexpr int ROW_TILES = PART == QUERIES ? 3 : OF_QUERIES || PART == VALUES ? 2 : 4;
+    static constexpr int COLUMN_TILES = OF_QUERIES ? 4 : 3;
+    static constexpr int A_BYTES = 64 * HALVES * SWIZZLE, B_BYTES = N * HALVES * SWIZZLE;
+    // tiles of columns, four rows of N floats
+    static constexpr int STAGE = COLUMN_TILES * B_BYTES + (OF_QUERIES ? 0 : 1024);
+    static constexpr int FIT = (TILE_BYTES - ROW_TILES * W * A_BYTES) / STAGE;
+    static constexpr int STAGES = FIT < 4 ? FIT : 4;
+};
+
+template <int W, int STAGES> struct TangentBarriers {
+    TileQueue<1> queue;
+    Mbarrier a_full[W], a_empty[W], full[STAGES], empty[STAGES];
+};
+
+// c (+)= a b^T; `half` is the distance in bytes of 64 columns of b from the next 64.
+template <typename T, int D, int SIZE>
+__device__ inline void multiply_rows(float (&c)[SIZE], unsigned long long a, unsigned long long b,
+                                     int half, bool add) {
+    #pragma unroll
+    for (int d = 0; d < D / 16; ++d)
+        Wgmma<T, 2 * SIZE>::template run<>(c, a + d / 4 * (64 * SWIZZLE / 16) + d % 4 * 2,
+                                           b + d / 4 * (half / 16) + d % 4 * 2, add || d > 0);
+}
+// c += w b.
+template <typename T, int D, int WORDS>
+__device__ inline void accumulate(Fragment<1, D>& c, const unsigned (&w)[WORDS],
+                                  unsigned long long b) {
+    #pragma unroll
+    for (int n = 0; n < WORDS / 4; ++n)
+        Wgmma<T, D>::template run<true>(c.values, w + 4 * n, b + n * (16 * SWIZZLE / 16), true);
+}
+
+// Rows of queries: a1, a2, a3, b1, b2, b3, x4 are q, tq, dy, k, tk, v, tv, and d1, d2 become dq,
+// dtq, or d1 ty. Rows of keys: a1, a2, a3, x4, b1, b2, b3 are k, tk, v, tv, q, tq, dy, and d1, d2,
+// d3, d4 become dk, dtk, dv, dtv:
+//   s = a1 b1^T, ts = a2 b1^T + a1 b2^T, u = a3 b3^T, x = a3 x4^T or x4 b3^T
+//   d1 = scale (d b1 + e b2), d2 = scale e b1, d3 = w (ts - mean) b3, d4 = w b3
+// sums: of attention_tangent_rows, (batch * heads, 4, pitch), in backward. logsumexp, means:
+// (batch, heads, queries), y: (batch, queries, heads, width) with strides y_at, of the tangent
+// alone. strides: of the results. taken: see next_tile.
+template <typename T, int D, int W, int N, int PART>
+__global__ void __launch_bounds__(WARPGROUP * (W + 1), 1)
+attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ d3,
+                        T* __restrict__ d4, float* __restrict__ means, const T* __restrict__ y,
+                        const float* __restrict__ logsumexp, const float* __restrict__ sums,
+                        unsigned* __restrict__ taken, const __grid_constant__ TensorMap a1_map,
+                        const __grid_constant__ TensorMap a2_map,
+                        const __grid_constant__ TensorMap a3_map,
+                        const __grid_constant__ TensorMap b1_map,
+                        const __grid_constant__ TensorMap b2_map,
+                        const __grid_constant__ TensorMap b3_map,
+                        const __grid_constant__ TensorMap x4_map,
+                        const __grid_constant__ AttentionSm90Arguments p, int pitch,
+                        const __grid_constant__ Strides y_at,
+                        const __grid_constant__ Strides strides) {
+    using Tiles = TangentTiles<D, W, N, PART>;
+    constexpr bool OF_QUERIES = Tiles::OF_QUERIES;
+    constexpr bool HAS_G = PART != TANGENT && PART != VALUES;   // needs u and x
+    constexpr bool HAS_1 = PART != VALUES, HAS_2 = HAS_G, HAS_3 = PART == VALUES || PART == BOTH;
+    // A warp reads tiles as one, in the products alone, but each lane reads statistics: each
+    // arrives.
+    constexpr int ARRIVALS = OF_QUERIES ? 4 : WARPGROUP;   // arrivals of a warpgroup, for a stage
+    constexpr int M = 64 * W, STAGES = Tiles::STAGES, HALVES = Tiles::HALVES;
+    constexpr int A_BYTES = Tiles::A_BYTES, B_BYTES = Tiles::B_BYTES;
+    constexpr int ROW_TILES = Tiles::ROW_TILES, COLUMN_TILES = Tiles::COLUMN_TILES;
+    constexpr int PAIR_HALF = 2 * N * SWIZZLE;   // 64 columns of two tiles side by side
+    constexpr int B3_HALF = OF_QUERIES ? PAIR_HALF : N * SWIZZLE;
+    static_assert(STAGES >= 2, "one stage is loaded while another is read");
+    extern __shared__ unsigned char raw[];
+    unsigned char* a_tiles = kept_address(raw + (-shared_address(raw) & 1023));
+    unsigned char* stages = a_tiles + ROW_TILES * W * A_BYTES;
+    __shared__ TangentBarriers<W, STAGES> own_barriers;
+    TangentBarriers<W, STAGES>& barriers = *kept_address(&own_barriers);
+    if (threadIdx.x == 0) {
+        barriers.queue.init(4 * W);
+        for (int g = 0; g < W; ++g) {
+            barriers.a_full[g].init(1);
+            barriers.a_empty[g].init(4);
+        }
+        for (int s = 0; s < STAGES; ++s) {
+            barriers.full[s].init(1);
+            barriers.empty[s].init(ARRIVALS * W);
+        }
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+
+    // Row r sees the columns from r + low to r + high.
+    const int rows = OF_QUERIES ? p.queries : p.keys, columns = OF_QUERIES ? p.keys : p.queries;
+    const int shift = p.keys - p.queries;
+    const int low = OF_QUERIES ? shift - p.window_left : -shift - p.window_right;
+    const int high = OF_QUERIES ? shift + p.window_right : p.window_left - shift;
+    auto first_block = [&](int row) { return max(0, row + low) / N; };
+    auto last_block = [&](int end) { return (max(0, min(columns, end + high)) + N - 1) / N; };
+    const int row_blocks = (rows + M - 1) / M, tiles = row_blocks * p.heads_total;
+    const int own_heads = OF_QUERIES ? p.heads : p.kv_heads;
+    const int heads_each = OF_QUERIES ? 1 : p.heads / p.kv_heads;   // query heads that a tile meets
+
+    constexpr int REGISTERS = CONSUMER_REGISTERS<W>;
+    if (threadIdx.x < WARPGROUP) {   // producer
+        setmaxnreg_decrease<PRODUCER_REGISTERS<W, REGISTERS>>();
+        if (threadIdx.x == 0) {
+            PipelineState<STAGES> at;
+            PipelineState<1> turn;
+            unsigned a_parity = 0;
+            for (int index = blockIdx.x;; index = next_tile(taken, tiles)) {
+                barriers.queue.put(turn, index);
+                if (index >= tiles) break;
+                const AttentionTile tile = tile_of(p, own_heads, index, row_blocks, !OF_QUERIES);
+                const int first = first_block(tile.block * M);
+                const int last = last_block(min(tile.block * M + M, rows));
+                if (first >= last) continue;
+                #pragma unroll 1
+                for (int g = 0; g < W; ++g) {
+                    Mbarrier& full = barriers.a_full[g];
+                    barriers.a_empty[g].wait(a_parity ^ 1);
+                    full.arrive_expect_tx(ROW_TILES * A_BYTES);
+                    #pragma unroll 1
+                    for (int h = 0; h < HALVES; ++h) {
+                        unsigned char* to = a_tiles + ROW_TILES * g * A_BYTES + h * 64 * SWIZZLE;
+                        auto load = [&](int i, const TensorMap& map) {
+                            tma_load(to + i * A_BYTES, map, full, h * 64, tile.block * M + g * 64,
+                                     tile.head, tile.batch);
+                        };
+                        load(0, a1_map);
+                        load(1, a2_map);
+                        if (ROW_TILES > 2) load(2, a3_map);
+                        if (ROW_TILES > 3) load(3, x4_map);
+                    }
+                }
+                a_parity ^= 1;
+                int head = OF_QUERIES ? tile.head / (p.heads / p.kv_heads)
+                                      : tile.head * heads_each;
+                for (int n = first, left = heads_each * (last - first); left > 0; --left) {
+                    unsigned char* to = stages + at.stage * Tiles::STAGE;
+                    Mbarrier& full = barriers.full[at.stage];
+                    barriers.empty[at.stage].wait(at.parity ^ 1);
+                    full.arrive_expect_tx(COLUMN_TILES * B_BYTES + (OF_QUERIES ? 0 : 4 * N * 4));
+                    #pragma unroll 1
+                    for (int h = 0; h < HALVES; ++h) {
+                        auto load = [&](int offset, const TensorMap& map) {
+                            tma_load(to + offset, map, full, h * 64, n * N, head, tile.batch);
+                        };
+                        load(h * PAIR_HALF, b1_map);
+                        load(h * PAIR_HALF + N * SWIZZLE, b2_map);
+                        load(2 * B_BYTES + h * B3_HALF, b3_map);
+                        if (OF_QUERIES) load(2 * B_BYTES + h * B3_HALF + N * SWIZZLE, x4_map);
+                    }
+                    if (!OF_QUERIES) {
+                        const float* from = sums + (tile.batch * p.heads + head) * 4ll * pitch
+                                          + n * N;
+                        #pragma unroll 1
+                        for (int i = 0; i < 4; ++i)
+                            bulk_load(to + 3 * B_BYTES + i * N * 4, from + (long long)i * pitch,
+                                      N * 4, full);
+                    }
+                    at.next();
+                    if (++n == last) { n = first; ++head; }
+                }
+            }
+        }
+    } else {   // consumers
+        setmaxnreg_increase<REGISTERS>();
+        const int group = uniform(threadIdx.x / WARPGROUP) - 1;
+        const int lane = threadIdx.x % 32, warp = uniform(threadIdx.x / 32 % 4);
+        const float scale_log2 = p.scale * LOG2_E;
+
+        auto release = [&](Mbarrier& empty) {
+            if (OF_QUERIES)
+                arrive_warp(empty);
+            else
+                empty.arrive();
+        };
+
+        const unsigned long long a1_at = wgmma_descriptor(a_tiles + ROW_TILES * group * A_BYTES);
+        const unsigned long long a2_at = a1_at + A_BYTES / 16, a3_at = a2_at + A_BYTES / 16;
+        Fragment<1, N> s, ts;   // become w and w (ts - mean); ty: w ts
+        Fragment<1, HAS_G ? 2 * N : 16> g;   // u and x, become e and d
+        Fragment<1, HAS_1 ? D : 8> sum1;
+        Fragment<1, HAS_2 ? D : 8> sum2;
+        Fragment<1, HAS_3 ? D : 8> sum3, sum4;
+        unsigned s_packed[N / 4], ts_packed[N / 4], e_packed[N / 4], d_packed[N / 4];
+        PipelineState<STAGES> at;
+        unsigned a_parity = 0;
+
+        PipelineState<1> turn;
+        for (int index; (index = barriers.queue.take(turn)) < tiles;) {
+            const AttentionTile tile = tile_of(p, own_heads, index, row_blocks, !OF_QUERIES);
+            const int row = tile.block * M + group * 64;   // the first of this warpgroup
+            const int own_row = row + warp * 16 + s.row_of(0);   // the thread's: this and 8 later
+            const int first = first_block(tile.block * M);
+            const int last = last_block(min(tile.block * M + M, rows));
+            // Statistics of the thread's rows: as in `sums`; of the tangent the mean so far.
+            float own[4][2] = {{infinity<float>(), infinity<float>()}, {}, {}, {}};
+            if (OF_QUERIES) {
+                const long long head = tile.batch * p.heads + tile.head;
+                #pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const int t = own_row + 8 * h;
+                    if (t >= rows) continue;
+                    if (PART == TANGENT) own[0][h] = logsumexp[head * rows + t] * LOG2_E;
+                    #pragma unroll
+                    for (int i = 0; PART != TANGENT && i < 4; ++i)
+                        own[i][h] = sums[(4 * head + i) * pitch + t];
+                }
+            }
+            sum1.clear();
+            sum2.clear();
+            sum3.clear();
+            sum4.clear();
+
+            auto mask = [&](int n) {
+                #pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const int diagonal = own_row + 8 * h, column = s.column_of(n * N);
+                    s.mask_row(h, diagonal + low - column,
+                               min(columns, diagonal + high + 1) - column);
+                }
+            };
+            // Call f(i, h, x) for each of a thread's accumulators; x is statistic number `which` of
+            // its query: that of the row, or of the column in shared memory.
+            auto for_statistics = [&](int which, const float* of_columns, auto f) {
+                #pragma unroll
+                for (int j = 0; j < N / 8; ++j) {
+                    float2 column = {0, 0};
+                    if (!OF_QUERIES)
+                        column = *reinterpret_cast<const float2*>(of_columns + which * N + 8 * j);
+                    #pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        f(4 * j + i, i / 2,
+                          OF_QUERIES ? own[which][i / 2] : i % 2 ? column.y : column.x);
+                }
+            };
+
+            int before = -1;   // the stage whose tiles the last products still use
+            if (first < last) barriers.a_full[group].wait(a_parity);
+            for (int each = 0; each < heads_each; ++each) {
+                for (int n = first; n < last; ++n) {
+                    const unsigned char* stage = stages + at.stage * Tiles::STAGE;
+                    barriers.full[at.stage].wait(at.parity);
+                    const int apart = n * N - row;   // from the first row to the first column
+                    if (apart + N <= low || apart > 63 + high || row >= rows) {
+                        if (before >= 0) {   // only other warpgroups see this block
+                            wgmma_wait<0>();
+                            release(barriers.empty[before]);
+                            before = -1;
+                        }
+                        release(barriers.empty[at.stage]);
+                        at.next();
+                        continue;
+                    }
+                    // Scores and their tangents.
+                    const unsigned long long b1_at = wgmma_descriptor(stage, PAIR_HALF);
+                    const unsigned long long b2_at = b1_at + N * SWIZZLE / 16;
+                    const unsigned long long b3_at = wgmma_descriptor(stage + 2 * B_BYTES, B3_HALF);
+                    fence_registers(s.values);
+                    fence_registers(ts.values);
+                    wgmma_fence();
+                    multiply_rows<T, D>(s.values, a1_at, b1_at, PAIR_HALF, false);
+                    multiply_rows<T, D>(ts.values, a1_at, b2_at, PAIR_HALF, false);
+                    multiply_rows<T, D>(ts.values, a2_at, b1_at, PAIR_HALF, true);
+                    wgmma_commit();
+                    wgmma_wait<1>();   // for the products before these
+                    if (before >= 0) release(barriers.empty[before]);
+                    // Gradients of the weights.
+                    if constexpr (HAS_G) {
+                        fence_registers(g.values);
+                        wgmma_fence();
+                        if constexpr (OF_QUERIES) {
+                            multiply_rows<T, D>(g.values, a3_at, b3_at, B3_HALF, false);
+                        } else {
+                            auto &u = reinterpret_cast<float(&)[N / 2]>(g.values[0]),
+                                 &x = reinterpret_cast<float(&)[N / 2]>(g.values[N / 2]);
+                            multiply_rows<T, D>(u, a3_at, b3_at, B3_HALF, false);
+                            multiply_rows<T, D>(x, a3_at + A_BYTES / 16, b3_at, B3_HALF, false);
+                        }
+                        wgmma_commit();
+                        wgmma_wait<1>();
+                    } else {
+                        wgmma_wait<0>();
+                    }
+                    fence_registers(s.values);
+                    fence_registers(ts.values);
+                    // Mask.
+                    if (apart < 63 + low || apart + N > 1 + high || n * N + N > columns) mask(n);
+                    // Weights.
+                    const float* statistics =
+                        reinterpret_cast<const float*>(stage + 3 * B_BYTES) + lane % 4 * 2;
+                    for_statistics(0, statistics, [&](int i, int, float logsumexp) {
+                        s.values[i] = fast_exp2(s.values[i] * scale_log2 - logsumexp);
+                    });
+                    for_statistics(1, statistics, [&](int i, int h, float mean) {
+                        float& x = ts.values[i];
+                        if (PART == TANGENT)
+                            own[1][h] += x *= p.scale * s.values[i];
+                        else
+                            x = x * p.scale - mean;
+                    });
+                    // Gradients of the scores.
+                    if constexpr (HAS_G) {
+                        wgmma_wait<0>();
+                        fence_registers(g.values);
+                        for_statistics(2, statistics, [&](int i, int, float y_delta) {
+                            g.values[i] = s.values[i] * (g.values[i] - y_delta);
+                        });
+                        for_statistics(3, statistics, [&](int i, int, float ty_delta) {
+                            float& x = g.values[N / 2 + i];
+                            x = s.values[i] * (x - ty_delta) + ts.values[i] * g.values[i];
+                        });
+                    }
+                    // Sums.
+                    if constexpr (PART == TANGENT || HAS_3) {
+                        if (PART != TANGENT)
+                            #pragma unroll
+                            for (int i = 0; i < N / 2; ++i) ts.values[i] *= s.values[i];
+                        s.template round_to<T>(s_packed);
+                        ts.template round_to<T>(ts_packed);
+                    }
+                    if constexpr (HAS_G) {
+                        #pragma unroll
+                        for (int i = 0; i < N / 4; ++i) {
+                            e_packed[i] = g.template word<T>(i);
+                            d_packed[i] = g.template word<T>(N / 4 + i);
+                        }
+                    }
+                    fence_registers(sum1.values);
+                    fence_registers(sum2.values);
+                    fence_registers(sum3.values);
+                    fence_registers(sum4.values);
+                    wgmma_fence();
+                    if constexpr (PART == TANGENT) {
+                        accumulate<T>(sum1, ts_packed, b3_at);
+                        accumulate<T>(sum1, s_packed, b3_at + N * SWIZZLE / 16);
+                    }
+                    if constexpr (HAS_3) {
+                        accumulate<T>(sum3, ts_packed, b3_at);
+                        accumulate<T>(sum4, s_packed, b3_at);
+                    }
+                    if constexpr (HAS_G) {
+                        accumulate<T>(sum1, d_packed, b1_at);
+                        accumulate<T>(sum1, e_packed, b2_at);
+                        accumulate<T>(sum2, e_packed, b1_at);
+                    }
+                    wgmma_commit();
+                    before = at.stage;
+                    at.next();
+                }
+            }
+            wgmma_wait<0>();
+            fence_registers(sum1.values);
+            fence_registers(sum2.values);
+            fence_registers(sum3.values);
+            fence_registers(sum4.values);
+            if (before >= 0) release(barriers.empty[before]);
+            if (first < last) {
+                arrive_warp(barriers.a_empty[group]);
+                a_parity ^= 1;
+            }
+            // Store.
+            #pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int t = own_row + 8 * h;
+                const long long to = tile.batch * strides.batch + tile.head * strides.head
+                                   + t * strides.row;
+                const int width = t < rows ? p.width : 0;
+                if constexpr (PART == TANGENT) {
+                    const float mean = quad_sum(own[1][h]);
+                    if (lane % 4 == 0 && t < rows)
+                        means[((long long)tile.batch * p.heads + tile.head) * rows + t] = mean;
+                    const T* from = y + tile.batch * y_at.batch + tile.head * y_at.head
+                                  + t * y_at.row;
+                    #pragma unroll
+                    for (int j = 0; j < D; j += 8) {
+                        const int column = sum1.column_of(j);
+                        if (column >= width) continue;
+                        const float2 pair =
+                            unpack<T>(*reinterpret_cast<const unsigned*>(from + column));
+                        sum1.at(h, j) -= mean * pair.x;
+                        sum1.at(h, j + 1) -= mean * pair.y;
+                    }
+                    store_row(d1 + to, sum1, h, 1, width);
+                } else if constexpr (HAS_1) {
+                    store_row(d1 + to, sum1, h, p.scale, width);
+                    store_row(d2 + to, sum2, h, p.scale, width);
+                }
+                if constexpr (HAS_3) {
+                    store_row(d3 + to, sum3, h, 1, width);
+                    store_row(d4 + to, sum4, h, 1, width);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+"""The tangent of attention on Hopper with wgmma and TMA, and its backward.
+
+Launches attention/tangent_sm90.cu for heads up to 128, which TMA pads with zeros to 64 or 128.
+Bias, dropout and sequences of unequal length are left to `tangent_sm80`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tensorgrad.core import backend
+from tensorgrad.core.backend import Array
+from tensorgrad.core.dtypes import c_name, float32
+from tensorgrad.kernels.attention.arguments import tangent_row_sums
+from tensorgrad.kernels.attention.options import (
+    ALL,
+    Arrays,
+    AttentionOptions,
+    TangentPass,
+    empty_result,
+)
+from tensorgrad.kernels.attention.sm90 import boxes, readable, strides_argument
+from tensorgrad.kernels.counter import counter
+from tensorgrad.kernels.device import capability, sm_count
+from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.structs import NULL, AttentionSm90Arguments, by_value, number
+
+_FILE = "attention/tangent_sm90.cu"
+_SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
+_WARPGROUP = 128
+_CACHED = 24 * 2**20  # bytes of one side of heads, which stay in the L2 cache
+_PADDED = 64  # queries: a multiple of the columns of every tile
+# By what a launch computes and head width: warpgroups of 64 rows in a block, columns of a tile.
+_TILES = {
+    "TANGENT": {64: (3, 64), 128: (2, 64)},
+    "QUERIES": {64: (2, 64), 128: (2, 32)},
+    "BOTH": {64: (2, 32)},
+    "KEYS": {128: (2, 32)},
+    "VALUES": {128: (2, 32)},
+}
+
+
+def supports(arrays: Arrays, options: AttentionOptions) -> bool:
+    """Whether the kernels are for this GPU, for these arrays and these options."""
+    q = arrays[0]
+    plain = options.bias is None and options.key is None and options.sequences is None
+    fit = q.itemsize == 2 and q.shape[3] % 8 == 0 and 32 < q.shape[3] <= 128
+    fit = fit and plain and options.scale > 0 and options.rotation is None
+    return fit and capability(q.device.id) == 90
+
+
+def forward(
+    arrays: Arrays, y: Array, logsumexp: Array, tangents: Arrays, options: AttentionOptions
+) -> tuple[Array, Array]:
+    """Return the tangent of the result, and the means; see `tangent.forward`."""
+    q, k, v = [readable(array) for array in arrays]
+    tq, tk, tv = [readable(array) for array in tangents]
+    y = readable(y)
+    ty = empty_result(q, q.dtype)
+    means = backend.empty(q.shape[:3], float32, like=q)
+    statistics = means, y, logsumexp, NULL
+    _launch("TANGENT", (ty, ty, ty, ty), statistics, (q, tq, q), (k, tk, v), tv, options)
+    return ty, means
+
+
+def backward(dy: Array, done: TangentPass) -> tuple[Array, ...]:
+    """Return the gradients of q, k, v, tq, tk and tv; see `tangent.backward`."""
+    q, k, v, tq, tk, tv = [readable(array) for array in (*done[:3], *done[5:8])]
+    dy = readable(dy.astype(q.dtype, copy=False))
+    y, ty = readable(done.y), readable(done.ty)
+    pitch = -(-q.shape[2] // _PADDED) * _PADDED
+    sums = tangent_row_sums(dy, done._replace(y=y, ty=ty), pitch)
+    statistics = NULL, dy, NULL, sums
+    dq, dk, dv, dtq, dtk, dtv = (empty_result(array, q.dtype) for array in 2 * (q, k, v))
+    of_keys = (dk, dtk, dv, dtv), statistics, (k, tk, v), (q, tq, dy), tv, done.options
+    for part in ("BOTH",) if q.shape[3] <= 64 else ("KEYS", "VALUES"):
+        _launch(part, *of_keys)
+    _launch(
+        "QUERIES", (dq, dtq, dq, dtq), statistics, (q, tq, dy), (k, tk, v), tv, done.options
+    )  # fmt: skip
+    return dq, dk, dv, dtq, dtk, dtv
+
+
+def _launch(
+    part: str, results: Sequence[Array], statistics: tuple[Any, ...], rows: Arrays,
+    columns: Arrays, tv: Array, options: AttentionOptions,
+) -> None:  # fmt: skip
+    """Launch a kernel with a persistent grid: a block for each SM or tile.
+
+    Args:
+        part: what it computes.
+        results: the gradients, or the tangent; all of one layout.
+        statistics: the means, y or an array of its shape, the logsumexp, and the row sums.
+        rows, columns: q, tq and dy, or k, tk and v.
+        tv: beside v.
+        options: of the attention.
+    """
+    of_keys = part not in ("TANGENT", "QUERIES")
+    q, k = (columns[0], rows[0]) if of_keys else (rows[0], columns[0])
+    width = 64 if q.shape[3] <= 64 else 128
+    groups, count = _TILES[part][width]
+    batch, heads, length, _ = rows[0].shape
+    tiles = -(-length // (64 * groups)) * heads * batch
+    kernel = load(
+        _FILE, f"attention_tangent_tiles<{c_name(q.dtype)}, {width}, {groups}, {count}, {part}>"
+    )
+    pitch = 0 if statistics[3] is NULL else statistics[3].shape[2] // 4
+    kernel(
+        (min(sm_count(q.device.id), tiles),),
+        (_WARPGROUP * (groups + 1),),
+        (*results, *statistics, counter(q), *map(boxes, rows),
+         *(boxes(array, count) for array in columns), boxes(tv, 64 if of_keys else count),
+         _sizes(q, k, of_keys, options), number("i4", pitch), strides_argument(statistics[1]),
+         strides_argument(results[0])),
+        _SHARED,
+    )  # fmt: skip
+
+
+def _sizes(q: Array, k: Array, of_keys: bool, options: AttentionOptions) -> Any:
+    """Return the struct AttentionSm90Arguments for tiles of rows of q or of k."""
+    (batch, heads, queries, width), (kv_heads, keys) = q.shape, k.shape[1:3]
+    total = batch * (kv_heads if of_keys else heads)
+    together = 1
+    if not options.before == options.after == ALL:
+        # heads whose other side stays in the cache, in groups of equal size
+        streamed = queries * heads * 3 if of_keys else keys * kv_heads * 4
+        streamed *= 2 * width * batch
+        together = -(-total // max(1, min(total, -(-streamed // _CACHED))))
+    return by_value(
+        AttentionSm90Arguments(
+            heads, kv_heads, queries, keys, width, options.before, options.after, together, total,
+            options.scale,
+        )
+    )  # fmt: skip
