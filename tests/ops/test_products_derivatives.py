@@ -42,7 +42,7 @@ def seeded(f: Any) -> Any:
 X, W, B, R = values(2, 3, 4), values(5, 4), values(5), values(2, 3, 5)
 UP, UP_BIAS, DOWN, DOWN_BIAS = values(6, 4), values(6), values(4, 6), values(4)
 ANGLES = values(3, 1, 2), values(3, 1, 2)
-DERIVATIVES: dict[str, tuple[Any, ...]] = {
+CASES: dict[str, tuple[Any, ...]] = {
     "matmul": (tg.matmul, values(3, 4), values(4, 5)),
     "matmul batch": (tg.matmul, values(2, 1, 3, 4), values(3, 4, 2)),
     "matmul one matrix": (tg.matmul, values(2, 3, 4), values(4, 5)),
@@ -110,14 +110,14 @@ DERIVATIVES: dict[str, tuple[Any, ...]] = {
 values_of_x = values(3, 2, 4)
 
 
-@pytest.mark.parametrize("name", DERIVATIVES)
-def test_derivatives(name: str) -> None:
-    check_derivatives(*DERIVATIVES[name])
+@pytest.mark.parametrize("name", CASES)
+def test_derivatives_match_differences(name: str) -> None:
+    check_derivatives(*CASES[name])
 
 
 @pytest.mark.parametrize("name", ["linear all", "gated_linear", "feed_forward", "matmul twice"])
 def test_third_derivatives(name: str) -> None:
-    f, *arrays = DERIVATIVES[name]
+    f, *arrays = CASES[name]
     directions = [values(*x.shape) for x in arrays]
 
     def along(t: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ def assert_close(found: list[Derivatives], expected: list[Derivatives], bound: f
 @pytest.mark.parametrize("name", ["linear all", "linear_gelu", "feed_forward", "gated_linear",
                                   "matmul", "einsum"])  # fmt: skip
 def test_derivatives_under_autocast(name: str) -> None:
-    f, *arrays = DERIVATIVES[name]
+    f, *arrays = CASES[name]
     arrays = [x.astype(bfloat16).astype(np.float32) for x in arrays]
     directions = [rng.standard_normal(x.shape).astype(bfloat16).astype(np.float32) for x in arrays]
 
@@ -180,7 +180,7 @@ def test_derivatives_under_autocast(name: str) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_tangents_have_the_dtype_of_the_result(dtype: Any) -> None:
     for name in ("matmul", "einsum", "linear all", "feed_forward", "gated_linear", "rotary angles"):
-        f, *arrays = DERIVATIVES[name]
+        f, *arrays = CASES[name]
         xs = [Tensor(x.astype(dtype)) for x in arrays]
         _, t = jvp(f, xs, xs)
         wide = [Tensor(x.numpy().astype(np.float64)) for x in xs]
@@ -267,11 +267,9 @@ def fused(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("fused")
-@pytest.mark.parametrize(
-    "name", [name for name in DERIVATIVES if "linear" in name or "feed" in name]
-)
+@pytest.mark.parametrize("name", [name for name in CASES if "linear" in name or "feed" in name])
 def test_derivatives_of_fused_products(name: str) -> None:
-    check_derivatives(*DERIVATIVES[name])
+    check_derivatives(*CASES[name])
 
 
 def test_the_output_of_a_norm_is_recomputed() -> None:
