@@ -102,11 +102,11 @@ GRADIENTS: dict[str, tuple[str, ...]] = {
 
 
 class Differentiable(Protocol):
-    """A row of the elementwise table."""
+    """A row of the elementwise table; see `Row`."""
 
     operands: list[str]
-    gradients: Sequence[str]  # of the operands; see `Row`
-    tangents: Sequence[str]  # the same, to be differentiated in turn
+    gradients: tuple[str, ...]
+    tangents: tuple[str, ...]
 
 
 @lru_cache(maxsize=1024)

@@ -146,10 +146,7 @@ def _linear_result(
 
 
 def _affine_tangent(
-    inputs: Sequence[Any],
-    tangents: Sequence[Tensor | None],
-    kernel: str | None,
-    dtype: Dtype,
+    inputs: Sequence[Any], tangents: Sequence[Tensor | None], kernel: str | None, dtype: Dtype
 ) -> Tensor | None:
     """Return the tangent of x W^T + b + residual; the second product adds to the first.
 

@@ -76,10 +76,10 @@ class Row:
             derivatives there.
     """
 
-    tangents: Sequence[str]
+    tangents: tuple[str, ...]
 
     def __init__(
-        self, name: str, operands: str, value: str, *gradients: str, tangents: Sequence[str] = ()
+        self, name: str, operands: str, value: str, *gradients: str, tangents: tuple[str, ...] = ()
     ) -> None:
         self.name, self.operands = name, operands.split()
         self.text, self.gradients = value, gradients
@@ -491,7 +491,7 @@ def binary(
     da: str = "",
     db: str = "",
     raises: str = "",
-    tangents: Sequence[str] = (),
+    tangents: tuple[str, ...] = (),
 ) -> BinaryOp:
     """Return a row with two operands as a function; its arguments are those of `unary`."""
     row = Row(name, "a b", value, da, db, tangents=tangents)
