@@ -138,10 +138,9 @@ def _like(edge: Any) -> Tensor | None:
 
 def _backward(ws: Sequence[Any], saved: Saved, needs: Needs) -> Gradients:
     node, dys, places = saved[0], _listed(saved[1]), saved[2]
-    known = {
-        place: None if w is None else Tensor(w) for place, w in zip(places, ws, strict=True)
-    }
-    shared = {node.edges[place]: w for place, w in known.items()}  # by an input given twice
+    known = {place: None if w is None else Tensor(w) for place, w in zip(places, ws, strict=True)}
+    # An input given twice may have one sum: the cotangent is that of both.
+    shared = {node.edges[place]: w for place, w in known.items()}
     given = [known.get(place, shared.get(edge)) for place, edge in enumerate(node.edges)]
     with replaced(mode, grad_enabled=True, forward=None, autocast=None):
         pairs = _along(node, given, dys)
