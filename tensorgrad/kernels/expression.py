@@ -50,8 +50,8 @@ _FLAT = (
     "logical_and", "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or",
     "bitwise_xor", "invert", "left_shift", "right_shift", "int64",
 )  # fmt: skip
-# gelu_tanh(x) is x * sigmoid(angle). The angle and its derivative at a, bounded to +-30: beyond, the
-# second derivative of gelu_tanh is 0 in double too, where inf * 0 would be NaN.
+# gelu_tanh(x) is x * sigmoid(angle). The angle and its derivative at a, bounded to +-30: beyond,
+# the second derivative of gelu_tanh is 0 in double too, where inf * 0 would be NaN.
 _BOUNDED = "minimum(maximum(a, -30), 30)"
 _SLOPE = f"(1.5957691216057308 + 0.21406444881780073 * {_BOUNDED} * {_BOUNDED})"
 _ANGLE = f"({_BOUNDED} * (1.5957691216057308 + 0.07135481627260025 * {_BOUNDED} * {_BOUNDED}))"
