@@ -52,7 +52,8 @@ def checkpoint(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
     Results and gradients have the same bits as without, but for the order in which several calls
     of backward add up the gradients of a parameter that each of them uses more than once. Tensors
     that f uses without getting them as arguments (parameters, closures) receive their gradients
-    too. Random draws and autocast are the same in both runs.
+    too. Random draws and autocast are the same in both runs. In forward mode the arrays saved for
+    the tangents of f are dropped too; a gradient that is differentiated again keeps those of f.
 
     Args:
         f: returns one tensor, which depends on nothing that changes until backward but the

@@ -240,3 +240,15 @@ def test_targets_that_were_assigned_to_are_named() -> None:
     assert gradient(logits).item() == pytest.approx(0, abs=1e-6)  # the gradient needs no targets
     with pytest.raises(GradError, match="cross_entropy: the logits or the targets were assigned"):
         tg.grad(gradient)(logits)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy in chunks"])
+def test_the_gradient_of_a_loss_that_has_a_tangent(name: str) -> None:
+    loss, *arrays = CASES[name]
+    leaves = [Tensor(a, requires_grad=True) for a in arrays]
+    y, _ = jvp(loss, leaves, list(map(Tensor, arrays)))
+    y.backward()
+    expected = tg.grad(loss, tuple(range(len(arrays))))(*map(Tensor, arrays))
+    for leaf, gradient in zip(leaves, expected, strict=True):
+        assert leaf.grad is not None
+        np.testing.assert_allclose(leaf.grad, gradient.numpy(), rtol=1e-12)
