@@ -125,7 +125,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         lambda x, p: tg.cross_entropy(x, tg.softmax(p)),
         *(LOGITS, LOGITS[::-1]),
     ),
-    "cross_entropy, third order": (squared_gradients(entropy(**SMOOTH)), LOGITS),
+    "cross_entropy, third order": (squared_gradients(entropy(**SMOOTH, reduction="none")), LOGITS),
     "nll_loss": (lambda x: tg.nn.functional.nll_loss(tg.log_softmax(x), TARGETS), LOGITS),
     "linear_cross_entropy, unreduced": (
         linear_entropy(**SMOOTH, reduction="none", chunk=6),
@@ -252,3 +252,21 @@ def test_the_gradient_of_a_loss_that_has_a_tangent(name: str) -> None:
     for leaf, gradient in zip(leaves, expected, strict=True):
         assert leaf.grad is not None
         np.testing.assert_allclose(leaf.grad, gradient.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
+def test_rows_that_are_ignored_may_hold_anything(name: str) -> None:
+    loss, *arrays = CASES[name]
+    rows = TARGETS.index(-100)
+    assert np.isfinite(arrays[0][rows]).all()
+    arrays[0] = arrays[0].copy()
+    found = []
+    for value in (1.0, np.nan):
+        arrays[0][rows] = value
+        leaf = Tensor(arrays[0], requires_grad=True)
+        tangents = [Tensor(np.ones_like(a)) for a in arrays]
+        _, slope = jvp(loss, [leaf, *map(Tensor, arrays[1:])], tangents)
+        slope.backward()
+        assert leaf.grad is not None
+        found.append((slope.item(), leaf.grad.tolist()))
+    assert found[0] == found[1]
