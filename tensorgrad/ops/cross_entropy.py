@@ -303,7 +303,7 @@ def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
 
 
 class LossRows(NamedTuple):
-    """What the tangent needs. The gradient does not: it may be overwritten before backward.
+    """Arrays that only the tangent needs: they may be overwritten before backward.
 
     On the CPU it is a reference to the logits, which backward alone would let go of.
     """

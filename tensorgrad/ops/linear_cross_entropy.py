@@ -139,7 +139,8 @@ def linear_cross_entropy(
     kernel = product_kernel(*arrays[:2])
     loss_of = _ChunkedLoss(*arrays, ids, counted, options, reduction, classes, chunk, kernel)
     wants = [mode.grad_enabled and t is not None and t.requires_grad for t in inputs]
-    early = reduction != "none" and any(wants) and mode.forward is None  # else for the tangent
+    # In forward mode mostly the tangent alone is differentiated.
+    early = reduction != "none" and any(wants) and mode.forward is None
     losses = backend.empty(ids.shape, compute_dtype(dtype), like=ids)
     scale = GradientFactor(None, None if defers(dtype) else count)
     loan = _borrowed(weight, compute_dtype(dtype)) if wants[1] and early else None
@@ -357,7 +358,7 @@ class _TangentOfLoss(NamedTuple):
     """
 
     loss_of: _ChunkedLoss
-    shape: Shape  # of the loss
+    shape: Shape  # the loss's
 
     @property
     def targets(self) -> Array:
@@ -446,7 +447,7 @@ class _TangentOfLoss(NamedTuple):
             product_into(dtx[piece], by_tangents, weight, kernel=kernel)
         if dweight is not None:
             left, right = by_logits, x[piece]
-            if tx is not None:  # one product, so that dweight is read and written once
+            if tx is not None:  # a single product reads and writes dweight once
                 left = matrices.reshape(-1, matrices.shape[2])
                 right = backend.namespace(right).concatenate([right, tx[piece]])
             product_into(dweight, left.T, right, adds, kernel)

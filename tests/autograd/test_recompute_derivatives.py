@@ -78,7 +78,7 @@ def test_random_numbers_are_drawn_again() -> None:
 
 
 def test_tangents_keep_no_graph() -> None:
-    """What ops inside save is freed after the function, though gradients flow back later."""
+    """Arrays that ops inside save are freed after the function, before gradients flow back."""
     held: list[Any] = []
 
     def backward(dy: Any, saved: Any, needs: Any) -> Any:

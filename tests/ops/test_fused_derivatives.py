@@ -31,7 +31,7 @@ def squared_gradients(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def loss(*xs: Tensor) -> Tensor:
         y = f(*xs)
-        weights = tg.sin(tg.cumsum(tg.ones_like(y)))  # of which no sum is constant
+        weights = tg.sin(tg.cumsum(tg.ones_like(y)))  # no sum of them times y is constant
         return (y.reshape(-1) * weights).sum()
 
     def squares(*xs: Tensor) -> Tensor:
