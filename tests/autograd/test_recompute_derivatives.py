@@ -104,3 +104,13 @@ def test_tangents_keep_no_graph() -> None:
     assert leaf.grad is not None
     np.testing.assert_allclose(leaf.grad, 28 * leaf.numpy() ** 6)
     assert len(held) == 4
+
+
+def test_linearized_functions_may_be_checkpointed() -> None:
+    rng = np.random.default_rng(1)
+    x, w, t, u = map(Tensor, rng.standard_normal((4, 4, 4)))
+    found = []
+    for f in (block, checkpoint(block)):
+        y, push = tg.linearize(lambda x, w, f=f: f(x, w) * f(x * x, w), x, w)
+        found.append((y.tolist(), push(t, u).tolist()))
+    assert found[0] == found[1]
