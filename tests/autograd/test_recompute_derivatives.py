@@ -44,7 +44,8 @@ def along(f: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], T
 def squared_gradients(x: Tensor, w: Tensor) -> Tensor:
     """Return what has third derivatives of a checkpointed function for its second ones."""
     grads = tg.grad(lambda x, w: checkpoint(block)(x, w).sum(), (0, 1))(x, w)
-    return (grads[0] ** 2).sum() + (grads[1] ** 3).sum()
+    total: Tensor = (grads[0] ** 2).sum() + (grads[1] ** 3).sum()
+    return total
 
 
 def dropped(x: Tensor) -> Tensor:
