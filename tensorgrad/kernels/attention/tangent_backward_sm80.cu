@@ -118,6 +118,7 @@ attention_tangent_rows(float* __restrict__ sums, const T* __restrict__ y,
 // tv, q, tq, dy, and d1, d2, d3, d4 become dk, dtk, dv, dtv, or the first or last two:
 //   s = a1 b1^T, ts = a2 b1^T + a1 b2^T, dw = a3 b3^T, dtw = a3 x4^T or x4 b3^T
 //   d1 = scale (d b1 + e b2), d2 = scale e b1, d3 = w (ts - mean) b3, d4 = w b3
+// A gradient whose address is null is not written.
 template <typename T, int D, int R, int N, int PART>
 __global__ void __launch_bounds__(THREADS, 2)
 attention_tangent_backward(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ d3,
@@ -302,6 +303,7 @@ attention_tangent_backward(T* __restrict__ d1, T* __restrict__ d2, T* __restrict
     const int start = (OF_KEYS ? here.k_start : here.q_start) + first;
     T* own_tile = a_tiles + warp * 16 * R * PITCH<T, D>;
     auto store = [&](T* to, const Strides& at, const auto& sum, float factor) {
+        if (to == nullptr) return;
         float scale[2 * R];
         #pragma unroll
         for (float& x : scale) x = factor;

@@ -77,6 +77,7 @@ __device__ inline void accumulate(Fragment<1, D>& c, const unsigned (&w)[WORDS],
 // d3, d4 become dk, dtk, dv, dtv:
 //   s = a1 b1^T, ts = a2 b1^T + a1 b2^T, u = a3 b3^T, x = a3 x4^T or x4 b3^T
 //   d1 = scale (d b1 + e b2), d2 = scale e b1, d3 = w (ts - mean) b3, d4 = w b3
+// A gradient whose address is null is not written.
 // sums: of attention_tangent_rows, (batch * heads, 4, pitch), in backward. logsumexp, means:
 // (batch, heads, queries), y: (batch, queries, heads, width) with strides y_at, of the tangent
 // alone. strides: of the results. taken: see next_tile.
@@ -422,12 +423,12 @@ attention_tangent_tiles(T* __restrict__ d1, T* __restrict__ d2, T* __restrict__ 
                     }
                     store_row(d1 + to, sum1, h, 1, width);
                 } else if constexpr (HAS_1) {
-                    store_row(d1 + to, sum1, h, p.scale, width);
-                    store_row(d2 + to, sum2, h, p.scale, width);
+                    if (d1 != nullptr) store_row(d1 + to, sum1, h, p.scale, width);
+                    if (d2 != nullptr) store_row(d2 + to, sum2, h, p.scale, width);
                 }
                 if constexpr (HAS_3) {
-                    store_row(d3 + to, sum3, h, 1, width);
-                    store_row(d4 + to, sum4, h, 1, width);
+                    if (d3 != nullptr) store_row(d3 + to, sum3, h, 1, width);
+                    if (d4 != nullptr) store_row(d4 + to, sum4, h, 1, width);
                 }
             }
         }
