@@ -116,8 +116,10 @@ def computed(
     sequences = None
     if setting.sequences is not None:
         q_starts, k_starts, longest = setting.sequences
-        starts = (backend.to_device(s.astype(np.int32), "cuda") for s in (q_starts, k_starts))
-        sequences = Sequences(*starts, longest)
+        q_starts, k_starts = (
+            backend.to_device(starts.astype(np.int32), "cuda") for starts in (q_starts, k_starts)
+        )
+        sequences = Sequences(q_starts, k_starts, longest)
     random.seed(3)
     with tg.autocast("tf32", enabled=kind == "tf32"):
         options = attention_ops._options(

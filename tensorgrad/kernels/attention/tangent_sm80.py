@@ -140,4 +140,4 @@ def _tiles(tables: tuple[_Tiles, _Tiles], q: Array) -> tuple[int, int, int]:
 
 def _shared(q: Array, width: int, rows: int, columns: int) -> int:
     """Return the bytes of the tiles of rows, and of two stages of tiles of columns."""
-    return (rows + 2 * columns) * (width * q.itemsize + 16)
+    return (rows + 2 * columns) * (width * int(q.itemsize) + 16)
