@@ -12,9 +12,9 @@
 // product leaves in registers is what the next one wants there. That takes 18 products for the
 // least possible 13, but no atomics and no order among blocks. What ldmatrix brings of a tile of
 // columns serves two products where two of them read it. Registers do not hold four sums of more
-// than 64 columns: there dv and dtv have a launch of their own, 23 products.
+// than 64 columns: there dv and dtv have a launch of their own, 21 products.
 //
-// Floor: 36 D operations for each query and key that meet, 46 D for D > 64, and two exponentials
+// Floor: 36 D operations for each query and key that meet, 42 D for D > 64, and two exponentials
 // or three.
 //
 // The naive kernel, a thread for query i of a head; with KEYS a thread for key j, over all i:

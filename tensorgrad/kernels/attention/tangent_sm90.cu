@@ -13,7 +13,7 @@
 // side and are one operand, of twice as many columns: the rows are read once for both.
 //
 // Floor: 10 D operations and one exponential for each query and key that meet in the tangent, 36 D
-// in backward and two exponentials, or 46 D and three with heads of more than 64.
+// in backward and two exponentials, or 42 D and three with heads of more than 64.
 //
 // The naive kernels: those of tangent_forward_sm80.cu and tangent_backward_sm80.cu.
 //
