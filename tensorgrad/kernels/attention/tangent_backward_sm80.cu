@@ -40,8 +40,8 @@
 // of the weights; weights and gradients of the scores; add to the sums. Then: store.
 //
 // where: T = __half | __nv_bfloat16
-// instantiate: attention_tangent_rows<{T}, {false | true}>
-// instantiate: attention_tangent_rows<float, false>
+// instantiate: attention_tangent_rows<{T}, {0 | 32}>
+// instantiate: attention_tangent_rows<float, 0>
 // where: BOTH_TILES = 32, 1, 32 | 64, 1, 16
 // where: PART_TILES = 96, 1, 32, {KEYS | VALUES} | 128, 1, 16, KEYS | 128, 1, 32, VALUES
 // where: QUERIES_TILES = 32, 1, 32 | 64, 1, 32 | 96, 1, 32 | 128, 1, 16
@@ -55,10 +55,10 @@
 // Which gradients a launch computes: of q and tq, of k and tk, of v and tv, of the last four.
 constexpr int QUERIES = 0, KEYS = 1, VALUES = 2, BOTH = 3;
 
-// The statistics of each query. sums: (B, H, Tq, 4) or, with PLANES, (B, H, 4, pitch), where those
-// past the last query are such that weights and gradients become 0; else pitch is Tq. Arrays
-// (batch, heads, queries, width); 8 lanes a row.
-template <typename T, bool PLANES>
+// The statistics of each query. sums: (B, H, Tq, 4) where TILE is 0 and pitch is Tq; else
+// (B, H, pitch / TILE, 4, TILE), where those past the last query are such that weights and gradients
+// become 0. Arrays (batch, heads, queries, width); 8 lanes a row.
+template <typename T, int TILE>
 __global__ void __launch_bounds__(256, 2)
 attention_tangent_rows(float* __restrict__ sums, const T* __restrict__ y,
                        const T* __restrict__ ty, const T* __restrict__ dy,
@@ -102,12 +102,12 @@ attention_tangent_rows(float* __restrict__ sums, const T* __restrict__ y,
     const long long pair = sequence * heads + head, place = pair * queries + query;
     const TangentStatistics found = {valid ? logsumexp[place] * LOG2_E : infinity<float>(),
                                      valid ? means[place] : 0, y_delta, ty_delta};
-    if constexpr (PLANES) {
-        float* to = sums + 4 * pair * pitch + query;
+    if constexpr (TILE > 0) {
+        float* to = sums + 4 * (pair * pitch + query / TILE * TILE) + query % TILE;
         to[0] = found.logsumexp;
-        to[pitch] = found.mean;
-        to[2ll * pitch] = found.y_delta;
-        to[3ll * pitch] = found.ty_delta;
+        to[TILE] = found.mean;
+        to[2 * TILE] = found.y_delta;
+        to[3 * TILE] = found.ty_delta;
     } else {
         reinterpret_cast<TangentStatistics*>(sums)[place] = found;
     }

@@ -30,7 +30,7 @@ _FILE = "attention/tangent_sm90.cu"
 _SHARED = 226 * 1024  # bytes a block: all that there is but for the barriers
 _WARPGROUP = 128
 _CACHED = 24 * 2**20  # bytes of one side of heads, which stay in the L2 cache
-_PADDED = 64  # queries: a multiple of the columns of every tile
+_STATISTICS = 32  # queries whose statistics lie together: the columns of a tile of queries
 # By what a launch computes and head width: warpgroups of 64 rows in a block, columns of a tile.
 _TILES = {
     "TANGENT": {64: (3, 64), 128: (2, 64)},
@@ -69,8 +69,7 @@ def backward(dy: Array, done: TangentPass, gradients: Sequence[Array | None]) ->
     q, k, v, tq, tk, tv = [readable(array) for array in (*done[:3], *done[5:8])]
     dy = readable(dy.astype(q.dtype, copy=False))
     y, ty = readable(done.y), readable(done.ty)
-    pitch = -(-q.shape[2] // _PADDED) * _PADDED
-    sums = tangent_row_sums(dy, done._replace(y=y, ty=ty), pitch)
+    sums = tangent_row_sums(dy, done._replace(y=y, ty=ty), _STATISTICS)
     statistics = NULL, dy, NULL, sums
     dq, dk, dv, dtq, dtk, dtv = gradients
     of_keys = (dk, dtk, dv, dtv), statistics, (k, tk, v), (q, tq, dy), tv, done.options
