@@ -258,6 +258,7 @@ COSTS = {
     "attention/simple.cu": "4 D operations a pair, 14 D backward",
     "attention/tangent_backward_sm80.cu": "36 D operations a pair, 46 D for D > 64, counted as 26 D",
     "attention/tangent_forward_sm80.cu": "10 D operations a pair of query and key",
+    "attention/tangent_sm90.cu": "10 D operations a pair, 36 D backward, 46 D for D > 64",
     "cross_entropy.cu": "2 S bytes a logit; the loss alone S",
     "dropout.cu": "2 S bytes, S more with a residual",
     "embedding.cu": "2 S bytes and the id",

@@ -207,7 +207,8 @@ def _fitted(name: str, t: Any, shape: Shape, dtype: Dtype) -> Tensor:
                 f"{name}: its rule returned a tangent of shape {t.shape}, expected {shape}"
             ) from error
         t = record("broadcast_to", data, (t,), same, ())
-    return t if t.dtype == dtype else t.astype(dtype)
+    result: Tensor = t if t.dtype == dtype else t.astype(dtype)
+    return result
 
 
 def same(dy: Any, saved: tuple[Any, ...], needs: Sequence[Any]) -> Sequence[Any]:

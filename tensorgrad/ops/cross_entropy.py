@@ -141,12 +141,13 @@ def cross_entropy(
     backend.same_device(op, ("logits", "targets"), (logits.data, targets))
     wanted = mode.grad_enabled and logits.requires_grad
     if type(targets) is not np.ndarray:
+        ahead = wanted and mode.forward is None  # otherwise the tangent alone may be differentiated
         loss, early, saved = cross_entropy_cuda.forward(
-            logits.data, targets, options, reduction, wanted
+            logits.data, targets, options, reduction, ahead
         )
         again = LossRows(saved[0].reshape(logits.shape), targets, options, reduction)
         saved = (Early([early]), logits.shape, *saved, again)
-        return record(op, loss, (logits,), _backward_cuda, saved)
+        return record(op, loss, (logits,), _backward, saved)
     vocabulary = logits.shape[-1]
     counted = counted_targets(op, targets, ignore_index, vocabulary)
     rows = logits.data.reshape(-1, vocabulary)
@@ -290,17 +291,15 @@ def _of_targets(op: str, weight: Tensor | None, counted: Array, ids: Array, like
 
 
 def _backward(dy: Array, saved: Saved, needs: Needs) -> Gradients:
+    if type(dy) is not np.ndarray:
+        early, shape, *others, _ = saved
+        (dlogits,) = early.take() or (None,)
+        return (cross_entropy_cuda.backward(dy, dlogits, tuple(others)).reshape(shape),)
     dlogits, factor, shape, _ = saved
     scale = dy.reshape(-1, 1) * dy.dtype.type(factor)  # the scale of each row, or of all
     if scale.size == 1 and scale[0, 0] == 1:
         return (dlogits.reshape(shape),)
     return (rescaled(dlogits, scale).reshape(shape),)
-
-
-def _backward_cuda(dy: Array, saved: Saved, needs: Needs) -> Gradients:
-    early, shape, *others, _ = saved
-    (dlogits,) = early.take() or (None,)
-    return (cross_entropy_cuda.backward(dy, dlogits, tuple(others)).reshape(shape),)
 
 
 class LossRows(NamedTuple):
@@ -315,7 +314,7 @@ class LossRows(NamedTuple):
     reduction: str
 
 
-@tangent_of(_backward, _backward_cuda)
+@tangent_of(_backward)
 def _tangent(op: Op, t: Tensor) -> Tensor:
     again: LossRows = op.saved[-1]
     if assigned_since(op.node.version, again[:2]):
@@ -473,6 +472,70 @@ def rows_numpy(
         if dlogits.dtype != wide:
             dlogits[piece, :classes] = powers
         dlogits[piece, classes:] = 0
+
+    backend.parallel_blocks(run, len(logits), max(1, backend.BLOCK // logits.shape[1]))
+    losses[~counted] = 0
+
+
+def rows_tangent_numpy(
+    losses: Array,
+    logits: Array,
+    tangents: Array,
+    targets: Array,
+    counted: Array,
+    options: LossOptions,
+    scale: Array | None,
+    classes: int,
+) -> None:
+    """Write the tangent of the loss of each row and, unless `scale` is None, its gradients.
+
+    With p the softmax, f = 1 + 2 z_loss logsumexp, q the target distribution and m = sum(p t):
+    tangent = m f - sum(q t), its gradient by t is p f - q, and by the logits
+    p (f (t - m) + 2 z_loss m).
+
+    Args:
+        losses: (N,), of the dtype of the logits.
+        logits, tangents: (N, width), logits and their tangents t; they become the gradients by
+            them, times `scale`.
+        targets, counted: (N,).
+        options: of the loss.
+        scale: () or (N,).
+        classes: the first columns, which count.
+    """
+    target_part, each = 1 - options.label_smoothing, options.label_smoothing / classes
+    ids = np.where(counted, targets, 0).astype(np.intp, copy=False)
+    factors = None if scale is None else np.broadcast_to(scale, losses.shape)
+
+    def run(piece: slice) -> None:
+        x, t = logits[piece, :classes], tangents[piece, :classes]
+        place = np.arange(len(x)), ids[piece]
+        largest = x.max(-1, keepdims=True)
+        x -= largest
+        at_target = t[place]
+        np.exp(x, out=x)
+        total = x.sum(-1, keepdims=True)
+        x /= total
+        mean = np.vecdot(x, t)[:, None]
+        rise = 1 + 2 * options.z_loss * (np.log(total) + largest)
+        losses[piece] = (mean * rise)[:, 0] - target_part * at_target
+        if each:
+            losses[piece] -= each * t.sum(-1)
+        if factors is None:
+            return
+        own = factors[piece, None]
+        t -= mean
+        t *= rise * own
+        t += 2 * options.z_loss * mean * own
+        t *= x
+        x *= rise * own
+        x -= each * own
+        x[place] -= target_part * own[:, 0]
+        # The gradients are in each other's place.
+        by_tangents = x.copy()
+        x[...], t[...] = t, by_tangents
+        for gradient in (logits[piece], tangents[piece]):
+            gradient[~counted[piece]] = 0
+            gradient[:, classes:] = 0
 
     backend.parallel_blocks(run, len(logits), max(1, backend.BLOCK // logits.shape[1]))
     losses[~counted] = 0

@@ -85,9 +85,13 @@ CASES: dict[str, tuple[Any, ...]] = {
         lambda x: packed(x * 1, angles=ANGLES, overwrite=True),
         *values((1, 3, 32)),
     ),
-    "third order": (squared_gradients(causal), *values((1, 2, 3, 2), (1, 1, 3, 2), (1, 1, 3, 2))),
+    "third order": (squared_gradients(causal), *values((2, 2, 3, 2), (2, 1, 3, 2), (2, 1, 3, 2))),
     "third order by the values": (squared_gradients(lambda v: causal(Tensor(K), v, v)), K),
     "third order, packed": (
+        squared_gradients(partial(packed, heads=2, kv_heads=1)),
+        *values((2, 2, 8)),
+    ),
+    "third order, rotated": (
         squared_gradients(partial(packed, heads=1, kv_heads=1, angles=ANGLES)),
         *values((1, 3, 12)),
     ),

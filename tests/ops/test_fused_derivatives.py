@@ -75,6 +75,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "softmax with a float mask": (lambda x: tg.softmax(x, mask=CUBE[:1]), CUBE),
     "softmax of nothing": (tg.softmax, EMPTY),
     "softmax, third order": (squared_gradients(tg.softmax), X[:2]),
+    "softmax with a scale, third order": (
+        squared_gradients(lambda x: tg.softmax(x, 0, scale=0.7)),
+        X[:2],
+    ),
     "log_softmax": (tg.log_softmax, X),
     "log_softmax of a vector": (lambda x: tg.log_softmax(x, 0), ROW),
     "log_softmax of another axis": (lambda x: tg.log_softmax(x, 1), CUBE),
@@ -102,10 +106,10 @@ CASES: dict[str, tuple[Any, ...]] = {
         lambda x, w, b: tg.nn.functional.group_norm(x, 2, w, b),
         *(CUBE.swapaxes(1, 2), CUBE[0, 0], CUBE[1, 0]),
     ),
+    "cross_entropy, unreduced": (entropy(**SMOOTH, reduction="none"), LOGITS),
     "cross_entropy": (entropy(), LOGITS),
     "cross_entropy with label_smoothing": (entropy(label_smoothing=0.1), LOGITS),
     "cross_entropy with z_loss": (entropy(z_loss=0.3, ignore_index=2, reduction="sum"), LOGITS),
-    "cross_entropy, unreduced": (entropy(**SMOOTH, reduction="none"), LOGITS),
     "cross_entropy of another axis": (
         lambda x: tg.cross_entropy(x, [[0, 2, 1, 1], [-100, 2, 0, 1]], axis=1),
         CUBE,
@@ -123,14 +127,14 @@ CASES: dict[str, tuple[Any, ...]] = {
     ),
     "cross_entropy, third order": (squared_gradients(entropy(**SMOOTH)), LOGITS),
     "nll_loss": (lambda x: tg.nn.functional.nll_loss(tg.log_softmax(x), TARGETS), LOGITS),
+    "linear_cross_entropy, unreduced": (
+        linear_entropy(**SMOOTH, reduction="none", chunk=6),
+        *(FEATURES, HEAD, BIAS),
+    ),
     "linear_cross_entropy": (linear_entropy(), FEATURES, HEAD, BIAS),
     "linear_cross_entropy in chunks": (linear_entropy(**SMOOTH, chunk=4), *(FEATURES, HEAD, BIAS)),
     "linear_cross_entropy with a padded vocabulary": (
         linear_entropy(z_loss=0.3, ignore_index=2, reduction="sum", vocab_size=5, chunk=2),
-        *(FEATURES, HEAD, BIAS),
-    ),
-    "linear_cross_entropy, unreduced": (
-        linear_entropy(**SMOOTH, reduction="none", chunk=6),
         *(FEATURES, HEAD, BIAS),
     ),
     "linear_cross_entropy by x": (lambda x: tg.linear_cross_entropy(x, HEAD, TARGETS), FEATURES),
@@ -151,7 +155,7 @@ CASES: dict[str, tuple[Any, ...]] = {
         *(ROW, X),
     ),
     "linear_cross_entropy, third order": (
-        squared_gradients(linear_entropy(**SMOOTH, chunk=4)),
+        squared_gradients(linear_entropy(**SMOOTH, reduction="none", chunk=4)),
         *(FEATURES, HEAD, BIAS),
     ),
     "linear_cross_entropy of nothing": (

@@ -43,10 +43,10 @@
 // instantiate: attention_tangent_rows<{T}, {false | true}>
 // instantiate: attention_tangent_rows<float, false>
 // where: BOTH_TILES = 32, 1, 32 | 64, 1, 16
-// where: PART_TILES = 96, 1, 32 | 128, 1, 16
+// where: PART_TILES = 96, 1, 32, {KEYS | VALUES} | 128, 1, 16, KEYS | 128, 1, 32, VALUES
 // where: QUERIES_TILES = 32, 1, 32 | 64, 1, 32 | 96, 1, 32 | 128, 1, 16
 // instantiate: attention_tangent_backward<{T}, {BOTH_TILES}, BOTH>
-// instantiate: attention_tangent_backward<{T}, {PART_TILES}, {KEYS | VALUES}>
+// instantiate: attention_tangent_backward<{T}, {PART_TILES}>
 // instantiate: attention_tangent_backward<{T}, {QUERIES_TILES}, QUERIES>
 // instantiate: attention_tangent_backward<float, 64, 1, 16, {BOTH | QUERIES}>
 // instantiate: attention_tangent_backward<float, 128, 1, 16, {KEYS | VALUES | QUERIES}>
@@ -59,7 +59,7 @@ constexpr int QUERIES = 0, KEYS = 1, VALUES = 2, BOTH = 3;
 // past the last query are such that weights and gradients become 0; else pitch is Tq. Arrays
 // (batch, heads, queries, width); 8 lanes a row.
 template <typename T, bool PLANES>
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, 2)
 attention_tangent_rows(float* __restrict__ sums, const T* __restrict__ y,
                        const T* __restrict__ ty, const T* __restrict__ dy,
                        const float* __restrict__ logsumexp, const float* __restrict__ means,
@@ -149,10 +149,7 @@ attention_tangent_backward(T* __restrict__ d1, T* __restrict__ d2, T* __restrict
     a1 += place(a1_at, block.sequence, block.head, a_start);
     a2 += place(a2_at, block.sequence, block.head, a_start);
     a3 += place(a3_at, block.sequence, block.head, a_start);
-    b1 += place(b1_at, block.sequence, b_head, b_start);
-    b2 += place(b2_at, block.sequence, b_head, b_start);
-    b3 += place(b3_at, block.sequence, b_head, b_start);
-    x4 += place(x4_at, block.sequence, OF_KEYS ? block.head : b_head, OF_KEYS ? a_start : b_start);
+    if (OF_KEYS) x4 += place(x4_at, block.sequence, block.head, a_start);
     sums += place(p.sums, block.sequence, OF_KEYS ? b_head : block.head, span.q_start);
     const ColumnRange seen = block.tiles_seen(p, N);
     const int row = block.row + threadIdx.x / 32 * 16 * R;   // the warp's first
@@ -167,8 +164,10 @@ attention_tangent_backward(T* __restrict__ d1, T* __restrict__ d2, T* __restrict
         T* stage = stages + i % 2 * (TILES * TILE);
         const int left = block.columns - column;
         auto load = [&](int tile, const T* from, const Strides& at) {
-            load_tile<N, D>(stage + tile * TILE, from + head * at.head + column * at.row, at.row,
-                            left, p.width, p.aligned, rematerialize(threadIdx.x));
+            // from where is computed for each tile: pointers would take registers
+            from += place(at, rematerialize(block.sequence), b_head + head, b_start + column);
+            load_tile<N, D>(stage + tile * TILE, from, at.row, left, p.width, p.aligned,
+                            rematerialize(threadIdx.x));
         };
         load(0, b1, b1_at);
         load(1, b2, b2_at);
@@ -225,7 +224,7 @@ attention_tangent_backward(T* __restrict__ d1, T* __restrict__ d2, T* __restrict
         if (drops)
             draw_keep_mask<OF_KEYS, D, R, N>(keep, p, dropout, block.sequence, query_head,
                                              block.row, column);
-        if (!overlaps_band<R, OF_KEYS>(p, span, row, column, N)) continue;
+        if (!overlaps_band<R, OF_KEYS>(p, span, rematerialize(row), column, N)) continue;
         // Scores and their tangents.
         start_scores<OF_KEYS>(s, p, span, bias, block.sequence, query_head, row, column);
         ts.clear();

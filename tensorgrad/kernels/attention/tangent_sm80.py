@@ -7,8 +7,6 @@ are float32.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
 from tensorgrad.core.dtypes import c_name, float32
@@ -33,14 +31,14 @@ _FORWARD_TILES: tuple[_Tiles, _Tiles] = (
     {32: (1, 64), 64: (2, 32), 96: (1, 32), 128: (1, 16)},
     {64: (1, 16), 128: (1, 16)},
 )
-_KEYS_TILES: tuple[_Tiles, _Tiles] = (
-    {32: (1, 32), 64: (1, 16), 96: (1, 32), 128: (1, 16)},
-    {64: (1, 16), 128: (1, 16)},
-)
-_QUERIES_TILES: tuple[_Tiles, _Tiles] = (
-    {32: (1, 32), 64: (1, 32), 96: (1, 32), 128: (1, 16)},
-    {64: (1, 16), 128: (1, 16)},
-)
+_BACKWARD_TILES: dict[str, tuple[_Tiles, _Tiles]] = {
+    "BOTH": ({32: (1, 32), 64: (1, 16)}, {64: (1, 16)}),
+    "KEYS": ({96: (1, 32), 128: (1, 16)}, {128: (1, 16)}),
+    "VALUES": ({96: (1, 32), 128: (1, 32)}, {128: (1, 16)}),
+    "QUERIES": ({32: (1, 32), 64: (1, 32), 96: (1, 32), 128: (1, 16)}, {64: (1, 16), 128: (1, 16)}),
+}
+# The matrices of which a launch has tiles of rows, and of columns.
+_MATRICES = {"BOTH": (4, 3), "KEYS": (4, 3), "VALUES": (2, 3), "QUERIES": (3, 4)}
 _ALL_GRADIENTS = 64  # the widest heads of which registers hold the gradients of k, tk, v and tv
 
 
@@ -52,10 +50,7 @@ def supports(arrays: Arrays, options: AttentionOptions) -> bool:
     fits = q.shape[3] <= 128 and options.scale > 0 and options.rotation is None
     if not fits or capability(q.device.id) < 80:
         return False
-    width, units, columns = _tiles(_QUERIES_TILES, q)  # the launch with the most tiles
-    most = _shared(q, width, 3 * 64 * units, 4 * columns)
-    width, units, columns = _tiles(_KEYS_TILES, q)
-    most = max(most, _shared(q, width, 4 * 64 * units, 3 * columns))
+    most = max(_backward_tiles(part, q)[3] for part in _parts(q))
     return most <= shared_memory_per_block(q.device.id)
 
 
@@ -92,25 +87,32 @@ def backward(dy: Array, done: TangentPass) -> tuple[Array, ...]:
         tangent_arguments((tq, tk, tv), y, (dtq, dtk, dtv)),
     )
 
-    def launch(part: str, results: Any, rows: Any, others: Any, row_tiles: int) -> None:
-        of_keys = part != "QUERIES"
-        width, units, columns = _tiles(_KEYS_TILES if of_keys else _QUERIES_TILES, q)
+    of_keys = (dk, dtk, dv, dtv), (k, tk, v), (q, tq, dy)
+    of_queries = (dq, dtq, dq, dtq), (q, tq, dy), (k, tk, v)
+    for part in _parts(q):
+        results, rows, others = of_queries if part == "QUERIES" else of_keys
+        width, units, columns, shared = _backward_tiles(part, q)
         types = f"{c_name(q.dtype)}, {width}, {units}, {columns}, {part}"
         load(_BACKWARD, f"attention_tangent_backward<{types}>")(
-            (blocks(rows[0], 64 * units, options, of_keys),),
+            (blocks(rows[0], 64 * units, options, part != "QUERIES"),),
             (_THREADS,),
             (*results, sums, *rows, *others, tv, *last),
-            _shared(q, width, row_tiles * 64 * units, (3 if of_keys else 4) * columns),
+            shared,
         )
-
-    of_keys = (dk, dtk, dv, dtv), (k, tk, v), (q, tq, dy)
-    if q.shape[3] <= _ALL_GRADIENTS:
-        launch("BOTH", *of_keys, row_tiles=4)
-    else:
-        launch("KEYS", *of_keys, row_tiles=4)
-        launch("VALUES", *of_keys, row_tiles=2)
-    launch("QUERIES", (dq, dtq, dq, dtq), (q, tq, dy), (k, tk, v), row_tiles=3)
     return dq, dk, dv, dtq, dtk, dtv
+
+
+def _parts(q: Array) -> tuple[str, ...]:
+    """Return what the launches of backward compute."""
+    return ("BOTH", "QUERIES") if q.shape[3] <= _ALL_GRADIENTS else ("KEYS", "VALUES", "QUERIES")
+
+
+def _backward_tiles(part: str, q: Array) -> tuple[int, int, int, int]:
+    """Return the padded head width, the units of rows, the columns, and the shared memory."""
+    width, units, columns = _tiles(_BACKWARD_TILES[part], q)
+    rows_of, columns_of = _MATRICES[part]
+    shared = _shared(q, width, rows_of * 64 * units, columns_of * columns)
+    return width, units, columns, shared
 
 
 def _fitting(array: Array) -> Array:
