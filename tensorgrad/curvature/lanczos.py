@@ -86,8 +86,9 @@ class Krylov:
 
     def residuals(self, vectors: Values) -> Values:
         """Return bounds of ||A x - value x|| for the vectors x of `ritz`, but for rounding."""
-        leaks: Values = np.abs(vectors).T @ self.leak[: self.count]
-        return leaks + self.beta * np.abs(vectors[-1])
+        bounds: Values = np.abs(vectors).T @ self.leak[: self.count]
+        bounds += self.beta * np.abs(vectors[-1])
+        return bounds
 
     def rotate(self, vectors: Values, values: Values) -> None:
         """Replace the first vectors of the basis by combinations of them.

@@ -155,7 +155,7 @@ def _operator(
                 found = dict(product(tangents, batch).named_parameters())
                 start = 0
                 for name, p in parameters.items():
-                    total[start : start + p.size] += found[name].data.reshape(-1)
+                    total[start : start + p.size] += cast(found[name].data, v.dtype).reshape(-1)
                     start += p.size
         total /= v.dtype.type(len(kept))
         return total

@@ -6,7 +6,6 @@ Tests: tests/curvature/test_runs.py.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -82,26 +81,39 @@ def measure_run(
             f"--eigenvalues: got {options.eigenvalues}, expected at most {operator.size}, the "
             "number of parameters"
         )
-    measured: list[dict[str, Any]] = []
+    checkpoints: list[dict[str, Any]] = []
     spectrum: dict[str, Any] | None = None
     for checkpoint in _intact(paths):
         task.model.load_state_dict(checkpoint.arrays("model"))
         step = checkpoint.step
         try:
-            measured.append(_eigenvalues(task, operator, step, batches, options, progress))
+            pairs = eigenpairs(
+                operator, options.eigenvalues, tolerance=options.tolerance, seed=options.seed,
+                progress=_told(progress, f"eigenvalues at step {step:,}"),
+            )  # fmt: skip
             if options.samples and spectrum is None:
                 spectrum = _density(operator, step, options, progress)
         except ArgumentError as error:
             raise ArgumentError(f"curvature: {checkpoint.path}: {error}") from error
+        found = {
+            "step": step,
+            "loss": mean_loss(task.model, task.loss, batches, count=task.count),
+            "learning_rate": float(task.resolved.learning_rate(max(0, step - 1))),
+            "values": pairs.values.tolist(),
+            "residuals": pairs.residuals.tolist(),
+            "converged": pairs.converged.tolist(),
+            "products": pairs.products,
+        }
+        checkpoints.insert(0, finite(found))
         if options.checkpoints == "last":
             break
-    if not measured:
+    if not checkpoints:
         raise CheckpointError(f"curvature: no checkpoint of {task.folder} is intact, expected one")
     return {
         "format": 1,
         "parameters": operator.size,
         "options": asdict(options),
-        "checkpoints": measured[::-1],
+        "checkpoints": checkpoints,
         "density": spectrum,
     }
 
@@ -115,49 +127,12 @@ def _intact(paths: list[Path]) -> Iterator[Checkpoint]:
             _log.warning("%s; skipping it", error)
 
 
-def _eigenvalues(
-    task: Task,
-    operator: Operator,
-    step: int,
-    batches: list[tuple[Any, ...]],
-    options: CurvatureOptions,
-    progress: Progress | None,
-) -> dict[str, Any]:
-    """Return the largest eigenvalues at a checkpoint, with its loss and learning rate."""
-    began = time.perf_counter()
-    found = eigenpairs(
-        operator,
-        options.eigenvalues,
-        tolerance=options.tolerance,
-        seed=options.seed,
-        progress=_told(progress, f"eigenvalues at step {step:,}"),
-    )
-    return finite(
-        {
-            "step": step,
-            "loss": mean_loss(task.model, task.loss, batches, count=task.count),
-            "learning_rate": float(task.resolved.learning_rate(max(0, step - 1))),
-            "values": found.values.tolist(),
-            "residuals": found.residuals.tolist(),
-            "converged": found.converged.tolist(),
-            "products": found.products,
-            "seconds": time.perf_counter() - began,
-        }
-    )
-
-
 def _density(
     operator: Operator, step: int, options: CurvatureOptions, progress: Progress | None
 ) -> dict[str, Any]:
     """Return the spectral density at a checkpoint, and the trace that follows from it."""
-    began = time.perf_counter()
-    found = density(
-        operator,
-        options.samples,
-        options.steps,
-        seed=options.seed,
-        progress=_told(progress, f"density at step {step:,}"),
-    )
+    told = _told(progress, f"density at step {step:,}")
+    found = density(operator, options.samples, options.steps, seed=options.seed, progress=told)
     mean = found.moment(1)
     return {
         "step": step,
@@ -166,7 +141,6 @@ def _density(
         "nodes": found.nodes.tolist(),
         "weights": found.weights.tolist(),
         "products": found.products,
-        "seconds": time.perf_counter() - began,
     }
 
 

@@ -16,7 +16,8 @@ def matrix_of(values: Sequence[float] | NDArray[Any], dtype: str = "float64") ->
     rng = np.random.default_rng(0)
     vectors, _ = np.linalg.qr(rng.standard_normal((len(values), len(values))))
     matrix = (vectors * np.asarray(values)) @ vectors.T
-    return ((matrix + matrix.T) / 2).astype(dtype)
+    symmetric: NDArray[Any] = ((matrix + matrix.T) / 2).astype(dtype)
+    return symmetric
 
 
 def operator_of(matrix: NDArray[Any]) -> Operator:

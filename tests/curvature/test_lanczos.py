@@ -43,7 +43,7 @@ def test_eigenpairs_are_those_of_eigh(name: str, which: str, dtype: str) -> None
     wide = matrix.astype(np.float64)
     expected = np.linalg.eigvalsh(wide)
     expected = expected[::-1][:k] if which == "largest" else expected[:k]
-    norm, rounding = np.linalg.norm(wide, 2), 50 * np.finfo(dtype).eps
+    norm, rounding = float(np.linalg.norm(wide, 2)), 50 * float(np.finfo(dtype).eps)
     assert found.converged.all()
     assert found.products == operator.products
     np.testing.assert_allclose(found.values, expected, rtol=0, atol=tolerance * norm / 10)

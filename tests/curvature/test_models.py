@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,13 @@ class Curve(nn.Module):
 
     def forward(self, x: Any) -> Tensor:
         inside = tg.tanh((Tensor(x) * self.weight).sum(1))
-        return self.dropout(inside) * self.scale + self.frozen * self.scale
+        y: Tensor = self.dropout(inside) * self.scale + self.frozen * self.scale
+        return y
 
 
 def squares(z: Tensor, x: Any, y: Any) -> Tensor:
-    return ((z - y) * (z - y)).sum() / (2 * len(y))
+    total: Tensor = ((z - y) * (z - y)).sum() / (2 * len(y))
+    return total
 
 
 def loss(model: Any, x: Any, y: Any) -> Tensor:
@@ -64,7 +67,7 @@ def differences(f: Callable[[Curve], Any]) -> np.ndarray[Any, Any]:
     return np.stack(columns, -1)
 
 
-def gradient(model: Curve, batch: tuple[Any, ...]) -> np.ndarray[Any, Any]:
+def gradient(batch: tuple[Any, ...], model: Curve) -> np.ndarray[Any, Any]:
     loss(model, *batch).backward()
     found = np.concatenate([np.asarray(p.grad).ravel() for p in (model.weight, model.scale)])
     model.weight.grad = model.scale.grad = None
@@ -76,17 +79,18 @@ def dense(operator: Operator) -> np.ndarray[Any, Any]:
 
 
 def hessian_by_differences() -> np.ndarray[Any, Any]:
-    found = [differences(lambda model, b=b: gradient(model, b)) for b in BATCHES]
-    return np.mean(found, 0)
+    found = [differences(partial(gradient, batch)) for batch in BATCHES]
+    return np.mean(found, 0)  # type: ignore[no-any-return]
 
 
 def jacobians() -> list[np.ndarray[Any, Any]]:
-    return [differences(lambda model, x=x: model(x).numpy()) for x, _ in BATCHES]
+    return [differences(lambda model: model(x).numpy()) for x, _ in BATCHES]  # noqa: B023
 
 
 def test_a_hessian_is_the_mean_over_batches() -> None:
     operator = model_hessian(Curve(), loss, BATCHES)
-    assert (operator.size, operator.dtype) == (4, np.float64)
+    assert operator.size == 4
+    assert operator.dtype == np.float64
     found = dense(operator)
     np.testing.assert_allclose(found, found.T, atol=1e-15)
     np.testing.assert_allclose(found, hessian_by_differences(), atol=1e-8)
@@ -103,11 +107,14 @@ def test_a_gauss_newton_matrix_has_no_second_derivatives_of_the_model() -> None:
 
 def test_a_fisher_matrix_is_the_mean_of_products_of_gradients() -> None:
     def losses(model: Any, x: Any, y: Any) -> Tensor:
-        away = model(x) - y
+        away: Tensor = model(x) - y
         return away * away / 2
 
     operator = model_fisher(Curve(), losses, BATCHES)
-    gradients = [differences(lambda model, b=b: losses(model, *b).numpy()) for b in BATCHES]
+    gradients = [
+        differences(lambda model: losses(model, *batch).numpy())  # noqa: B023
+        for batch in BATCHES
+    ]
     expected = np.mean([g.T @ g / len(g) for g in gradients], 0)
     np.testing.assert_allclose(dense(operator), expected, atol=1e-8)
 
