@@ -321,7 +321,7 @@ def along(
     """
     level, outer = object(), mode.forward or Forward((), mode.grad_enabled)
     duals = [
-        x if x is None or t is None else _dual(x, level, t)
+        x if x is None or t is None else dual(x, level, t)
         for x, t in zip(primals, given, strict=True)
     ]
     forward = Forward((*outer.levels, level), outer.is_recorded, outer.keeps_inputs)
@@ -331,12 +331,12 @@ def along(
     return [tangents_of(y).get(level) for y in each]
 
 
-def _dual(x: Tensor, level: object, t: Tensor) -> Tensor:
+def dual(x: Tensor, level: object, t: Tensor) -> Tensor:
     """Return x with a tangent of a level; gradients flow to x."""
     flows = x.requires_grad and mode.grad_enabled
-    dual = Tensor(x.data, True, edge_of(x) if flows else FORWARD_ONLY)
-    dual.tangents = {**tangents_of(x), level: t}
-    return dual
+    y = Tensor(x.data, True, edge_of(x) if flows else FORWARD_ONLY)
+    y.tangents = {**tangents_of(x), level: t}
+    return y
 
 
 def reversible() -> Forward | None:
