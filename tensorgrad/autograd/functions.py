@@ -47,7 +47,7 @@ _Primals = TypeVar("_Primals", bound="list[Any] | tuple[Any, ...]")
 
 
 class _Derivative(Protocol[_Result]):
-    """What `grad` and the like return, as a type checker sees it: it takes arrays too."""
+    """The result of `grad` and the like, as a type checker sees it: it takes arrays too."""
 
     @property
     def __wrapped__(self) -> Callable[..., Any]: ...
@@ -83,8 +83,8 @@ class _Inputs:
 
     def build(self, leaves: Sequence[Tensor], how: trees.How = "build") -> list[Any]:
         """Return the arguments with other tensors; see `Tree.build`."""
-        remaining = iter(leaves)
-        return [tree.build([next(remaining) for _ in tree.names()], how) for tree in self._trees]
+        remaining = iter(leaves)  # of which each tree takes its own
+        return [tree.build(remaining, how) for tree in self._trees]
 
     def tangents(self, name: str, values: Any) -> list[Tensor]:
         """Return the leaves of tangents, checked."""

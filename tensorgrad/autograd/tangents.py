@@ -32,7 +32,7 @@ from tensorgrad.core.nodes import Backward, Node, Output, edge_of
 from tensorgrad.core.record import record
 from tensorgrad.core.tensor import Tensor
 
-Tangents: TypeAlias = "Sequence[Tensor | None]"  # one for each input; None: it is constant
+Tangents: TypeAlias = "Sequence[Tensor | None]"  # None: the input is constant
 # rule(op, tangents) -> the tangent of the output, or one for each of several; None: it is constant
 Rule: TypeAlias = "Callable[..., Any]"
 _AnyRule = TypeVar("_AnyRule", bound=Rule)
@@ -283,7 +283,10 @@ class Forward:
             own = [each.get(level) for each in given]
             if all(t is None for t in own):
                 continue
-            with np.errstate(over="ignore", invalid="ignore"), self._below(place):  # as in backward
+            with (
+                np.errstate(over="ignore", invalid="ignore"),
+                self._below(place),
+            ):  # backward does so too
                 results = tangent(op, own, shapes)
             for known, t in zip(op.tangents, results, strict=True):
                 if t is not None:
