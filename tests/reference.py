@@ -149,6 +149,10 @@ def _cube(x: tg.Tensor) -> tg.Tensor:
     return (x * x * x).sum()
 
 
+def _odd(x: tg.Tensor) -> tg.Tensor:
+    return tg.autograd.record("odd", x.data * 2, [x], lambda dy, saved, needs: [2 * dy], ())
+
+
 def _bare_kernel() -> None:
     source = "__global__ void twice(T* y, const T* x, long long n) {}"
     tg.cuda_kernel(source, "twice", lambda x: 2 * x)(_leaf())
@@ -174,7 +178,10 @@ MESSAGES: tuple[tuple[Callable[[], Any], str], ...] = (
     (_twice, "call forward again, or follow the message"),
     (_changed, "follow the message"),
     (_assigned, "follow the message; an optimizer assigns to `data`"),
-    (lambda: tg.grad(tg.grad(_cube))(tg.ones(2)), "use differences of `tg.grad`"),
+    (lambda: tg.grad(tg.grad(_cube))(tg.ones(2)), "write `tg.hessian(f)`, or `tg.hvp`"),
+    (lambda: tg.jvp(_odd, (tg.ones(2),), (tg.ones(2),)),
+     "give the op a rule, see [own ops](../guides/derivatives.md#own-ops)"),
+    (lambda: tg.jvp(_cube, (tg.ones(2),), (tg.ones(3),)), "a tangent has the shape of its primal"),
     (lambda: fft.fft(_leaf()), "write `x.detach()`"),
     (_bare_kernel, "follow the message"),
     (lambda: optim.SGD([_leaf()], lr=-1), "give a number in the range"),

@@ -49,7 +49,7 @@ def gradients(seeds: Seeds, edges: Sequence[Edge], constant: bool = False) -> li
     ends, totals = frozenset(edges), dict[Any, Tensor]()
     for y, dy in seeds:
         if y.requires_grad:
-            edge = edge_of(y)  # of a cast of a leaf, in another dtype
+            edge = edge_of(y)  # may have another dtype, where y is a cast of a leaf
             _add(totals, edge, dy if dy.dtype == edge.dtype else dy.astype(edge.dtype))
     parts: dict[Node, Any] = {}  # gradients of the outputs of a node
     order = _order(list(totals), ends)
