@@ -383,7 +383,9 @@ class _Watch(instrument.Observer):
         return module.forward(*args, **kwargs)
 
     def _note(self, module: Any) -> None:
-        if id(module) not in self._modules:
+        if "_copy_of" in vars(module):  # a copy that a derivative has made for this call
+            module = vars(module)["_copy_of"]()
+        if module is not None and id(module) not in self._modules:
             self._modules.add(id(module))
             self.guards.add_module(module)
             for value in vars(module).values():

@@ -1,8 +1,8 @@
 """`tensorgrad bench derivatives`: Hessian-vector products of GPT-2s beside one gradient.
 
 The loss is the mean over random tokens; the vector is random, in the dtype of the parameters. Both
-the product (`tensorgrad.hvp`) and the gradient (`backward` into new arrays) are captured as CUDA
-graphs, and take turns. `times_gradient` is the time of a product over that of a gradient: the
+the product (`tensorgrad.hvp`) and the gradient (that of a training step, without its update) are captured as
+CUDA graphs, and take turns. `times_gradient` is the time of a product over that of a gradient: the
 floor is 8/3, as a product needs 8 times the matrix products of a forward pass. `peak_mb` is the
 reserved memory before the gradient is measured.
 
@@ -62,9 +62,8 @@ def steps(case: Case, device: str) -> tuple[Step, Step]:
         return hvp(loss, (parameters,), (vector,))[0]
 
     def gradient() -> None:
-        for parameter in parameters.values():
-            parameter.grad = None
-        loss(parameters).backward()
+        step.optimizer.zero_grad()
+        step.strategy.compute_gradients(step.loss, step.parts)
 
     return product, gradient
 

@@ -35,6 +35,7 @@ from functools import cache, partial
 from itertools import chain
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar
+from weakref import ref
 
 import numpy as np
 
@@ -444,11 +445,13 @@ class Module:
                 if buffer is not None and (persistent or transient):
                     yield _join(name, key), buffer
 
-    def _with(self, tensors: Mapping[int, Tensor]) -> Self:
+    def _with(self, tensors: Mapping[int, Tensor], stands_in: bool = True) -> Self:
         """Return a copy with other tensors in the place of some; nothing else is copied.
 
         Args:
             tensors: by the id of the parameter or buffer.
+            stands_in: whether the copy computes for this module: a captured step that calls it
+                depends on this module instead.
 
         Raises:
             ArgumentError: a module has another forward, which would use the tensors of this one.
@@ -460,6 +463,8 @@ class Module:
         for module in modules:
             _check_forward(module, tensors)
             attributes = {name: _inside(value, copies) for name, value in vars(module).items()}
+            if stands_in:
+                attributes["_copy_of"] = attributes.get("_copy_of", ref(module))
             vars(copies[id(module)]).update(attributes)
         copy: Self = copies[id(self)]
         return copy
@@ -701,7 +706,8 @@ def _with_results(module: Module, tensors: Mapping[str, Tensor]) -> Module:
     }
     own = _trainable(module)
     return module._with(
-        others | {id(own[name]): _as_parameter(x, own[name]) for name, x in tensors.items()}
+        others | {id(own[name]): _as_parameter(x, own[name]) for name, x in tensors.items()},
+        stands_in=False,
     )
 
 

@@ -7,7 +7,7 @@ are float32.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from tensorgrad.core import backend
 from tensorgrad.core.backend import Array
@@ -23,6 +23,7 @@ from tensorgrad.kernels.attention.arguments import (
 from tensorgrad.kernels.attention.options import Arrays, AttentionOptions, TangentPass, empty_result
 from tensorgrad.kernels.device import capability, shared_memory_per_block
 from tensorgrad.kernels.loader import load
+from tensorgrad.kernels.structs import pointer
 
 _FORWARD, _BACKWARD = "attention/tangent_forward_sm80.cu", "attention/tangent_backward_sm80.cu"
 _THREADS = 128
@@ -33,14 +34,14 @@ _FORWARD_TILES: tuple[_Tiles, _Tiles] = (
     {32: (1, 64), 64: (2, 32), 96: (1, 32), 128: (1, 16)},
     {64: (1, 16), 128: (1, 16)},
 )
-_KEYS_TILES: tuple[_Tiles, _Tiles] = (
-    {32: (1, 32), 64: (1, 16), 96: (1, 32), 128: (1, 16)},
-    {64: (1, 16), 128: (1, 16)},
-)
-_QUERIES_TILES: tuple[_Tiles, _Tiles] = (
-    {32: (1, 32), 64: (1, 32), 96: (1, 32), 128: (1, 16)},
-    {64: (1, 16), 128: (1, 16)},
-)
+_BACKWARD_TILES: dict[str, tuple[_Tiles, _Tiles]] = {
+    "BOTH": ({32: (1, 32), 64: (1, 16)}, {64: (1, 16)}),
+    "KEYS": ({96: (1, 32), 128: (1, 16)}, {128: (1, 16)}),
+    "VALUES": ({96: (1, 32), 128: (1, 32)}, {128: (1, 16)}),
+    "QUERIES": ({32: (1, 32), 64: (1, 32), 96: (1, 32), 128: (1, 16)}, {64: (1, 16), 128: (1, 16)}),
+}
+# The matrices of which a launch has tiles of rows, and of columns.
+_MATRICES = {"BOTH": (4, 3), "KEYS": (4, 3), "VALUES": (2, 3), "QUERIES": (3, 4)}
 _ALL_GRADIENTS = 64  # the widest heads of which registers hold the gradients of k, tk, v and tv
 
 
@@ -52,10 +53,7 @@ def supports(arrays: Arrays, options: AttentionOptions) -> bool:
     fits = q.shape[3] <= 128 and options.scale > 0 and options.rotation is None
     if not fits or capability(q.device.id) < 80:
         return False
-    width, units, columns = _tiles(_QUERIES_TILES, q)  # the launch with the most tiles
-    most = _shared(q, width, 3 * 64 * units, 4 * columns)
-    width, units, columns = _tiles(_KEYS_TILES, q)
-    most = max(most, _shared(q, width, 4 * 64 * units, 3 * columns))
+    most = max(_backward_tiles(part, q)[3] for part in _parts(q))
     return most <= shared_memory_per_block(q.device.id)
 
 
@@ -78,39 +76,48 @@ def forward(
     return ty, means
 
 
-def backward(dy: Array, done: TangentPass) -> tuple[Array, ...]:
-    """Return the gradients of q, k, v, tq, tk and tv; see `tangent.backward`."""
+def backward(dy: Array, done: TangentPass, gradients: Sequence[Array | None]) -> None:
+    """Write the gradients of q, k, v, tq, tk and tv; see `tangent.backward`."""
     q, k, v = (readable(array) for array in done[:3])
     dy = readable(dy.astype(q.dtype, copy=False))
     y, tq, tk, tv, ty = map(_fitting, (done.y, done.tq, done.tk, done.tv, done.ty))
     done = done._replace(q=q, k=k, v=v, y=y, tq=tq, tk=tk, tv=tv, ty=ty)
     options = done.options
     sums = tangent_row_sums(dy, done)
-    dq, dk, dv, dtq, dtk, dtv = (empty_result(array, q.dtype) for array in 2 * (q, k, v))
-    last = (
-        *option_arguments((q, k, v), dy, options, (dq, dk, dv)),
-        tangent_arguments((tq, tk, tv), y, (dtq, dtk, dtv)),
-    )
-
-    def launch(part: str, results: Any, rows: Any, others: Any, row_tiles: int) -> None:
-        of_keys = part != "QUERIES"
-        width, units, columns = _tiles(_KEYS_TILES if of_keys else _QUERIES_TILES, q)
+    dq, dk, dv, dtq, dtk, dtv = gradients
+    of_keys = (dk, dtk, dv, dtv), (k, tk, v), (q, tq, dy)
+    of_queries = (dq, dtq, None, None), (q, tq, dy), (k, tk, v)
+    for part in _parts(q):
+        results, rows, others = of_queries if part == "QUERIES" else of_keys
+        like = next((array for array in results if array is not None), None)
+        if like is None:
+            continue
+        layouts = like, like, like  # all results of a launch have one
+        last = (
+            *option_arguments((q, k, v), dy, options, layouts),
+            tangent_arguments((tq, tk, tv), y, layouts),
+        )
+        width, units, columns, shared = _backward_tiles(part, q)
         types = f"{c_name(q.dtype)}, {width}, {units}, {columns}, {part}"
         load(_BACKWARD, f"attention_tangent_backward<{types}>")(
-            (blocks(rows[0], 64 * units, options, of_keys),),
+            (blocks(rows[0], 64 * units, options, part != "QUERIES"),),
             (_THREADS,),
-            (*results, sums, *rows, *others, tv, *last),
-            _shared(q, width, row_tiles * 64 * units, (3 if of_keys else 4) * columns),
+            (*map(pointer, results), sums, *rows, *others, tv, *last),
+            shared,
         )
 
-    of_keys = (dk, dtk, dv, dtv), (k, tk, v), (q, tq, dy)
-    if q.shape[3] <= _ALL_GRADIENTS:
-        launch("BOTH", *of_keys, row_tiles=4)
-    else:
-        launch("KEYS", *of_keys, row_tiles=4)
-        launch("VALUES", *of_keys, row_tiles=2)
-    launch("QUERIES", (dq, dtq, dq, dtq), (q, tq, dy), (k, tk, v), row_tiles=3)
-    return dq, dk, dv, dtq, dtk, dtv
+
+def _parts(q: Array) -> tuple[str, ...]:
+    """Return what the launches of backward compute."""
+    return ("BOTH", "QUERIES") if q.shape[3] <= _ALL_GRADIENTS else ("KEYS", "VALUES", "QUERIES")
+
+
+def _backward_tiles(part: str, q: Array) -> tuple[int, int, int, int]:
+    """Return the padded head width, the units of rows, the columns, and the shared memory."""
+    width, units, columns = _tiles(_BACKWARD_TILES[part], q)
+    rows_of, columns_of = _MATRICES[part]
+    shared = _shared(q, width, rows_of * 64 * units, columns_of * columns)
+    return width, units, columns, shared
 
 
 def _fitting(array: Array) -> Array:
@@ -133,4 +140,4 @@ def _tiles(tables: tuple[_Tiles, _Tiles], q: Array) -> tuple[int, int, int]:
 
 def _shared(q: Array, width: int, rows: int, columns: int) -> int:
     """Return the bytes of the tiles of rows, and of two stages of tiles of columns."""
-    return (rows + 2 * columns) * (width * q.itemsize + 16)
+    return (rows + 2 * columns) * (width * int(q.itemsize) + 16)
