@@ -83,7 +83,7 @@ class _Inputs:
 
     def build(self, leaves: Sequence[Tensor], how: trees.How = "build") -> list[Any]:
         """Return the arguments with other tensors; see `Tree.build`."""
-        remaining = iter(leaves)  # of which each tree takes its own
+        remaining = iter(leaves)  # each tree takes its own
         return [tree.build(remaining, how) for tree in self._trees]
 
     def tangents(self, name: str, values: Any) -> list[Tensor]:
