@@ -263,7 +263,7 @@ COSTS = {
     "attention/forward_sm90.cu": "4 D operations a pair of query and key",
     "attention/short.cu": "4 D S bytes a step, 7 D S backward",
     "attention/simple.cu": "4 D operations a pair, 14 D backward",
-    "attention/tangent_backward_sm80.cu": "36 D operations a pair, 42 D for D > 64, counted as 26 D",
+    "attention/tangent_backward_sm80.cu": "36 D operations a pair, 42 D for D > 64; 26 D count",
     "attention/tangent_forward_sm80.cu": "10 D operations a pair of query and key",
     "attention/tangent_sm90.cu": "10 D operations a pair, 36 D backward, 42 D for D > 64",
     "cross_entropy.cu": "2 S bytes a logit; the loss alone S",

@@ -150,7 +150,8 @@ def products_with_hessian(loss: Any, arrays: list[Any], directions: list[Any]) -
 
     def product(*xs: Tensor) -> Tensor:
         parts = [(g * v).sum() for g, v in zip(gradient(*xs), vs, strict=True)]
-        return sum(parts[1:], parts[0])
+        total: Tensor = sum(parts[1:], parts[0])
+        return total
 
     forward = [jvp(lambda *xs, i=i: gradient(*xs)[i], xs, vs)[1] for i in places]
     found = [[slope(*xs)], tg.grad(slope, places)(*xs), tg.grad(product, places)(*xs), forward]
